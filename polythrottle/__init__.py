@@ -1,0 +1,1 @@
+"""polythrottle: the least energy at which a neural network serves its users within their latency limit."""

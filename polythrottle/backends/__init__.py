@@ -1,0 +1,1 @@
+"""Devices: simulated boards, recorded tables, this machine's processor."""

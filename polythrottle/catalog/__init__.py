@@ -1,0 +1,1 @@
+"""Finds and parses the files of devices/ and profiles/."""

@@ -1,0 +1,85 @@
+"""Every error polythrottle raises on purpose, and the exit code each class has on the command line.
+
+    PolythrottleError        1   anything below; never raised itself
+    ├── InvalidInput         2   a text or value is malformed: an SLO, a unit, a URI, a level
+    ├── UnknownName          3   no such device, workload, knob or preset; names the nearest
+    ├── BadFile              4   a file is not what it should be: table, journal, catalogue entry, model
+    ├── SloUnmet             5   no point that was tried holds the latency limit
+    ├── DeviceError          6   the device cannot be reached or steered
+    │   └── PermissionDenied     it could be with more rights; says which
+    ├── TrialError           7   one trial is spoilt; the study goes on
+    │   └── KnobRejected         the device refused a level or did not keep it
+    ├── Exhausted            1   every point has been tried; ends a study, never reaches a user
+    └── StorageError         8   a result cannot be written: disk full, read-only, no permission
+
+Ctrl-C ends with 130, as shells expect. A message says what was wrong, what was expected, and what to do.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PolythrottleError(Exception):
+    """The root of all errors raised on purpose."""
+
+    exit_code = 1
+
+
+class InvalidInput(PolythrottleError):
+    """A text or value somebody gave is malformed."""
+
+    exit_code = 2
+
+
+class UnknownName(PolythrottleError):
+    """A name that should be in a catalogue is not there."""
+
+    exit_code = 3
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        names = sorted(known)
+        near = get_close_matches(name, names, n=3, cutoff=0.4)
+        offer = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
+        super().__init__(f"unknown {kind} {name!r}; {offer}{f' {hint}' if hint else ''}")
+
+
+class BadFile(PolythrottleError):
+    """A file does not hold what it should."""
+
+    exit_code = 4
+
+
+class SloUnmet(PolythrottleError):
+    """No point that was tried holds every constraint."""
+
+    exit_code = 5
+
+
+class DeviceError(PolythrottleError):
+    """The device cannot be reached or steered."""
+
+    exit_code = 6
+
+
+class PermissionDenied(DeviceError):
+    """The device could be steered with more rights than this process has."""
+
+
+class TrialError(PolythrottleError):
+    """One trial is spoilt; the study can go on without it."""
+
+    exit_code = 7
+
+
+class KnobRejected(TrialError):
+    """The device refused a level, or did not keep it."""
+
+
+class StorageError(PolythrottleError):
+    """A result cannot be written."""
+
+    exit_code = 8
+
+
+class Exhausted(PolythrottleError):
+    """Every point of the space has been tried; the study ends there."""

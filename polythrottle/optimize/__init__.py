@@ -1,0 +1,1 @@
+"""Search methods: constrained Bayesian optimisation and its baselines."""

@@ -1,0 +1,124 @@
+"""The three ports: what a device, a workload and an optimiser must be able to do.
+
+Anything that fits one of these protocols can be tuned, measured or asked; nothing needs to inherit from them.
+"""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
+
+from polythrottle.clock import Clock
+from polythrottle.measurement import EnergyKind, Measurement, Query, Reading
+from polythrottle.space import OperatingPoint, SearchSpace
+from polythrottle.study import Study
+
+
+class Device(Protocol):
+    """A board, a GPU or a processor whose knobs can be set and whose energy can be read.
+
+    Entering it as a context manager saves the original state before anything is written; leaving restores it.
+    """
+
+    @property
+    def uri(self) -> str:
+        """The URI that opens this device again."""
+
+    @property
+    def title(self) -> str:
+        """The name people know it by."""
+
+    @property
+    def space(self) -> SearchSpace:
+        """The points that may be applied, and the default among them."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock all waiting and all readings of this device go by."""
+
+    @property
+    def energy_kind(self) -> EnergyKind:
+        """How its joules come about."""
+
+    @property
+    def boundary(self) -> str:
+        """Which rails, devices or processes its joules cover."""
+
+    @property
+    def presets(self) -> Mapping[str, OperatingPoint]:
+        """The vendor's named points, such as nvpmodel modes; they may set knobs the space holds still."""
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Set every knob of ``point``, read it back, and wait until it has taken effect; others go to their default.
+
+        Raises:
+            KnobRejected: If a level is refused or not kept.
+            DeviceError: If the device cannot be steered.
+        """
+
+    def read(self) -> Reading:
+        """Return energy so far, temperature and clocks, now."""
+
+    def restore(self) -> None:
+        """Set everything back to how it was found."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@runtime_checkable
+class Recorded(Protocol):
+    """A device whose measurements were made earlier, so that a visit looks one up instead of running a window."""
+
+    def recall(self, point: OperatingPoint) -> Measurement:
+        """Return the measurement recorded at a point."""
+
+
+@runtime_checkable
+class Rewindable(Protocol):
+    """A device without hardware that can start every trial from the same state, so that a resumed study is exact."""
+
+    def rewind(self, number: int) -> None:
+        """Put the state and the noise to where trial ``number`` starts, whatever went before."""
+
+
+class Workload(Protocol):
+    """A served model: it answers queries, each a batch of items."""
+
+    @property
+    def uri(self) -> str:
+        """The URI that opens this workload again."""
+
+    @property
+    def space(self) -> SearchSpace:
+        """The workload's own knobs, such as batch size and threads; `SearchSpace.unit` if it has none."""
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Set the workload's knobs.
+
+        Raises:
+            KnobRejected: If the model cannot run so.
+        """
+
+    def query(self) -> Query:
+        """Issue one query, wait for its answer, and return how long it took.
+
+        Raises:
+            TrialError: If the answer is an error or does not come in time.
+        """
+
+    def close(self) -> None:
+        """Release what the workload holds."""
+
+
+class Optimizer(Protocol):
+    """A search method."""
+
+    def suggest(self, study: Study) -> OperatingPoint:
+        """Return the next point to try: pure, so the same study always gets the same answer.
+
+        Raises:
+            Exhausted: If every point has been tried.
+        """

@@ -1,0 +1,152 @@
+"""What is asked: a space of points, what to minimise, and what must hold."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+from polythrottle.errors import InvalidInput, UnknownName
+from polythrottle.measurement import METRICS, Measurement, Window
+from polythrottle.space import SearchSpace
+from polythrottle.units import parse_quantity, show
+
+_RELATION = re.compile(r"\s*([A-Za-z0-9]+)\s*(<=|>=)\s*(.+?)\s*")
+_GRAMMAR = "write for example p99<=25ms, mean<=1.2x, power<=20W, temperature<=80C or throughput>=30/s"
+_SHOWN = {"s": "s", "w": "W", "c": "°C", "per_s": "/s"}
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """One bound on one metric.
+
+    Args:
+        metric: One of `METRICS`.
+        limit: The bound in the metric's unit, or a multiple of the reference if ``relative``.
+        relative: Whether the limit multiplies the same metric at the reference (default point or fastest row).
+
+    Raises:
+        UnknownName: If the metric is not known.
+        InvalidInput: If the limit is not positive.
+    """
+
+    metric: str
+    limit: float
+    relative: bool = False
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise UnknownName("metric", self.metric, METRICS)
+        if not self.limit > 0:
+            raise InvalidInput(f"the limit on {self.metric} must be above zero, not {self.limit:g}")
+
+    @classmethod
+    def parse(cls, text: str) -> "Constraint":
+        """Return the constraint an SLO text means: ``p99<=25ms``, ``mean<=1.2x``, ``throughput>=30/s``.
+
+        Raises:
+            InvalidInput: If the text is not of that form, or the sign or unit does not fit the metric.
+            UnknownName: If the metric is not known.
+        """
+        match = _RELATION.fullmatch(text)
+        if match is None:
+            raise InvalidInput(f"{text!r} is not an SLO; {_GRAMMAR}")
+        metric, sign, quantity = match.groups()
+        if metric not in METRICS:
+            raise UnknownName("metric", metric, METRICS, hint=f"({_GRAMMAR})")
+        relative = quantity.endswith("x")
+        if relative and metric == "temperature":
+            raise InvalidInput("temperature has no multiples; write for example temperature<=80C")
+        limit = _multiple(quantity) if relative else parse_quantity(quantity, METRICS[metric])
+        constraint = cls(metric, limit, relative)
+        if (sign == ">=") != constraint.at_least:
+            wanted = ">=" if constraint.at_least else "<="
+            raise InvalidInput(f"{text!r}: {metric} is bounded with {wanted}; {_GRAMMAR}")
+        return constraint
+
+    @property
+    def at_least(self) -> bool:
+        """Whether the limit is a floor rather than a ceiling."""
+        return self.metric == "throughput"
+
+    @property
+    def unit(self) -> str:
+        """The unit of metric and absolute limit, as in `METRICS`."""
+        return METRICS[self.metric]
+
+    def resolved(self, reference: float | None) -> "Constraint":
+        """Return this constraint with an absolute limit.
+
+        Args:
+            reference: The metric at the reference, in its unit; only needed if the limit is relative.
+
+        Raises:
+            InvalidInput: If it is needed and unknown.
+        """
+        if not self.relative:
+            return self
+        if reference is None:
+            raise InvalidInput(f"{self}: {self.metric} is not measured at the reference point, so it has no multiples")
+        return replace(self, limit=self.limit * reference, relative=False)
+
+    def slack(self, measurement: Measurement) -> float:
+        """Return how far inside the (absolute) limit a measurement is, in the metric's unit; >= 0 is feasible.
+
+        Raises:
+            InvalidInput: If the metric was not measured.
+        """
+        value = measurement.metric(self.metric)
+        if value is None:
+            raise InvalidInput(f"{self}: {self.metric} is not measured here")
+        return value - self.limit if self.at_least else self.limit - value
+
+    def excess(self, measurement: Measurement) -> float:
+        """Return by what fraction of the limit a measurement breaks it; 0 if it holds."""
+        return max(0.0, -self.slack(measurement) / self.limit)
+
+    def __str__(self) -> str:
+        sign = ">=" if self.at_least else "<="
+        if self.relative:
+            return f"{self.metric}{sign}{self.limit:g}x"
+        return f"{self.metric}{sign}{show(self.limit, _SHOWN[self.unit])}"
+
+
+def _multiple(quantity: str) -> float:
+    try:
+        return float(quantity[:-1])
+    except ValueError:
+        raise InvalidInput(f"{quantity!r} is not a multiple; write for example 1.2x") from None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A search space on one device and workload, energy per item to minimise, and constraints to hold.
+
+    Args:
+        space: Every point that may be tried.
+        constraints: What must hold; may be empty.
+        device: Which device, as a URI.
+        workload: Which workload, as a URI.
+        reference: What relative limits multiply, by metric; metrics that are absent are taken from the default's trial.
+        window: How long each trial looks.
+    """
+
+    space: SearchSpace
+    constraints: tuple[Constraint, ...] = ()
+    device: str = ""
+    workload: str = ""
+    reference: Mapping[str, float] = field(default_factory=dict)
+    window: Window = field(default_factory=Window)
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of everything above: two problems are the same exactly when it is."""
+        parts = {
+            "space": self.space.fingerprint,
+            "constraints": [asdict(constraint) for constraint in self.constraints],
+            "device": self.device,
+            "workload": self.workload,
+            "reference": dict(sorted(self.reference.items())),
+            "window": asdict(self.window),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Figures and the single-file HTML report of a study."""

@@ -1,0 +1,1 @@
+"""Contracts and fakes for authors of backends, workloads and optimisers."""

@@ -1,0 +1,84 @@
+"""Units: SI inside, what people write outside.
+
+Inside, a name ends in its SI unit (``gpu_max_hz``). In files and on the command line the same knob may be written with
+the unit engineers use (``gpu_max_mhz = 1300.5``), and a quantity carries its unit (``25ms``, ``20W``).
+"""
+
+import math
+import re
+
+from polythrottle.errors import InvalidInput
+
+_FACTORS: dict[str, dict[str, float]] = {
+    "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0, "h": 3600.0},
+    "w": {"W": 1.0, "mW": 1e-3, "kW": 1e3},
+    "c": {"C": 1.0, "°C": 1.0},
+    "per_s": {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600},
+    "hz": {"Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9},
+}
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*")
+_SUFFIX = re.compile(r"(.+)_(hz|khz|mhz|ghz)")
+
+
+def parse_quantity(text: str, unit: str) -> float:
+    """Return a written quantity such as ``25ms`` in its SI unit.
+
+    Args:
+        text: Number and unit, with or without a space.
+        unit: What is measured: ``s``, ``w``, ``c``, ``per_s`` or ``hz``.
+
+    Raises:
+        InvalidInput: If the number or the unit is not one of those known; the message lists them.
+    """
+    match = _QUANTITY.fullmatch(text)
+    known = _FACTORS[unit]
+    if match is None or match[2] not in known:
+        example = f"25{next(iter(known)) if unit != 's' else 'ms'}"
+        raise InvalidInput(f"{text!r} is not a quantity in {', '.join(known)}; write for example {example}")
+    value = float(match[1]) * known[match[2]]
+    if not math.isfinite(value):
+        raise InvalidInput(f"{text!r} is not a finite quantity")
+    return value
+
+
+def to_si(key: str, value: float) -> tuple[str, int | float]:
+    """Return knob name and level in SI for a file key: ``gpu_max_mhz, 1300.5`` gives ``gpu_max_hz, 1300500000``."""
+    match = _SUFFIX.fullmatch(key)
+    if match is None:
+        return key, value
+    factor = {"hz": 1, "khz": 1e3, "mhz": 1e6, "ghz": 1e9}[match[2]]
+    return f"{match[1]}_hz", round(value * factor)
+
+
+def to_file(name: str, level: float) -> tuple[str, int | float]:
+    """Return the file key and value of a knob level: ``gpu_max_hz, 1300500000`` gives ``gpu_max_mhz, 1300.5``."""
+    if not name.endswith("_hz"):
+        return name, level
+    mega = round(level / 1e6, 6)
+    return f"{name[:-3]}_mhz", int(mega) if mega == int(mega) else mega
+
+
+def show_level(name: str, level: float | str) -> str:
+    """Return one level as people write it: ``gpu_max_hz, 1300500000`` gives ``1300.5 MHz``."""
+    if isinstance(level, str):
+        return level
+    if name.endswith("_hz"):
+        return f"{level / 1e6:.10g} MHz"
+    return f"{level:.10g} W" if name.endswith("_w") else f"{level:.10g}"
+
+
+def show_name(name: str) -> str:
+    """Return a knob name without its unit, spaced: ``gpu_max_hz`` gives ``gpu max``."""
+    return re.sub(r"_(hz|w)$", "", name).replace("_", " ")
+
+
+def show(value: float | None, unit: str) -> str:
+    """Return a value with the prefix that keeps it readable: ``0.0253, "s"`` gives ``25.3 ms``; unknown gives ``–``."""
+    if value is None:
+        return "–"
+    if unit not in ("s", "J", "W") or value == 0 or not math.isfinite(value):
+        return f"{value:.4g} {unit}"
+    for factor, prefix in ((1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ")):
+        if abs(value) >= factor * 0.9995 and not (unit == "s" and prefix == "k"):
+            return f"{value / factor:.4g} {prefix}{unit}"
+    return f"{value * 1e9:.4g} n{unit}"

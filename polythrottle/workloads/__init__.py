@@ -1,0 +1,1 @@
+"""Workloads: Python callables, torch modules, ONNX files, commands."""
