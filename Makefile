@@ -1,0 +1,47 @@
+# Everything here sets itself up: it needs Python >= 3.11 and make, and puts the rest into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-search lint format bench-search clean
+
+help:  ## Say what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(READY)  ## Tune EfficientNet-B4 on a simulated Jetson AGX Orin
+	POLYTHROTTLE_STATE_DIR=demo $(BIN)/polythrottle tune --device sim:jetson-agx-orin --workload efficientnet-b4 \
+		--slo 'p99<=1.2x' --out demo/profile.toml
+
+test: $(READY)  ## Run the tests
+	$(BIN)/python -m pytest -n auto -m 'not search and not hardware'
+
+test-search: $(READY)  ## Run the search over all measured tables (minutes; needs ../shared)
+	$(BIN)/python -m pytest -n auto -m search
+
+lint: $(READY)  ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)  ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-search: $(READY)  ## Print how many trials each search method needs on the measured tables
+	$(BIN)/polythrottle bench search --tables '../shared/data/replay/flexibo__*.csv' --skip ncf \
+		--tables '../shared/data/replay/loudva__*.csv' --tables '../shared/data/replay/zeus-nsdi23__*.csv' \
+		--methods paper,paper-joint,tpe,gp,gradient,bayes
+
+clean:  ## Remove what make made
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "polythrottle needs Python 3.11 or newer; say which with make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[dev,onnx]'
+	touch $@
