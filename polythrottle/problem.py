@@ -13,6 +13,8 @@ from polythrottle.units import parse_quantity, show
 
 _RELATION = re.compile(r"\s*([A-Za-z0-9]+)\s*(<=|>=)\s*(.+?)\s*")
 _GRAMMAR = "write for example p99<=25ms, mean<=1.2x, power<=20W, temperature<=80C or throughput>=30/s"
+_LEAST, _MOST = 1e-12, 1e12
+_MULTIPLE = re.compile(r"(\d+\.?\d*|\.\d+)x")
 _SHOWN = {"s": "s", "w": "W", "c": "°C", "per_s": "/s"}
 
 
@@ -27,7 +29,7 @@ class Constraint:
 
     Raises:
         UnknownName: If the metric is not known.
-        InvalidInput: If the limit is not positive.
+        InvalidInput: If the limit is not positive, or out of any range that occurs.
     """
 
     metric: str
@@ -37,8 +39,10 @@ class Constraint:
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
             raise UnknownName("metric", self.metric, METRICS)
-        if not self.limit > 0:
-            raise InvalidInput(f"the limit on {self.metric} must be above zero, not {self.limit:g}")
+        if not _LEAST <= self.limit <= _MOST:
+            raise InvalidInput(
+                f"the limit on {self.metric} must be above zero and of a size that occurs, not {self.limit:g}"
+            )
 
     @classmethod
     def parse(cls, text: str) -> "Constraint":
@@ -112,10 +116,10 @@ class Constraint:
 
 
 def _multiple(quantity: str) -> float:
-    try:
-        return float(quantity[:-1])
-    except ValueError:
-        raise InvalidInput(f"{quantity!r} is not a multiple; write for example 1.2x") from None
+    match = _MULTIPLE.fullmatch(quantity)
+    if match is None:
+        raise InvalidInput(f"{quantity!r} is not a multiple; write for example 1.2x")
+    return float(match[1])
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,7 @@ class Problem:
         workload: Which workload, as a URI.
         reference: What relative limits multiply, by metric; metrics that are absent are taken from the default's trial.
         window: How long each trial looks.
+        content: Digests of what the URIs stand for (model, table, board files) and input shapes, by name.
     """
 
     space: SearchSpace
@@ -137,6 +142,7 @@ class Problem:
     workload: str = ""
     reference: Mapping[str, float] = field(default_factory=dict)
     window: Window = field(default_factory=Window)
+    content: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
@@ -148,5 +154,6 @@ class Problem:
             "workload": self.workload,
             "reference": dict(sorted(self.reference.items())),
             "window": asdict(self.window),
+            "content": dict(sorted(self.content.items())),
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -10,7 +10,7 @@ import re
 from polythrottle.errors import InvalidInput
 
 _FACTORS: dict[str, dict[str, float]] = {
-    "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0, "h": 3600.0},
+    "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "min": 60.0, "h": 3600.0},
     "w": {"W": 1.0, "mW": 1e-3, "kW": 1e3},
     "c": {"C": 1.0, "°C": 1.0},
     "per_s": {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600},

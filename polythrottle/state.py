@@ -1,0 +1,33 @@
+"""Where polythrottle keeps what must outlive it: originals, journals, past studies."""
+
+import os
+from pathlib import Path
+
+from polythrottle.errors import StorageError
+
+
+def state_dir() -> Path:
+    """Return the folder for everything that must outlive a process; it need not exist yet.
+
+    It is ``$POLYTHROTTLE_STATE_DIR``, else ``/var/lib/polythrottle`` for root, else ``polythrottle`` in the XDG state
+    folder (``$XDG_STATE_HOME``, by default ``~/.local/state``).
+
+    Raises:
+        StorageError: If the user has no home folder.
+    """
+    if chosen := os.environ.get("POLYTHROTTLE_STATE_DIR"):
+        return Path(chosen).absolute()
+    if os.geteuid() == 0:
+        return Path("/var/lib/polythrottle")
+    xdg = Path(os.environ.get("XDG_STATE_HOME", ""))
+    # The XDG base directory specification: a relative path is invalid and to be ignored.
+    return (xdg if xdg.is_absolute() else _home() / ".local" / "state") / "polythrottle"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as err:
+        raise StorageError(
+            "this user has no home folder; set POLYTHROTTLE_STATE_DIR to a folder to keep state in"
+        ) from err

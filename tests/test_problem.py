@@ -1,0 +1,107 @@
+import pytest
+from builders import measured, problem, study
+
+from polythrottle.errors import InvalidInput, PolythrottleError, UnknownName
+from polythrottle.measurement import Latency, Measurement, Window
+from polythrottle.problem import Constraint
+from polythrottle.study import Trial, TrialState
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "limit", "relative"),
+    [("p99<=25ms", "p99", 0.025, False), ("mean<=1.2x", "mean", 1.2, True), ("power<=20W", "power", 20.0, False),
+     ("temperature<=80C", "temperature", 80.0, False), (" throughput >= 30/s ", "throughput", 30.0, False)],
+)  # fmt: skip
+def test_an_slo_is_read(text: str, metric: str, limit: float, relative: bool) -> None:
+    """Metric, sign, number, unit."""
+    assert Constraint.parse(text) == Constraint(metric, limit, relative)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "p99", "p99<25ms", "p99<=25", "p99<=25W", "p99>=25ms", "throughput<=3/s", "temperature<=1.2x", "mean<=x",
+     "mean<=-1x", "mean<=0ms", "p42<=3ms", "p99<=25ms and more", "mean<=nanx", "mean<=infms"],
+)  # fmt: skip
+def test_a_malformed_slo_gets_one_line_with_an_example(text: str) -> None:
+    """What was wrong and what would be right, on one line."""
+    with pytest.raises((InvalidInput, UnknownName)) as caught:
+        Constraint.parse(text)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) > 20
+
+
+def test_an_slo_text_reads_back() -> None:
+    """The text of a constraint means the same constraint."""
+    for text in ("p99<=25ms", "mean<=1.2x", "power<=20W", "throughput>=30/s"):
+        assert Constraint.parse(str(Constraint.parse(text))) == Constraint.parse(text)
+
+
+def test_slack_is_what_is_left() -> None:
+    """Zero or more is feasible, for ceilings and for floors."""
+    at = measured(latency_s=0.02)
+    assert Constraint("mean", 0.025).slack(at) == pytest.approx(0.005)
+    assert Constraint("throughput", 60.0).slack(at) == pytest.approx(-10.0)
+    assert Constraint("throughput", 60.0).excess(at) == pytest.approx(1 / 6)
+
+
+def test_a_relative_limit_multiplies_the_default() -> None:
+    """Without a reference in the problem the default's own trial is the measure."""
+    asked = study("mean<=1.5x", energies=(1.0, 0.5, 0.4), latencies=(0.010, 0.014, 0.016))
+    assert asked.constraints[0].limit == pytest.approx(0.015)
+    assert asked.best is not None
+    assert asked.best.number == 1
+
+
+def test_an_unmeasured_metric_is_an_error_not_a_pass() -> None:
+    """Unknown is not zero: a limit on something nobody measured does not hold."""
+    without = Measurement(Latency(0.01), 1.0, 100.0)
+    with pytest.raises(InvalidInput, match="not measured"):
+        Constraint("p99", 0.02).slack(without)
+
+
+def test_trial_states_follow_from_the_fields() -> None:
+    """Running, completed, failed."""
+    point = problem().space.default
+    assert Trial(0, point).state is TrialState.RUNNING
+    assert Trial(0, point, measured()).state is TrialState.COMPLETED
+    assert Trial(0, point, failure="x").state is TrialState.FAILED
+
+
+def test_the_best_is_the_cheapest_that_holds() -> None:
+    """Cheaper but too slow is not best; the saving is against the default."""
+    found = study("mean<=12ms", energies=(1.0, 0.8, 0.3), latencies=(0.010, 0.012, 0.030))
+    assert found.best is not None
+    assert found.best.number == 1
+    assert found.saving_fraction == pytest.approx(0.2)
+    assert [trial.number for trial in found.infeasible] == [2]
+
+
+def test_the_closest_miss_is_known() -> None:
+    """When nothing holds, the least broken trial is named."""
+    found = study("mean<=5ms", energies=(1.0, 0.8), latencies=(0.010, 0.006))
+    assert found.best is None
+    assert found.closest is not None
+    assert found.closest.number == 1
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda: measured(energy_j=0.0), lambda: measured(energy_j=-1.0), lambda: measured(energy_j=float("nan")),
+     lambda: measured(latency_s=float("nan")), lambda: Latency.of([]), lambda: Window(queries=0),
+     lambda: Window(duration_s=9.0, timeout_s=1.0)],
+)  # fmt: skip
+def test_impossible_values_are_refused(build: object) -> None:
+    """No measurement without positive, finite energy and time."""
+    with pytest.raises(PolythrottleError):
+        build()  # type: ignore[operator]
+
+
+def test_percentiles_are_observed_latencies() -> None:
+    """An order statistic, not an interpolation."""
+    latency = Latency.of([i / 1000 for i in range(1, 101)])
+    assert (latency.p50_s, latency.p95_s, latency.p99_s) == (0.050, 0.095, 0.099)
+
+
+def test_problems_are_told_apart() -> None:
+    """Another SLO, device or window is another problem."""
+    assert problem("mean<=1s").fingerprint == problem("mean<=1s").fingerprint != problem("mean<=2s").fingerprint

@@ -1,0 +1,54 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polythrottle.errors import InvalidInput
+from polythrottle.units import parse_quantity, show, show_level, to_file, to_si
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "value"),
+    [("25ms", "s", 0.025), ("0.5 s", "s", 0.5), ("300us", "s", 3e-4), ("1e3mW", "w", 1.0), ("80C", "c", 80.0),
+     ("30/s", "per_s", 30.0), ("120/min", "per_s", 2.0), (".5h", "s", 1800.0)],
+)  # fmt: skip
+def test_a_quantity_is_read_in_si(text: str, unit: str, value: float) -> None:
+    """Number and unit, with or without a space."""
+    assert parse_quantity(text, unit) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "25", "ms", "25 apples", "25W", "1e999s", "--5ms", "nan s", "2 5ms"])
+def test_a_bad_quantity_says_what_would_be_right(text: str) -> None:
+    """The message lists the units."""
+    with pytest.raises(InvalidInput, match=r"ms|finite"):
+        parse_quantity(text, "s")
+
+
+def test_file_keys_are_in_megahertz() -> None:
+    """Files carry the unit engineers use, levels stay whole hertz."""
+    assert to_si("gpu_max_mhz", 1300.5) == ("gpu_max_hz", 1_300_500_000)
+    assert to_file("gpu_max_hz", 1_300_500_000) == ("gpu_max_mhz", 1300.5)
+    assert to_si("batch_size", 4) == ("batch_size", 4)
+
+
+@given(st.integers(1, 5_000_000).map(lambda khz: khz * 1000))
+def test_a_clock_survives_its_file(hertz: int) -> None:
+    """Writing and reading a clock is exact to the kilohertz."""
+    assert to_si(*to_file("gpu_max_hz", hertz)) == ("gpu_max_hz", hertz)
+
+
+def test_values_are_shown_with_a_fitting_prefix() -> None:
+    """Unknown is a dash, never a zero."""
+    assert show(0.0253, "s") == "25.3 ms"
+    assert show(None, "W") == "–"
+    assert show(1500.0, "J") == "1.5 kJ"
+    assert show_level("gpu_max_hz", 1_300_500_000) == "1300.5 MHz"
+
+
+@given(st.floats(1e-8, 1e8))
+def test_a_shown_value_reads_back(value: float) -> None:
+    """What people see is the value to four figures."""
+    number, unit = show(value, "J").split()
+    factor = {"kJ": 1e3, "J": 1.0, "mJ": 1e-3, "µJ": 1e-6, "nJ": 1e-9}[unit]
+    assert math.isclose(float(number) * factor, value, rel_tol=1e-3)
