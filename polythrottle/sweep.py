@@ -1,0 +1,168 @@
+"""The exhaustive sweep: every point of a space, measured once, into a table that `replay:` can serve."""
+
+import contextlib
+import csv
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from polythrottle.backends.replay import Table
+from polythrottle.errors import BadFile, InvalidInput, StorageError, TrialError
+from polythrottle.measurement import EnergyKind, Measurement, Window
+from polythrottle.meter import measure
+from polythrottle.ports import Device, Rewindable, Workload
+from polythrottle.space import OperatingPoint, SearchSpace
+
+_MEASURED: dict[str, Callable[[Measurement], object]] = {
+    "latency_s": lambda m: m.latency.mean_s,
+    "latency_p50_s": lambda m: m.latency.p50_s,
+    "latency_p90_s": lambda m: m.latency.p90_s,
+    "latency_p95_s": lambda m: m.latency.p95_s,
+    "latency_p99_s": lambda m: m.latency.p99_s,
+    "latency_std_s": lambda m: m.latency.std_s,
+    "throughput_per_s": lambda m: m.throughput_per_s,
+    "power_w": lambda m: m.power_w,
+    "energy_j": lambda m: m.energy_j,
+    "temperature_c": lambda m: m.temperature_c,
+    "energy_kind": lambda m: m.energy_kind,
+    "boundary": lambda m: m.boundary,
+}
+_IDENTITY = ("device", "workload", "window")
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep did.
+
+    Args:
+        path: The table.
+        points: How many points the space has.
+        measured: How many were measured now.
+        kept: How many were in the table already.
+        failed: Points that could not be measured, and why; they are not in the table.
+        energy_kind: How the joules came about.
+    """
+
+    path: Path
+    points: int
+    measured: int
+    kept: int
+    failed: tuple[tuple[OperatingPoint, str], ...]
+    energy_kind: EnergyKind
+
+
+def sweep(
+    device: Device,
+    workload: Workload,
+    window: Window,
+    path: Path,
+    advanced: Callable[[int, int, OperatingPoint], None] = lambda done, total, point: None,
+) -> Swept:
+    """Measure every point of a space into a replay table; a table that was begun is continued.
+
+    Args:
+        device: Not entered yet.
+        workload: Serves queries on that device; closed at the end.
+        window: How long to look at each point.
+        path: The table, a ``.csv`` file.
+        advanced: Told after each point: how many are done, of how many, and which.
+
+    Raises:
+        BadFile: If the file holds something else than the beginning of this sweep.
+        StorageError: If it cannot be written.
+        TrialError: If no point at all could be measured.
+    """
+    with contextlib.closing(workload):
+        space = device.space * workload.space
+        if not space.knobs:
+            raise InvalidInput(f"{device.title} with {workload.uri} has no knob to sweep")
+        identity = (device.uri, workload.uri, f"{window.queries} queries, {window.duration_s:g} s")
+        kept = _begun(path, space, identity)
+        failed: list[tuple[OperatingPoint, str]] = []
+        with device:
+            for number, point in enumerate(space):
+                if point not in kept:
+                    try:
+                        _append(path, space, point, _visit(device, workload, window, number, point), identity)
+                    except TrialError as error:
+                        failed.append((point, str(error)))
+                        _give_up_if_hopeless(failed, number + 1)
+                advanced(number + 1, len(space), point)
+    measured = len(space) - len(kept) - len(failed)
+    return Swept(path, len(space), measured, len(kept), tuple(failed), device.energy_kind)
+
+
+def _visit(device: Device, workload: Workload, window: Window, number: int, point: OperatingPoint) -> Measurement:
+    if isinstance(device, Rewindable):
+        device.rewind(number)
+    return measure(device, workload, point, window)
+
+
+def _give_up_if_hopeless(failed: list[tuple[OperatingPoint, str]], tried: int) -> None:
+    if len(failed) == tried >= 3:
+        raise TrialError(f"the first {tried} points could not be measured; the last: {failed[-1][1]}")
+
+
+def _begun(path: Path, space: SearchSpace, identity: tuple[str, ...]) -> frozenset[OperatingPoint]:
+    """Return the points an earlier sweep has put into the table; start the table if there is none."""
+    if path.suffix != ".csv":
+        raise InvalidInput(f"{path}: a sweep writes a table whose name ends in .csv")
+    header = _lines([[*space.names, *_MEASURED, *_IDENTITY]])
+    begun = _content(path)
+    if not begun.startswith(header) and not header.startswith(begun):
+        raise BadFile(f"{path} is not the beginning of this sweep: its columns are others; give a new --out")
+    whole = begun[: begun.rfind(b"\n") + 1]  # a crash may have torn the last line
+    if len(whole) <= len(header):
+        _write(path, "wb", header)
+        return frozenset()
+    if len(whole) < len(begun):
+        os.truncate(path, len(whole))
+    _check_identity(path, identity)
+    points = frozenset(Table.read(path).points)
+    if strangers := [point for point in points if point not in space]:
+        raise BadFile(f"{path} is not the beginning of this sweep: {dict(strangers[0])} is no point of it")
+    return points
+
+
+def _check_identity(path: Path, identity: tuple[str, ...]) -> None:
+    """Check that every row was measured on the same device and workload, through the same window."""
+    with open(path, encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            for name, wanted in zip(_IDENTITY, identity, strict=True):
+                if row[name] != wanted:
+                    raise BadFile(f"{path} is another sweep: its {name} is {row[name]}, not {wanted}; give a new --out")
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.exists() and not path.is_file():
+            raise BadFile(f"{path} is not a regular file; a table is one")
+        return path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise BadFile(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _append(
+    path: Path, space: SearchSpace, point: OperatingPoint, measurement: Measurement, identity: tuple[str, ...]
+) -> None:
+    levels = [point[name] for name in space.names]
+    row = levels + ["" if (value := take(measurement)) is None else value for take in _MEASURED.values()]
+    _write(path, "ab", _lines([[*row, *identity]]))
+
+
+def _lines(rows: list[list[object]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _write(path: Path, mode: Literal["ab", "wb"], data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, mode) as file:
+            file.write(data)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}; the rows before are kept") from error
