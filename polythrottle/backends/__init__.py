@@ -1,1 +1,125 @@
 """Devices: simulated boards, recorded tables, this machine's processor."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polythrottle.backends.found import find_device
+from polythrottle.errors import DeviceError, InvalidInput, UnknownName
+from polythrottle.ports import Device
+
+__all__ = ["FORMS", "DeviceURI", "find_device", "open_device"]
+
+FORMS = "sim:<board>[?seed=7&noise=0.02], replay:<table.csv[.gz]>, cpu, auto"
+_SCHEMES = ("auto", "cpu", "sim", "replay", "jetson", "nvml")
+
+
+@dataclass(frozen=True)
+class DeviceURI:
+    """A device URI taken apart: ``sim:jetson-agx-orin?seed=7`` is scheme, name and options."""
+
+    scheme: str
+    name: str
+    options: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, text: str) -> "DeviceURI":
+        """Return the parts of a device URI.
+
+        Raises:
+            InvalidInput: If an option is not of the form ``key=value`` or is given twice.
+            UnknownName: If the scheme is not known.
+        """
+        body, _, query = text.strip().partition("?")
+        scheme, _, name = body.partition(":")
+        if scheme not in _SCHEMES:
+            raise UnknownName("device", text, _SCHEMES, hint=f"(a device is one of {FORMS})")
+        options: dict[str, str] = {}
+        for part in filter(None, query.split("&")):
+            key, found, value = part.partition("=")
+            if not (key and found and value) or key in options:
+                raise InvalidInput(f"{part!r} in {text!r} is not an option; write for example ?seed=7&noise=0.02")
+            options[key] = value
+        return cls(scheme, name, options)
+
+    def only(self, *known: str) -> None:
+        """Check that no option but the known ones is given.
+
+        Raises:
+            UnknownName: If another is.
+        """
+        for key in self.options:
+            if key not in known:
+                raise UnknownName(f"option of {self.scheme}:", key, known)
+
+    def number(self, key: str, fallback: float) -> float:
+        """Return a numeric option.
+
+        Raises:
+            InvalidInput: If it is not a number.
+        """
+        try:
+            return float(self.options.get(key, fallback))
+        except ValueError:
+            raise InvalidInput(f"{key}={self.options[key]} is not a number") from None
+
+    def count(self, key: str, fallback: int) -> int:
+        """Return an option that is a whole number, not negative.
+
+        Raises:
+            InvalidInput: If it is not.
+        """
+        text = self.options.get(key, str(fallback))
+        if not text.isdecimal():
+            raise InvalidInput(f"{key}={text} is not a whole number")
+        return int(text)
+
+
+def open_device(text: str, knobs: Sequence[str] | None = None) -> Device:
+    """Return the device a URI means; nothing on it is touched until it is entered.
+
+    Args:
+        text: One of `FORMS`; ``auto`` takes the real board, GPU or processor that is there, in that order.
+        knobs: Which knobs to search; the others stay at their default. All that the device searches by default if None.
+
+    Raises:
+        InvalidInput: If the URI is malformed.
+        UnknownName: If there is no such scheme, board, option or knob.
+        BadFile: If the file it names is not what it should be.
+        DeviceError: If the device is not there or cannot be steered.
+    """
+    uri = DeviceURI.parse(find_device().uri if text.strip() == "auto" else text)
+    if uri.scheme in ("jetson", "nvml"):
+        raise DeviceError(f"{text}: this version cannot steer {uri.scheme} devices yet; use {FORMS}")
+    return {"sim": _simulated, "replay": _replay, "cpu": _cpu}[uri.scheme](uri, knobs)
+
+
+def _simulated(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
+    from polythrottle.backends.simulated import SimulatedDevice
+    from polythrottle.catalog import load_board
+
+    uri.only("seed", "noise", "knobs")
+    if not uri.name:
+        raise InvalidInput("sim: needs the name of a board; polythrottle devices lists them")
+    named = uri.options["knobs"].split(",") if "knobs" in uri.options else None
+    searched = knobs if knobs is not None else named
+    return SimulatedDevice(load_board(uri.name), uri.count("seed", 0), uri.number("noise", 0.02), searched)
+
+
+def _replay(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
+    from polythrottle.backends.replay import ReplayDevice
+
+    uri.only("seed", "noise")
+    if not uri.name:
+        raise InvalidInput("replay: needs the path of a table, for example replay:examples/cpu-sweep.csv")
+    if knobs is not None:
+        raise InvalidInput("a replay table is searched as it was recorded; leave --knobs out")
+    return ReplayDevice(Path(uri.name), noise=uri.number("noise", 0.0), seed=uri.count("seed", 0))
+
+
+def _cpu(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
+    from polythrottle.backends.cpu import CpuDevice
+
+    if uri.name:
+        raise InvalidInput(f"cpu is this machine's processor and takes no name, such as {uri.name!r}")
+    return CpuDevice.open(uri.options, knobs)

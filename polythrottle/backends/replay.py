@@ -1,0 +1,374 @@
+"""A device made of a table of recorded measurements: its space is exactly the rows, a visit returns what was recorded.
+
+The format is that of the published tables: a header line, knob columns first, then measurements, SI units, one row per
+configuration (`Table.read`). ``polythrottle sweep`` writes the same format.
+"""
+
+import csv
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from polythrottle.clock import VirtualClock
+from polythrottle.errors import BadFile, InvalidInput, KnobRejected, TrialError
+from polythrottle.measurement import METRICS, EnergyKind, Latency, Measurement, Query, Reading
+from polythrottle.space import Level, OperatingPoint, SearchSpace
+
+_LATENCIES = {"mean": "latency_s", **{name: f"latency_{name}_s" for name in ("p50", "p90", "p95", "p99")}}
+_REQUIRED = ("latency_s", "energy_j")
+_MEASURED = (*_LATENCIES.values(), "latency_std_s", "throughput_per_s", "power_w", "energy_j", "temperature_c")
+_NOTES = ("energy_per_request_j", "epoch_time_s", "mean_batch_size", "observed_gpu_freq_hz", "core_mask", "n_repeats")
+_LABELS = frozenset({"cpu_cluster"})
+_LEAST, _MOST = 1e-15, 1e15
+_MAY_BE_ZERO = ("temperature_c", "latency_std_s")
+_SMALL_IS_STOCK = frozenset({"batch_size", "gpu_min_hz"})
+
+
+@dataclass(frozen=True)
+class Table:
+    """A recorded table: one point and one measurement per row.
+
+    Args:
+        path: Where it was read from.
+        points: The configuration of each row, distinct.
+        measurements: What was recorded there, in the same order.
+    """
+
+    path: Path
+    points: tuple[OperatingPoint, ...]
+    measurements: tuple[Measurement, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "Table":
+        """Return the table in a CSV file, gzip-compressed if its name ends in ``.gz``.
+
+        The columns before the first measurement are the knobs. Columns behind it that are not known are kept out.
+
+        Raises:
+            BadFile: If there is no such file, or it is no table: names the line and the column.
+        """
+        lines = _lines(path)
+        header = next(lines, (0, []))[1]
+        knobs = _knob_columns(path, header)
+        kind, boundary = _provenance(path)
+        points: dict[OperatingPoint, int] = {}
+        measurements = []
+        for number, fields in lines:
+            if len(fields) != len(header):
+                raise BadFile(f"{path} line {number}: {len(fields)} fields, but the header has {len(header)}")
+            row = _Row(path, number, dict(zip(header, fields, strict=True)))
+            point = OperatingPoint({name: row.level(name) for name in knobs})
+            if point in points:
+                raise BadFile(f"{path} line {number}: repeats the configuration of line {points[point]}")
+            points[point] = number
+            measurements.append(row.measurement(kind, boundary))
+        if not points:
+            raise BadFile(f"{path} holds no rows; a replay table needs a header and at least one configuration")
+        return cls(path, tuple(points), tuple(measurements))._checked()
+
+    def _checked(self) -> "Table":
+        try:
+            self.space  # noqa: B018  building it is the check
+        except InvalidInput as error:
+            raise BadFile(f"{self.path}: {error}") from error
+        if len(kinds := {measurement.energy_kind for measurement in self.measurements}) > 1:
+            raise BadFile(f"{self.path}: mixes {' and '.join(sorted(kinds))} energy, which do not compare")
+        return self
+
+    @cached_property
+    def space(self) -> SearchSpace:
+        """Exactly the recorded points; the default is the stock one among them."""
+        return SearchSpace.of_points(self.points, self._stock, _LABELS)
+
+    @property
+    def _stock(self) -> OperatingPoint:
+        """The recorded point nearest to an untuned device: clocks and limits at the top, then batches at the bottom."""
+
+        def rank(point: OperatingPoint) -> tuple[float, ...]:
+            high = [_number(level) for name, level in point.items() if name not in _SMALL_IS_STOCK]
+            low = [-_number(level) for name, level in point.items() if name in _SMALL_IS_STOCK]
+            return (*high, *low)
+
+        return max(self.points, key=rank)
+
+    @property
+    def fastest(self) -> Measurement:
+        """The row of least mean latency: what relative limits multiply."""
+        return min(self.measurements, key=lambda measurement: measurement.latency.mean_s)
+
+
+class ReplayDevice:
+    """A recorded table as a device; nothing is set, so nothing needs restoring.
+
+    Args:
+        path: The table.
+        noise: Relative spread of the lognormal noise put on each visit; 0 returns what was recorded.
+        seed: Of the noise.
+
+    Raises:
+        BadFile: If the file is not a table.
+        InvalidInput: If the noise is negative.
+    """
+
+    def __init__(self, path: Path, *, noise: float = 0.0, seed: int = 0) -> None:
+        if not 0 <= noise < 1:
+            raise InvalidInput(f"noise is a fraction between 0 and 1, not {noise}")
+        self._table = Table.read(path)
+        self._noise, self._seed, self._trial = noise, seed, 0
+        self._row = self.space.index(self.space.default)
+        self._energy_j = 0.0
+        self.clock = VirtualClock()
+
+    @property
+    def uri(self) -> str:
+        """The URI that opens this table again."""
+        options = [f"noise={self._noise:g}"] * (self._noise > 0) + [f"seed={self._seed}"] * (self._seed != 0)
+        return f"replay:{self._table.path}{'?' if options else ''}{'&'.join(options)}"
+
+    @property
+    def title(self) -> str:
+        """The name of the table."""
+        return self._table.path.name.removesuffix(".gz").removesuffix(".csv")
+
+    @cached_property
+    def space(self) -> SearchSpace:
+        """Exactly the recorded points."""
+        return self._table.space
+
+    @property
+    def energy_kind(self) -> EnergyKind:
+        """How the recorded joules came about; with noise put on them they are simulated."""
+        return EnergyKind.SIMULATED if self._noise else self._table.measurements[0].energy_kind
+
+    @property
+    def boundary(self) -> str:
+        """What the recorded joules cover, as far as the table says."""
+        return self._table.measurements[0].boundary
+
+    @property
+    def presets(self) -> Mapping[str, OperatingPoint]:
+        """None: a table records no presets."""
+        return {}
+
+    @property
+    def table(self) -> Table:
+        """The recorded table."""
+        return self._table
+
+    @property
+    def reference(self) -> Mapping[str, float]:
+        """Every metric of the fastest row, by name: what relative limits multiply."""
+        values = {name: self._table.fastest.metric(name) for name in METRICS}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Go to a recorded row.
+
+        Raises:
+            KnobRejected: If the point was not recorded.
+        """
+        if point not in self.space:
+            raise KnobRejected(f"{dict(point)} was not recorded in {self.title}")
+        self._row = self.space.index(point)
+
+    def read(self) -> Reading:
+        """Return the virtual time and the energy of the visits so far, in joules."""
+        return Reading(self.clock.now(), self._energy_j)
+
+    def rewind(self, number: int) -> None:
+        """Draw the noise of trial ``number`` from its own stream."""
+        self._trial = number
+
+    def recall(self, point: OperatingPoint) -> Measurement:
+        """Return what was recorded at a point, with noise if asked for; the virtual clock moves on by one batch.
+
+        Raises:
+            KnobRejected: If the point was not recorded.
+        """
+        self.apply(point)
+        measured = self._table.measurements[self._row]
+        self.clock.sleep(measured.latency.mean_s)
+        self._energy_j += measured.energy_j
+        return measured if self._noise == 0 else self._disturbed(measured)
+
+    def _disturbed(self, measured: Measurement) -> Measurement:
+        name = zlib.crc32(repr(self.space[self._row]).encode())
+        slow, hot = np.exp(self._noise * np.random.default_rng((self._seed, self._trial, name)).standard_normal(2))
+        times = {
+            f"{stat}_s": None if value is None else value * float(slow)
+            for stat, value in ((stat, measured.metric(stat)) for stat in _LATENCIES)
+        }
+        return replace(
+            measured,
+            energy_kind=EnergyKind.SIMULATED,
+            latency=replace(measured.latency, **times),  # type: ignore[arg-type]
+            power_w=None if measured.power_w is None else measured.power_w * float(hot),
+            throughput_per_s=measured.throughput_per_s / float(slow),
+            energy_j=measured.energy_j * float(hot * slow),
+        )
+
+    def restore(self) -> None:
+        """Return to the default row."""
+        self.apply(self.space.default)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.restore()
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield line number and fields of each line that is not blank."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    if path.exists() and not path.is_file():
+        raise BadFile(f"{path} cannot be read: it is not a regular file")
+    try:
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file, strict=True)
+            for fields in rows:
+                if any(field.strip() for field in fields):
+                    yield rows.line_num, [field.strip() for field in fields]
+    except FileNotFoundError:
+        raise BadFile(f"{path} does not exist; replay: takes the path of a .csv or .csv.gz table") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadFile(f"{path} cannot be read: {error}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadFile(f"{path} is not a CSV text file: {error}") from error
+
+
+def _knob_columns(path: Path, header: Sequence[str]) -> tuple[str, ...]:
+    if not header:
+        raise BadFile(f"{path} is empty; a replay table needs a header and at least one configuration")
+    if repeated := {name for name in header if header.count(name) > 1}:
+        raise BadFile(f"{path} line 1: repeats the column {', '.join(sorted(repeated))}")
+    for name in _REQUIRED:
+        if name not in header:
+            raise BadFile(
+                f"{path} has no column {name}; it needs {' and '.join(_REQUIRED)} (found {', '.join(header)})"
+            )
+    knobs = tuple(header[: min(header.index(name) for name in header if name in (*_MEASURED, *_NOTES))])
+    if "" in header:
+        raise BadFile(f"{path} line 1: column {header.index('') + 1} has no name")
+    if not knobs:
+        raise BadFile(f"{path} has no knob column before {header[0]}; knobs come first, measurements after")
+    return knobs
+
+
+def _provenance(path: Path) -> tuple[EnergyKind, str]:
+    """Return how the energy came about, by the manifest beside the table if it lists the table."""
+    try:
+        entries = json.loads((path.parent / "manifest.json").read_text(encoding="utf-8"))["tables"]
+        entry = next(entry for entry in entries if entry["file"] == path.name)
+    except (OSError, ValueError, KeyError, TypeError, StopIteration):
+        return EnergyKind.MEASURED, f"as recorded in {path.name}"
+    kind = EnergyKind.RELATIVE if entry.get("energy_scale") == "relative" else EnergyKind.MEASURED
+    return kind, f"as recorded by {entry.get('source', 'the source')} on {entry.get('device', 'the device')}"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One line of a table, still as text."""
+
+    path: Path
+    number: int
+    fields: Mapping[str, str]
+
+    def level(self, name: str) -> Level:
+        """Return a knob's level: a whole number, another number, or a label."""
+        text = self.fields[name]
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan if not text else math.inf
+            if text and text.lower() not in ("nan", "inf", "-inf"):
+                return text
+        if not math.isfinite(value):
+            raise BadFile(f"{self._where(name)}: the level {text!r} is not a finite number")
+        return int(value) if value == int(value) else value
+
+    def number_in(self, name: str) -> float | None:
+        """Return a measurement, or None if the field is empty or the column absent."""
+        text = self.fields.get(name, "")
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            raise BadFile(f"{self._where(name)}: {text!r} is not a number") from None
+        if not math.isfinite(value) or (value <= 0 and name not in _MAY_BE_ZERO):
+            raise BadFile(f"{self._where(name)}: {text} must be a finite number above zero")
+        if not _LEAST <= value <= _MOST and name not in _MAY_BE_ZERO:
+            raise BadFile(f"{self._where(name)}: {text} is of a size that does not occur")
+        return value
+
+    def needed(self, name: str) -> float:
+        """Return a measurement that has to be there."""
+        value = self.number_in(name)
+        if value is None:
+            raise BadFile(f"{self._where(name)}: the field is empty, but every row needs it")
+        return value
+
+    def measurement(self, kind: EnergyKind, boundary: str) -> Measurement:
+        """Return what the row recorded; its own ``energy_kind`` column overrides ``kind``."""
+        mean_s, energy_j = self.needed("latency_s"), self.needed("energy_j")
+        percentiles = {f"{name}_s": self.number_in(column) for name, column in _LATENCIES.items() if name != "mean"}
+        power_w = self.number_in("power_w")
+        throughput = self.number_in("throughput_per_s") or self._batch() / mean_s
+        return Measurement(
+            Latency(mean_s, **percentiles, std_s=self.number_in("latency_std_s")),  # type: ignore[arg-type]
+            energy_j,
+            throughput,
+            power_w,
+            self._kind(kind),
+            self.fields.get("boundary") or boundary,
+            self.number_in("temperature_c"),
+        )
+
+    def _batch(self) -> float:
+        return self.number_in("batch_size") or 1.0
+
+    def _kind(self, kind: EnergyKind) -> EnergyKind:
+        text = self.fields.get("energy_kind") or kind
+        if text not in tuple(EnergyKind):
+            raise BadFile(f"{self._where('energy_kind')}: {text!r} is not one of {', '.join(EnergyKind)}")
+        return EnergyKind(text)
+
+    def _where(self, name: str) -> str:
+        return f"{self.path} line {self.number}, column {name}"
+
+
+def _number(level: Level) -> float:
+    return 0.0 if isinstance(level, str) else float(level)
+
+
+class RecordedWorkload:
+    """The workload a replay table brings: it was served when the table was recorded, and is not served again."""
+
+    uri = "recorded"
+    space = SearchSpace.unit()
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Do nothing: a table's knobs all belong to the device."""
+
+    def query(self) -> Query:
+        """Refuse: a recorded device is asked for whole measurements.
+
+        Raises:
+            TrialError: Always.
+        """
+        raise TrialError("a recorded workload cannot be queried again")
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -1,0 +1,190 @@
+import gzip
+import statistics
+from pathlib import Path
+
+import pytest
+
+from polythrottle.backends.replay import RecordedWorkload, ReplayDevice, Table
+from polythrottle.errors import BadFile, InvalidInput, KnobRejected, TrialError
+from polythrottle.measurement import EnergyKind
+from polythrottle.ports import Device, Recorded, Rewindable
+from polythrottle.testing import DeviceContract
+
+ROWS = """gpu_freq_hz,batch_size,latency_s,latency_p99_s,throughput_per_s,power_w,energy_j
+600000000,1,0.02,0.025,50,5,0.1
+600000000,2,0.03,,66.7,5.5,0.0825
+1200000000,1,0.01,0.015,100,12,0.12
+1200000000,2,0.016,0.02,125,13,0.104
+"""
+
+
+def table(folder: Path, text: str = ROWS, name: str = "t.csv") -> Path:
+    """Write a table and return its path."""
+    path = folder / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+class TestReplayContract(DeviceContract):
+    """A recorded table is a device like any other."""
+
+    @pytest.fixture(autouse=True)
+    def _written(self, tmp_path: Path) -> None:
+        self.path = table(tmp_path)
+
+    def make(self) -> Device:
+        """Return a device on a small table."""
+        return ReplayDevice(self.path)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
+def test_the_space_is_exactly_the_rows(tmp_path: Path, name: str) -> None:
+    """Compressed or not, each row is a point and nothing else is."""
+    device = ReplayDevice(table(tmp_path, name=name))
+    assert len(device.space) == 4
+    assert isinstance(device, Recorded)
+    assert isinstance(device, Rewindable)
+
+
+def test_a_visit_returns_what_was_recorded(tmp_path: Path) -> None:
+    """Latency, percentiles, power and energy are those of the row; an empty field stays unknown."""
+    device = ReplayDevice(table(tmp_path))
+    measured = device.recall(device.space.default.moved({"gpu_freq_hz": 600_000_000, "batch_size": 2}))
+    assert (measured.latency.mean_s, measured.latency.p99_s) == (0.03, None)
+    assert (measured.power_w, measured.energy_j, measured.throughput_per_s) == (5.5, 0.0825, 66.7)
+    assert measured.energy_kind is EnergyKind.MEASURED
+
+
+def test_the_default_is_the_stock_point(tmp_path: Path) -> None:
+    """Clocks at the top, batch at the bottom."""
+    assert dict(ReplayDevice(table(tmp_path)).space.default) == {"gpu_freq_hz": 1_200_000_000, "batch_size": 1}
+
+
+def test_relative_limits_multiply_the_fastest_row(tmp_path: Path) -> None:
+    """The reference of a table is its fastest row."""
+    assert ReplayDevice(table(tmp_path)).reference["mean"] == 0.01
+
+
+def test_noise_is_repeatable_and_small(tmp_path: Path) -> None:
+    """The noise of a trial depends on seed, trial and point alone, and spreads as asked."""
+    path = table(tmp_path)
+    seen = []
+    for number in range(200):
+        one, two = ReplayDevice(path, noise=0.02, seed=3), ReplayDevice(path, noise=0.02, seed=3)
+        two.recall(two.space[0])
+        one.rewind(number)
+        two.rewind(number)
+        assert one.recall(one.space.default) == two.recall(two.space.default)
+        assert one.recall(one.space.default).energy_kind is EnergyKind.SIMULATED
+        seen.append(one.recall(one.space.default).latency.mean_s)
+    assert statistics.stdev(seen) == pytest.approx(0.0002, rel=0.25)
+    assert statistics.mean(seen) == pytest.approx(0.01, rel=0.01)
+
+
+def test_a_manifest_says_that_energy_is_relative(tmp_path: Path) -> None:
+    """A table whose unit of energy is unknown says so from then on."""
+    (tmp_path / "manifest.json").write_text('{"tables": [{"file": "t.csv", "energy_scale": "relative"}]}')
+    assert ReplayDevice(table(tmp_path)).energy_kind is EnergyKind.RELATIVE
+
+
+def test_a_table_carries_its_own_kind_of_energy(tmp_path: Path) -> None:
+    """What was swept on a simulator or estimated stays so called when it is replayed."""
+    text = "threads,latency_s,energy_j,energy_kind\n1,0.2,3,estimated\n2,0.1,4,estimated\n"
+    assert ReplayDevice(table(tmp_path, text)).energy_kind is EnergyKind.ESTIMATED
+
+
+def test_unknown_notes_behind_the_measurements_are_left_out(tmp_path: Path) -> None:
+    """Columns that are neither knob nor measurement do not disturb."""
+    text = "f_hz,latency_s,energy_j,core_mask,remark\n1,0.2,3,15,slow\n2,0.1,4,15,fast\n"
+    assert ReplayDevice(table(tmp_path, text)).space.names == ("f_hz",)
+
+
+BAD = {
+    "empty": ("", "empty"),
+    "header only": ("f_hz,latency_s,energy_j\n", "no rows"),
+    "no energy": ("f_hz,latency_s\n1,2\n", "energy_j"),
+    "no latency": ("f_hz,energy_j\n1,2\n", "latency_s"),
+    "no knob": ("latency_s,energy_j\n1,2\n", "knob"),
+    "ragged short": ("f_hz,latency_s,energy_j\n1,2\n", "line 2"),
+    "ragged long": ("f_hz,latency_s,energy_j\n1,2,3,4\n", "line 2"),
+    "text": ("f_hz,latency_s,energy_j\n1,fast,3\n", "line 2, column latency_s"),
+    "nan": ("f_hz,latency_s,energy_j\n1,1,3\n2,nan,3\n", "line 3, column latency_s"),
+    "inf": ("f_hz,latency_s,energy_j\n1,inf,3\n", "column latency_s"),
+    "negative": ("f_hz,latency_s,energy_j\n1,1,-3\n", "column energy_j"),
+    "zero": ("f_hz,latency_s,energy_j\n1,1,0\n", "column energy_j"),
+    "missing": ("f_hz,latency_s,energy_j\n1,1,\n", "column energy_j"),
+    "duplicate": ("f_hz,latency_s,energy_j\n1,1,1\n1,2,2\n", "line 3.*line 2"),
+    "duplicate as float": ("f_hz,latency_s,energy_j\n1,1,1\n1.0,2,2\n", "line 3.*line 2"),
+    "level nan": ("f_hz,latency_s,energy_j\nnan,1,1\n", "column f_hz"),
+    "level empty": ("f_hz,latency_s,energy_j\n,1,1\n", "column f_hz"),
+    "repeated column": ("f_hz,f_hz,latency_s,energy_j\n1,1,1,1\n", "repeats"),
+    "beyond all size": ("f_hz,latency_s,energy_j\n1,5e-324,1\n", "size"),
+    "column without name": ("f_hz,,latency_s,energy_j\n1,1,1,1\n", "no name"),
+    "mixed kinds": ("f_hz,latency_s,energy_j,energy_kind\n1,1,1,measured\n2,1,1,estimated\n", "mixes"),
+    "kind": ("f_hz,latency_s,energy_j,energy_kind\n1,1,1,guessed\n", "energy_kind"),
+    "mixed levels": ("f_hz,latency_s,energy_j\n1,1,1\nfast,1,1\n", "mixes"),
+    "open quote": ('f_hz,latency_s,energy_j\n"1,1,1\n', "CSV"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_table_is_one_clear_error(tmp_path: Path, name: str) -> None:
+    """The line and the column are named, on one line."""
+    text, expected = BAD[name]
+    with pytest.raises(BadFile, match=expected) as caught:
+        ReplayDevice(table(tmp_path, text))
+    assert "\n" not in str(caught.value)
+    assert "t.csv" in str(caught.value)
+
+
+NO_TABLES = [
+    ("t.csv", b"\xff\xfe\x00"),
+    ("t.csv", b"a\x00b,\x00\n"),
+    ("t.csv.gz", b"not gzip"),
+    ("t.csv.gz", gzip.compress(ROWS.encode())[:60]),
+]
+
+
+@pytest.mark.parametrize(("name", "data"), NO_TABLES)
+def test_a_file_that_is_no_table_is_one_clear_error(tmp_path: Path, name: str, data: bytes) -> None:
+    """Binary files and cut archives are refused."""
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(BadFile):
+        ReplayDevice(tmp_path / name)
+
+
+def test_a_missing_table_is_one_clear_error(tmp_path: Path) -> None:
+    """No file, a folder: said so."""
+    with pytest.raises(BadFile, match="does not exist"):
+        ReplayDevice(tmp_path / "none.csv")
+    with pytest.raises(BadFile, match="cannot be read"):
+        ReplayDevice(tmp_path)
+
+
+def test_points_that_were_not_recorded_are_refused(tmp_path: Path) -> None:
+    """A table answers for its rows only."""
+    device = ReplayDevice(table(tmp_path))
+    with pytest.raises(KnobRejected, match="not recorded"):
+        device.recall(device.space.default.moved({"batch_size": 3}))
+
+
+def test_noise_outside_its_range_is_refused(tmp_path: Path) -> None:
+    """Noise is a fraction."""
+    with pytest.raises(InvalidInput, match="noise"):
+        ReplayDevice(table(tmp_path), noise=-0.1)
+
+
+def test_a_recorded_workload_is_not_served_again() -> None:
+    """Only whole measurements are recorded."""
+    with pytest.raises(TrialError):
+        RecordedWorkload().query()
+
+
+def test_every_published_table_is_read(tables: Path) -> None:
+    """All measured tables have rows, a stock point, and a kind of energy that the manifest confirms."""
+    paths = sorted(tables.glob("*.csv"))
+    assert len(paths) > 100
+    for path in paths:
+        device = ReplayDevice(path)
+        assert len(device.space) == len(Table.read(path).measurements) > 1
+        assert (device.energy_kind is EnergyKind.RELATIVE) == path.name.startswith("flexibo")
