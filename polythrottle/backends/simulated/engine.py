@@ -1,0 +1,88 @@
+"""What a board does with a query at given knob levels, without noise: the physics behind device and ground truth."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from polythrottle.backends.simulated import cycle, thermal
+from polythrottle.backends.simulated.cycle import Cycle, Tops
+from polythrottle.backends.simulated.timing import Clocks, Demand
+from polythrottle.catalog.boards import Board
+from polythrottle.catalog.models import Model
+from polythrottle.catalog.simulation import Simulation
+from polythrottle.errors import InvalidInput
+from polythrottle.space import Level
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The physics of one board.
+
+    Raises:
+        InvalidInput: If the board's file has no coefficients to simulate it with.
+    """
+
+    board: Board
+
+    def __post_init__(self) -> None:
+        if self.board.simulation is None:
+            raise InvalidInput(f"{self.board.title} cannot be simulated: its file has no [simulation] table")
+
+    @cached_property
+    def simulation(self) -> Simulation:
+        """The board's coefficients."""
+        assert self.board.simulation is not None
+        return self.board.simulation
+
+    @cached_property
+    def tops(self) -> Tops:
+        """The top clock of each domain."""
+        return Tops(float(self._levels("gpu_max_hz")[-1]), float(self._levels("mem_hz")[-1]))
+
+    def _levels(self, name: str) -> tuple[int | float, ...]:
+        return self.board.knob(name).levels
+
+    def clocks(self, levels: Mapping[str, Level]) -> Clocks:
+        """Return what the domains are set to; a board without a lowest GPU clock holds it at the highest."""
+        gpu_max = float(levels["gpu_max_hz"])
+        return Clocks(
+            gpu_min_hz=float(levels.get("gpu_min_hz", gpu_max)),
+            gpu_max_hz=gpu_max,
+            memory_hz=float(levels["mem_hz"]),
+            cpu_hz=float(levels.get("cpu_max_hz", self.simulation.cpu.clock_hz)),
+        )
+
+    def cap_w(self, levels: Mapping[str, Level]) -> float:
+        """Return the power in watts the board holds itself to: just below its limit, or the most it may ever draw."""
+        if "power_limit_w" in levels:
+            return float(levels["power_limit_w"]) * self.simulation.gpu.hold
+        return self.board.power_max_w
+
+    def cycle(self, model: Model, batch_size: int, levels: Mapping[str, Level], waited: bool, hot: bool) -> Cycle:
+        """Return the cycle of one query.
+
+        Args:
+            model: What is served.
+            batch_size: Items per query.
+            levels: Of every knob of the board.
+            waited: Whether the board stood idle before.
+            hot: Whether it has reached its temperature limit and slows itself down.
+        """
+        heat = self.simulation.thermal
+        cap_w = min(self.cap_w(levels), thermal.sustainable_w(heat)) if hot else self.cap_w(levels)
+        demand = Demand.of(self.simulation, model, batch_size)
+        return cycle.capped(self.simulation, self.tops, demand, self.clocks(levels), waited, cap_w)
+
+    def idle_w(self, levels: Mapping[str, Level]) -> float:
+        """Return what the board draws besides leakage while nothing is served, in watts."""
+        return cycle.idle_w(self.simulation, self.tops, self.clocks(levels))
+
+    def settled(self, model: Model, batch_size: int, levels: Mapping[str, Level]) -> tuple[Cycle, float]:
+        """Return the cycle and the temperature in °C once the board has settled under full load."""
+        heat = self.simulation.thermal
+        free = self.cycle(model, batch_size, levels, waited=False, hot=False)
+        temperature_c = thermal.settled_c(heat, free.dynamic_w)
+        if temperature_c > heat.limit_c:
+            free = self.cycle(model, batch_size, levels, waited=False, hot=True)
+            temperature_c = min(heat.limit_c, thermal.settled_c(heat, free.dynamic_w))
+        return free, temperature_c

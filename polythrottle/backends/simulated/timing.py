@@ -1,0 +1,81 @@
+"""How long one query takes: a roofline over GPU and memory clock, launch overhead, and preprocessing on the CPU."""
+
+from dataclasses import dataclass
+
+from polythrottle.catalog.models import Model
+from polythrottle.catalog.simulation import Simulation
+
+_SHARPNESS = 2.0
+"""How sharp the corner of the roofline is: 1 adds compute and memory time, infinity takes the longer."""
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """What each domain runs at, and between what the GPU may move."""
+
+    gpu_min_hz: float
+    gpu_max_hz: float
+    memory_hz: float
+    cpu_hz: float
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one query asks of a board; everything the clocks do not change.
+
+    Args:
+        compute_cycles: GPU cycles at the rate the kernels reach, lanes that find no work included.
+        useful_share: Share of those cycles in which the lanes have work.
+        memory_s: Time its bytes take at the top memory clock.
+        traffic_bytes: Those bytes.
+        launch_cycles: CPU cycles during which the GPU waits for kernels.
+        preprocess_cycles: CPU cycles before the GPU can start.
+        handoff_cycles: CPU cycles between two queries during which the GPU waits.
+    """
+
+    compute_cycles: float
+    useful_share: float
+    memory_s: float
+    traffic_bytes: float
+    launch_cycles: float
+    preprocess_cycles: float
+    handoff_cycles: float
+
+    @classmethod
+    def of(cls, simulation: Simulation, model: Model, batch_size: int) -> "Demand":
+        """Return what a query of ``batch_size`` items asks.
+
+        A batch fills ``parallelism * batch_size`` of the lanes half: time grows as batch + lanes / parallelism, which
+        gives the published batch factors 1 : 1.7 : 2.7 : 4.6 (AGX Orin, B7) and 1 : 1.7 : 3.2 : 6.0 (TX2, B4);
+        arXiv 2310.19991, figure 2.
+        """
+        gpu, memory = simulation.gpu, simulation.memory
+        unfilled = gpu.lanes / model.parallelism
+        half = model.precision == "fp16"
+        rate = gpu.fp16_ops_per_clock if half else gpu.fp32_ops_per_clock
+        tensor = gpu.tensor if half else gpu.tensor_fp32
+        efficiency = model.efficiency.tensor if tensor else model.efficiency.vector
+        doublings = (batch_size - 1).bit_length()
+        traffic = model.weight_bytes + batch_size * model.traffic_bytes * (1 + memory.spill * doublings)
+        return cls(
+            compute_cycles=model.operations * (batch_size + unfilled) / (rate * efficiency),
+            useful_share=batch_size / (batch_size + unfilled),
+            memory_s=traffic / (memory.bandwidth_bytes_per_s * memory.achieved),
+            traffic_bytes=traffic,
+            launch_cycles=model.kernels * gpu.launch_cycles,
+            preprocess_cycles=model.preprocess_cycles * batch_size,
+            handoff_cycles=model.handoff_cycles * batch_size,
+        )
+
+    def burst_s(self, gpu_hz: float, memory_share: float, cpu_hz: float) -> float:
+        """Return how long the GPU is busy with the query at a steady clock, in seconds.
+
+        Args:
+            gpu_hz: GPU clock.
+            memory_share: Memory clock over the top memory clock.
+            cpu_hz: CPU clock.
+        """
+        compute_s, memory_s = self.compute_cycles / gpu_hz, self.memory_s / memory_share
+        longer, shorter = max(compute_s, memory_s), min(compute_s, memory_s)
+        roofline_s = longer * (1.0 + (shorter / longer) ** _SHARPNESS) ** (1.0 / _SHARPNESS)
+        return float(roofline_s + self.launch_cycles / cpu_hz)

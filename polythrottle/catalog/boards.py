@@ -1,0 +1,280 @@
+"""Boards: what can be set on a device, in which combinations, what its rails are, and the figures that simulate it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from polythrottle.catalog.entry import Entry
+from polythrottle.catalog.places import locate
+from polythrottle.catalog.simulation import Simulation
+from polythrottle.errors import InvalidInput, UnknownName
+from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
+from polythrottle.units import show_level, to_si
+
+
+@dataclass(frozen=True)
+class BoardKnob:
+    """One knob of a board.
+
+    Args:
+        name: In SI, such as ``gpu_max_hz``.
+        levels: Every level that can be set, ascending, in the knob's SI unit.
+        default: The level nobody chose.
+        search: Whether it is searched unless the user says otherwise.
+        every: How far the levels that are searched lie apart, counted down from the highest; 1 searches all.
+    """
+
+    name: str
+    levels: tuple[int | float, ...]
+    default: int | float
+    search: bool
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise InvalidInput("search_every must be at least 1")
+        if self.default not in self.levels:
+            raise InvalidInput(f"the default {show_level(self.name, self.default)} is not a level")
+
+    @property
+    def searched(self) -> Knob:
+        """The knob as it is searched; always holds the default level."""
+        chosen = set(self.levels[:: -self.every]) | {self.default}
+        return Knob(self.name, tuple(chosen))
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """A rule: one knob's level never lies above another's."""
+
+    low: str
+    high: str
+
+    def broken_by(self, point: Mapping[str, Level]) -> str | None:
+        """Return why a point breaks this rule, or None."""
+        low, high = point.get(self.low), point.get(self.high)
+        if isinstance(low, str) or isinstance(high, str) or low is None or high is None or low <= high:
+            return None
+        return f"{self.low} {show_level(self.low, low)} lies above {self.high} {show_level(self.high, high)}"
+
+
+@dataclass(frozen=True)
+class Dependent:
+    """A rule: while ``knob`` is at ``level``, ``limited`` goes no higher than ``most``; levels in SI."""
+
+    knob: str
+    level: int | float
+    limited: str
+    most: int | float
+
+    def broken_by(self, point: Mapping[str, Level]) -> str | None:
+        """Return why a point breaks this rule, or None."""
+        level = point.get(self.limited)
+        if isinstance(level, str) or level is None or point.get(self.knob) != self.level or level <= self.most:
+            return None
+        at = f"at {self.knob} {show_level(self.knob, self.level)}"
+        return f"{at}, {self.limited} goes no higher than {show_level(self.limited, self.most)}"
+
+
+@dataclass(frozen=True)
+class Rails:
+    """Power rails: the names of all, those whose sum is the total, and what the total leaves out."""
+
+    names: tuple[str, ...]
+    total: tuple[str, ...]
+    note: str
+
+    def __post_init__(self) -> None:
+        if not self.total or not set(self.total) <= set(self.names):
+            raise InvalidInput(f"the total {', '.join(self.total)} must be some of the rails {', '.join(self.names)}")
+
+    @property
+    def boundary(self) -> str:
+        """What the joules of the total cover, in words."""
+        return f"{' + '.join(self.total)} ({self.note})"
+
+
+@dataclass(frozen=True)
+class Board:
+    """A device of the catalogue.
+
+    Args:
+        name: What it was asked for by: a name in ``devices/`` or the path of a file.
+        title: The name people know it by.
+        kind: ``jetson`` or ``card``.
+        memory_bytes: Memory a model can be held in.
+        power_max_w: The most the module or card may draw.
+        knobs: Everything that can be set.
+        rails: What its power can be read from.
+        ordered: Rules between pairs of knobs.
+        dependent: Rules between a level of one knob and the range of another.
+        presets: The vendor's named points, over all knobs.
+        simulation: Coefficients of the simulator, if there are any.
+    """
+
+    name: str
+    title: str
+    kind: str
+    memory_bytes: float
+    power_max_w: float
+    knobs: tuple[BoardKnob, ...]
+    rails: Rails
+    ordered: tuple[Ordered, ...] = ()
+    dependent: tuple[Dependent, ...] = ()
+    presets: Mapping[str, OperatingPoint] = field(default_factory=dict)
+    simulation: Simulation | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("jetson", "card"):
+            raise InvalidInput(f"kind must be jetson or card, not {self.kind!r}")
+        for name in (name for rule in self.rules for name in _involved(rule)):
+            self.knob(name)
+        for name, point in {"default": self.default, **self.presets}.items():
+            if problem := self.refusal(point):
+                raise InvalidInput(f"{name}: {problem}")
+
+    @property
+    def rules(self) -> tuple[Ordered | Dependent, ...]:
+        """Everything that keeps levels of different knobs apart."""
+        return (*self.ordered, *self.dependent)
+
+    def knob(self, name: str) -> BoardKnob:
+        """Return the knob of that name.
+
+        Raises:
+            UnknownName: If the board has none of that name.
+        """
+        if name not in self._knobs:
+            raise UnknownName("knob", name, self._knobs)
+        return self._knobs[name]
+
+    @cached_property
+    def _knobs(self) -> dict[str, BoardKnob]:
+        return {knob.name: knob for knob in self.knobs}
+
+    @cached_property
+    def default(self) -> OperatingPoint:
+        """The point nobody chose, over all knobs."""
+        return OperatingPoint({knob.name: knob.default for knob in self.knobs})
+
+    def refusal(self, point: Mapping[str, Level]) -> str | None:
+        """Return why the board would refuse a point, or None if it would not; knobs not named stay at their default."""
+        for name, level in point.items():
+            if name not in self._knobs:
+                return f"{self.title} has no knob {name}; it has {', '.join(sorted(self._knobs))}"
+            if level not in self._knobs[name].levels:
+                return f"{name} has no level {show_level(name, level)}; {_nearest(self._knobs[name], level)}"
+        whole = self.default.moved(point)
+        broken = (rule.broken_by(whole) for rule in self.rules)
+        return next((problem for problem in broken if problem), None)
+
+    def space(self, knobs: Sequence[str] | None = None) -> SearchSpace:
+        """Return the points over the searched knobs that the board takes.
+
+        Args:
+            knobs: Names of the knobs to search instead of those the file says; all their levels then count.
+
+        Raises:
+            UnknownName: If the board has no knob of such a name.
+            InvalidInput: If a name is given twice.
+        """
+        if knobs is None:
+            searched = [knob.searched for knob in self.knobs if knob.search]
+        else:
+            searched = [Knob(name, self.knob(name).levels) for name in knobs]
+        default = self.default.only(knob.name for knob in searched)
+        return SearchSpace.grid(searched, default, lambda point: self.refusal(point) is None)
+
+
+def _involved(rule: Ordered | Dependent) -> tuple[str, str]:
+    return (rule.low, rule.high) if isinstance(rule, Ordered) else (rule.knob, rule.limited)
+
+
+def _nearest(knob: BoardKnob, level: Level) -> str:
+    if isinstance(level, str):
+        return "its levels are numbers"
+    near = sorted(sorted(knob.levels, key=lambda known: abs(known - level))[:2])
+    return f"the nearest are {' and '.join(show_level(knob.name, known) for known in near)}"
+
+
+def load_board(name: str) -> Board:
+    """Return a board by its name in ``devices/`` or the path of its ``.toml`` file.
+
+    Raises:
+        UnknownName: If there is no such file; names the nearest.
+        BadFile: If the file does not hold what it should; names the key and what was expected.
+    """
+    entry = Entry.of_file(locate("devices", "device", name))
+    knobs = tuple(_knob(key, table) for key, table in entry.each("knobs"))
+    if not knobs:
+        raise entry.wrong("knobs", "is missing; expected a table per knob, such as [knobs.gpu_max_mhz]")
+    return entry.fill(
+        Board,
+        name=name,
+        knobs=knobs,
+        ordered=tuple(_ordered(table) for table in entry.listed("ordered")),
+        dependent=tuple(_dependent(table) for table in entry.listed("dependent")),
+        presets={preset: _preset(table, preset) for preset, table in entry.each("presets")},
+    )
+
+
+@dataclass(frozen=True)
+class _KnobTable:
+    default: float
+    search: bool
+    search_every: int = 1
+    levels: tuple[float, ...] = ()
+    range: tuple[float, ...] = ()
+
+    def spread(self) -> tuple[float, ...]:
+        if len(self.range) != 3 or self.levels:
+            return self.levels
+        first, last, step = self.range
+        return tuple(first + i * step for i in range(round((last - first) / step) + 1)) if step > 0 else ()
+
+
+def _knob(key: str, entry: Entry) -> BoardKnob:
+    table = entry.fill(_KnobTable)
+    levels = tuple(sorted({_level(key, level)[1] for level in table.spread()}))
+    if not levels:
+        raise entry.wrong("levels", "is missing; expected levels = […] or range = [first, last, step]")
+    name, default = _level(key, table.default)
+    try:
+        return BoardKnob(name, levels, default, table.search, table.search_every)
+    except InvalidInput as err:
+        raise entry.wrong("", f"does not hold together: {err}") from err
+
+
+@dataclass(frozen=True)
+class _DependentTable:
+    knob: str
+    level: float
+    limited: str
+    most: float
+
+
+def _ordered(entry: Entry) -> Ordered:
+    rule = entry.fill(Ordered)
+    return Ordered(to_si(rule.low, 1)[0], to_si(rule.high, 1)[0])
+
+
+def _dependent(entry: Entry) -> Dependent:
+    table = entry.fill(_DependentTable)
+    return Dependent(*_level(table.knob, table.level), *_level(table.limited, table.most))
+
+
+def _preset(entry: Entry, name: str) -> OperatingPoint:
+    entry.check_sources()
+    figures = {key: value for key, value in entry.values.items() if key != "source"}
+    for key, value in figures.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise entry.wrong(key, f"must be a number, not {value!r}")
+    if not figures:
+        raise entry.wrong("", f"is empty; preset {name} must set at least one knob")
+    return OperatingPoint(dict(_level(key, value) for key, value in figures.items()))
+
+
+def _level(key: str, value: float) -> tuple[str, int | float]:
+    """Return knob name and level in SI; whole levels are integers, so that a level is written in one way only."""
+    name, level = to_si(key, value)
+    return name, int(level) if level == int(level) else level

@@ -1,0 +1,176 @@
+"""One table of a catalogue file, read key by key; whatever is wrong names the file, the key and what was expected."""
+
+import dataclasses
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from polythrottle.errors import BadFile, InvalidInput
+from polythrottle.units import to_si
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One table of a TOML file.
+
+    Args:
+        file: The file it is in.
+        place: Its dotted key in the file; empty for the file itself.
+        values: What it holds.
+    """
+
+    file: Path
+    place: str
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of_file(cls, file: Path) -> "Entry":
+        """Return the whole of a file.
+
+        Raises:
+            BadFile: If it cannot be read or is not TOML.
+        """
+        try:
+            return cls(file, "", tomllib.loads(file.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
+            raise BadFile(f"{file} is not a TOML file that can be read: {err}") from err
+
+    def wrong(self, key: str, problem: str) -> BadFile:
+        """Return the error that says what is wrong with one key; an empty key means the table itself."""
+        where = ".".join(part for part in (self.place, key) if part)
+        return BadFile(f"{self.file}: {where or 'the file'} {problem}")
+
+    def within(self, key: str) -> "Entry":
+        """Return the table under a key, empty if absent.
+
+        Raises:
+            BadFile: If something else is there.
+        """
+        return self._table(key, self.values.get(key, {}))
+
+    def each(self, key: str) -> Iterator[tuple[str, "Entry"]]:
+        """Yield the name and table of every table under a key.
+
+        Raises:
+            BadFile: If something else is there.
+        """
+        inner = self.within(key)
+        return ((name, inner._table(name, value)) for name, value in inner.values.items())
+
+    def listed(self, key: str) -> tuple["Entry", ...]:
+        """Return every table of the array of tables under a key.
+
+        Raises:
+            BadFile: If something else is there.
+        """
+        found = self.values.get(key, [])
+        if not isinstance(found, list):
+            raise self.wrong(key, f"must be an array of tables: [[{key}]]")
+        return tuple(self._table(f"{key}[{i}]", value) for i, value in enumerate(found))
+
+    def _table(self, key: str, value: object) -> "Entry":
+        if not isinstance(value, dict):
+            raise self.wrong(key, f"must be a table, not {value!r}")
+        return Entry(self.file, ".".join(part for part in (self.place, key) if part), value)
+
+    def fill(self, record: type[Record], **given: object) -> Record:
+        """Return a dataclass filled from this table, units converted to SI and every figure's source checked.
+
+        A field may itself be a dataclass, read from the table of its name, or missing if it has a default.
+
+        Args:
+            record: The dataclass.
+            given: Fields that do not come from this table; their keys are not looked at.
+
+        Raises:
+            BadFile: If a key is missing, unknown or of the wrong type, a figure has no source, or the record refuses.
+        """
+        hints = typing.get_type_hints(record)
+        fields = {field.name: field for field in dataclasses.fields(record)}  # type: ignore[arg-type]
+        keys = {to_si(key, 1.0)[0]: key for key in self.values}
+        known = set(fields) | {"source"}
+        if unknown := sorted(key for name, key in keys.items() if name not in known):
+            raise self.wrong(unknown[0], f"is not a key here; expected {', '.join(sorted(known - set(given)))}")
+        filled = dict(given)
+        for name, field in fields.items():
+            if name in keys and name not in given:
+                filled[name] = self._value(keys[name], hints[name])
+            elif name not in given and field.default is dataclasses.MISSING:
+                raise self.wrong(name, f"is missing; expected {_shown(hints[name])}")
+        self.check_sources()
+        return self._build(record, filled)
+
+    def _build(self, record: type[Record], filled: Mapping[str, object]) -> Record:
+        try:
+            return record(**filled)
+        except InvalidInput as err:
+            raise self.wrong("", f"does not hold together: {err}") from err
+
+    def _value(self, key: str, hint: Any) -> object:
+        value, wanted = self.values[key], _plain(hint)
+        if dataclasses.is_dataclass(wanted):
+            return self.within(key).fill(typing.cast(type[object], wanted))
+        if typing.get_origin(wanted) is tuple:
+            return self._sequence(key, typing.get_args(wanted)[0])
+        if _fits(value, wanted):
+            return wanted(to_si(key, value)[1]) if wanted in (int, float) else value
+        raise self.wrong(key, f"must be {_shown(hint)}, not {value!r}")
+
+    def _sequence(self, key: str, wanted: type) -> tuple[object, ...]:
+        values = self.values[key]
+        if not isinstance(values, list) or not all(_fits(value, wanted) for value in values):
+            raise self.wrong(key, f"must be a list of {_NAMES[wanted]}, not {values!r}")
+        return tuple(wanted(value) for value in values)
+
+    def check_sources(self) -> None:
+        """Check that ``source`` covers every figure: one text for all, or a table of texts by key and for ``others``.
+
+        Raises:
+            BadFile: If it does not.
+        """
+        source = self.values.get("source", {})
+        if isinstance(source, str) and source.strip():
+            return
+        if not isinstance(source, dict) or not all(isinstance(text, str) and text.strip() for text in source.values()):
+            raise self.wrong("source", "must be a text, or a table with a text for each figure")
+        for key, value in self.values.items():
+            if _holds_figures(value) and key not in source and "others" not in source:
+                raise self.wrong(key, "has no source; name where the figure comes from, or write assumed")
+
+
+_NAMES: dict[Any, str] = {
+    int: "a whole number of at least 0",
+    float: "a finite number of at least 0",
+    str: "a text",
+    bool: "true or false",
+}
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _holds_figures(value: object) -> bool:
+    return _is_figure(value[0] if isinstance(value, list) and value else value)
+
+
+def _fits(value: object, wanted: type) -> bool:
+    return _is_figure(value) if wanted in (int, float) else type(value) is wanted
+
+
+def _plain(hint: Any) -> Any:
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return next(part for part in typing.get_args(hint) if part is not types.NoneType)
+    return hint
+
+
+def _shown(hint: Any) -> str:
+    wanted = _plain(hint)
+    return "a list" if typing.get_origin(wanted) is tuple else _NAMES.get(wanted, "a table")

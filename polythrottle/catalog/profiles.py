@@ -1,0 +1,137 @@
+"""Tuned profiles as TOML files: ``profiles/tuned/<device>/<workload>.toml``."""
+
+import os
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from polythrottle.errors import BadFile, PolythrottleError, StorageError
+from polythrottle.measurement import EnergyKind, Latency, Measurement
+from polythrottle.profile import Profile
+from polythrottle.space import OperatingPoint
+from polythrottle.units import to_file, to_si
+
+_FIRST = "# Tuned by polythrottle."
+_STATISTICS = ("mean", "p50", "p90", "p95", "p99", "std")
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write a profile whole or not at all; its folders are made.
+
+    Raises:
+        StorageError: If it cannot be written, or would replace something that is not a profile.
+    """
+    check_replaceable(path)
+    document = {
+        "device": profile.device,
+        "workload": profile.workload,
+        "slo": list(profile.slo),
+        **({} if profile.saving_fraction is None else {"saving_fraction": round(profile.saving_fraction, 6)}),
+        "point": dict(
+            to_file(name, level) if not isinstance(level, str) else (name, level)
+            for name, level in profile.point.items()
+        ),
+        "measured": _measured(profile.measurement),
+        **({} if profile.default is None else {"default": _measured(profile.default)}),
+        "provenance": dict(profile.provenance),
+    }
+    kind = profile.measurement.energy_kind
+    replace_file(path, f"{_FIRST} Energy is {kind}.\n{tomli_w.dumps(document)}".encode())
+
+
+def read_profile(path: Path) -> Profile:
+    """Return the profile in a file.
+
+    Raises:
+        BadFile: If there is no such file, or it is not a profile: names the key.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        return Profile(
+            device=document["device"],
+            workload=document["workload"],
+            point=OperatingPoint(dict(to_si(name, level) for name, level in document["point"].items())),
+            measurement=_measurement(document["measured"]),
+            default=_measurement(document["default"]) if "default" in document else None,
+            slo=tuple(document["slo"]),
+            provenance=document["provenance"],
+        )
+    except OSError as error:
+        raise BadFile(f"{path} cannot be read: {error.strerror}") from error
+    except KeyError as error:
+        raise BadFile(f"{path} is not a profile: it lacks {error}") from error
+    except (ValueError, TypeError, AttributeError, PolythrottleError) as error:
+        raise BadFile(f"{path} is not a profile: {error}") from error
+
+
+def check_replaceable(path: Path) -> None:
+    """Check that a profile can be written, and that this would lose nothing but an older profile.
+
+    Raises:
+        StorageError: If something else is there, or its folder cannot be written.
+    """
+    try:
+        folder = next(folder for folder in path.absolute().parents if folder.exists())
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise StorageError(f"{path} cannot be written: {folder} is not a folder that can be written")
+        if path.exists() and not (path.is_file() and path.read_bytes()[: len(_FIRST)] in (_FIRST.encode(), b"")):
+            raise StorageError(f"{path} is there already and not a profile; name another file with --out")
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, through a temporary one beside it; its folders are made.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(draft, 0o644)
+            os.replace(draft, path)
+        except BaseException:
+            os.unlink(draft)
+            raise
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _measured(measurement: Measurement) -> dict[str, Any]:
+    times = {stat: getattr(measurement.latency, f"{stat}_s") for stat in _STATISTICS}
+    values = {
+        "energy_j": measurement.energy_j,
+        "energy_kind": str(measurement.energy_kind),
+        "boundary": measurement.boundary,
+        "power_w": measurement.power_w,
+        "throughput_per_s": measurement.throughput_per_s,
+        "temperature_c": measurement.temperature_c,
+        "window_s": measurement.window_s,
+        "queries": measurement.latency.queries,
+        "latency_ms": {stat: round(time * 1e3, 6) for stat, time in times.items() if time is not None},
+    }
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _measurement(values: Mapping[str, Any]) -> Measurement:
+    times = {f"{stat}_s": time / 1e3 for stat, time in values["latency_ms"].items()}
+    return Measurement(
+        Latency(**times, queries=values.get("queries")),
+        values["energy_j"],
+        values["throughput_per_s"],
+        values.get("power_w"),
+        EnergyKind(values["energy_kind"]),
+        values.get("boundary", ""),
+        values.get("temperature_c"),
+        values.get("window_s"),
+    )
