@@ -1,1 +1,48 @@
 """Workloads: Python callables, torch modules, ONNX files, commands."""
+
+import re
+from collections.abc import Sequence
+
+from polythrottle.errors import InvalidInput
+from polythrottle.ports import Workload
+
+_CALLABLE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+
+
+def open_workload(
+    uri: str,
+    *,
+    inputs: Sequence[str] = (),
+    batch_sizes: Sequence[int] | None = None,
+    threads: Sequence[int] | None = None,
+    timeout_s: float = 60.0,
+) -> Workload:
+    """Return the workload a URI means, ready to be queried at its default point.
+
+    Args:
+        uri: ``model.onnx``, ``package.module:callable`` or ``cmd:<shell words>``.
+        inputs: Shapes of one item's inputs, such as ``3x224x224`` or ``ids=128:int64``, where the model does not say.
+        batch_sizes: Levels of the knob ``batch_size``; 1, 2, 4, 8, 16 by default.
+        threads: Levels of the knob ``threads``; powers of two up to the number of processors, and that, by default.
+        timeout_s: After how many seconds a command's query is given up.
+
+    Raises:
+        InvalidInput: If the URI has no known form, or what it names cannot be used so.
+        UnknownName: If a Python module has no such callable; names the nearest.
+        BadFile: If a model file is not one.
+        DeviceError: If the package that would run it is not installed.
+        TrialError: If a model fails while it is built.
+    """
+    if uri.startswith("cmd:"):
+        from polythrottle.workloads.command import CommandWorkload
+
+        return CommandWorkload(uri, batch_sizes=batch_sizes, threads=threads, timeout_s=timeout_s)
+    if uri.lower().endswith(".onnx"):
+        from polythrottle.workloads.onnx_file import OnnxWorkload
+
+        return OnnxWorkload(uri, inputs=inputs, batch_sizes=batch_sizes, threads=threads)
+    if _CALLABLE.fullmatch(uri):
+        from polythrottle.workloads.python_code import open_python
+
+        return open_python(uri, inputs=inputs, batch_sizes=batch_sizes, threads=threads)
+    raise InvalidInput(f"{uri!r} is not a workload; write model.onnx, package.module:callable or cmd:<shell words>")

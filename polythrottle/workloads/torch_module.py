@@ -1,0 +1,117 @@
+"""A torch module as a workload, in evaluation and inference mode."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from polythrottle.errors import InvalidInput, TrialError
+from polythrottle.measurement import Query
+from polythrottle.space import OperatingPoint, SearchSpace
+from polythrottle.workloads.call import guarded, timed
+from polythrottle.workloads.knobs import BATCH_SIZE, THREADS, batch_knob, chosen, count, grid_of, threads_knob
+from polythrottle.workloads.tensors import Input, parse_inputs, random_array
+
+MakeInputs = Callable[[int], Any]
+
+
+class TorchWorkload:
+    """One forward pass of a batch per query.
+
+    Args:
+        uri: What opens it again.
+        module: The module; where it has a method ``example_input(batch_size)``, that makes its inputs: one tensor, a
+            tuple of positional or a dict of named ones.
+        inputs: Shapes of one item's inputs; take precedence over ``example_input``.
+        batch_sizes: Levels of ``batch_size``; usual ones by default.
+        threads: Levels of ``threads``; usual ones by default.
+
+    Raises:
+        InvalidInput: If nothing says what the inputs are.
+        TrialError: If ``example_input`` raises.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        module: torch.nn.Module,
+        *,
+        inputs: Sequence[str] = (),
+        batch_sizes: Sequence[int] | None = None,
+        threads: Sequence[int] | None = None,
+    ) -> None:
+        self.uri = uri
+        self.space: SearchSpace = grid_of([batch_knob(batch_sizes), threads_knob(threads)])
+        self._found_threads = torch.get_num_threads()
+        self._module = module.eval()
+        self._device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
+        self._make = _made_up(parse_inputs(inputs)) if inputs else _example_of(uri, module)
+        self.apply(self.space.default)
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Make inputs of the batch size and set torch's thread count.
+
+        Raises:
+            KnobRejected: If the point is not in the space.
+            TrialError: If the inputs cannot be made.
+        """
+        wanted = chosen(self.space, point)
+        with guarded("example_input raised"):
+            self._arguments, self._named = _split(_moved(self._make(count(wanted, BATCH_SIZE)), self._device))
+        torch.set_num_threads(count(wanted, THREADS))
+        self._batch_size = count(wanted, BATCH_SIZE)
+
+    def query(self) -> Query:
+        """Run one forward pass and wait for it.
+
+        Raises:
+            TrialError: If the module raises.
+        """
+        return Query(timed("model raised", self._forward), self._batch_size)
+
+    def _forward(self) -> None:
+        with torch.inference_mode():
+            self._module(*self._arguments, **self._named)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def close(self) -> None:
+        """Put torch's thread count back."""
+        torch.set_num_threads(self._found_threads)
+
+
+def _example_of(uri: str, module: torch.nn.Module) -> MakeInputs:
+    make: Any = getattr(module, "example_input", None)
+    if not callable(make):
+        raise InvalidInput(
+            f"{uri}: what are its inputs? give their shape without the batch, such as --input 3x224x224, "
+            "or give the module a method example_input(batch_size)"
+        )
+    found: MakeInputs = make
+    return found
+
+
+def _made_up(inputs: tuple[Input, ...]) -> MakeInputs:
+    def make(batch_size: int) -> Any:
+        arrays = [random_array((batch_size, *each.shape), each.dtype or "float32", i) for i, each in enumerate(inputs)]
+        tensors = tuple(torch.from_numpy(array) for array in arrays)
+        return dict(zip([each.name for each in inputs], tensors, strict=True)) if inputs[0].name else tensors
+
+    return make
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {name: _moved(each, device) for name, each in value.items()}
+    return tuple(_moved(each, device) for each in value) if isinstance(value, tuple) else value
+
+
+def _split(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional and named arguments of a forward pass."""
+    if value is None:
+        raise TrialError("it returned nothing; return a tensor, a tuple or a dict of tensors")
+    if isinstance(value, dict):
+        return (), value
+    return (value if isinstance(value, tuple) else (value,)), {}
