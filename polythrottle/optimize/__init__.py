@@ -1,1 +1,40 @@
-"""Search methods: constrained Bayesian optimisation and its baselines."""
+"""Search methods: constrained Bayesian optimisation and its baselines.
+
+`METHODS` names them; `make_optimizer` returns one. Importing this package loads no model library: ``bayes`` imports
+torch when it is first asked for a suggestion it needs a model for.
+"""
+
+from collections.abc import Callable, Mapping
+
+from polythrottle.errors import UnknownName
+from polythrottle.optimize.baselines import CoarseToFine, RandomOrder
+from polythrottle.optimize.bayes import ConstrainedBayes
+from polythrottle.optimize.gradient import GradientSearch
+from polythrottle.optimize.optuna_search import OptunaSearch
+from polythrottle.optimize.paper import PaperSearch
+from polythrottle.ports import Optimizer
+
+__all__ = ["METHODS", "CoarseToFine", "ConstrainedBayes", "RandomOrder", "make_optimizer"]
+
+METHODS: Mapping[str, Callable[[], Optimizer]] = {
+    "bayes": ConstrainedBayes,
+    "random": RandomOrder,
+    "grid": CoarseToFine,
+    "paper": PaperSearch,
+    "paper-joint": lambda: PaperSearch(phases=1),
+    "gradient": GradientSearch,
+    "tpe": lambda: OptunaSearch("tpe"),
+    "gp": lambda: OptunaSearch("gp"),
+}
+"""Every search method by the name the command line gives it; the first is the default."""
+
+
+def make_optimizer(name: str) -> Optimizer:
+    """Return the search method of that name.
+
+    Raises:
+        UnknownName: If there is none.
+    """
+    if name not in METHODS:
+        raise UnknownName("search method", name, METHODS)
+    return METHODS[name]()

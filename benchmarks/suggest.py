@@ -1,0 +1,46 @@
+"""How long one suggestion takes after thirty trials, at 2,000 and at 100,000 points: python benchmarks/suggest.py.
+
+The budget is 0.5 s and 3 s on two cores. Both sizes are timed in one run, so that their ratio can be compared.
+"""
+
+import time
+
+import numpy as np
+
+from polythrottle.measurement import Latency, Measurement
+from polythrottle.optimize import make_optimizer
+from polythrottle.problem import Constraint, Problem
+from polythrottle.space import Knob, SearchSpace
+from polythrottle.study import Study, Trial
+
+
+def study(levels: int) -> Study:
+    """Return a study of thirty trials on a space of 8 × levels × (levels − 1) points, with two constraints."""
+    knobs = (Knob("gpu_max_hz", tuple(range(1, levels + 1))), Knob("mem_hz", tuple(range(1, levels))))
+    rest = (Knob("mode", (1, 2)), Knob("batch_size", (1, 2, 4, 8)))
+    top = {"gpu_max_hz": levels, "mem_hz": levels - 1, "mode": 1, "batch_size": 1}
+    space = SearchSpace.grid((*knobs, *rest), top)
+    rng, found = np.random.default_rng(0), Study(Problem(space, (Constraint("p99", 1.0), Constraint("power", 20.0))))
+    points = [space.default, *(space[int(row)] for row in rng.choice(len(space) // 2, 29, replace=False))]
+    for number, point in enumerate(points):
+        late_s, energy_j, power_w = np.exp(0.3 * rng.standard_normal(3)).tolist()
+        seen = Measurement(Latency(late_s, p99_s=late_s), energy_j, 1.0 / late_s, 15.0 * power_w)
+        found = found.with_trial(Trial(number, point, seen))
+    return found
+
+
+def main() -> None:
+    """Time both sizes, the import of torch apart."""
+    make_optimizer("bayes").suggest(study(6))
+    times = {}
+    for levels in (16, 115):
+        one = study(levels)
+        start = time.perf_counter()
+        make_optimizer("bayes").suggest(one)
+        times[len(one.problem.space)] = time.perf_counter() - start
+    for points, seconds in times.items():
+        print(f"{points:7,} points: {seconds:.2f} s, {seconds / min(times.values()):.1f} × the smaller space")
+
+
+if __name__ == "__main__":
+    main()

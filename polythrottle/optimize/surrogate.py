@@ -1,0 +1,156 @@
+"""The model of what was measured: one Gaussian process per quantity over the points of a space.
+
+Each is a trend whose coefficients have normal priors (`trend`), a Matérn-5/2 process for what the trend leaves over,
+and noise. Scales and length scales are fitted by maximum a posteriori with BoTorch; their priors have units, because
+the quantities are logarithms: 0.1 is ten per cent.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from botorch.exceptions.errors import ModelFittingError
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.utils.sampling import manual_seed
+from gpytorch.constraints import GreaterThan
+from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ZeroMean
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.priors import LogNormalPrior
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from polythrottle.optimize.features import Array
+from polythrottle.optimize.remaining import Rows
+
+RESIDUAL_SD, RESIDUAL_SPREAD = 0.15, 0.7
+"""Deviation of what the trend leaves over: median, and spread of its logarithm, of the log-normal prior."""
+NOISE_SD, NOISE_SPREAD = 0.01, 0.7
+"""Deviation of one measurement: likewise."""
+LENGTH, LENGTH_SPREAD = 0.55, 0.6
+"""Length scale in the unit cube: likewise; the median times the root of the number of columns, as distances grow."""
+_MAX_ITERATIONS = 40
+_JITTER, _LEAST_VARIANCE = 1e-8, 1e-10
+_BLOCK = 8192
+
+
+@dataclass(frozen=True)
+class Belief:
+    """What is believed of each quantity at each point.
+
+    Args:
+        mean: Shape (points, quantities).
+        variance: Of the quantity itself, shape (points, quantities), > 0.
+        noise: Variance one measurement adds, shape (quantities,).
+    """
+
+    mean: Tensor
+    variance: Tensor
+    noise: Tensor
+
+
+def believe(unit: Array, basis: Array, seen: Rows, values: Array, seed: int) -> Belief:
+    """Return the posterior at every point of a space.
+
+    Args:
+        unit: Coordinates for distances, shape (points, columns).
+        basis: Basis functions of the trend, times their prior deviations, shape (points, functions).
+        seen: Row number of each measured point, shape (trials,).
+        values: What was measured, less the trend's prior mean, shape (trials, quantities).
+        seed: Of any randomness in the fit.
+
+    Raises:
+        RuntimeError: If the covariance of the trials cannot be decomposed.
+    """
+    everywhere = torch.from_numpy(np.hstack([unit, basis]))
+    level = values.mean(axis=0)
+    targets = torch.from_numpy(values - level)
+    with manual_seed(seed):
+        model = _fitted(everywhere[seen], targets, unit.shape[1])
+        with torch.no_grad():
+            mean, variance = _posterior(model, everywhere[seen], targets, everywhere)
+    return Belief(mean + torch.from_numpy(level), variance, model.likelihood.noise.detach().reshape(-1))
+
+
+def _fitted(inputs: Tensor, targets: Tensor, columns: int) -> SingleTaskGP:
+    """Return the process fitted to the trials; with the prior's own scales if no fit succeeds."""
+    model = _process(inputs, targets, columns)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    try:
+        fit_gpytorch_mll(
+            ExactMarginalLogLikelihood(model.likelihood, model),
+            optimizer_kwargs={"options": {"maxiter": _MAX_ITERATIONS}},
+            max_attempts=1,
+            warning_handler=lambda _: True,
+        )
+    except (ModelFittingError, RuntimeError):
+        model.load_state_dict(start)
+    return model.eval()
+
+
+def _process(inputs: Tensor, targets: Tensor, columns: int) -> SingleTaskGP:
+    count = targets.shape[1]
+    batch = torch.Size([count] if count > 1 else [])
+    noise = _log_normal(NOISE_SD**2, 2 * NOISE_SPREAD)
+    likelihood = GaussianLikelihood(noise_prior=noise, noise_constraint=_positive(NOISE_SD**2), batch_shape=batch)
+    return SingleTaskGP(
+        inputs,
+        targets,
+        likelihood=likelihood,
+        covar_module=_kernel(columns, inputs.shape[1], batch),
+        mean_module=ZeroMean(batch_shape=batch),
+        outcome_transform=None,
+    ).double()
+
+
+def _kernel(columns: int, width: int, batch: torch.Size) -> Kernel:
+    trend = LinearKernel(active_dims=tuple(range(columns, width)), batch_shape=batch)
+    trend.variance = 1.0
+    trend.requires_grad_(False)
+    matern = MaternKernel(
+        nu=2.5,
+        ard_num_dims=columns,
+        active_dims=tuple(range(columns)),
+        batch_shape=batch,
+        lengthscale_prior=_log_normal(LENGTH * math.sqrt(columns), LENGTH_SPREAD),
+        lengthscale_constraint=_positive(LENGTH * math.sqrt(columns)),
+    )
+    residual = ScaleKernel(
+        matern,
+        batch_shape=batch,
+        outputscale_prior=_log_normal(RESIDUAL_SD**2, 2 * RESIDUAL_SPREAD),
+        outputscale_constraint=_positive(RESIDUAL_SD**2),
+    )
+    return trend + residual
+
+
+def _positive(start: float) -> GreaterThan:
+    return GreaterThan(1e-7, transform=torch.exp, inv_transform=torch.log, initial_value=start)
+
+
+def _log_normal(median: float, spread: float) -> LogNormalPrior:
+    return LogNormalPrior(math.log(median), spread)
+
+
+def _posterior(model: SingleTaskGP, seen: Tensor, targets: Tensor, everywhere: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance at all points, shape (points, quantities) each (Rasmussen & Williams 2006, eq. 2.25-26).
+
+    Written out because the library's own posterior builds the joint covariance of all points. Blocks keep the memory
+    of 100,000 points small.
+    """
+    kernel, count = model.covar_module, targets.shape[1]
+    noise = (model.likelihood.noise.reshape(count, 1) + _JITTER).expand(-1, len(seen))
+    gram = kernel(seen).to_dense().reshape(count, len(seen), len(seen))
+    root = psd_safe_cholesky(gram + torch.diag_embed(noise))
+    white = torch.linalg.solve_triangular(root, targets.T.unsqueeze(-1), upper=False)
+    means, variances = [], []
+    for block in torch.split(everywhere, _BLOCK):
+        cross = kernel(seen, block).to_dense().reshape(count, len(seen), len(block))
+        half = torch.linalg.solve_triangular(root, cross, upper=False)
+        prior = kernel(block, diag=True).reshape(count, len(block))
+        means.append((half * white).sum(dim=1))
+        variances.append((prior - half.square().sum(dim=1)).clamp_min(_LEAST_VARIANCE))
+    return torch.cat(means, dim=1).T, torch.cat(variances, dim=1).T

@@ -1,0 +1,346 @@
+"""The search methods: pure, never twice at one point, near the optimum soon, and never a traceback."""
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from polythrottle.errors import Exhausted, InvalidInput, UnknownName
+from polythrottle.measurement import Latency, Measurement
+from polythrottle.optimize import METHODS, make_optimizer
+from polythrottle.problem import Constraint, Problem
+from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
+from polythrottle.study import Study, Trial
+
+Visit = Callable[[OperatingPoint], Measurement | None]
+GPU_HZ = tuple(range(200_000_000, 1_400_000_000, 100_000_000))
+MEM_HZ = (204_000_000, 665_600_000, 2_133_000_000, 3_199_000_000)
+
+
+def board(**rest: Knob) -> SearchSpace:
+    """Return GPU clocks × memory clocks × batches, 240 points, times any further knobs; the default is flat out."""
+    knobs = (Knob("gpu_max_hz", GPU_HZ), Knob("mem_hz", MEM_HZ), Knob("batch_size", (1, 2, 4, 8, 16)), *rest.values())
+    default: dict[str, Level] = {knob.name: knob.levels[-1] for knob in knobs}
+    return SearchSpace.grid(knobs, default | {"batch_size": 1})
+
+
+def physical(point: Mapping[str, Level]) -> Measurement:
+    """Return what a made-up board does: roofline time, flat-then-linear voltage, memory and static power."""
+    gpu, mem, batch = (float(point[name]) for name in ("gpu_max_hz", "mem_hz", "batch_size"))
+    ghz, share = gpu / 1e9, mem / MEM_HZ[-1]
+    latency_s = 2e-3 + 6e-3 * batch**0.9 / ghz + 1.5e-3 * batch**0.7 / share
+    volt = 1.0 + 0.5 * max(0.0, ghz - 0.7)
+    power_w = 6.0 + 14.0 * ghz * volt**2 * (1 - 0.3 / batch) + 5.0 * share
+    latency = Latency(latency_s, p50_s=latency_s, p95_s=1.1 * latency_s, p99_s=1.2 * latency_s)
+    temperature_c = 30.0 + 1.3 * power_w
+    return Measurement(latency, power_w * latency_s / batch, batch / latency_s, power_w, temperature_c=temperature_c)
+
+
+def noisy(share: float, seed: int = 0) -> Visit:
+    """Return the made-up board with lognormal noise on time and power."""
+    rng = np.random.default_rng(seed)
+
+    def visit(point: OperatingPoint) -> Measurement:
+        true, (late, drawn) = physical(point), np.exp(share * rng.standard_normal(2))
+        latency = Latency(true.latency.mean_s * late, p99_s=(true.latency.p99_s or 1.0) * late)
+        power_w = (true.power_w or 1.0) * drawn
+        return Measurement(latency, true.energy_j * late * drawn, true.throughput_per_s / late, power_w)
+
+    return visit
+
+
+def searched(
+    space: SearchSpace, slo: Sequence[str], trials: int, visit: Visit = physical, method: str = "bayes", seed: int = 0
+) -> Study:
+    """Return a study after so many trials; where ``visit`` returns None the trial has failed."""
+    study, optimizer = Study(Problem(space, tuple(map(Constraint.parse, slo))), method, seed), make_optimizer(method)
+    for number in range(trials):
+        point = optimizer.suggest(study)
+        assert point not in study.visited
+        seen = visit(point)
+        study = study.with_trial(Trial(number, point, seen, None if seen else "it fell over"))
+    return study
+
+
+def regret(study: Study) -> float:
+    """Return how much more energy the study's best point truly takes than the best feasible point there is, less 1."""
+    true = {point: physical(point) for point in study.problem.space}
+    assert study.best is not None
+    least = min(m.energy_j for m in true.values() if study.holds(m))
+    return true[study.best.point].energy_j / least - 1.0
+
+
+def points(study: Study) -> list[OperatingPoint]:
+    """Return where the study went, in order."""
+    return [trial.point for trial in study.trials]
+
+
+def test_an_unknown_method_is_named_with_the_nearest() -> None:
+    """A misspelt method says what was probably meant."""
+    with pytest.raises(UnknownName, match="bayes"):
+        make_optimizer("bays")
+
+
+def test_importing_the_methods_loads_no_torch() -> None:
+    """Making an optimiser, and the default as its first suggestion, cost no model library."""
+    code = (
+        "import sys\nfrom polythrottle.optimize import make_optimizer\nfrom polythrottle.problem import Problem\n"
+        "from polythrottle.space import Knob, SearchSpace\nfrom polythrottle.study import Study\n"
+        "make_optimizer('bayes').suggest(Study(Problem(SearchSpace.grid([Knob('a', (1, 2))], {'a': 1}))))\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("method", ["bayes", "random", "grid"])
+def test_our_methods_start_at_the_default(method: str) -> None:
+    """The first trial is what the device does untuned."""
+    space = board()
+    assert points(searched(space, (), 1, method=method)) == [space.default]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_visits_each_point_once_and_then_is_exhausted(method: str) -> None:
+    """A study that goes on long enough sees the whole space."""
+    space = SearchSpace.grid(
+        [Knob("gpu_max_hz", (1, 2, 3)), Knob("batch_size", (1, 2))], {"gpu_max_hz": 3, "batch_size": 1}
+    )
+    study = searched(space, ("mean<=1s",), len(space), lambda p: flat(0.1 * float(p["gpu_max_hz"])), method)
+    assert set(points(study)) == set(space)
+    with pytest.raises(Exhausted, match="all 6 points"):
+        make_optimizer(method).suggest(study)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_space_of_one_point_is_its_default_and_then_exhausted(method: str) -> None:
+    """Nothing to choose is no fault."""
+    study = searched(SearchSpace.unit(), (), 1, lambda _: flat(), method)
+    with pytest.raises(Exhausted):
+        make_optimizer(method).suggest(study)
+
+
+def flat(energy_j: float = 1.0, latency_s: float = 0.01) -> Measurement:
+    """Return a measurement without power, temperature or percentiles."""
+    return Measurement(Latency(latency_s), energy_j, 1.0 / latency_s)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_suggestion_is_a_function_of_the_study(method: str) -> None:
+    """Asked again, and by an optimiser that has seen other studies, the answer is the same."""
+    study = searched(board(), ("p99<=30ms",), 6, noisy(0.02), method, seed=3)
+    optimizer = make_optimizer(method)
+    first = optimizer.suggest(study)
+    optimizer.suggest(Study(study.problem, method, 9, study.trials[:4]))
+    np.random.default_rng().random()
+    assert optimizer.suggest(study) == first == make_optimizer(method).suggest(study)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fresh_process_repeats_every_suggestion(method: str) -> None:
+    """A study resumed elsewhere goes on exactly as it would have here."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from test_optimize import board, noisy, points, searched\n"
+        f"print(*points(searched(board(), ('p99<=30ms', 'power<=22W'), 7, noisy(0.02), {method!r}, 3)), sep='\\n')"
+    )
+    command = [sys.executable, "-c", code, __file__.rpartition("/")[0]]
+    there = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+    here = points(searched(board(), ("p99<=30ms", "power<=22W"), 7, noisy(0.02), method, 3))
+    assert there == [str(point) for point in here]
+
+
+def test_the_seed_decides_a_random_search_and_the_order_of_equals() -> None:
+    """Seeds matter where chance does: for random, and where bayes finds several points equally good."""
+    assert points(searched(board(), (), 4, method="random")) != points(
+        searched(board(), (), 4, method="random", seed=1)
+    )
+    space = SearchSpace.grid([Knob("mode", tuple("abcdefgh"))], {"mode": "a"})
+    seconds = {points(searched(space, (), 2, lambda _: flat(), seed=seed))[1] for seed in range(8)}
+    assert len(seconds) > 2
+
+
+def test_a_grid_is_refined_from_the_corners_inwards() -> None:
+    """A grid that is stopped early has still seen the whole range of every knob."""
+    space = SearchSpace.grid([Knob("gpu_max_hz", tuple(range(1, 10)))], {"gpu_max_hz": 9})
+    order = [point["gpu_max_hz"] for point in points(searched(space, (), 9, lambda _: flat(), "grid"))]
+    assert order == [9, 1, 5, 3, 7, 2, 4, 6, 8]
+
+
+@pytest.mark.parametrize(
+    "slo",
+    [("mean<=12ms",), ("mean<=20ms",), ("p99<=40ms",), ("p95<=25ms", "power<=18W"), ("throughput>=150/s",), (),
+     ("temperature<=50C", "mean<=30ms"), ("mean<=1.5x", "power<=0.7x")],
+    ids=", ".join,
+)  # fmt: skip
+def test_bayes_comes_near_the_optimum_of_a_physical_board(slo: tuple[str, ...]) -> None:
+    """Twelve trials of 240 points bring the energy within three per cent of the least there is, whatever is bounded."""
+    study = searched(board(), slo, 12)
+    assert regret(study) <= 0.03
+    assert sum(not study.feasible(trial) for trial in study.trials[:6]) <= 4
+
+
+def test_bayes_comes_near_the_optimum_through_noise() -> None:
+    """Two per cent of noise on every window leave the result within three per cent, on average over four seeds."""
+    ended = [regret(searched(board(), ("mean<=20ms",), 15, noisy(0.02, seed), seed=seed)) for seed in range(4)]
+    assert float(np.mean(ended)) <= 0.03
+
+
+def test_bayes_needs_a_fraction_of_the_trials_of_chance() -> None:
+    """After ten trials bayes is far nearer than a random order is."""
+    ours = regret(searched(board(), ("mean<=20ms",), 10))
+    chance = [regret(searched(board(), ("mean<=20ms",), 10, method="random", seed=seed)) for seed in range(5)]
+    assert ours < 0.3 * float(np.mean(chance))
+
+
+def test_bayes_finds_the_good_label() -> None:
+    """A knob whose levels are names, or numbers without order, is learnt level by level."""
+    runtime, cluster = Knob("runtime", ("eager", "graph", "tensorrt")), Knob("cpu_cluster", (0, 4, 7), label=True)
+    cost = {"eager": 1.5, "graph": 1.2, "tensorrt": 1.4, 0: 1.0, 4: 0.7, 7: 1.1}
+    space = board(runtime=runtime, cluster=cluster)
+
+    def visit(point: OperatingPoint) -> Measurement:
+        true = physical(point)
+        factor = cost[str(point["runtime"])] * cost[int(point["cpu_cluster"])]
+        return Measurement(true.latency, true.energy_j * factor, true.throughput_per_s)
+
+    study = searched(space, ("mean<=20ms",), 25, visit)
+    assert study.best is not None
+    assert (study.best.point["runtime"], study.best.point["cpu_cluster"]) == ("graph", 4)
+
+
+def test_bayes_finds_a_feasible_point_when_the_default_is_none() -> None:
+    """Where the default breaks a limit, feasibility leads until a point holds it."""
+    study = searched(board(), ("power<=13W",), 8)
+    assert not study.feasible(study.trials[0])
+    assert study.best is not None
+
+
+def test_bayes_goes_on_when_no_point_is_feasible() -> None:
+    """A limit nothing meets leads towards what comes closest, not to an error."""
+    study = searched(board(), ("mean<=1ms",), 10)
+    assert study.best is None
+    assert study.closest is not None
+    fastest_s = min(physical(point).latency.mean_s for point in study.problem.space)
+    assert (study.closest.measurement or flat()).latency.mean_s <= 1.02 * fastest_s
+
+
+def test_bayes_goes_on_when_every_trial_fails() -> None:
+    """Failures alone still lead somewhere new, also under a limit relative to a default that was never measured."""
+    study = searched(board(), ("mean<=1.5x", "power<=50W"), 8, lambda _: None)
+    assert len(study.visited) == 8
+
+
+def test_bayes_goes_on_when_the_default_of_a_relative_limit_failed() -> None:
+    """A limit that multiplies what was never measured cannot count yet; the search goes on without it."""
+    study = searched(board(), ("mean<=1.5x",), 6, lambda p: None if p == board().default else physical(p))
+    assert len(study.completed) == 5
+
+
+def test_log_expected_improvement_is_exact_near_and_finite_far() -> None:
+    """The formula agrees with BoTorch's over forty deviations and stays finite, and falling, at a million."""
+    import torch
+    from botorch.acquisition.analytic import _log_ei_helper
+
+    from polythrottle.optimize.acquisition import log_standard_improvement
+
+    z = torch.linspace(-30.0, 10.0, 2001, dtype=torch.double)
+    torch.testing.assert_close(log_standard_improvement(z), _log_ei_helper(z), rtol=1e-9, atol=1e-9)
+    far = log_standard_improvement(torch.tensor([-1e8, -1e6, -1e5, -1e4, -1e3], dtype=torch.double))
+    assert torch.isfinite(far).all()
+    assert (far.diff() > 0).all()
+
+
+def test_odd_levels_have_finite_distinct_coordinates() -> None:
+    """Zero, negative, label and constant knobs all have a place in the unit cube."""
+    from polythrottle.optimize.features import coordinates
+
+    knobs = [Knob("a", (0, 1, 10)), Knob("b", (-5, 0, 5)), Knob("c", ("x", "y", "z")), Knob("d", (7,)), Knob("e", (0,))]
+    space = SearchSpace.grid(knobs, {"a": 10, "b": 0, "c": "x", "d": 7, "e": 0})
+    where = coordinates(space)
+    assert where.unit.shape == (27, 5)
+    assert np.isfinite(where.offset).all()
+    assert len(np.unique(where.unit, axis=0)) == len(space)
+    assert where.unit.min() >= 0.0
+    assert where.unit.max() <= 1.0
+
+
+def test_bayes_keeps_away_from_where_trials_fail() -> None:
+    """Batches that do not fit in memory are tried once or twice, and the search ends at the best that fits."""
+
+    def visit(point: OperatingPoint) -> Measurement | None:
+        return physical(point) if float(point["batch_size"]) < 8 else None
+
+    study = searched(board(), ("mean<=100ms",), 20, visit)
+    assert sum(trial.failure is not None for trial in study.trials) <= 6
+    fits = min(m.energy_j for m in map(visit, study.problem.space) if m and study.holds(m))
+    assert study.best is not None
+    assert (study.best.measurement or flat()).energy_j <= 1.05 * fits
+
+
+@pytest.mark.parametrize("at", [0, 2, 5])
+def test_bayes_outlives_an_outlier(at: int) -> None:
+    """One window at ten times its time and energy, be it the default's, costs a few trials, and at most a tenth."""
+    seen: list[OperatingPoint] = []
+
+    def visit(point: OperatingPoint) -> Measurement:
+        seen.append(point)
+        true = physical(point)
+        if len(seen) != at + 1:
+            return true
+        return Measurement(Latency(10 * true.latency.mean_s), 10 * true.energy_j, true.throughput_per_s / 10)
+
+    assert regret(searched(board(), ("mean<=20ms",), 25, visit)) <= 0.1
+
+
+def test_a_missing_metric_is_said_in_one_line() -> None:
+    """A limit on what nobody measures is a fault of the question."""
+    with pytest.raises(InvalidInput, match="not measured"):
+        searched(board(), ("p90<=20ms",), 3)
+
+
+def test_a_fit_that_fails_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without fitted scales the prior's are used; without a posterior the trend leads."""
+    from polythrottle.optimize import surrogate
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("not positive definite")
+
+    searched(board(), ("mean<=20ms",), 3)
+    monkeypatch.setattr(surrogate, "fit_gpytorch_mll", broken)
+    assert regret(searched(board(), ("mean<=20ms",), 15)) <= 0.1
+    monkeypatch.setattr(surrogate, "psd_safe_cholesky", broken)
+    assert len(searched(board(), ("mean<=20ms",), 5).visited) == 5
+
+
+LEVELS = st.one_of(
+    st.lists(st.integers(-3, 10**12), min_size=1, max_size=5, unique=True),
+    st.lists(st.floats(0, 1e300), min_size=1, max_size=4, unique=True),
+    st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=3, unique=True),
+)
+VALUES = st.floats(1e-300, 1e300)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), columns=st.lists(LEVELS, min_size=1, max_size=4), label=st.booleans())
+def test_no_space_and_no_value_is_too_odd(data: st.DataObject, columns: list[list[Level]], label: bool) -> None:
+    """Whatever the levels and whatever is measured, the next point is a new one of the space."""
+    knobs = [
+        Knob(name, tuple(levels), label) for name, levels in zip(("a_hz", "b_w", "batch", "d"), columns, strict=False)
+    ]
+    space = SearchSpace.grid(knobs, {knob.name: data.draw(st.sampled_from(knob.levels)) for knob in knobs})
+
+    def visit(_: OperatingPoint) -> Measurement | None:
+        drawn = data.draw(st.one_of(st.none(), st.tuples(VALUES, VALUES, VALUES)))
+        return None if drawn is None else Measurement(Latency(drawn[0]), drawn[1], drawn[2])
+
+    study = searched(space, ("mean<=1s",), min(len(space), 5), visit)
+    assert all(math.isfinite(trial.measurement.energy_j) for trial in study.completed if trial.measurement)
+    assert len({*points(study)}) == len(study.trials)
+    assert all(a != b for a, b in pairwise(points(study)))
