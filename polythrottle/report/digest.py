@@ -1,0 +1,191 @@
+"""What a report needs to know about a study, with an answer for everything that can be missing."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from polythrottle.errors import InvalidInput
+from polythrottle.measurement import EnergyKind, Measurement
+from polythrottle.problem import Constraint
+from polythrottle.report.scale import Scale
+from polythrottle.space import OperatingPoint
+from polythrottle.study import Study, Trial, TrialState, least_energy
+
+
+class Role(StrEnum):
+    """The part a measured point plays in a figure."""
+
+    FEASIBLE = "feasible"
+    INFEASIBLE = "breaks the SLO"
+    UNJUDGED = "not judged"
+    PRESET = "preset"
+    DEFAULT = "default"
+    TUNED = "tuned"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One measured point as figures draw it.
+
+    Args:
+        role: What it is.
+        name: What to call it; empty for an ordinary trial.
+        point: Where.
+        measurement: What was seen there.
+        verdict: Whether the SLO holds there; None if that cannot be said.
+        number: Of the trial; None for a preset.
+    """
+
+    role: Role
+    name: str
+    point: OperatingPoint
+    measurement: Measurement
+    verdict: bool | None
+    number: int | None = None
+
+
+@dataclass(frozen=True)
+class Digest:
+    """A study seen by a reader: unlike the study itself it never raises, whatever was not measured."""
+
+    study: Study
+
+    @cached_property
+    def constraints(self) -> tuple[Constraint, ...] | None:
+        """The constraints with absolute limits, or None while a multiple has nothing to multiply."""
+        try:
+            return self.study.constraints
+        except InvalidInput:
+            return None
+
+    def verdict(self, measurement: Measurement) -> bool | None:
+        """Return whether the SLO holds, or None if its limit or one of its metrics is unknown."""
+        if self.constraints is None or any(measurement.metric(bound.metric) is None for bound in self.constraints):
+            return None
+        return self.study.holds(measurement)
+
+    @cached_property
+    def measured(self) -> tuple[tuple[Trial, Measurement], ...]:
+        """Every completed trial with its measurement."""
+        return tuple((trial, trial.measurement) for trial in self.study.trials if trial.measurement is not None)
+
+    @cached_property
+    def best(self) -> Mark | None:
+        """The trial of least energy that is known to hold the SLO."""
+        found = least_energy(trial for trial, seen in self.measured if self.verdict(seen))
+        return self._trial_mark(found, Role.TUNED, "tuned")
+
+    @cached_property
+    def default(self) -> Mark | None:
+        """The device's default point."""
+        return self._trial_mark(self.study.default, Role.DEFAULT, "default")
+
+    @property
+    def default_is_best(self) -> bool:
+        """Whether nothing that was tried beats the default."""
+        return self.best is not None and self.default is not None and self.best.number == self.default.number
+
+    @property
+    def saving_fraction(self) -> float | None:
+        """The share of the default's energy per item that the tuned point saves; None while either is unknown."""
+        if self.best is None or self.default is None:
+            return None
+        return 1.0 - self.best.measurement.energy_j / self.default.measurement.energy_j
+
+    @cached_property
+    def trials(self) -> tuple[Mark, ...]:
+        """Every completed trial by what became of it; the default and the tuned point among them under those roles."""
+        return tuple(self._role_of(trial, seen) for trial, seen in self.measured)
+
+    @cached_property
+    def presets(self) -> tuple[Mark, ...]:
+        """Every preset, in the order they were measured."""
+        return tuple(
+            Mark(Role.PRESET, known.name, known.point, known.measurement, self.verdict(known.measurement))
+            for known in self.study.references
+        )
+
+    @property
+    def broken(self) -> tuple[Measurement, ...]:
+        """What was seen at the trials known to break the SLO."""
+        return tuple(seen for _, seen in self.measured if self.verdict(seen) is False)
+
+    @property
+    def unjudged(self) -> int:
+        """How many trials were measured without it being known whether the SLO holds there."""
+        return sum(self.verdict(seen) is None for _, seen in self.measured)
+
+    @property
+    def worst_excess(self) -> float:
+        """By what fraction the worst trial exceeds a limit."""
+        return max((self.study.excess(seen) for seen in self.broken), default=0.0)
+
+    @property
+    def closest(self) -> tuple[Trial, Measurement] | None:
+        """The trial that exceeds its limits least, among those that can be judged."""
+        judged = ((trial, seen) for trial, seen in self.measured if self.verdict(seen) is not None)
+        return min(judged, key=lambda pair: self.study.excess(pair[1]), default=None)
+
+    def in_state(self, state: TrialState) -> tuple[Trial, ...]:
+        """Return the trials in one state."""
+        return tuple(trial for trial in self.study.trials if trial.state is state)
+
+    @property
+    def seen(self) -> tuple[Measurement, ...]:
+        """Every measurement there is, of trials and presets."""
+        return (*(seen for _, seen in self.measured), *(known.measurement for known in self.study.references))
+
+    @property
+    def kind(self) -> str:
+        """How the joules came about, in words; empty if nothing was measured."""
+        return _listed(str(seen.energy_kind) for seen in self.seen)
+
+    @property
+    def energy_unit(self) -> str:
+        """``J``, or nothing where energy is only relative."""
+        return "" if any(seen.energy_kind is EnergyKind.RELATIVE for seen in self.seen) else "J"
+
+    @cached_property
+    def energy_scale(self) -> Scale:
+        """The unit and decimals in which the whole report writes energy."""
+        return Scale.of((seen.energy_j for seen in self.seen), self.energy_unit)
+
+    @property
+    def energy_name(self) -> str:
+        """What an energy axis shows, the kind first."""
+        return f"{self.kind} energy per item".strip()
+
+    @property
+    def boundary(self) -> str:
+        """Which rails, devices or processes the joules cover; empty if nobody said."""
+        return _listed(seen.boundary for seen in self.seen)
+
+    @property
+    def latency_metric(self) -> str:
+        """The latency statistic to draw: the first one bounded that was measured at all, else the mean."""
+        bounded = (bound.metric for bound in self.study.problem.constraints if bound.unit == "s")
+        return next((name for name in bounded if any(seen.metric(name) for seen in self.seen)), "mean")
+
+    @property
+    def latency_limit_s(self) -> float | None:
+        """The SLO's limit on the latency that is drawn."""
+        bounds = (bound.limit for bound in self.constraints or () if bound.metric == self.latency_metric)
+        return min(bounds, default=None)
+
+    def _role_of(self, trial: Trial, seen: Measurement) -> Mark:
+        for known in (self.best, self.default):
+            if known is not None and known.number == trial.number:
+                return known
+        verdict = self.verdict(seen)
+        role = {True: Role.FEASIBLE, False: Role.INFEASIBLE, None: Role.UNJUDGED}[verdict]
+        return Mark(role, "", trial.point, seen, verdict, trial.number)
+
+    def _trial_mark(self, trial: Trial | None, role: Role, name: str) -> Mark | None:
+        if trial is None or trial.measurement is None:
+            return None
+        return Mark(role, name, trial.point, trial.measurement, self.verdict(trial.measurement), trial.number)
+
+
+def _listed(words: Iterable[str]) -> str:
+    return " and ".join(sorted({word for word in words if word}))

@@ -1,0 +1,143 @@
+"""The figures of a study: the energy–latency plane, convergence, and the tuned point against default and presets."""
+
+from collections.abc import Iterable, Sequence
+from textwrap import wrap
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from polythrottle.report.axes import blank, canvas, fit
+from polythrottle.report.digest import Digest, Mark, Role
+from polythrottle.report.ink import CARD, GREEN, INK, MUTED, PURPLE, VERMILLION, Spot, draw
+from polythrottle.report.labels import name_points, short
+from polythrottle.report.scale import Scale
+
+_WIDTH_PT, _HEIGHT_PT = 310, 232
+_ROW_PT = 24
+_DASHES, _DOTS = (0, (4, 3)), (0, (1, 2))
+_BAR_COLOURS = {Role.TUNED: GREEN, Role.DEFAULT: MUTED, Role.PRESET: PURPLE}
+
+
+def plane(digest: Digest, energy: Scale) -> Figure:
+    """Return the energy–latency plane: every trial and preset, the Pareto front and the SLO's limit."""
+    figure, axes = canvas(_WIDTH_PT, _HEIGHT_PT, energy.titled(digest.energy_name))
+    metric = digest.latency_metric
+    everything = (*digest.trials, *digest.presets)
+    seen = [(mark, value) for mark in everything if (value := mark.measurement.metric(metric)) is not None]
+    latency = Scale.of((value for _, value in seen), "s")
+    spots = [(value / latency.factor, mark.measurement.energy_j / energy.factor) for mark, value in seen]
+    limit = [] if digest.latency_limit_s is None else [digest.latency_limit_s / latency.factor]
+    axes.set_xlabel(latency.titled(f"{metric} latency"))
+    fit(axes.xaxis, [x for x, _ in spots] + limit)
+    fit(axes.yaxis, [y for _, y in spots])
+    for x in limit:
+        axes.axvline(x, color=VERMILLION, linewidth=1, linestyle=_DASHES, zorder=1)
+    marks = [mark for mark, _ in seen]
+    front = pareto(spot for mark, spot in zip(marks, spots, strict=True) if mark.role is not Role.PRESET)
+    axes.step([x for x, _ in front], [y for _, y in front], where="post", color=MUTED, linewidth=1, zorder=2)
+    draw(axes, marks, spots)
+    name_points(axes, _names(digest, marks, spots), spots, axes.lines)
+    return figure
+
+
+def convergence(digest: Digest, energy: Scale) -> Figure:
+    """Return the best energy so far against the trial's number, trials that break the SLO or failed marked."""
+    figure, axes = canvas(_WIDTH_PT, _HEIGHT_PT, energy.titled(digest.energy_name))
+    spots = [(float(mark.number or 0), mark.measurement.energy_j / energy.factor) for mark in digest.trials]
+    last = max(len(digest.study.trials) - 1, 1)
+    axes.set_xlabel("trial")
+    axes.set_xlim(-0.04 * last, 1.04 * last)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    fit(axes.yaxis, [y for _, y in spots])
+    if digest.default is not None:
+        level = digest.default.measurement.energy_j / energy.factor
+        axes.axhline(level, color=INK, linewidth=1, linestyle=_DOTS, zorder=1)
+    path = [*(best := best_so_far(digest.trials, spots)), *((float(last), y) for _, y in best[-1:])]
+    axes.step([x for x, _ in path], [y for _, y in path], where="post", color=GREEN, linewidth=1.6, zorder=2)
+    draw(axes, digest.trials, spots)
+    failed = [trial.number for trial in digest.study.trials if trial.failure is not None]
+    floor = axes.get_xaxis_transform()
+    axes.plot(failed, [0.03] * len(failed), "|", color=MUTED, markersize=8, transform=floor, zorder=3)
+    return figure
+
+
+def comparison(digest: Digest, energy: Scale) -> Figure:
+    """Return bars of energy and of latency for the tuned point, the default and the presets."""
+    marks, metric = compared(digest), digest.latency_metric
+    latencies = [mark.measurement.metric(metric) for mark in marks]
+    latency = Scale.of(latencies, "s")
+    names = [short(mark.name) for mark in marks]
+    title = wrap(energy.titled(digest.energy_name), 18)
+    figure, left, right = _side_by_side(names, 10 + 12 * len(title))
+    _bars(left, marks, [mark.measurement.energy_j for mark in marks], energy, None)
+    _bars(right, marks, latencies, latency, digest.latency_limit_s)
+    left.set_yticks(range(len(marks)), names, color=INK)
+    heads = {left: title, right: [f"{metric} latency", f"({latency.unit})", *[""] * (len(title) - 2)]}
+    for axes, lines in heads.items():
+        axes.set_title("\n".join(lines), loc="left", color=MUTED, pad=5)
+    return figure
+
+
+def _side_by_side(names: Sequence[str], head_pt: float) -> tuple[Figure, Axes, Axes]:
+    """Return a figure with two panels of rows, and room for the names on the left and for a head above."""
+    rows_pt = _ROW_PT * len(names)
+    height = head_pt + rows_pt
+    start = 10 + 5.2 * max(map(len, names))
+    width = (_WIDTH_PT - start - 12) / 2
+    figure = blank(_WIDTH_PT, height)
+    size = (width / _WIDTH_PT, rows_pt / height)
+    left, right = (figure.add_axes((x / _WIDTH_PT, 0, *size)) for x in (start, start + width + 10))
+    return figure, left, right
+
+
+def compared(digest: Digest) -> list[Mark]:
+    """Return what the comparison shows: the tuned point, the default unless it is the same, the presets."""
+    own = [digest.best] if digest.default_is_best else [digest.best, digest.default]
+    return [*(mark for mark in own if mark is not None), *digest.presets]
+
+
+def pareto(spots: Iterable[Spot]) -> list[Spot]:
+    """Return the points that no other beats in both coordinates, by the first."""
+    front: list[Spot] = []
+    for x, y in sorted(spots):
+        if not front or y < front[-1][1]:
+            front.append((x, y))
+    return front
+
+
+def best_so_far(marks: Sequence[Mark], spots: Sequence[Spot]) -> list[Spot]:
+    """Return each point that holds the SLO and is better than all before it."""
+    steps: list[Spot] = []
+    for mark, (x, y) in zip(marks, spots, strict=True):
+        if mark.verdict and (not steps or y < steps[-1][1]):
+            steps.append((x, y))
+    return steps
+
+
+def _names(digest: Digest, marks: Sequence[Mark], spots: Sequence[Spot]) -> list[tuple[str, float, float]]:
+    named = [(mark, spot) for mark, spot in zip(marks, spots, strict=True) if mark.name]
+    ranked = sorted(named, key=lambda pair: (Role.TUNED, Role.DEFAULT, Role.PRESET).index(pair[0].role))
+    return [(short(_title(digest, mark)), x, y) for mark, (x, y) in ranked]
+
+
+def _title(digest: Digest, mark: Mark) -> str:
+    return "default = tuned" if mark.role is Role.TUNED and digest.default_is_best else mark.name
+
+
+def _bars(axes: Axes, marks: Sequence[Mark], values: Sequence[float | None], scale: Scale, limit: float | None) -> None:
+    """Draw bars over the left of the axes and their values in a column at the right, where no line crosses them."""
+    longs = [0.0 if value is None else value / scale.factor for value in values]
+    most = max(longs) or 1.0
+    reach = most if limit is None else max(most, min(limit / scale.factor, 2 * most))
+    axes.set(xlim=(0, 1.5 * reach), ylim=(len(marks) - 0.5, -0.5), xticks=[], yticks=[])
+    axes.spines["bottom"].set_visible(False)
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    for row, (mark, long, value) in enumerate(zip(marks, longs, values, strict=True)):
+        colour = _BAR_COLOURS[mark.role]
+        face, hatch = (CARD, "/////") if mark.verdict is False else (colour, None)
+        axes.barh(row, long, height=0.62, facecolor=face, edgecolor=colour, hatch=hatch, linewidth=0.8)
+        axes.text(1.5 * reach, row, scale.number(value), ha="right", va="center", color=INK)
+    if limit is not None and limit / scale.factor <= reach:
+        axes.axvline(limit / scale.factor, color=VERMILLION, linewidth=1, linestyle=_DASHES)
