@@ -1,0 +1,5 @@
+"""``python -m polythrottle`` is ``polythrottle``."""
+
+from polythrottle.cli import main
+
+main()

@@ -1,0 +1,21 @@
+"""The command line: parse text into values, call the library, print."""
+
+import os
+import sys
+
+
+def main() -> None:
+    """Run ``polythrottle`` with the arguments of this process, and exit with the code of what happened."""
+    from polythrottle.cli.commands import run
+
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115  closed by whoever started us
+        setattr(sys, name, stream)
+        stream.reconfigure(errors="replace")  # a terminal that has no · gets a question mark, not a traceback
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # The reader has gone (`polythrottle … | head`) or the disk is full: Python must not try again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(code)

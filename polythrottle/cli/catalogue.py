@@ -1,0 +1,95 @@
+"""What `polythrottle devices` shows: the devices that can be tuned here, and one of them in full."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from polythrottle.backends import find_device, open_device
+from polythrottle.catalog import load_board, load_model, names
+from polythrottle.cli.texts import show_point
+from polythrottle.space import Knob
+from polythrottle.units import show_level, show_name
+
+
+def listing() -> dict[str, Any]:
+    """Return every device of this machine and of the catalogue, and every model simulated boards can serve."""
+    found = find_device()
+    here = {"uri": found.uri, "title": open_device(found.uri).title, "simulated": False, "note": found.explanation}
+    boards = [load_board(name) for name in names("devices")]
+    simulated = [
+        {"uri": f"sim:{board.name}", "title": board.title, "simulated": True, "points": len(board.space())}
+        for board in boards
+        if board.simulation is not None
+    ]
+    models = [load_model(name) for name in names("profiles/workloads")]
+    return {
+        "devices": [here, *simulated],
+        "workloads": [{"name": model.name, "title": model.title, "precision": model.precision} for model in models],
+    }
+
+
+def print_listing(found: dict[str, Any]) -> None:
+    """Print the listing in 80 columns."""
+    console = Console(highlight=False, markup=False)
+    here, *boards = found["devices"]
+    auto = (f"\n  auto: {here['note']}\n", "dim")
+    console.print(Text.assemble((here["uri"], "bold"), "  ", here["title"], auto))
+    shown = [(board["uri"], board["title"], f"{board['points']:,}") for board in boards]
+    console.print(_grid(("simulated board", "", "points"), shown))
+    console.print()
+    rows = [(model["name"], model["title"], model["precision"]) for model in found["workloads"]]
+    console.print(_grid(("workload for simulated boards", "", ""), rows))
+    console.print("\npolythrottle devices URI shows one device with its knobs and presets.", style="dim")
+
+
+def details(uri: str) -> dict[str, Any]:
+    """Return one device: its knobs with their levels, its default point, its presets, what its joules cover.
+
+    Raises:
+        PolythrottleError: If it cannot be opened.
+    """
+    device = open_device(uri)
+    return {
+        "uri": device.uri,
+        "title": device.title,
+        "points": len(device.space),
+        "knobs": {knob.name: list(knob.levels) for knob in device.space.knobs},
+        "default": dict(device.space.default),
+        "presets": {name: dict(point) for name, point in device.presets.items()},
+        "boundary": device.boundary,
+        "energy_kind": str(device.energy_kind),
+    }
+
+
+def print_details(device: dict[str, Any]) -> None:
+    """Print one device in 80 columns."""
+    console = Console(highlight=False, markup=False)
+    console.print(Text.assemble((device["uri"], "bold"), "  ", device["title"]))
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("points", f"{device['points']:,}, times those of the workload")
+    for name, levels in device["knobs"].items():
+        grid.add_row(show_name(name), _levels(Knob(name, tuple(levels))))
+    grid.add_row("default", show_point(device["default"]))
+    for name, point in device["presets"].items():
+        grid.add_row(f"preset {name}", show_point(point))
+    grid.add_row("energy", f"{device['energy_kind']}: {device['boundary']}")
+    console.print(grid)
+
+
+def _levels(knob: Knob) -> str:
+    shown = [show_level(knob.name, level) for level in knob.levels]
+    return ", ".join(shown) if len(shown) <= 16 else f"{shown[0]} … {shown[-1]} ({len(shown)} levels)"
+
+
+def _grid(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column, name in enumerate(header):
+        table.add_column(name, no_wrap=column == 0, justify="right" if name == "points" else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table

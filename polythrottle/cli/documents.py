@@ -1,0 +1,118 @@
+"""What a command found out, as JSON documents for programs: SI units, null for what is not known."""
+
+from typing import TYPE_CHECKING, Any
+
+from polythrottle.measurement import EnergyKind, Measurement
+from polythrottle.space import OperatingPoint
+from polythrottle.study import Study, Trial
+
+if TYPE_CHECKING:
+    from polythrottle.api import Tuning
+    from polythrottle.setup import Setup
+    from polythrottle.sweep import Swept
+
+_STATISTICS = ("mean", "p50", "p95", "p99")
+
+
+def tune_document(tuning: "Tuning") -> dict[str, Any]:
+    """Return the JSON document of ``tune``."""
+    study = tuning.study
+    kind = energy_kind(study)
+    return {
+        "device": study.problem.device,
+        "workload": study.problem.workload,
+        "space_size": len(study.problem.space),
+        "method": study.method,
+        "seed": study.seed,
+        "trials": [_trial(study, trial) for trial in study.trials],
+        "default": _trial(study, study.default),
+        "best": _trial(study, study.best),
+        "saving_fraction": study.saving_fraction,
+        "slo": [_constraint(study, index) for index in range(len(study.problem.constraints))],
+        "infeasible_trials": len(study.infeasible),
+        "presets": [
+            {
+                "name": preset.name,
+                **_point_and(preset.point, preset.measurement),
+                "feasible": study.holds(preset.measurement),
+            }
+            for preset in study.references
+        ],
+        "profile": _text(tuning.profile_path),
+        "journal": str(tuning.journal_path),
+        "report": _text(tuning.report_path),
+        "boundary": tuning.boundary,
+        "simulated": kind is EnergyKind.SIMULATED,
+        "energy_kind": None if kind is None else str(kind),
+    }
+
+
+def measure_document(found: "tuple[Setup, OperatingPoint, Measurement]") -> dict[str, Any]:
+    """Return the JSON document of ``measure``."""
+    setup, point, measurement = found
+    return {
+        "device": setup.device,
+        "workload": setup.workload,
+        **_point_and(point, measurement),
+        "throughput_per_s": measurement.throughput_per_s,
+        "temperature_c": measurement.temperature_c,
+        "window_s": measurement.window_s,
+        "queries": measurement.latency.queries,
+        "boundary": measurement.boundary,
+        "simulated": measurement.energy_kind is EnergyKind.SIMULATED,
+        "energy_kind": str(measurement.energy_kind),
+    }
+
+
+def sweep_document(swept: "Swept") -> dict[str, Any]:
+    """Return the JSON document of ``sweep``."""
+    return {
+        "table": str(swept.path),
+        "points": swept.points,
+        "measured": swept.measured,
+        "kept": swept.kept,
+        "failed": [{"point": dict(point), "failure": failure} for point, failure in swept.failed],
+        "energy_kind": str(swept.energy_kind),
+        "simulated": swept.energy_kind is EnergyKind.SIMULATED,
+    }
+
+
+def energy_kind(study: Study) -> EnergyKind | None:
+    """Return how the joules of a study came about, or None while nothing is measured."""
+    return next((trial.measurement.energy_kind for trial in study.completed if trial.measurement), None)
+
+
+def _trial(study: Study, trial: Trial | None) -> dict[str, Any] | None:
+    if trial is None:
+        return None
+    return {
+        "number": trial.number,
+        **_point_and(trial.point, trial.measurement),
+        "feasible": study.feasible(trial),
+        "state": str(trial.state),
+        **({"failure": trial.failure} if trial.failure else {}),
+    }
+
+
+def _point_and(point: OperatingPoint, measurement: Measurement | None) -> dict[str, Any]:
+    return {
+        "point": dict(point),
+        "latency_s": {name: measurement.metric(name) if measurement else None for name in _STATISTICS},
+        "power_w": measurement.power_w if measurement else None,
+        "energy_j": measurement.energy_j if measurement else None,
+    }
+
+
+def _constraint(study: Study, index: int) -> dict[str, Any]:
+    asked = study.problem.constraints[index]
+    document: dict[str, Any] = {"text": str(asked), "metric": asked.metric, "limit": None, "best": None, "holds": False}
+    if asked.relative and study.default is None and asked.metric not in study.problem.reference:
+        return document
+    best = study.best
+    document["limit"] = study.constraints[index].limit
+    document["best"] = best.measurement.metric(asked.metric) if best and best.measurement else None
+    return {**document, "holds": best is not None}
+
+
+def _text(path: object | None) -> str | None:
+    return None if path is None else str(path)

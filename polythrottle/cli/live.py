@@ -1,0 +1,149 @@
+"""What is shown on standard error while a study or a sweep runs: a live table on a terminal, plain lines elsewhere."""
+
+import contextlib
+import shlex
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from polythrottle.cli.documents import energy_kind
+from polythrottle.cli.texts import show_joules, show_point
+from polythrottle.measurement import EnergyKind
+from polythrottle.space import Level, OperatingPoint
+from polythrottle.study import Study, Trial, TrialState
+from polythrottle.units import show, show_level, show_name
+
+_SHOWN = 10
+
+
+class LiveStudy:
+    """Shows a study as it grows, and says how to resume it when it is interrupted."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._progress = _bar(self._console)
+        self._task = self._progress.add_task("tuning", total=None)
+        self._live = Live(console=self._console, transient=True, auto_refresh=self._console.is_terminal)
+        self._journal: Path | None = None
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+        if kind is KeyboardInterrupt and self._journal is not None:
+            self._say(f"resume with: polythrottle tune --resume {shlex.quote(str(self._journal))}")
+
+    def opened(self, study: Study, journal: Path, trials: int) -> None:
+        """Take note of a study that begins or goes on."""
+        self._journal = journal
+        made = len(study.trials)
+        self._progress.update(self._task, total=min(trials, len(study.problem.space)), completed=made)
+        if 0 < made < trials:
+            self._say(f"continuing with trial {made} of {trials} from {journal}")
+
+    def changed(self, study: Study) -> None:
+        """Show the newest trial."""
+        done = [trial for trial in study.trials if trial.state is not TrialState.RUNNING]
+        self._progress.update(self._task, completed=len(done))
+        if self._console.is_terminal:
+            self._live.update(Group(_newest(study), self._progress))
+        elif study.trials and study.trials[-1].state is not TrialState.RUNNING and not study.references:
+            self._say(_plain(study, study.trials[-1]))
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk behind standard error must not end a study
+            self._console.print(text, soft_wrap=True, markup=False)
+
+
+class LiveSweep:
+    """Shows how far a sweep, or other work that can be counted, has come."""
+
+    def __init__(self, doing: str = "sweeping") -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._progress = _bar(self._console)
+        self._task = self._progress.add_task(doing, total=None)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def advanced(self, done: int, total: int, point: OperatingPoint) -> None:
+        """Show that ``done`` of ``total`` points are in the table."""
+        self._progress.update(self._task, completed=done, total=total)
+        if not self._console.is_terminal and (done % max(1, total // 20) == 0 or done == total):
+            self._console.print(f"{done} of {total}: {show_point(point)}", soft_wrap=True, markup=False)
+
+    def counted(self, done: int, total: int) -> None:
+        """Show that ``done`` of ``total`` pieces of work are done."""
+        self._progress.update(self._task, completed=done, total=total)
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+    )
+
+
+def _newest(study: Study) -> Table:
+    """Return the newest trials and the best so far: a column per knob, which fits 80 columns up to six knobs."""
+    names = sorted(study.problem.space.names)
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    kind = energy_kind(study)
+    for heading in ("trial", *map(_heading, names), "mean", "p99", f"energy\n{kind or ''}"):
+        table.add_column(heading, justify="right", overflow="fold")
+    best, shown = study.best, study.trials[-_SHOWN:]
+    for trial in (*shown, *(() if best is None or best in shown else (best,))):
+        number, _, *measured = _cells(trial)
+        levels = [_level(name, trial.point[name]) for name in names]
+        table.add_row(number, *levels, *measured, style=_style(study, trial, best))
+    return table
+
+
+def _heading(name: str) -> str:
+    unit = {"hz": "MHz", "w": "W"}.get(name.rpartition("_")[2], "")
+    return f"{show_name(name)}\n{unit}"
+
+
+def _level(name: str, level: Level) -> str:
+    return show_level(name, level).removesuffix(" MHz").removesuffix(" W")
+
+
+def _style(study: Study, trial: Trial, best: Trial | None) -> str:
+    if best is not None and trial.number == best.number:
+        return "bold green"
+    if trial.state is TrialState.RUNNING:
+        return "dim"
+    return "" if study.feasible(trial) else "yellow"
+
+
+def _cells(trial: Trial) -> tuple[str, ...]:
+    measured = trial.measurement
+    if measured is None:
+        return (str(trial.number), show_point(trial.point), "", "", trial.failure or "…")
+    times = (show(measured.latency.mean_s, "s"), show(measured.latency.p99_s, "s"))
+    return (str(trial.number), show_point(trial.point), *times, show_joules(measured))
+
+
+def _plain(study: Study, trial: Trial) -> str:
+    number, point, mean, p99, energy = _cells(trial)
+    if trial.measurement is None:
+        return f"trial {number}: failed: {trial.failure} ({point})"
+    kind = "" if trial.measurement.energy_kind is EnergyKind.MEASURED else f" {trial.measurement.energy_kind}"
+    verdict = "" if study.feasible(trial) else "  breaks the SLO"
+    return f"trial {number}: {energy}{kind} per item, mean {mean}, p99 {p99}{verdict}  ({point})"

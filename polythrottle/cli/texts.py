@@ -1,0 +1,149 @@
+"""What a command found out, as a few lines for people."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from polythrottle.cli.documents import energy_kind
+from polythrottle.measurement import EnergyKind, Measurement
+from polythrottle.space import OperatingPoint
+from polythrottle.study import Study
+from polythrottle.units import show, show_level, show_name
+
+if TYPE_CHECKING:
+    from polythrottle.api import Tuning
+    from polythrottle.setup import Setup
+    from polythrottle.sweep import Swept
+
+_UNITS = {"s": "s", "w": "W", "c": "°C", "per_s": "/s"}
+
+
+def print_tuning(tuning: "Tuning") -> None:
+    """Print the answer of a study in at most 80 columns, paths apart."""
+    study = tuning.study
+    console = _console()
+    _print_grid(console, (study.problem.device, study.problem.workload), _lines(tuning))
+    written = {"profile": tuning.profile_path, "journal": tuning.journal_path, "report": tuning.report_path}
+    for name, path in written.items():
+        if path is not None:  # on a line of its own, unbroken, so that it can be copied
+            console.print(Text.assemble((f"{name:<9}", "dim"), str(_near(path))), soft_wrap=True)
+
+
+def print_measurement(found: "tuple[Setup, OperatingPoint, Measurement]") -> None:
+    """Print one measurement in at most 80 columns."""
+    setup, point, measured = found
+    lines = {
+        "point": show_point(point),
+        "latency": _latencies(measured),
+        "energy": f"{show_joules(measured)} per item, {measured.energy_kind}: {measured.boundary}",
+        "power": f"{show(measured.power_w, 'W')}, {measured.throughput_per_s:.4g} items/s",
+    }
+    _print_grid(_console(), (setup.device, setup.workload or ""), lines.items())
+
+
+def print_sweep(swept: "Swept") -> None:
+    """Print where the table is and how much of it is new."""
+    console = _console()
+    kept = f", {swept.kept} kept from before" if swept.kept else ""
+    failed = f", {len(swept.failed)} failed" if swept.failed else ""
+    console.print(f"{swept.measured} points measured{kept}{failed} ({swept.energy_kind} energy)", soft_wrap=True)
+    for point, failure in swept.failed[:5]:
+        console.print(f"  failed: {show_point(point)}: {failure}", soft_wrap=True, markup=False)
+    console.print(f"table  {swept.path}", soft_wrap=True, markup=False)
+
+
+def show_point(point: Mapping[str, float | int | str]) -> str:
+    """Return a point as people write it: ``batch size 4 · gpu max 828.75 MHz``."""
+    if not point:
+        return "nothing to set"
+    return " · ".join(f"{show_name(name)} {show_level(name, level)}" for name, level in point.items())
+
+
+def show_energy(measurement: Measurement) -> str:
+    """Return energy per item and how it came about; without a unit where only ratios mean something."""
+    kind = measurement.energy_kind
+    label = "" if kind is EnergyKind.MEASURED else f" {kind}"
+    return f"{show_joules(measurement)}{label}"
+
+
+def show_joules(measurement: Measurement) -> str:
+    """Return energy per item alone, for columns whose heading says how it came about."""
+    relative = measurement.energy_kind is EnergyKind.RELATIVE
+    return f"{measurement.energy_j:.4g}" if relative else show(measurement.energy_j, "J")
+
+
+def _lines(tuning: "Tuning") -> "Iterator[tuple[str, str | Text]]":
+    study, best, default = tuning.study, tuning.study.best, tuning.study.default
+    if default is not None and default.measurement is not None:
+        yield "default", f"{show_energy(default.measurement)} per item, {_latencies(default.measurement)}"
+    if best is not None and best.measurement is not None:
+        yield "tuned", f"{show_energy(best.measurement)} per item, {_latencies(best.measurement)}"
+        yield "saving", _saving(study)
+        yield "point", show_point(best.point)
+        yield from _held(study, best.measurement)
+    yield "trials", _trials(study)
+    yield from _presets(study)
+
+
+def _near(path: Path) -> Path:
+    """Return a path as seen from the working folder if it lies below, else as it is."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _console() -> Console:
+    return Console(highlight=False, markup=False)
+
+
+def _print_grid(console: Console, heading: tuple[str, str], lines: "Iterable[tuple[str, str | Text]]") -> None:
+    console.print(Text.assemble("\n", (heading[0], "bold"), "  ", heading[1]), soft_wrap=True)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in lines:
+        grid.add_row(name, text)
+    console.print(grid)
+
+
+def _saving(study: Study) -> Text:
+    saving, kind = study.saving_fraction, energy_kind(study)
+    if saving is None:
+        return Text("unknown: the default point was not measured")
+    style = "bold green" if saving > 0 else "yellow"
+    return Text.assemble((f"{saving:.1%}", style), f" of the energy per item ({kind}; no interval known)")
+
+
+def _held(study: Study, measurement: Measurement) -> Iterator[tuple[str, str]]:
+    for asked, constraint in zip(study.problem.constraints, study.constraints, strict=True):
+        unit = _UNITS[constraint.unit]
+        relative = f" ({asked})" if asked.relative else ""
+        yield (
+            constraint.metric,
+            f"{show(measurement.metric(constraint.metric), unit)}, limit {show(constraint.limit, unit)}{relative}",
+        )
+
+
+def _trials(study: Study) -> str:
+    made, infeasible = len(study.trials), study.infeasible
+    failed = made - len(study.completed)
+    text = f"{made} of {len(study.problem.space):,} points, {len(infeasible)} infeasible"
+    if infeasible:
+        text += f" (worst {max(study.excess(t.measurement) for t in infeasible if t.measurement):.0%} over)"
+    return text + (f", {failed} failed" if failed else "")
+
+
+def _presets(study: Study) -> Iterator[tuple[str, str]]:
+    for preset in study.references:
+        misses = "" if study.holds(preset.measurement) else "  misses the SLO"
+        yield (
+            f"preset {preset.name}",
+            f"{show_energy(preset.measurement)}, {_latencies(preset.measurement)}{misses}",
+        )
+
+
+def _latencies(measurement: Measurement) -> str:
+    named = {name: measurement.metric(name) for name in ("mean", "p99")}
+    return ", ".join(f"{name} {show(value, 's')}" for name, value in named.items() if value is not None)

@@ -1,0 +1,216 @@
+from pathlib import Path
+
+import pytest
+from test_replay import ROWS
+
+import polythrottle
+from polythrottle import api
+from polythrottle.catalog.profiles import read_profile
+from polythrottle.errors import BadFile, InvalidInput, PolythrottleError, TrialError, UnknownName
+from polythrottle.journal import read
+from polythrottle.measurement import EnergyKind, Window
+from polythrottle.setup import Setup, slug
+from polythrottle.study import Study
+
+ORIN = {"device": "sim:jetson-agx-orin", "workload": "efficientnet-b4", "slo": ["p99<=1.3x"]}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    """Return the URI of a small recorded table."""
+    (tmp_path / "t.csv").write_text(ROWS)
+    return "replay:t.csv"
+
+
+def same(one: Study, two: Study) -> bool:
+    """Return whether two studies made the same trials, to the last bit."""
+    return one.trials == two.trials and one.problem.fingerprint == two.problem.fingerprint
+
+
+def test_tuning_ends_in_a_profile_with_its_evidence(table: str) -> None:
+    """Point, measurement, default, SLO and provenance are in the file, and the saving is that of the study."""
+    tuning = polythrottle.tune(table, slo="mean<=2x", trials=4)
+    assert tuning.profile is not None
+    assert tuning.profile_path == Path("profiles/tuned/replay-t/recorded.toml").absolute()
+    profile = read_profile(tuning.profile_path)
+    assert dict(profile.point) == {"gpu_freq_hz": 600_000_000, "batch_size": 1}
+    assert profile.saving_fraction == pytest.approx(1 - 0.1 / 0.12)
+    assert profile.slo == ("mean<=20 ms",)
+    assert profile.provenance["trials"] == 4
+    assert tuning.report_path.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("method", ["bayes", "random", "grid"])
+def test_a_study_cut_anywhere_ends_like_one_that_was_not(tmp_path: Path, method: str) -> None:
+    """Whatever prefix of the journal a kill leaves, the resumed study makes the same trials."""
+    trials = 7
+    whole = api.tune(**ORIN, trials=trials, method=method, journal=tmp_path / "whole.jsonl", presets=False)
+    lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
+    assert len(lines) == 2 * trials + 2
+    for kept in range(1, len(lines)):
+        cut = tmp_path / f"cut-{kept}.jsonl"
+        cut.write_bytes(b"".join(lines[:kept]) + lines[kept][: kept % 7])
+        resumed = api.tune(**ORIN, trials=trials, method=method, journal=cut, presets=False)
+        assert same(resumed.study, whole.study)
+        assert same(read(cut), whole.study)
+
+
+def test_a_study_resumes_from_its_journal_alone(tmp_path: Path) -> None:
+    """Device, workload, SLO, method, seed and number of trials all come from the file."""
+    whole = api.tune(**ORIN, trials=5, seed=3, journal=tmp_path / "whole.jsonl", presets=False)
+    lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "cut.jsonl").write_bytes(b"".join(lines[:4]))
+    assert same(api.resume(tmp_path / "cut.jsonl").study, whole.study)
+
+
+def test_more_trials_extend_a_study(tmp_path: Path) -> None:
+    """A finished study goes on when more is asked, and its first trials stay."""
+    path = tmp_path / "a.jsonl"
+    short = api.tune(**ORIN, trials=3, journal=path, presets=False)
+    longer = api.tune(**ORIN, trials=5, journal=path, presets=False)
+    assert longer.study.trials[:3] == short.study.trials
+    assert len(longer.study.trials) == 5
+
+
+def test_a_finished_study_is_not_continued_by_default(table: str) -> None:
+    """Asking again measures again, into a new journal; the old one stays."""
+    first, second = api.tune(table, trials=3), api.tune(table, trials=3)
+    assert first.journal_path != second.journal_path
+    assert first.journal_path.exists()
+
+
+def test_another_problems_journal_is_refused(tmp_path: Path, table: str) -> None:
+    """The message says what differs, and the journal stays as it was."""
+    path = tmp_path / "a.jsonl"
+    api.tune(table, slo="mean<=2x", trials=2, journal=path)
+    before = path.read_bytes()
+    for change, told in (({"slo": "mean<=3x"}, "SLO"), ({"seed": 5}, "seed"), ({"method": "grid"}, "method")):
+        with pytest.raises(BadFile, match=f"another problem.*{told}"):
+            api.tune(table, **{"slo": "mean<=2x", "trials": 2, "journal": path, **change})  # type: ignore[arg-type]
+    assert path.read_bytes() == before
+
+
+def test_a_table_that_changed_is_another_problem(tmp_path: Path, table: str) -> None:
+    """A study is never continued on other contents under the same name."""
+    path = tmp_path / "a.jsonl"
+    api.tune(table, trials=2, journal=path)
+    (tmp_path / "t.csv").write_text(ROWS.replace("0.1\n", "0.11\n"))
+    with pytest.raises(BadFile, match="its table has changed"):
+        api.tune(table, trials=4, journal=path)
+    with pytest.raises(BadFile, match="its table has changed"):
+        api.resume(path)
+
+
+def test_a_mended_workload_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study whose default point failed is over; the same words make a new one once the fault is gone."""
+    script = tmp_path / "serve.sh"
+    script.write_text("exit 1")
+    setup = Setup("cpu", f"cmd:sh {script}", queries=3, seconds=0.0)
+    with pytest.raises(TrialError, match="default point"):
+        api.tune(setup=setup, slo="mean<=50x", trials=1)
+    script.write_text("exit 0")
+    assert api.tune(setup=setup, slo="mean<=50x", trials=1).profile is not None
+
+
+def test_presets_do_not_reopen_a_finished_study() -> None:
+    """The third time of asking is as fresh as the second."""
+    paths = {api.tune(**ORIN, trials=1).journal_path for _ in range(3)}
+    assert len(paths) == 3
+
+
+def test_an_slo_nothing_meets_says_what_came_closest(table: str) -> None:
+    """No profile is made, the study is kept."""
+    tuning = api.tune(table, slo="mean<=0.5x", trials=30)
+    assert tuning.profile is None
+    assert tuning.profile_path is None
+    assert tuning.unmet is not None
+    assert "misses mean<=5 ms by 100.0%" in tuning.unmet
+    assert len(read(tuning.journal_path).trials) == 4
+
+
+def test_a_table_without_the_metric_says_so(tmp_path: Path) -> None:
+    """An SLO on what was never recorded is refused before anything runs."""
+    (tmp_path / "t.csv").write_text("f_hz,latency_s,energy_j\n1,2,3\n2,1,4\n")
+    with pytest.raises(InvalidInput, match="records no p99"):
+        api.tune("replay:t.csv", slo="p99<=1s")
+
+
+def test_one_point_and_short_budgets_are_enough(tmp_path: Path) -> None:
+    """A space of one point, and fewer trials than any start design, both end in a profile."""
+    (tmp_path / "t.csv").write_text("f_hz,latency_s,energy_j\n1,2,3\n")
+    assert api.tune("replay:t.csv", slo="mean<=2x").profile is not None
+    assert api.tune(**ORIN, trials=1, presets=False).profile is not None
+    with pytest.raises(InvalidInput, match="at least 1 trial"):
+        api.tune(**ORIN, trials=0)
+
+
+def test_simulated_energy_is_called_simulated() -> None:
+    """The kind of the joules goes from the device into the profile."""
+    tuning = api.tune(**ORIN, trials=2)
+    assert tuning.profile is not None
+    assert tuning.profile.measurement.energy_kind is EnergyKind.SIMULATED
+    assert "Energy is simulated" in tuning.profile_path.read_text()  # type: ignore[union-attr]
+    assert [preset.name for preset in tuning.study.references][:1] == ["MAXN"]
+
+
+def test_one_point_can_be_measured() -> None:
+    """Named knobs are set, the others stay at their default."""
+    point, measured = api.measure("sim:jetson-agx-orin", "resnet50", {"batch_size": 4}, window=Window(queries=20))
+    assert point["batch_size"] == 4
+    assert point["gpu_max_hz"] == 1_300_500_000
+    assert measured.energy_j > 0
+
+
+@pytest.mark.parametrize(
+    ("levels", "error", "told"),
+    [({"gpu_max_mz": 1}, UnknownName, "gpu_max_hz"), ({"batch_size": 3}, InvalidInput, "nearest are 2, 4"),
+     ({"gpu_min_hz": 1_300_500_000, "gpu_max_hz": 114_750_000}, InvalidInput, "depend on each other")],
+)  # fmt: skip
+def test_a_point_that_cannot_be_is_refused(
+    levels: dict[str, int | float | str], error: type[PolythrottleError], told: str
+) -> None:
+    """Unknown knobs, levels and combinations are named."""
+    with pytest.raises(error, match=told):
+        api.measure("sim:jetson-agx-orin", "resnet50", levels)
+
+
+@pytest.mark.parametrize(
+    ("setup", "told"),
+    [(Setup("replay:t.csv", "resnet50"), "brings its own"), (Setup("sim:jetson-nano"), "--workload"),
+     (Setup("sim:jetson-nano", "model.onnx"), "--device cpu"), (Setup("cpu", "resnet50"), "simulated boards"),
+     (Setup("sim:jetson-nano", "resnet51"), "resnet50"), (Setup("sim:jetson-nan", "resnet50"), "jetson-nano"),
+     (Setup("sim:", "resnet50"), "name of a board"), (Setup("gpu:0", "resnet50"), "unknown device"),
+     (Setup("sim:jetson-nano?sed=3", "resnet50"), "seed"), (Setup("sim:v100?seed=x", "resnet50"), "whole number"),
+     (Setup("sim:jetson-nano?noise=x", "resnet50"), "not a number"), (Setup("nvml:0", "resnet50"), "cannot steer nvml"),
+     (Setup("sim:jetson-nano", "resnet50", knobs=("gpu_mx_hz",)), "gpu_max_hz"), (Setup("cpu"), "--workload"),
+     (Setup("replay:t.csv", knobs=("f_hz",)), "--knobs"), (Setup("cpu:0", "m:f"), "takes no name")],
+)  # fmt: skip
+def test_a_setup_that_cannot_be_opened_says_what_would_do(table: str, setup: Setup, told: str) -> None:
+    """One line, with the nearest name or the right form."""
+    with pytest.raises(PolythrottleError, match=told) as caught:
+        setup.open()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [("sim:jetson-nano?seed=7", "sim-jetson-nano"), ("models/my net.onnx", "my-net"), ("pkg.mod:f", "pkg.mod-f"),
+     ("replay:../a/b.csv.gz?noise=0.1", "replay-b"), ("cpu", "cpu"), ("///", "unnamed")],
+)  # fmt: skip
+def test_files_are_named_after_what_they_are_about(uri: str, name: str) -> None:
+    """Short, and safe as a file name."""
+    assert slug(uri) == name
+
+
+def test_commands_with_other_words_get_other_names() -> None:
+    """Two commands of one program do not share a profile."""
+    assert slug("cmd:./run a") != slug("cmd:./run b")
+
+
+def test_public_names_are_exactly_those_listed() -> None:
+    """__all__ names what the package offers, each is there, and every one has a home."""
+    homes = [name for names in polythrottle._HOMES.values() for name in names]
+    assert sorted(homes) == sorted(polythrottle.__all__)
+    assert all(getattr(polythrottle, name) is not None for name in polythrottle.__all__)
+    with pytest.raises(AttributeError, match="tunes"):
+        polythrottle.tunes  # noqa: B018
