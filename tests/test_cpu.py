@@ -150,6 +150,9 @@ def test_an_estimate_brings_no_clock_knob(tree: Path) -> None:
     cpu = device(tree, watts_per_core=7.5)
     assert cpu.space.fingerprint == SearchSpace.unit().fingerprint
     assert "clock left alone" in cpu.boundary
+    asked = device(tree, watts_per_core=7.5, knobs=(KNOB,))
+    assert len(asked.space) == 4
+    assert "clock searched although the estimate does not see" in asked.boundary
 
 
 def test_only_the_knobs_asked_for_move(tree: Path) -> None:

@@ -14,13 +14,39 @@ from hypothesis import strategies as st
 from polythrottle.errors import Exhausted, InvalidInput, UnknownName
 from polythrottle.measurement import Latency, Measurement
 from polythrottle.optimize import METHODS, make_optimizer
+from polythrottle.ports import Optimizer
 from polythrottle.problem import Constraint, Problem
 from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.study import Study, Trial
+from polythrottle.testing import OptimizerContract
 
 Visit = Callable[[OperatingPoint], Measurement | None]
 GPU_HZ = tuple(range(200_000_000, 1_400_000_000, 100_000_000))
 MEM_HZ = (204_000_000, 665_600_000, 2_133_000_000, 3_199_000_000)
+
+
+class TestBayesContract(OptimizerContract):
+    """The contract of every method that starts at the default, on ours."""
+
+    def make(self) -> Optimizer:
+        """Return constrained Bayesian optimisation."""
+        return make_optimizer("bayes")
+
+
+class TestRandomContract(OptimizerContract):
+    """The contract on the random order."""
+
+    def make(self) -> Optimizer:
+        """Return random search."""
+        return make_optimizer("random")
+
+
+class TestGridContract(OptimizerContract):
+    """The contract on the grid."""
+
+    def make(self) -> Optimizer:
+        """Return grid search."""
+        return make_optimizer("grid")
 
 
 def board(**rest: Knob) -> SearchSpace:

@@ -60,7 +60,7 @@ class CpuDevice:
 
     Its one knob, ``cpu_max_hz``, caps the clock of every core: each policy gets its highest frequency not above the
     level, within the limits it was found with. It is there if cpufreq can be written and energy is measured; an
-    estimate from busy time cannot see what a lower clock saves, so tuning the clock on it would mislead.
+    estimate from busy time cannot see what a lower clock saves, so then the clock is searched only if it is named.
 
     Args:
         root: Where ``sys`` and ``proc`` hang.
@@ -147,10 +147,10 @@ class CpuDevice:
     @property
     def boundary(self) -> str:
         """Which packages or processes the joules cover, and what an estimate rests on."""
-        unused = self.energy_kind is EnergyKind.ESTIMATED and bool(self._policies)
-        return self._energy.boundary + (
-            "; clock left alone, as the estimate would not see its effect" if unused else ""
-        )
+        if self.energy_kind is not EnergyKind.ESTIMATED or not self._policies:
+            return self._energy.boundary
+        told = "clock left alone, as" if self._searched is None else "clock searched although"
+        return f"{self._energy.boundary}; {told} the estimate does not see what a lower one saves"
 
     @property
     def presets(self) -> Mapping[str, OperatingPoint]:
@@ -175,7 +175,8 @@ class CpuDevice:
     @cached_property
     def space(self) -> SearchSpace:
         """Every clock limit, or one point without knobs if there is none to choose."""
-        if self.energy_kind is EnergyKind.ESTIMATED or not self._policies:
+        blind = self.energy_kind is EnergyKind.ESTIMATED and self._searched is None
+        if blind or not self._policies:
             return self._only_searched(SearchSpace.unit())
         levels = sorted({khz * 1000 for policy in self._policies for khz in policy.levels_khz})
         default = max(policy.default_khz for policy in self._policies) * 1000
