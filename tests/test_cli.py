@@ -193,6 +193,8 @@ def test_bad_input_gets_one_clear_line(capsys: pytest.CaptureFixture[str], name:
 def polythrottle(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     """Start the program as users do."""
     command = [sys.executable, "-m", "polythrottle", *arguments]
+    # Started in the background, this process ignores Ctrl-C and would hand that on.
+    options.setdefault("preexec_fn", lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
