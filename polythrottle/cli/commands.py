@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polythrottle.cli import benchmark
+from polythrottle.cli.benchmark import app as benchmarks
 from polythrottle.errors import InvalidInput, PolythrottleError, SloUnmet, StorageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.add_typer(benchmark.app, name="bench")
+app.add_typer(benchmarks, name="bench")
 
 DeviceOption = Annotated[
     str, typer.Option("--device", "-d", metavar="URI", help="sim:<board>, replay:<table.csv>, cpu, or auto.")
@@ -86,12 +86,12 @@ def devices(
     as_json: JsonOption = False,
 ) -> None:
     """List the devices that can be tuned here, and the models simulated boards can serve."""
-    from polythrottle.cli import catalogue
+    from polythrottle.cli.catalogue import details, listing, print_details, print_listing
 
     if device is None:
-        _print(catalogue.listing(), as_json, catalogue.print_listing)
+        _print(listing(), as_json, print_listing)
     else:
-        _print(catalogue.details(device), as_json, catalogue.print_details)
+        _print(details(device), as_json, print_details)
 
 
 @app.command()

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from polythrottle.backends.simulated import power
 from polythrottle.backends.simulated.governor import Climb, settle
+from polythrottle.backends.simulated.power import core_w, gpu_busy_w, gpu_idle_w, memory_w, static_w
 from polythrottle.backends.simulated.thermal import capped_c
 from polythrottle.backends.simulated.timing import Clocks, Demand
 from polythrottle.catalog.simulation import Simulation
@@ -71,26 +71,26 @@ def run(simulation: Simulation, tops: Tops, demand: Demand, clocks: Clocks, wait
     busy_s, whole_s = climb.burst_s, interval_s(climb.burst_s)
     dynamic_j = _gpu_j(simulation, tops, demand, clocks, climb, whole_s)
     dynamic_j += _memory_j(simulation, tops, demand, clocks, whole_s)
-    dynamic_j += power.core_w(simulation.cpu, clocks.cpu_hz) * (preprocess_s + handoff_s + simulation.cpu.wait * busy_s)
+    dynamic_j += core_w(simulation.cpu, clocks.cpu_hz) * (preprocess_s + handoff_s + simulation.cpu.wait * busy_s)
     return Cycle(preprocess_s + handoff_s + busy_s, whole_s, dynamic_j, climb.mean_hz)
 
 
 def _gpu_j(simulation: Simulation, tops: Tops, demand: Demand, clocks: Clocks, climb: Climb, whole_s: float) -> float:
     useful = min(1.0, demand.useful_share * demand.compute_cycles / climb.mean_hz / climb.burst_s)
-    busy_w = [power.gpu_busy_w(simulation.gpu, clock_hz / tops.gpu_hz, useful) for clock_hz in climb.samples_hz]
-    idle_w = power.gpu_idle_w(simulation.gpu, clocks.gpu_min_hz / tops.gpu_hz)
+    busy_w = [gpu_busy_w(simulation.gpu, clock_hz / tops.gpu_hz, useful) for clock_hz in climb.samples_hz]
+    idle_w = gpu_idle_w(simulation.gpu, clocks.gpu_min_hz / tops.gpu_hz)
     return climb.burst_s * sum(busy_w) / len(busy_w) + (whole_s - climb.burst_s) * idle_w
 
 
 def _memory_j(simulation: Simulation, tops: Tops, demand: Demand, clocks: Clocks, whole_s: float) -> float:
-    clocked_w = power.memory_w(simulation.memory, clocks.memory_hz / tops.memory_hz)
+    clocked_w = memory_w(simulation.memory, clocks.memory_hz / tops.memory_hz)
     return whole_s * clocked_w + demand.traffic_bytes * simulation.memory.energy_j_per_byte
 
 
 def idle_w(simulation: Simulation, tops: Tops, clocks: Clocks) -> float:
     """Return what a board draws besides `static_w` while nothing is served, in watts."""
-    gpu_w = power.gpu_idle_w(simulation.gpu, clocks.gpu_min_hz / tops.gpu_hz)
-    return gpu_w + power.memory_w(simulation.memory, clocks.memory_hz / tops.memory_hz)
+    gpu_w = gpu_idle_w(simulation.gpu, clocks.gpu_min_hz / tops.gpu_hz)
+    return gpu_w + memory_w(simulation.memory, clocks.memory_hz / tops.memory_hz)
 
 
 def capped(simulation: Simulation, tops: Tops, demand: Demand, clocks: Clocks, waited: bool, cap_w: float) -> Cycle:
@@ -107,7 +107,7 @@ def capped(simulation: Simulation, tops: Tops, demand: Demand, clocks: Clocks, w
         waited: As for `run`.
         cap_w: The cap in watts.
     """
-    static = power.static_w(simulation.thermal, capped_c(simulation.thermal, cap_w))
+    static = static_w(simulation.thermal, capped_c(simulation.thermal, cap_w))
 
     def at(gpu_hz: float) -> Cycle:
         low_hz = min(clocks.gpu_min_hz, gpu_hz)

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from polythrottle.backends.simulated import truth
 from polythrottle.backends.simulated.engine import Engine
 from polythrottle.backends.simulated.noise import Noise
 from polythrottle.backends.simulated.state import State
+from polythrottle.backends.simulated.truth import expected
 from polythrottle.backends.simulated.workload import SimulatedWorkload
 from polythrottle.catalog.boards import Board
 from polythrottle.catalog.models import Model
@@ -149,7 +149,7 @@ class SimulatedDevice:
         if problem := self._board.refusal(own):
             raise KnobRejected(problem)
         levels = self._board.default.moved(own)
-        return truth.expected(self._engine, workload.model, workload.batch_size(point), levels, self._noise)
+        return expected(self._engine, workload.model, workload.batch_size(point), levels, self._noise)
 
     def expected_all(
         self, workload: SimulatedWorkload, points: Iterable[Mapping[str, Level]]

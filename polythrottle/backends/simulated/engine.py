@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from polythrottle.backends.simulated import cycle, thermal
-from polythrottle.backends.simulated.cycle import Cycle, Tops
+from polythrottle.backends.simulated.cycle import Cycle, Tops, capped, idle_w
+from polythrottle.backends.simulated.thermal import settled_c, sustainable_w
 from polythrottle.backends.simulated.timing import Clocks, Demand
 from polythrottle.catalog.boards import Board
 from polythrottle.catalog.models import Model
@@ -69,20 +69,20 @@ class Engine:
             hot: Whether it has reached its temperature limit and slows itself down.
         """
         heat = self.simulation.thermal
-        cap_w = min(self.cap_w(levels), thermal.sustainable_w(heat)) if hot else self.cap_w(levels)
+        cap_w = min(self.cap_w(levels), sustainable_w(heat)) if hot else self.cap_w(levels)
         demand = Demand.of(self.simulation, model, batch_size)
-        return cycle.capped(self.simulation, self.tops, demand, self.clocks(levels), waited, cap_w)
+        return capped(self.simulation, self.tops, demand, self.clocks(levels), waited, cap_w)
 
     def idle_w(self, levels: Mapping[str, Level]) -> float:
         """Return what the board draws besides leakage while nothing is served, in watts."""
-        return cycle.idle_w(self.simulation, self.tops, self.clocks(levels))
+        return idle_w(self.simulation, self.tops, self.clocks(levels))
 
     def settled(self, model: Model, batch_size: int, levels: Mapping[str, Level]) -> tuple[Cycle, float]:
         """Return the cycle and the temperature in °C once the board has settled under full load."""
         heat = self.simulation.thermal
         free = self.cycle(model, batch_size, levels, waited=False, hot=False)
-        temperature_c = thermal.settled_c(heat, free.dynamic_w)
+        temperature_c = settled_c(heat, free.dynamic_w)
         if temperature_c > heat.limit_c:
             free = self.cycle(model, batch_size, levels, waited=False, hot=True)
-            temperature_c = min(heat.limit_c, thermal.settled_c(heat, free.dynamic_w))
+            temperature_c = min(heat.limit_c, settled_c(heat, free.dynamic_w))
         return free, temperature_c
