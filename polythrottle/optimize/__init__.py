@@ -10,31 +10,36 @@ from polythrottle.errors import UnknownName
 from polythrottle.optimize.baselines import CoarseToFine, RandomOrder
 from polythrottle.optimize.bayes import ConstrainedBayes
 from polythrottle.optimize.gradient import GradientSearch
+from polythrottle.optimize.options import Options
 from polythrottle.optimize.optuna_search import OptunaSearch
 from polythrottle.optimize.paper import PaperSearch
 from polythrottle.ports import Optimizer
 
-__all__ = ["METHODS", "CoarseToFine", "ConstrainedBayes", "RandomOrder", "make_optimizer"]
+__all__ = ["METHODS", "CoarseToFine", "ConstrainedBayes", "Options", "RandomOrder", "make_optimizer"]
 
-METHODS: Mapping[str, Callable[[], Optimizer]] = {
+METHODS: Mapping[str, Callable[[Options], Optimizer]] = {
     "bayes": ConstrainedBayes,
-    "random": RandomOrder,
-    "grid": CoarseToFine,
-    "paper": PaperSearch,
-    "paper-joint": lambda: PaperSearch(phases=1),
-    "gradient": GradientSearch,
-    "tpe": lambda: OptunaSearch("tpe"),
-    "gp": lambda: OptunaSearch("gp"),
+    "random": lambda _: RandomOrder(),
+    "grid": lambda _: CoarseToFine(),
+    "paper": lambda _: PaperSearch(),
+    "paper-joint": lambda _: PaperSearch(phases=1),
+    "gradient": lambda _: GradientSearch(),
+    "tpe": lambda _: OptunaSearch("tpe"),
+    "gp": lambda _: OptunaSearch("gp"),
 }
 """Every search method by the name the command line gives it; the first is the default."""
 
 
-def make_optimizer(name: str) -> Optimizer:
+def make_optimizer(name: str, options: Options | None = None) -> Optimizer:
     """Return the search method of that name.
+
+    Args:
+        name: One of `METHODS`.
+        options: Earlier studies, risk and presets, for methods that use them.
 
     Raises:
         UnknownName: If there is none.
     """
     if name not in METHODS:
         raise UnknownName("search method", name, METHODS)
-    return METHODS[name]()
+    return METHODS[name](options or Options())

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polythrottle.errors import InvalidInput
+from polythrottle.optimize.options import Options
 from polythrottle.optimize.remaining import generator, remaining_rows
 from polythrottle.problem import Constraint
 from polythrottle.space import OperatingPoint
@@ -20,7 +21,14 @@ _TIE = 0.1
 
 
 class ConstrainedBayes:
-    """Constrained Bayesian optimisation, from the default point on."""
+    """Constrained Bayesian optimisation, from the default point on.
+
+    Args:
+        options: Earlier studies to learn from, and the risk a trial may take.
+    """
+
+    def __init__(self, options: Options | None = None) -> None:
+        self._options = options or Options()
 
     def suggest(self, study: Study) -> OperatingPoint:
         """Return the default point, then the point whose trial is worth most; the seed chooses between equals.
@@ -34,12 +42,12 @@ class ConstrainedBayes:
             return space.default
         if len(rows) == 1:
             return space[int(rows[0])]
-        worth = np.nan_to_num(_log_worth(study)[rows], nan=-np.inf)
+        worth = np.nan_to_num(_log_worth(study, self._options)[rows], nan=-np.inf)
         ties = rows[worth >= worth.max() - _TIE]
         return space[int(generator(study).choice(ties))]
 
 
-def _log_worth(study: Study) -> NDArray[np.float64]:
+def _log_worth(study: Study, options: Options) -> NDArray[np.float64]:
     """Return the logarithm of what a trial at each point is worth, shape (points,).
 
     Warnings are held back: gpytorch's import uses deprecated parts of torch, and the models' inputs are not scaled the
@@ -49,7 +57,7 @@ def _log_worth(study: Study) -> NDArray[np.float64]:
         warnings.simplefilter("ignore")
         from polythrottle.optimize.worth import log_worth  # loads torch
 
-        return log_worth(study, _constraints(study))
+        return log_worth(study, _constraints(study), options)
 
 
 def _constraints(study: Study) -> tuple[Constraint, ...]:

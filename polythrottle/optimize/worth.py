@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 
 from polythrottle.optimize.acquisition import log_expected_improvement, log_probability_below
-from polythrottle.optimize.features import Array, coordinates
-from polythrottle.optimize.quantities import DRAW, TIME, Bound, bound, names, table
-from polythrottle.optimize.remaining import Rows
-from polythrottle.optimize.surrogate import Belief, believe
+from polythrottle.optimize.beliefs import learnt, measured, prior_mean, rows_of
+from polythrottle.optimize.features import Array
+from polythrottle.optimize.options import Options
+from polythrottle.optimize.quantities import DRAW, TIME, Bound, bound, names
+from polythrottle.optimize.surrogate import Belief
 from polythrottle.optimize.threads import one_thread
-from polythrottle.optimize.trend import basis, expected
 from polythrottle.problem import Constraint
-from polythrottle.study import Study, Trial, TrialState
+from polythrottle.study import Study, TrialState
 
 _FAILED = 0.3
 """What stands for a failure where the models' scales are those of logarithms: a third."""
 
 
 @one_thread()
-def log_worth(study: Study, constraints: Sequence[Constraint]) -> Array:
+def log_worth(study: Study, constraints: Sequence[Constraint], options: Options) -> Array:
     """Return the logarithm of what a trial at each point is worth, shape (points,).
 
     It is log expected improvement of log energy per item + log probability of feasibility + log probability that the
@@ -34,6 +34,7 @@ def log_worth(study: Study, constraints: Sequence[Constraint]) -> Array:
     Args:
         study: What has been seen.
         constraints: What must hold, with absolute limits.
+        options: Earlier studies to learn from, and the risk a trial may take.
 
     Raises:
         InvalidInput: If a constraint is on a quantity that is not measured here.
@@ -41,9 +42,9 @@ def log_worth(study: Study, constraints: Sequence[Constraint]) -> Array:
     best = _least_log_energy(study, constraints)
     bounds = [bound(constraint) for constraint in constraints]
     quantities = names(bounds)
-    sound, belief = _log_sound(study), _measured(study, quantities)
+    sound, belief = _log_sound(study), measured(study, quantities, options)
     if belief is None:
-        return _array(sound - _expected(study, (TIME, DRAW)).sum(dim=1))
+        return _array(sound - prior_mean(study, (TIME, DRAW)).sum(dim=1))
     feasible = _log_feasible(belief, quantities, bounds)
     mean, std = belief.mean[:, :2].sum(dim=1), belief.variance[:, :2].sum(dim=1).sqrt()
     gain = -mean if best is None else log_expected_improvement(mean, std, best)
@@ -59,36 +60,6 @@ def _least_log_energy(study: Study, constraints: Sequence[Constraint]) -> float 
     seen = [trial.measurement for trial in study.completed if trial.measurement is not None]
     held = [m.energy_j for m in seen if min((constraint.slack(m) for constraint in constraints), default=0.0) >= 0.0]
     return math.log(min(held)) if held else None
-
-
-def _measured(study: Study, quantities: tuple[str, ...]) -> Belief | None:
-    """Return what the completed trials say of each quantity at each point; None if they say nothing."""
-    trials = [trial for trial in study.completed if trial.point in study.problem.space]
-    values = table([trial.measurement for trial in trials if trial.measurement], quantities)
-    whole = np.isfinite(values).all(axis=1)
-    seen = _rows(study, trials)[whole]
-    prior = _expected(study, quantities)
-    belief = _learnt(study, seen, values[whole] - prior.numpy()[seen])
-    return belief and Belief(belief.mean + prior, belief.variance, belief.noise)
-
-
-def _learnt(study: Study, seen: Rows, values: Array) -> Belief | None:
-    """Return the posterior given values at some rows, shape (trials, quantities); None if there is none."""
-    space = study.problem.space
-    where = coordinates(space)
-    try:
-        return believe(where.unit, basis(space.knobs, where), seen, values, study.seed) if len(seen) else None
-    except RuntimeError:  # what torch and gpytorch raise when a matrix cannot be decomposed
-        return None
-
-
-def _rows(study: Study, trials: Sequence[Trial]) -> Rows:
-    return np.array([study.problem.space.index(trial.point) for trial in trials], dtype=np.intp)
-
-
-def _expected(study: Study, quantities: Sequence[str]) -> Tensor:
-    space = study.problem.space
-    return torch.from_numpy(expected(space.knobs, coordinates(space), quantities))
 
 
 def _log_feasible(belief: Belief, quantities: tuple[str, ...], bounds: Sequence[Bound]) -> Tensor:
@@ -111,7 +82,7 @@ def _log_sound(study: Study) -> Tensor:
         trial for trial in study.trials if trial.state is not TrialState.RUNNING and trial.point in study.problem.space
     ]
     outcome = np.array([[_FAILED * (trial.state is TrialState.FAILED)] for trial in ended])
-    belief = _learnt(study, _rows(study, ended), outcome) if outcome.any() else None
+    belief = learnt(study, rows_of(study, ended), outcome) if outcome.any() else None
     if belief is None:
         return torch.zeros(len(study.problem.space), dtype=torch.double)
     return log_probability_below(belief.mean[:, 0], belief.variance[:, 0].sqrt(), _FAILED / 2.0)

@@ -1,0 +1,50 @@
+"""What is believed of each quantity at each point: a study, and what was known before it, as a posterior.
+
+Loads torch.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polythrottle.optimize.features import Array, coordinates
+from polythrottle.optimize.options import Options
+from polythrottle.optimize.quantities import table
+from polythrottle.optimize.remaining import Rows
+from polythrottle.optimize.surrogate import Belief, believe
+from polythrottle.optimize.trend import basis, expected
+from polythrottle.study import Study, Trial
+
+
+def measured(study: Study, quantities: tuple[str, ...], options: Options) -> Belief | None:
+    """Return what the completed trials say of each quantity at each point; None if they say nothing."""
+    trials = [trial for trial in study.completed if trial.point in study.problem.space]
+    values = table([trial.measurement for trial in trials if trial.measurement], quantities)
+    whole = np.isfinite(values).all(axis=1)
+    seen = rows_of(study, trials)[whole]
+    prior = prior_mean(study, quantities)
+    belief = learnt(study, seen, values[whole] - prior.numpy()[seen])
+    return belief and Belief(belief.mean + prior, belief.variance, belief.noise)
+
+
+def learnt(study: Study, seen: Rows, values: Array) -> Belief | None:
+    """Return the posterior given values at some rows, shape (trials, quantities); None if there is none."""
+    space = study.problem.space
+    where = coordinates(space)
+    try:
+        return believe(where.unit, basis(space.knobs, where), seen, values, study.seed) if len(seen) else None
+    except RuntimeError:  # what torch and gpytorch raise when a matrix cannot be decomposed
+        return None
+
+
+def rows_of(study: Study, trials: Sequence[Trial]) -> Rows:
+    """Return the row number of each trial's point, shape (trials,)."""
+    return np.array([study.problem.space.index(trial.point) for trial in trials], dtype=np.intp)
+
+
+def prior_mean(study: Study, quantities: Sequence[str]) -> Tensor:
+    """Return what physics expects of each quantity at each point up to a constant, shape (points, quantities)."""
+    space = study.problem.space
+    return torch.from_numpy(expected(space.knobs, coordinates(space), quantities))
