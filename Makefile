@@ -30,10 +30,8 @@ format: $(READY)  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench-search: $(READY)  ## Print how many trials each search method needs on the measured tables
-	$(BIN)/polythrottle bench search --tables '../shared/data/replay/flexibo__*.csv' --skip ncf \
-		--tables '../shared/data/replay/loudva__*.csv' --tables '../shared/data/replay/zeus-nsdi23__*.csv' \
-		--methods paper,paper-joint,tpe,gp,gradient,bayes
+bench-search: $(READY)  ## Compare the search methods, into benchmarks/ (hours; goes on where it stopped; needs ../shared)
+	$(BIN)/python benchmarks/search.py $(if $(SEEDS),--seeds $(SEEDS))
 
 clean:  ## Remove what make made
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

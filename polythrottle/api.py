@@ -5,8 +5,8 @@ The command line is a thin shell around these functions; whatever it can do, a p
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,14 +15,17 @@ from typing import Any, Protocol
 from polythrottle import journal as journals
 from polythrottle.errors import BadFile, InvalidInput, SloUnmet, StorageError, UnknownName
 from polythrottle.journal import Journal
-from polythrottle.measurement import Measurement, Window
-from polythrottle.optimize import make_optimizer
+from polythrottle.measurement import EnergyKind, Measurement, Window
+from polythrottle.optimize import Options, make_optimizer
+from polythrottle.past import Lesson, Past, recalled
+from polythrottle.plan import Plan
 from polythrottle.ports import Device, Recorded, Workload
-from polythrottle.problem import Constraint, Problem
+from polythrottle.problem import Constraint, Objective, Problem
 from polythrottle.profile import Profile
 from polythrottle.setup import Setup, slug
 from polythrottle.space import Level, OperatingPoint, SearchSpace
-from polythrottle.state import state_dir
+from polythrottle.stopping import Budget, Rule, span_s
+from polythrottle.studies import check_same_problem, open_study
 from polythrottle.study import Study
 
 
@@ -35,6 +38,9 @@ class Watcher(Protocol):
     def changed(self, study: Study) -> None:
         """Take note that a trial started or ended, or a preset was measured."""
 
+    def told(self, text: str) -> None:
+        """Take note of a line a user should read, such as what the search learns from."""
+
 
 class Silence:
     """A watcher that does nothing."""
@@ -43,6 +49,9 @@ class Silence:
         """Do nothing."""
 
     def changed(self, study: Study) -> None:
+        """Do nothing."""
+
+    def told(self, text: str) -> None:
         """Do nothing."""
 
 
@@ -59,6 +68,9 @@ class Tuning:
         report_path: The HTML report.
         boundary: What the joules cover.
         unwritten: Why the profile or the report could not be written; empty if both were.
+        ended: Why there were no more trials.
+        history: The earlier studies it learnt from.
+        risk: Highest chance of breaking a limit that a trial might have; None if that was left to the method.
     """
 
     study: Study
@@ -69,6 +81,9 @@ class Tuning:
     report_path: Path | None
     boundary: str
     unwritten: tuple[str, ...] = ()
+    ended: str | None = None
+    history: tuple[Lesson, ...] = ()
+    risk: float | None = None
 
 
 def tune(
@@ -76,9 +91,16 @@ def tune(
     workload: str | None = None,
     slo: Sequence[str] | str = (),
     *,
+    objective: str = "energy",
     trials: int = 30,
+    minutes: float | None = None,
+    joules: float | None = None,
+    horizon: str | None = None,
+    early_stop: bool = True,
     method: str = "bayes",
     seed: int = 0,
+    risk: float | None = None,
+    history: Sequence[Path | str] | None = None,
     setup: Setup | None = None,
     window: Window | None = None,
     presets: bool = True,
@@ -87,7 +109,7 @@ def tune(
     out: Path | None = None,
     watcher: Watcher | None = None,
 ) -> Tuning:
-    """Find the operating point of least energy per item that holds the SLO.
+    """Find the operating point that holds the SLO at the least energy per item, or is best by another objective.
 
     An unfinished study of the same problem is continued. Profile and report are written beside the journal's answer.
 
@@ -95,9 +117,20 @@ def tune(
         device: Device URI; ``auto`` takes the real one that is here.
         workload: Workload URI.
         slo: Constraints such as ``p99<=25ms``; none minimises energy alone.
+        objective: What is minimised: ``energy`` per item, ``edp`` (that times mean latency), mean ``latency``, or
+            ``pareto`` for the whole front of latency and energy (`Study.front`).
         trials: How many points to try at most.
-        method: ``bayes``, ``random`` or ``grid``.
+        minutes: How long to search at most, on the device's clock; no bound if None.
+        joules: How much energy the search may use; no bound if None.
+        horizon: How long the answer will be used, such as ``30d``: the search ends when one more trial costs more
+            energy than it is expected to save until then.
+        early_stop: Whether to end when next to nothing is left to save.
+        method: ``bayes``, ``random``, ``grid``, ….
         seed: Randomness of the method.
+        risk: Highest chance of breaking a limit a trial may have once a feasible point is known; the method's own
+            choice if None.
+        history: Journals, tables, or folders of them to learn from; if None, the studies of this device or workload in
+            the state folder, unless the device is a recorded table; if empty, nothing.
         setup: Device and workload with all their options; overrides both names.
         window: How long each trial looks.
         presets: Whether to measure the device's presets for comparison.
@@ -109,30 +142,44 @@ def tune(
     Raises:
         PolythrottleError: Any of its kinds, each with one line that says what to do (`polythrottle.errors`).
     """
-    if trials < 1:
-        raise InvalidInput(f"a study needs at least 1 trial, not {trials}")
     if not 0 <= seed < 2**63:
         raise InvalidInput(f"a seed is a whole number from 0 to 2^63 - 1, not {seed}")
     out = _checked_out(out, journal)
     setup = setup or Setup(device, workload)
+    budget = Budget(trials, None if minutes is None else 60 * minutes, joules)
+    rule, goal = Rule(None if horizon is None else span_s(horizon), early_stop), Objective.parse(objective)
+    _check_horizon(horizon, goal)
+    plan = Plan(setup, budget, rule, presets, out, risk, _asked(history))
     board, served = setup.open()
     with contextlib.closing(served):
-        make_optimizer(method)
+        plan.check(method)
+        _check_joules(board, budget)
         problem = _problem(board, served, slo, window or setup.window(board))
-        study = Study(replace(problem, content=setup.content(board)), method, seed)
-        plan = _Plan(trials, presets, out, setup)
-        with _journal(study, journal and journal.absolute(), fresh, plan.line()) as kept:
-            return _run(board, served, kept, plan, watcher or Silence())
+        study = Study(replace(problem, content=setup.content(board), objective=goal), method, seed)
+        with open_study(study, journal and journal.absolute(), fresh, plan) as (kept, past):
+            return _run(board, served, kept, plan, past, watcher or Silence())
 
 
 def resume(
-    journal: Path, *, trials: int | None = None, out: Path | None = None, watcher: Watcher | None = None
+    journal: Path,
+    *,
+    trials: int | None = None,
+    minutes: float | None = None,
+    joules: float | None = None,
+    horizon: str | None = None,
+    early_stop: bool | None = None,
+    out: Path | None = None,
+    watcher: Watcher | None = None,
 ) -> Tuning:
     """Continue a study from its journal alone.
 
     Args:
         journal: The study's file.
-        trials: How many trials it shall have in the end; as first planned if None.
+        trials: How many trials it shall have in the end; this and the next four as first planned if None.
+        minutes: How long it may search in all.
+        joules: How much energy it may use in all.
+        horizon: How long the answer will be used.
+        early_stop: Whether to end when next to nothing is left to save.
         out: The profile's file.
         watcher: Somebody to tell about each change.
 
@@ -142,36 +189,33 @@ def resume(
     """
     out = _checked_out(out, journal)
     with Journal.reopen(journal.absolute()) as kept:
-        plan = _Plan.of(kept.plan, trials, out)
+        begun = Plan.of(kept.plan)
+        plan = begun.changed(trials=trials, minutes=minutes, joules=joules, horizon=horizon, early_stop=early_stop)
+        plan = replace(plan, out=out or plan.out)
         board, served = plan.setup.open()
         with contextlib.closing(served):
+            _check_joules(board, plan.budget)
             asked = replace(kept.study.problem, space=board.space * served.space, content=plan.setup.content(board))
-            _same_problem(journal, kept.study, replace(kept.study, problem=asked, trials=(), references=()))
-            return _run(board, served, kept, plan, watcher or Silence())
+            check_same_problem(journal, kept.study, replace(kept.study, problem=asked, trials=(), references=()))
+            return _run(board, served, kept, plan, recalled(plan.lessons), watcher or Silence())
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What is intended with a study, beyond the problem itself; kept in its journal."""
+def _asked(history: Sequence[Path | str] | None) -> tuple[str, ...] | None:
+    """Return the files somebody named, each in the one form by which it is known again."""
+    if history is None:
+        return None
+    paths = [history] if isinstance(history, str | Path) else history
+    return tuple(sorted({str(Path(path).absolute()) for path in paths}))
 
-    trials: int
-    presets: bool
-    out: Path | None
-    setup: Setup
 
-    def line(self) -> dict[str, Any]:
-        out = None if self.out is None else str(self.out)
-        return {"trials": self.trials, "presets": self.presets, "out": out, "setup": asdict(self.setup)}
+def _check_horizon(horizon: str | None, objective: Objective) -> None:
+    if horizon is not None and objective is not Objective.ENERGY:
+        raise InvalidInput(f"a horizon weighs joules saved against joules spent; it has no meaning for {objective}")
 
-    @classmethod
-    def of(cls, line: Mapping[str, Any], trials: int | None, out: Path | None) -> "_Plan":
-        planned, kept_out = line.get("trials", 30), line.get("out")
-        if type(planned) is not int or not isinstance(kept_out, str | None):
-            raise BadFile("the journal's plan cannot be read")
-        if (trials or planned) < 1:
-            raise InvalidInput(f"a study needs at least 1 trial, not {trials or planned}")
-        out = out or (None if kept_out is None else Path(kept_out))
-        return cls(trials or planned, line.get("presets") is not False, out, Setup.planned(line))
+
+def _check_joules(board: Device, budget: Budget) -> None:
+    if budget.energy_j is not None and board.energy_kind is EnergyKind.RELATIVE:
+        raise InvalidInput(f"the energy of {board.title} is only relative, so it cannot be bounded in joules")
 
 
 def _checked_out(out: Path | None, journal: Path | None) -> Path | None:
@@ -258,18 +302,21 @@ def _problem(board: Device, served: Workload, slo: Sequence[str] | str, window: 
     return Problem(board.space * served.space, constraints, board.uri, served.uri, kept, window)
 
 
-def _run(board: Device, served: Workload, kept: Journal, plan: _Plan, watcher: Watcher) -> Tuning:
+def _run(board: Device, served: Workload, kept: Journal, plan: Plan, past: Past, watcher: Watcher) -> Tuning:
     from polythrottle import tuner
 
-    out = plan.out or _profile_path(kept.study).absolute()
-    watcher.opened(kept.study, kept.path, plan.trials)
-    changes = [tuner.tune(board, served, make_optimizer(kept.study.method), kept, plan.trials)]
+    watcher.opened(kept.study, kept.path, plan.budget.trials)
+    for line in past.words(kept.study.problem, "; --no-history starts afresh" if plan.history is None else ""):
+        watcher.told(line)
+    presets = tuple(OperatingPoint({**served.space.default, **point}) for point in board.presets.values())
+    optimizer = make_optimizer(kept.study.method, Options(past.studies, plan.risk, presets))
+    changes = [tuner.tune(board, served, optimizer, kept, plan.budget, plan.rule)]
     changes += [tuner.compare(board, served, kept)] if plan.presets else []
     for loop in changes:
         with contextlib.closing(loop):
             for study in loop:
                 watcher.changed(study)
-    return _concluded(kept, board, out)
+    return _concluded(kept, board, plan, past)
 
 
 def report_path(journal: Path) -> Path:
@@ -281,13 +328,17 @@ def report_path(journal: Path) -> Path:
     )
 
 
-def _concluded(kept: Journal, board: Device, out: Path) -> Tuning:
+def _concluded(kept: Journal, board: Device, plan: Plan, past: Past) -> Tuning:
     """Write profile and report of a study that has ended; what cannot be written is said, and loses nothing else."""
     from polythrottle.catalog.profiles import write_profile
     from polythrottle.report import write_report
 
     study, page = kept.study, report_path(kept.path)
-    facts = {"window": "as recorded"} if isinstance(board, Recorded) else {}
+    out = plan.out or _profile_path(study).absolute()
+    facts = {
+        **Plan.of(kept.plan).facts(kept.finished),
+        **({"window": "as recorded"} if isinstance(board, Recorded) else {}),
+    }
     profile, unmet, problems = None, None, []
     try:
         profile = Profile.of(study, _provenance(kept.path))
@@ -305,7 +356,17 @@ def _concluded(kept: Journal, board: Device, out: Path) -> Tuning:
         report_path=page if problems[1] is None else None,
         boundary=board.boundary,
         unwritten=tuple(problem for problem in problems if problem is not None),
+        ended=kept.finished,
+        history=past.lessons,
+        risk=plan.risk,
     )
+
+
+def report_facts(journal: Path) -> dict[str, str]:
+    """Return what a journal tells that is not in its study: why it ended, the risk taken, what was learnt from."""
+    with contextlib.suppress(BadFile):
+        return Plan.of(journals.heading(journal)["plan"]).facts(journals.ending(journal))
+    return {}
 
 
 def _refusal(write: Callable[[Any, Path], None], what: object, path: Path) -> str | None:
@@ -333,47 +394,3 @@ def polythrottle_version() -> str:
 def _profile_path(study: Study) -> Path:
     device, workload = slug(study.problem.device), slug(study.problem.workload)
     return Path("profiles/tuned") / device / f"{workload}.toml"
-
-
-@contextlib.contextmanager
-def _journal(study: Study, path: Path | None, fresh: bool, plan: dict[str, Any]) -> Iterator[Journal]:
-    """Open the study's journal: the given file, or the newest of this problem that is not finished, or a new one."""
-    path = path or _default_path(study, fresh)
-    if fresh and journals.holds_study(path):
-        raise InvalidInput(f"{path} holds a study already; give a new file or leave --fresh out")
-    if not journals.holds_study(path):
-        with Journal.create(path, study, plan) as kept:
-            yield kept
-        return
-    with Journal.reopen(path) as kept:
-        _same_problem(path, kept.study, study)
-        yield kept
-
-
-def _default_path(study: Study, fresh: bool) -> Path:
-    problem = study.problem
-    folder = state_dir() / "studies" / slug(problem.device) / slug(problem.workload)
-    number = 1
-    while True:
-        path = folder / f"{problem.fingerprint}-{study.method}-{study.seed}-{number}.jsonl"
-        if not journals.holds_study(path) or not (fresh or journals.is_finished(path)):
-            return path
-        number += 1
-
-
-def _same_problem(path: Path, kept: Study, asked: Study) -> None:
-    if (kept.problem.fingerprint, kept.method, kept.seed) == (asked.problem.fingerprint, asked.method, asked.seed):
-        return
-    pairs = {
-        "device": (kept.problem.device, asked.problem.device),
-        "workload": (kept.problem.workload, asked.problem.workload),
-        "SLO": (", ".join(map(str, kept.problem.constraints)), ", ".join(map(str, asked.problem.constraints))),
-        "method": (kept.method, asked.method),
-        "seed": (kept.seed, asked.seed),
-        "window": (kept.problem.window, asked.problem.window),
-        "space": (f"{len(kept.problem.space)} points", f"{len(asked.problem.space)} other points"),
-    }
-    told = [f"its {name} is {was}, not {now}" for name, (was, now) in pairs.items() if was != now]
-    before, after = kept.problem.content, asked.problem.content
-    told += [f"its {name} has changed" for name in {**before, **after} if before.get(name) != after.get(name)]
-    raise BadFile(f"{path} is the journal of another problem: {'; '.join(told)}. Give another --journal")

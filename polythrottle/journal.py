@@ -1,12 +1,15 @@
 """The append-only record of a study: one JSON line per change, and the only state tuning has.
 
-    {"v": 1, "event": "study", …}                               the problem, whole: a study resumes from this file alone
-    {"v": 1, "event": "started", "number": 0, "point": {…}}     written before the hardware is touched
-    {"v": 1, "event": "completed", "number": 0, "measurement": {…}}
-    {"v": 1, "event": "failed", "number": 1, "failure": "…"}
-    {"v": 1, "event": "interrupted", "number": 2}               found running on reopening; the trial is made again
-    {"v": 1, "event": "reference", "name": "30W", "point": {…}, "measurement": {…}}
-    {"v": 1, "event": "finished", "reason": "…"}
+    {"v": 2, "event": "study", …}                               the problem, whole: a study resumes from this file alone
+    {"v": 2, "event": "started", "number": 0, "point": {…}}     written before the hardware is touched
+    {"v": 2, "event": "completed", "number": 0, "measurement": {…}, "cost": {"seconds": 3.1, "joules": 40.2}}
+    {"v": 2, "event": "failed", "number": 1, "failure": "…", "cost": {…}}
+    {"v": 2, "event": "interrupted", "number": 2}               found running on reopening; the trial is made again
+    {"v": 2, "event": "reference", "name": "30W", "point": {…}, "measurement": {…}}
+    {"v": 2, "event": "finished", "reason": "…"}
+
+Format 1 had no costs, no ``censored`` in a measurement and no objective but energy; it is still read, and continued in
+format 2.
 
 A last line without its line feed was torn by a crash and is cut off; any other line that does not fit is an error with
 its number. A trial that was interrupted ``ATTEMPTS`` times is given up as failed, so one that kills the machine ends.
@@ -20,7 +23,7 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -29,14 +32,14 @@ import numpy as np
 
 from polythrottle.errors import BadFile, PolythrottleError, StorageError
 from polythrottle.measurement import EnergyKind, Latency, Measurement, Window
-from polythrottle.problem import Constraint, Problem
+from polythrottle.problem import Constraint, Objective, Problem
 from polythrottle.space import Knob, OperatingPoint, SearchSpace
-from polythrottle.study import Reference, Study, Trial, TrialState
+from polythrottle.study import Cost, Reference, Study, Trial, TrialState
 
-FORMAT = 1
+FORMAT = 2
 ATTEMPTS = 3
 T = TypeVar("T")
-_TORN_HEADER = b'{"v": 1, "event": "study"'
+_HEADERS = tuple(f'{{"v": {version}, "event": "study"'.encode() for version in range(1, FORMAT + 1))
 
 
 @dataclass
@@ -77,10 +80,11 @@ class _Fold:
         running = self.running
         if running is None or running.number != number:
             raise ValueError(f"trial {number} is not running")
+        ended = replace(running, cost=_cost_from(line.get("cost")))
         if event == "completed":
-            return self.study.with_trial(Trial(number, running.point, _measurement_from(line["measurement"])))
+            return self.study.with_trial(replace(ended, measurement=_measurement_from(line["measurement"])))
         if event == "failed":
-            return self.study.with_trial(Trial(number, running.point, failure=_typed(line["failure"], str)))
+            return self.study.with_trial(replace(ended, failure=_typed(line["failure"], str)))
         if event == "interrupted":
             return Study(self.study.problem, self.study.method, self.study.seed, trials[:-1], self.study.references)
         raise ValueError(f"unknown event {event!r}")
@@ -128,7 +132,7 @@ class Journal:
             raise _unwritable(path, error) from error
         _lock(path, file)
         file.seek(0)
-        if not (_TORN_HEADER.startswith(begun := file.read()) or begun.startswith(_TORN_HEADER)) or b"\n" in begun:
+        if not _torn(file.read()):
             file.close()
             raise BadFile(f"{path} is not empty and not a journal; a new journal needs a new file")
         file.truncate(0)
@@ -185,12 +189,14 @@ class Journal:
     def completed(self, trial: Trial) -> Study:
         """Record what a trial measured, and return the study with it."""
         assert trial.measurement is not None
-        self._append({"event": "completed", "number": trial.number, "measurement": _values(trial.measurement)})
+        line = {"number": trial.number, "measurement": _values(trial.measurement), "cost": _cost_line(trial)}
+        self._append({"event": "completed", **line})
         return self._with(trial)
 
     def failed(self, trial: Trial) -> Study:
         """Record why a trial measured nothing, and return the study with it."""
-        self._append({"event": "failed", "number": trial.number, "failure": trial.failure})
+        line = {"number": trial.number, "failure": trial.failure, "cost": _cost_line(trial)}
+        self._append({"event": "failed", **line})
         return self._with(trial)
 
     def referred(self, reference: Reference) -> Study:
@@ -246,20 +252,70 @@ def read(path: Path) -> Study:
     Raises:
         BadFile: If there is no such file, or it is not a journal, or of a newer format; names the line.
     """
+    return told(path, content(path))[1]
+
+
+def content(path: Path) -> bytes:
+    """Return the bytes of a file that may be a journal.
+
+    Raises:
+        BadFile: If there is none, or it cannot be read.
+    """
     _check_regular(path)
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise BadFile(f"{path} cannot be read: {error.strerror}") from error
-    _, fold = _folded(path, data)
+
+
+def told(path: Path, data: bytes) -> tuple[int, Study]:
+    """Return how many bytes of a journal's content are whole lines, and the study they tell.
+
+    Args:
+        path: Where the content is from, for messages.
+        data: All of the content, or its beginning.
+
+    Raises:
+        BadFile: As `read`.
+    """
+    whole, fold = _folded(path, data)
     if fold.study is None:
         raise BadFile(f"{path} holds no study; a journal is made by polythrottle tune")
-    return fold.study
+    return whole, fold.study
+
+
+def heading(path: Path) -> Mapping[str, Any]:
+    """Return the first line of a journal as it stands there: what it is about, without the study being built.
+
+    Raises:
+        BadFile: If it is not the first line of a journal.
+    """
+    _check_regular(path)
+    try:
+        with open(path, "rb") as file:
+            line = json.loads(file.readline())
+        _check_format(line)
+    except OSError as error:
+        raise BadFile(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadFile(f"{path} line 1 is not a line of a journal: {error}") from error
+    if line.get("event") != "study":
+        raise BadFile(f"{path} line 1 is not the first line of a journal")
+    return dict(line)
+
+
+def ending(path: Path) -> str | None:
+    """Return why the study of a journal has ended; None if it has not.
+
+    Raises:
+        BadFile: As `read`.
+    """
+    return _folded(path, content(path))[1].finished
 
 
 def is_finished(path: Path) -> bool:
     """Return whether a journal ends with its study finished; a file that holds no study yet is not."""
-    return _folded(path, path.read_bytes())[1].finished is not None
+    return ending(path) is not None
 
 
 def holds_study(path: Path) -> bool:
@@ -271,6 +327,11 @@ def holds_study(path: Path) -> bool:
         return False
     except OSError as error:
         raise BadFile(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _torn(begun: bytes) -> bool:
+    """Return whether a file's content is nothing or a torn first line, of any format."""
+    return b"\n" not in begun and any(begun.startswith(header) or header.startswith(begun) for header in _HEADERS)
 
 
 def _check_regular(path: Path) -> None:
@@ -325,6 +386,7 @@ def _study_line(study: Study) -> dict[str, Any]:
         "reference": dict(problem.reference),
         "window": asdict(problem.window),
         "content": dict(problem.content),
+        "objective": str(problem.objective),
         "method": study.method,
         "seed": study.seed,
         "space": {
@@ -345,6 +407,7 @@ def _study_from(line: Mapping[str, Any]) -> Study:
         dict(line["reference"]),
         Window(**line["window"]),
         {_typed(name, str): _typed(digest, str) for name, digest in line["content"].items()},
+        Objective(line.get("objective", "energy")),
     )
     if problem.fingerprint != line["problem"]:
         raise ValueError("the problem it describes does not match its fingerprint")
@@ -364,9 +427,27 @@ def _values(measurement: Measurement) -> dict[str, Any]:
 def _measurement_from(line: Mapping[str, Any]) -> Measurement:
     fields = dict(line)
     times = {name: _figure(value) for name, value in fields.pop("latency").items()}
+    censored = _typed(fields.pop("censored", False), bool)
     kind, boundary = EnergyKind(fields.pop("energy_kind")), _typed(fields.pop("boundary"), str)
     figures = {name: _figure(value) for name, value in fields.items()}
-    return Measurement(latency=Latency(**times), energy_kind=kind, boundary=boundary, **figures)  # type: ignore[arg-type]
+    return Measurement(
+        latency=Latency(**times),  # type: ignore[arg-type]
+        energy_kind=kind,
+        boundary=boundary,
+        censored=censored,
+        **figures,  # type: ignore[arg-type]
+    )
+
+
+def _cost_line(trial: Trial) -> dict[str, float] | None:
+    return None if trial.cost is None else {"seconds": trial.cost.duration_s, "joules": trial.cost.energy_j}
+
+
+def _cost_from(line: Any) -> Cost | None:
+    """Return what a trial took; None if its line does not say."""
+    if line is None:
+        return None
+    return Cost(_figure(line["seconds"]) or 0.0, _figure(line["joules"]) or 0.0)
 
 
 def _figure(value: Any) -> float | None:

@@ -121,6 +121,8 @@ class Measurement:
         boundary: Which rails, devices or processes the joules cover.
         temperature_c: Highest reading in the window.
         window_s: How long it was.
+        censored: Whether the window was cut short because a limit was plainly broken; everything above is then that of
+            the shorter window, and the point does not hold, whatever the limit.
 
     Raises:
         InvalidInput: If energy or throughput is not positive and finite, or power is not finite or negative.
@@ -134,6 +136,7 @@ class Measurement:
     boundary: str = ""
     temperature_c: float | None = None
     window_s: float | None = None
+    censored: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("energy", self.energy_j), ("throughput", self.throughput_per_s)):

@@ -1,12 +1,18 @@
 """The meter: apply a point, warm up, run a window of queries, read energy at both ends, judge."""
 
+from collections.abc import Sequence
+
+from polythrottle.censor import Censor
 from polythrottle.errors import InvalidInput, TrialError
 from polythrottle.measurement import Latency, Measurement, Query, Reading, Window
 from polythrottle.ports import Device, Recorded, Workload
+from polythrottle.problem import Constraint
 from polythrottle.space import OperatingPoint
 
 
-def measure(device: Device, workload: Workload, point: OperatingPoint, window: Window) -> Measurement:
+def measure(
+    device: Device, workload: Workload, point: OperatingPoint, window: Window, limits: Sequence[Constraint] = ()
+) -> Measurement:
     """Return what a point does on a workload.
 
     A recorded device answers with the window it recorded; any other is driven through a new one.
@@ -16,6 +22,7 @@ def measure(device: Device, workload: Workload, point: OperatingPoint, window: W
         workload: Serves queries on that device.
         point: Levels for knobs of both; each owner gets its own.
         window: How long to look.
+        limits: Absolute limits; a window that is plainly going to break one is cut short, and its measurement censored.
 
     Raises:
         TrialError: If a level is refused, a query fails, or the window tells nothing.
@@ -29,22 +36,27 @@ def measure(device: Device, workload: Workload, point: OperatingPoint, window: W
     for _ in range(window.warmup):
         workload.query()
     start = device.read()
-    queries = _drive(device, workload, window, start.time_s)
-    return _judge(device, start, device.read(), queries)
+    queries, censored = _drive(device, workload, window, limits, start)
+    return _judge(device, start, device.read(), queries, censored)
 
 
-def _drive(device: Device, workload: Workload, window: Window, start_s: float) -> list[Query]:
-    """Issue queries back to back until the window has seen enough."""
+def _drive(
+    device: Device, workload: Workload, window: Window, limits: Sequence[Constraint], start: Reading
+) -> tuple[list[Query], bool]:
+    """Issue queries back to back until the window has seen enough; return them, and whether it was cut short."""
     queries: list[Query] = []
+    censor = Censor(device, window, limits, start)
     while len(queries) < window.most_queries:
         queries.append(workload.query())
-        elapsed_s = device.clock.now() - start_s
+        elapsed_s = device.clock.now() - start.time_s
         if elapsed_s >= window.timeout_s or (elapsed_s >= window.duration_s and len(queries) >= window.queries):
             break
-    return queries
+        if censor.gives_up(queries) and len(queries) < window.most_queries and device.read().energy_j > start.energy_j:
+            return queries, True
+    return queries, False
 
 
-def _judge(device: Device, start: Reading, end: Reading, queries: list[Query]) -> Measurement:
+def _judge(device: Device, start: Reading, end: Reading, queries: list[Query], censored: bool) -> Measurement:
     """Return the measurement a window amounts to, or raise TrialError if it amounts to none."""
     if start.throttled or end.throttled:
         raise TrialError(f"the device slowed itself down at {end.temperature_c} °C, so the window is not valid")
@@ -59,6 +71,7 @@ def _judge(device: Device, start: Reading, end: Reading, queries: list[Query]) -
             boundary=device.boundary,
             temperature_c=_hottest(start, end),
             window_s=elapsed_s,
+            censored=censored,
         )
     except InvalidInput as error:
         raise TrialError(f"the window tells nothing: {error}") from error

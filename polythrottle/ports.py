@@ -1,4 +1,4 @@
-"""The three ports: what a device, a workload and an optimiser must be able to do.
+"""The three ports: what a device, a workload and an optimiser must be able to do, and what some can do besides.
 
 Anything that fits one of these protocols can be tuned, measured or asked; nothing needs to inherit from them.
 """
@@ -121,4 +121,15 @@ class Optimizer(Protocol):
 
         Raises:
             Exhausted: If every point has been tried.
+        """
+
+
+@runtime_checkable
+class Forecaster(Protocol):
+    """A search method that can say what going on would be worth."""
+
+    def saving_left(self, study: Study) -> float:
+        """Return what one more trial is expected to take off the objective: of energy, joules per item.
+
+        Pure as a suggestion is; 0 if nothing is left, inf if that is unknown.
         """

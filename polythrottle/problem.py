@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 
 from polythrottle.errors import InvalidInput, UnknownName
 from polythrottle.measurement import METRICS, Measurement, Window
@@ -74,6 +75,11 @@ class Constraint:
         return self.metric == "throughput"
 
     @property
+    def timed(self) -> bool:
+        """Whether the metric is a latency."""
+        return self.unit == "s"
+
+    @property
     def unit(self) -> str:
         """The unit of metric and absolute limit, as in `METRICS`."""
         return METRICS[self.metric]
@@ -122,9 +128,49 @@ def _multiple(quantity: str) -> float:
     return float(match[1])
 
 
+class Objective(StrEnum):
+    """What is minimised."""
+
+    ENERGY = "energy"
+    """Energy per item."""
+    EDP = "edp"
+    """Energy per item times mean latency: the energy-delay product (Gonzalez & Horowitz 1996)."""
+    LATENCY = "latency"
+    """Mean latency."""
+    PARETO = "pareto"
+    """Energy per item and latency at once: a front of points; the best of them is that of least energy."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Objective":
+        """Return the objective of that name.
+
+        Raises:
+            UnknownName: If there is none.
+        """
+        if text not in list(cls):
+            raise UnknownName("objective", text, list(cls))
+        return cls(text)
+
+    def of(self, measurement: Measurement) -> float:
+        """Return what a measurement comes to, in `unit`; less is better."""
+        if self is Objective.EDP:
+            return measurement.energy_j * measurement.latency.mean_s
+        return measurement.latency.mean_s if self is Objective.LATENCY else measurement.energy_j
+
+    @property
+    def unit(self) -> str:
+        """The unit of `of`."""
+        return {Objective.EDP: "J·s", Objective.LATENCY: "s"}.get(self, "J")
+
+    @property
+    def words(self) -> str:
+        """What is minimised, in words."""
+        return {Objective.EDP: "energy-delay product", Objective.LATENCY: "mean latency"}.get(self, "energy per item")
+
+
 @dataclass(frozen=True)
 class Problem:
-    """A search space on one device and workload, energy per item to minimise, and constraints to hold.
+    """A search space on one device and workload, what to minimise, and constraints to hold.
 
     Args:
         space: Every point that may be tried.
@@ -134,6 +180,7 @@ class Problem:
         reference: What relative limits multiply, by metric; metrics that are absent are taken from the default's trial.
         window: How long each trial looks.
         content: Digests of what the URIs stand for (model, table, board files) and input shapes, by name.
+        objective: What is minimised.
     """
 
     space: SearchSpace
@@ -143,6 +190,12 @@ class Problem:
     reference: Mapping[str, float] = field(default_factory=dict)
     window: Window = field(default_factory=Window)
     content: Mapping[str, str] = field(default_factory=dict)
+    objective: Objective = Objective.ENERGY
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the device is a recorded table, so that nothing runs."""
+        return self.device.startswith("replay:")
 
     @property
     def fingerprint(self) -> str:
@@ -155,5 +208,7 @@ class Problem:
             "reference": dict(sorted(self.reference.items())),
             "window": asdict(self.window),
             "content": dict(sorted(self.content.items())),
+            # Only where it is not the first there was, so that journals from before keep their fingerprints.
+            **({} if self.objective is Objective.ENERGY else {"objective": str(self.objective)}),
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

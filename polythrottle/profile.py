@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from polythrottle.errors import SloUnmet
 from polythrottle.measurement import Measurement
+from polythrottle.problem import Objective
 from polythrottle.space import OperatingPoint
 from polythrottle.study import Study
 
@@ -54,8 +55,15 @@ class Profile:
             measurement=best.measurement,
             default=default.measurement if default else None,
             slo=tuple(str(constraint) for constraint in study.constraints),
-            provenance={"method": study.method, "seed": study.seed, "trials": len(study.trials), **provenance},
+            provenance={**_searched(study), **provenance},
         )
+
+
+def _searched(study: Study) -> dict[str, str | int]:
+    """Return how the answer was looked for; what was minimised only where it is not energy."""
+    objective = study.problem.objective
+    minimised = {} if objective is Objective.ENERGY else {"objective": str(objective)}
+    return {"method": study.method, "seed": study.seed, "trials": len(study.trials), **minimised}
 
 
 def _nearest_miss(study: Study) -> str:

@@ -1,5 +1,6 @@
 """A problem and the trials made on it so far."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -7,8 +8,13 @@ from functools import cached_property
 
 from polythrottle.errors import InvalidInput
 from polythrottle.measurement import Measurement
-from polythrottle.problem import Constraint, Problem
+from polythrottle.problem import Constraint, Objective, Problem
 from polythrottle.space import OperatingPoint
+
+WORTHWHILE = 0.01
+"""The share of the default's energy below which a saving is within the noise of two single trials."""
+ENOUGH = 6
+"""How many completed trials it takes at least before anything is said about what they did not find."""
 
 
 class TrialState(StrEnum):
@@ -17,6 +23,34 @@ class TrialState(StrEnum):
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
+
+
+RECORDED_ITEMS = 1000
+"""Items a trial on a recorded device is taken to serve when its cost is counted: the paper's requests per
+configuration (arXiv 2310.19991), as the benchmark counts them."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What searching takes: applying, settling, warming up and looking, with the suggestion where time is real.
+
+    Args:
+        duration_s: On the device's clock.
+        energy_j: Within the device's boundary, of the kind its measurements have.
+
+    Raises:
+        InvalidInput: If either is negative or not finite.
+    """
+
+    duration_s: float = 0.0
+    energy_j: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.duration_s < math.inf and 0 <= self.energy_j < math.inf):
+            raise InvalidInput(f"a trial cannot have cost {self.energy_j} J in {self.duration_s} s")
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.duration_s + other.duration_s, self.energy_j + other.energy_j)
 
 
 @dataclass(frozen=True)
@@ -28,12 +62,14 @@ class Trial:
         point: Where.
         measurement: What was seen, once it was.
         failure: Why nothing was seen, if the visit failed.
+        cost: What the visit took, once it ended; None where that was not recorded.
     """
 
     number: int
     point: OperatingPoint
     measurement: Measurement | None = None
     failure: str | None = None
+    cost: Cost | None = None
 
     @property
     def state(self) -> TrialState:
@@ -101,6 +137,19 @@ class Study:
         """Every point a trial went to, whatever came of it."""
         return frozenset(trial.point for trial in self.trials)
 
+    @property
+    def cost(self) -> Cost:
+        """What all trials took together; a trial whose cost was not recorded counts nothing."""
+        return sum((trial.cost for trial in self.trials if trial.cost is not None), Cost())
+
+    @property
+    def judgeable(self) -> bool:
+        """Whether every limit has an absolute value: what a relative one multiplies is known."""
+        return all(
+            not constraint.relative or self._reference(constraint.metric) is not None
+            for constraint in self.problem.constraints
+        )
+
     @cached_property
     def constraints(self) -> tuple[Constraint, ...]:
         """The constraints with absolute limits; relative ones need the default's trial or the problem's reference.
@@ -117,8 +166,8 @@ class Study:
         return None if default is None or default.measurement is None else default.measurement.metric(metric)
 
     def holds(self, measurement: Measurement) -> bool:
-        """Return whether a measurement meets every constraint."""
-        return all(constraint.slack(measurement) >= 0 for constraint in self.constraints)
+        """Return whether a measurement meets every constraint; one that was cut short for breaking a limit does not."""
+        return not measurement.censored and all(constraint.slack(measurement) >= 0 for constraint in self.constraints)
 
     def excess(self, measurement: Measurement) -> float:
         """Return by what fraction the worst broken limit is exceeded; 0 if all hold."""
@@ -134,9 +183,37 @@ class Study:
         return tuple(trial for trial in self.completed if not self.feasible(trial))
 
     @property
+    def total_excess(self) -> float:
+        """By what fractions of their limits the infeasible trials exceed them, summed."""
+        return sum(self.excess(trial.measurement) for trial in self.infeasible if trial.measurement is not None)
+
+    @property
+    def stopped_early(self) -> tuple[Trial, ...]:
+        """The trials whose window was cut short because a limit was plainly broken."""
+        return tuple(trial for trial in self.completed if trial.measurement and trial.measurement.censored)
+
+    @property
     def best(self) -> Trial | None:
-        """The feasible trial of least energy; the earliest of equals."""
-        return least_energy(trial for trial in self.completed if self.feasible(trial))
+        """The feasible trial that is best by the objective; the earliest of equals."""
+        return least((trial for trial in self.completed if self.feasible(trial)), self.problem.objective)
+
+    @property
+    def front_metric(self) -> str:
+        """The latency that is traded against energy: the first that is bounded, else the mean."""
+        bounded = [constraint.metric for constraint in self.problem.constraints if constraint.timed]
+        return next(iter(bounded), "mean")
+
+    @property
+    def front(self) -> tuple[Trial, ...]:
+        """The feasible trials that no other feasible one beats in both latency and energy, the fastest first."""
+        held = [(_traded(trial, self.front_metric), trial) for trial in self.completed if self.feasible(trial)]
+        found: list[Trial] = []
+        least_j = math.inf
+        for (_, energy_j), trial in sorted(held, key=lambda pair: (*pair[0], pair[1].number)):
+            if energy_j < least_j:
+                found.append(trial)
+                least_j = energy_j
+        return tuple(found)
 
     @property
     def closest(self) -> Trial | None:
@@ -149,17 +226,37 @@ class Study:
 
     @property
     def saving_fraction(self) -> float | None:
-        """The share of the default's energy per item that the best trial saves; None while either is unknown."""
-        default, best = self.default, self.best
+        """The share of the default's objective that the best trial saves; None while either is unknown."""
+        default, best, objective = self.default, self.best, self.problem.objective
         if default is None or best is None or default.measurement is None or best.measurement is None:
             return None
-        return 1.0 - best.measurement.energy_j / default.measurement.energy_j
+        return 1.0 - objective.of(best.measurement) / objective.of(default.measurement)
+
+    @property
+    def default_will_do(self) -> bool:
+        """Whether the default holds every limit and nothing that was tried saves `WORTHWHILE` of its objective."""
+        saving = self.saving_fraction
+        if saving is None or self.default is None or not self.feasible(self.default):
+            return False
+        return self.well_searched and saving < WORTHWHILE
+
+    @property
+    def well_searched(self) -> bool:
+        """Whether enough was tried to say that something is not there: `ENOUGH` trials, or every point."""
+        return len(self.completed) >= ENOUGH or len(self.visited) == len(self.problem.space)
 
 
-def least_energy(trials: Iterable[Trial]) -> Trial | None:
-    """Return the trial of least energy per item among those that have a measurement."""
+def least(trials: Iterable[Trial], objective: Objective) -> Trial | None:
+    """Return the trial that is best by an objective among those that have a measurement; the earliest of equals."""
     return min(
         (trial for trial in trials if trial.measurement is not None),
-        key=lambda trial: trial.measurement.energy_j if trial.measurement else float("inf"),
+        key=lambda trial: objective.of(trial.measurement) if trial.measurement else math.inf,
         default=None,
     )
+
+
+def _traded(trial: Trial, metric: str) -> tuple[float, float]:
+    """Return a measured trial's latency in seconds and energy per item in joules."""
+    assert trial.measurement is not None
+    latency_s = trial.measurement.metric(metric)
+    return math.inf if latency_s is None else latency_s, trial.measurement.energy_j

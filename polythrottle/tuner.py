@@ -1,21 +1,26 @@
 """The tuning loop: suggest, journal, measure, journal, again."""
 
 from collections.abc import Generator
+from dataclasses import replace
 
 from polythrottle.errors import Exhausted, TrialError
 from polythrottle.journal import Journal
-from polythrottle.measurement import Measurement
+from polythrottle.measurement import Measurement, Reading
 from polythrottle.meter import measure
-from polythrottle.ports import Device, Optimizer, Rewindable, Workload
+from polythrottle.ports import Device, Optimizer, Recorded, Rewindable, Workload
+from polythrottle.problem import Constraint
 from polythrottle.space import OperatingPoint
-from polythrottle.study import Reference, Study, Trial, TrialState
+from polythrottle.stopping import ALL_TRIED, Budget, Outlook, Rule
+from polythrottle.study import RECORDED_ITEMS, Cost, Reference, Study, Trial, TrialState
 
 FAILURES_IN_A_ROW = 5
 _REFERENCE_NUMBERS = 1_000_000
 
 
-def tune(device: Device, workload: Workload, optimizer: Optimizer, journal: Journal, trials: int) -> Generator[Study]:
-    """Continue a study up to a number of trials; yields it whenever a trial starts or ends.
+def tune(
+    device: Device, workload: Workload, optimizer: Optimizer, journal: Journal, budget: Budget, rule: Rule
+) -> Generator[Study]:
+    """Continue a study until its budget is used or going on is not worth it; yields it when a trial starts or ends.
 
     The journal is written before the device is touched and again once the trial is known, so a study killed at any
     moment goes on from there. The device is restored whenever the loop is left, however that happens.
@@ -23,9 +28,10 @@ def tune(device: Device, workload: Workload, optimizer: Optimizer, journal: Jour
     Args:
         device: Not entered yet.
         workload: Serves queries on that device.
-        optimizer: Suggests the next point.
-        journal: Of this problem; holds the trials made so far.
-        trials: How many trials the study shall have in the end, at least 1.
+        optimizer: Suggests the next point; if it is a `Forecaster`, it is asked before what that would be worth.
+        journal: Of this problem; holds the trials made so far, and in the end why there are no more.
+        budget: What the study may use in the end, earlier trials counted.
+        rule: When one more trial is not worth it.
 
     Raises:
         TrialError: If the default point cannot be measured, or `FAILURES_IN_A_ROW` trials in a row failed.
@@ -33,18 +39,24 @@ def tune(device: Device, workload: Workload, optimizer: Optimizer, journal: Jour
         StorageError: If the journal cannot be written.
     """
     _give_up_if_hopeless(journal)
+    outlook = Outlook(optimizer)
     with device:
-        while len(journal.study.trials) < trials:
+        while (used := budget.used(journal.study)) is None:
+            start = _begin(device, len(journal.study.trials))
+            if (enough := rule.reason(journal.study, outlook.saving_left)) is not None:
+                journal.finish(enough)
+                return
             try:
-                point = optimizer.suggest(journal.study)
-            except Exhausted:
-                journal.finish(f"all {len(journal.study.problem.space)} points tried")
+                point = _next(optimizer, journal.study)
+            except Exhausted as error:
+                count, points = len(journal.study.visited), len(journal.study.problem.space)
+                journal.finish(f"{ALL_TRIED}: {points}" if count >= points else str(error))
                 return
             trial = Trial(len(journal.study.trials), point)
             yield journal.started(trial)
-            yield _visit(device, workload, journal, trial)
+            yield _visit(device, workload, journal, trial, start)
             _give_up_if_hopeless(journal)
-        journal.finish(f"{trials} trials made")
+        journal.finish(used)
 
 
 def compare(device: Device, workload: Workload, journal: Journal) -> Generator[Study]:
@@ -66,13 +78,27 @@ def compare(device: Device, workload: Workload, journal: Journal) -> Generator[S
             yield journal.referred(Reference(name, whole, measurement))
 
 
-def _visit(device: Device, workload: Workload, journal: Journal, trial: Trial) -> Study:
-    _rewind(device, trial.number)
+def _next(optimizer: Optimizer, study: Study) -> OperatingPoint:
+    """Return the next point; the default while nothing else tells what relative limits multiply."""
+    default = study.problem.space.default
+    return default if not study.judgeable and default not in study.visited else optimizer.suggest(study)
+
+
+def _visit(device: Device, workload: Workload, journal: Journal, trial: Trial, start: Reading) -> Study:
+    study = journal.study
     try:
-        measurement = _judged(journal.study, measure(device, workload, trial.point, journal.study.problem.window))
+        seen = measure(device, workload, trial.point, study.problem.window, _limits(study, trial))
+        seen = _judged(study, seen)
     except TrialError as error:
-        return journal.failed(Trial(trial.number, trial.point, failure=str(error)))
-    return journal.completed(Trial(trial.number, trial.point, measurement))
+        return journal.failed(replace(trial, failure=str(error), cost=_cost(device, start, None)))
+    return journal.completed(replace(trial, measurement=seen, cost=_cost(device, start, seen)))
+
+
+def _limits(study: Study, trial: Trial) -> tuple[Constraint, ...]:
+    """Return what a trial may be cut short for breaking: nothing at the default, which all others are judged by."""
+    if trial.point == study.problem.space.default or not study.judgeable:
+        return ()
+    return study.constraints
 
 
 def _judged(study: Study, measurement: Measurement) -> Measurement:
@@ -81,6 +107,20 @@ def _judged(study: Study, measurement: Measurement) -> Measurement:
         if measurement.metric(constraint.metric) is None:
             raise TrialError(f"{constraint.metric} is not measured here, so {constraint} cannot be judged")
     return measurement
+
+
+def _begin(device: Device, number: int) -> Reading:
+    """Return the reading from which on a trial costs time and energy."""
+    _rewind(device, number)
+    return device.read()
+
+
+def _cost(device: Device, start: Reading, seen: Measurement | None) -> Cost:
+    """Return what a trial took; on a recorded device, what serving `RECORDED_ITEMS` items there would have taken."""
+    if isinstance(device, Recorded):
+        return Cost() if seen is None else Cost(RECORDED_ITEMS / seen.throughput_per_s, RECORDED_ITEMS * seen.energy_j)
+    end = device.read()
+    return Cost(max(0.0, end.time_s - start.time_s), max(0.0, end.energy_j - start.energy_j))
 
 
 def _rewind(device: Device, number: int) -> None:

@@ -76,7 +76,7 @@ def show(value: float | None, unit: str) -> str:
     """Return a value with the prefix that keeps it readable: ``0.0253, "s"`` gives ``25.3 ms``; unknown gives ``–``."""
     if value is None:
         return "–"
-    if unit not in ("s", "J", "W") or value == 0 or not math.isfinite(value):
+    if unit not in ("s", "J", "J·s", "W") or value == 0 or not math.isfinite(value):
         return f"{value:.4g} {unit}"
     for factor, prefix in ((1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ")):
         if abs(value) >= factor * 0.9995 and not (unit == "s" and prefix == "k"):

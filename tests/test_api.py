@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from polythrottle.catalog.profiles import read_profile
 from polythrottle.errors import BadFile, InvalidInput, PolythrottleError, TrialError, UnknownName
 from polythrottle.journal import read
 from polythrottle.measurement import EnergyKind, Window
+from polythrottle.optimize import ConstrainedBayes
 from polythrottle.setup import Setup, slug
 from polythrottle.study import Study
 
@@ -44,13 +46,14 @@ def test_tuning_ends_in_a_profile_with_its_evidence(table: str) -> None:
 def test_a_study_cut_anywhere_ends_like_one_that_was_not(tmp_path: Path, method: str) -> None:
     """Whatever prefix of the journal a kill leaves, the resumed study makes the same trials."""
     trials = 7
-    whole = api.tune(**ORIN, trials=trials, method=method, journal=tmp_path / "whole.jsonl", presets=False)
+    words = {**ORIN, "trials": trials, "method": method, "presets": False, "early_stop": False}
+    whole = api.tune(**words, journal=tmp_path / "whole.jsonl")
     lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
     assert len(lines) == 2 * trials + 2
     for kept in range(1, len(lines)):
         cut = tmp_path / f"cut-{kept}.jsonl"
         cut.write_bytes(b"".join(lines[:kept]) + lines[kept][: kept % 7])
-        resumed = api.tune(**ORIN, trials=trials, method=method, journal=cut, presets=False)
+        resumed = api.tune(**words, journal=cut)
         assert same(resumed.study, whole.study)
         assert same(read(cut), whole.study)
 
@@ -77,6 +80,146 @@ def test_a_finished_study_is_not_continued_by_default(table: str) -> None:
     first, second = api.tune(table, trials=3), api.tune(table, trials=3)
     assert first.journal_path != second.journal_path
     assert first.journal_path.exists()
+
+
+def test_a_study_with_history_and_risk_cut_anywhere_ends_the_same(tmp_path: Path, state_folder: Path) -> None:
+    """What was learnt from is found again, even where it has grown since, and new studies change nothing."""
+    other = {**ORIN, "workload": "efficientnet-b0", "presets": False, "early_stop": False}
+    api.tune(**other, trials=4)
+    words = {**ORIN, "trials": 7, "risk": 0.2, "presets": False, "early_stop": False}
+    whole = api.tune(**words, journal=tmp_path / "whole.jsonl")
+    assert [lesson.study.problem.workload for lesson in whole.history] == ["efficientnet-b0"]
+    api.tune(**other, trials=6, journal=whole.history[0].path)
+    api.tune(**other, trials=5, seed=1)
+    lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
+    for kept in range(1, len(lines)):
+        cut = tmp_path / f"cut-{kept}.jsonl"
+        cut.write_bytes(b"".join(lines[:kept]) + lines[kept][: kept % 7])
+        resumed = api.resume(cut) if kept % 2 else api.tune(**words, journal=cut)
+        assert same(resumed.study, whole.study)
+        assert [lesson.line() for lesson in resumed.history] == [lesson.line() for lesson in whole.history]
+
+
+class Listener(api.Silence):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def told(self, text: str) -> None:
+        """Keep a line."""
+        self.lines.append(text)
+
+
+def test_the_local_store_is_learnt_from_and_says_so() -> None:
+    """By default, on the same device or workload; not at all if nobody wants it, and never for a table."""
+    board = {**ORIN, "presets": False, "trials": 3}
+    api.tune(**board)
+    for change, learnt in (({"seed": 1}, 1), ({"history": []}, 0), ({"method": "grid"}, 0), ({"slo": "p99<=2x"}, 4)):
+        listener = Listener()
+        assert len(api.tune(**{**board, **change}, watcher=listener).history) == learnt
+        assert len(listener.lines) == bool(learnt)
+        assert all("--no-history starts afresh" in line for line in listener.lines)
+
+
+def test_a_table_learns_only_from_what_is_named(tmp_path: Path, table: str) -> None:
+    """Replaying one gives the same trials whatever is in the store."""
+    first = api.tune(table, slo="mean<=2x", trials=4)
+    second = api.tune(table, slo="mean<=2x", trials=4)
+    assert second.history == ()
+    assert second.study.trials == first.study.trials
+    named = api.tune(table, slo="mean<=2x", trials=4, history=first.journal_path)
+    assert [lesson.path for lesson in named.history] == [first.journal_path]
+
+
+def test_history_that_went_is_done_without(tmp_path: Path) -> None:
+    """A study goes on, and says that it may differ."""
+    early = api.tune(**ORIN, trials=3, presets=False)
+    path, listener = tmp_path / "a.jsonl", Listener()
+    assert len(api.tune(**ORIN, trials=2, seed=1, presets=False, journal=path).history) == 1
+    early.journal_path.unlink()
+    assert len(api.resume(path, trials=3, watcher=listener).study.trials) == 3
+    assert "may differ" in listener.lines[-1]
+
+
+def test_an_early_journal_has_neither_risk_nor_history(tmp_path: Path, table: str) -> None:
+    """A plan of an earlier version goes on as it was begun: without history, and without stopping early."""
+    path = tmp_path / "a.jsonl"
+    api.tune(table, trials=2, journal=path)
+    head, *rest = path.read_text().splitlines(keepends=True)
+    line = json.loads(head)
+    line["plan"] = {name: line["plan"][name] for name in ("trials", "presets", "out", "setup")}
+    path.write_text("".join([json.dumps(line) + "\n", *rest]))
+    assert len(api.tune(table, trials=3, journal=path).study.trials) == 3
+    assert len(api.resume(path, trials=4).study.trials) == 4
+
+
+@pytest.mark.parametrize(
+    "change", [{"trials": "x"}, {"risk": "x"}, {"risk": 7}, {"history": "x"}, {"history": [1]}, {"lessons": [1]},
+               {"lessons": [{}]}, {"horizon_s": -1.0}, {"duration_s": 0}, {"energy_j": "1"}, {"setup": {"device": 5}},
+               {"lessons": [{"path": 1, "sha256": "", "bytes": 1, "trials": 1}]},
+               {"out": 5}, {"early": "x", "horizon_s": "1"}],
+)  # fmt: skip
+def test_a_plan_that_is_not_one_is_refused(tmp_path: Path, table: str, change: dict[str, object]) -> None:
+    """An edited journal is an error in one line."""
+    path = tmp_path / "a.jsonl"
+    api.tune(table, trials=2, journal=path)
+    head, *rest = path.read_text().splitlines(keepends=True)
+    line = json.loads(head)
+    line["plan"] |= change
+    path.write_text("".join([json.dumps(line) + "\n", *rest]))
+    with pytest.raises((BadFile, InvalidInput)) as caught:
+        api.resume(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_study_of_another_risk_or_history_is_another_study(tmp_path: Path) -> None:
+    """As with the seed: by default each has a journal of its own, and a given one is refused."""
+    path, board = tmp_path / "a.jsonl", {**ORIN, "trials": 2, "presets": False}
+    begun = api.tune(**board, journal=path)
+    api.tune(**{**board, "trials": 3}, journal=path)
+    for change, told in (({"risk": 0.1}, "its risk is the default, not 0.1"), ({"history": []}, "its history is")):
+        with pytest.raises(BadFile, match=f"another problem.*{told}"):
+            api.tune(**board, **change, journal=path)  # type: ignore[arg-type]
+    names = {api.tune(**board, **change).journal_path.name for change in ({}, {"risk": 0.1}, {"history": []})}
+    assert len({name.rpartition("-")[0] for name in names}) == 3
+    assert begun.journal_path == path
+
+
+def test_every_budget_ends_a_study(tmp_path: Path, table: str) -> None:
+    """Minutes and joules are those of serving a thousand items where time was only recorded; more extends them."""
+    path = tmp_path / "a.jsonl"
+    short = api.tune(table, trials=9, joules=100, journal=path)
+    assert (len(short.study.trials), short.ended) == (1, "100 J used")
+    assert short.study.cost.energy_j == pytest.approx(120.0)
+    longer = api.resume(path, joules=150)
+    assert (len(longer.study.trials), longer.ended) == (2, "150 J used")
+    timed = api.tune(table, trials=9, minutes=1e-6)
+    assert (len(timed.study.trials), timed.ended) == (1, "6e-05 seconds used")
+
+
+def test_a_horizon_too_short_for_a_single_trial_ends_at_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method that foresees what is left is asked; a longer horizon goes on."""
+    monkeypatch.setattr(ConstrainedBayes, "saving_left", lambda self, study: 1e-3, raising=False)
+    short = api.tune(**ORIN, trials=3, horizon="1m", presets=False)
+    assert len(short.study.trials) == 1
+    assert "within 1 minute one more trial would save" in (short.ended or "")
+    assert len(api.tune(**ORIN, trials=3, horizon="52w", presets=False).study.trials) == 3
+
+
+def test_a_study_ends_early_unless_it_shall_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing left for two trials in a row ends it at the sixth."""
+    monkeypatch.setattr(ConstrainedBayes, "saving_left", lambda self, study: 0.0, raising=False)
+    early = api.tune(**ORIN, trials=8, presets=False)
+    assert (len(early.study.trials), (early.ended or "")[:20]) == (6, "nothing more to gain")
+    assert len(api.tune(**ORIN, trials=8, presets=False, early_stop=False).study.trials) == 8
+
+
+def test_relative_energy_has_no_joules_to_bound(tmp_path: Path) -> None:
+    """A budget in an unknown unit is refused before anything runs."""
+    (tmp_path / "t.csv").write_text("f_hz,latency_s,energy_j,energy_kind\n1,2,3,relative\n2,1,4,relative\n")
+    with pytest.raises(InvalidInput, match="only relative"):
+        api.tune("replay:t.csv", joules=5)
 
 
 def test_another_problems_journal_is_refused(tmp_path: Path, table: str) -> None:

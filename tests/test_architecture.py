@@ -11,8 +11,11 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "polythrottle"
 VOCABULARY = ("errors", "clock", "units", "space", "measurement", "problem", "study", "profile", "ports", "state")
 ADAPTERS = ("catalog", "journal", "backends", "actuation", "workloads", "optimize")
-USE = ("meter", "tuner", "sweep", "bench", "report", "finetune", "daemon", "cluster")
-ENTRY = ("api", "setup", "cli", "testing", "__main__", "__init__")
+USE = (
+    *("censor", "meter", "stopping", "past", "tuner", "sweep", "bench", "reproduce", "report", "explain"),
+    *("finetune", "daemon", "cluster"),
+)
+ENTRY = ("api", "studies", "plan", "setup", "cli", "testing", "__main__", "__init__")
 ACROSS = {("backends", "catalog"), ("backends", "actuation")}
 HEAVY = {
     "torch": ("optimize", "workloads"),

@@ -56,6 +56,57 @@ def test_simulated_and_estimated_are_called_so(capsys: pytest.CaptureFixture[str
     assert "simulated" in capsys.readouterr().out
 
 
+def test_the_document_says_what_the_search_did(capsys: pytest.CaptureFixture[str]) -> None:
+    """Why it ended, what it took, what it broke, what it learnt from and what it risked."""
+    found = document(capsys, "tune", *ORIN, "--trials", "9", "--no-presets", "--no-early-stop", "--method", "grid")
+    assert found["ended"] == "9 trials made"
+    assert set(found["search"]) == {"duration_s", "energy_j"}
+    assert found["search"]["energy_j"] > 0
+    assert (found["risk"], found["history"], found["nothing_to_gain"]) == (None, [], False)
+    early = [trial for trial in found["trials"] if trial.get("censored")]
+    assert len(early) == found["stopped_early"] > 0
+    assert not any(trial["feasible"] for trial in early)
+    assert found["infeasible_excess"] > 0
+    journal = found["journal"]
+    found = document(capsys, "tune", *ORIN, "--trials", "2", "--no-presets", "--history", journal, "--risk", "0.1")
+    assert [(one["path"], one["trials"]) for one in found["history"]] == [(journal, 9)]
+    assert found["risk"] == 0.1
+
+
+def test_what_is_learnt_from_and_why_it_ended_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line before, two after; the report has them too."""
+    words = ["tune", *ORIN, "--trials", "3", "--no-presets"]
+    assert run([*words, "--method", "random"]) == 0
+    assert "learning" not in capsys.readouterr().err
+    assert run([*words, "--risk", "0.1"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.startswith(
+        "learning from 1 earlier study (efficientnet-b4) on this device; --no-history starts afresh\n"
+    )
+    assert "3 trials made" in shown.out
+    assert re.search(r"search +\S+ k?J simulated, \S+ (minutes|seconds)", shown.out)
+    journal = re.findall(r"journal +(\S+)", shown.out)[0]
+    for page in (Path(journal).with_suffix(".html"), Path("again.html")):
+        assert page.name != "again.html" or run(["report", journal, "--out", "again.html"]) == 0
+        for told in ("3 trials made", "at most 10 % chance", "learnt from"):
+            assert told in page.read_text()
+
+
+def test_where_nothing_is_to_be_gained_it_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A knob without effect: the default is as good as anything, in the text, the document and the report."""
+    rows = "".join(f"{clock},0.01,{1 + clock / 1e4}\n" for clock in range(1, 9))
+    (tmp_path / "flat.csv").write_text("gpu_max_hz,latency_s,energy_j\n" + rows)
+    words = ["tune", "-d", "replay:flat.csv", "--slo", "mean<=2x", "--method", "grid", "--trials"]
+    assert not document(capsys, *words, "8")["nothing_to_gain"]
+    found = document(capsys, *words, "9")
+    assert found["nothing_to_gain"]
+    assert "Nothing is gained" in Path(found["report"]).read_text()
+    for trials, told in (("8", "nothing gained so far"), ("9", "nothing is to be gained here")):
+        assert run([*words, trials]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"{told}: the default is within 1% of the best found" in shown
+
+
 def test_an_unmet_slo_prints_its_document_and_exits_with_its_code(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is lost: the trials are printed, the closest is named on standard error."""
     assert run(["tune", "--device", "replay:t.csv", "--slo", "p99<=1ms", "--json"]) == 5
@@ -158,6 +209,20 @@ BAD: dict[str, tuple[list[str], int, str]] = {
     "resume nothing": (["tune", "--resume", "none.jsonl"], 4, "no journal"),
     "no trials": (["tune", "-d", "replay:t.csv", "--trials", "0"], 2, "at least 1"),
     "trials in words": (["tune", "--trials", "many"], 2, "--trials"),
+    "no chance": (["tune", "-d", "sim:v100", "-w", "resnet50", "--risk", "0"], 2, "chance above 0"),
+    "more than a chance": (["tune", "-d", "sim:v100", "-w", "resnet50", "--risk", "1.5"], 2, "at most 1"),
+    "risk of a method": (["tune", "-d", "replay:t.csv", "--method", "random", "--risk", "0.1"], 2, "takes no --risk"),
+    "history of a method": (
+        ["tune", "-d", "replay:t.csv", "--method", "paper", "--history", "t.csv"], 2, "takes no --history"
+    ),
+    "no such history": (["tune", "-d", "replay:t.csv", "--history", "none.jsonl"], 4, "none.jsonl to learn from"),
+    "history and none": (["tune", "-d", "replay:t.csv", "--history", "t.csv", "--no-history"], 2, "exclude"),
+    "history that never ends": (["tune", "-d", "replay:t.csv", "--history", "/dev/zero"], 4, "regular"),
+    "no minutes": (["tune", "-d", "replay:t.csv", "--minutes", "0"], 2, "above zero"),
+    "joules nan": (["tune", "-d", "replay:t.csv", "--joules", "nan"], 2, "above zero"),
+    "horizon without unit": (["tune", "-d", "replay:t.csv", "--horizon", "30"], 2, "30d"),
+    "horizon not counted": (["tune", "-d", "replay:t.csv", "--horizon", "1d", "--no-early-stop"], 2, "leave --horizon"),
+    "resume with risk": (["tune", "--resume", "j.jsonl", "--risk", "0.1"], 2, "--resume takes everything"),
     "unknown option": (["tune", "--trails", "3"], 2, "--trials"),
     "unknown command": (["tun"], 2, "tune"),
     "batch of nothing": (["tune", "-d", "sim:v100", "-w", "resnet50", "--batch", "0"], 2, "--batch"),
@@ -210,7 +275,7 @@ def wait_for(journal: Path, event: str, process: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize("number", [0, 4, 9])
 def test_a_killed_study_ends_with_the_same_trials(tmp_path: Path, number: int) -> None:
     """SIGKILL while a trial runs, start again with the same words: nothing differs from a study left alone."""
-    arguments = ["tune", *ORIN, "--trials", "10", "--no-presets", "--json", "--journal"]
+    arguments = ["tune", *ORIN, "--trials", "10", "--no-presets", "--no-early-stop", "--json", "--journal"]
     journal = tmp_path / "killed.jsonl"
     killed = polythrottle(*arguments, str(journal))
     wait_for(journal, f'"started", "number": {number},', killed)
@@ -225,7 +290,7 @@ def test_a_killed_study_ends_with_the_same_trials(tmp_path: Path, number: int) -
 
 def test_ctrl_c_restores_keeps_the_journal_and_says_how_to_resume(tmp_path: Path) -> None:
     """Exit code 130, one line to go on with, and that line works."""
-    process = polythrottle("tune", *ORIN, "--trials", "500", "--no-presets")
+    process = polythrottle("tune", *ORIN, "--trials", "500", "--no-presets", "--no-early-stop")
     journal = next(iter_until(tmp_path / "state" / "studies"))
     wait_for(journal, '"started", "number": 3,', process)
     process.send_signal(signal.SIGINT)

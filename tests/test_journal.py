@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from polythrottle import journal as journals
 from polythrottle.errors import BadFile, StorageError
 from polythrottle.journal import Journal, read
-from polythrottle.study import Reference, Study, Trial
+from polythrottle.study import Cost, Reference, Study, Trial
 
 SAMPLES = Path(__file__).parent / "data"
 
@@ -25,7 +25,8 @@ def begun(path: Path, trials: int = 3) -> Study:
         for number in range(trials):
             trial = Trial(number, ORDER[number])
             journal.started(trial)
-            journal.completed(Trial(number, trial.point, measured(energy_j=1.0 + number / 3)))
+            seen = measured(energy_j=1.0 + number / 3)
+            journal.completed(Trial(number, trial.point, seen, cost=Cost(2.5, 25.0 + number)))
         return journal.study
 
 
@@ -82,8 +83,10 @@ def test_any_other_bad_line_is_an_error_with_its_number(tmp_path: Path, line: by
     ("old", "new"),
     [('"number": 1', '"number": true'), ('"energy_j": 1.0', '"energy_j": true'), ('"seed": 7', '"seed": 7.5'),
      ('"temperature_c": null', '"temperature_c": "hot"'), ('"boundary": "a test"', '"boundary": 3'),
-     ('"method": "bayes"', '"method": 5'), ('"batch_size": 1', '"batch_size": 77'), ('{"v": 1', '{"v": true'),
-     ('{"v": 1', '{"v": 0'), ('"energy_j": 1.0', '"energy_j": ' + "[" * 100_000)],
+     ('"method": "bayes"', '"method": 5'), ('"batch_size": 1', '"batch_size": 77'), ('{"v": 2', '{"v": true'),
+     ('{"v": 2', '{"v": 0'), ('"censored": false', '"censored": 0'), ('"seconds": 2.5', '"seconds": -2.5'),
+     ('"seconds": 2.5', '"seconds": "2.5"'), ('"cost": {', '"cost": {"_": 1, "second'),
+     ('"cost": {', '"cost": 3, "x": {'), ('"energy_j": 1.0', '"energy_j": ' + "[" * 100_000)],
 )  # fmt: skip
 def test_an_edited_journal_is_not_believed(tmp_path: Path, old: str, new: str) -> None:
     """Values of another type and points outside the space are errors with their line."""
@@ -98,9 +101,11 @@ def test_an_edited_journal_is_not_believed(tmp_path: Path, old: str, new: str) -
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     """A journal of a later version is left alone, with advice."""
     path = tmp_path / "a.jsonl"
-    path.write_text('{"v": 99, "event": "study"}\n')
-    with pytest.raises(BadFile, match=r"format 99 is newer.*upgrade"):
-        read(path)
+    for version in (journals.FORMAT + 1, 99):
+        path.write_text(f'{{"v": {version}, "event": "study"}}\n')
+        for use in (read, journals.heading, journals.ending):
+            with pytest.raises(BadFile, match=rf"format {version} is newer.*upgrade"):
+                use(path)
 
 
 def test_an_interrupted_trial_is_made_again(tmp_path: Path) -> None:
@@ -147,8 +152,9 @@ def test_a_torn_first_line_starts_anew(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     begun(path)
     whole = path.read_bytes()
-    for cut in (0, 1, 9, 40):
-        path.write_bytes(whole[:cut])
+    earlier = (SAMPLES / "journal-v1.jsonl").read_bytes()
+    for torn in (whole[:0], whole[:1], whole[:9], whole[:40], earlier[:9], earlier[:40]):
+        path.write_bytes(torn)
         assert not journals.holds_study(path)
         with Journal.create(path, Study(problem()), {}) as journal:
             assert journal.study.trials == ()
@@ -217,3 +223,31 @@ def test_every_format_ever_written_is_read(path: Path) -> None:
 def test_there_is_a_sample_of_the_present_format() -> None:
     """The sample of each format is made when the format is."""
     assert (SAMPLES / f"journal-v{journals.FORMAT}.jsonl").exists()
+
+
+def test_an_earlier_journal_goes_on_in_the_present_format(tmp_path: Path) -> None:
+    """Its trials cost nothing that is known; what is added says what it cost."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes((SAMPLES / "journal-v1.jsonl").read_bytes())
+    before = read(path)
+    assert before.cost == Cost()
+    with Journal.reopen(path) as journal:
+        number = len(journal.study.trials)
+        journal.started(Trial(number, ORDER[number]))
+        journal.completed(Trial(number, ORDER[number], measured(censored=True), cost=Cost(1.5, 3.0)))
+    after = read(path)
+    assert after.trials[:number] == before.trials
+    assert after.cost == Cost(1.5, 3.0)
+    assert len(after.stopped_early) == 1
+
+
+def test_a_heading_says_what_a_journal_is_about(tmp_path: Path) -> None:
+    """The first line is enough to tell; a file that is no journal has none."""
+    path = tmp_path / "a.jsonl"
+    begun(path)
+    assert journals.heading(path)["workload"] == "model"
+    assert journals.ending(path) is None
+    for text in ("buy milk", "[]", "{}", '{"v": 1, "event": "started"}', "\udcff", "[" * 100_000):
+        path.write_text(text + "\n", encoding="utf-8", errors="surrogateescape")
+        with pytest.raises(BadFile, match="line 1"):
+            journals.heading(path)

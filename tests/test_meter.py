@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 from builders import FakeDevice, FakeWorkload
 
 from polythrottle.errors import TrialError
-from polythrottle.measurement import Window
+from polythrottle.measurement import Reading, Window
 from polythrottle.meter import measure
+from polythrottle.problem import Constraint
 from polythrottle.space import OperatingPoint
 
 POINT = OperatingPoint({"gpu_max_hz": 800_000_000, "batch_size": 4})
@@ -62,3 +65,31 @@ def test_a_failing_query_spoils_the_trial() -> None:
     device = FakeDevice()
     with pytest.raises(TrialError, match="out of memory"):
         measure(device, FakeWorkload(device, TrialError("out of memory"), after=20), POINT, Window())
+
+
+def test_a_window_that_plainly_breaks_a_limit_is_cut_short() -> None:
+    """Thirty queries tell; latency, power and energy are those of what was seen, and it is called censored."""
+    device = FakeDevice(power_w=10.0)
+    window = Window(queries=100, duration_s=0.0, most_queries=1000)
+    measured = measure(device, FakeWorkload(device), POINT, window, [Constraint.parse("mean<=20ms")])
+    assert measured.censored
+    assert measured.latency.queries == 30
+    assert measured.energy_j == pytest.approx(0.1)
+    assert measured.window_s == pytest.approx(30 * 0.04)
+    assert not measure(device, FakeWorkload(device), POINT, window, [Constraint.parse("mean<=40ms")]).censored
+    assert not measure(device, FakeWorkload(device), POINT, window).censored
+
+
+def test_a_window_is_not_cut_short_before_its_energy_is_known() -> None:
+    """A counter that has not moved yet is waited for, up to the whole window."""
+
+    class Coarse(FakeDevice):
+        def read(self) -> Reading:
+            return replace(super().read(), energy_j=10.0 * (self.clock.now() // 2.5))
+
+    device = Coarse()
+    window = Window(queries=100, duration_s=0.0, most_queries=1000, warmup=0)
+    measured = measure(device, FakeWorkload(device), POINT, window, [Constraint.parse("mean<=20ms")])
+    assert measured.censored
+    assert measured.window_s is not None
+    assert 2.5 <= measured.window_s < 4.0

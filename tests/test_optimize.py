@@ -132,7 +132,7 @@ def test_our_methods_start_at_the_default(method: str) -> None:
     assert points(searched(space, (), 1, method=method)) == [space.default]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "preset"])
 def test_every_method_visits_each_point_once_and_then_is_exhausted(method: str) -> None:
     """A study that goes on long enough sees the whole space."""
     space = SearchSpace.grid(

@@ -19,7 +19,7 @@ from polythrottle.report.digest import Digest
 from polythrottle.report.figures import best_so_far, pareto
 from polythrottle.report.scale import Scale
 from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
-from polythrottle.study import Reference, Study, Trial
+from polythrottle.study import Cost, Reference, Study, Trial
 
 SPACE = SearchSpace.grid(
     [Knob("gpu_max_hz", (500_000_000, 800_000_000, 1_300_500_000)), Knob("batch_size", (1, 2, 4, 8))],
@@ -206,6 +206,34 @@ def test_text_that_cannot_be_encoded_is_still_written(tmp_path: Path) -> None:
     """A file name that is not text does not stop a report."""
     write_report(replace(study(), method="\udcff"), tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text("utf-8")
+
+
+def test_what_the_search_took_is_said() -> None:
+    """Time and energy with their kind, infeasible trials with their total excess, trials stopped early."""
+    whole = study("p99<=8ms")
+    trials = tuple(
+        replace(
+            trial,
+            cost=Cost(30.0, 500.0),
+            measurement=trial.measurement and replace(trial.measurement, censored=not whole.feasible(trial)),
+        )
+        for trial in whole.trials
+    )
+    text = Page(report_html(replace(whole, trials=trials))).text
+    assert "search 6 minutes and 6 kJ, simulated" in text
+    assert f"stopped early {len(whole.infeasible)} trials that plainly broke the SLO" in text
+    assert "completed, stopped early" in text
+    assert f"together {100 * whole.total_excess:.0f} %" in text
+    assert "search 6 min" not in Page(report_html(whole)).text
+
+
+def test_nothing_to_gain_is_said() -> None:
+    """A saving of less than a hundredth of the default's energy is within the noise."""
+    near = remeasured(study(), energy_j=1.0)
+    assert "Nothing is gained: the default is within 1 % of the best found" in Page(report_html(near)).text
+    assert "Nothing is gained" not in Page(report_html(study())).text
+    alone = replace(study(), trials=study().trials[:1])
+    assert "Nothing is gained" not in Page(report_html(alone)).text
 
 
 def test_trial_table_shows_every_trial_and_preset() -> None:

@@ -5,10 +5,15 @@ import pytest
 from builders import FakeDevice, FakeWorkload, Listed
 
 from polythrottle.errors import TrialError
-from polythrottle.journal import Journal, is_finished, read
+from polythrottle.journal import Journal, ending, is_finished, read
+from polythrottle.ports import Optimizer
 from polythrottle.problem import Constraint, Problem
+from polythrottle.space import OperatingPoint
+from polythrottle.stopping import Budget, Rule
 from polythrottle.study import Study, TrialState
 from polythrottle.tuner import FAILURES_IN_A_ROW, compare, tune
+
+NEVER, LISTED = Rule(early=False), Listed()
 
 
 def journal(path: Path, device: FakeDevice, workload: FakeWorkload) -> Journal:
@@ -19,11 +24,19 @@ def journal(path: Path, device: FakeDevice, workload: FakeWorkload) -> Journal:
     return Journal.create(path, Study(problem, "listed"), {})
 
 
-def run(path: Path, device: FakeDevice, workload: FakeWorkload, trials: int) -> list[Study]:
+def run(
+    path: Path,
+    device: FakeDevice,
+    workload: FakeWorkload,
+    trials: int | Budget,
+    rule: Rule = NEVER,
+    optimizer: Optimizer = LISTED,
+) -> list[Study]:
     """Tune and return every study that was shown on the way."""
+    budget = trials if isinstance(trials, Budget) else Budget(trials)
     with (
         journal(path, device, workload) as kept,
-        contextlib.closing(tune(device, workload, Listed(), kept, trials)) as loop,
+        contextlib.closing(tune(device, workload, optimizer, kept, budget, rule)) as loop,
     ):
         return list(loop)
 
@@ -58,7 +71,7 @@ def test_a_study_left_early_goes_on(tmp_path: Path) -> None:
     """A loop that is abandoned restores the device, and its study ends like one that was not abandoned."""
     device, path, other = FakeDevice(), tmp_path / "a.jsonl", FakeDevice()
     with journal(path, device, FakeWorkload(device)) as kept:
-        loop = tune(device, FakeWorkload(device), Listed(), kept, 6)
+        loop = tune(device, FakeWorkload(device), Listed(), kept, Budget(6), Rule())
         for _ in range(5):
             next(loop)
         loop.close()
@@ -96,3 +109,97 @@ def test_presets_are_measured_once_for_comparison(tmp_path: Path) -> None:
     study = read(path)
     assert [reference.name for reference in study.references] == ["low"]
     assert len(study.trials) == 2
+
+
+class Resigned(Listed):
+    """Goes through the space in order, and expects a fixed sum of joules per item from one more trial."""
+
+    def __init__(self, left_j: float, after: int = 0) -> None:
+        self.left_j, self.after = left_j, after
+        self.asked: list[int] = []
+
+    def saving_left(self, study: Study) -> float:
+        """Return what is expected from some number of trials on; unknown before."""
+        self.asked.append(len(study.trials))
+        return self.left_j if len(study.trials) >= self.after else float("inf")
+
+
+def test_what_trials_take_is_kept(tmp_path: Path) -> None:
+    """Warm-up counts: 105 queries of 10 ms and 100 of 20 ms cost ten watts throughout; a failed trial costs too."""
+    device, path = FakeDevice(power_w=10.0), tmp_path / "a.jsonl"
+    study = run(path, device, FakeWorkload(device, TrialError("no"), after=5 + 200 + 5 + 100), 3)[-1]
+    costs = [trial.cost for trial in study.trials]
+    assert study.trials[-1].failure == "no"
+    assert all(cost is not None and cost.energy_j == pytest.approx(10 * cost.duration_s) for cost in costs)
+    assert costs[0] is not None
+    assert costs[0].duration_s == pytest.approx(2.05)
+    assert read(path).trials == study.trials
+    assert read(path).cost.duration_s == pytest.approx(device.clock.now())
+
+
+@pytest.mark.parametrize(
+    ("budget", "made", "told"),
+    [
+        (Budget(99, duration_s=4.0), 2, "4 seconds used"),
+        (Budget(99, energy_j=45.0), 3, "45 J used"),
+        (Budget(3, 1e6, 1e6), 3, "3 trials made"),
+    ],
+)
+def test_a_budget_ends_the_study(tmp_path: Path, budget: Budget, made: int, told: str) -> None:
+    """Whichever is used up first is the reason, and it is looked at between trials."""
+    device = FakeDevice(power_w=10.0)
+    assert len(run(tmp_path / "a.jsonl", device, FakeWorkload(device), budget)[-1].trials) == made
+    assert ending(tmp_path / "a.jsonl") == told
+
+
+def test_a_resumed_study_counts_what_it_has_used(tmp_path: Path) -> None:
+    """The second half of a budget is no second budget."""
+    device, path = FakeDevice(), tmp_path / "a.jsonl"
+    run(path, device, FakeWorkload(device), 2)
+    assert len(run(path, FakeDevice(), FakeWorkload(device), Budget(99, duration_s=4.0))) == 0
+    assert len(read(path).trials) == 2
+
+
+def test_a_study_ends_when_nothing_is_left(tmp_path: Path) -> None:
+    """Twice in a row less than a thousandth of the energy per item, and not before six trials."""
+    device, resigned = FakeDevice(), Resigned(1e-5, after=7)
+    study = run(tmp_path / "a.jsonl", device, FakeWorkload(device), 12, Rule(), resigned)[-1]
+    assert len(study.trials) == 8
+    assert resigned.asked == [6, 7, 8]
+    assert ending(tmp_path / "a.jsonl") == (
+        "nothing more to gain: one more trial would save 0.01 % of the energy per item"
+    )
+    assert device.log[-1] == "restore"
+
+
+def test_a_study_ends_when_a_trial_costs_more_than_it_saves(tmp_path: Path) -> None:
+    """A short horizon is not worth a single trial more; a long one is worth all."""
+    for horizon_s, made in ((1.0, 1), (1e9, 12)):
+        device, path = FakeDevice(), tmp_path / f"{horizon_s}.jsonl"
+        study = run(path, device, FakeWorkload(device), 12, Rule(horizon_s), Resigned(1e-3))[-1]
+        assert len(study.trials) == made
+    assert "within 1 second" in (ending(tmp_path / "1.0.jsonl") or "")
+
+
+def test_a_trial_that_plainly_fails_is_cut_short_and_kept(tmp_path: Path) -> None:
+    """Eight times the default's latency against a limit of 2.5: censored, infeasible, cheap; the default never is."""
+    device, path = FakeDevice(), tmp_path / "a.jsonl"
+    study = run(path, device, FakeWorkload(device), 12)[-1]
+    early = study.stopped_early
+    assert {trial.point["batch_size"] for trial in early} == {4, 8}
+    assert set(early) == set(study.infeasible)
+    assert all(trial.measurement and trial.measurement.latency.queries == 30 for trial in early)
+    assert study.total_excess == pytest.approx(3 * (4 / 2.5 - 1) + 3 * (8 / 2.5 - 1))
+    assert read(path).stopped_early == early
+
+
+def test_the_default_comes_first_where_limits_multiply_it(tmp_path: Path) -> None:
+    """Whatever a method suggests, nothing can be judged before."""
+
+    class Last(Listed):
+        def suggest(self, study: Study) -> OperatingPoint:
+            return study.problem.space[len(study.trials)]
+
+    device = FakeDevice()
+    study = run(tmp_path / "a.jsonl", device, FakeWorkload(device), 2, optimizer=Last())[-1]
+    assert study.trials[0].point == study.problem.space.default

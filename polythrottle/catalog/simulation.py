@@ -74,7 +74,7 @@ class Memory:
         power_w: Power at the top clock without traffic, clocking and SoC fabric included.
         exponent: ``power_w`` goes with (clock / top clock) to this power.
         energy_j_per_byte: Energy of one byte moved.
-        spill: Growth of the traffic of one item for each doubling of the batch, as caches overflow.
+        spill: Growth of the traffic of one item as caches overflow, times the square of the batch's doublings.
     """
 
     bandwidth_bytes_per_s: float
@@ -134,6 +134,8 @@ class Thermal:
 
     def __post_init__(self) -> None:
         _above_zero(self, "static_w", "resistance_c_per_w", "time_constant_s")
+        if self.leakage_per_c * (self.reference_c - min(self.ambient_c, self.start_c)) >= 1:
+            raise InvalidInput("leakage_per_c is so high that leakage ends within the temperatures of the board")
 
 
 @dataclass(frozen=True)

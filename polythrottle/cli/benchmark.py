@@ -1,14 +1,26 @@
-"""`polythrottle bench`: how good the search methods are, on tables whose optimum is known."""
+"""`polythrottle bench`: how good the search methods are, on subjects whose optimum is known."""
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polythrottle.errors import InvalidInput
+
 if TYPE_CHECKING:
-    from polythrottle.bench import Record, Summary
+    from rich.table import Table
+
+    from polythrottle.bench import Record, Source, Summary
 
 app = typer.Typer(help="Compare search methods where the optimum is known.", rich_markup_mode=None)
+_FACTORS = ("mean<=1.2x", "mean<=1.5x", "mean<=2x")
+_NOTES = """\
+trials: geometric mean to within 5 % of the best feasible point, or 45 if not
+reached; ÷: their ratios, with 95 % interval; *: the one to Optuna excludes 1
+broken: mean trials before that broke the SLO; late: runs that broke it once two
+feasible points were known; regret: at the end; ms: median suggestion"""
 
 
 @app.callback()
@@ -19,66 +31,171 @@ def bench() -> None:
 @app.command()
 def search(
     tables: Annotated[
-        list[str], typer.Option("--tables", metavar="DIR|GLOB", help="A folder, file or pattern of tables; repeats.")
-    ],
+        list[str] | None,
+        typer.Option("--tables", metavar="DIR|GLOB", help="A folder, file or pattern of tables; repeats."),
+    ] = None,
+    devices: Annotated[
+        list[str] | None, typer.Option("--devices", metavar="URI,URI", help="Simulated boards; repeats.")
+    ] = None,
+    workloads: Annotated[
+        str | None, typer.Option("--workloads", metavar="A,B", help="What the boards serve; the paper's models.")
+    ] = None,
+    knobs: Annotated[
+        str | None, typer.Option("--knobs", metavar="A,B", help="What is searched on the boards; their own choice.")
+    ] = None,
     methods: Annotated[
-        str, typer.Option("--methods", metavar="A,B", help="Search methods to compare.")
+        str, typer.Option("--methods", metavar="A,B", help="Who searches; bayes+cold, bayes@0.05 too.")
     ] = "paper,bayes",
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="How many seeds.")] = 5,
     slo: Annotated[list[str] | None, typer.Option("--slo", metavar="SLO", help="Each a problem of its own.")] = None,
     trials: Annotated[int, typer.Option("--trials", metavar="N", help="Trials per search.")] = 40,
+    history: Annotated[
+        str | None, typer.Option("--history", metavar="DIR|GLOB|leave-one-out", help="Earlier studies to learn from.")
+    ] = None,
+    risk: Annotated[
+        float | None, typer.Option("--risk", metavar="R", help="Highest chance of breaking the SLO a trial may have.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="5%", help="End a search there; for a quick look.")
+    ] = None,
     skip: Annotated[str | None, typer.Option("--skip", metavar="TEXT", help="Leave out tables so named.")] = None,
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Processes; one per processor by default.")] = 0,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", metavar="FILE", help="Draw it, as .png, .svg or .pdf.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Count the trials each method needs to come within 5 % of the best feasible row of recorded tables."""
+    """Count the trials each method needs to come within 5 % of the best feasible point.
+
+    Subjects are recorded tables and simulated boards. What a method visits is judged by the truth there: what the table
+    records, or what the simulator computes without noise.
+    """
     import json
 
     from polythrottle import bench
     from polythrottle.cli.live import LiveSweep
 
-    paths = [path for one in tables for path in bench.tables(one) if not skip or skip not in path.name]
-    slos = slo or ["mean<=1.2x", "mean<=1.5x", "mean<=2x"]
-    names = [name.strip() for name in methods.split(",")]
+    sources = [*_tables(tables or [], skip), *_boards(devices or [], workloads, knobs)]
+    if not sources:
+        raise InvalidInput("nothing to search: give --tables or --devices (and see that --skip leaves some)")
+    if figure is not None:
+        _check_figure(figure)
+    within, processes = _fraction(until), jobs or len(os.sched_getaffinity(0))
     with LiveSweep("searching") as live:
-        records = bench.run(paths, slos, names, seeds, trials, jobs or len(os.sched_getaffinity(0)), live.counted)
+        records = bench.run(
+            sources, slo or _FACTORS, methods.split(","), seeds, trials, processes, live.counted,
+            history=history, risk=risk, until=within,
+        )  # fmt: skip
+    if history is not None and not any(record.history for record in records):
+        typer.echo("nobody learnt from history: there is none for these subjects, or no method uses it", err=True)
     if as_json:
         typer.echo(json.dumps(bench.document(records), indent=2, allow_nan=False))
     else:
         _print(records)
+    if figure is not None:
+        _draw(records, figure)
+
+
+def _tables(patterns: Sequence[str], skip: str | None) -> "list[Source]":
+    from polythrottle import bench
+
+    paths = dict.fromkeys(path for one in patterns for path in bench.tables(one) if not skip or skip not in path.name)
+    return [bench.TableFile(path) for path in paths]
+
+
+def _boards(devices: Sequence[str], workloads: str | None, knobs: str | None) -> "list[Source]":
+    from polythrottle import bench
+
+    uris = [uri for text in devices for uri in bench.device_uris(text)]
+    if not uris and (workloads or knobs):
+        raise InvalidInput("--workloads and --knobs belong to simulated boards; name them with --devices")
+    served = _words(workloads) if workloads else bench.WORKLOADS
+    return [*bench.simulations(uris, served, _words(knobs) if knobs else None)]
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _fraction(text: str | None) -> float | None:
+    """Return the fraction that ``5%`` or ``0.05`` means."""
+    if text is None:
+        return None
+    try:
+        return float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
+    except ValueError:
+        raise InvalidInput(f"--until {text!r} is not a fraction; write for example 5%") from None
+
+
+def _check_figure(path: Path) -> None:
+    from polythrottle.report.race import check_figure
+
+    check_figure(path)
+
+
+def _draw(records: "list[Record]", path: Path) -> None:
+    from polythrottle import bench
+    from polythrottle.report.race import write_race
+
+    subjects = len({record.table for record in records})
+    simulated = sum(name.startswith("sim:") for name in {record.table for record in records})
+    kind = "" if not simulated else " (simulated)" if simulated == subjects else f" ({simulated} simulated)"
+    slos = ", ".join(dict.fromkeys(record.slo for record in records))
+    write_race(bench.runners(records), path, f"{subjects} subjects{kind}, {slos}")
 
 
 def _print(records: "list[Record]") -> None:
     """Print a table per group of records."""
     from rich.console import Console
-    from rich.table import Table
 
     from polythrottle import bench
 
     console = Console(highlight=False, markup=False)
     for name, some in bench.groups(records):
-        grid = Table(box=None, padding=(0, 1), header_style="dim", title=f"{name}", title_justify="left")
-        for heading in ("method", "runs", "within 5 %", "trials", "÷ paper", "broken", "regret", "ms"):
-            grid.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
-        for summary in bench.summarise(some):
-            grid.add_row(*_cells(summary))
-        console.print(grid)
+        console.print(_grid(name, bench.summarise(some)))
         console.print()
-    console.print("trials: geometric mean to within 5 % of the best feasible row; not reached: 45 or more")
-    console.print("broken: mean trials before that broke the SLO; regret: at the end; ms: median suggestion")
+    console.print(_NOTES)
+
+
+def _grid(name: str, summaries: "list[Summary]") -> "Table":
+    from rich.table import Table
+
+    runs = f"{summaries[0].runs} run{'s' * (summaries[0].runs != 1)} each"
+    simulated = " (simulated)" if name == "sim" else ""
+    grid = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", title=f"{name}{simulated}: {runs}")
+    grid.title_justify = "left"
+    grid.add_column("method", overflow="fold")
+    for heading in ("within 5 %", "trials", "÷ paper", "÷ Optuna", "broken", "late", "regret", "ms"):
+        grid.add_column(heading, justify="right", no_wrap=True)
+    for summary in summaries:
+        grid.add_row(*_cells(summary))
+    return grid
 
 
 def _cells(summary: "Summary") -> tuple[str, ...]:
-    ratio = "–" if summary.ratio_to_paper is None else f"{summary.ratio_to_paper:.2f}"
-    if summary.ratio_interval is not None and summary.method != "paper":
-        ratio += " [{:.2f}, {:.2f}]".format(*summary.ratio_interval)
     return (
         summary.method,
-        str(summary.runs),
         f"{summary.share_within_5pct:.0%}",
         f"{summary.trials_to_5pct:.1f}",
-        ratio,
+        _ratio(summary),
+        _to_optuna(summary),
         f"{summary.infeasible_before_5pct:.1f}",
-        f"{summary.final_regret:.1%}",
+        f"{summary.share_broken_after_two:.0%}",
+        "–" if summary.final_regret is None else f"{summary.final_regret:.1%}",
         f"{summary.suggest_seconds * 1e3:.0f}",
     )
+
+
+def _ratio(summary: "Summary") -> str:
+    if summary.ratio_to_paper is None or summary.ratio_interval is None:
+        return "–"
+    if summary.method == "paper":
+        return "1"
+    return "{:.2f} [{:.2f}, {:.2f}]".format(summary.ratio_to_paper, *summary.ratio_interval)
+
+
+def _to_optuna(summary: "Summary") -> str:
+    if summary.ratio_to_optuna is None or summary.optuna_interval is None:
+        return "–"
+    low, high = summary.optuna_interval
+    return f"{summary.ratio_to_optuna:.2f}{'*' if high < 1.0 or low > 1.0 else ''}"

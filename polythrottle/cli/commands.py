@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polythrottle.cli.benchmark import app as benchmarks
+from polythrottle.cli.reproduce import app as reproductions
 from polythrottle.errors import InvalidInput, PolythrottleError, SloUnmet, StorageError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 
 app.add_typer(benchmarks, name="bench")
+app.add_typer(reproductions, name="reproduce")
 
 DeviceOption = Annotated[
     str, typer.Option("--device", "-d", metavar="URI", help="sim:<board>, replay:<table.csv>, cpu, or auto.")
@@ -101,11 +103,38 @@ def tune(
     slo: Annotated[
         list[str] | None, typer.Option("--slo", metavar="SLO", help="p99<=25ms, mean<=1.2x, …; repeats.")
     ] = None,
+    objective: Annotated[
+        str | None, typer.Option("--objective", metavar="NAME", help="energy (default), edp or latency.")
+    ] = None,
+    pareto: Annotated[bool, typer.Option("--pareto", help="Search the whole front of latency and energy.")] = False,
     trials: Annotated[
         int | None, typer.Option("--trials", metavar="N", help="How many points to try at most; 30.")
     ] = None,
-    method: Annotated[str, typer.Option("--method", metavar="NAME", help="bayes, random or grid.")] = "bayes",
+    minutes: Annotated[float | None, typer.Option("--minutes", metavar="M", help="How long to search at most.")] = None,
+    joules: Annotated[
+        float | None, typer.Option("--joules", metavar="J", help="Energy the search may use at most.")
+    ] = None,
+    horizon: Annotated[
+        str | None,
+        typer.Option("--horizon", metavar="30d", help="How long the answer is used: stop when trying costs more."),
+    ] = None,
+    early_stop: Annotated[
+        bool | None,
+        typer.Option(
+            "--early-stop/--no-early-stop", help="Stop when next to nothing is left to save.", show_default=False
+        ),
+    ] = None,
+    method: Annotated[str, typer.Option("--method", metavar="NAME", help="bayes, random, grid, paper, …")] = "bayes",
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Randomness of the method.")] = 0,
+    risk: Annotated[
+        float | None,
+        typer.Option("--risk", metavar="R", help="Chance of breaking the SLO a trial may take; 0.05 in production."),
+    ] = None,
+    history: Annotated[
+        list[Path] | None,
+        typer.Option("--history", metavar="PATH", help="Journals, tables or folders to learn from; repeats."),
+    ] = None,
+    no_history: Annotated[bool, typer.Option("--no-history", help="Learn from no earlier study.")] = False,
     knobs: KnobsOption = None,
     batch: BatchOption = None,
     threads: ThreadsOption = None,
@@ -120,7 +149,7 @@ def tune(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where the profile goes.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the operating point of least energy that holds the SLO.
+    """Find the operating point of least energy, or best by another objective, that holds the SLO.
 
     An unfinished study of the same problem is continued. Exit code 5 means that no tried point holds the SLO.
     """
@@ -132,6 +161,11 @@ def tune(
     with LiveStudy() as live, _own_stdout():
         if resume is not None:
             _refuse_beside_resume(
+                objective,
+                pareto or None,
+                risk,
+                history,
+                no_history or None,
                 None if device == "auto" else device,
                 workload,
                 slo,
@@ -144,13 +178,29 @@ def tune(
                 journal,
                 fresh or None,
             )
-            tuning = api.resume(resume, trials=trials, out=out, watcher=live)
+            tuning = api.resume(
+                resume,
+                trials=trials,
+                minutes=minutes,
+                joules=joules,
+                horizon=horizon,
+                early_stop=early_stop,
+                out=out,
+                watcher=live,
+            )
         else:
             tuning = api.tune(
                 slo=slo or [],
+                objective=_objective(objective, pareto),
                 trials=30 if trials is None else trials,
+                minutes=minutes,
+                joules=joules,
+                horizon=horizon,
+                early_stop=early_stop is not False,
                 method=method,
                 seed=seed,
+                risk=risk,
+                history=_history(history, no_history),
                 setup=_setup(device, workload, knobs, batch, threads, inputs, timeout, seconds, queries),
                 presets=presets,
                 journal=journal,
@@ -229,13 +279,26 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Make one self-contained HTML page of a study: figures, the chosen point, every trial."""
-    from polythrottle.api import report_path
+    from polythrottle.api import report_facts, report_path
     from polythrottle.journal import read
     from polythrottle.report import write_report
 
     path = out or report_path(journal)
-    write_report(read(journal), path)
+    write_report(read(journal), path, facts=report_facts(journal))
     _print({"report": str(path)}, as_json, lambda made: typer.echo(f"report  {made['report']}"))
+
+
+@app.command()
+def explain(
+    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A study's journal, finished or not.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Say what binds at a study's best point, what each knob saved, and what another limit would buy."""
+    from polythrottle.cli.explain import explain_document, print_explanation
+    from polythrottle.explain import explain as explain_study
+    from polythrottle.journal import read
+
+    _print(explain_study(read(journal)), as_json, print_explanation, explain_document)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -274,10 +337,26 @@ def _own_stdout() -> Iterator[None]:
         os.close(kept)
 
 
+def _objective(name: str | None, pareto: bool) -> str:
+    """Return the objective two options ask for; a front is asked for by its own option alone."""
+    from polythrottle.problem import Objective
+
+    if pareto and name not in (None, Objective.ENERGY, Objective.PARETO):
+        raise InvalidInput(f"--pareto is a front of latency and energy; leave it or --objective {name} out")
+    return str(Objective.PARETO if pareto else Objective.parse(name or Objective.ENERGY))
+
+
+def _history(paths: list[Path] | None, none: bool) -> list[Path] | None:
+    if paths and none:
+        raise InvalidInput("--history and --no-history exclude each other; leave one out")
+    return [] if none else paths or None
+
+
 def _refuse_beside_resume(*given: object) -> None:
     if any(one is not None and one != [] for one in given):
         raise InvalidInput(
-            "--resume takes everything from the journal; beside it only --trials, --out and --json count"
+            "--resume takes everything from the journal; beside it only --trials, --minutes, --joules, --horizon, "
+            "--no-early-stop, --out and --json count"
         )
 
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from polythrottle.measurement import EnergyKind, Measurement
 from polythrottle.space import OperatingPoint
+from polythrottle.stopping import is_conclusive
 from polythrottle.study import Study, Trial
 
 if TYPE_CHECKING:
@@ -22,14 +23,23 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
         "device": study.problem.device,
         "workload": study.problem.workload,
         "space_size": len(study.problem.space),
+        "objective": str(study.problem.objective),
         "method": study.method,
         "seed": study.seed,
         "trials": [_trial(study, trial) for trial in study.trials],
         "default": _trial(study, study.default),
         "best": _trial(study, study.best),
+        "front": [_trial(study, trial) for trial in study.front] if study.judgeable else [],
         "saving_fraction": study.saving_fraction,
         "slo": [_constraint(study, index) for index in range(len(study.problem.constraints))],
         "infeasible_trials": len(study.infeasible),
+        "infeasible_excess": study.total_excess,
+        "stopped_early": len(study.stopped_early),
+        "ended": tuning.ended,
+        "search": {"duration_s": study.cost.duration_s, "energy_j": study.cost.energy_j},
+        "nothing_to_gain": study.default_will_do and is_conclusive(tuning.ended),
+        "risk": tuning.risk,
+        "history": [lesson.line() for lesson in tuning.history],
         "presets": [
             {
                 "name": preset.name,
@@ -90,6 +100,7 @@ def _trial(study: Study, trial: Trial | None) -> dict[str, Any] | None:
         **_point_and(trial.point, trial.measurement),
         "feasible": study.feasible(trial),
         "state": str(trial.state),
+        **({"censored": True} if trial.measurement and trial.measurement.censored else {}),
         **({"failure": trial.failure} if trial.failure else {}),
     }
 

@@ -60,6 +60,10 @@ class LiveStudy:
         elif study.trials and study.trials[-1].state is not TrialState.RUNNING and not study.references:
             self._say(_plain(study, study.trials[-1]))
 
+    def told(self, text: str) -> None:
+        """Print a line that stays."""
+        self._say(text)
+
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):  # a full disk behind standard error must not end a study
             self._console.print(text, soft_wrap=True, markup=False)
@@ -145,5 +149,6 @@ def _plain(study: Study, trial: Trial) -> str:
     if trial.measurement is None:
         return f"trial {number}: failed: {trial.failure} ({point})"
     kind = "" if trial.measurement.energy_kind is EnergyKind.MEASURED else f" {trial.measurement.energy_kind}"
-    verdict = "" if study.feasible(trial) else "  breaks the SLO"
+    broken = "breaks the SLO, stopped early" if trial.measurement.censored else "breaks the SLO"
+    verdict = "" if study.feasible(trial) else f"  {broken}"
     return f"trial {number}: {energy}{kind} per item, mean {mean}, p99 {p99}{verdict}  ({point})"

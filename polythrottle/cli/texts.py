@@ -10,8 +10,10 @@ from rich.text import Text
 
 from polythrottle.cli.documents import energy_kind
 from polythrottle.measurement import EnergyKind, Measurement
+from polythrottle.problem import Objective
 from polythrottle.space import OperatingPoint
-from polythrottle.study import Study
+from polythrottle.stopping import is_conclusive, show_span
+from polythrottle.study import RECORDED_ITEMS, WORTHWHILE, Study
 from polythrottle.units import show, show_level, show_name
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ def print_tuning(tuning: "Tuning") -> None:
     study = tuning.study
     console = _console()
     _print_grid(console, (study.problem.device, study.problem.workload), _lines(tuning))
+    if study.problem.objective is Objective.PARETO and study.judgeable:
+        _print_front(console, study)
     written = {"profile": tuning.profile_path, "journal": tuning.journal_path, "report": tuning.report_path}
     for name, path in written.items():
         if path is not None:  # on a line of its own, unbroken, so that it can be copied
@@ -83,10 +87,30 @@ def _lines(tuning: "Tuning") -> "Iterator[tuple[str, str | Text]]":
     if best is not None and best.measurement is not None:
         yield "tuned", f"{show_energy(best.measurement)} per item, {_latencies(best.measurement)}"
         yield "saving", _saving(study)
+        if study.problem.objective is Objective.EDP:
+            objective = study.problem.objective
+            yield str(objective), f"{show(objective.of(best.measurement), objective.unit)} per item"
+        if study.default_will_do:
+            told = "nothing is to be gained here" if is_conclusive(tuning.ended) else "nothing gained so far"
+            yield "", f"{told}: the default is within {WORTHWHILE:.0%} of the best found"
         yield "point", show_point(best.point)
         yield from _held(study, best.measurement)
     yield "trials", _trials(study)
+    if tuning.ended is not None:
+        yield "ended", tuning.ended
+    if (cost := _cost(study)) is not None:
+        yield "search", cost
     yield from _presets(study)
+
+
+def _cost(study: Study) -> str | None:
+    """Return what the search itself took and how those joules came about; None if nothing was recorded."""
+    cost, kind = study.cost, energy_kind(study)
+    if kind is None or not cost.duration_s:
+        return None
+    energy = "" if kind is EnergyKind.RELATIVE else f"{show(cost.energy_j, 'J')} {kind}, "
+    counted = f", taking {RECORDED_ITEMS:,} items a trial" if study.problem.recorded else ""
+    return f"{energy}{show_span(cost.duration_s)}{counted}"
 
 
 def _near(path: Path) -> Path:
@@ -113,7 +137,26 @@ def _saving(study: Study) -> Text:
     if saving is None:
         return Text("unknown: the default point was not measured")
     style = "bold green" if saving > 0 else "yellow"
-    return Text.assemble((f"{saving:.1%}", style), f" of the energy per item ({kind}; no interval known)")
+    words = study.problem.objective.words
+    return Text.assemble((f"{saving:.1%}", style), f" of the {words} ({kind}; no interval known)")
+
+
+def _print_front(console: Console, study: Study) -> None:
+    """Print the trials that no other feasible one beats in both latency and energy, the fastest first."""
+    kind, metric, default = energy_kind(study), study.front_metric, study.default
+    console.print(f"front of {metric} latency and energy per item ({kind})", style="bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("trial", metric, "energy", "saving"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("point", overflow="fold")
+    for trial in study.front:
+        if (seen := trial.measurement) is None:
+            continue
+        before = None if default is None else default.measurement
+        saving = "–" if before is None else f"{1 - seen.energy_j / before.energy_j:.1%}"
+        cells = (str(trial.number), show(seen.metric(metric), "s"), show_joules(seen), saving)
+        table.add_row(*cells, show_point(trial.point))
+    console.print(table)
 
 
 def _held(study: Study, measurement: Measurement) -> Iterator[tuple[str, str]]:
@@ -131,7 +174,9 @@ def _trials(study: Study) -> str:
     failed = made - len(study.completed)
     text = f"{made} of {len(study.problem.space):,} points, {len(infeasible)} infeasible"
     if infeasible:
-        text += f" (worst {max(study.excess(t.measurement) for t in infeasible if t.measurement):.0%} over)"
+        worst = max(study.excess(trial.measurement) for trial in infeasible if trial.measurement)
+        text += f" (worst {worst:.0%} over, together {study.total_excess:.0%})"
+    text += f", {len(study.stopped_early)} stopped early" if study.stopped_early else ""
     return text + (f", {failed} failed" if failed else "")
 
 

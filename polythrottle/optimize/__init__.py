@@ -5,17 +5,24 @@ torch when it is first asked for a suggestion it needs a model for.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 from polythrottle.errors import UnknownName
-from polythrottle.optimize.baselines import CoarseToFine, RandomOrder
+from polythrottle.optimize.baselines import CoarseToFine, PresetOrder, RandomOrder
 from polythrottle.optimize.bayes import ConstrainedBayes
 from polythrottle.optimize.gradient import GradientSearch
-from polythrottle.optimize.options import Options
+from polythrottle.optimize.options import Ingredient, Options
 from polythrottle.optimize.optuna_search import OptunaSearch
 from polythrottle.optimize.paper import PaperSearch
 from polythrottle.ports import Optimizer
 
-__all__ = ["METHODS", "CoarseToFine", "ConstrainedBayes", "Options", "RandomOrder", "make_optimizer"]
+__all__ = ["ABLATIONS", "METHODS", "CoarseToFine", "ConstrainedBayes", "Options", "RandomOrder", "make_optimizer"]
+
+
+def _bayes_without(ingredient: Ingredient, options: Options) -> Optimizer:
+    return ConstrainedBayes(replace(options, without=frozenset({ingredient})))
+
 
 METHODS: Mapping[str, Callable[[Options], Optimizer]] = {
     "bayes": ConstrainedBayes,
@@ -24,10 +31,16 @@ METHODS: Mapping[str, Callable[[Options], Optimizer]] = {
     "paper": lambda _: PaperSearch(),
     "paper-joint": lambda _: PaperSearch(phases=1),
     "gradient": lambda _: GradientSearch(),
+    "preset": lambda options: PresetOrder(options.presets),
     "tpe": lambda _: OptunaSearch("tpe"),
     "gp": lambda _: OptunaSearch("gp"),
 }
 """Every search method by the name the command line gives it; the first is the default."""
+
+ABLATIONS: Mapping[str, Callable[[Options], Optimizer]] = {
+    f"bayes-no-{one}": partial(_bayes_without, one) for one in Ingredient
+}
+"""The default search less one ingredient each, for benchmarks."""
 
 
 def make_optimizer(name: str, options: Options | None = None) -> Optimizer:

@@ -1,12 +1,14 @@
-"""Methods that do not learn: a random order, and a grid that is refined as it goes."""
+"""Methods that do not learn: a random order, a grid that is refined as it goes, and the vendor's presets."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from polythrottle.errors import Exhausted
 from polythrottle.optimize.remaining import default_row, generator, remaining_rows
-from polythrottle.space import OperatingPoint, SearchSpace
+from polythrottle.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.study import Study
 
 
@@ -63,3 +65,42 @@ def _depth(levels: int) -> NDArray[np.int64]:
         depth[[middle for _, middle, _ in middles]] = round_
         gaps = [gap for low, middle, high in middles for gap in ((low, middle), (middle, high))]
     return depth
+
+
+class PresetOrder:
+    """What a careful user does by hand: the default point, then each of the vendor's presets, and no more.
+
+    Where there are no presets, every level of the power limit alone, the highest first; where there is no power limit
+    either, every level of the GPU clock alone.
+
+    Args:
+        presets: The vendor's named points; those outside the space are passed over.
+    """
+
+    def __init__(self, presets: Sequence[OperatingPoint] = ()) -> None:
+        self._presets = tuple(presets)
+
+    def suggest(self, study: Study) -> OperatingPoint:
+        """Return the default point, then the first preset that has not been tried.
+
+        Raises:
+            Exhausted: If all have been tried.
+        """
+        space = study.problem.space
+        named = [point for point in self._presets if point in space] or _alone(space)
+        for point in (space.default, *named):
+            if point not in study.visited:
+                return point
+        raise Exhausted(f"all {len(set(named) | {space.default})} presets have been tried")
+
+
+def _alone(space: SearchSpace) -> list[OperatingPoint]:
+    """Return every level of the one knob that presets turn, with all else at the default, the highest level first."""
+    limits = [knob for knob in space.knobs if knob.name.endswith("_w")]
+    clocks = [knob for knob in space.knobs if _steers_the_gpu(knob)]
+    points = [space.default.moved({knob.name: level}) for knob in (limits or clocks)[:1] for level in knob.levels]
+    return [point for point in reversed(points) if point in space]
+
+
+def _steers_the_gpu(knob: Knob) -> bool:
+    return knob.name.startswith("gpu_") and knob.name.endswith("_hz") and "_min_" not in knob.name

@@ -4,60 +4,80 @@ After Gardner et al. 2014 (ICML), with energy per item modelled as power × time
 scored. A suggestion is a function of the study alone.
 """
 
+import math
 import warnings
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polythrottle.errors import InvalidInput
+from polythrottle.optimize.choice import equals
 from polythrottle.optimize.options import Options
-from polythrottle.optimize.remaining import generator, remaining_rows
-from polythrottle.problem import Constraint
+from polythrottle.optimize.remaining import generator, remaining_rows, untried_rows
+from polythrottle.problem import Constraint, Objective
 from polythrottle.space import OperatingPoint
 from polythrottle.study import Study
 
-_TIE = 0.1
-"""Points worth less than a tenth below the best count as equals: the models are not surer than that."""
+if TYPE_CHECKING:
+    from polythrottle.optimize.worth import Worth
 
 
 class ConstrainedBayes:
     """Constrained Bayesian optimisation, from the default point on.
 
     Args:
-        options: Earlier studies to learn from, and the risk a trial may take.
+        options: Earlier studies to learn from, the risk a trial may take, and ingredients to leave out.
     """
 
     def __init__(self, options: Options | None = None) -> None:
         self._options = options or Options()
+        self._newest: tuple[Study, Worth] | None = None
 
     def suggest(self, study: Study) -> OperatingPoint:
         """Return the default point, then the point whose trial is worth most; the seed chooses between equals.
 
         Raises:
-            Exhausted: If every point has been tried.
+            Exhausted: If every point has been tried, or none that is left is within the risk that was asked for.
             InvalidInput: If a constraint is on a quantity that is not measured here.
         """
         space, rows = study.problem.space, remaining_rows(study)
         if space.default not in study.visited:
             return space.default
-        if len(rows) == 1:
+        if len(rows) == 1 and self._options.risk is None:
             return space[int(rows[0])]
-        worth = np.nan_to_num(_log_worth(study, self._options)[rows], nan=-np.inf)
-        ties = rows[worth >= worth.max() - _TIE]
-        return space[int(generator(study).choice(ties))]
+        return space[int(generator(study).choice(equals(self._worth(study), rows, self._options)))]
+
+    def saving_left(self, study: Study) -> float:
+        """Return what one more trial is expected to take off the objective; inf while that is unknown or a front."""
+        best, rows = study.best, untried_rows(study)
+        objective = study.problem.objective
+        if best is None or best.measurement is None or objective is Objective.PARETO:
+            return math.inf
+        if not len(rows):
+            return 0.0
+        worth = self._worth(study)
+        if not worth.improving:
+            return math.inf
+        return objective.of(best.measurement) * math.exp(min(float(np.nanmax(worth.total[rows])), 0.0))
+
+    def _worth(self, study: Study) -> "Worth":
+        """Return what a trial at each point is worth; remembered, because a study is asked about more than once."""
+        if self._newest is None or self._newest[0] is not study:
+            self._newest = study, _appraise(study, self._options)
+        return self._newest[1]
 
 
-def _log_worth(study: Study, options: Options) -> NDArray[np.float64]:
-    """Return the logarithm of what a trial at each point is worth, shape (points,).
+def _appraise(study: Study, options: Options) -> "Worth":
+    """Return what a trial at each point is worth.
 
     Warnings are held back: gpytorch's import uses deprecated parts of torch, and the models' inputs are not scaled the
     way BoTorch advises because they have units.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from polythrottle.optimize.worth import log_worth  # loads torch
+        from polythrottle.optimize.worth import appraise  # loads torch
 
-        return log_worth(study, _constraints(study), options)
+        return appraise(study, _constraints(study), options)
 
 
 def _constraints(study: Study) -> tuple[Constraint, ...]:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from polythrottle.optimize.features import Array, coordinates
-from polythrottle.optimize.options import Options
+from polythrottle.optimize.options import Ingredient, Options
 from polythrottle.optimize.quantities import table
 from polythrottle.optimize.remaining import Rows
 from polythrottle.optimize.surrogate import Belief, believe
+from polythrottle.optimize.transfer import informed
 from polythrottle.optimize.trend import basis, expected
 from polythrottle.study import Study, Trial
 
@@ -24,17 +25,21 @@ def measured(study: Study, quantities: tuple[str, ...], options: Options) -> Bel
     values = table([trial.measurement for trial in trials if trial.measurement], quantities)
     whole = np.isfinite(values).all(axis=1)
     seen = rows_of(study, trials)[whole]
-    prior = prior_mean(study, quantities)
-    belief = learnt(study, seen, values[whole] - prior.numpy()[seen])
-    return belief and Belief(belief.mean + prior, belief.variance, belief.noise)
+    prior = prior_mean(study, quantities, options)
+    belief = learnt(study, seen, values[whole] - prior.numpy()[seen], options)
+    cold = belief and Belief(belief.mean + prior, belief.variance, belief.noise)
+    if cold is None or not options.history:
+        return cold
+    return informed(study, quantities, seen, values[whole], cold, options.history)
 
 
-def learnt(study: Study, seen: Rows, values: Array) -> Belief | None:
+def learnt(study: Study, seen: Rows, values: Array, options: Options) -> Belief | None:
     """Return the posterior given values at some rows, shape (trials, quantities); None if there is none."""
     space = study.problem.space
     where = coordinates(space)
+    functions = basis(space.knobs, where, options.without)
     try:
-        return believe(where.unit, basis(space.knobs, where), seen, values, study.seed) if len(seen) else None
+        return believe(where.unit, functions, seen, values, study.seed) if len(seen) else None
     except RuntimeError:  # what torch and gpytorch raise when a matrix cannot be decomposed
         return None
 
@@ -44,7 +49,9 @@ def rows_of(study: Study, trials: Sequence[Trial]) -> Rows:
     return np.array([study.problem.space.index(trial.point) for trial in trials], dtype=np.intp)
 
 
-def prior_mean(study: Study, quantities: Sequence[str]) -> Tensor:
+def prior_mean(study: Study, quantities: Sequence[str], options: Options) -> Tensor:
     """Return what physics expects of each quantity at each point up to a constant, shape (points, quantities)."""
     space = study.problem.space
+    if options.without & {Ingredient.MEANS, Ingredient.TREND}:
+        return torch.zeros((len(space), len(quantities)), dtype=torch.double)
     return torch.from_numpy(expected(space.knobs, coordinates(space), quantities))

@@ -51,7 +51,7 @@ def _unit(knob: Knob) -> Array:
         return np.zeros((1, 0))
     if not knob.ordered:
         return np.eye(len(knob.levels)) / math.sqrt(2.0)
-    scale = _scale(knob)
+    scale = log_levels(knob)
     share: Array = (scale - scale[0]) / (scale[-1] - scale[0])
     return share[:, None]
 
@@ -60,12 +60,12 @@ def _offset(knob: Knob, default: Level) -> Array:
     """Return how far each level is from the default's, as a logarithm, shape (levels,)."""
     if not knob.ordered:
         return np.zeros(len(knob.levels))
-    scale = _scale(knob)
+    scale = log_levels(knob)
     away: Array = np.clip(scale - scale[knob.levels.index(default)], -_FARTHEST, _FARTHEST)
     return away
 
 
-def _scale(knob: Knob) -> Array:
+def log_levels(knob: Knob) -> Array:
     """Return the logarithms of an ordered knob's levels, ascending, shape (levels,).
 
     A level of zero counts as half the smallest positive one. A knob with negative levels stays linear, scaled to one;

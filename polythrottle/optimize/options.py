@@ -2,10 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from polythrottle.errors import InvalidInput
 from polythrottle.space import OperatingPoint
 from polythrottle.study import Study
+
+
+class Ingredient(StrEnum):
+    """What the default search is made of; each can be left out to see what it is good for."""
+
+    MEANS = "means"
+    """Prior means of the trends' coefficients: what physics says before anything is measured."""
+    TREND = "trend"
+    """Trends at all: without them only distances count."""
+    HINGES = "hinges"
+    """Trends that may turn at quarters of a knob's range."""
+    APART = "apart"
+    """Time and draw modelled apart rather than energy at once."""
+    CAP = "cap"
+    """The cap on the risk of a trial while a feasible point is known."""
 
 
 @dataclass(frozen=True)
@@ -14,9 +30,10 @@ class Options:
 
     Args:
         history: Earlier studies to learn from, of other workloads, other devices, or both.
-        risk: Highest chance of breaking a limit a trial may have while a feasible point is known, above 0 and at
+        risk: Chance that a whole search may have of breaking a limit once feasible points are known, above 0 and at
             most 1; None leaves it to the method.
         presets: The vendor's named points.
+        without: Ingredients of the default search to leave out, for ablations.
 
     Raises:
         InvalidInput: If the risk is out of range.
@@ -25,6 +42,7 @@ class Options:
     history: Sequence[Study] = field(default=())
     risk: float | None = None
     presets: Sequence[OperatingPoint] = field(default=())
+    without: frozenset[Ingredient] = frozenset()
 
     def __post_init__(self) -> None:
         if self.risk is not None and not 0.0 < self.risk <= 1.0:

@@ -84,7 +84,7 @@ def _told(
     assert trial.measurement is not None
     space, measurement = study.problem.space, trial.measurement
     return optuna.trial.create_trial(
-        value=measurement.energy_j,
+        value=study.problem.objective.of(measurement),
         params={knob.name: knob.levels.index(trial.point[knob.name]) for knob in space.knobs},
         distributions=distributions,
         constraints={str(constraint): -constraint.slack(measurement) for constraint in study.constraints},

@@ -78,7 +78,7 @@ def _worth(study: Study) -> NDArray[np.float64]:
         seen = [trial for trial in study.completed if trial.measurement is not None]
         rows = np.array([space.index(trial.point) for trial in seen])
         slacks = np.array([[one.slack(m) for one in study.constraints] for m in _measured(seen)]).reshape(len(seen), -1)
-        energies = np.array([m.energy_j for m in _measured(seen)])
+        energies = np.array([study.problem.objective.of(m) for m in _measured(seen)])
         return constrained_improvement(coordinates(space).unit, rows, energies, slacks, study.seed)
 
 

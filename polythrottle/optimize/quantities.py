@@ -18,6 +18,8 @@ TIME = "time"
 """Log seconds per item, from throughput."""
 DRAW = "draw"
 """Log watts the energy per item amounts to: energy per item × throughput."""
+ENERGY = "energy"
+"""Log joules per item, where it is modelled for itself."""
 _TEMPERATURE_UNIT_C = 40.0
 
 
@@ -50,6 +52,8 @@ def table(measurements: Sequence[Measurement], quantities: Sequence[str]) -> Arr
 def _value(measurement: Measurement, quantity: str) -> float:
     if quantity == TIME:
         return -math.log(measurement.throughput_per_s)
+    if quantity == ENERGY:
+        return math.log(measurement.energy_j)
     if quantity == DRAW:
         return math.log(measurement.energy_j) + math.log(measurement.throughput_per_s)
     value = measurement.metric(quantity)
@@ -58,3 +62,16 @@ def _value(measurement: Measurement, quantity: str) -> float:
 
 def _scaled(metric: str, value: float) -> float:
     return value / _TEMPERATURE_UNIT_C if metric == "temperature" else math.log(value)
+
+
+def metric_quantity(metric: str) -> str:
+    """Return the modelled quantity that a metric is a function of: `TIME` for throughput, else its own."""
+    return TIME if metric == "throughput" else metric
+
+
+def in_units(metric: str, value: Array) -> Array:
+    """Return a metric in its own unit, given values of its modelled quantity; same shape."""
+    if metric == "temperature":
+        return value * _TEMPERATURE_UNIT_C
+    found: Array = np.exp(-value if metric == "throughput" else value)
+    return found

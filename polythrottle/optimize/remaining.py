@@ -16,18 +16,23 @@ def visited_rows(study: Study) -> list[int]:
     return sorted(space.index(point) for point in study.visited if point in space)
 
 
+def untried_rows(study: Study) -> Rows:
+    """Return the row numbers of the points that have not been tried, ascending, shape (remaining,)."""
+    fresh = np.ones(len(study.problem.space), dtype=bool)
+    fresh[visited_rows(study)] = False
+    return np.flatnonzero(fresh)
+
+
 def remaining_rows(study: Study) -> Rows:
     """Return the row numbers of the points that have not been tried, ascending, shape (remaining,).
 
     Raises:
         Exhausted: If there is none.
     """
-    space = study.problem.space
-    fresh = np.ones(len(space), dtype=bool)
-    fresh[visited_rows(study)] = False
-    if not fresh.any():
-        raise Exhausted(f"all {len(space)} points of the space have been tried")
-    return np.flatnonzero(fresh)
+    rows = untried_rows(study)
+    if not len(rows):
+        raise Exhausted(f"all {len(study.problem.space)} points of the space have been tried")
+    return rows
 
 
 def generator(study: Study) -> np.random.Generator:

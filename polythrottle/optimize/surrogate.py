@@ -27,11 +27,11 @@ from polythrottle.optimize.features import Array
 from polythrottle.optimize.remaining import Rows
 
 RESIDUAL_SD, RESIDUAL_SPREAD = 0.15, 0.7
-"""Deviation of what the trend leaves over: median, and spread of its logarithm, of the log-normal prior."""
+"""Deviation of what the trend leaves over: mode, and spread of its logarithm, of the log-normal prior."""
 NOISE_SD, NOISE_SPREAD = 0.01, 0.7
 """Deviation of one measurement: likewise."""
 LENGTH, LENGTH_SPREAD = 0.55, 0.6
-"""Length scale in the unit cube: likewise; the median times the root of the number of columns, as distances grow."""
+"""Length scale in the unit cube: likewise; the mode times the root of the number of columns, as distances grow."""
 _MAX_ITERATIONS = 40
 _JITTER, _LEAST_VARIANCE = 1e-8, 1e-10
 _BLOCK = 8192
@@ -45,11 +45,22 @@ class Belief:
         mean: Shape (points, quantities).
         variance: Of the quantity itself, shape (points, quantities), > 0.
         noise: Variance one measurement adds, shape (quantities,).
+        energy_mean: Of log energy per item, shape (points,), where it is modelled for itself.
+        energy_variance: Likewise, > 0.
     """
 
     mean: Tensor
     variance: Tensor
     noise: Tensor
+    energy_mean: Tensor | None = None
+    energy_variance: Tensor | None = None
+
+    @property
+    def energy(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of log energy per item, shape (points,) each: the sum of time and draw if nothing else."""
+        if self.energy_mean is not None and self.energy_variance is not None:
+            return self.energy_mean, self.energy_variance
+        return self.mean[:, :2].sum(dim=1), self.variance[:, :2].sum(dim=1)
 
 
 def believe(unit: Array, basis: Array, seen: Rows, values: Array, seed: int) -> Belief:
@@ -69,14 +80,20 @@ def believe(unit: Array, basis: Array, seen: Rows, values: Array, seed: int) -> 
     level = values.mean(axis=0)
     targets = torch.from_numpy(values - level)
     with manual_seed(seed):
-        model = _fitted(everywhere[seen], targets, unit.shape[1])
+        model = fitted(everywhere[seen], targets, unit.shape[1])
         with torch.no_grad():
             mean, variance = _posterior(model, everywhere[seen], targets, everywhere)
     return Belief(mean + torch.from_numpy(level), variance, model.likelihood.noise.detach().reshape(-1))
 
 
-def _fitted(inputs: Tensor, targets: Tensor, columns: int) -> SingleTaskGP:
-    """Return the process fitted to the trials; with the prior's own scales if no fit succeeds."""
+def fitted(inputs: Tensor, targets: Tensor, columns: int) -> SingleTaskGP:
+    """Return the process fitted to the trials; with the prior's own scales if no fit succeeds.
+
+    Args:
+        inputs: Coordinates and basis functions of each trial's point, shape (trials, columns + functions).
+        targets: What was measured, centred, shape (trials, quantities).
+        columns: How many of the inputs are coordinates.
+    """
     model = _process(inputs, targets, columns)
     start = {name: value.clone() for name, value in model.state_dict().items()}
     try:
@@ -131,8 +148,9 @@ def _positive(start: float) -> GreaterThan:
     return GreaterThan(1e-7, transform=torch.exp, inv_transform=torch.log, initial_value=start)
 
 
-def _log_normal(median: float, spread: float) -> LogNormalPrior:
-    return LogNormalPrior(math.log(median), spread)
+def _log_normal(mode: float, spread: float) -> LogNormalPrior:
+    """Return the prior whose most probable value is ``mode``, so that a fit without data stays there."""
+    return LogNormalPrior(math.log(mode) + spread**2, spread)
 
 
 def _posterior(model: SingleTaskGP, seen: Tensor, targets: Tensor, everywhere: Tensor) -> tuple[Tensor, Tensor]:

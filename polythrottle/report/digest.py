@@ -7,10 +7,10 @@ from functools import cached_property
 
 from polythrottle.errors import InvalidInput
 from polythrottle.measurement import EnergyKind, Measurement
-from polythrottle.problem import Constraint
+from polythrottle.problem import Constraint, Objective
 from polythrottle.report.scale import Scale
 from polythrottle.space import OperatingPoint
-from polythrottle.study import Study, Trial, TrialState, least_energy
+from polythrottle.study import WORTHWHILE, Study, Trial, TrialState, least
 
 
 class Role(StrEnum):
@@ -72,8 +72,8 @@ class Digest:
 
     @cached_property
     def best(self) -> Mark | None:
-        """The trial of least energy that is known to hold the SLO."""
-        found = least_energy(trial for trial, seen in self.measured if self.verdict(seen))
+        """The trial that is known to hold the SLO and is best by the objective."""
+        found = least((trial for trial, seen in self.measured if self.verdict(seen)), self.study.problem.objective)
         return self._trial_mark(found, Role.TUNED, "tuned")
 
     @cached_property
@@ -88,10 +88,11 @@ class Digest:
 
     @property
     def saving_fraction(self) -> float | None:
-        """The share of the default's energy per item that the tuned point saves; None while either is unknown."""
+        """The share of the default's objective that the tuned point saves; None while either is unknown."""
         if self.best is None or self.default is None:
             return None
-        return 1.0 - self.best.measurement.energy_j / self.default.measurement.energy_j
+        objective = self.study.problem.objective
+        return 1.0 - objective.of(self.best.measurement) / objective.of(self.default.measurement)
 
     @cached_property
     def trials(self) -> tuple[Mark, ...]:
@@ -122,6 +123,18 @@ class Digest:
         return max((self.study.excess(seen) for seen in self.broken), default=0.0)
 
     @property
+    def total_excess(self) -> float:
+        """By what fractions of their limits the trials known to break the SLO exceed them, summed."""
+        return sum(self.study.excess(seen) for seen in self.broken)
+
+    @property
+    def default_will_do(self) -> bool:
+        """Whether the default is known to hold the SLO and nothing that was tried saves enough to be told from it."""
+        if self.default is None or not self.default.verdict or self.saving_fraction is None:
+            return False
+        return self.study.well_searched and self.saving_fraction < WORTHWHILE
+
+    @property
     def closest(self) -> tuple[Trial, Measurement] | None:
         """The trial that exceeds its limits least, among those that can be judged."""
         judged = ((trial, seen) for trial, seen in self.measured if self.verdict(seen) is not None)
@@ -150,6 +163,12 @@ class Digest:
     def energy_scale(self) -> Scale:
         """The unit and decimals in which the whole report writes energy."""
         return Scale.of((seen.energy_j for seen in self.seen), self.energy_unit)
+
+    @property
+    def objective_name(self) -> str:
+        """What is minimised, as it is called in sentences."""
+        objective = self.study.problem.objective
+        return objective.words if objective in (Objective.EDP, Objective.LATENCY) else self.energy_name
 
     @property
     def energy_name(self) -> str:

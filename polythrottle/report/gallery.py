@@ -41,7 +41,11 @@ def _plane(digest: Digest, energy: Scale) -> Html:
 
 def _convergence(digest: Digest, energy: Scale) -> Html:
     best = digest.best
-    found = "No trial is known to hold the SLO." if best is None else f"The best was found in trial {best.number}."
+    found = (
+        "No trial is known to hold the SLO."
+        if best is None
+        else f"The best {digest.objective_name} was found in trial {best.number}."
+    )
     alt = f"Best {digest.energy_name} so far against the number of the trial. {found}"
     return _card(
         "Convergence", svg(convergence(digest, energy), "convergence", alt), convergence_keys(digest), _note(found)

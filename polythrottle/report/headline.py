@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Iterator
 
 from polythrottle.measurement import METRICS, EnergyKind, Measurement
-from polythrottle.problem import Constraint
+from polythrottle.problem import Constraint, Objective
 from polythrottle.report.digest import Digest
 from polythrottle.report.markup import Html, joined, tag
-from polythrottle.study import TrialState
+from polythrottle.stopping import show_span
+from polythrottle.study import RECORDED_ITEMS, WORTHWHILE, TrialState
 from polythrottle.units import show
 
 _CAUTION = {
@@ -32,20 +33,20 @@ def headline(digest: Digest) -> Html:
 
 def claim(digest: Digest) -> str:
     """Return in one sentence what the study found."""
-    saving, energy = digest.saving_fraction, digest.energy_name
+    saving, goal = digest.saving_fraction, digest.objective_name
     if not digest.measured:
         return "No trial was completed"
     if digest.best is None:
         judged = digest.closest is not None
         return "No point that was tried holds the SLO" if judged else "The SLO could not be judged"
     if saving is None:
-        return f"{_energy(digest, digest.best.measurement)} {energy} at the tuned point"
+        return f"{_energy(digest, digest.best.measurement)} {digest.energy_name} at the tuned point"
     if digest.default_is_best:
         alone = len(digest.measured) == 1
         return "Only the default was measured" if alone else "Nothing that was tried beats the default"
     if saving > 0:
-        return f"{percent(saving)} less {energy} than the default"
-    return f"{percent(-saving)} more {energy} than the default" if saving else f"The same {energy} as the default"
+        return f"{percent(saving)} less {goal} than the default"
+    return f"{percent(-saving)} more {goal} than the default" if saving else f"The same {goal} as the default"
 
 
 def percent(fraction: float) -> str:
@@ -92,6 +93,8 @@ def _cautions(digest: Digest) -> Iterator[Html]:
     words = [_CAUTION[kind] for kind in _kinds(digest) if kind in _CAUTION]
     if digest.saving_fraction:
         words.append(_NO_INTERVAL)
+    if digest.default_will_do:
+        words.append(f"Nothing is gained: the default is within {percent(WORTHWHILE)} of the best found.")
     return (tag("p", text, class_="caution") for text in words)
 
 
@@ -106,15 +109,30 @@ def _stats(digest: Digest) -> Iterable[Html]:
         yield _stat(_title(bound.metric), "–", f"SLO {bound}; what it multiplies was not measured")
     if not digest.study.problem.constraints:
         yield _stat("SLO", "none", "every point is allowed")
+    if digest.study.problem.objective is not Objective.ENERGY:
+        yield _stat("objective", str(digest.study.problem.objective), digest.study.problem.objective.words)
     count = len(digest.study.trials)
     size = len(digest.study.problem.space)
     yield _stat("trials", f"{count:,}", f"in a space of {size:,} point{'s' * (size > 1)}")
-    worst = f", worst by {percent(digest.worst_excess)}" if digest.broken else ""
+    worst, all_in_all = percent(digest.worst_excess), percent(digest.total_excess)
+    over = f", worst by {worst}, together {all_in_all}" if digest.broken else ""
     unknown = f", {digest.unjudged:,} not judged" if digest.unjudged else ""
-    yield _stat("broke the SLO", f"{len(digest.broken):,}", f"infeasible trials{worst}{unknown}")
+    yield _stat("broke the SLO", f"{len(digest.broken):,}", f"infeasible trials{over}{unknown}")
+    yield from _effort(digest)
     for state in (TrialState.FAILED, TrialState.RUNNING):
         if others := len(digest.in_state(state)):
             yield _stat(str(state), f"{others:,}", f"trial{'s' * (others > 1)} without a measurement")
+
+
+def _effort(digest: Digest) -> Iterator[Html]:
+    """Yield what the search took, and how many trials it did not have to see to their end."""
+    if early := len(digest.study.stopped_early):
+        yield _stat("stopped early", f"{early:,}", f"trial{'s' * (early > 1)} that plainly broke the SLO")
+    cost = digest.study.cost
+    if cost.duration_s:
+        counted = f"; {RECORDED_ITEMS:,} items a trial, as recorded" if digest.study.problem.recorded else ""
+        energy = f"and {show(cost.energy_j, 'J')}, {digest.kind}" if digest.energy_unit else ""
+        yield _stat("search", show_span(cost.duration_s), f"{energy}{counted}".lstrip("; ") or "on the device's clock")
 
 
 def _slo(digest: Digest, bound: Constraint) -> Html:

@@ -83,7 +83,8 @@ class TrialTable:
     def _trial(self, trial: Trial) -> Html:
         named = {mark.number: mark.name for mark in (self._digest.default, self._digest.best) if mark is not None}
         name = f"{trial.number} {named.get(trial.number, '')}".strip()
-        state = str(trial.state) if trial.failure is None else f"{trial.state}: {trial.failure}"
+        early = ", stopped early" if trial.measurement is not None and trial.measurement.censored else ""
+        state = f"{trial.state}{early}" if trial.failure is None else f"{trial.state}: {trial.failure}"
         return self._row(
             tag("td", name, data_value=str(trial.number)),
             trial.point,

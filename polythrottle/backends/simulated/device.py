@@ -145,14 +145,15 @@ class SimulatedDevice:
         Raises:
             KnobRejected: If device or workload would refuse the point.
         """
-        own = {name: level for name, level in point.items() if name not in workload.space.names}
-        if problem := self._board.refusal(own):
-            raise KnobRejected(problem)
-        levels = self._board.default.moved(own)
-        return expected(self._engine, workload.model, workload.batch_size(point), levels, self._noise)
+        return self.expected_all(workload, [point])[0]
 
     def expected_all(
         self, workload: SimulatedWorkload, points: Iterable[Mapping[str, Level]]
     ) -> tuple[Measurement, ...]:
         """Return the truth at many points, in their order; see `expected`."""
-        return tuple(self.expected(workload, point) for point in points)
+        wanted = list(points)
+        own = [{name: point[name] for name in point if name not in workload.space.names} for point in wanted]
+        if problem := next(filter(None, map(self._board.refusal, own)), None):
+            raise KnobRejected(problem)
+        sizes = [workload.batch_size(point) for point in wanted]
+        return expected(self._engine, workload.model, sizes, own, self._noise)

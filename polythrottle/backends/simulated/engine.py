@@ -1,10 +1,13 @@
 """What a board does with a query at given knob levels, without noise: the physics behind device and ground truth."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from polythrottle.backends.simulated.cycle import Cycle, Tops, capped, idle_w
+from polythrottle.backends.simulated.power import Array
 from polythrottle.backends.simulated.thermal import settled_c, sustainable_w
 from polythrottle.backends.simulated.timing import Clocks, Demand
 from polythrottle.catalog.boards import Board
@@ -16,7 +19,7 @@ from polythrottle.space import Level
 
 @dataclass(frozen=True)
 class Engine:
-    """The physics of one board.
+    """The physics of one board, at several points at once: whatever it returns has shape (points,).
 
     Raises:
         InvalidInput: If the board's file has no coefficients to simulate it with.
@@ -42,47 +45,58 @@ class Engine:
     def _levels(self, name: str) -> tuple[int | float, ...]:
         return self.board.knob(name).levels
 
-    def clocks(self, levels: Mapping[str, Level]) -> Clocks:
+    def columns(self, points: Sequence[Mapping[str, Level]]) -> dict[str, Array]:
+        """Return the level of each knob of the board at each point; those not named are at their default."""
+        default = self.board.default
+        return {
+            knob.name: np.array([point.get(knob.name, default[knob.name]) for point in points], dtype=float)
+            for knob in self.board.knobs
+        }
+
+    def clocks(self, levels: Mapping[str, Array]) -> Clocks:
         """Return what the domains are set to; a board without a lowest GPU clock holds it at the highest."""
-        gpu_max = float(levels["gpu_max_hz"])
+        gpu_max = levels["gpu_max_hz"]
         return Clocks(
-            gpu_min_hz=float(levels.get("gpu_min_hz", gpu_max)),
+            gpu_min_hz=levels.get("gpu_min_hz", gpu_max),
             gpu_max_hz=gpu_max,
-            memory_hz=float(levels["mem_hz"]),
-            cpu_hz=float(levels.get("cpu_max_hz", self.simulation.cpu.clock_hz)),
+            memory_hz=levels["mem_hz"],
+            cpu_hz=levels.get("cpu_max_hz", np.full_like(gpu_max, self.simulation.cpu.clock_hz)),
         )
 
-    def cap_w(self, levels: Mapping[str, Level]) -> float:
+    def cap_w(self, levels: Mapping[str, Array]) -> Array:
         """Return the power in watts the board holds itself to: just below its limit, or the most it may ever draw."""
         if "power_limit_w" in levels:
-            return float(levels["power_limit_w"]) * self.simulation.gpu.hold
-        return self.board.power_max_w
+            return levels["power_limit_w"] * self.simulation.gpu.hold
+        return np.full_like(levels["gpu_max_hz"], self.board.power_max_w)
 
-    def cycle(self, model: Model, batch_size: int, levels: Mapping[str, Level], waited: bool, hot: bool) -> Cycle:
+    def cycle(self, model: Model, batch_size: Array, levels: Mapping[str, Array], waited: bool, hot: bool) -> Cycle:
         """Return the cycle of one query.
 
         Args:
             model: What is served.
             batch_size: Items per query.
-            levels: Of every knob of the board.
+            levels: Of every knob of the board; see `columns`.
             waited: Whether the board stood idle before.
             hot: Whether it has reached its temperature limit and slows itself down.
         """
-        heat = self.simulation.thermal
-        cap_w = min(self.cap_w(levels), sustainable_w(heat)) if hot else self.cap_w(levels)
+        cap_w = self.cap_w(levels)
+        if hot:
+            cap_w = np.minimum(cap_w, sustainable_w(self.simulation.thermal))
         demand = Demand.of(self.simulation, model, batch_size)
         return capped(self.simulation, self.tops, demand, self.clocks(levels), waited, cap_w)
 
-    def idle_w(self, levels: Mapping[str, Level]) -> float:
+    def idle_w(self, levels: Mapping[str, Array]) -> Array:
         """Return what the board draws besides leakage while nothing is served, in watts."""
         return idle_w(self.simulation, self.tops, self.clocks(levels))
 
-    def settled(self, model: Model, batch_size: int, levels: Mapping[str, Level]) -> tuple[Cycle, float]:
+    def settled(self, model: Model, batch_size: Array, levels: Mapping[str, Array]) -> tuple[Cycle, Array]:
         """Return the cycle and the temperature in °C once the board has settled under full load."""
         heat = self.simulation.thermal
         free = self.cycle(model, batch_size, levels, waited=False, hot=False)
         temperature_c = settled_c(heat, free.dynamic_w)
-        if temperature_c > heat.limit_c:
-            free = self.cycle(model, batch_size, levels, waited=False, hot=True)
-            temperature_c = min(heat.limit_c, settled_c(heat, free.dynamic_w))
-        return free, temperature_c
+        hot = temperature_c > heat.limit_c
+        if not np.any(hot):
+            return free, temperature_c
+        slow = self.cycle(model, batch_size, levels, waited=False, hot=True)
+        slow_c = np.minimum(heat.limit_c, settled_c(heat, slow.dynamic_w))
+        return slow.where(hot, free), np.where(hot, slow_c, temperature_c)

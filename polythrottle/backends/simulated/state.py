@@ -1,6 +1,9 @@
 """The state of a simulated board: levels, virtual time, energy so far, heat."""
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple, Self
+
+import numpy as np
 
 from polythrottle.backends.simulated.cycle import Cycle
 from polythrottle.backends.simulated.engine import Engine
@@ -36,6 +39,20 @@ class BoardClock(VirtualClock):
         self._now_s = 0.0
 
 
+class Answer(NamedTuple):
+    """One cycle, as plain numbers, which are faster to add up than arrays; see `Cycle`."""
+
+    latency_s: float
+    interval_s: float
+    dynamic_j: float
+    gpu_hz: float
+
+    @classmethod
+    def of(cls, cycle: Cycle) -> Self:
+        """Return the cycle at its only point."""
+        return cls(cycle.latency_s.item(), cycle.interval_s.item(), cycle.dynamic_j.item(), cycle.gpu_hz.item())
+
+
 class State:
     """What a simulated board is like now; every call moves its own clock on.
 
@@ -58,9 +75,10 @@ class State:
 
     def _settle(self, levels: OperatingPoint) -> None:
         self._levels = levels
-        self._cycles: dict[tuple[int, int, bool, bool], tuple[Cycle, Model]] = {}
-        self._idle_w = self._engine.idle_w(levels)
-        self._last: Cycle | None = None
+        self._columns = self._engine.columns([levels])
+        self._answers: dict[tuple[int, int, bool, bool], tuple[Answer, Model]] = {}
+        self._idle_w = self._engine.idle_w(self._columns).item()
+        self._last: Answer | None = None
 
     def move(self, levels: OperatingPoint) -> None:
         """Set the level of every knob and idle until the change has taken effect."""
@@ -91,17 +109,18 @@ class State:
             batch_size: Items in the query.
             factor: On its time.
         """
-        cycle = self._cycle(model, batch_size)
+        answer = self._answer(model, batch_size)
         time, power = self.factors
-        self._draw(cycle.dynamic_j, cycle.interval_s * time * factor, power)
-        self._last = cycle
-        return cycle.latency_s * time * factor
+        self._draw(answer.dynamic_j, answer.interval_s * time * factor, power)
+        self._last = answer
+        return answer.latency_s * time * factor
 
-    def _cycle(self, model: Model, batch_size: int) -> Cycle:
+    def _answer(self, model: Model, batch_size: int) -> Answer:
         key = (id(model), batch_size, self._last is None, self._hot)
-        if key not in self._cycles:
-            self._cycles[key] = (self._engine.cycle(model, batch_size, self._levels, key[2], key[3]), model)
-        return self._cycles[key][0]
+        if key not in self._answers:
+            cycle = self._engine.cycle(model, np.array([float(batch_size)]), self._columns, key[2], key[3])
+            self._answers[key] = (Answer.of(cycle), model)
+        return self._answers[key][0]
 
     def _draw(self, dynamic_j: float, duration_s: float, power: float) -> None:
         heat = self._engine.simulation.thermal
@@ -116,7 +135,11 @@ class State:
 
         A power limit that somebody set is not throttling: it does what was asked.
         """
-        clocks = self._engine.clocks(self._levels)
-        gpu_hz = clocks.gpu_min_hz if self._last is None else self._last.gpu_hz
-        running = {"gpu": round(gpu_hz), "mem": round(clocks.memory_hz), "cpu": round(clocks.cpu_hz)}
+        clocks = self._engine.clocks(self._columns)
+        gpu_hz = clocks.gpu_min_hz.item() if self._last is None else self._last.gpu_hz
+        running = {
+            "gpu": round(gpu_hz),
+            "mem": round(clocks.memory_hz.item()),
+            "cpu": round(clocks.cpu_hz.item()),
+        }
         return Reading(self.clock.now(), self._energy_j, self._temperature_c, running, self._hot)

@@ -2,7 +2,9 @@
 
 import math
 
-from polythrottle.backends.simulated.power import static_w
+import numpy as np
+
+from polythrottle.backends.simulated.power import Array, static_w
 from polythrottle.catalog.simulation import Thermal
 
 
@@ -12,13 +14,13 @@ def warmed_c(thermal: Thermal, temperature_c: float, power_w: float, duration_s:
     return settled_c + (temperature_c - settled_c) * math.exp(-duration_s / thermal.time_constant_s)
 
 
-def settled_c(thermal: Thermal, dynamic_w: float) -> float:
+def settled_c(thermal: Thermal, dynamic_w: Array) -> Array:
     """Return the temperature at which heat and leakage balance while the dynamic power stays; infinite if never."""
     cold_c = thermal.ambient_c + thermal.resistance_c_per_w * (dynamic_w + static_w(thermal, thermal.ambient_c))
     feedback = thermal.resistance_c_per_w * thermal.static_w * thermal.leakage_per_c
     if feedback >= 1.0:
-        return math.inf
-    return thermal.ambient_c + (cold_c - thermal.ambient_c) / (1.0 - feedback)
+        return np.full_like(cold_c, math.inf)
+    return np.asarray(thermal.ambient_c + (cold_c - thermal.ambient_c) / (1.0 - feedback))
 
 
 def sustainable_w(thermal: Thermal) -> float:
@@ -26,6 +28,6 @@ def sustainable_w(thermal: Thermal) -> float:
     return max(0.0, (thermal.limit_c - thermal.ambient_c) / thermal.resistance_c_per_w)
 
 
-def capped_c(thermal: Thermal, power_w: float) -> float:
+def capped_c(thermal: Thermal, power_w: Array) -> Array:
     """Return the temperature a board settles at while a cap holds it at a power; at most its limit."""
-    return min(thermal.limit_c, thermal.ambient_c + thermal.resistance_c_per_w * power_w)
+    return np.minimum(thermal.limit_c, thermal.ambient_c + thermal.resistance_c_per_w * power_w)

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from polythrottle.backends.simulated.power import Array
 from polythrottle.catalog.models import Model
 from polythrottle.catalog.simulation import Simulation
 
@@ -11,17 +14,17 @@ _SHARPNESS = 2.0
 
 @dataclass(frozen=True)
 class Clocks:
-    """What each domain runs at, and between what the GPU may move."""
+    """What each domain runs at, and between what the GPU may move; at several points at once, shape (points,)."""
 
-    gpu_min_hz: float
-    gpu_max_hz: float
-    memory_hz: float
-    cpu_hz: float
+    gpu_min_hz: Array
+    gpu_max_hz: Array
+    memory_hz: Array
+    cpu_hz: Array
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What one query asks of a board; everything the clocks do not change.
+    """What one query asks of a board: everything the clocks do not change; each of shape (points,).
 
     Args:
         compute_cycles: GPU cycles at the rate the kernels reach, lanes that find no work included.
@@ -33,17 +36,17 @@ class Demand:
         handoff_cycles: CPU cycles between two queries during which the GPU waits.
     """
 
-    compute_cycles: float
-    useful_share: float
-    memory_s: float
-    traffic_bytes: float
+    compute_cycles: Array
+    useful_share: Array
+    memory_s: Array
+    traffic_bytes: Array
     launch_cycles: float
-    preprocess_cycles: float
-    handoff_cycles: float
+    preprocess_cycles: Array
+    handoff_cycles: Array
 
     @classmethod
-    def of(cls, simulation: Simulation, model: Model, batch_size: int) -> "Demand":
-        """Return what a query of ``batch_size`` items asks.
+    def of(cls, simulation: Simulation, model: Model, batch_size: Array) -> "Demand":
+        """Return what queries of ``batch_size`` items ask.
 
         A batch fills ``parallelism * batch_size`` of the lanes half: time grows as batch + lanes / parallelism, which
         gives the published batch factors 1 : 1.7 : 2.7 : 4.6 (AGX Orin, B7) and 1 : 1.7 : 3.2 : 6.0 (TX2, B4);
@@ -55,8 +58,8 @@ class Demand:
         rate = gpu.fp16_ops_per_clock if half else gpu.fp32_ops_per_clock
         tensor = gpu.tensor if half else gpu.tensor_fp32
         efficiency = model.efficiency.tensor if tensor else model.efficiency.vector
-        doublings = (batch_size - 1).bit_length()
-        traffic = model.weight_bytes + batch_size * model.traffic_bytes * (1 + memory.spill * doublings)
+        spilt = 1.0 + memory.spill * np.log2(batch_size) ** 2
+        traffic = model.weight_bytes + batch_size * model.traffic_bytes * spilt
         return cls(
             compute_cycles=model.operations * (batch_size + unfilled) / (rate * efficiency),
             useful_share=batch_size / (batch_size + unfilled),
@@ -67,7 +70,7 @@ class Demand:
             handoff_cycles=model.handoff_cycles * batch_size,
         )
 
-    def burst_s(self, gpu_hz: float, memory_share: float, cpu_hz: float) -> float:
+    def burst_s(self, gpu_hz: Array, memory_share: Array, cpu_hz: Array) -> Array:
         """Return how long the GPU is busy with the query at a steady clock, in seconds.
 
         Args:
@@ -76,6 +79,6 @@ class Demand:
             cpu_hz: CPU clock.
         """
         compute_s, memory_s = self.compute_cycles / gpu_hz, self.memory_s / memory_share
-        longer, shorter = max(compute_s, memory_s), min(compute_s, memory_s)
+        longer, shorter = np.maximum(compute_s, memory_s), np.minimum(compute_s, memory_s)
         roofline_s = longer * (1.0 + (shorter / longer) ** _SHARPNESS) ** (1.0 / _SHARPNESS)
-        return float(roofline_s + self.launch_cycles / cpu_hz)
+        return np.asarray(roofline_s + self.launch_cycles / cpu_hz)

@@ -1,7 +1,9 @@
 """What an endless window of a settled board would measure: the ground truth that regret is counted from."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+
+import numpy as np
 
 from polythrottle.backends.simulated.engine import Engine
 from polythrottle.backends.simulated.noise import typical
@@ -17,17 +19,43 @@ def _stretch(noise: float) -> Latency:
     return Latency.of(typical(noise).tolist())
 
 
-def expected(engine: Engine, model: Model, batch_size: int, levels: Mapping[str, Level], noise: float) -> Measurement:
-    """Return the true measurement of a model in batches at the levels of all knobs, at a noise level."""
-    cycle, temperature_c = engine.settled(model, batch_size, levels)
+def expected(
+    engine: Engine, model: Model, batch_sizes: Sequence[int], points: Sequence[Mapping[str, Level]], noise: float
+) -> tuple[Measurement, ...]:
+    """Return the true measurements of a model.
+
+    Args:
+        engine: The board's physics.
+        model: What is served.
+        batch_sizes: Items per query, one for each point.
+        points: Levels of the board's knobs; those not named are at their default.
+        noise: Its level.
+    """
+    batch_size = np.array(batch_sizes, dtype=float)
+    cycle, temperature_c = engine.settled(model, batch_size, engine.columns(points))
     stretch = _stretch(noise)
     interval_s = cycle.interval_s * stretch.mean_s
     energy_j = cycle.dynamic_j + static_w(engine.simulation.thermal, temperature_c) * interval_s
+    figures = (cycle.latency_s, energy_j / batch_size, batch_size / interval_s, energy_j / interval_s, temperature_c)
+    return tuple(
+        _measurement(engine, stretch, *row) for row in zip(*(column.tolist() for column in figures), strict=True)
+    )
+
+
+def _measurement(
+    engine: Engine,
+    stretch: Latency,
+    latency_s: float,
+    energy_j: float,
+    throughput_per_s: float,
+    power_w: float,
+    temperature_c: float,
+) -> Measurement:
     return Measurement(
-        latency=_stretched(stretch, cycle.latency_s),
-        energy_j=energy_j / batch_size,
-        throughput_per_s=batch_size / interval_s,
-        power_w=energy_j / interval_s,
+        latency=_stretched(stretch, latency_s),
+        energy_j=energy_j,
+        throughput_per_s=throughput_per_s,
+        power_w=power_w,
         energy_kind=EnergyKind.SIMULATED,
         boundary=engine.board.rails.boundary,
         temperature_c=temperature_c,

@@ -1,0 +1,152 @@
+"""What an earlier study says of each point of another space: a posterior fitted to its trials.
+
+Loads torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from polythrottle.measurement import Measurement
+from polythrottle.optimize.features import Array, Coordinates
+from polythrottle.optimize.quantities import DRAW, table
+from polythrottle.optimize.remaining import Rows
+from polythrottle.optimize.surrogate import RESIDUAL_SD, believe
+from polythrottle.optimize.transfer_map import Common, common
+from polythrottle.optimize.trend import basis, expected
+from polythrottle.problem import Problem
+from polythrottle.study import Study
+
+MOST_ROWS, FEWEST_ROWS = 200, 30
+"""Trials of one earlier study that are used; more add little and cost their cube. Fewer where there are many points."""
+_MOST_PAIRS = 4_000_000
+_STAND_INS = {
+    "p99": ("p95", "p90", "mean"),
+    "p95": ("p99", "p90", "mean"),
+    "p90": ("p95", "p99", "mean"),
+    "p50": ("mean",),
+    "mean": ("p50", "p90"),
+    "power": (DRAW,),
+}
+"""What a quantity goes along with, where a study did not record it: only differences between points are used."""
+
+
+@dataclass(frozen=True, eq=False)
+class Surface:
+    """What an earlier study says of each quantity at each point of a target space.
+
+    Args:
+        mean: Relative to the target's default point, shape (points, quantities).
+        variance: How sure that is, shape (points, quantities), > 0.
+        level: What is left out of ``mean``: the quantities at the default point, shape (quantities,); NaN where the
+            study did not record one, so that ``mean`` is what physics expects.
+    """
+
+    mean: Array
+    variance: Array
+    level: Array
+
+
+def surface(earlier: Study, target: Problem, quantities: tuple[str, ...]) -> Surface | None:
+    """Return what an earlier study says of the points of a target; None if it says nothing.
+
+    Computed once per study and target space.
+
+    Args:
+        earlier: The study to learn from.
+        target: The problem to learn for.
+        quantities: Their names.
+    """
+    return _surface(_Question(earlier, target, quantities))
+
+
+@dataclass(frozen=True, eq=False)
+class _Question:
+    """The arguments of `surface`; the same if they are the same objects."""
+
+    earlier: Study
+    target: Problem
+    quantities: tuple[str, ...]
+
+    @property
+    def _identity(self) -> tuple[object, ...]:
+        return id(self.earlier), id(self.target.space), self.target.device, self.quantities
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Question) and self._identity == other._identity
+
+
+@lru_cache(maxsize=64)
+def _surface(question: _Question) -> Surface | None:
+    rows, values, known = _seen(question.earlier, question.quantities, _most_rows(len(question.target.space)))
+    if not len(rows):
+        return None
+    shared, start = common(question.earlier.problem, question.target), len(question.earlier.problem.space)
+    points = np.arange(start, len(shared.where.unit))
+    names = tuple(name for name, is_known in zip(question.quantities, known, strict=True) if is_known)
+    learnt = _posterior(_only(shared, np.concatenate([rows, points])), names, values[:, known])
+    return learnt and _whole(_only(shared, points), question, learnt, known)
+
+
+def _most_rows(points: int) -> int:
+    return max(FEWEST_ROWS, min(MOST_ROWS, _MOST_PAIRS // points))
+
+
+def _seen(study: Study, quantities: Sequence[str], most: int) -> tuple[Rows, Array, Rows]:
+    """Return the rows of at most so many trials, their values, and which quantities are known.
+
+    Returns:
+        Shapes (trials,), (trials, quantities) and (quantities,); no rows if no quantity is known.
+    """
+    trials = [trial for trial in study.completed if trial.point in study.problem.space]
+    values = _recorded([trial.measurement for trial in trials if trial.measurement], quantities)
+    known = np.isfinite(values).sum(axis=0) > len(values) // 2
+    whole = np.flatnonzero(np.isfinite(values[:, known]).all(axis=1) & known.any())
+    if len(whole) > most:
+        whole = np.sort(np.random.default_rng(0).permutation(whole)[:most])
+    rows = np.array([study.problem.space.index(trials[i].point) for i in whole], dtype=np.intp)
+    return rows, values[whole], known
+
+
+def _recorded(measurements: Sequence[Measurement], quantities: Sequence[str]) -> Array:
+    """Return each quantity, or what stands in for it, of each measurement, shape (measurements, quantities)."""
+    columns = []
+    for name in quantities:
+        options = table(measurements, (name, *_STAND_INS.get(name, ())))
+        columns.append(options[:, int(np.argmax(np.isfinite(options).sum(axis=0) > len(options) // 2))])
+    return np.column_stack(columns)
+
+
+def _only(shared: Common, rows: Rows) -> Common:
+    where = shared.where
+    return Common(shared.knobs, Coordinates(where.unit[rows], where.offset[rows], where.span))
+
+
+def _posterior(shared: Common, quantities: Sequence[str], values: Array) -> tuple[Array, Array] | None:
+    """Return mean and variance at the points that follow the first ``len(values)``; None if there is none."""
+    count, prior = len(values), expected(shared.knobs, shared.where, quantities)
+    try:
+        belief = believe(
+            shared.where.unit, basis(shared.knobs, shared.where), np.arange(count), values - prior[:count], seed=0
+        )
+    except RuntimeError:  # what torch and gpytorch raise when a matrix cannot be decomposed
+        return None
+    mean = belief.mean.numpy()[count:] + prior[count:]
+    fit = bool(np.isfinite(mean).all())
+    return (mean, belief.variance.numpy()[count:]) if fit else None
+
+
+def _whole(points: Common, question: _Question, learnt: tuple[Array, Array], known: Rows) -> Surface:
+    """Return the surface; quantities that were not recorded are what physics expects, as surely as it does."""
+    default = question.target.space.index(question.target.space.default)
+    mean = expected(points.knobs, points.where, question.quantities)
+    doubt = (basis(points.knobs, points.where)[:, 1:] ** 2).sum(axis=1) + RESIDUAL_SD**2
+    variance, level = np.repeat(doubt[:, None], mean.shape[1], axis=1), np.full(mean.shape[1], np.nan)
+    mean[:, known], variance[:, known] = learnt
+    level[known] = learnt[0][default]
+    return Surface(mean - mean[default], variance, level)

@@ -1,0 +1,286 @@
+"""Earlier studies to learn from: journals of the local store, and journals or tables that somebody names."""
+
+import hashlib
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from polythrottle import journal
+from polythrottle.backends.replay import Table
+from polythrottle.errors import BadFile, InvalidInput
+from polythrottle.problem import Problem
+from polythrottle.space import SearchSpace
+from polythrottle.study import Study, Trial, TrialState
+
+MOST, LEAST_TRIALS = 12, 3
+_TABLES = (".csv", ".csv.gz")
+_MOST_FILES, _NEWEST = 20_000, 1000
+_NAMES_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """An earlier study, and exactly which bytes of which file it was read from.
+
+    Args:
+        path: The journal or table.
+        size: How many bytes of it, from the first on.
+        sha256: Of those bytes, in hexadecimal.
+        study: What they tell; a table gives a trial per row.
+    """
+
+    path: Path
+    size: int
+    sha256: str
+    study: Study
+
+    def line(self) -> dict[str, str | int]:
+        """Return what finds this study again, as a journal keeps it."""
+        trials = len(self.study.completed)
+        return {"path": str(self.path), "trials": trials, "bytes": self.size, "sha256": self.sha256}
+
+
+@dataclass(frozen=True)
+class Past:
+    """What there is to learn from.
+
+    Args:
+        lessons: The earlier studies.
+        found: How many could have been learnt from, of which `MOST` are taken.
+        skipped: How many files were passed over because they could not be read.
+        lost: How many studies learnt from before have changed or gone.
+    """
+
+    lessons: tuple[Lesson, ...] = ()
+    found: int = 0
+    skipped: int = 0
+    lost: int = 0
+
+    @property
+    def studies(self) -> tuple[Study, ...]:
+        """The earlier studies alone."""
+        return tuple(lesson.study for lesson in self.lessons)
+
+    def words(self, problem: Problem, advice: str = "") -> Iterator[str]:
+        """Yield what a user should know of it, a line each.
+
+        Args:
+            problem: What is to be tuned.
+            advice: What to say behind the studies learnt from.
+        """
+        if self.lessons:
+            count = len(self.lessons)
+            of = f" of {self.found}" if self.found > count else ""
+            yield (
+                f"learning from {count}{of} earlier stud{'ies' if max(count, self.found) > 1 else 'y'} "
+                f"({_names(self.studies)}){_where(self.studies, problem)}{advice}"
+            )
+        if self.skipped:
+            yield f"{self.skipped} file{'s' * (self.skipped > 1)} skipped: no study can be read from there"
+        if self.lost:
+            yield (
+                f"{self.lost} of the studies learnt from before changed or went; going on without, "
+                f"so trials may differ from those of a study left alone"
+            )
+
+
+def stored(folder: Path, problem: Problem) -> Past:
+    """Return the earlier studies of a store that concern the device or the workload of a problem.
+
+    Studies of both come first, then the newest; those with fewer than `LEAST_TRIALS` completed trials do not count.
+
+    Args:
+        folder: Searched with all folders below, the newest thousand journals at most; need not exist.
+        problem: What is to be tuned.
+    """
+    near, skipped = [], 0
+    for path in sorted(_files(folder, (".jsonl",), math.inf), key=_age)[:_NEWEST]:
+        try:
+            line = journal.heading(path)
+        except BadFile:
+            skipped += 1
+            continue
+        kinship = _kinship(line, problem)
+        if any(kinship):
+            near.append((not all(kinship), _age(path), path))
+    return _first((path for _, _, path in sorted(near)), skipped)
+
+
+def named(paths: Sequence[Path], problem: Problem) -> Past:
+    """Return the earlier studies in journals, tables, and folders of either.
+
+    Args:
+        paths: Files and folders; a file that is named itself has to be readable.
+        problem: What is to be tuned; if there are more than `MOST` studies, those next to it are taken.
+
+    Raises:
+        BadFile: If a file cannot be read, or a folder holds no study.
+        InvalidInput: If a file holds fewer than `LEAST_TRIALS` completed trials, or a folder too many files.
+    """
+    lessons: dict[Path, Lesson] = {}
+    skipped = 0
+    for path in paths:
+        if not path.is_dir():
+            lessons[path.resolve()] = _enough(lesson(path))
+            continue
+        some, unread = _readable(_files(path, (".jsonl", *_TABLES), _MOST_FILES))
+        if not some:
+            raise BadFile(f"{path} holds no journal and no table with {LEAST_TRIALS} trials to learn from")
+        lessons |= {one.path.resolve(): one for one in some}
+        skipped += unread
+    ranked = sorted(lessons.values(), key=lambda one: (_distance(one.study.problem, problem), _age(one.path), one.path))
+    return Past(tuple(ranked[:MOST]), len(ranked), skipped)
+
+
+def recalled(lines: Iterable[Mapping[str, Any]]) -> Past:
+    """Return the earlier studies that a journal says were learnt from, as they were then.
+
+    Args:
+        lines: From `Lesson.line`. A journal that has grown since is read as far as it went.
+    """
+    lessons = []
+    lost = 0
+    for line in lines:
+        try:
+            again = lesson(Path(line["path"]), line["bytes"])
+        except BadFile:
+            lost += 1
+            continue
+        lessons += [again] * (again.sha256 == line["sha256"])
+        lost += again.sha256 != line["sha256"]
+    return Past(tuple(lessons), len(lessons), 0, lost)
+
+
+def lesson(path: Path, size: int | None = None) -> Lesson:
+    """Return the earlier study in a journal or a table.
+
+    Args:
+        path: A table if its name ends in ``.csv`` or ``.csv.gz``, else a journal.
+        size: How many bytes of a journal to read; all whole lines if None.
+
+    Raises:
+        BadFile: If it cannot be read.
+    """
+    if not path.exists():
+        raise BadFile(f"there is no {path} to learn from")
+    data = journal.content(path)
+    if path.name.endswith(_TABLES):
+        return Lesson(path.absolute(), len(data), hashlib.sha256(data).hexdigest(), _study_of(Table.read(path)))
+    whole, study = journal.told(path, data[:size])
+    return Lesson(path.absolute(), whole, hashlib.sha256(data[:whole]).hexdigest(), _ended(study))
+
+
+def _study_of(table: Table) -> Study:
+    """Return a table as a study that visited every row, the default first."""
+    rows = zip(table.points, table.measurements, strict=True)
+    ordered = sorted(rows, key=lambda row: row[0] != table.space.default)
+    trials = tuple(Trial(number, point, seen) for number, (point, seen) in enumerate(ordered))
+    return Study(Problem(table.space, (), f"replay:{table.path}", "recorded"), "grid", 0, trials)
+
+
+def _ended(study: Study) -> Study:
+    """Return a study without the trial that runs now."""
+    return replace(study, trials=tuple(trial for trial in study.trials if trial.state is not TrialState.RUNNING))
+
+
+def _enough(one: Lesson) -> Lesson:
+    count = len(one.study.completed)
+    if count < LEAST_TRIALS:
+        raise InvalidInput(f"{one.path} has {count} completed trials; it takes {LEAST_TRIALS} to learn from")
+    return one
+
+
+def _first(paths: Iterable[Path], skipped: int) -> Past:
+    """Return the first studies that can be read, at most `MOST`."""
+    lessons: list[Lesson] = []
+    for path in paths:
+        some, unread = _readable([path])
+        lessons += some
+        skipped += unread
+        if len(lessons) == MOST:
+            break
+    return Past(tuple(lessons), len(lessons), skipped)
+
+
+def _readable(paths: Iterable[Path]) -> tuple[list[Lesson], int]:
+    """Return the studies long enough to learn from, and how many files could not be read."""
+    lessons, skipped = [], 0
+    for path in paths:
+        try:
+            lessons.append(_enough(lesson(path)))
+        except InvalidInput:
+            continue
+        except BadFile:
+            skipped += 1
+    return lessons, skipped
+
+
+def _files(folder: Path, endings: tuple[str, ...], most: float) -> Iterator[Path]:
+    """Yield the files below a folder that are named like journals or tables."""
+    seen = 0
+    for place, below, names in os.walk(folder):
+        below.sort()
+        seen += len(names) + len(below)
+        if seen > most:
+            raise InvalidInput(f"{folder} holds more than {most:,} files; name a folder of studies alone")
+        yield from (Path(place, name) for name in sorted(names) if name.endswith(endings))
+
+
+def _age(path: Path) -> float:
+    """Return how long ago a file was written, on a scale of its own: less is newer."""
+    try:
+        return -path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _kinship(line: Mapping[str, Any], problem: Problem) -> tuple[bool, bool]:
+    """Return whether a journal's first line tells of the same device, and of the same workload."""
+    content = line.get("content")
+    content = content if isinstance(content, dict) else {}
+    return (
+        _same(_body(line.get("device")), _body(problem.device), content.get("board"), problem.content.get("board")),
+        _same(line.get("workload"), problem.workload, content.get("model"), problem.content.get("model")),
+    )
+
+
+def _same(one: object, two: str, digest: object, other: str | None) -> bool:
+    """Return whether two words, or the files they stand for, are the same."""
+    return (one == two and bool(two)) or (digest is not None and digest == other)
+
+
+def _body(uri: object) -> str:
+    """Return a device URI without its options: a simulated board with another seed is still that board."""
+    return uri.partition("?")[0] if isinstance(uri, str) else ""
+
+
+def _distance(one: Problem, two: Problem) -> int:
+    device, workload = _kinship({"device": one.device, "workload": one.workload, "content": dict(one.content)}, two)
+    return 3 - 2 * device - workload if not _alike(one.space, two.space) else -2 * device - workload
+
+
+def _alike(one: SearchSpace, two: SearchSpace) -> bool:
+    return set(one.names) == set(two.names)
+
+
+def _names(studies: Sequence[Study]) -> str:
+    names = list(dict.fromkeys(map(_name, studies)))
+    return ", ".join(names[:_NAMES_SHOWN]) + ", …" * (len(names) > _NAMES_SHOWN)
+
+
+def _name(study: Study) -> str:
+    problem = study.problem
+    if problem.recorded:
+        return Path(_body(problem.device).removeprefix("replay:")).name.removesuffix(".gz").removesuffix(".csv")[:40]
+    return Path(problem.workload).name[:40] or "unnamed"
+
+
+def _where(studies: Sequence[Study], problem: Problem) -> str:
+    here = [_body(study.problem.device) == _body(problem.device) for study in studies]
+    if all(here):
+        return " on this device"
+    elsewhere = not any(here) and all(study.problem.workload == problem.workload for study in studies)
+    return " on other devices" if elsewhere else ""

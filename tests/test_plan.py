@@ -1,0 +1,61 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from polythrottle.errors import InvalidInput, UnknownName
+from polythrottle.plan import Plan
+from polythrottle.setup import Setup
+from polythrottle.stopping import Budget, Rule
+
+SETUP = Setup("sim:v100", "resnet50", batch_sizes=(1, 2))
+WHOLE = Plan(
+    SETUP,
+    Budget(7, 60.0, 5.0),
+    Rule(3600.0),
+    presets=False,
+    out=Path("/a/b.toml"),
+    risk=0.05,
+    history=("/h",),
+    lessons=({"path": "/h/a.jsonl", "trials": 3, "bytes": 10, "sha256": "0"},),
+)
+
+
+@pytest.mark.parametrize("plan", [WHOLE, Plan(SETUP), Plan(SETUP, rule=Rule(early=False), history=())])
+def test_a_plan_comes_back_from_its_journal(plan: Plan) -> None:
+    """Whatever is intended survives as a line of JSON."""
+    assert Plan.of(json.loads(json.dumps(plan.line()))) == plan
+
+
+def test_a_bound_can_be_changed_alone() -> None:
+    """What is not given stays; a horizon and going on regardless replace each other."""
+    none = {"trials": None, "minutes": None, "joules": None, "horizon": None, "early_stop": None}
+    assert WHOLE.changed(**none) == WHOLE
+    assert WHOLE.changed(**{**none, "trials": 9}).budget == Budget(9, 60.0, 5.0)
+    assert WHOLE.changed(**{**none, "minutes": 2}).budget == Budget(7, 120.0, 5.0)
+    assert WHOLE.changed(**{**none, "joules": 6}).budget == Budget(7, 60.0, 6)
+    assert WHOLE.changed(**{**none, "early_stop": False}).rule == Rule(early=False)
+    assert WHOLE.changed(**{**none, "early_stop": True}).rule == Rule(3600.0)
+    assert WHOLE.changed(**{**none, "horizon": "1d"}).rule == Rule(86_400.0)
+    with pytest.raises(InvalidInput, match="leave --horizon"):
+        WHOLE.changed(**{**none, "horizon": "1d", "early_stop": False})
+    with pytest.raises(InvalidInput, match="at least 1 trial"):
+        WHOLE.changed(**{**none, "trials": 0})
+
+
+def test_only_what_changes_the_trials_makes_a_variant() -> None:
+    """Risk and history do, budgets do not."""
+    assert Plan(SETUP).variant == Plan(SETUP, Budget(3), Rule(1.0)).variant == ""
+    others = [Plan(SETUP, risk=0.1), Plan(SETUP, risk=0.2), Plan(SETUP, history=()), Plan(SETUP, history=("/h",))]
+    assert len({plan.variant for plan in others}) == 4
+
+
+def test_a_method_must_be_able_to_do_what_is_intended() -> None:
+    """A risk or a history that would be ignored is refused; having none is fine for all."""
+    WHOLE.check("bayes")
+    Plan(SETUP, history=()).check("grid")
+    for plan, told in ((WHOLE, "--history"), (Plan(SETUP, risk=0.1), "--risk")):
+        with pytest.raises(InvalidInput, match=f"--method grid takes no {told}; bayes does"):
+            plan.check("grid")
+    with pytest.raises(UnknownName, match="bayes"):
+        WHOLE.check("bays")

@@ -1,0 +1,92 @@
+import math
+from dataclasses import replace
+
+import pytest
+from builders import Listed, study
+
+from polythrottle.errors import InvalidInput
+from polythrottle.stopping import Budget, Outlook, Rule, show_span, span_s
+from polythrottle.study import Cost, Study
+
+
+def costly(trials: int, *constraints: str, energy_j: float = 1.0) -> Study:
+    """Return a study whose trials took a second and ten joules each."""
+    made = study(*constraints, energies=(energy_j,) * trials, latencies=(0.01,) * trials)
+    return replace(made, trials=tuple(replace(trial, cost=Cost(1.0, 10.0)) for trial in made.trials))
+
+
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [(Budget(), None), (Budget(6), None), (Budget(5), "5 trials made"), (Budget(1), "1 trial made"),
+     (Budget(9, 5.0), "5 seconds used"), (Budget(9, 5.1), None), (Budget(9, None, 50.0), "50 J used"),
+     (Budget(9, None, 51.0), None)],
+)  # fmt: skip
+def test_a_budget_is_used_when_it_is_reached(budget: Budget, told: str | None) -> None:
+    """Five trials of a second and ten joules each; the budget that is used up first is named."""
+    assert budget.used(costly(5)) == told
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, math.inf, math.nan])
+def test_a_bound_is_positive_and_finite(bound: float) -> None:
+    """Nothing else can be used up."""
+    for made in (lambda: Budget(1, bound), lambda: Budget(1, None, bound), lambda: Rule(bound)):
+        with pytest.raises(InvalidInput, match="above zero and finite"):
+            made()
+
+
+def test_a_horizon_excludes_going_on_regardless() -> None:
+    """Two wishes that contradict each other are refused."""
+    with pytest.raises(InvalidInput, match=r"leave --horizon or --no-early-stop out"):
+        Rule(1.0, early=False)
+
+
+@pytest.mark.parametrize(
+    ("made", "left_j", "stops"),
+    [(6, 0.0009, True), (6, 0.0, True), (5, 0.0, False), (6, 0.001, False), (6, math.inf, False), (6, math.nan, False)],
+)
+def test_next_to_nothing_is_less_than_a_thousandth(made: int, left_j: float, stops: bool) -> None:
+    """Of one joule per item, from the sixth trial on; what is unknown stops nothing."""
+    assert (Rule().reason(costly(made), lambda _: left_j) is not None) == stops
+    assert Rule(early=False).reason(costly(made), lambda _: left_j) is None
+
+
+def test_next_to_nothing_once_is_not_enough() -> None:
+    """The trial before must have looked as hopeless."""
+    assert Rule().reason(costly(7), lambda study: 0.0 if len(study.trials) == 7 else 1.0) is None
+
+
+def test_nothing_ends_while_nothing_is_feasible() -> None:
+    """A search that has no answer yet goes on, and so does one that cannot judge."""
+    assert Rule().reason(costly(8, "mean<=1ms"), lambda _: 0.0) is None
+    assert Rule().reason(replace(costly(8, "mean<=2x"), trials=()), lambda _: 0.0) is None
+
+
+def test_a_horizon_weighs_saving_against_cost() -> None:
+    """At 100 items a second, 1 mJ saved an item repays 10 J in 100 s, and not a moment sooner."""
+    for horizon_s, stops in ((101.0, False), (99.0, True)):
+        assert (Rule(horizon_s).reason(costly(2), lambda _: 0.001) is not None) == stops
+    unknown = replace(costly(2), trials=study(energies=(1.0,), latencies=(0.01,)).trials)
+    assert Rule(99.0).reason(unknown, lambda _: 0.001) is None
+    assert "within 1.5 minutes one more trial would save 90 % of its cost" in (
+        Rule(90.0).reason(costly(2), lambda _: 0.001) or ""
+    )
+
+
+def test_a_method_that_foresees_nothing_is_not_asked() -> None:
+    """What is left is unknown then."""
+    assert Outlook(Listed()).saving_left(costly(3)) == math.inf
+
+
+def test_spans_are_written_with_their_unit() -> None:
+    """Seconds to weeks; m is for minutes."""
+    spans = {"30d": 2_592_000.0, "12h": 43_200.0, "90m": 5400.0, "2w": 1_209_600.0, " 1.5 h ": 5400.0, "10 s": 10.0}
+    assert {text: span_s(text) for text in spans} == spans
+    assert [show_span(value) for value in (2_592_000, 5400, 60, 0.5)] == [
+        "30 days",
+        "1.5 hours",
+        "1 minute",
+        "0.5 seconds",
+    ]
+    for text in ("30", "d", "-1d", "0d", "1y", "1e9d", "", "9" * 500 + "d", "inf d"):
+        with pytest.raises(InvalidInput, match="30d, 12h, 90m or 2w"):
+            span_s(text)
