@@ -10,7 +10,7 @@ from polythrottle.ports import Forecaster, Optimizer
 from polythrottle.study import ENOUGH, Study
 from polythrottle.units import show
 
-WORTHLESS = 0.001
+WORTHLESS = 0.0003
 NOTHING_LEFT, ALL_TRIED = "nothing more to gain", "all points tried"
 _SPANS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _SPAN = re.compile(r"\s*(\d{1,12}\.?\d{0,12}|\.\d{1,12})\s*(s|min|m|h|d|w)\s*")

@@ -42,9 +42,16 @@ def test_a_horizon_excludes_going_on_regardless() -> None:
 
 @pytest.mark.parametrize(
     ("made", "left_j", "stops"),
-    [(6, 0.0009, True), (6, 0.0, True), (5, 0.0, False), (6, 0.001, False), (6, math.inf, False), (6, math.nan, False)],
+    [
+        (6, 0.00029, True),
+        (6, 0.0, True),
+        (5, 0.0, False),
+        (6, 0.0003, False),
+        (6, math.inf, False),
+        (6, math.nan, False),
+    ],
 )
-def test_next_to_nothing_is_less_than_a_thousandth(made: int, left_j: float, stops: bool) -> None:
+def test_next_to_nothing_is_less_than_three_parts_in_ten_thousand(made: int, left_j: float, stops: bool) -> None:
     """Of one joule per item, from the sixth trial on; what is unknown stops nothing."""
     assert (Rule().reason(costly(made), lambda _: left_j) is not None) == stops
     assert Rule(early=False).reason(costly(made), lambda _: left_j) is None

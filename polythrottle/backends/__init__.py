@@ -112,9 +112,8 @@ def _replay(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
     uri.only("seed", "noise")
     if not uri.name:
         raise InvalidInput("replay: needs the path of a table, for example replay:examples/cpu-sweep.csv")
-    if knobs is not None:
-        raise InvalidInput("a replay table is searched as it was recorded; leave --knobs out")
-    return ReplayDevice(Path(uri.name), noise=uri.number("noise", 0.0), seed=uri.count("seed", 0))
+    noise, seed = uri.number("noise", 0.0), uri.count("seed", 0)
+    return ReplayDevice(Path(uri.name), noise=noise, seed=seed, knobs=knobs)
 
 
 def _cpu(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:

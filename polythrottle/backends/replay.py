@@ -113,18 +113,21 @@ class ReplayDevice:
         path: The table.
         noise: Relative spread of the lognormal noise put on each visit; 0 returns what was recorded.
         seed: Of the noise.
+        knobs: Which knobs to search, the others held at their default; all of them if None.
 
     Raises:
         BadFile: If the file is not a table.
         InvalidInput: If the noise is negative.
+        UnknownName: If the table has no such knob.
     """
 
-    def __init__(self, path: Path, *, noise: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, path: Path, *, noise: float = 0.0, seed: int = 0, knobs: Sequence[str] | None = None) -> None:
         if not 0 <= noise < 1:
             raise InvalidInput(f"noise is a fraction between 0 and 1, not {noise}")
         self._table = Table.read(path)
+        self._space = self._table.space if knobs is None else _searched(self._table.space, knobs)
         self._noise, self._seed, self._trial = noise, seed, 0
-        self._row = self.space.index(self.space.default)
+        self._row = self._table.space.index(self._space.default)
         self._energy_j = 0.0
         self.clock = VirtualClock()
 
@@ -139,10 +142,10 @@ class ReplayDevice:
         """The name of the table."""
         return self._table.path.name.removesuffix(".gz").removesuffix(".csv")
 
-    @cached_property
+    @property
     def space(self) -> SearchSpace:
-        """Exactly the recorded points."""
-        return self._table.space
+        """Exactly the recorded points, or those of them at which the knobs not searched keep their default."""
+        return self._space
 
     @property
     def energy_kind(self) -> EnergyKind:
@@ -166,8 +169,12 @@ class ReplayDevice:
 
     @property
     def reference(self) -> Mapping[str, float]:
-        """Every metric of the fastest row, by name: what relative limits multiply."""
-        values = {name: self._table.fastest.metric(name) for name in METRICS}
+        """Every metric of the fastest row that is searched, by name: what relative limits multiply."""
+        table = self._table
+        fastest = min(
+            (table.measurements[table.space.index(point)] for point in self.space), key=lambda m: m.latency.mean_s
+        )
+        values = {name: fastest.metric(name) for name in METRICS}
         return {name: value for name, value in values.items() if value is not None}
 
     def apply(self, point: OperatingPoint) -> None:
@@ -178,7 +185,7 @@ class ReplayDevice:
         """
         if point not in self.space:
             raise KnobRejected(f"{dict(point)} was not recorded in {self.title}")
-        self._row = self.space.index(point)
+        self._row = self._table.space.index(point)
 
     def read(self) -> Reading:
         """Return the virtual time and the energy of the visits so far, in joules."""
@@ -201,7 +208,7 @@ class ReplayDevice:
         return measured if self._noise == 0 else self._disturbed(measured)
 
     def _disturbed(self, measured: Measurement) -> Measurement:
-        name = zlib.crc32(repr(self.space[self._row]).encode())
+        name = zlib.crc32(repr(self._table.space[self._row]).encode())
         slow, hot = np.exp(self._noise * np.random.default_rng((self._seed, self._trial, name)).standard_normal(2))
         times = {
             f"{stat}_s": None if value is None else value * float(slow)
@@ -227,6 +234,17 @@ class ReplayDevice:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.restore()
+
+
+def _searched(space: SearchSpace, knobs: Sequence[str]) -> SearchSpace:
+    """Return the points at which only these knobs move.
+
+    Raises:
+        UnknownName: If one is not a knob of the space.
+    """
+    for name in knobs:
+        space.knob(name)
+    return space.holding([name for name in space.names if name not in knobs])
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from polythrottle.optimize.features import Array, coordinates
-from polythrottle.optimize.options import Ingredient
 from polythrottle.optimize.quantities import ENERGY
 from polythrottle.optimize.remaining import Rows
 from polythrottle.optimize.surrogate import Belief
@@ -31,7 +30,7 @@ from polythrottle.study import Study
 MOST_STUDIES = 16
 """Earlier studies that are used, the most related first."""
 COLD_ODDS, STRANGE_COLD_ODDS = 0.1, 0.6
-"""Prior weight of the cold search's own physics: if an earlier workload is just like this one, and if the only one is not."""
+"""Prior weight of the cold search's own physics: if an earlier workload is alike, and if the only one is not."""
 JOINT_ODDS = 0.55
 """Share of the rest for all earlier studies together, if there are several."""
 LEVEL_SD = 3.0
@@ -41,8 +40,8 @@ SCALE_SD = 0.2
 SHARED = 0.5
 """Share of the evidence on the other quantity that counts for one."""
 _DRAW_SD, _FLOOR, _SAME_WORKLOAD = 0.2, 0.05, 0.6
-_TIGHT, _LOOSE, _TRUST = 0.1, 0.3, 0.9
-_DOUBTS, _NOISES = (0.03, 0.08, 0.2), (0.01, 0.05)
+_TREND_SHARES, _TIGHT, _LOOSE, _TRUST = (0.15, 0.5), 0.1, 0.3, 0.9
+_DOUBTS, _NOISES = (0.03, 0.08, 0.2), (0.007, 0.03)
 _COLD_DOUBTS = (0.08, 0.15, 0.3)
 _APART = 0.05
 _LEAST_VOICE, _LEAST_PRIOR, _LEAST_VARIANCE = 0.003, 0.02, 1e-10
@@ -119,7 +118,7 @@ def informed(
         heard = [
             [
                 Heard.of(voice, correlation, whole[:, k] - level[k])
-                for voice in _voices(problem, surfaces, (kinship, likeness), names, k)
+                for voice in _voices(problem, surfaces, kinship, likeness, names, k)
             ]
             for k in range(len(names))
         ]
@@ -171,27 +170,28 @@ def _kinship(sources: Sequence[tuple[Study, Surface]], problem: Problem, likenes
 
 
 def _voices(
-    problem: Problem, surfaces: Sequence[Surface], weights: tuple[Array, Array], names: Sequence[str], k: int
+    problem: Problem, surfaces: Sequence[Surface], kinship: Array, likeness: Array, names: Sequence[str], k: int
 ) -> Iterator[Voice]:
     """Yield the voices on quantity ``k``: cold, every earlier study, and all of them together."""
     space = problem.space
     where = coordinates(space)
-    trend, stiff = (basis(space.knobs, where, without)[:, 1:] for without in (frozenset(), {Ingredient.HINGES}))
+    trend = basis(space.knobs, where)[:, 1:]
     level = np.full((len(space), 1), LEVEL_SD)
     mean = expected(space.knobs, where, names[k : k + 1])[:, 0]
     functions = np.hstack([level, trend])
     doubts = [np.full(len(space), doubt) for doubt in _COLD_DOUBTS]
-    count, several = len(surfaces), len(surfaces) > 1
-    cold_odds = COLD_ODDS + (STRANGE_COLD_ODDS - COLD_ODDS) * (1.0 - float(weights[1].max())) / count
+    count = len(surfaces)
+    cold_odds = COLD_ODDS + (STRANGE_COLD_ODDS - COLD_ODDS) * (1.0 - float(likeness.max())) / count
     yield Voice(cold_odds, [Prior(mean, functions, doubt, noise) for doubt in doubts for noise in _NOISES], cold=True)
     means = np.array([found.mean[:, k] for found in surfaces])
     variances = np.array([found.variance[:, k] for found in surfaces])
-    alone = (1.0 - cold_odds) * (1.0 - JOINT_ODDS * several)
-    for share, like, mean, variance in zip(*weights, means, variances, strict=True):
-        loose = (min(1.0, _TIGHT + (1.0 - _TRUST * like) / count), min(1.0, _LOOSE + 1.0 / count))
-        yield Voice(alone * share, _priors(mean, variance, SCALE_SD * mean[:, None], level, stiff, loose))
-    if several:
-        yield Voice((1.0 - cold_odds) * JOINT_ODDS, _together(means, variances, weights[0], level, stiff))
+    joint = (1.0 - cold_odds) * JOINT_ODDS * (count > 1)
+    for share, like, mean, variance in zip(kinship, likeness, means, variances, strict=True):
+        shares = (min(1.0, _TIGHT + (1.0 - _TRUST * like) / count), min(1.0, _LOOSE + 1.0 / count))
+        priors = _priors(mean, variance, SCALE_SD * mean[:, None], level, trend, shares)
+        yield Voice((1.0 - cold_odds - joint) * share, priors)
+    if count > 1:
+        yield Voice(joint, _together(means, variances, kinship, level, trend))
 
 
 def _together(means: Array, variances: Array, kinship: Array, level: Array, trend: Array) -> list[Prior]:
@@ -199,9 +199,8 @@ def _together(means: Array, variances: Array, kinship: Array, level: Array, tren
     weights = kinship[:, None] / (variances + _APART**2)
     weights = weights / weights.sum(axis=0)
     mean, variance = (weights * means).sum(axis=0), (weights**2 * variances).sum(axis=0)
-    shares = tuple(max(1.0, 4.0 / len(means)) * share for share in (_TIGHT, _LOOSE))
     spread = (means - mean).T * np.sqrt(kinship * len(means) / (len(means) - 1))
-    return _priors(mean, variance, np.column_stack([spread, SCALE_SD * mean]), level, trend, shares)
+    return _priors(mean, variance, np.column_stack([spread, SCALE_SD * mean]), level, trend, _TREND_SHARES)
 
 
 def _priors(
