@@ -10,7 +10,7 @@ from polythrottle.ports import Forecaster, Optimizer
 from polythrottle.study import ENOUGH, Study
 from polythrottle.units import show
 
-WORTHLESS = 0.0003
+WORTHLESS, IDLE, WORTHLESS_IDLE = 0.0003, 10, 0.003
 NOTHING_LEFT, ALL_TRIED = "nothing more to gain", "all points tried"
 _SPANS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _SPAN = re.compile(r"\s*(\d{1,12}\.?\d{0,12}|\.\d{1,12})\s*(s|min|m|h|d|w)\s*")
@@ -57,8 +57,9 @@ class Rule:
     """When one more trial is not worth it.
 
     With a horizon: when all it is expected to save, over all items served until then, is less than it costs. Without:
-    when it is expected to save less than `WORTHLESS` of the objective, twice in a row, and `ENOUGH` were
-    completed. Neither holds while no feasible point is known.
+    when it is expected to save less than `WORTHLESS` of the objective, twice in a row, and `ENOUGH` were completed;
+    `WORTHLESS_IDLE` is enough once `IDLE` trials were no better than the best, as where nothing matters but noise.
+    Neither holds while no feasible point is known.
 
     Args:
         horizon_s: How long the profile will be used, in seconds; None if nobody said.
@@ -92,7 +93,8 @@ class Rule:
         if len(study.completed) < ENOUGH:
             return None
         share = _share(study, saving_left)
-        if share >= WORTHLESS or _share(_before(study), saving_left) >= WORTHLESS:
+        worthless = WORTHLESS_IDLE if _idle(study) >= IDLE else WORTHLESS
+        if share >= worthless or _share(_before(study), saving_left) >= worthless:
             return None
         return f"{NOTHING_LEFT}: one more trial would save {_percent(share)} of the {study.problem.objective.words}"
 
@@ -160,6 +162,11 @@ def _share(study: Study, saving_left: Callable[[Study], float]) -> float:
     if best is None or best.measurement is None or math.isnan(left := saving_left(study)):
         return math.inf
     return left / study.problem.objective.of(best.measurement)
+
+
+def _idle(study: Study) -> int:
+    """Return how many trials there were since the best."""
+    return 0 if study.best is None else len(study.trials) - 1 - study.best.number
 
 
 def _before(study: Study) -> Study:

@@ -34,6 +34,12 @@ def test_a_bound_is_positive_and_finite(bound: float) -> None:
             made()
 
 
+def test_after_ten_idle_trials_less_is_enough() -> None:
+    """What would save 0.2 % is worth a trial, until ten in a row were no better than the best."""
+    assert Rule().reason(costly(8), lambda _: 0.002) is None
+    assert Rule().reason(costly(12), lambda _: 0.002) is not None
+
+
 def test_a_horizon_excludes_going_on_regardless() -> None:
     """Two wishes that contradict each other are refused."""
     with pytest.raises(InvalidInput, match=r"leave --horizon or --no-early-stop out"):

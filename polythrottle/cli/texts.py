@@ -83,7 +83,8 @@ def show_joules(measurement: Measurement) -> str:
 def _lines(tuning: "Tuning") -> "Iterator[tuple[str, str | Text]]":
     study, best, default = tuning.study, tuning.study.best, tuning.study.default
     if default is not None and default.measurement is not None:
-        yield "default", f"{show_energy(default.measurement)} per item, {_latencies(default.measurement)}"
+        broken = "" if study.feasible(default) else "  breaks the SLO"
+        yield "default", f"{show_energy(default.measurement)} per item, {_latencies(default.measurement)}{broken}"
     if best is not None and best.measurement is not None:
         yield "tuned", f"{show_energy(best.measurement)} per item, {_latencies(best.measurement)}"
         yield "saving", _saving(study)
