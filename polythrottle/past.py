@@ -282,5 +282,6 @@ def _where(studies: Sequence[Study], problem: Problem) -> str:
     here = [_body(study.problem.device) == _body(problem.device) for study in studies]
     if all(here):
         return " on this device"
-    elsewhere = not any(here) and all(study.problem.workload == problem.workload for study in studies)
+    told = not any(study.problem.recorded for study in studies)
+    elsewhere = told and not any(here) and all(study.problem.workload == problem.workload for study in studies)
     return " on other devices" if elsewhere else ""

@@ -326,7 +326,7 @@ def test_a_point_that_cannot_be_is_refused(
      (Setup("sim:jetson-nano?sed=3", "resnet50"), "seed"), (Setup("sim:v100?seed=x", "resnet50"), "whole number"),
      (Setup("sim:jetson-nano?noise=x", "resnet50"), "not a number"), (Setup("nvml:0", "resnet50"), "cannot steer nvml"),
      (Setup("sim:jetson-nano", "resnet50", knobs=("gpu_mx_hz",)), "gpu_max_hz"), (Setup("cpu"), "--workload"),
-     (Setup("replay:t.csv", knobs=("f_hz",)), "--knobs"), (Setup("cpu:0", "m:f"), "takes no name")],
+     (Setup("replay:t.csv", knobs=("f_hz",)), "unknown knob"), (Setup("cpu:0", "m:f"), "takes no name")],
 )  # fmt: skip
 def test_a_setup_that_cannot_be_opened_says_what_would_do(table: str, setup: Setup, told: str) -> None:
     """One line, with the nearest name or the right form."""
