@@ -8,8 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from polythrottle.bench import history as histories
 from polythrottle.bench.entrants import Entrant, entrants
+from polythrottle.bench.history import LEAVE_ONE_OUT, files, nearest, siblings
 from polythrottle.bench.searching import Record, search, visits
 from polythrottle.bench.subjects import WORKLOADS, Simulated, Source, TableFile, subject
 from polythrottle.errors import InvalidInput
@@ -155,7 +155,7 @@ class _Library:
     def __init__(self, sources: Sequence[Source], asked: str | None, folder: Path) -> None:
         self.lessons: dict[Path, Lesson] = {}
         self._folder, self._asked = folder, asked
-        self._named = () if asked in (None, histories.LEAVE_ONE_OUT) else histories.files(str(asked))
+        self._named = () if asked in (None, LEAVE_ONE_OUT) else files(str(asked))
         self._tables = [source.path for source in sources if isinstance(source, TableFile)]
         self._boards = [source for source in sources if isinstance(source, Simulated)]
 
@@ -164,11 +164,11 @@ class _Library:
         if self._asked is None:
             return ()
         own = source.path if isinstance(source, TableFile) else None
-        if self._asked != histories.LEAVE_ONE_OUT:
-            return histories.nearest(self._named, subject(source, slo).problem, own)
+        if self._asked != LEAVE_ONE_OUT:
+            return nearest(self._named, subject(source, slo).problem, own)
         if isinstance(source, Simulated):
             return self._lessons_for(source, slo)
-        return () if own is None else histories.siblings(own, self._tables)
+        return () if own is None else siblings(own, self._tables)
 
     def _lessons_for(self, source: Simulated, slo: str) -> tuple[Path, ...]:
         peers = [one.workload for one in self._boards if replace(one, workload=source.workload) == source]

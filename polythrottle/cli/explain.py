@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polythrottle.cli.documents import energy_kind
-from polythrottle.cli.texts import show_point
+from polythrottle.cli.texts import named_lines, show_point
 from polythrottle.explain import Effect, End, Explanation, Limit, Price, Share
 from polythrottle.explain.evidence import EDP, ENERGY, goal
 from polythrottle.explain.prices import step
@@ -135,12 +135,7 @@ def _section(
 ) -> None:
     if title is not None:
         console.print(f"\n{title}", style="bold")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, text in lines:
-        grid.add_row(name, text)
-    console.print(grid)
+    console.print(named_lines(lines))
 
 
 def _chosen(found: Explanation) -> Iterator[tuple[str, str]]:

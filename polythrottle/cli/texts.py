@@ -125,12 +125,17 @@ def _console() -> Console:
 
 def _print_grid(console: Console, heading: tuple[str, str], lines: "Iterable[tuple[str, str | Text]]") -> None:
     console.print(Text.assemble("\n", (heading[0], "bold"), "  ", heading[1]), soft_wrap=True)
+    console.print(named_lines(lines))
+
+
+def named_lines(lines: "Iterable[tuple[str, str | Text]]") -> Table:
+    """Return lines of text, each with its name in front."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, text in lines:
         grid.add_row(name, text)
-    console.print(grid)
+    return grid
 
 
 def _saving(study: Study) -> Text:
