@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polythrottle.actuation import Actuator
+from polythrottle.actuation import Actuator, Control
 from polythrottle.errors import BadFile, DeviceError, KnobRejected, PermissionDenied, StorageError
 
 BOOT = "boot-1"
@@ -54,7 +54,10 @@ class Ordered(Memory):
 
 def actuator(files: Memory, state: Path, boot_id: str = BOOT) -> Actuator:
     """Return an actuator on files in memory."""
-    return Actuator("board", state=state, files=files, boot_id=boot_id)
+    made = Actuator("board", state=state, controls=files, boot_id=boot_id, guarded=False)
+    levels = frozenset(map(str, range(1000)))
+    made.allow(*(Control(key, levels) for key in files.values))
+    return made
 
 
 def records(state: Path) -> list[Path]:
@@ -94,18 +97,19 @@ def test_the_original_is_on_disk_before_the_write(tmp_path: Path) -> None:
     with actuator(files, tmp_path) as board:
         board.write("a", "10")
         head, line = (json.loads(text) for text in files.seen)
-    assert head == {"version": 1, "device": "board", "boot_id": BOOT, "pid": os.getpid()}
-    assert line == {"path": "a", "original": "1", "written": "10"}
+    head.pop("crc"), line.pop("crc")
+    assert head == {"version": 2, "device": "board", "boot_id": BOOT, "pid": os.getpid(), "originals": {"a": "1"}}
+    assert line == {"key": "a", "original": "1", "written": "10"}
 
 
 def test_a_record_that_cannot_be_written_stops_the_write(tmp_path: Path) -> None:
     """Without a saved original nothing is touched."""
     files = Memory(a="1")
     with actuator(files, tmp_path) as board:
-        board._path(".jsonl").mkdir()
+        board._site.record.mkdir()
         with pytest.raises(StorageError, match="nothing was changed"):
             board.write("a", "10")
-        board._path(".jsonl").rmdir()
+        board._site.record.rmdir()
     assert not files.log
 
 
@@ -231,14 +235,14 @@ def test_a_torn_last_line_counts_for_nothing(tmp_path: Path) -> None:
     files = Memory(a="1", b="2")
     abandoned(files, tmp_path, a="10")
     with records(tmp_path)[0].open("a") as file:
-        file.write('{"path": "b", "orig')
+        file.write('{"key": "b", "orig')
     with actuator(files, tmp_path) as board:
         assert files.values == {"a": "1", "b": "2"}
         board.write("b", "20")
     assert files.values == {"a": "1", "b": "2"}
 
 
-@pytest.mark.parametrize("line", ["garbage", "[]", '{"path": 1, "original": "1", "written": "2"}', '{"version": 9}'])
+@pytest.mark.parametrize("line", ["garbage", "[]", '{"key": 1, "original": "1", "written": "2"}', '{"version": 9}'])
 def test_a_corrupt_record_stops_everything(tmp_path: Path, line: str) -> None:
     """A record that cannot be understood is named with its line, and nothing is written."""
     files = Memory(a="1")
@@ -274,7 +278,7 @@ def test_an_unwritable_state_folder_is_said_before_anything(tmp_path: Path) -> N
 
 CHILD = """
 import os, signal, sys
-from polythrottle.actuation import Actuator, SysFiles
+from polythrottle.actuation import Actuator, Control, SysFiles
 
 class Dying(SysFiles):
     def write(self, path, text):
@@ -282,7 +286,8 @@ class Dying(SysFiles):
         super().write(path, text)
         if sys.argv[2] == "after": os.kill(os.getpid(), signal.SIGKILL)
 
-with Actuator("board", files=Dying()) as board:
+with Actuator("board", controls=Dying(), guarded=False) as board:
+    board.allow(Control(sys.argv[1], frozenset({"10"})))
     board.write(sys.argv[1], "10")
 """
 
@@ -296,7 +301,7 @@ def test_a_killed_process_leaves_nothing_changed_for_the_next(tmp_path: Path, mo
         [sys.executable, "-c", textwrap.dedent(CHILD), str(knob), moment], capture_output=True, check=False
     )
     assert child.returncode == -signal.SIGKILL
-    with Actuator("board") as board:
+    with Actuator("board", guarded=False) as board:
         assert knob.read_text().strip() == "1"
         assert not board.differences
 

@@ -1,235 +1,287 @@
 """Write to a device so that every value can be put back, whatever dies in between."""
 
-import errno
-import fcntl
 import os
-import platform
-import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
-from polythrottle.actuation.record import Entry, Record
-from polythrottle.errors import DeviceError, KnobRejected, PermissionDenied, StorageError
-from polythrottle.state import state_dir
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-_GONE = (errno.ENOENT, errno.ENODEV, errno.ENXIO)
-
-
-class Files(Protocol):
-    """How the files of a device are read and written; both may raise any OSError."""
-
-    def read(self, path: str) -> str:
-        """Return what a file holds, without the newline the kernel adds."""
-
-    def write(self, path: str, text: str) -> None:
-        """Write to a file that exists."""
-
-
-class SysFiles:
-    """The files themselves, as the kernel shows them."""
-
-    def read(self, path: str) -> str:
-        """Return what a file holds, without the newline the kernel adds."""
-        return Path(path).read_text().strip()
-
-    def write(self, path: str, text: str) -> None:
-        """Write to a file in one system call; never creates it."""
-        handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
-        try:
-            os.write(handle, text.encode())
-        finally:
-            os.close(handle)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A file that is not as it was found, and why it was left so."""
-
-    path: str
-    original: str
-    found: str | None
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path} holds {self.found or 'nothing readable'}, was {self.original}: {self.reason}"
+from polythrottle.actuation.audit import Audit
+from polythrottle.actuation.boot import boot_id as running_boot_id
+from polythrottle.actuation.controls import UNREADABLE, Control, Controls, Setting
+from polythrottle.actuation.lease import LEASE_S, Fence, hold, name_holder, one_line
+from polythrottle.actuation.putting_back import Difference, Outcome, patiently, put_back
+from polythrottle.actuation.record import Record
+from polythrottle.actuation.site import Site
+from polythrottle.actuation.system import SystemControls
+from polythrottle.actuation.watch import Watch, start_guard
+from polythrottle.errors import BadFile, DeviceError, KnobRejected, PolythrottleError, StorageError
 
 
 class Actuator:
     """The only writer of one device: saves originals first, writes, reads back, restores.
 
     A context manager. Entering makes this process the device's only writer and first puts back what a process that died
-    left changed; leaving restores everything.
+    left changed; leaving restores everything. Nothing is ever written but what `allow` has named.
 
     Args:
         device: Identity of the device, the same at each start.
         state: Folder for the record of originals; by default ``originals`` in `state_dir`.
-        files: How to reach the device's files.
+        controls: How to reach the device.
         boot_id: Of the running kernel; read from it by default.
+        guarded: Whether a process of its own restores the device should this one die or hang.
+        holder: Who writes, for others to read; by default this process.
     """
 
     def __init__(
-        self, device: str, *, state: Path | None = None, files: Files | None = None, boot_id: str | None = None
+        self,
+        device: str,
+        *,
+        state: Path | None = None,
+        controls: Controls | None = None,
+        boot_id: str | None = None,
+        guarded: bool = True,
+        holder: str = "",
     ) -> None:
         self.device = device
         self.differences: tuple[Difference, ...] = ()
-        self._state = state
-        self._files = files if files is not None else SysFiles()
+        self.unverified: tuple[str, ...] = ()
+        self._site = Site.of(device, state)
+        self._controls: Controls = controls if controls is not None else SystemControls()
         self._boot_id = boot_id
+        self._guarded = guarded
+        self._holder = one_line(holder) or f"process {os.getpid()}"
+        self._allowed: dict[str, Control] = {}
         self._lock: int | None = None
         self._record: Record | None = None
+        self._fence: Fence | None = None
+        self._token = 0
+        self._dirty = False
+        self._watch: Watch | None = None
+        self._audit = Audit(self._site.audit, device)
 
-    def _path(self, suffix: str) -> Path:
-        folder = self._state if self._state is not None else state_dir() / "originals"
-        # The machine is part of the name: home folders are shared, boots are not.
-        return folder / re.sub(r"[^A-Za-z0-9.@-]+", "_", f"{self.device}@{platform.node()}{suffix}")
+    def allow(self, *controls: Control) -> None:
+        """Name controls that may be written, and what may be written there; all else is refused."""
+        for control in controls:
+            self._allowed[control.key] = control
 
-    def _load(self) -> Record:
-        boot_id = self._boot_id if self._boot_id is not None else _boot_id()
-        return Record(self._path(".jsonl"), self.device, boot_id)
+    def original(self, key: str) -> str:
+        """Return what a control held before anyone tuned it: as recorded if a record stands, else as it is now.
 
-    def original(self, path: str) -> str:
-        """Return what a file held before anyone tuned it: as recorded if a record stands, else as it is now.
+        Raises:
+            DeviceError: If it cannot be read.
+            StorageError: If a record stands and cannot be read.
+        """
+        record = self._record or Record(self._site.record, self.device, self._boot())
+        entry = record.entries.get(key)
+        if entry is not None:
+            return entry.original
+        # A power mode that was switched has rewritten controls which no line names.
+        switched = any(each.persistent for each in record.entries.values())
+        return record.originals[key] if switched and key in record.originals else self.live(key)
+
+    def live(self, key: str) -> str:
+        """Return what a control holds now; `UNREADABLE` where nobody can know.
 
         Raises:
             DeviceError: If it cannot be read.
         """
-        record = self._record or self._load()
-        known = record.entries.get(path)
-        return known.original if known else self._read(path)
+        return patiently(f"cannot read {key}", lambda: self._controls.read(key))
+
+    def _boot(self) -> str:
+        return self._boot_id if self._boot_id is not None else running_boot_id()
 
     def __enter__(self) -> Self:
-        self._lock = self._locked()
+        self._site.prepare()
+        self._lock = hold(self._site.lock, self.device, self._holder)
         try:
-            self._record = self._load()
+            self._take_up(Fence(self._site.lease, self._boot()))
             self.restore()
         except BaseException:
             self._release()
             raise
         return self
 
+    def _take_up(self, fence: Fence) -> None:
+        """Take the lease, and what a writer that died has left on record."""
+        left = fence.read()
+        if left.kept:
+            raise DeviceError(f"{self.device} is held by {left.holder}; polythrottle restore gives it back")
+        record = Record(self._site.record, self.device, self._boot())
+        if record.damage:
+            raise BadFile(f"{record.damage[0]}; run polythrottle restore, which puts back what it can")
+        if left.dirty:
+            record.adopt(self._audit.entries(left.token))
+        self._token = fence.take(self._holder, LEASE_S if self._guarded else None)
+        self._site.left.unlink(missing_ok=True)
+        self._fence, self._record, self._dirty = fence, record, False
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
             self.restore()
+        except PolythrottleError:
+            raise  # what is left stays on record
+        except BaseException:
+            self._leave_to_guard()  # a second Ctrl-C, in the middle of restoring
+            raise
         finally:
             self._release()
 
-    def _locked(self) -> int:
-        path = self._path(".lock")
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as err:
-            raise StorageError(
-                f"cannot keep originals in {path.parent}: {err.strerror}; "
-                "set POLYTHROTTLE_STATE_DIR to a folder that can be written"
-            ) from err
-        try:
-            # The kernel drops the lock when its holder dies, however it dies.
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
-            os.close(handle)
-            raise DeviceError(f"{self.device} is being steered by process {holder}; wait for it or stop it") from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-        return handle
+    def _leave_to_guard(self) -> None:
+        """Keep the lease and its guard, which restores what is left when this process ends or the lease does."""
+        if self._watch is not None:
+            self._watch.forsake()
+            self._watch, self._fence = None, None
 
     def _release(self) -> None:
         self._record = None
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        if self._fence is not None:
+            with suppress(StorageError):  # it runs out by itself
+                self._fence.release(self._token)
+            self._fence = None
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
-    def write(self, path: str, text: str) -> None:
-        """Set a file to a value, its original safe on disk before, and read it back.
+    def write(self, key: str, text: str) -> None:
+        """Set one control; as `apply` does."""
+        self.apply((Setting(key, text),))
+
+    def apply(self, settings: Sequence[Setting]) -> None:
+        """Set controls in the order given, their originals safe on disk before the first, each read back.
 
         Raises:
-            KnobRejected: If the kernel refuses, rounds or ignores the value.
+            KnobRejected: If a value may not be written, or the driver refuses, rounds or ignores it.
             PermissionDenied: If this process may not write it.
-            DeviceError: If the file is gone, or the device was not entered.
-            StorageError: If the original cannot be saved; nothing is written then.
+            DeviceError: If the device is gone, was not entered, or another has taken over.
+            StorageError: If the originals cannot be saved; nothing is written then.
         """
-        if self._record is None:
+        if self._record is None or self._fence is None:
             raise DeviceError(f"{self.device} must be entered (with device: …) before it is steered")
-        before = self._read(path)
-        if before == text:
-            return
-        self._record.note(path, before, text)
-        self._put(path, text)
-        kept = self._read(path)
-        if kept != text:
-            self._record.note(path, before, kept)
-            raise KnobRejected(f"{path}: wrote {text}, but it holds {kept}")
+        for setting in settings:
+            self._check(setting)
+        if not self._dirty:
+            self._fence.change(self._token, dirty=True)
+            self._dirty = True
+        with self._fence.closed(self._token):
+            held = {setting.key: self.live(setting.key) for setting in settings}
+            moved = _needed(settings, held)
+            if not moved:
+                return
+            self._save(self._record, moved, held)
+            for setting in moved:
+                self._put(self._record, setting, held[setting.key])
+                held[setting.key] = setting.text
+
+    def _before(self, key: str, held: str) -> str:
+        """Return what a control held, as the text that puts it back."""
+        neutral = self._allowed[key].neutral
+        return neutral if neutral is not None and held == UNREADABLE else held
+
+    def _check(self, setting: Setting) -> None:
+        control = self._allowed.get(setting.key)
+        if control is None:
+            raise KnobRejected(f"{setting.key} is not a control of {self.device}; nothing was written")
+        if setting.text not in control.allowed and setting.text != control.neutral:
+            raise KnobRejected(f"{setting.text} is not among the values {setting.key} may take; nothing was written")
+
+    def _save(self, record: Record, moved: Sequence[Setting], held: dict[str, str]) -> None:
+        writes = [
+            (self._allowed[setting.key], self._before(setting.key, held[setting.key]), setting.text)
+            for setting in moved
+        ]
+        if self._guarded and self._watch is None and self._fence is not None:
+            self._watch = Watch(self._site, self._fence, self._token, self._boot())
+        record.note(writes, {} if record.entries else self._everything(held))
+
+    def _everything(self, held: dict[str, str]) -> dict[str, str]:
+        """Return what every control holds that can be read: a second copy, should a line be damaged."""
+        found = {}
+        for key, control in self._allowed.items():
+            with suppress(DeviceError, KnobRejected):
+                if control.follows is None:
+                    found[key] = self._before(key, held[key] if key in held else self.live(key))
+        return found
+
+    def _put(self, record: Record, setting: Setting, before: str) -> None:
+        key, text = setting.key, setting.text
+        self._audit.intend(self._token, key, self._before(key, before), text)
+        patiently(f"cannot write {text} to {key}", lambda: self._controls.write(key, text))
+        kept = self.live(key)
+        self._audit.found(self._token, key, self._before(key, before), kept)
+        if kept not in (text, UNREADABLE):
+            record.note([(self._allowed[key], before, kept)])
+            raise KnobRejected(f"{key}: wrote {text}, but it holds {kept}")
 
     def restore(self) -> None:
-        """Put every file back to its original, last written first; again is the same as once.
+        """Put every control back to its original, last written first; again is the same as once.
 
-        A file that holds a value this record does not know was changed by someone else: it is left alone and added to
-        ``differences``. What cannot be put back stays on record for the next time.
+        A control that holds a value this record does not know was changed by someone else: it is left alone and added
+        to ``differences``. What cannot be put back stays on record for the next time.
 
         Raises:
-            DeviceError: If a file could not be put back; names each.
+            DeviceError: If a control could not be put back; names each.
+            PermissionDenied: If that is for want of rights.
         """
-        if self._record is None:
+        if self._record is None or self._fence is None:
             return
-        failed: dict[str, Difference] = {}
-        foreign: dict[str, Difference] = {}
-        # Twice: a file may only accept its original after another has its own (a minimum below a maximum).
-        for _ in range(2):
-            failed.clear()
-            for path, entry in reversed(self._record.entries.items()):
-                self._put_back(path, entry, failed, foreign)
-        self.differences += tuple(each for path, each in foreign.items() if path not in failed)
-        if failed:
-            raise DeviceError(f"{self.device} is not restored; {'; '.join(map(str, failed.values()))}")
-        self._record.remove()
+        if self._record.void:
+            self._record.remove()
+        if not self._record.entries:
+            return
+        with self._fence.closed(self._token):
+            outcome = put_back(self._record, self._controls)
+        self._account_for(outcome)
+        self._fence.change(self._token, dirty=False)
+        self._dirty = False
 
-    def _put_back(self, path: str, entry: Entry, failed: dict[str, Difference], foreign: dict[str, Difference]) -> None:
-        found = None
-        try:
-            found = self._read(path)
-            if found == entry.original:
-                return
-            if found not in entry.written:
-                foreign[path] = Difference(path, entry.original, found, "changed by someone else since, left alone")
-                return
-            self._put(path, entry.original)
-            found = self._read(path)
-            if found != entry.original:
-                entry.written.add(found)
-                failed[path] = Difference(path, entry.original, found, "the original was not accepted")
-        except (DeviceError, KnobRejected) as err:
-            failed[path] = Difference(path, entry.original, found, str(err))
+    def _account_for(self, outcome: Outcome) -> None:
+        self._audit.restored(self._token, outcome)
+        self.differences += outcome.foreign
+        self.unverified = outcome.unverified
+        if outcome.failed:
+            raise DeviceError(f"{self.device} is not restored; {'; '.join(map(str, outcome.failed))}")
 
-    def _read(self, path: str) -> str:
-        try:
-            return self._files.read(path)
-        except OSError as err:
-            raise _translated(f"cannot read {path}", err) from err
+    def hand_over(self, holder: str, seconds: float | None, confirmed_s: float | None = None) -> None:
+        """Leave the settings in place and end this actuator; a guard reverts them unless they are confirmed.
 
-    def _put(self, path: str, text: str) -> None:
-        try:
-            self._files.write(path, text)
-        except OSError as err:
-            raise _translated(f"cannot write {text} to {path}", err) from err
+        Args:
+            holder: What holds the device from now on, such as the profile's name.
+            seconds: When to revert; None is at the next restore or reboot, without a guard.
+            confirmed_s: How long they stand once confirmed, in seconds; None is until a restore.
 
-
-def _translated(what: str, err: OSError) -> DeviceError | KnobRejected:
-    if err.errno in _FORBIDDEN:
-        return PermissionDenied(f"{what}: {err.strerror}; run as root, or grant this user the file with a udev rule")
-    if err.errno in _GONE:
-        return DeviceError(f"{what}: {err.strerror}; the device or its driver is gone")
-    return KnobRejected(f"{what}: {err.strerror}")
+        Raises:
+            DeviceError: If the device was not entered.
+        """
+        if self._record is None or self._fence is None or self._lock is None:
+            raise DeviceError(f"{self.device} must be entered before it is handed over")
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        holder = one_line(holder)
+        name_holder(self._lock, holder)
+        with self._fence.closed(self._token):
+            pass
+        self._fence.change(self._token, holder=holder, applied=True, kept=seconds is None, expires_s=None, pid=0)
+        if seconds is not None:
+            self._fence.renew(self._token, seconds)
+            pid = start_guard(self._site, self._token, self._boot(), lock=self._lock)
+            self._fence.change(self._token, pid=pid, confirmed_s=confirmed_s)
+        os.close(self._lock)
+        self._lock, self._fence, self._record = None, None, None
 
 
-def _boot_id() -> str:
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError as err:
-        raise DeviceError(f"cannot tell this boot from others: {_BOOT_ID}: {err.strerror}") from err
+def _needed(settings: Sequence[Setting], held: dict[str, str]) -> list[Setting]:
+    """Return the writes that change something, given what holds before the first."""
+    now, moved = dict(held), []
+    for setting in settings:
+        if now[setting.key] != setting.text:
+            moved.append(setting)
+            now[setting.key] = setting.text
+    return moved

@@ -1,36 +1,48 @@
-"""The record of originals: what every file held before the first write to it, safe on disk before that write.
+"""The record of originals: what every control held before the first write to it, safe on disk before that write.
 
-One file per device, in JSON lines. The first names format version, device, boot and process; each further line is
-``{"path", "original", "written"}``, appended and flushed before ``written`` goes to ``path``. The first original of a
-path wins. A torn last line was never acted upon and counts for nothing. A record of another boot is void: the kernel
-forgot what was written.
+One file per device, in JSON lines, each with a checksum. The first names format version, device, boot, process, and
+what every control of the device held at that moment; each further line is one write to come: ``{"key", "original",
+"written"}``, appended and flushed before ``written`` goes to ``key``, or one control put back: ``{"restored"}``. The
+first original of a control wins. A torn last line was never acted upon and counts for nothing; any other bad line is
+damage, which is named. A record of another boot is void, for the kernel forgot what was written, but for controls that
+outlive a reboot.
 """
 
 import errno
 import json
 import os
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polythrottle.errors import BadFile, StorageError
+from polythrottle.actuation.controls import Control
+from polythrottle.actuation.site import contents
+from polythrottle.errors import StorageError
 
-VERSION = 1
-_NUMBERS = {"version", "pid"}
+VERSION = 2
+_LINE = {"key": str, "original": str, "written": str}
+_HEAD = {"version": int, "device": str, "boot_id": str, "pid": int, "originals": dict}
 
 
 @dataclass
 class Entry:
-    """One file that was or is about to be written.
+    """One control that was or is about to be written.
 
     Args:
         original: What it held when first met.
         written: Every value that may be in it because of us.
+        neutral: As in `Control`; persistent and follows likewise.
+        done: Whether it has been put back since the last write.
     """
 
     original: str
     written: set[str] = field(default_factory=set)
+    neutral: str | None = None
+    persistent: bool = False
+    follows: tuple[str, str] | None = None
+    done: bool = False
 
 
 class Record:
@@ -38,98 +50,198 @@ class Record:
 
     Args:
         file: Where; its folder exists.
-        device: Whose originals.
+        device: Whose originals; if None, as the file says.
         boot_id: Of the running kernel.
 
     Raises:
-        BadFile: If the file there is not such a record, or is of a newer format.
         StorageError: If it cannot be read.
     """
 
-    def __init__(self, file: Path, device: str, boot_id: str) -> None:
-        self._file, self._device, self._boot_id = file, device, boot_id
+    def __init__(self, file: Path, device: str | None, boot_id: str) -> None:
+        self._file, self._boot_id = file, boot_id
+        self.device = device if device is not None else file.stem.rpartition("@")[0]
+        self._named = device is not None
         self.entries: dict[str, Entry] = {}
+        self.originals: Mapping[str, str] = {}
+        self.damage: tuple[str, ...] = ()
+        self.void = False
         self._size = 0
         self._load()
 
     def _load(self) -> None:
         try:
-            whole, _, _torn = self._file.read_bytes().rpartition(b"\n")
-        except FileNotFoundError:
-            return
+            whole, _, _torn = (contents(self._file) or b"").rpartition(b"\n")
         except OSError as err:
             raise StorageError(f"cannot read {self._file}: {err.strerror}") from err
-        lines = [self._parsed(number, line) for number, line in enumerate(whole.splitlines(), 1)]
-        if not lines or lines[0]["boot_id"] != self._boot_id:
+        head, *lines = [_parsed(text) for text in whole.splitlines()] or [{}]
+        if not whole:
             return
+        boot_id = self._boot_id
+        if _fits(head, _HEAD) and head["version"] == VERSION and (not self._named or head["device"] == self.device):
+            boot_id, self.device, self.originals = head["boot_id"], head["device"], head["originals"]
+        else:
+            self._damaged(1, f"is not the head of a record of {self.device}, version {VERSION}")
+        for number, line in enumerate(lines, 2):
+            self._remember(number, line)
         self._size = len(whole) + 1
-        for line in lines[1:]:
-            self._remember(line["path"], line["original"], line["written"])
+        if boot_id != self._boot_id:
+            self._forget_volatile()
 
-    def _parsed(self, number: int, text: bytes) -> Mapping[str, Any]:
-        keys = {"path", "original", "written"} if number > 1 else {"version", "device", "boot_id", "pid"}
-        try:
-            line = json.loads(text)
-        except ValueError:
-            line = None
-        line = line if isinstance(line, dict) else {}
-        sound = set(line) == keys and all(isinstance(line[key], str) for key in keys - _NUMBERS)
-        if not sound or line.get("version", VERSION) != VERSION:
-            raise BadFile(
-                f"{self._file} line {number} is not version {VERSION} of a record of originals; "
-                "put back by hand what the file names, then delete it"
+    def _forget_volatile(self) -> None:
+        self.entries = {key: entry for key, entry in self.entries.items() if entry.persistent}
+        self.originals, self.damage = {}, self.damage if self.entries else ()
+        self._size = self._size if self.entries else 0
+        self.void = not self.entries
+
+    def _damaged(self, number: int, what: str) -> None:
+        self.damage += (f"{self._file} line {number} {what}",)
+
+    def _remember(self, number: int, line: Mapping[str, Any]) -> None:
+        if set(line) == {"restored"} and line["restored"] in self.entries:
+            self.entries[line["restored"]].done = True
+        elif _fits(line, _LINE):
+            follows = line.get("follows")
+            control = Control(
+                line["key"],
+                frozenset(),
+                line.get("neutral"),
+                line.get("persistent", False),
+                tuple(follows) if follows else None,
             )
-        if line.get("device", self._device) != self._device:
-            raise BadFile(f"{self._file} records the originals of {line['device']}, not of {self._device}")
-        return line
+            self._note(control, line["original"], line["written"])
+        else:
+            self._damaged(number, "is damaged; what it named may still be changed")
 
-    def _remember(self, path: str, original: str, written: str) -> None:
-        self.entries.setdefault(path, Entry(original)).written.add(written)
+    def _note(self, control: Control, original: str, written: str) -> None:
+        entry = self.entries.setdefault(
+            control.key, Entry(original, set(), control.neutral, control.persistent, control.follows)
+        )
+        entry.written.add(written)
+        entry.done = False
 
-    def note(self, path: str, original: str, written: str) -> None:
-        """Put on disk that ``path`` may hold ``written`` from now on and, if new, held ``original`` before.
+    def note(self, writes: Iterable[tuple[Control, str, str]], found: Mapping[str, str] | None = None) -> None:
+        """Put on disk which controls may hold which values from now on, in one flush.
+
+        Args:
+            writes: Control, what it held before, what is about to be written.
+            found: What every control of the device holds; kept with the first note.
 
         Raises:
             StorageError: If it cannot be put there; nothing may be written to the device then.
         """
-        known = self.entries.get(path)
-        if known is not None and written in known.written:
+        new = [each for each in writes if self._is_news(each[0], each[2])]
+        if not new:
             return
-        head = {"version": VERSION, "device": self._device, "boot_id": self._boot_id, "pid": os.getpid()}
-        line = {"path": path, "original": known.original if known else original, "written": written}
-        lines = [line] if self._size else [head, line]
-        self._append("".join(json.dumps(each) + "\n" for each in lines).encode())
-        self._remember(path, original, written)
+        if not self._size:
+            self.originals = dict(found or {})
+        firsts = [(control, self._first(control.key, before), written) for control, before, written in new]
+        self._append([*([] if self._size else [self._head()]), *(_line(*each) for each in firsts)], flush=True)
+        for each in firsts:
+            self._note(*each)
 
-    def _append(self, data: bytes) -> None:
+    def _is_news(self, control: Control, written: str) -> bool:
+        known = self.entries.get(control.key)
+        return known is None or known.done or written not in known.written
+
+    def _first(self, key: str, before: str) -> str:
+        known = self.entries.get(key)
+        return known.original if known else self.originals.get(key, before)
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "device": self.device,
+            "boot_id": self._boot_id,
+            "pid": os.getpid(),
+            "originals": dict(self.originals),
+        }
+
+    def adopt(self, entries: Mapping[str, Entry]) -> None:
+        """Add what is known from elsewhere of controls that this record has lost."""
+        for key, entry in entries.items():
+            if key not in self.entries:
+                self.entries[key] = Entry(self.originals.get(key, entry.original), entry.written)
+
+    def mark_restored(self, key: str) -> None:
+        """Note that a control is back; it matters only to a process that takes over, so that it need not be flushed."""
+        if key not in self.entries:
+            return
         try:
-            handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self._append([{"restored": key}], flush=False)
+        except StorageError:
+            return  # the control is compared again then, which does no harm
+
+    def _append(self, lines: Iterable[Mapping[str, Any]], *, flush: bool) -> None:
+        data = b"".join(_sealed(line) for line in lines)
+        try:
+            handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
             try:
                 # Cuts a torn line, and the whole of a void record.
                 os.ftruncate(handle, self._size)
                 if os.pwrite(handle, data, self._size) != len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(handle)
+                if flush:
+                    os.fsync(handle)
             finally:
                 os.close(handle)
-            sync_folder(self._file.parent)
+            if flush and not self._size:
+                sync_folder(self._file.parent)
         except OSError as err:
             raise StorageError(f"cannot save originals in {self._file}: {err.strerror}; nothing was changed") from err
         self._size += len(data)
 
-    def remove(self) -> None:
-        """Forget everything: the originals are back, or void.
+    def remove(self, *, left: bool = False) -> None:
+        """Forget everything: the originals are back, or void. A damaged record is put aside instead.
+
+        Args:
+            left: Whether something was left to somebody else: then it is put aside too, should they want it back.
 
         Raises:
             StorageError: If the file cannot be removed.
         """
         try:
-            self._file.unlink(missing_ok=True)
+            if self.damage or (left and self._file.exists()):
+                self._file.rename(self._file.with_suffix(".damaged" if self.damage else ".left"))
+            else:
+                self._file.unlink(missing_ok=True)
             sync_folder(self._file.parent)
         except OSError as err:
             raise StorageError(f"cannot remove {self._file}: {err.strerror}") from err
         self.entries.clear()
-        self._size = 0
+        self.originals, self.damage, self._size, self.void = {}, (), 0, False
+
+
+def _line(control: Control, original: str, written: str) -> dict[str, Any]:
+    line: dict[str, Any] = {"key": control.key, "original": original, "written": written}
+    if control.neutral is not None:
+        line["neutral"] = control.neutral
+    if control.persistent:
+        line["persistent"] = True
+    if control.follows is not None:
+        line["follows"] = list(control.follows)
+    return line
+
+
+def _text(line: Mapping[str, Any]) -> str:
+    return json.dumps(line, sort_keys=True)
+
+
+def _sealed(line: Mapping[str, Any]) -> bytes:
+    return (json.dumps({**line, "crc": zlib.crc32(_text(line).encode())}) + "\n").encode()
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    """Return a line without its checksum; an empty one if it is not whole."""
+    try:
+        line = json.loads(text)
+        crc = line.pop("crc")
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        return {}
+    return line if crc == zlib.crc32(_text(line).encode()) else {}
+
+
+def _fits(line: Mapping[str, Any], form: Mapping[str, type]) -> bool:
+    return all(isinstance(line.get(key), kind) for key, kind in form.items())
 
 
 def sync_folder(folder: Path) -> None:

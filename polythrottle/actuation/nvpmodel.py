@@ -1,0 +1,88 @@
+"""A Jetson's power mode as a control: read from where nvpmodel notes it, switched by nvpmodel itself.
+
+``nvpmodel -q`` is not asked: it needs root, can hang under load, and says nothing in a container while reporting
+success. Standard library only, so that a mode can be put back without anything else.
+"""
+
+import errno
+import os
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from polythrottle.errors import DeviceError, KnobRejected, PermissionDenied
+
+SCHEME = "nvpmodel"
+PROGRAM = "/usr/sbin/nvpmodel"
+_STATUS = "var/lib/nvpmodel/status"
+_MODE = re.compile(r"pmode:0*(\d{1,4})\b")
+_PATIENCE_S = 30.0
+
+
+class Nvpmodel:
+    """The power mode of a board; keys are ``nvpmodel:<root>``, values mode numbers such as ``2``.
+
+    Args:
+        run: How a program is run, given its words; returns exit status and what it said.
+    """
+
+    def __init__(self, run: Callable[[Sequence[str]], tuple[int, str]] | None = None) -> None:
+        self._run = run if run is not None else _run
+
+    def read(self, key: str) -> str:
+        """Return the number of the present mode.
+
+        Raises:
+            OSError: If nvpmodel has noted none, or what it noted cannot be read.
+        """
+        file = Path(_root(key)) / _STATUS
+        if not file.is_file():
+            raise OSError(errno.ENOENT, f"there is no {file}")
+        match = _MODE.search(file.read_text(errors="replace")[:4096])
+        if match is None:
+            raise OSError(errno.EINVAL, f"{file} names no power mode")
+        return match[1]
+
+    def write(self, key: str, text: str) -> None:
+        """Switch to a mode; one that asks for a reboot is refused.
+
+        Raises:
+            KnobRejected: If nvpmodel refuses, asks for a reboot, does not end, or the tree is not this machine's.
+            PermissionDenied: If this process may not.
+            DeviceError: If there is no nvpmodel.
+        """
+        if Path(_root(key)) != Path("/"):
+            raise KnobRejected(f"the power mode in {_root(key)} cannot be switched: it is not this machine's")
+        if not re.fullmatch(r"\d{1,4}", text):
+            raise KnobRejected(f"{text!r} is not the number of a power mode")
+        if os.geteuid() != 0:
+            raise PermissionDenied("nvpmodel switches the power mode for root alone; run as root")
+        status, said = self._run((PROGRAM, "-m", text))
+        last = said.strip().splitlines()[-1:] or [f"exit status {status}"]
+        if "reboot" in said.lower():
+            raise KnobRejected(f"power mode {text} takes a reboot, so it was not switched to")
+        if status != 0:
+            raise KnobRejected(f"nvpmodel -m {text}: {last[0]}")
+
+
+def _root(key: str) -> str:
+    return key.partition(":")[2] or "/"
+
+
+def _run(words: Sequence[str]) -> tuple[int, str]:
+    """Run a program without anything to answer its questions with."""
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise KnobRejected(f"{words[0]} did not end within {_PATIENCE_S:g} s") from None
+    except OSError as err:
+        raise DeviceError(f"cannot run {words[0]}: {err.strerror}") from err
+    return done.returncode, done.stdout.decode(errors="replace")

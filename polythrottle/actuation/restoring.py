@@ -1,0 +1,256 @@
+"""Put back what stands changed, from the records alone: no daemon, no network, no device object.
+
+Also a program of its own, ``polythrottle-restore``, for a service's stop-post command and for the unit at boot.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polythrottle.actuation.audit import Audit
+from polythrottle.actuation.boot import boot_id as running_boot_id
+from polythrottle.actuation.controls import Controls
+from polythrottle.actuation.lease import Fence, Lease, boot_s, hold
+from polythrottle.actuation.putting_back import Outcome, put_back
+from polythrottle.actuation.record import Record
+from polythrottle.actuation.site import Site
+from polythrottle.actuation.system import SystemControls
+from polythrottle.errors import DeviceError, PolythrottleError, StorageError, UnknownName
+
+_WAIT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What stands between a device and its originals.
+
+    Args:
+        device: Which.
+        keys: The controls on record.
+        lease: Who holds it; without a holder if nobody does.
+        damage: Lines of the record that could not be read.
+    """
+
+    device: str
+    keys: tuple[str, ...]
+    lease: Lease
+    damage: tuple[str, ...] = ()
+
+    @property
+    def expires_in_s(self) -> float | None:
+        """How long the lease lasts yet, in seconds; None if it has no end or there is none."""
+        return None if self.lease.expires_s is None else self.lease.expires_s - boot_s()
+
+
+def standing(state: Path | None = None, boot_id: str | None = None) -> tuple[Standing, ...]:
+    """Return every device of this machine that is held or has originals on record.
+
+    Raises:
+        StorageError: If the folder of records cannot be trusted or read.
+    """
+    boot = boot_id if boot_id is not None else running_boot_id()
+    found = []
+    for site in Site.all(state):
+        record, lease = Record(site.record, None, boot), Fence(site.lease, boot).read()
+        if _stands(site, record, lease):
+            found.append(Standing(record.device, tuple(record.entries), lease, record.damage))
+    return tuple(found)
+
+
+def _stands(site: Site, record: Record, lease: Lease) -> bool:
+    """Say whether there is something to put back, or somebody who holds the device."""
+    if record.entries or record.damage or lease.kept or lease.alive:
+        return True
+    return lease.dirty and bool(Audit(site.audit, record.device).entries(lease.token))
+
+
+def take_over(site: Site, boot_id: str, token: int | None, controls: Controls | None = None) -> Outcome | None:
+    """Restore a device whose lease has ended by itself; None if another has done or is doing so.
+
+    Args:
+        site: Of the device.
+        boot_id: Of the running kernel.
+        token: Of the ended lease; any if None.
+        controls: How to reach the device.
+
+    Raises:
+        DeviceError: If something could not be put back.
+        StorageError: If record or lease cannot be used.
+    """
+    fence = Fence(site.lease, boot_id)
+    if token is not None and fence.read().token != token:
+        return None
+    return _restored(site, fence, boot_id, controls, force=False)
+
+
+def _restored(site: Site, fence: Fence, boot_id: str, controls: Controls | None, *, force: bool) -> Outcome:
+    before = fence.read()
+    token = fence.take(f"restoring (process {os.getpid()})", None)
+    try:
+        with fence.closed(token):
+            record = Record(site.record, None, boot_id)
+            if before.dirty:
+                record.adopt(Audit(site.audit, record.device).entries(before.token))
+            reached = controls if controls is not None else SystemControls()
+            outcome = put_back(record, reached, force=force)
+            if force and site.left.exists():
+                outcome = outcome.with_more(put_back(Record(site.left, None, boot_id), reached, force=True))
+    finally:
+        fence.release(token)
+    Audit(site.audit, record.device).restored(token, outcome)
+    return outcome
+
+
+def restore_all(
+    state: Path | None = None,
+    *,
+    device: str | None = None,
+    force: bool = False,
+    controls: Controls | None = None,
+    boot_id: str | None = None,
+) -> tuple[Outcome, ...]:
+    """Restore every device that stands changed and that nobody alive is steering.
+
+    Args:
+        state: Folder of the records; by default ``originals`` in `state_dir`.
+        device: Only this one.
+        force: Whether to end a living writer's lease, and to put back what someone else has changed since.
+        controls: How to reach the devices.
+        boot_id: Of the running kernel.
+
+    Raises:
+        DeviceError: If one is being steered by a living process and force is not given; the others are restored first.
+        StorageError: If the folder of records or one of them cannot be trusted or read; the others are restored first.
+        UnknownName: If nothing stands for the device named.
+    """
+    boot = boot_id if boot_id is not None else running_boot_id()
+    outcomes: list[Outcome] = []
+    errors: list[DeviceError | StorageError] = []
+    for site in _chosen(state, device, boot, force):
+        fence = Fence(site.lease, boot)
+        try:
+            if not force:
+                _refuse_if_held(site, fence)
+            applied = fence.read().applied
+            outcomes.append(_restored(site, fence, boot, controls, force=force))
+            if applied:
+                _await_guard(site)
+        except (DeviceError, StorageError) as err:
+            errors.append(err)
+    if errors:
+        unsaid = any(isinstance(err, StorageError) for err in errors)
+        raise (StorageError if unsaid else DeviceError)("; ".join(map(str, errors)))
+    return tuple(outcomes)
+
+
+def _chosen(state: Path | None, device: str | None, boot: str, force: bool) -> list[Site]:
+    standing_sites = {}
+    for site in Site.all(state):
+        try:
+            record, lease = Record(site.record, None, boot), Fence(site.lease, boot).read()
+        except StorageError:
+            standing_sites[_device_of(site)] = site  # met again by whoever restores it, after the others
+            continue
+        if _stands(site, record, lease):
+            standing_sites[record.device if record.entries else _device_of(site)] = site
+        elif force and site.left.exists():
+            standing_sites[Record(site.left, None, boot).device] = site
+    if device is None:
+        return list(standing_sites.values())
+    if device not in standing_sites:
+        raise UnknownName("device on record", device, standing_sites)
+    return [standing_sites[device]]
+
+
+def _device_of(site: Site) -> str:
+    return site.stem.rpartition("@")[0]
+
+
+def _refuse_if_held(site: Site, fence: Fence) -> None:
+    """Refuse where a living writer has not run out; a profile applied by hand is there to be ended."""
+    lease = fence.read()
+    if lease.applied:
+        return
+    ends = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            os.close(hold(site.lock, _device_of(site), f"restoring (process {os.getpid()})"))
+            return
+        except DeviceError:
+            if lease.expires_s is not None and lease.expires_s < boot_s():
+                return
+            if lease.holder.startswith("restoring") and time.monotonic() < ends:
+                time.sleep(0.05)
+                continue
+            raise
+
+
+def _await_guard(site: Site) -> None:
+    """Wait for the guard of an ended lease to go, so that the next writer is not refused on its account."""
+    ends = time.monotonic() + _WAIT_S
+    while time.monotonic() < ends:
+        try:
+            os.close(hold(site.lock, _device_of(site), f"restoring (process {os.getpid()})"))
+            return
+        except DeviceError:
+            time.sleep(0.02)
+
+
+def confirm(device: str | None = None, state: Path | None = None) -> tuple[Standing, ...]:
+    """Let profiles that were applied by hand stand: for the time they were applied for, else until a restore.
+
+    Returns:
+        What stands now.
+
+    Raises:
+        DeviceError: If nothing waits to be confirmed.
+    """
+    boot, confirmed = running_boot_id(), []
+    for site in Site.all(state):
+        fence = Fence(site.lease, boot)
+        lease = fence.read()
+        if (
+            not lease.applied
+            or lease.kept
+            or device not in (None, _device_of(site), Record(site.record, None, boot).device)
+        ):
+            continue
+        # What was applied for a time stays so, also if it is confirmed twice.
+        ends = None if lease.confirmed_s is None else boot_s() + lease.confirmed_s
+        fence.change(lease.token, kept=ends is None, expires_s=ends)
+        confirmed.append(site)
+    if not confirmed:
+        raise DeviceError("nothing waits to be confirmed: it has reverted already, or nothing was applied")
+    return tuple(each for each in standing(state) if each.lease.applied)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``polythrottle-restore``; returns 0 if all is as found, 6 if something is left, 8 if nobody can tell."""
+    parser = argparse.ArgumentParser(prog="polythrottle-restore", description="Put back every clock and limit.")
+    parser.add_argument("--boot", action="store_true", help="at boot: nobody can be steering yet")
+    parser.add_argument("--force", action="store_true", help="end a living writer's lease; undo others' changes too")
+    given = parser.parse_args(arguments)
+    try:
+        outcomes = restore_all(force=given.force)
+    except PolythrottleError as err:
+        sys.stderr.write(f"polythrottle-restore: {err}\n")
+        return 8 if isinstance(err, StorageError) else 6
+    for outcome in outcomes:
+        sys.stdout.write("".join(f"{line}\n" for line in told(outcome)))
+    return 0 if all(outcome.clean for outcome in outcomes) else 6
+
+
+def told(outcome: Outcome) -> list[str]:
+    """Return what a restoring came to, in lines."""
+    left = [*map(str, outcome.failed), *map(str, outcome.foreign), *outcome.damage]
+    head = f"{outcome.device}: {len(outcome.restored)} put back" + (f", {len(left)} left" if left else "")
+    blind = [f"{key} took its original, which the driver lets nobody read back" for key in outcome.unverified]
+    return [head, *(f"  {line}" for line in [*left, *blind])]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

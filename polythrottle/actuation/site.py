@@ -1,0 +1,144 @@
+"""Where the record, the lease and the audit of one device lie, and whether that place can be trusted."""
+
+import os
+import platform
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from polythrottle.errors import StorageError
+from polythrottle.state import state_dir
+
+_REMEDY = "set POLYTHROTTLE_STATE_DIR to a folder of your own"
+
+
+@dataclass(frozen=True)
+class Site:
+    """The files that belong to one device.
+
+    Args:
+        folder: ``originals`` in the state folder.
+        stem: What their names begin with: the device and the machine, for home folders are shared and boots are not.
+    """
+
+    folder: Path
+    stem: str
+
+    @classmethod
+    def of(cls, device: str, state: Path | None = None) -> "Site":
+        """Return the site of a device.
+
+        Args:
+            device: Its identity.
+            state: Folder for the files; by default ``originals`` in `state_dir`.
+        """
+        folder = state if state is not None else state_dir() / "originals"
+        return cls(folder, re.sub(r"[^A-Za-z0-9.@-]+", "_", f"{device}@{platform.node()}"))
+
+    @classmethod
+    def all(cls, state: Path | None = None) -> "tuple[Site, ...]":
+        """Return the sites of this machine that have a record or a lease.
+
+        Raises:
+            StorageError: If the folder is there but cannot be trusted or read.
+        """
+        folder = state if state is not None else state_dir() / "originals"
+        try:
+            if not folder.is_symlink() and not folder.exists():
+                return ()
+            _trusted(folder)
+            names = sorted(each.stem for each in folder.iterdir() if each.suffix in (".jsonl", ".lease", ".left"))
+        except OSError as err:
+            raise StorageError(f"cannot read {folder}: {err.strerror}") from err
+        here = f"@{re.sub(r'[^A-Za-z0-9.@-]+', '_', platform.node())}"
+        return tuple(cls(folder, stem) for stem in dict.fromkeys(names) if stem.endswith(here))
+
+    @property
+    def record(self) -> Path:
+        """The originals."""
+        return self.folder / f"{self.stem}.jsonl"
+
+    @property
+    def left(self) -> Path:
+        """A record of what was left to somebody else, until the next writer."""
+        return self.folder / f"{self.stem}.left"
+
+    @property
+    def lease(self) -> Path:
+        """Who may write, until when."""
+        return self.folder / f"{self.stem}.lease"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the kernel for the writer's life."""
+        return self.folder / f"{self.stem}.lock"
+
+    @property
+    def audit(self) -> Path:
+        """Who wrote what, when."""
+        return self.folder / f"{self.stem}.audit"
+
+    def prepare(self) -> None:
+        """Make the folder, and check that nobody else can write in it.
+
+        Raises:
+            StorageError: If it cannot be made, is a link, belongs to someone else, or others may write in it.
+        """
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            _trusted(self.folder)
+        except OSError as err:
+            raise StorageError(f"cannot keep originals in {self.folder}: {err.strerror}; {_REMEDY}") from err
+
+
+def _trusted(folder: Path) -> None:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise StorageError(f"{folder} is not a folder of its own but a link or a file; {_REMEDY}")
+    if found.st_uid not in (os.geteuid(), 0):
+        raise StorageError(f"{folder} belongs to user {found.st_uid}; {_REMEDY}")
+    if found.st_mode & 0o022:
+        raise StorageError(f"others may write in {folder} (mode {stat.S_IMODE(found.st_mode):o}); run chmod go-w on it")
+    above = folder.parent.stat()
+    if above.st_mode & 0o002 and not above.st_mode & stat.S_ISVTX:
+        raise StorageError(f"anyone may write in {folder.parent}; run chmod o-w on it, or {_REMEDY}")
+
+
+def contents(path: Path) -> bytes | None:
+    """Return what one of the files holds, None if it is not there.
+
+    Raises:
+        OSError: If it cannot be read.
+        StorageError: If it is not a plain file that only this user or root may write.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(handle, "rb") as file:
+        _refuse_if_strange(path, handle)
+        return file.read()
+
+
+def opened(path: Path) -> int:
+    """Open one of the files for reading and writing, made if need be.
+
+    Raises:
+        OSError: If it cannot be opened.
+        StorageError: If it is not a plain file that only this user or root may write.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        _refuse_if_strange(path, handle)
+    except StorageError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _refuse_if_strange(path: Path, handle: int) -> None:
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
+        raise StorageError(f"{path} is not a plain file that only this user may write; move it away")

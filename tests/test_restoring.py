@@ -1,0 +1,684 @@
+"""Leases, the guard, profiles applied by hand, and restoring from the records alone."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from polythrottle.actuation import (
+    UNREADABLE,
+    Actuator,
+    Control,
+    Setting,
+    SysFiles,
+    confirm,
+    restore_all,
+    span,
+    standing,
+)
+from polythrottle.actuation import restoring as program
+from polythrottle.actuation.lease import Fence, boot_s
+from polythrottle.actuation.site import Site
+from polythrottle.errors import BadFile, DeviceError, KnobRejected, PolythrottleError, StorageError, UnknownName
+
+LEVELS = frozenset(map(str, range(1000)))
+
+
+@pytest.fixture
+def knob(tmp_path: Path) -> Path:
+    """Return a file that holds 1."""
+    path = tmp_path / "knob"
+    path.write_text("1\n")
+    return path
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the folder of records, found by every process of this test."""
+    monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(tmp_path / "state"))
+    yield tmp_path / "state" / "originals"
+    if (tmp_path / "state").exists():
+        restore_all(force=True)
+
+
+def board(knob: Path, guarded: bool = False) -> Actuator:
+    """Return an actuator with one control."""
+    made = Actuator("board", guarded=guarded)
+    made.allow(Control(str(knob), LEVELS))
+    return made
+
+
+def eventually(what: Callable[[], bool]) -> bool:
+    """Say whether something comes true within ten seconds."""
+    ends = time.monotonic() + 10
+    while time.monotonic() < ends:
+        if what():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+HOLDER = """
+import os, signal, sys, time
+from polythrottle.actuation import Actuator, Control, SysFiles
+from polythrottle.actuation import lease, watch
+
+board = Actuator("board", guarded=sys.argv[2] != "alone").__enter__()
+board.allow(Control(sys.argv[1], frozenset({"10"})))
+board.write(sys.argv[1], "10")
+print("ready", board._watch._guard.pid if board._watch else "", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(knob: Path, state: Path) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
+    """Return a way to start a process that writes 10 and then does nothing more."""
+    children: list[subprocess.Popen[str]] = []
+
+    def start(how: str = "guarded") -> "subprocess.Popen[str]":
+        child = subprocess.Popen([sys.executable, "-c", HOLDER, str(knob), how], stdout=subprocess.PIPE, text=True)
+        children.append(child)
+        assert child.stdout is not None
+        child.guard = child.stdout.readline().split()[1:]  # type: ignore[attr-defined]
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+def test_a_guard_restores_after_the_writer_is_killed(
+    knob: Path, holder: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    """SIGKILL of the writer brings the original back by itself."""
+    child = holder()
+    assert knob.read_text() == "10"
+    child.kill()
+    assert eventually(lambda: knob.read_text() == "1")
+    assert eventually(lambda: not standing())
+
+
+def test_a_killed_guard_leaves_the_writer_its_own_restoring(knob: Path, state: Path) -> None:
+    """Without its guard the writer still restores on leaving."""
+    with board(knob, guarded=True) as device:
+        device.write(str(knob), "10")
+        assert device._watch is not None
+        device._watch._guard.kill()
+    assert knob.read_text() == "1"
+
+
+def test_with_writer_and_guard_killed_the_command_restores(
+    knob: Path, holder: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    """The next net: polythrottle-restore, with nothing but the record."""
+    child = holder()
+    os.kill(int(child.guard[0]), signal.SIGKILL)  # type: ignore[attr-defined]
+    child.kill()
+    child.wait()
+    assert knob.read_text() == "10"
+    done = subprocess.run(
+        [sys.executable, "-m", "polythrottle.actuation.restoring"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, knob.read_text()) == (0, "1")
+    assert "board: 1 put back" in done.stdout
+
+
+def test_a_hung_writer_loses_its_lease_and_is_refused_when_it_wakes(knob: Path, state: Path) -> None:
+    """Once the lease has run out another may restore; the late writer's token is too old."""
+    device = board(knob).__enter__()
+    device.write(str(knob), "10")
+    Fence(Site.of("board").lease, device._boot()).change(device._token, expires_s=boot_s() - 1)
+    assert restore_all()[0].restored == (str(knob),)
+    assert knob.read_text() == "1"
+    with pytest.raises(DeviceError, match="no longer valid"):
+        device.write(str(knob), "20")
+    with pytest.raises(DeviceError, match="no longer valid"):
+        device.__exit__(None, None, None)
+    assert knob.read_text() == "1"
+
+
+def test_a_stopped_writer_is_taken_for_hung(
+    knob: Path, holder: Callable[..., "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that does not renew its lease is restored by its guard at the lease's end, though it lives."""
+    child = holder()
+    child.send_signal(signal.SIGSTOP)
+    fence = Fence(Site.of("board").lease, board(knob)._boot())
+    fence.change(fence.read().token, expires_s=boot_s() + 0.1)
+    os.kill(int(child.guard[0]), signal.SIGKILL)  # type: ignore[attr-defined]  # its next look is seconds away
+    time.sleep(0.2)
+    restore_all()
+    assert knob.read_text() == "1"
+
+
+def test_a_living_writer_is_not_disturbed_unless_forced(
+    knob: Path, holder: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    """Restore names who is steering; with force it ends the lease."""
+    child = holder("alone")
+    with pytest.raises(DeviceError, match=f"steered by process {child.pid}"):
+        restore_all()
+    assert knob.read_text() == "10"
+    assert restore_all(force=True)[0].clean
+    assert knob.read_text() == "1"
+
+
+def applied(knob: Path, seconds: float | None, confirmed_s: float | None = None) -> None:
+    """Apply 10 by hand."""
+    device = board(knob).__enter__()
+    device.write(str(knob), "10")
+    device.hand_over("profile x", seconds, confirmed_s)
+
+
+def test_a_profile_that_nobody_confirms_reverts(knob: Path, state: Path) -> None:
+    """The guard stays behind and puts the original back in time."""
+    applied(knob, 0.4)
+    assert knob.read_text() == "10"
+    assert eventually(lambda: knob.read_text() == "1")
+    assert eventually(lambda: not standing())
+
+
+def test_a_confirmed_profile_stays_until_restored(knob: Path, state: Path) -> None:
+    """Confirmed in time it stands, refuses other writers with its name, and restore ends it."""
+    applied(knob, 30)
+    assert confirm()[0].lease.kept
+    with pytest.raises(DeviceError, match="profile x"):
+        board(knob).__enter__()
+    assert restore_all()[0].clean
+    assert knob.read_text() == "1"
+    with pytest.raises(DeviceError, match="nothing waits"):
+        confirm()
+
+
+def test_a_profile_for_a_time_ends_after_it(knob: Path, state: Path) -> None:
+    """Confirming starts the time it was applied for."""
+    applied(knob, 30, confirmed_s=0.3)
+    left_s = confirm()[0].expires_in_s
+    assert left_s is not None
+    assert left_s < 1
+    assert eventually(lambda: knob.read_text() == "1")
+
+
+def test_a_kept_profile_needs_no_process(knob: Path, state: Path) -> None:
+    """Kept, it holds the device by its lease alone; a restore frees it for the next writer."""
+    applied(knob, None)
+    with pytest.raises(DeviceError, match="profile x; polythrottle restore"):
+        board(knob).__enter__()
+    restore_all()
+    with board(knob) as device:
+        device.write(str(knob), "20")
+    assert knob.read_text() == "1"
+
+
+def test_what_waits_for_confirmation_can_be_restored_at_once(knob: Path, state: Path) -> None:
+    """Restore ends a profile applied by hand, and the device is free right after."""
+    applied(knob, 30)
+    assert standing()[0].lease.holder == "profile x"
+    restore_all()
+    assert knob.read_text() == "1"
+    with board(knob):
+        pass
+
+
+def test_nothing_is_written_that_was_not_allowed(knob: Path, state: Path) -> None:
+    """Neither another control nor another value; and nothing of a list with one bad setting."""
+    with board(knob) as device:
+        for bad in (Setting(str(knob), "1000"), Setting("/elsewhere", "1")):
+            with pytest.raises(KnobRejected, match="nothing was written"):
+                device.apply((Setting(str(knob), "5"), bad))
+        assert knob.read_text() == "1\n"
+
+
+@pytest.mark.parametrize(("low", "high", "first"), [(800, 900, "max"), (50, 90, "min"), (150, 180, "min")])
+def test_a_pair_moves_in_the_order_the_kernel_accepts(low: int, high: int, first: str) -> None:
+    """Going up the maximum first, going down the minimum; from 100 to 200."""
+    held = {"min": 100, "max": 200}
+    settings = span("min", "max", low, high, held["max"])
+    assert settings[0].key == first
+    for setting in settings:
+        held[setting.key] = int(setting.text)
+        assert held["min"] <= held["max"]
+
+
+class Blind(SysFiles):
+    """A lock that takes a value and never says which holds; what it holds is known to the test alone."""
+
+    def __init__(self) -> None:
+        self.held = "unlocked"
+
+    def read(self, key: str) -> str:
+        """Say nothing."""
+        return UNREADABLE
+
+    def write(self, key: str, text: str) -> None:
+        """Take a value."""
+        self.held = text
+
+
+def test_what_cannot_be_read_goes_back_to_neutral(state: Path) -> None:
+    """A lock that nobody can read is written, believed, and unlocked at the end, after a death too."""
+    lock = Blind()
+
+    def device() -> Actuator:
+        made = Actuator("gpu", controls=lock, guarded=False)
+        made.allow(Control("lock", frozenset({"210,900"}), neutral="unlocked"))
+        return made
+
+    with device() as gpu:
+        gpu.write("lock", "210,900")
+        assert lock.held == "210,900"
+    assert lock.held == "unlocked"
+    dead = device().__enter__()
+    dead.write("lock", "210,900")
+    dead._release()
+    assert restore_all(controls=lock)[0].clean
+    assert lock.held == "unlocked"
+
+
+class Moded(SysFiles):
+    """A power mode that rewrites a cap, and a rate that only means something while locked."""
+
+    def __init__(self) -> None:
+        self.values = {"mode": "0", "cap": "900", "locked": "0", "rate": "3000"}
+
+    def read(self, key: str) -> str:
+        """Return a value."""
+        return self.values[key]
+
+    def write(self, key: str, text: str) -> None:
+        """Take a value with what follows from it."""
+        if key == "rate" and self.values["locked"] == "0":
+            return
+        self.values[key] = text
+        if key == "mode":
+            self.values["cap"] = {"0": "1000", "2": "500"}[text]
+        if key == "locked" and text == "0":
+            self.values["rate"] = "204"
+
+
+CONTROLS = (
+    Control("mode", frozenset({"0", "2"}), persistent=True),
+    Control("cap", frozenset({"900", "400"})),
+    Control("locked", frozenset({"0", "1"})),
+    Control("rate", frozenset({"2000"}), follows=("locked", "0")),
+)
+
+
+def moded(files: Moded, boot_id: str = "boot-1") -> Actuator:
+    """Return an actuator on a board with modes."""
+    made = Actuator("board", controls=files, guarded=False, boot_id=boot_id)
+    made.allow(*CONTROLS)
+    return made
+
+
+def test_a_mode_goes_back_first_and_what_it_rewrote_after(state: Path) -> None:
+    """The cap an administrator had set within the mode returns though the mode's own differs."""
+    files = Moded()
+    with moded(files) as device:
+        device.apply((Setting("mode", "2"), Setting("cap", "400")))
+        assert files.values["cap"] == "400"
+    assert (files.values["mode"], files.values["cap"]) == ("0", "900")
+    with moded(files) as device:
+        device.write("mode", "2")
+    assert (files.values["mode"], files.values["cap"]) == ("0", "900")
+
+
+def test_a_mode_outlives_a_reboot_and_so_does_its_original(state: Path) -> None:
+    """After a reboot the record is void but for the mode, which is put back."""
+    files = Moded()
+    dead = moded(files).__enter__()
+    dead.apply((Setting("mode", "2"), Setting("cap", "400")))
+    dead._release()
+    files.values["cap"] = "500"
+    outcome = restore_all(controls=files, boot_id="boot-2")[0]
+    assert outcome.restored == ("mode",)
+    assert files.values["cap"] == "1000"
+    assert not standing(boot_id="boot-2")
+
+
+def test_a_rate_is_left_to_the_governor_once_unlocked(state: Path) -> None:
+    """The rate under a lock is not put back where the original was no lock: unlocking is all."""
+    files = Moded()
+    with moded(files) as device:
+        device.apply((Setting("locked", "1"), Setting("rate", "2000")))
+        assert files.values["rate"] == "2000"
+    assert files.values["locked"] == "0"
+    assert not device.differences
+
+
+def test_a_damaged_record_is_put_back_as_far_as_it_can_be_read(knob: Path, tmp_path: Path, state: Path) -> None:
+    """Whole lines are acted upon; what a damaged one may have named is reported, and force puts it back."""
+    other = tmp_path / "other"
+    other.write_text("2")
+    dead = board(knob)
+    dead.allow(Control(str(other), LEVELS))
+    dead.__enter__()
+    dead.write(str(knob), "10")
+    dead.write(str(other), "20")
+    record = dead._site.record
+    dead._release()
+    lines = record.read_text().splitlines()
+    record.write_text("\n".join([*lines[:-1], lines[-1].replace('"20"', '"21"')]) + "\n")
+    with pytest.raises(BadFile, match=r"line 3 is damaged.*restore"):
+        board(knob).__enter__()
+    outcome = restore_all()[0]
+    assert (knob.read_text(), other.read_text()) == ("1", "20")
+    assert [each.key for each in outcome.foreign] == [str(other)]
+    assert "line 3" in outcome.damage[0]
+    assert record.with_suffix(".damaged").exists()
+
+
+def test_force_puts_back_what_a_damaged_line_named(knob: Path, state: Path) -> None:
+    """The head of the record holds every original a second time."""
+    dead = board(knob).__enter__()
+    dead.write(str(knob), "10")
+    record = dead._site.record
+    dead._release()
+    record.write_text(record.read_text().splitlines()[0] + "\ngarbage\n")
+    assert restore_all(force=True)[0].damage
+    assert knob.read_text() == "1"
+
+
+@pytest.mark.parametrize("what", ["link", "mode", "file", "record link", "lease fifo", "record fifo"])
+def test_a_hostile_state_folder_is_refused_before_anything_is_written(
+    knob: Path, tmp_path: Path, state: Path, what: str
+) -> None:
+    """A link, a folder others may write in, a file in its place, a planted record or lease: one error, no write."""
+    state.parent.mkdir()
+    if what == "link":
+        (tmp_path / "theirs").mkdir()
+        state.symlink_to(tmp_path / "theirs")
+    elif what == "file":
+        state.touch()
+    else:
+        state.mkdir(mode=0o700)
+        if what == "mode":
+            state.chmod(0o777)
+        site = Site.of("board")
+        (tmp_path / "theirs").touch()
+        if what == "record link":
+            site.record.symlink_to(tmp_path / "theirs")
+        if what.endswith("fifo"):
+            os.mkfifo(site.lease if what == "lease fifo" else site.record)
+    try:
+        with pytest.raises(StorageError), board(knob) as device:
+            device.write(str(knob), "10")
+        assert knob.read_text() == "1\n"
+    finally:
+        state.unlink() if what in ("link", "file") else state.chmod(0o700)
+        if what == "lease fifo":
+            site.lease.unlink()
+        if what.startswith("record"):
+            site.record.unlink()
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EBUSY])
+def test_a_busy_driver_is_asked_again(knob: Path, state: Path, code: int) -> None:
+    """A write that is refused for the moment is tried again, a few times."""
+
+    class Busy(SysFiles):
+        times = 2
+
+        def write(self, key: str, text: str) -> None:
+            if self.times:
+                self.times -= 1
+                raise OSError(code, os.strerror(code))
+            super().write(key, text)
+
+    made = Actuator("board", controls=Busy(), guarded=False)
+    made.allow(Control(str(knob), LEVELS))
+    with made as device:
+        device.write(str(knob), "10")
+        assert knob.read_text() == "10"
+
+
+def test_the_audit_says_who_wrote_what(knob: Path, state: Path) -> None:
+    """Each write is kept with what was before and what was read back."""
+    with board(knob) as device:
+        device.write(str(knob), "10")
+    lines = Site.of("board").audit.read_text().splitlines()
+    assert '"event": "set"' in lines[0]
+    assert all('"before": "1", "to": "10"' in line for line in lines[:2])
+    assert '"event": "restore"' in lines[2]
+
+
+def test_restoring_needs_nothing_but_the_standard_library(knob: Path, state: Path) -> None:
+    """The program loads neither numpy nor torch nor any driver's binding."""
+    code = (
+        "import sys\nfrom polythrottle.actuation.restoring import main\nassert main([]) == 0\n"
+        "sys.stdout.write(str([m for m in ('numpy', 'torch', 'pynvml', 'typer', 'rich') if m in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]"
+
+
+def test_the_program_says_in_its_exit_code_whether_anything_is_left(
+    knob: Path, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """0 is all as found, 6 is something left and named, 8 is a place that cannot be trusted."""
+    dead = board(knob).__enter__()
+    dead.write(str(knob), "10")
+    dead._release()
+    knob.write_text("77")
+    assert program.main([]) == 6
+    assert f"{knob} holds 77, was 1: changed by someone else" in capsys.readouterr().out
+    assert program.main([]) == 0
+    state.chmod(0o777)
+    assert program.main([]) == 8
+    state.chmod(0o700)
+
+
+def test_a_device_nobody_knows_is_named(knob: Path, state: Path) -> None:
+    """Asking for a device without a record is one clear error."""
+    with pytest.raises(UnknownName, match="device on record"):
+        restore_all(device="other")
+    with pytest.raises(PolythrottleError):
+        restore_all(device="other")
+
+
+INTERRUPTED = """
+import sys
+from polythrottle.actuation import Actuator, Control, SysFiles
+
+class Impatient(SysFiles):
+    def write(self, key, text):
+        if text == "1":
+            raise KeyboardInterrupt
+        super().write(key, text)
+
+with Actuator("board", controls=Impatient()) as board:
+    board.allow(Control(sys.argv[1], frozenset({"10"})))
+    board.write(sys.argv[1], "10")
+"""
+
+
+def test_a_restoring_that_is_interrupted_is_left_to_the_guard(knob: Path, state: Path) -> None:
+    """A second Ctrl-C, while the first is being answered, does not leave the board changed."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, str(knob)], capture_output=True, check=False)
+    assert b"KeyboardInterrupt" in done.stderr
+    assert eventually(lambda: knob.read_text() == "1")
+    assert eventually(lambda: not standing())
+
+
+def test_a_stopped_guard_does_not_hold_up_its_writer(knob: Path, state: Path) -> None:
+    """A guard that was suspended, as by a debugger, ends with its writer."""
+    with board(knob, guarded=True) as device:
+        device.write(str(knob), "10")
+        assert device._watch is not None
+        os.kill(device._watch._guard.pid, signal.SIGSTOP)
+    assert knob.read_text() == "1"
+
+
+@pytest.mark.parametrize("missing", ["del os.pidfd_open", "os.pidfd_open = refuse"])
+def test_a_kernel_without_pidfd_has_a_guard_too(tmp_path: Path, knob: Path, state: Path, missing: str) -> None:
+    """JetPack 4's kernel, 4.9, does not have it, nor have Pythons that were built for such."""
+    site = f"import os\ndef refuse(pid):\n    raise OSError(38, 'Function not implemented')\n{missing}\n"
+    (tmp_path / "sitecustomize.py").write_text(site)
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(knob), "guarded"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline().startswith(b"ready")
+    time.sleep(0.5)
+    assert knob.read_text() == "10"
+    child.kill()
+    child.communicate()
+    assert eventually(lambda: knob.read_text() == "1")
+
+
+@pytest.mark.parametrize("what", ["subprocess.Popen", "threading.Thread.start"])
+def test_without_a_guard_nothing_is_written(
+    knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Where no process or no thread can be started, that is one clear error."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory") if what.startswith("sub") else RuntimeError("no thread")
+
+    with board(knob, guarded=True) as device:
+        monkeypatch.setattr(what, refuse)
+        with pytest.raises(DeviceError, match="cannot start the"):
+            device.write(str(knob), "10")
+        monkeypatch.undo()
+    assert knob.read_text().strip() == "1"
+
+
+def test_a_writer_that_stands_in_its_write_is_named(knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for it is told whom to end, instead of waiting for ever."""
+    monkeypatch.setattr("polythrottle.actuation.lease.PATIENCE_S", 0.05)
+    device = board(knob).__enter__()
+    device.write(str(knob), "10")
+    fence = Fence(Site.of("board").lease, device._boot())
+    with (
+        fence.closed(device._token),
+        pytest.raises(DeviceError, match=rf"process {os.getpid()} \(pid {os.getpid()}\) stands in the middle"),
+    ):
+        restore_all(force=True)
+    device.__exit__(None, None, None)
+    assert knob.read_text() == "1"
+
+
+@pytest.mark.parametrize("name", ["w" * 9000, "a\nb\x1b[31m", "é\u202e" * 3000])
+def test_any_name_can_hold_a_device(knob: Path, state: Path, name: str) -> None:
+    """A profile's name is shortened to a line that others can read; the device goes back all the same."""
+    device = board(knob).__enter__()
+    device.write(str(knob), "10")
+    device.hand_over(name, 30)
+    holder = standing()[0].lease.holder
+    assert holder.isprintable()
+    assert len(holder) <= 100
+    assert restore_all()[0].clean
+    assert knob.read_text() == "1"
+
+
+def test_what_was_applied_for_a_time_ends_though_confirmed_twice(knob: Path, state: Path) -> None:
+    """The second confirmation does not make it stand for ever."""
+    applied(knob, 30, confirmed_s=0.5)
+    assert not confirm()[0].lease.kept
+    assert not confirm()[0].lease.kept
+    assert eventually(lambda: knob.read_text() == "1")
+
+
+@pytest.mark.parametrize("name", ["a", "z"])
+def test_a_record_that_cannot_be_trusted_does_not_keep_others_from_going_back(
+    knob: Path, state: Path, name: str
+) -> None:
+    """Whatever is sound is restored; then the other is named."""
+    dead = board(knob).__enter__()
+    dead.write(str(knob), "10")
+    dead._release()
+    strange = Site.of(name).record
+    strange.write_text("\n")
+    strange.chmod(0o666)
+    with pytest.raises(StorageError, match="not a plain file that only this user may write"):
+        restore_all()
+    assert knob.read_text() == "1"
+    strange.unlink()
+
+
+@pytest.mark.parametrize("text", ["[" * 3000, '{"token": "a"}', "5", '{"token": "1", "boot_id": 2, "pid": "q"}'])
+def test_a_lease_that_is_none_counts_for_nothing(knob: Path, state: Path, text: str) -> None:
+    """A damaged lease file is no lease, and the record restores."""
+    dead = board(knob).__enter__()
+    dead.write(str(knob), "10")
+    dead._release()
+    Site.of("board").lease.write_text(text)
+    assert restore_all()[0].clean
+    assert knob.read_text() == "1"
+
+
+def test_a_lease_is_never_half_written(knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shorter text takes the place of a longer one in one call, so that a kill leaves one or the other."""
+    with board(knob) as device:
+        fence = Fence(Site.of("board").lease, device._boot())
+        fence.change(device._token, holder="x" * 90)
+        monkeypatch.delattr(os, "ftruncate")
+        fence.change(device._token, holder="y")
+        assert fence.read().holder == "y"
+        monkeypatch.undo()
+
+
+def test_a_pipe_in_the_place_of_the_audit_hangs_nobody(knob: Path, state: Path) -> None:
+    """The audit is evidence, not state: work goes on without it."""
+    with board(knob) as device:
+        os.mkfifo(Site.of("board").audit)
+        device.write(str(knob), "10")
+    assert knob.read_text() == "1"
+    Site.of("board").audit.unlink()
+
+
+def test_a_full_disk_is_named_before_the_device_is_taken(
+    knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where not even the holder's name can be noted nothing is held, let alone written."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        board(knob).__enter__()
+    monkeypatch.undo()
+    monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(state.parent))
+    with board(knob) as device:
+        device.write(str(knob), "10")
+    assert knob.read_text() == "1"
+
+
+def test_what_was_left_to_others_can_be_forced_back_later(knob: Path, state: Path) -> None:
+    """A plain restore leaves and names a foreign value; force afterwards still knows the original."""
+    dead = board(knob).__enter__()
+    dead.write(str(knob), "10")
+    dead._release()
+    knob.write_text("77")
+    assert restore_all()[0].foreign
+    assert not standing()
+    assert restore_all() == ()
+    assert restore_all(force=True)[0].restored == (str(knob),)
+    assert knob.read_text() == "1"
+    assert restore_all(force=True) == ()
+
+
+def test_what_was_left_is_forgotten_by_the_next_writer(knob: Path, state: Path) -> None:
+    """Whoever steers next starts from what holds then; the older original is void."""
+    dead = board(knob).__enter__()
+    dead.write(str(knob), "10")
+    dead._release()
+    knob.write_text("77")
+    restore_all()
+    with board(knob) as device:
+        device.write(str(knob), "5")
+    assert knob.read_text() == "77"
+    assert restore_all(force=True) == ()
