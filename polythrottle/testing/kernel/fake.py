@@ -1,0 +1,265 @@
+"""The fake kernel itself: a port of controls over a planted tree."""
+
+import contextlib
+import errno
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from polythrottle.actuation import controls, system
+from polythrottle.errors import DeviceError, KnobRejected
+from polythrottle.testing.kernel.faults import Fault, Script
+from polythrottle.testing.kernel.follow import follow
+from polythrottle.testing.kernel.limits import table
+from polythrottle.testing.kernel.log import Write, WriteLog
+from polythrottle.testing.kernel.machine import Machine, refusal
+from polythrottle.testing.kernel.memory_clock import CLK, memory_levels
+from polythrottle.testing.kernel.modes import mode, switch
+from polythrottle.testing.kernel.renumber import renumber
+from polythrottle.testing.kernel.rules import obey
+from polythrottle.testing.kernel.snapshot import snapshot
+
+_MODE = "nvpmodel:"
+
+
+class FakeKernel:
+    """Reads and writes a tree as the kernel of that board would; a port of controls.
+
+    Every instance on the same tree, in whichever process, shares its state, its faults and its log: they lie beside
+    the tree, in ``<tree>.kernel``.
+
+    Args:
+        root: A tree laid by `polythrottle.testing.plant`, or a copy of a real board's.
+        log: Where writes are logged; by default ``writes.log`` beside the tree.
+
+    Raises:
+        DeviceError: If there is no such folder.
+    """
+
+    def __init__(self, root: Path | str, *, log: Path | None = None) -> None:
+        if not Path(root).is_dir():
+            raise DeviceError(f"there is no tree at {root}; plant one first")
+        self._machine = Machine(Path(root))
+        self._machine.beside.mkdir(exist_ok=True)
+        self._script = Script(self._machine.beside)
+        self._log = WriteLog(log if log is not None else self._machine.beside / "writes.log")
+
+    @property
+    def root(self) -> Path:
+        """Where ``/`` of the board is."""
+        return self._machine.root
+
+    def read(self, key: str) -> str:
+        """Return what a control holds, without the newline the kernel adds.
+
+        Args:
+            key: A path below the root, or ``nvpmodel:<root>`` for the number of the power mode.
+
+        Raises:
+            OSError: As the kernel would.
+        """
+        with self._machine.held():
+            due = self._script.due("read", key)
+            self._before(due, key)
+            text = self._value(key)
+            self._after(due, key)
+            return text
+
+    def write(self, key: str, text: str) -> None:
+        """Write to a control as the kernel would; a power mode is given by its number.
+
+        Raises:
+            OSError: As the kernel would.
+            KnobRejected: If a power mode takes a reboot.
+        """
+        with self._machine.held():
+            due = self._script.due("write", key)
+            self._logged(due, key, text, "us")
+            self._after(due, key)
+
+    def _logged(self, due: list[Fault], key: str, text: str, by: str) -> None:
+        self._machine.memory.writes += 1
+        self._machine.remember()
+        number = self._machine.memory.writes
+        self._log.begin(number, key, text, self._peek(key), by)
+        try:
+            self._before(due, key)
+            self._take(due, key, text)
+        except (OSError, KnobRejected) as err:
+            name = errno.errorcode.get(err.errno or 0, "?") if isinstance(err, OSError) else "refused"
+            self._log.end(number, name, self._peek(key))
+            raise
+        self._log.end(number, "ok", self._peek(key))
+
+    def _take(self, due: list[Fault], key: str, text: str) -> None:
+        rounding = next((fault for fault in due if fault.act == "round"), None)
+        if any(fault.act == "ignore" for fault in due):
+            return
+        if rounding is not None:
+            text = rounding.value if rounding.value is not None else self._below(key, text)
+        self._do(key, text)
+
+    def _do(self, key: str, text: str) -> None:
+        if key.startswith(_MODE):
+            switch(self._own(key), text)
+        else:
+            obey(self._machine, self._machine.real(key), text)
+        follow(self._machine)
+        self._machine.remember()
+
+    def _value(self, key: str) -> str:
+        if key.startswith(_MODE):
+            return mode(self._own(key))
+        path = self._machine.real(key)
+        if self._machine.memory.asleep and re.search(r"/devfreq/[^/]+/[a-z]+_freq$", path) and self._sleeps():
+            raise refusal(errno.EAGAIN, path)
+        text = self._machine.read(path)
+        if path.endswith("/temp") and (not text or (self._is_gpu_zone(path) and self._sleeps())):
+            raise refusal(errno.EAGAIN, path)
+        return text
+
+    def _own(self, key: str) -> Machine:
+        if os.path.realpath(key.removeprefix(_MODE) or "/") != str(self.root):
+            raise refusal(errno.ENOENT, key)
+        return self._machine
+
+    def _is_gpu_zone(self, path: str) -> bool:
+        return self._machine.read(f"{path.rpartition('/')[0]}/type").lower().startswith("gpu-therm")
+
+    def _sleeps(self) -> bool:
+        if not self._machine.memory.asleep:
+            return False
+        for name in self._machine.names("/sys/class/devfreq"):
+            device = f"/sys/class/devfreq/{name}/device"
+            for place, awake in (("railgate_enable", "0"), ("power/control", "on"), ("../power/control", "on")):
+                if self._machine.has(f"{device}/{place}") and self._machine.read(f"{device}/{place}") == awake:
+                    return False
+        return True
+
+    def _peek(self, key: str) -> str | None:
+        try:
+            return self._value(key)
+        except OSError:
+            return None
+
+    def _below(self, key: str, text: str) -> str:
+        with contextlib.suppress(OSError, ValueError):
+            path = self._machine.real(key)
+            listed = memory_levels(self._machine) if path.startswith(CLK) else table(self._machine, path)
+            return str(max((level for level in listed if level < int(text)), default=listed[0]))
+        return text
+
+    def _before(self, due: list[Fault], key: str) -> None:
+        for fault in due:
+            if fault.act == "die_before":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif fault.act == "renumber":
+                renumber(self._machine, str(fault.path), str(fault.value))
+            elif fault.act == "vanish":
+                with contextlib.suppress(OSError):
+                    self._machine.place(self._machine.real(key)).unlink(missing_ok=True)
+            elif fault.act.startswith("E"):
+                raise refusal(getattr(errno, fault.act), key)
+
+    def _after(self, due: list[Fault], key: str) -> None:
+        for fault in due:
+            if fault.act == "foreign":
+                self._logged([], self._placed(fault.path) if fault.path else key, str(fault.value), "foreign")
+        if any(fault.act == "die_after" for fault in due):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _placed(self, path: str) -> str:
+        inside = path.startswith((_MODE, f"{self.root}/"))
+        return path if inside else str(self._machine.place(path))
+
+    def fail(self, *faults: Fault) -> None:
+        """Add faults to the script of this tree; they hold for every process."""
+        with self._machine.held():
+            self._script.add(faults)
+
+    def heal(self) -> None:
+        """Forget every fault."""
+        with self._machine.held():
+            self._script.clear()
+
+    def writes(self) -> tuple[Write, ...]:
+        """Return every write so far, in order, whichever process made it and even if it died of it."""
+        return self._log.writes()
+
+    def snapshot(self) -> dict[str, str]:
+        """Return what every writable control holds, by path inside the tree, and ``nvpmodel``.
+
+        What moves by itself is left out; `polythrottle.testing.kernel.snapshot.DYNAMIC` names it.
+        """
+        with self._machine.held():
+            return snapshot(self._machine)
+
+    def work(self, load: float) -> None:
+        """Let the processors be busy for a share of time, 0 to 1; clocks, power and heat follow."""
+        with self._machine.held():
+            self._machine.memory.load = load
+            follow(self._machine)
+            self._machine.remember()
+
+    def doze(self, *, asleep: bool = True) -> None:
+        """Power the GPU down whenever nothing keeps it awake: its clocks and its thermal zone give EAGAIN then."""
+        with self._machine.held():
+            self._machine.memory.asleep = asleep
+            self._machine.remember()
+
+    def throttle(self, events: int = 1) -> None:
+        """Count over-current events, as the board does when it slows itself down.
+
+        Raises:
+            DeviceError: If the board has no such counters.
+        """
+        with self._machine.held():
+            for name in self._machine.names("/sys/class/hwmon"):
+                path = f"/sys/class/hwmon/{name}/oc3_event_cnt"
+                if self._machine.has(path):
+                    self._machine.put(path, self._machine.number(path) + events)
+                    return
+        raise DeviceError(f"the board at {self.root} counts no over-current events")
+
+    def renumber(self, path: str, name: str) -> None:
+        """Give a folder of ``/sys/class/hwmon`` or ``/sys/class/devfreq`` another name, as another boot may."""
+        with self._machine.held():
+            renumber(self._machine, path, name)
+
+    def covers(self, key: str) -> bool:
+        """Return whether a key is one of this tree."""
+        place = os.path.realpath(key.removeprefix(_MODE) or "/")
+        if key.startswith(_MODE):
+            return place == str(self.root)
+        return key.startswith("/") and place.startswith(f"{self.root}/")
+
+    @contextmanager
+    def installed(self) -> Iterator["FakeKernel"]:
+        """Let everything in this process that reaches controls of this tree go through this kernel."""
+        with contextlib.ExitStack() as stack:
+            for kind in (controls.SysFiles, system.SystemControls):
+                read, write = _reader(kind.read, self), _writer(kind.write, self)
+                stack.enter_context(mock.patch.multiple(kind, read=read, write=write))
+            yield self
+
+
+def _reader(usual: Callable[[Any, str], str], kernel: FakeKernel) -> Callable[[Any, str], str]:
+    def read(port: Any, key: str) -> str:
+        return kernel.read(key) if kernel.covers(key) else usual(port, key)
+
+    return read
+
+
+def _writer(usual: Callable[[Any, str, str], None], kernel: FakeKernel) -> Callable[[Any, str, str], None]:
+    def write(port: Any, key: str, text: str) -> None:
+        if kernel.covers(key):
+            kernel.write(key, text)
+        else:
+            usual(port, key, text)
+
+    return write

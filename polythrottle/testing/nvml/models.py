@@ -1,0 +1,227 @@
+"""The GPUs the stand-in driver can show, in the driver's own units: MHz, mW, mJ, microseconds.
+
+Clock tables and power limits of the cards in ``devices/`` are those of ``devices/`` (a test compares them). The
+driver shows whole megahertz, so a table in steps of 7.5 MHz reads 1380, 1372, 1365. Everything about the B200 and the
+laptop GPU is assumed, and so are, for all, the shares of power, the refresh periods, the base clocks and the thermal
+resistance: the stand-in is simulated, and proves what a program does, not what a board draws.
+"""
+
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+
+from polythrottle.errors import UnknownName
+
+VOLTA, AMPERE, ADA, HOPPER, BLACKWELL = 5, 7, 8, 9, 10  # NVML_DEVICE_ARCH_*
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """One kind of GPU; every integer field is a number of the same name in ``fake.h``.
+
+    Args:
+        name: As the driver gives it.
+        clocks_mhz: Memory clocks, highest first, each with its GPU clocks, highest first.
+        limit_min_mw: Lowest power limit the driver takes.
+        limit_max_mw: Highest power limit the driver takes; also the default.
+        static_mw: Power at rest without memory.
+        memory_mw: Power of the memory at its highest clock.
+        gpu_mw: Dynamic power at the highest clock under full load.
+        period_us: How often sensors and the energy counter are refreshed.
+        averages_power: 1 where nvmlDeviceGetPowerUsage is a mean of the last second, 0 where it is instantaneous.
+    """
+
+    name: str
+    clocks_mhz: tuple[tuple[int, tuple[int, ...]], ...]
+    architecture: int
+    compute_major: int
+    compute_minor: int
+    device_id: int
+    memory_bytes: int
+    base_mhz: int
+    limit_min_mw: int
+    limit_max_mw: int
+    static_mw: int
+    memory_mw: int
+    gpu_mw: int
+    period_us: int = 100_000
+    averages_power: int = 1
+    has_gpu_lock: int = 1
+    has_memory_lock: int = 1
+    has_power_limit: int = 1
+    has_energy: int = 1
+    has_tables: int = 1
+    has_power_fields: int = 1
+    has_memory_power: int = 0
+    has_module_power: int = 0
+    has_memory_temperature: int = 0
+    has_mig: int = 0
+    has_profiles: int = 0
+    has_serial: int = 1
+    mig_enabled: int = 0
+    ambient_c: int = 30
+    limit_c: int = 83
+    millikelvin_per_w: int = 150
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The fields that ``fake.h`` knows, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, int)}
+
+
+def _steps(first_mhz: float, last_mhz: float, step_mhz: float = 15) -> tuple[int, ...]:
+    count = round((last_mhz - first_mhz) / step_mhz)
+    return (*(int(last_mhz - step_mhz * number) for number in range(count)), int(first_mhz))
+
+
+_V100 = GpuModel(
+    name="Tesla V100-PCIE-16GB",
+    clocks_mhz=((877, _steps(135, 1380, 7.5)),),
+    architecture=VOLTA,
+    compute_major=7,
+    compute_minor=0,
+    device_id=0x1DB410DE,
+    memory_bytes=16 * 2**30,
+    base_mhz=1245,
+    limit_min_mw=100_000,
+    limit_max_mw=250_000,
+    static_mw=14_500,
+    memory_mw=3_700,
+    gpu_mw=218_000,
+    period_us=20_000,
+    averages_power=0,
+    has_memory_lock=0,
+    has_power_fields=0,
+)
+_A100 = GpuModel(
+    name="NVIDIA A100-PCIE-40GB",
+    clocks_mhz=((1215, _steps(210, 1410)),),
+    architecture=AMPERE,
+    compute_major=8,
+    compute_minor=0,
+    device_id=0x20F110DE,
+    memory_bytes=40 * 2**30,
+    base_mhz=765,
+    limit_min_mw=150_000,
+    limit_max_mw=250_000,
+    static_mw=35_000,
+    memory_mw=22_000,
+    gpu_mw=215_000,
+    averages_power=0,
+    has_memory_temperature=1,
+    has_mig=1,
+)
+_A40 = GpuModel(
+    name="NVIDIA A40",
+    clocks_mhz=((7251, _steps(210, 1740)), (405, _steps(210, 420))),
+    architecture=AMPERE,
+    compute_major=8,
+    compute_minor=6,
+    device_id=0x223510DE,
+    memory_bytes=48 * 2**30,
+    base_mhz=1305,
+    limit_min_mw=100_000,
+    limit_max_mw=300_000,
+    static_mw=37_900,
+    memory_mw=26_000,
+    gpu_mw=215_000,
+    period_us=50_000,
+)
+_H100 = GpuModel(
+    name="NVIDIA H100 NVL",
+    clocks_mhz=((2619, _steps(345, 1785)), (1593, _steps(345, 1785))),
+    architecture=HOPPER,
+    compute_major=9,
+    compute_minor=0,
+    device_id=0x232110DE,
+    memory_bytes=94 * 2**30,
+    base_mhz=1080,
+    limit_min_mw=200_000,
+    limit_max_mw=400_000,
+    static_mw=60_000,
+    memory_mw=30_000,
+    gpu_mw=330_000,
+    has_memory_power=1,
+    has_memory_temperature=1,
+    has_mig=1,
+    millikelvin_per_w=100,
+)
+_L4 = GpuModel(
+    name="NVIDIA L4",
+    clocks_mhz=((6251, _steps(210, 2040)), (405, _steps(210, 645))),
+    architecture=ADA,
+    compute_major=8,
+    compute_minor=9,
+    device_id=0x27B810DE,
+    memory_bytes=24 * 2**30,
+    base_mhz=795,
+    limit_min_mw=40_000,
+    limit_max_mw=72_000,
+    static_mw=15_000,
+    memory_mw=6_000,
+    gpu_mw=62_000,
+    period_us=50_000,
+    millikelvin_per_w=500,
+)
+_B200 = GpuModel(
+    name="NVIDIA B200",
+    clocks_mhz=((3996, _steps(120, 1965)),),
+    architecture=BLACKWELL,
+    compute_major=10,
+    compute_minor=0,
+    device_id=0x290110DE,
+    memory_bytes=180 * 2**30,
+    base_mhz=1170,
+    limit_min_mw=200_000,
+    limit_max_mw=1_000_000,
+    static_mw=90_000,
+    memory_mw=50_000,
+    gpu_mw=950_000,
+    has_memory_power=1,
+    has_module_power=1,
+    has_memory_temperature=1,
+    has_mig=1,
+    has_profiles=1,
+    millikelvin_per_w=45,
+)
+_LAPTOP = GpuModel(
+    name="NVIDIA GeForce RTX 3060 Laptop GPU",
+    clocks_mhz=((7001, _steps(210, 2100)), (405, _steps(210, 420))),
+    architecture=AMPERE,
+    compute_major=8,
+    compute_minor=6,
+    device_id=0x256010DE,
+    memory_bytes=6 * 2**30,
+    base_mhz=900,
+    limit_min_mw=0,
+    limit_max_mw=115_000,
+    static_mw=12_000,
+    memory_mw=8_000,
+    gpu_mw=95_000,
+    period_us=50_000,
+    has_memory_lock=0,
+    has_power_limit=0,
+    has_energy=0,
+    has_tables=0,
+    has_serial=0,
+    limit_c=87,
+    millikelvin_per_w=400,
+)
+
+MODELS = MappingProxyType(
+    {
+        **{"v100": _V100, "a100": _A100, "a100-mig": replace(_A100, mig_enabled=1), "a40": _A40},
+        **{"h100": _H100, "l4": _L4, "b200": _B200, "laptop": _LAPTOP},
+    }
+)
+
+
+def model(name: str) -> GpuModel:
+    """Return the model of that name.
+
+    Raises:
+        UnknownName: If there is none.
+    """
+    if name not in MODELS:
+        raise UnknownName("stand-in GPU", name, MODELS)
+    return MODELS[name]

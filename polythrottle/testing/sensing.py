@@ -1,0 +1,270 @@
+"""Sensors with a known truth: a device whose power is known at every instant, read through a sensor that distorts it.
+
+For whoever wants to know whether an interval says what it claims: `Rig` serves queries whose mean latency, percentiles
+and energy are known beforehand, and `SENSORS` are the ways in which real sensors fall short.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polythrottle.clock import VirtualClock
+from polythrottle.measurement import EnergyKind, Query, Reading
+from polythrottle.sensors import EXACT, Sensor
+from polythrottle.space import OperatingPoint, SearchSpace
+
+Array = NDArray[np.float64]
+_BUSY, _HIGH = 0.6, 2.0
+"""The share of a query in which it draws more, and how much more than in the rest."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What queries are like: lognormal, some of them stragglers that come in clusters, with power that varies slowly.
+
+    Args:
+        usual_s: Median of a query that does not straggle.
+        spread: Deviation of its logarithm.
+        straggle: Share of the queries that straggle.
+        stay: Chance that the query after a straggler is one too.
+        longer: By what a straggler takes longer at least, as a fraction; as much more comes on average.
+        power_w: Mean power.
+        wander: Deviation of the power of single queries, as a fraction.
+        held: Its correlation from one query to the next.
+        drift_per_s: By what fraction power rises in a second.
+    """
+
+    usual_s: float = 0.011
+    spread: float = 0.02
+    straggle: float = 0.02
+    stay: float = 0.74
+    longer: float = 0.1
+    power_w: float = 20.0
+    wander: float = 0.05
+    held: float = 0.8
+    drift_per_s: float = 0.0
+
+    def latencies_s(self, rng: np.random.Generator, count: int) -> Array:
+        """Return the latencies of queries in a row."""
+        late = _clusters(rng, count, self.straggle, self.stay)
+        longer = self.longer * (1 + rng.standard_exponential(count))
+        return np.asarray(self.usual_s * np.exp(self.spread * rng.standard_normal(count)) * (1 + longer * late))
+
+    @property
+    def mean_s(self) -> float:
+        """The mean latency of endlessly many."""
+        return float(self.usual_s * np.exp(self.spread**2 / 2) * (1 + 2 * self.longer * self.straggle))
+
+    @property
+    def energy_j(self) -> float:
+        """The mean energy of a query, without drift."""
+        return self.power_w * self.mean_s
+
+
+def _clusters(rng: np.random.Generator, count: int, share: float, stay: float) -> NDArray[np.bool_]:
+    chance, found = rng.random(count).tolist(), np.zeros(count, dtype=bool)
+    enter, late = share * (1 - stay) / (1 - share), False
+    for i, value in enumerate(chance):
+        found[i] = late = value < (stay if late else enter)
+    return found
+
+
+@dataclass(frozen=True)
+class Course:
+    """The true running total of a rig: exact at every instant.
+
+    Args:
+        time_s: Where power changes, rising, shape (changes,).
+        total_j: The total there.
+    """
+
+    time_s: Array
+    total_j: Array
+
+    def at(self, time_s: Array) -> Array:
+        """Return the true total at some times."""
+        return np.asarray(np.interp(time_s, self.time_s, self.total_j))
+
+    @property
+    def end_s(self) -> float:
+        """Until when it is known."""
+        return float(self.time_s[-1])
+
+
+Shown = tuple[Array, Array]
+"""When the total a sensor shows changes, and to what."""
+
+
+@dataclass(frozen=True)
+class Distortion:
+    """A way in which a sensor falls short.
+
+    Args:
+        shows: Returns what it shows of a course, from a random phase between 0 and 1 on; None if it shows the truth.
+        sensor: What is known of it.
+    """
+
+    shows: Callable[[Course, float], Shown] | None = None
+    sensor: Sensor = field(default_factory=Sensor)
+
+
+def stepping(step_s: float) -> Distortion:
+    """Return a counter that moves now and then."""
+
+    def shows(course: Course, phase: float) -> Shown:
+        at_s = np.arange(phase * step_s, course.end_s, step_s)
+        return at_s, course.at(at_s)
+
+    return Distortion(shows, Sensor(step_s=step_s))
+
+
+def looking(duty: float, period_s: float) -> Distortion:
+    """Return a counter of what a sensor sees that looks for a part of each period only."""
+
+    def shows(course: Course, phase: float) -> Shown:
+        from_s = np.arange(phase * period_s, course.end_s - period_s, period_s)
+        seen_j = (course.at(from_s + duty * period_s) - course.at(from_s)) / duty
+        return from_s + period_s, np.cumsum(seen_j)
+
+    return Distortion(shows, Sensor(step_s=period_s, duty=duty, period_s=period_s))
+
+
+def polling(period_s: float, *, average_s: float = 0.001, lag_s: float = 0.0, quantum_w: float = 0.0) -> Distortion:
+    """Return power readings added up, each for the time since the last.
+
+    Args:
+        period_s: Between two readings.
+        average_s: What one averages over.
+        lag_s: Time constant with which it follows.
+        quantum_w: What it is rounded to.
+    """
+
+    def shows(course: Course, phase: float) -> Shown:
+        at_s = np.arange(phase * period_s, course.end_s, period_s)
+        if lag_s:
+            power_w = np.interp(at_s, *_followed(course, lag_s))
+        else:
+            power_w = (course.at(at_s) - course.at(at_s - average_s)) / average_s
+        if quantum_w:
+            power_w = quantum_w * np.round(power_w / quantum_w)
+        return at_s, np.cumsum(power_w * period_s)
+
+    averaged_s = average_s if average_s > 0.001 else 0.0
+    return Distortion(shows, Sensor(period_s, average_s=averaged_s, lag_s=lag_s, quantum_w=quantum_w))
+
+
+def _followed(course: Course, lag_s: float) -> Shown:
+    """Return what a sensor shows that follows the power with a lag, and when."""
+    grid_s = np.arange(0.0, course.end_s, lag_s / 25)
+    power_w, keep, shown = np.diff(course.at(grid_s)) / np.diff(grid_s), np.exp(-1 / 25), []
+    now_w = float(power_w[0])
+    for value in power_w.tolist():
+        now_w = keep * now_w + (1 - keep) * value
+        shown.append(now_w)
+    return grid_s[1:], np.array(shown)
+
+
+SENSORS: Mapping[str, Distortion] = {
+    "exact": Distortion(sensor=EXACT),
+    "counter in 100 ms steps": stepping(0.1),
+    "25 of every 100 ms": looking(0.25, 0.1),
+    "rounded to 1 W, 10 Hz": polling(0.1, average_s=0.1, quantum_w=1.0),
+    "1 s average, 10 Hz": polling(0.1, average_s=1.0),
+    "lag 0.5 s, 10 Hz": polling(0.1, lag_s=0.5),
+    "1 Hz": polling(1.0),
+}
+"""Ways in which real sensors fall short, by name."""
+
+
+class Rig:
+    """A device and its only workload, whose truth is known; satisfies the ports ``Device`` and ``Workload``.
+
+    Args:
+        traffic: What its queries are like.
+        distortion: How its sensor falls short.
+        seed: Of the queries and of the sensor's phase.
+        count: How many queries it can serve.
+    """
+
+    uri, title, energy_kind, boundary = "rig", "a rig of known truth", EnergyKind.SIMULATED, "the rig"
+    presets: Mapping[str, OperatingPoint] = {}
+
+    def __init__(self, traffic: Traffic, distortion: Distortion, seed: int, count: int = 3000) -> None:
+        rng = np.random.default_rng(seed)
+        self.clock, self.traffic = VirtualClock(), traffic
+        self._latencies_s = traffic.latencies_s(rng, count)
+        self._ends_s = np.cumsum(self._latencies_s)
+        self._course = self._drawn(rng)
+        shown = distortion.shows(self._course, float(rng.random())) if distortion.shows else None
+        self._shown, self._served = shown, 0
+
+    def _drawn(self, rng: np.random.Generator) -> Course:
+        starts_s = self._ends_s - self._latencies_s
+        wander = _wander(rng, len(starts_s), self.traffic.held)
+        warmer = 1 + self.traffic.drift_per_s * (starts_s + self._latencies_s / 2)
+        query_j = self.traffic.power_w * self._latencies_s * (1 + self.traffic.wander * wander) * warmer
+        high = _BUSY * _HIGH / (_BUSY * _HIGH + 1 - _BUSY)
+        time_s = np.column_stack([starts_s + _BUSY * self._latencies_s, self._ends_s]).ravel()
+        gain_j = np.column_stack([high * query_j, (1 - high) * query_j]).ravel()
+        return Course(np.concatenate([[0.0], time_s]), np.concatenate([[0.0], np.cumsum(gain_j)]))
+
+    @property
+    def space(self) -> SearchSpace:
+        """One point, without knobs."""
+        return SearchSpace.grid((), {})
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Do nothing; there is nothing to set."""
+
+    def read(self) -> Reading:
+        """Return what the sensor shows now."""
+        return Reading(self.clock.now(), self.read_at(self.clock.now()))
+
+    def read_at(self, time_s: float) -> float:
+        """Return the total the sensor shows at a time, in joules."""
+        if self._shown is None:
+            return float(self._course.at(np.array(time_s)))
+        at_s, total_j = self._shown
+        place = int(np.searchsorted(at_s, time_s, side="right")) - 1
+        return 0.0 if place < 0 else float(total_j[place])
+
+    def latencies_s(self, queries: int) -> Array:
+        """Return the latencies of the last queries that were served."""
+        return self._latencies_s[self._served - queries : self._served]
+
+    def query(self) -> Query:
+        """Serve the next query."""
+        self.clock.sleep(float(self._ends_s[self._served]) - self.clock.now())
+        latency_s = float(self._latencies_s[self._served])
+        self._served += 1
+        return Query(latency_s)
+
+    def true_energy_j(self, from_s: float, until_s: float) -> float:
+        """Return the mean energy of a query between two times: of endlessly many rigs of this kind."""
+        return self.traffic.energy_j * (1 + self.traffic.drift_per_s * (from_s + until_s) / 2)
+
+    def restore(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def _wander(rng: np.random.Generator, count: int, held: float) -> Array:
+    """Return an autoregressive series of mean 0 and deviation 1."""
+    fresh, now, found = rng.standard_normal(count).tolist(), float(rng.standard_normal()), []
+    for value in fresh:
+        now = held * now + np.sqrt(1 - held * held) * value
+        found.append(now)
+    return np.array(found)
