@@ -4,10 +4,12 @@ Anything that fits one of these protocols can be tuned, measured or asked; nothi
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 from polythrottle.clock import Clock
+from polythrottle.findings import Finding
 from polythrottle.measurement import EnergyKind, Measurement, Query, Reading
 from polythrottle.space import OperatingPoint, SearchSpace
 from polythrottle.study import Study
@@ -84,6 +86,46 @@ class Rewindable(Protocol):
         """Put the state and the noise to where trial ``number`` starts, whatever went before."""
 
 
+@runtime_checkable
+class Inspectable(Protocol):
+    """A device that can say what it is and which of its parts work here, without writing anything."""
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """What hardware and firmware it is: board, chip, driver, …; what is not known is left out."""
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what works and what does not, with the reason: each knob, the energy, the temperature."""
+
+
+@runtime_checkable
+class Sampled(Protocol):
+    """A device that looks at its sensors in the background while it is entered."""
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Return a context in which it looks as when entered without becoming its writer, to see what that costs."""
+
+
+@runtime_checkable
+class Lasting(Protocol):
+    """A device whose settings can outlive the process that made them."""
+
+    def hand_over(self, holder: str, seconds: float | None, confirmed_s: float | None = None) -> str:
+        """Leave the settings in place under a guard that restores them unless they are confirmed.
+
+        Args:
+            holder: What holds the device from now on, for people to read, such as the profile's name.
+            seconds: When to restore; None is at the next restore or reboot, without a guard.
+            confirmed_s: How long they stand once confirmed, in seconds; None is until a restore.
+
+        Returns:
+            The name under which the device stands on record.
+
+        Raises:
+            DeviceError: If the device was not entered.
+        """
+
+
 class Workload(Protocol):
     """A served model: it answers queries, each a batch of items."""
 
@@ -111,6 +153,51 @@ class Workload(Protocol):
 
     def close(self) -> None:
         """Release what the workload holds."""
+
+
+@runtime_checkable
+class Concurrent(Protocol):
+    """A workload that can have several queries under way at once, such as a service somewhere else."""
+
+    @property
+    def concurrency(self) -> int:
+        """How many queries a closed loop keeps under way; above 1 also how many an open loop has at most."""
+
+    async def send(self) -> Query:
+        """Issue one query as ``query`` does, letting others go on meanwhile; all calls come in one event loop.
+
+        Its latency counts from the call. It may be cancelled.
+
+        Raises:
+            TrialError: If the answer is an error or does not come in time.
+        """
+
+    async def hang_up(self) -> None:
+        """Release what ``send`` opened in the event loop it was called in, which ends now; it may open it again."""
+
+
+@runtime_checkable
+class Noting(Protocol):
+    """A workload that knows something about its figures which a user should read with them."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What that is, a line each."""
+
+
+@runtime_checkable
+class Discounting(Protocol):
+    """A device whose joules may be an estimate from busy processors, so that some of them can be left out."""
+
+    def leave_out(self, busy_s: float) -> bool:
+        """Leave processor time of this process that was not the workload's out of the energy.
+
+        Args:
+            busy_s: Processor seconds spent, and not left out yet, since energy was read last.
+
+        Returns:
+            Whether that was done; where joules are counted by the hardware, nothing can be left out.
+        """
 
 
 class Optimizer(Protocol):

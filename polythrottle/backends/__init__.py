@@ -1,16 +1,16 @@
-"""Devices: simulated boards, recorded tables, this machine's processor."""
+"""Devices: simulated boards, recorded tables, Jetson boards, NVIDIA GPUs, this machine's processor."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from polythrottle.backends.found import find_device
-from polythrottle.errors import DeviceError, InvalidInput, UnknownName
+from polythrottle.errors import InvalidInput, UnknownName
 from polythrottle.ports import Device
 
 __all__ = ["FORMS", "DeviceURI", "find_device", "open_device"]
 
-FORMS = "sim:<board>[?seed=7&noise=0.02], replay:<table.csv[.gz]>, cpu, auto"
+FORMS = "sim:<board>[?seed=7&noise=0.02], replay:<table.csv[.gz]>, jetson, nvml:<index or UUID>, cpu, auto"
 _SCHEMES = ("auto", "cpu", "sim", "replay", "jetson", "nvml")
 
 
@@ -89,9 +89,8 @@ def open_device(text: str, knobs: Sequence[str] | None = None) -> Device:
         DeviceError: If the device is not there or cannot be steered.
     """
     uri = DeviceURI.parse(find_device().uri if text.strip() == "auto" else text)
-    if uri.scheme in ("jetson", "nvml"):
-        raise DeviceError(f"{text}: this version cannot steer {uri.scheme} devices yet; use {FORMS}")
-    return {"sim": _simulated, "replay": _replay, "cpu": _cpu}[uri.scheme](uri, knobs)
+    openers = {"sim": _simulated, "replay": _replay, "jetson": _jetson, "nvml": _nvml, "cpu": _cpu}
+    return openers[uri.scheme](uri, knobs)
 
 
 def _simulated(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
@@ -122,3 +121,17 @@ def _cpu(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
     if uri.name:
         raise InvalidInput(f"cpu is this machine's processor and takes no name, such as {uri.name!r}")
     return CpuDevice.open(uri.options, knobs)
+
+
+def _jetson(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
+    from polythrottle.backends.jetson import JetsonDevice
+
+    if uri.name:
+        raise InvalidInput(f"jetson is the board this runs on and takes no name, such as {uri.name!r}")
+    return JetsonDevice.open(uri.options, knobs)
+
+
+def _nvml(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
+    from polythrottle.backends.nvml import NvmlDevice
+
+    return NvmlDevice.open(uri.name, uri.options, knobs)

@@ -23,9 +23,10 @@ def find_device(root: Path = Path("/")) -> Found:
     Args:
         root: Where ``/proc`` hangs; another folder in tests.
     """
-    for name in (_jetson(root), _nvidia(root)):
-        if name:
-            return Found("cpu", f"{name} is here, but this version cannot steer it yet; taking the processor")
+    if name := _jetson(root):
+        return Found("jetson" if root == Path("/") else f"jetson?root={root}", f"{name} is here")
+    if gpus := _nvidia(root):
+        return Found("nvml:0", gpus)
     return Found("cpu", "no Jetson board and no NVIDIA GPU here; taking the processor")
 
 
@@ -35,11 +36,14 @@ def _jetson(root: Path) -> str | None:
 
 
 def _nvidia(root: Path) -> str | None:
-    for file in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
-        for line in _text(file).splitlines():
-            if line.startswith("Model:"):
-                return f"an {line.partition(':')[2].strip()}"
-    return None
+    """Return which GPUs the driver's own files name, in a sentence; None if there is none."""
+    files = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
+    lines = [line for file in files for line in _text(file).splitlines() if line.startswith("Model:")]
+    named = [line.partition(":")[2].strip() for line in lines]
+    if not named:
+        return None
+    others = f", the first of {len(named)} GPUs; nvml:1 and so on name the others" if len(named) > 1 else ""
+    return f"an {named[0]} is here{others}"
 
 
 def _text(path: Path) -> str:

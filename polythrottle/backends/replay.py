@@ -29,6 +29,7 @@ _MEASURED = (*_LATENCIES.values(), "latency_std_s", "throughput_per_s", "power_w
 _NOTES = ("energy_per_request_j", "epoch_time_s", "mean_batch_size", "observed_gpu_freq_hz", "core_mask", "n_repeats")
 _LABELS = frozenset({"cpu_cluster"})
 _LEAST, _MOST = 1e-15, 1e15
+_SLOWEST_HZ = 1_000_000
 _MAY_BE_ZERO = ("temperature_c", "latency_std_s")
 _SMALL_IS_STOCK = frozenset({"batch_size", "gpu_min_hz"})
 
@@ -304,7 +305,7 @@ class _Row:
     fields: Mapping[str, str]
 
     def level(self, name: str) -> Level:
-        """Return a knob's level: a whole number, another number, or a label."""
+        """Return a knob's level: a whole number, another number, or a label; a clock is in Hz, not in MHz."""
         text = self.fields[name]
         try:
             value = float(text)
@@ -314,6 +315,9 @@ class _Row:
                 return text
         if not math.isfinite(value):
             raise BadFile(f"{self._where(name)}: the level {text!r} is not a finite number")
+        if name.endswith("_hz") and value < _SLOWEST_HZ:
+            hint = f"; {text} MHz are {value * 1e6:.0f}" if value > 0 else ""
+            raise BadFile(f"{self._where(name)}: {text} is no clock in Hz, of which the least is {_SLOWEST_HZ:,}{hint}")
         return int(value) if value == int(value) else value
 
     def number_in(self, name: str) -> float | None:

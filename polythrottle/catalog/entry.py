@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from polythrottle.catalog.archives import is_archive, read_member
 from polythrottle.errors import BadFile, InvalidInput
 from polythrottle.units import to_si
 
@@ -32,13 +33,14 @@ class Entry:
 
     @classmethod
     def of_file(cls, file: Path) -> "Entry":
-        """Return the whole of a file.
+        """Return the whole of a file; of a snapshot's archive, its ``board.toml``.
 
         Raises:
             BadFile: If it cannot be read or is not TOML.
         """
         try:
-            return cls(file, "", tomllib.loads(file.read_text(encoding="utf-8")))
+            text = read_member(file, "board.toml") if is_archive(file.name) else file.read_text(encoding="utf-8")
+            return cls(file, "", tomllib.loads(text))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
             raise BadFile(f"{file} is not a TOML file that can be read: {err}") from err
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from polythrottle.catalog.entry import Entry
 from polythrottle.catalog.places import locate
+from polythrottle.catalog.simulation import PRECISIONS
 from polythrottle.errors import InvalidInput
 from polythrottle.space import Knob, SearchSpace
 
@@ -28,7 +29,7 @@ class Model:
     Args:
         name: What it was asked for by: a name in ``profiles/workloads/`` or the path of a file.
         title: The name people know it by.
-        precision: ``fp16`` or ``fp32``.
+        precision: One of `PRECISIONS`.
         operations: Per item, a multiply-add counted as two.
         weight_bytes: Moved once per query.
         traffic_bytes: Moved per item besides, activations for the most part.
@@ -60,8 +61,8 @@ class Model:
     batch_default: int = 1
 
     def __post_init__(self) -> None:
-        if self.precision not in ("fp16", "fp32"):
-            raise InvalidInput(f"precision must be fp16 or fp32, not {self.precision!r}")
+        if self.precision not in PRECISIONS:
+            raise InvalidInput(f"precision must be {', '.join(PRECISIONS)}, not {self.precision!r}")
         for name in ("operations", "traffic_bytes", "parallelism", "kernels"):
             if not getattr(self, name) > 0:
                 raise InvalidInput(f"{name} must be above 0")

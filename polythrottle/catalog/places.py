@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from polythrottle.catalog.archives import SUFFIXES
 from polythrottle.errors import UnknownName
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -20,12 +21,13 @@ def names(kind: str) -> Iterator[str]:
 
 
 def locate(kind: str, noun: str, name: str) -> Path:
-    """Return the file that a name in the catalogue, or a path ending in ``.toml``, means.
+    """Return the file that a name in the catalogue, or a path ending in ``.toml`` or ``.tar.gz``, means.
 
     Raises:
         UnknownName: If there is no such file; names the nearest.
     """
-    path = Path(name) if name.endswith(".toml") else catalogue_dir(kind) / f"{name}.toml"
-    if not path.is_file() or (path.name != name and "/" in name and not name.endswith(".toml")):
+    own = name.endswith((".toml", *SUFFIXES))
+    path = Path(name) if own else catalogue_dir(kind) / f"{name}.toml"
+    if not path.is_file() or (path.name != name and "/" in name and not own):
         raise UnknownName(noun, name, names(kind))
     return path

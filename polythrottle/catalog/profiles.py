@@ -1,5 +1,6 @@
 """Tuned profiles as TOML files: ``profiles/tuned/<device>/<workload>.toml``."""
 
+import math
 import os
 import tempfile
 import tomllib
@@ -9,10 +10,11 @@ from typing import Any
 
 import tomli_w
 
-from polythrottle.errors import BadFile, PolythrottleError, StorageError
+from polythrottle.catalog.places import catalogue_dir
+from polythrottle.errors import BadFile, PolythrottleError, StorageError, UnknownName
 from polythrottle.measurement import EnergyKind, Latency, Measurement
 from polythrottle.profile import Profile
-from polythrottle.space import OperatingPoint
+from polythrottle.space import Level, OperatingPoint
 from polythrottle.units import to_file, to_si
 
 _FIRST = "# Tuned by polythrottle."
@@ -35,9 +37,11 @@ def write_profile(profile: Profile, path: Path) -> None:
             to_file(name, level) if not isinstance(level, str) else (name, level)
             for name, level in profile.point.items()
         ),
+        **({} if profile.workload_knobs is None else {"workload_knobs": list(profile.workload_knobs)}),
         "measured": _measured(profile.measurement),
         **({} if profile.default is None else {"default": _measured(profile.default)}),
         "provenance": dict(profile.provenance),
+        **({"identity": dict(profile.identity)} if profile.identity else {}),
     }
     kind = profile.measurement.energy_kind
     replace_file(path, f"{_FIRST} Energy is {kind}.\n{tomli_w.dumps(document)}".encode())
@@ -52,20 +56,70 @@ def read_profile(path: Path) -> Profile:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         return Profile(
-            device=document["device"],
-            workload=document["workload"],
-            point=OperatingPoint(dict(to_si(name, level) for name, level in document["point"].items())),
+            device=_word(document["device"]),
+            workload=_word(document["workload"]),
+            point=OperatingPoint(dict(_level(name, level) for name, level in document["point"].items())),
             measurement=_measurement(document["measured"]),
             default=_measurement(document["default"]) if "default" in document else None,
             slo=tuple(document["slo"]),
             provenance=document["provenance"],
+            identity=_identity(document.get("identity", {})),
+            workload_knobs=_names(document.get("workload_knobs")),
         )
     except OSError as error:
         raise BadFile(f"{path} cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise BadFile(f"{path} is not a profile: it is nested too deep") from error
     except KeyError as error:
         raise BadFile(f"{path} is not a profile: it lacks {error}") from error
-    except (ValueError, TypeError, AttributeError, PolythrottleError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, PolythrottleError) as error:
         raise BadFile(f"{path} is not a profile: {error}") from error
+
+
+def find_profile(name: str) -> Path:
+    """Return the file of a profile: a path, or ``<device>/<workload>`` below ``profiles/tuned``.
+
+    Profiles of the working folder come before those of the catalogue.
+
+    Raises:
+        UnknownName: If there is none; names the nearest.
+    """
+    folders = (Path("profiles/tuned"), catalogue_dir("profiles/tuned"))
+    tried = (Path(name), *(folder / f"{name.removesuffix('.toml')}.toml" for folder in folders))
+    for path in tried:
+        if path.is_file():
+            return path
+    known = {str(path.relative_to(folder))[:-5] for folder in folders for path in folder.glob("*/*.toml")}
+    raise UnknownName("profile", name, known)
+
+
+def _word(text: Any) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"{text!r} is not the name of a device or a workload")
+    return text
+
+
+def _level(name: str, level: Any) -> tuple[str, Level]:
+    """Return one level in SI."""
+    if isinstance(level, str):
+        return name, level
+    if type(level) not in (int, float) or not math.isfinite(level):
+        raise TypeError(f"{name} has no level {level!r}")
+    return to_si(name, level)
+
+
+def _identity(table: Mapping[str, Any]) -> dict[str, str]:
+    if not all(isinstance(text, str) for text in table.values()):
+        raise TypeError("its identity holds something else than text")
+    return dict(table)
+
+
+def _names(values: Any) -> tuple[str, ...] | None:
+    if values is None:
+        return None
+    if not isinstance(values, list) or not all(isinstance(name, str) for name in values):
+        raise TypeError("workload_knobs is not a list of names")
+    return tuple(values)
 
 
 def check_replaceable(path: Path) -> None:

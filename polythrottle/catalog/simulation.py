@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from polythrottle.errors import InvalidInput
 
+PRECISIONS = ("fp32", "fp16", "int8")
+
 
 def _above_zero(record: object, *names: str) -> None:
     for name in names:
@@ -39,6 +41,7 @@ class Gpu:
         tensor: Whether half precision runs on tensor cores.
         tensor_fp32: Whether single precision runs on tensor cores too (TF32).
         hold: Share of its power limit that a limited card draws.
+        int8_ops_per_clock: Operations per clock in whole numbers of eight bits; 0 where the file states none.
         launch_cycles: CPU cycles the GPU waits for each kernel.
         power_w: Dynamic power at the top clock with all lanes at work.
         floor: Share of ``power_w`` that a busy GPU draws whatever its lanes do.
@@ -57,11 +60,23 @@ class Gpu:
     voltage: Voltage
     tensor_fp32: bool = False
     hold: float = 1.0
+    int8_ops_per_clock: float = 0.0
 
     def __post_init__(self) -> None:
         _above_zero(self, "lanes", "fp32_ops_per_clock", "fp16_ops_per_clock", "power_w")
         if not (self.floor < 1 and self.idle < 1 and 0 < self.hold <= 1):
             raise InvalidInput("floor and idle are shares below 1, hold a share above 0")
+
+    def ops_per_clock(self, precision: str) -> float:
+        """Return the operations per clock at full rate in a precision.
+
+        Raises:
+            InvalidInput: If its file states no such rate.
+        """
+        rates = {"fp32": self.fp32_ops_per_clock, "fp16": self.fp16_ops_per_clock, "int8": self.int8_ops_per_clock}
+        if rates[precision] <= 0:
+            raise InvalidInput(f"its file states no rate for {precision}; take a model in fp32 or fp16")
+        return rates[precision]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """One query on one board at several points: how long it takes, what it draws, and the clock a cap leaves it."""
 
-import math
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -50,17 +49,18 @@ class Tops:
     memory_hz: float
 
 
-def run(simulation: Simulation, tops: Tops, demand: Demand, clocks: Clocks, waited: bool) -> Cycle:
+def run(simulation: Simulation, tops: Tops, demand: Demand, clocks: Clocks, waited_s: float) -> Cycle:
     """Return the cycle of one query.
 
     Preprocessing of the next query overlaps inference of the last, so answers come at the pace of the slower stage.
+    After an idle time nothing overlaps, and the governor has let the clock go as far as it falls in that time.
 
     Args:
         simulation: The board's coefficients.
         tops: Its top clocks.
         demand: What the query asks.
         clocks: What the domains run at.
-        waited: Whether the board stood idle before, so that nothing overlaps and the governor has let the clock go.
+        waited_s: How long the board stood idle before; 0 if it did not.
     """
     memory_share = clocks.memory_hz / tops.memory_hz
     preprocess_s = demand.preprocess_cycles / clocks.cpu_hz
@@ -68,14 +68,14 @@ def run(simulation: Simulation, tops: Tops, demand: Demand, clocks: Clocks, wait
 
     def interval_s(burst_s: Array) -> Array:
         stage_s = handoff_s + burst_s
-        return preprocess_s + stage_s if waited else np.maximum(preprocess_s, stage_s)
+        return preprocess_s + stage_s if waited_s > 0 else np.maximum(preprocess_s, stage_s)
 
     climb = settle(
         simulation.governor,
         clocks.gpu_min_hz,
         clocks.gpu_max_hz,
         lambda clock_hz: demand.burst_s(clock_hz, memory_share, clocks.cpu_hz),
-        lambda burst_s: np.full_like(burst_s, math.inf) if waited else interval_s(burst_s) - burst_s,
+        lambda burst_s: waited_s + interval_s(burst_s) - burst_s,
     )
     busy_s, whole_s = climb.burst_s, interval_s(climb.burst_s)
     dynamic_j = _gpu_j(simulation, tops, demand, clocks, climb, whole_s)
@@ -102,7 +102,7 @@ def idle_w(simulation: Simulation, tops: Tops, clocks: Clocks) -> Array:
     return gpu_w + memory_w(simulation.memory, clocks.memory_hz / tops.memory_hz)
 
 
-def capped(simulation: Simulation, tops: Tops, demand: Demand, clocks: Clocks, waited: bool, cap_w: Array) -> Cycle:
+def capped(simulation: Simulation, tops: Tops, demand: Demand, clocks: Clocks, waited_s: float, cap_w: Array) -> Cycle:
     """Return the cycle at the highest GPU clock up to the one asked for whose mean power stays within a cap.
 
     Power counts leakage at the temperature the cap settles at. If no clock is low enough, the lowest is taken: a tenth
@@ -113,14 +113,14 @@ def capped(simulation: Simulation, tops: Tops, demand: Demand, clocks: Clocks, w
         tops: Its top clocks.
         demand: What the query asks.
         clocks: What the domains are set to.
-        waited: As for `run`.
+        waited_s: As for `run`.
         cap_w: The cap in watts, shape (points,).
     """
     most_w = cap_w - static_w(simulation.thermal, capped_c(simulation.thermal, cap_w))
 
     def at(gpu_hz: Array) -> Cycle:
         low_hz = np.minimum(clocks.gpu_min_hz, gpu_hz)
-        return run(simulation, tops, demand, Clocks(low_hz, gpu_hz, clocks.memory_hz, clocks.cpu_hz), waited)
+        return run(simulation, tops, demand, Clocks(low_hz, gpu_hz, clocks.memory_hz, clocks.cpu_hz), waited_s)
 
     cycle = at(clocks.gpu_max_hz)
     within = cycle.dynamic_w <= most_w

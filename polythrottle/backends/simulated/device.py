@@ -127,8 +127,12 @@ class SimulatedDevice:
         """Return the workload that serves a model on this device.
 
         Raises:
-            InvalidInput: If the model does not fit into the board's memory.
+            InvalidInput: If the model does not fit into the board's memory, or needs a precision it has no rate for.
         """
+        try:
+            self._engine.simulation.gpu.ops_per_clock(model.precision)
+        except InvalidInput as err:
+            raise InvalidInput(f"{self._board.title} cannot serve {model.title}: {err}") from err
         return SimulatedWorkload(model, model.space(self._board.memory_bytes), self._answer)
 
     def _answer(self, model: Model, batch_size: int) -> Query:

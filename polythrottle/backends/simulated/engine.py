@@ -69,21 +69,21 @@ class Engine:
             return levels["power_limit_w"] * self.simulation.gpu.hold
         return np.full_like(levels["gpu_max_hz"], self.board.power_max_w)
 
-    def cycle(self, model: Model, batch_size: Array, levels: Mapping[str, Array], waited: bool, hot: bool) -> Cycle:
+    def cycle(self, model: Model, batch_size: Array, levels: Mapping[str, Array], waited_s: float, hot: bool) -> Cycle:
         """Return the cycle of one query.
 
         Args:
             model: What is served.
             batch_size: Items per query.
             levels: Of every knob of the board; see `columns`.
-            waited: Whether the board stood idle before.
+            waited_s: How long the board stood idle before; 0 if it did not.
             hot: Whether it has reached its temperature limit and slows itself down.
         """
         cap_w = self.cap_w(levels)
         if hot:
             cap_w = np.minimum(cap_w, sustainable_w(self.simulation.thermal))
         demand = Demand.of(self.simulation, model, batch_size)
-        return capped(self.simulation, self.tops, demand, self.clocks(levels), waited, cap_w)
+        return capped(self.simulation, self.tops, demand, self.clocks(levels), waited_s, cap_w)
 
     def idle_w(self, levels: Mapping[str, Array]) -> Array:
         """Return what the board draws besides leakage while nothing is served, in watts."""
@@ -92,11 +92,11 @@ class Engine:
     def settled(self, model: Model, batch_size: Array, levels: Mapping[str, Array]) -> tuple[Cycle, Array]:
         """Return the cycle and the temperature in °C once the board has settled under full load."""
         heat = self.simulation.thermal
-        free = self.cycle(model, batch_size, levels, waited=False, hot=False)
+        free = self.cycle(model, batch_size, levels, waited_s=0.0, hot=False)
         temperature_c = settled_c(heat, free.dynamic_w)
         hot = temperature_c > heat.limit_c
         if not np.any(hot):
             return free, temperature_c
-        slow = self.cycle(model, batch_size, levels, waited=False, hot=True)
+        slow = self.cycle(model, batch_size, levels, waited_s=0.0, hot=True)
         slow_c = np.minimum(heat.limit_c, settled_c(heat, slow.dynamic_w))
         return slow.where(hot, free), np.where(hot, slow_c, temperature_c)

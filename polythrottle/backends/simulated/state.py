@@ -1,5 +1,6 @@
 """The state of a simulated board: levels, virtual time, energy so far, heat."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
 
@@ -16,6 +17,17 @@ from polythrottle.space import Level, OperatingPoint
 
 _RECOVERY_C = 2.0
 """How far a board that slowed itself down must cool before it stops doing so; assumed."""
+
+
+_STEPS_PER_OCTAVE = 2
+_LONG_S, _SHORT_S = 10.0, 1e-5
+
+
+def _rounded_s(waited_s: float) -> float:
+    """Return an idle time in steps of √2, so that what follows from it need not be computed each time."""
+    if waited_s <= 0 or waited_s > _LONG_S:
+        return math.inf if waited_s > 0 else 0.0
+    return float(2 ** (round(_STEPS_PER_OCTAVE * math.log2(max(waited_s, _SHORT_S))) / _STEPS_PER_OCTAVE))
 
 
 class BoardClock(VirtualClock):
@@ -76,9 +88,10 @@ class State:
     def _settle(self, levels: OperatingPoint) -> None:
         self._levels = levels
         self._columns = self._engine.columns([levels])
-        self._answers: dict[tuple[int, int, bool, bool], tuple[Answer, Model]] = {}
+        self._answers: dict[tuple[int, int, float, bool], tuple[Answer, Model]] = {}
         self._idle_w = self._engine.idle_w(self._columns).item()
         self._last: Answer | None = None
+        self._waited_s = math.inf
 
     def move(self, levels: OperatingPoint) -> None:
         """Set the level of every knob and idle until the change has taken effect."""
@@ -99,6 +112,7 @@ class State:
 
     def _idle(self, duration_s: float) -> None:
         self._last = None
+        self._waited_s += duration_s
         self._draw(self._idle_w * duration_s, duration_s, 1.0)
 
     def serve(self, model: Model, batch_size: int, factor: float) -> float:
@@ -112,11 +126,11 @@ class State:
         answer = self._answer(model, batch_size)
         time, power = self.factors
         self._draw(answer.dynamic_j, answer.interval_s * time * factor, power)
-        self._last = answer
+        self._last, self._waited_s = answer, 0.0
         return answer.latency_s * time * factor
 
     def _answer(self, model: Model, batch_size: int) -> Answer:
-        key = (id(model), batch_size, self._last is None, self._hot)
+        key = (id(model), batch_size, _rounded_s(self._waited_s), self._hot)
         if key not in self._answers:
             cycle = self._engine.cycle(model, np.array([float(batch_size)]), self._columns, key[2], key[3])
             self._answers[key] = (Answer.of(cycle), model)

@@ -54,9 +54,8 @@ class Demand:
         """
         gpu, memory = simulation.gpu, simulation.memory
         unfilled = gpu.lanes / model.parallelism
-        half = model.precision == "fp16"
-        rate = gpu.fp16_ops_per_clock if half else gpu.fp32_ops_per_clock
-        tensor = gpu.tensor if half else gpu.tensor_fp32
+        rate = gpu.ops_per_clock(model.precision)
+        tensor = gpu.tensor_fp32 if model.precision == "fp32" else gpu.tensor
         efficiency = model.efficiency.tensor if tensor else model.efficiency.vector
         spilt = 1.0 + memory.spill * np.log2(batch_size) ** 2
         traffic = model.weight_bytes + batch_size * model.traffic_bytes * spilt

@@ -1,0 +1,292 @@
+"""The processor of this machine as a device.
+
+Files hang from ``root``: cpufreq (kHz), powercap (µJ) and thermal zones (m°C) below ``root/sys``, the model's name in
+``root/proc/cpuinfo``.
+"""
+
+import math
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from polythrottle.actuation import Actuator, Controls, Difference, Limits, SystemControls
+from polythrottle.backends.capability import Capability
+from polythrottle.backends.cpu.energy import energy_source
+from polythrottle.backends.cpu.inspection import findings
+from polythrottle.backends.cpu.policies import MAX, MIN, Policies
+from polythrottle.backends.cpu.preference import EPP, Preference
+from polythrottle.backends.cpu.sensors import Sensors
+from polythrottle.backends.cpu.zones import Zones
+from polythrottle.backends.tree import Tree
+from polythrottle.clock import Clock, SystemClock
+from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, UnknownName
+from polythrottle.findings import Finding
+from polythrottle.measurement import EnergyKind, Reading
+from polythrottle.space import Knob, OperatingPoint, SearchSpace
+
+_SETTLE_S = 0.05  # governors look every 10 ms or less (Documentation/admin-guide/pm/cpufreq.rst, sampling_rate)
+_OPTIONS = ("busy", "idle_w", "root", "watts_per_core")
+_EVERYONE = "everyone"
+
+
+class CpuDevice:
+    """This machine's processor.
+
+    ``cpu_max_hz`` caps the clock of every core: each policy gets its highest frequency not above the level, within the
+    limits it was found with. It is there if cpufreq can be written and energy is measured; an estimate from busy time
+    cannot see what a lower clock saves, so then the clock is searched only if it is named. So are ``cpu_min_hz``, which
+    holds the clock up, and ``cpu_epp``, the energy-performance preference. Governors are left alone.
+
+    Args:
+        root: Where ``sys`` and ``proc`` hang.
+        watts_per_core: Power of a busy core in watts, to estimate with; if None, RAPL, or else 10 W assumed.
+        idle_w: Power drawn at all times in watts, added to an estimate.
+        knobs: Which knobs to search; the others stay at their default. ``cpu_max_hz`` if None.
+        clock: For readings and waiting.
+        state: Folder for the originals; the user's state folder by default.
+        controls: How to reach the files.
+        limits: The administrator's; read from their file if None.
+        everyone: Whether an estimate counts every program, as for a service that runs on this machine.
+
+    Raises:
+        InvalidInput: If a power is not a sensible figure, or there is no folder ``root``.
+        DeviceError: If cpufreq is there but its files cannot be understood.
+        BadFile: If the administrator's limits cannot be understood.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str = "/",
+        watts_per_core: float | None = None,
+        idle_w: float = 0.0,
+        knobs: Sequence[str] | None = None,
+        clock: Clock | None = None,
+        state: Path | None = None,
+        controls: Controls | None = None,
+        limits: Limits | None = None,
+        everyone: bool = False,
+    ) -> None:
+        _check(root, watts_per_core, idle_w)
+        self._options = {
+            "root": None if root == "/" else root,
+            "watts_per_core": watts_per_core,
+            "idle_w": idle_w or None,
+            "busy": _EVERYONE if everyone else None,
+        }
+        self._searched = knobs
+        self.clock: Clock = clock if clock is not None else SystemClock()
+        controls = controls if controls is not None else SystemControls()
+        limits = limits if limits is not None else Limits.read()
+        self._tree = Tree(Path(root), controls)
+        self._zones, self._sensors = Zones(self._tree), Sensors(self._tree)
+        self._energy = energy_source(self._zones, watts_per_core, idle_w, self.clock, everyone)
+        name = "cpu" if root == "/" else f"cpu {self._tree.root}"
+        self._actuator = Actuator(name, state=state, controls=controls)
+        self._policies = Policies(self._tree, self._actuator, limits)
+        self._preference = Preference(self._tree, self._policies.folders, self._actuator, limits)
+
+    @classmethod
+    def open(cls, options: Mapping[str, str] | None = None, knobs: Sequence[str] | None = None) -> "CpuDevice":
+        """Return the device a URI means: ``cpu?watts_per_core=15&idle_w=4`` has these two options.
+
+        Args:
+            options: What follows the question mark: ``watts_per_core``, ``idle_w`` in watts, ``root`` a folder,
+                ``busy=everyone`` to count every program in an estimate.
+            knobs: Which knobs to search; ``cpu_max_hz`` if None.
+
+        Raises:
+            UnknownName: If there is no such option.
+            InvalidInput: If a value is malformed.
+        """
+        given = dict(options or {})
+        for name in given:
+            if name not in _OPTIONS:
+                raise UnknownName("option of device cpu", name, _OPTIONS)
+        if (busy := given.get("busy", _EVERYONE)) != _EVERYONE:
+            raise InvalidInput(f"busy={busy[:40]!r} is nobody to count; write busy={_EVERYONE}, or leave it out")
+        watts = {name: _number(name, given[name]) for name in ("watts_per_core", "idle_w") if name in given}
+        root, watts_per_core = given.get("root", "/"), watts.get("watts_per_core")
+        idle_w, everyone = watts.get("idle_w", 0.0), "busy" in given
+        return cls(root=root, watts_per_core=watts_per_core, idle_w=idle_w, knobs=knobs, everyone=everyone)
+
+    @property
+    def uri(self) -> str:
+        """The URI that opens this device again."""
+        given = {name: value for name, value in sorted(self._options.items()) if value is not None}
+        texts = {name: f"{value:.15g}" if isinstance(value, float) else value for name, value in given.items()}
+        query = "&".join(f"{name}={text}" for name, text in texts.items())
+        return f"cpu?{query}" if query else "cpu"
+
+    @cached_property
+    def title(self) -> str:
+        """The processor's model name and how many cores this process may use."""
+        cores = len(os.sched_getaffinity(0))
+        return f"{self._model}, {cores} core{'s' if cores > 1 else ''}"
+
+    @property
+    def _model(self) -> str:
+        return self._sensors.told("model name", "Model") or platform.machine()
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """Model, microcode and cpufreq driver, as far as they are known."""
+        told = {
+            "cpu": self._model,
+            "microcode": self._sensors.told("microcode") or "",
+            "cpufreq": self._policies.told("scaling_driver"),
+        }
+        return {name: text for name, text in told.items() if text}
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Every file it reads or may write."""
+        parts = (self._policies.files, self._preference.files, self._zones.files, self._sensors.files)
+        return tuple(dict.fromkeys(str(path) for part in parts for path in part))
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what works and what does not, with the reason."""
+        return findings(self._policies, self._preference, self._zones, self._sensors)
+
+    @property
+    def energy_kind(self) -> EnergyKind:
+        """Measured with RAPL, estimated without."""
+        return self._energy.kind
+
+    @property
+    def boundary(self) -> str:
+        """Which packages or processes the joules cover, and what an estimate rests on."""
+        if self.energy_kind is not EnergyKind.ESTIMATED or not self._policies.all:
+            return self._energy.boundary
+        told = "clock left alone, as" if self._searched is None else "clock searched although"
+        return f"{self._energy.boundary}; {told} the estimate does not see what a lower one saves"
+
+    @property
+    def presets(self) -> Mapping[str, OperatingPoint]:
+        """None: a processor comes without named points."""
+        return {}
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """What was left changed on restoring because someone else had set it since."""
+        return self._actuator.differences
+
+    @cached_property
+    def space(self) -> SearchSpace:
+        """Every clock limit, and the knobs named besides; one point without knobs if there is none to choose.
+
+        Raises:
+            UnknownName: If a knob is named that no processor has.
+            DeviceError: If one is named that this processor does not offer, or cpufreq cannot be understood.
+        """
+        blind = self.energy_kind is EnergyKind.ESTIMATED and self._searched is None
+        known = {each.name: each for each in (self._policies.upper, self._policies.lower, self._preference.capability)}
+        named = self._named(known)
+        offered = [each for name, each in known.items() if each.works and (name in named or name == MAX) and not blind]
+        if not offered:
+            return SearchSpace.unit()
+        knobs = [Knob(each.name, each.levels) for each in offered]
+        space = SearchSpace.grid(knobs, {each.name: each.default for each in offered}, _ordered)
+        return space if self._searched is None else space.holding(set(space.names) - set(named))
+
+    def _named(self, known: Mapping[str, Capability]) -> tuple[str, ...]:
+        for name in self._searched or ():
+            if name not in known:
+                raise UnknownName("knob", name, known)
+            if not known[name].works:
+                told = "; ".join(filter(None, (known[name].reason, known[name].remedy)))
+                raise DeviceError(f"{name} cannot be searched here: {told}")
+        return tuple(self._searched or ())
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Set clock limits and preference on every policy, read them back, and wait until they have taken effect.
+
+        Raises:
+            KnobRejected: If the level is not one of the device's, or the kernel does not keep it.
+            PermissionDenied: If cpufreq may not be written.
+            DeviceError: If the device was not entered or is gone.
+            StorageError: If the originals cannot be saved; nothing is written then.
+        """
+        wanted = self.space.default.moved(point)
+        if wanted not in self.space:
+            known = ", ".join(f"{knob.name} in {list(knob.levels)}" for knob in self.space.knobs) or "no knobs"
+            raise KnobRejected(f"cpu cannot take {dict(point)}; it has {known}")
+        if not self.space.knobs:
+            return
+        floor_hz = int(wanted[MIN]) if MIN in wanted else None
+        settings = self._policies.settings(int(wanted[MAX]), floor_hz) if MAX in wanted else []
+        self._actuator.apply([*settings, *(self._preference.settings(str(wanted[EPP])) if EPP in wanted else [])])
+        self.clock.sleep(_SETTLE_S)
+
+    def read(self) -> Reading:
+        """Return energy so far, the hottest sensor, the fastest core's clock, and whether heat slows it, now.
+
+        Raises:
+            DeviceError: If an energy counter has become unreadable.
+        """
+        clocks_hz, throttled = self._sensors.clocks_hz(self._policies.folders), self._sensors.throttled
+        return Reading(self.clock.now(), self._energy.total_j(), self._sensors.temperature_c, clocks_hz, throttled)
+
+    def leave_out(self, busy_s: float) -> bool:
+        """Leave processor time that was not the workload's out of an estimate; see `polythrottle.ports.Discounting`."""
+        return self._energy.leave_out(busy_s)
+
+    def restore(self) -> None:
+        """Restore the limits found at first.
+
+        Raises:
+            DeviceError: If one cannot be put back; names each.
+        """
+        self._actuator.restore()
+
+    def hand_over(self, holder: str, seconds: float | None, confirmed_s: float | None = None) -> str:
+        """Set nothing back: leave the clock limits in place under a guard; see `polythrottle.ports.Lasting`."""
+        self._actuator.hand_over(holder, seconds, confirmed_s)
+        return self._actuator.device
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Read the counters as when entered, without becoming the writer."""
+        self._energy.start()
+        try:
+            yield
+        finally:
+            self._energy.stop()
+
+    def __enter__(self) -> Self:
+        if self.space.knobs:
+            self._actuator.__enter__()
+        self._energy.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._energy.stop()
+        self._actuator.__exit__(kind, error, trace)
+
+
+def _ordered(point: Mapping[str, object]) -> bool:
+    low, high = point.get(MIN), point.get(MAX)
+    return not (isinstance(low, int) and isinstance(high, int)) or low <= high
+
+
+def _check(root: str, watts_per_core: float | None, idle_w: float) -> None:
+    if watts_per_core is not None and not (math.isfinite(watts_per_core) and watts_per_core > 0):
+        raise InvalidInput(f"watts_per_core must be above zero and finite, not {watts_per_core:g}")
+    if not (math.isfinite(idle_w) and idle_w >= 0):
+        raise InvalidInput(f"idle_w must be zero or more and finite, not {idle_w:g}")
+    if not Path(root).is_dir():
+        raise InvalidInput(f"there is no folder {root!r} to look for a processor in")
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInput(f"{name}={text!r} is not a number of watts; write for example {name}=10") from None

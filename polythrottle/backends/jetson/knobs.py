@@ -1,0 +1,215 @@
+"""All knobs of a board together: the space they span, and how a point of it is applied.
+
+Order of writing: power mode, cores that come online, memory, GPU, processors, cores that go offline. A knob that was
+neither searched nor named keeps what it was found with and is never written; once a power mode other than that found
+is applied, the knobs it rewrites follow it unless they are set too.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from polythrottle.actuation.actuator import Actuator
+from polythrottle.actuation.limits import Limits
+from polythrottle.backends.capability import Capability
+from polythrottle.backends.jetson import gpu, memory, mode, processors
+from polythrottle.backends.jetson.presets import presets
+from polythrottle.backends.tree import Tree
+from polythrottle.catalog import Board
+from polythrottle.clock import Clock
+from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, UnknownName
+from polythrottle.findings import Finding
+from polythrottle.space import Knob, Level, SearchSpace
+from polythrottle.units import show_level
+
+_USUAL = (*gpu.NAMES, memory.NAME)
+_NEVER_UNASKED = (processors.CORES, mode.NAME)
+_SETTLE_S, _LOOK_S = 1.0, 0.005
+
+
+class Knobs:
+    """The knobs of a board.
+
+    Args:
+        tree: The board's files.
+        actuator: The only writer.
+        limits: The administrator's.
+        entry: The board's entry in the catalogue, which says what is searched by default; probing decides without one.
+        searched: Which knobs to search instead.
+
+    Raises:
+        UnknownName: If a Jetson has no knob of a name in ``searched``.
+        InvalidInput: If power mode and cores are both to be searched, of which one sets the other.
+        DeviceError: If a knob in ``searched`` is off on this board.
+    """
+
+    def __init__(
+        self, tree: Tree, actuator: Actuator, limits: Limits, entry: Board | None, searched: Sequence[str] | None
+    ) -> None:
+        self._gpu = gpu.Gpu(tree, actuator, limits)
+        self._memory = memory.Memory(tree, actuator, limits)
+        self._clusters = processors.Clusters(tree, actuator, limits)
+        self._cores = processors.Cores(tree, actuator, limits)
+        self._mode = mode.Mode(tree, actuator, self._gpu.folder)
+        self._tables: Mapping[str, Sequence[int]] = {
+            **dict.fromkeys(gpu.NAMES, self._gpu.table),
+            memory.NAME: self._memory.table,
+            processors.MAX: self._clusters.table,
+            processors.CORES: self._cores.table,
+        }
+        self._mode.probe(self._tables, {each.name: each.levels[-1] for each in self.all if each.works})
+        self._known = {each.name: each for each in self.all if each.works}
+        self.presets, self._source = presets(self._mode, entry, self._tables, self._known)
+        self._searched = self._chosen(entry, searched)
+        self._touched = set(self._searched)
+        self.space = self._space()
+
+    @property
+    def all(self) -> tuple[Capability, ...]:
+        """Every knob a Jetson can have, as it was found here."""
+        return (
+            *self._gpu.capabilities,
+            self._memory.capability,
+            self._clusters.capability,
+            self._cores.capability,
+            self._mode.capability,
+        )
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Every knob in one line, and where the presets come from."""
+        names = ", ".join(self.presets) or "none within the limits found"
+        return (
+            *(each.finding for each in self.all),
+            Finding("presets", bool(self.presets), f"{names}; {self._source}"),
+        )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Every file a knob reads or may write."""
+        return tuple(
+            file for part in (self._gpu, self._memory, self._clusters, self._cores, self._mode) for file in part.files
+        )
+
+    @property
+    def clocks_hz(self) -> Mapping[str, int]:
+        """What runs now, by domain; what cannot be told is left out."""
+        clocks = {"gpu": self._gpu.clock_hz, "mem": self._memory.clock_hz, "cpu": self._clusters.clock_hz}
+        return {name: clock for name, clock in clocks.items() if clock}
+
+    def awake(self) -> AbstractContextManager[None]:
+        """Return what keeps a GPU that sleeps awake for as long as it lasts."""
+        return self._gpu.awake()
+
+    def _chosen(self, entry: Board | None, searched: Sequence[str] | None) -> tuple[str, ...]:
+        if searched is None:
+            usual = _USUAL if entry is None else tuple(knob.name for knob in entry.knobs if knob.search)
+            return tuple(name for name in self._known if name in usual and name not in _NEVER_UNASKED)
+        capabilities = {each.name: each for each in self.all}
+        for name in searched:
+            if name not in capabilities:
+                raise UnknownName("knob", name, capabilities)
+            if name not in self._known:
+                raise DeviceError(f"{name} is off on this board: {capabilities[name].reason}")
+        if set(_NEVER_UNASKED) <= set(searched):
+            raise InvalidInput("a power mode sets how many cores are online; search power_mode or cpu_cores, not both")
+        return tuple(dict.fromkeys(searched))
+
+    def _space(self) -> SearchSpace:
+        if not self._searched:
+            return SearchSpace.unit()
+        knobs = [Knob(name, self._known[name].levels) for name in self._searched]
+        default = {name: self._known[name].default for name in self._searched}
+        return SearchSpace.grid(knobs, default, lambda point: self._conflict(point) is None)
+
+    def _refusal(self, point: Mapping[str, Level]) -> str | None:
+        """Return why the board would refuse a point, or None."""
+        for name, level in point.items():
+            if name not in self._known:
+                return f"{name} is no knob of this board; it has {', '.join(self._known) or 'none'}"
+            if level not in self._known[name].levels:
+                first, last = (show_level(name, self._known[name].levels[end]) for end in (0, -1))
+                return f"{name} has no level {show_level(name, level)}; its levels go from {first} to {last}"
+        return self._conflict(point)
+
+    def _conflict(self, point: Mapping[str, Level]) -> str | None:
+        """Return which levels of a point do not go together, or None."""
+        if not point.keys().isdisjoint(gpu.NAMES):
+            low, high = self._both(point.get(gpu.MIN), point.get(gpu.MAX))
+            if low > high:
+                return f"{gpu.MIN} {show_level(gpu.MIN, low)} lies above {gpu.MAX} {show_level(gpu.MAX, high)}"
+        if self._switched(point) and not self._mode.allows(str(point[mode.NAME]), point):
+            return f"power mode {point[mode.NAME]} does not allow {dict(point)}"
+        return None
+
+    def _whole(self, point: Mapping[str, Level]) -> dict[str, Level]:
+        """Return a point over all knobs that are to be written: those never touched stay out of it."""
+        followers = set(self._tables) if self._switched(point) else set()
+        kept = [name for name in self._known if name not in point and name not in followers]
+        return {**{name: self._known[name].default for name in kept}, **point}
+
+    def _switched(self, point: Mapping[str, Level]) -> bool:
+        return mode.NAME in point and point[mode.NAME] != self._known[mode.NAME].default
+
+    def apply(self, point: Mapping[str, Level], clock: Clock) -> None:
+        """Set every knob of a point, those touched before to their default, and wait until the clocks agree.
+
+        Raises:
+            KnobRejected: If the board refuses a level, does not keep it, or does not settle.
+            DeviceError: If it cannot be steered.
+        """
+        if problem := self._refusal(point):
+            raise KnobRejected(problem)
+        self._touched |= self._involved(point)
+        whole = {name: level for name, level in self._whole(point).items() if name in self._touched}
+        if mode.NAME in whole:
+            self._mode.apply(str(whole[mode.NAME]))
+        count = whole.get(processors.CORES)
+        if count is not None:
+            self._cores.start(int(count))
+        with self.awake():
+            self._settle(self._set_clocks(whole, count), clock)
+        if count is not None:
+            self._cores.stop(int(count))
+
+    def _involved(self, point: Mapping[str, Level]) -> set[str]:
+        """Return the knobs a point writes: the GPU's limits go together, and a power mode rewrites the others."""
+        names = set(point)
+        if names & set(gpu.NAMES):
+            names |= set(gpu.NAMES)
+        if self._switched(point):
+            names |= set(self._tables) & set(self._known)
+        return names
+
+    def _set_clocks(self, whole: Mapping[str, Level], count: Level | None) -> list[Callable[[], str | None]]:
+        """Write the clocks of a point and return what tells whether each has taken effect."""
+        looks: list[Callable[[], str | None]] = []
+        if (rate := whole.get(memory.NAME)) is not None:
+            self._memory.apply(int(rate))
+            looks.append(lambda: self._memory.unsettled(int(rate)))
+        low, high = whole.get(gpu.MIN), whole.get(gpu.MAX)
+        if low is not None or high is not None:
+            low_hz, high_hz = self._both(low, high)
+            self._gpu.apply(low_hz, high_hz)
+            looks.append(lambda: self._gpu.unsettled(low_hz, high_hz))
+        if (limit := whole.get(processors.MAX)) is not None:
+            online = self._cores.online() if count is None else self._cores.chosen(int(count))
+            self._clusters.apply(int(limit), online)
+            looks.append(lambda: self._clusters.unsettled(int(limit), online))
+        return looks
+
+    def _both(self, low: Level | None, high: Level | None) -> tuple[int, int]:
+        """Return both limits of the GPU, that which is not set at its default."""
+        lowest, highest = self._known[gpu.MIN].default, self._known[gpu.MAX].default
+        return int(lowest if low is None else low), int(highest if high is None else high)
+
+    def _settle(self, looks: Sequence[Callable[[], str | None]], clock: Clock) -> None:
+        """Wait until the clocks that run are those that were set, for at most a second."""
+        until_s = clock.now() + _SETTLE_S
+        while True:
+            problem = next((said for look in looks if (said := look()) is not None), None)
+            if problem is None:
+                return
+            if clock.now() >= until_s:
+                raise KnobRejected(f"{problem}, {_SETTLE_S:g} s after it was set")
+            clock.sleep(_LOOK_S)

@@ -1,0 +1,209 @@
+"""The memory's clock: a lock on its rate, never a cap.
+
+The clock's firmware (BPMP) holds a rate while ``mrq_rate_locked`` is 1; back at 0 the memory's governor has it again.
+Three hazards shape this module. A rate off the firmware's table is dropped without an error, so only the table is
+written and each rate is read back. A lowered cap (``nvpmodel_clk_cap/emc``) could not be raised again on an AGX Orin
+(tiiuae/ghaf, pull request 2071), so caps are only read. And because that is one report, the first use on a board proves
+that raising works: one step down and up, through the actuator; where it does not, the knob is off until the next start.
+
+Rates are in Hz, ``possible_rates`` in kHz. The files lie in debugfs, which kernel lockdown (secure boot) closes.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from polythrottle.actuation.actuator import Actuator
+from polythrottle.actuation.controls import Control, Setting
+from polythrottle.actuation.limits import Limits
+from polythrottle.backends.capability import KIND, Capability, off, within
+from polythrottle.backends.tree import Tree
+from polythrottle.errors import KnobRejected, PolythrottleError
+
+NAME = "mem_hz"
+_FREE, _LOCKED = "0", "1"
+_CAPS = (
+    "sys/kernel/nvpmodel_clk_cap/emc",
+    "sys/kernel/nvpmodel_emc_cap/emc_iso_cap",
+    "sys/class/devfreq/bwmgr/max_freq",
+)
+_NOW = "sys/class/devfreq/bwmgr/cur_freq"
+_DEBUG = "sys/kernel/debug"
+_LOCKDOWN = "sys/kernel/security/lockdown"
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where a kernel lets the memory's rate be locked; places below debugfs.
+
+    Args:
+        lock: File that holds 1 while the rate is locked.
+        rate: File that takes the rate, in Hz.
+        now: File that tells the rate, in Hz.
+        table: File that lists the rates.
+        bounds: Files of the lowest and the highest rate, in Hz, where there are such.
+    """
+
+    lock: str
+    rate: str
+    now: str
+    table: str
+    bounds: tuple[str, ...] = ()
+
+
+_BPMP, _OVERRIDE = "bpmp/debug/clk/emc", "clk/override.emc"
+_DOORS = (
+    Door(
+        f"{_BPMP}/mrq_rate_locked",
+        f"{_BPMP}/rate",
+        f"{_BPMP}/rate",
+        f"{_BPMP}/possible_rates",
+        (f"{_BPMP}/min_rate", f"{_BPMP}/max_rate"),
+    ),
+    # Tegra X1, before the firmware had the clock: the table is there on some kernels only.
+    Door(
+        f"{_OVERRIDE}/clk_state",
+        f"{_OVERRIDE}/clk_update_rate",
+        f"{_OVERRIDE}/clk_rate",
+        "clk/emc/clk_possible_rates",
+    ),
+)
+_LEAST_TOP_HZ = 100_000_000  # no memory is slower at its highest: a smaller figure is in kHz
+
+
+class Memory:
+    """The memory's clock.
+
+    Its highest level, the default, leaves the rate to the governor up to the limit found, as nobody touched it; each
+    lower level locks it. Where the administrator allows less than was found, the highest level allowed is locked too.
+    Levels are the firmware's table between its bounds, below the cap found and within the administrator's limits. A
+    lock somebody else holds is not broken: the knob is off then.
+
+    Args:
+        tree: The board's files.
+        actuator: Knows whether the lock was free before anyone tuned it.
+        limits: The administrator's.
+    """
+
+    def __init__(self, tree: Tree, actuator: Actuator, limits: Limits) -> None:
+        self._tree, self._actuator = tree, actuator
+        self._door = next((door for door in _DOORS if tree.holds(tree.root / _DEBUG / door.lock)), None)
+        self._proven = False
+        self._one_way: str | None = None
+        self._free_hz = 0
+        self.table = self._rates()
+        self._probed_capability = self._probed(limits)
+        if self._probed_capability.works:
+            rates = frozenset(str(level) for level in self._probed_capability.levels)
+            actuator.allow(
+                Control(self._lock, frozenset({_FREE, _LOCKED})),
+                Control(self._rate, rates, follows=(self._lock, _FREE)),
+            )
+
+    @property
+    def capability(self) -> Capability:
+        """The knob as it was found, or off since raising the rate failed."""
+        if self._one_way is not None:
+            return off([NAME], self._one_way, "restart the board to have its memory as it was")[0]
+        return self._probed_capability
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What it reads and may write."""
+        fixed = tuple(self._tree.root / place for place in (*_CAPS, _NOW, _LOCKDOWN))
+        if self._door is None:
+            return fixed
+        door = self._door
+        return (*fixed, *(self._file(name) for name in (door.lock, door.rate, door.now, door.table, *door.bounds)))
+
+    def _file(self, name: str) -> Path:
+        return self._tree.root / _DEBUG / name
+
+    def _rates(self) -> tuple[int, ...]:
+        if self._door is None:
+            return ()
+        rates = self._tree.numbers(self._file(self._door.table))
+        return tuple(rate * (1000 if rates[-1] < _LEAST_TOP_HZ else 1) for rate in rates)
+
+    def _probed(self, limits: Limits) -> Capability:
+        if self._door is None:
+            return off([NAME], *self._closed())[0]
+        self._lock, self._rate = str(self._file(self._door.lock)), str(self._file(self._door.rate))
+        if len(self.table) < 2:
+            return off([NAME], f"{self._file(self._door.table)} lists no rates to choose from")[0]
+        if refusal := self._tree.refusal(Path(self._lock), Path(self._rate)):
+            return off([NAME], refusal, "run as root: debugfs is for root alone")[0]
+        try:
+            lock = self._actuator.original(self._lock)
+        except PolythrottleError as err:
+            return off([NAME], f"cannot tell whether the rate is locked: {err}")[0]
+        if lock != _FREE:
+            remedy = "if jetson_clocks did that: sudo jetson_clocks --restore"
+            return off([NAME], "somebody else has locked the memory's rate", remedy)[0]
+        return self._between(limits)
+
+    def _between(self, limits: Limits) -> Capability:
+        assert self._door is not None
+        low, high = [self._tree.number(self._file(name)) for name in self._door.bounds] or [None, None]
+        most = min([high or self.table[-1], *(cap for cap in self._caps() if cap > 0)])
+        found = within(NAME, self.table, low or self.table[0], most, Limits())
+        levels = limits.within(KIND, NAME, found)
+        if len(levels) < 2:
+            return off([NAME], f"fewer than two rates lie within the limits found (up to {most} Hz) and allowed")[0]
+        self._free_hz = found[-1]
+        told = "the highest leaves the memory to its governor, the others lock it"
+        return Capability(NAME, levels, levels[-1], told if levels[-1] == found[-1] else "each locks the memory")
+
+    def _caps(self) -> list[int]:
+        """Return the caps that stand, in Hz; 0 stands for none."""
+        return [number for place in _CAPS if (number := self._tree.number(self._tree.root / place)) is not None]
+
+    def _closed(self) -> tuple[str, str]:
+        lockdown = self._tree.text(self._tree.root / _LOCKDOWN) or ""
+        if "[integrity]" in lockdown or "[confidentiality]" in lockdown:
+            return "kernel lockdown (secure boot) closes debugfs, where the memory's rate is set", ""
+        folder = self._tree.root / _DEBUG
+        if not folder.is_dir() or not any(True for _ in self._tree.found(f"{_DEBUG}/*")):
+            return f"{folder} is closed to this user or not mounted", "run as root; mount -t debugfs none " + str(
+                folder
+            )
+        return f"this kernel has no rate lock for memory in {folder}", ""
+
+    @property
+    def clock_hz(self) -> int | None:
+        """What runs now, or None if nobody can tell."""
+        rate = self._tree.number(self._file(self._door.now)) if self._door is not None else None
+        return rate or self._tree.number(self._tree.root / _NOW) or None
+
+    def apply(self, rate_hz: int) -> None:
+        """Lock the rate at a level, or leave it to the governor at the highest.
+
+        Raises:
+            KnobRejected: If the rate is not kept, or raising it has failed on this board.
+        """
+        if rate_hz == self._free_hz:
+            self._actuator.write(self._lock, _FREE)
+            return
+        self._prove()
+        self._actuator.apply((Setting(self._lock, _LOCKED), Setting(self._rate, str(rate_hz))))
+
+    def _prove(self) -> None:
+        """Step down and up once, so that a rate is only ever lowered where it can be raised again."""
+        if self._one_way is not None:
+            raise KnobRejected(f"{NAME} is off: {self._one_way}")
+        if self._proven:
+            return
+        *_, below, top = map(str, self._probed_capability.levels)
+        try:
+            self._actuator.apply((Setting(self._lock, _LOCKED), Setting(self._rate, below)))
+            self._actuator.write(self._rate, top)
+        except KnobRejected as err:
+            self._one_way = f"the memory's rate did not step down and up again on this board: {err}"
+            self._actuator.write(self._lock, _FREE)
+            raise KnobRejected(f"{NAME} is off: {self._one_way}") from err
+        self._proven = True
+
+    def unsettled(self, rate_hz: int) -> str | None:
+        """Return what still runs at another rate than the locked one, or None."""
+        if rate_hz == self._free_hz or (now := self.clock_hz) in (None, rate_hz):
+            return None
+        return f"the memory runs at {now} Hz, not {rate_hz}"

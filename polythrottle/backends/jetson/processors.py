@@ -1,0 +1,187 @@
+"""The processors: the clock limit of each cluster (cpufreq, kHz), and how many cores are online."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from polythrottle.actuation.actuator import Actuator
+from polythrottle.actuation.controls import Control, Setting
+from polythrottle.actuation.limits import Limits
+from polythrottle.backends.capability import Capability, off, within
+from polythrottle.backends.tree import Tree
+from polythrottle.errors import PolythrottleError
+
+MAX, CORES = "cpu_max_hz", "cpu_cores"
+_CPU = "sys/devices/system/cpu"
+_SLACK = 1.05  # some drivers count cycles over a moment instead of telling the clock that was set
+_REMEDY = "run as root, or give this user the file with a udev rule"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Cores that share a clock.
+
+    Args:
+        folder: Of its cpufreq policy.
+        cores: Their numbers.
+        levels_khz: The clocks between the limits found, ascending.
+        low_khz: The lower limit found.
+    """
+
+    folder: Path
+    cores: frozenset[int]
+    levels_khz: tuple[int, ...]
+    low_khz: int
+
+    @property
+    def max_file(self) -> str:
+        """The file of its upper limit."""
+        return str(self.folder / "scaling_max_freq")
+
+    def cap_khz(self, limit_hz: int) -> int:
+        """Return the highest level not above a limit, or the lowest there is."""
+        return max((khz for khz in self.levels_khz if khz * 1000 <= limit_hz), default=self.levels_khz[0])
+
+    @property
+    def controls(self) -> Iterator[Control]:
+        """What may be written; the minimum only as it was found, after a power mode has rewritten it."""
+        yield Control(self.max_file, frozenset(map(str, self.levels_khz)))
+        yield Control(str(self.folder / "scaling_min_freq"), frozenset({str(self.low_khz)}))
+
+
+class Clusters:
+    """The clock limit of every cluster, as one knob: each gets its highest clock not above the level.
+
+    Args:
+        tree: The board's files.
+        actuator: Knows the limits as they were before anyone tuned them.
+        limits: The administrator's.
+    """
+
+    def __init__(self, tree: Tree, actuator: Actuator, limits: Limits) -> None:
+        self._tree, self._actuator = tree, actuator
+        self._folders = tree.found(f"{_CPU}/cpufreq/policy[0-9]*")
+        tables = [tree.numbers(folder / "scaling_available_frequencies") for folder in self._folders]
+        self.table = tuple(sorted({khz * 1000 for table in tables for khz in table}))
+        self.all, self.capability = self._probed(limits)
+        for cluster in self.all:
+            actuator.allow(*cluster.controls)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What it reads and may write."""
+        names = ("scaling_available_frequencies", "scaling_min_freq", "scaling_max_freq", "scaling_cur_freq")
+        return tuple(folder / name for folder in self._folders for name in (*names, "related_cpus", "scaling_governor"))
+
+    def _limit_files(self) -> list[Path]:
+        return [folder / f"scaling_{side}_freq" for folder in self._folders for side in ("min", "max")]
+
+    def _probed(self, limits: Limits) -> tuple[tuple[Cluster, ...], Capability]:
+        if not self._folders:
+            return (), off([MAX], "this kernel has no cpufreq")[0]
+        if refusal := self._tree.refusal(*self._limit_files()):
+            return (), off([MAX], refusal, _REMEDY)[0]
+        clusters = []
+        for folder in self._folders:
+            try:
+                clusters.append(self._cluster(folder, limits))
+            except (PolythrottleError, ValueError) as err:
+                return (), off([MAX], f"the limits in {folder} cannot be read: {err}")[0]
+        levels = sorted({khz * 1000 for cluster in clusters for khz in cluster.levels_khz})
+        if not all(cluster.levels_khz for cluster in clusters) or len(levels) < 2:
+            return (), off([MAX], "no clocks to choose from lie within the limits found and allowed")[0]
+        return tuple(clusters), Capability(MAX, tuple(levels), levels[-1])
+
+    def _cluster(self, folder: Path, limits: Limits) -> Cluster:
+        table = self._tree.numbers(folder / "scaling_available_frequencies")
+        if not table:
+            raise ValueError("there is no table of clocks")
+        low, high = (int(self._actuator.original(str(folder / f"scaling_{side}_freq"))) for side in ("min", "max"))
+        levels_hz = within(MAX, (khz * 1000 for khz in table), low * 1000, high * 1000, limits)
+        words = (self._tree.text(folder / "related_cpus") or "").split() or [folder.name.removeprefix("policy")]
+        cores = frozenset(int(word) for word in words)
+        return Cluster(folder, cores, tuple(hz // 1000 for hz in levels_hz), low)
+
+    @property
+    def clock_hz(self) -> int | None:
+        """The clock of the fastest cluster, or None if nobody can tell."""
+        clocks = [self._tree.number(folder / "scaling_cur_freq") for folder in self._folders]
+        return max((khz * 1000 for khz in clocks if khz), default=None)
+
+    def apply(self, limit_hz: int, online: frozenset[int]) -> None:
+        """Set the limit of every cluster that has a core online: without one, it has no clock."""
+        running = [each for each in self.all if each.cores & online]
+        self._actuator.apply([Setting(each.max_file, str(each.cap_khz(limit_hz))) for each in running])
+
+    def unsettled(self, limit_hz: int, online: frozenset[int]) -> str | None:
+        """Return which cluster with a core online still runs above its limit, or None."""
+        for cluster in (each for each in self.all if each.cores & online):
+            now, cap = self._tree.number(cluster.folder / "scaling_cur_freq"), cluster.cap_khz(limit_hz)
+            if now is not None and now > cap * _SLACK:
+                return f"{cluster.folder.name} runs at {now} kHz, above {cap}"
+        return None
+
+
+class Cores:
+    """How many of the cores found online stay so: the lowest numbers, core 0 always among them.
+
+    Taking a core offline moves interrupts and breaks programs that are pinned to it, so nothing does so unasked.
+
+    Args:
+        tree: The board's files.
+        actuator: Knows which were online before anyone tuned them.
+        limits: The administrator's.
+    """
+
+    def __init__(self, tree: Tree, actuator: Actuator, limits: Limits) -> None:
+        self._tree, self._actuator = tree, actuator
+        self._files = {
+            int(file.parent.name.removeprefix("cpu")): file
+            for file in tree.found(f"{_CPU}/cpu[0-9]*/online")
+            if file.parent.name.removeprefix("cpu").isdigit()
+        }
+        self.table = tuple(range(1, len({0, *self._files}) + 1))
+        self.found, self.capability = self._probed(limits)
+        if self.capability.works:
+            switched = (str(self._files[core]) for core in self.found if core != 0)
+            actuator.allow(*(Control(file, frozenset({"0", "1"})) for file in switched))
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What it reads and may write."""
+        return tuple(self._files.values())
+
+    def _probed(self, limits: Limits) -> tuple[tuple[int, ...], Capability]:
+        others = [core for core in self._files if core != 0]
+        if refusal := self._tree.refusal(*(self._files[core] for core in others)):
+            return (0,), off([CORES], refusal, _REMEDY)[0]
+        try:
+            online = [core for core in sorted(others) if self._actuator.original(str(self._files[core])) == "1"]
+        except PolythrottleError as err:
+            return (0,), off([CORES], f"cannot tell which cores are online: {err}")[0]
+        if not online:
+            return (0,), off([CORES], "no core but the first can be switched")[0]
+        found = (0, *online)
+        levels = within(CORES, range(1, len(found) + 1), 1, len(found), limits)
+        if len(levels) < 2:
+            return found, off([CORES], "the administrator's limits leave no choice")[0]
+        return found, Capability(CORES, levels, levels[-1], "searched only if named: offlining breaks pinned programs")
+
+    def chosen(self, count: int) -> frozenset[int]:
+        """Return the cores that stay online at a level."""
+        return frozenset(self.found[:count])
+
+    def online(self) -> frozenset[int]:
+        """Return the cores that are online now; the first always is, and so is one that cannot be switched."""
+        return frozenset(core for core, file in self._files.items() if self._tree.text(file) != "0") | {0}
+
+    def start(self, count: int) -> None:
+        """Bring the cores of a level online that are not."""
+        self._switch(self.chosen(count), "1")
+
+    def stop(self, count: int) -> None:
+        """Take the cores found online beyond a level offline."""
+        self._switch(frozenset(self.found) - self.chosen(count), "0")
+
+    def _switch(self, cores: frozenset[int], text: str) -> None:
+        self._actuator.apply([Setting(str(self._files[core]), text) for core in sorted(cores - {0})])

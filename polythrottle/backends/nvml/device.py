@@ -1,0 +1,347 @@
+"""An NVIDIA GPU that can be tuned: its clocks, its power limit, its joules."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from polythrottle.actuation import Actuator, Controls, Difference, Limits, Setting
+from polythrottle.actuation.nvml import UNLOCKED, NvmlControls, key_of
+from polythrottle.actuation.nvml_library import PRIVILEGE, Library
+from polythrottle.backends.nvml.choice import space_of
+from polythrottle.backends.nvml.dials import GPU_KNOB, MEM_KNOB, POWER_KNOB, PROFILE_KNOB, Dials
+from polythrottle.backends.nvml.energy import SCOPES, Counter, Source, energy_source, module_w
+from polythrottle.backends.nvml.gpu import find
+from polythrottle.backends.nvml.inspection import Inspection, identity
+from polythrottle.backends.nvml.lookout import Lookout
+from polythrottle.backends.nvml.probing import probe
+from polythrottle.backends.nvml.rights import may_set
+from polythrottle.backends.nvml.settle import GRAPHICS, MEMORY, Wanted, check_power, check_profiles, clock_hz, settle
+from polythrottle.backends.nvml.slowdown import FAULTS, Slowdowns
+from polythrottle.backends.nvml.warmth import Thermometer
+from polythrottle.clock import Clock, SystemClock
+from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, PermissionDenied, UnknownName
+from polythrottle.findings import Finding
+from polythrottle.measurement import EnergyKind, Reading
+from polythrottle.space import Level, OperatingPoint, SearchSpace
+
+_OPTIONS = ("hz", "scope")
+_HZ = 10.0
+_MOST_HZ = 100.0
+
+
+class NvmlDevice:
+    """One NVIDIA GPU, by its UUID.
+
+    Its knobs are ``gpu_max_hz``, the highest graphics clock it may run at, held by a lock from the lowest clock there
+    is up to the level; ``mem_hz``, the memory clock it is locked to; ``power_limit_w``; and ``power_profile``, a
+    workload power profile where it has them, which is searched only if it is named. At its highest level a clock is
+    left to the driver, as it was found; the power limit never goes above what was found.
+
+    Clocks that somebody else has locked cannot be seen: NVML reads no lock back. They are taken for unlocked, and are
+    unlocked on restoring if they were locked here.
+
+    NVML is open while the device is entered, and for moments before: a GPU with a client can neither sleep nor be
+    reset, and one without may forget its locks.
+
+    Args:
+        name: An index at this moment, a UUID, or nothing where there is only one GPU.
+        scope: Whose joules: ``gpu``, or on a Grace superchip ``module``.
+        hz: How often a second it is looked at in the background.
+        knobs: Which knobs to search, with all their levels; the choice of `space_of` if None.
+        clock: For readings and waiting.
+        state: Folder for the originals; the user's state folder by default.
+        limits: The administrator's; read from their file by default.
+        library: How NVML is reached.
+        controls: How the GPU is written; through the same library by default.
+        privileged: Whether this process may set anything; judged by its capabilities by default.
+
+    Raises:
+        UnknownName: If there is no such GPU.
+        InvalidInput: If scope or pace mean nothing, or there are several GPUs and none is named.
+        DeviceError: If there is no driver, or the GPU is split by MIG.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        scope: str = "gpu",
+        hz: float = _HZ,
+        knobs: Sequence[str] | None = None,
+        clock: Clock | None = None,
+        state: Path | None = None,
+        limits: Limits | None = None,
+        library: Library | None = None,
+        controls: Controls | None = None,
+        privileged: bool | None = None,
+    ) -> None:
+        if scope not in SCOPES:
+            raise UnknownName("scope of nvml", scope, SCOPES)
+        if not (math.isfinite(hz) and 0 < hz <= _MOST_HZ):
+            raise InvalidInput(f"hz must lie above 0 and at most at {_MOST_HZ:g} per second, not {hz:g}")
+        self.clock: Clock = clock if clock is not None else SystemClock()
+        self._library = library if library is not None else Library(self.clock)
+        self._gpu = find(self._library, name)
+        self._scope, self._hz, self._searched, self._limits = scope, hz, knobs, limits
+        self._privileged = may_set() if privileged is None else privileged
+        self._slowdowns, self._thermometer = Slowdowns(self._gpu), Thermometer(self._gpu)
+        own = NvmlControls(self._library) if controls is None else controls
+        self._actuator = Actuator(f"nvml {self._gpu.uuid}", state=state, controls=own)
+        self._lookout: Lookout | None = None
+        self._locked: set[str] = set()
+
+    @classmethod
+    def open(
+        cls, name: str = "", options: Mapping[str, str] | None = None, knobs: Sequence[str] | None = None
+    ) -> "NvmlDevice":
+        """Return the GPU a URI means: ``nvml:0?scope=module`` has name 0 and one option.
+
+        Args:
+            name: What follows the colon.
+            options: What follows the question mark: ``scope`` and ``hz``.
+            knobs: Which knobs to search.
+
+        Raises:
+            UnknownName: If there is no such option or GPU.
+            InvalidInput: If a value is malformed.
+            DeviceError: If there is no driver, or the GPU is split by MIG.
+        """
+        given = dict(options or {})
+        for key in given:
+            if key not in _OPTIONS:
+                raise UnknownName("option of device nvml", key, _OPTIONS)
+        try:
+            hz = float(given.get("hz", _HZ))
+        except ValueError:
+            raise InvalidInput(f"hz={given['hz']!r} is not a number; write for example hz=10") from None
+        return cls(name, scope=given.get("scope", "gpu"), hz=hz, knobs=knobs)
+
+    @property
+    def uuid(self) -> str:
+        """The GPU's UUID."""
+        return self._gpu.uuid
+
+    @property
+    def uri(self) -> str:
+        """The URI that opens this device again, by UUID: indexes move."""
+        options = [f"scope={self._scope}"] if self._scope != "gpu" else []
+        options += [f"hz={self._hz:g}"] if self._hz != _HZ else []
+        return f"nvml:{self.uuid}{'?' if options else ''}{'&'.join(options)}"
+
+    @cached_property
+    def title(self) -> str:
+        """The GPU's name."""
+        return str(self._gpu.ask("nvmlDeviceGetName"))
+
+    @cached_property
+    def identity(self) -> Mapping[str, str]:
+        """What identifies the GPU and its firmware: name, uuid, vbios, driver, pci and more."""
+        return identity(self._gpu)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that tell of it; it is read and steered through the driver, not through files."""
+        # NVML writes 00000000:3B:00.0, the kernel 0000:3b:00.0.
+        domain, _, rest = self.identity.get("pci", "").lower().partition(":")
+        gpu = f"/proc/driver/nvidia/gpus/{domain[-4:]}:{rest}/information"
+        return ("/proc/driver/nvidia/version", gpu) if rest else ("/proc/driver/nvidia/version",)
+
+    @property
+    def energy_kind(self) -> EnergyKind:
+        """Measured, by the GPU's own sensors."""
+        return EnergyKind.MEASURED
+
+    @cached_property
+    def boundary(self) -> str:
+        """What the joules cover and which readings they are made of."""
+        source = self._energy
+        if isinstance(source, str):
+            return f"unknown: this GPU reports neither energy nor power ({source})"
+        sampled = "" if isinstance(source, Counter) else f", taken {self._hz:g} times a second and integrated"
+        if self._scope == "module":
+            return f"{source.made_of}{sampled}: the whole module, GPU, its memory and processor; the rest excluded"
+        with self._library:
+            fixed = "" if self.dials.on else "; nothing on it can be set, and polythrottle doctor says why"
+            beside = "the rest of its module and " if module_w(self._gpu) is not None else ""
+        return f"{source.made_of}{sampled}: the whole GPU with its memory; {beside}the host excluded{fixed}"
+
+    @property
+    def presets(self) -> Mapping[str, OperatingPoint]:
+        """None: a card comes without named points."""
+        return {}
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """What was left changed on restoring because someone else had set it since."""
+        return self._actuator.differences
+
+    @cached_property
+    def dials(self) -> Dials:
+        """Every knob, with its levels or the reason it is off."""
+        limits = self._limits if self._limits is not None else Limits.read()
+        with self._library:
+            return probe(self._gpu, limits, self._actuator.original)
+
+    @cached_property
+    def space(self) -> SearchSpace:
+        """The points to search, and among them the one the GPU was found at."""
+        hint = "" if isinstance(self._energy, str) else "; it can be measured all the same"
+        return space_of(self.dials, self._searched, self.title, hint)
+
+    @cached_property
+    def _energy(self) -> Source | str:
+        with self._library:
+            return energy_source(self._gpu, self.clock, self._scope)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what works on this GPU and what does not, and why; takes about a second, sets nothing.
+
+        Raises:
+            DeviceError: If the GPU is gone.
+        """
+        with self._library:
+            seen = Inspection(self._gpu, self.dials, self._energy, self._slowdowns, self._privileged)
+            return seen.findings(self.clock)
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Set memory clock, graphics clock, power limit and profile in this order, read back, wait for the clocks.
+
+        Raises:
+            KnobRejected: If the GPU does not have the point, or refuses it or does not keep it.
+            PermissionDenied: If this process may not set anything; nothing is tried then.
+            DeviceError: If the device was not entered or is gone.
+            StorageError: If the originals cannot be saved; nothing is written then.
+        """
+        wanted = self.space.default.moved(point)
+        if problem := self.dials.refusal(wanted):
+            raise KnobRejected(f"{self.title} cannot take {dict(point)}: {problem}")
+        settings = self._needed(wanted)
+        if settings and not self._privileged:
+            raise PermissionDenied(f"{self.title} may be read but not set; {PRIVILEGE}")
+        with self._library:
+            self._locked |= {setting.key for setting in settings}
+            self._actuator.apply(settings)
+            settle(self._gpu, self._targets(wanted), self._slowdowns, self.clock)
+            self._check_enforced(wanted)
+        self._slowdowns.take()
+
+    def _needed(self, wanted: Mapping[str, Level]) -> list[Setting]:
+        """Return the writes for a point; what is as it was found and nobody here has touched is not among them."""
+        every = [Setting(key_of(self.uuid, dial.what), self.dials.text(dial.name, wanted)) for dial in self.dials.on]
+        return [setting for setting in every if setting.key in self._locked or not self._resting(setting)]
+
+    def _resting(self, setting: Setting) -> bool:
+        # Of a lock nobody can tell whether it holds, so one is only lifted if it was made here.
+        return setting.text == UNLOCKED or self._actuator.live(setting.key) == setting.text
+
+    def _targets(self, wanted: Mapping[str, Level]) -> Wanted:
+        held = {
+            name: int(wanted[name])
+            for name in (GPU_KNOB, MEM_KNOB)
+            if name in wanted and self.dials.text(name, wanted) != UNLOCKED
+        }
+        return Wanted(held.get(GPU_KNOB), held.get(MEM_KNOB))
+
+    def _check_enforced(self, wanted: Mapping[str, Level]) -> None:
+        power, profile = self.dials.knobs[POWER_KNOB], self.dials.knobs[PROFILE_KNOB]
+        if power.default is not None:
+            found_mw = int(self._actuator.original(key_of(self.uuid, power.what)))
+            check_power(self._gpu, int(self.dials.text(POWER_KNOB, wanted)), found_mw)
+        if wanted.get(PROFILE_KNOB, profile.default) != profile.default:
+            check_profiles(self._gpu, self.dials.text(PROFILE_KNOB, wanted))
+
+    def read(self) -> Reading:
+        """Return energy so far, the hottest sensor, the clocks that run, and whether it slowed itself down since.
+
+        Raises:
+            DeviceError: If the GPU is gone, its driver was loaded anew, or it reports neither energy nor power.
+        """
+        if isinstance(self._energy, str):
+            raise DeviceError(
+                f"{self.title} reports neither energy nor power ({self._energy}), so nothing can be measured on it"
+            )
+        with self._library:
+            self._slowdowns.look()
+            temperature_c, clocks_hz = self._thermometer.hottest_c(), self._clocks_hz()
+            throttled = bool(self._slowdowns.take() & sum(FAULTS))
+            energy_j = self._energy.total_j()
+        return Reading(self.clock.now(), energy_j, temperature_c, clocks_hz, throttled)
+
+    def _clocks_hz(self) -> dict[str, int]:
+        found = {"gpu": clock_hz(self._gpu, GRAPHICS), "mem": clock_hz(self._gpu, MEMORY)}
+        return {name: hz for name, hz in found.items() if hz is not None}
+
+    def restore(self) -> None:
+        """Restore the power limit and profiles found at first, and unlock the clocks that were locked here.
+
+        Raises:
+            DeviceError: If something cannot be put back; names each.
+        """
+        with self._library:
+            self._actuator.restore()
+        self._locked.clear()
+
+    def hand_over(self, holder: str, seconds: float | None, confirmed_s: float | None = None) -> str:
+        """Leave the settings in place under a guard that restores them unless they are confirmed.
+
+        Without persistence mode the driver may forget them when its last client leaves; `findings` tells.
+
+        Args:
+            holder: What holds the device from now on, such as the profile's name.
+            seconds: When to restore; None is at the next restore or reboot, without a guard.
+            confirmed_s: How long they stand once confirmed, in seconds; None is until a restore.
+
+        Returns:
+            The name under which the device stands on record.
+
+        Raises:
+            DeviceError: If the device was not entered.
+        """
+        self._actuator.hand_over(holder, seconds, confirmed_s)
+        return self._actuator.device
+
+    def _look(self) -> None:
+        with self._library:
+            self._slowdowns.look()
+            if not isinstance(self._energy, str):
+                self._energy.look()
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Look at the GPU in the background as when entered, without becoming its writer."""
+        with self._library:
+            lookout = Lookout(self._look, self._hz)
+            lookout.start()
+            try:
+                yield
+            finally:
+                lookout.stop()
+
+    def __enter__(self) -> Self:
+        self._library.__enter__()
+        try:
+            self._actuator.allow(*(dial.control(self.uuid) for dial in self.dials.on))
+            self._actuator.__enter__()
+        except BaseException:
+            self._library.__exit__(None, None, None)
+            raise
+        if isinstance(self.clock, SystemClock):
+            self._lookout = Lookout(self._look, self._hz)
+            self._lookout.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lookout is not None:
+            self._lookout.stop()
+            self._lookout = None
+        try:
+            self._actuator.__exit__(kind, error, trace)
+        finally:
+            self._locked.clear()
+            self._library.__exit__(kind, error, trace)

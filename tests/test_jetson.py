@@ -1,0 +1,548 @@
+"""Jetson boards, on the trees of every family and behind a layer that behaves as their kernels do."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from polythrottle.actuation.controls import SysFiles
+from polythrottle.backends import find_device, open_device
+from polythrottle.backends.jetson import JetsonDevice
+from polythrottle.clock import VirtualClock
+from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, PolythrottleError, UnknownName
+from polythrottle.findings import Finding
+from polythrottle.space import OperatingPoint
+from polythrottle.testing import BOARDS, DeviceContract, FakeKernel, Fault, plant
+
+ORIN, NANO, THOR = "jetson-agx-orin-jp6", "jetson-nano", "jetson-thor"
+GPU, MEM, CPU, CORES, MODE = "gpu_max_hz", "mem_hz", "cpu_max_hz", "cpu_cores", "power_mode"
+EMC = "sys/kernel/debug/bpmp/debug/clk/emc"
+
+
+def device(root: Path, **options: object) -> JetsonDevice:
+    """Return the device of a tree behind its kernel, in virtual time; a guard would not go through that kernel."""
+    made = JetsonDevice(root=str(root), controls=FakeKernel(root), clock=VirtualClock(), **options)  # type: ignore[arg-type]
+    made._actuator._guarded = False
+    return made
+
+
+def finding(board: JetsonDevice, subject: str) -> Finding:
+    """Return what a board says about one subject."""
+    return next(each for each in board.findings() if each.subject == subject)
+
+
+def files(root: Path, pattern: str) -> list[Path]:
+    """Return the files of a tree that match."""
+    return sorted(root.glob(pattern))
+
+
+def gpu_files(root: Path) -> Path:
+    """Return the devfreq folder of an Orin's GPU."""
+    return (root / "sys/class/devfreq/17000000.gpu").resolve()
+
+
+def written(kernel: FakeKernel) -> list[tuple[str, str]]:
+    """Return name and text of every write so far."""
+    return [(write.key.rpartition("/")[2], write.text) for write in kernel.writes()]
+
+
+@pytest.fixture
+def orin(tmp_path: Path) -> Path:
+    """A Jetson AGX Orin with JetPack 6."""
+    return plant(ORIN, tmp_path / "board")
+
+
+class TestContract(DeviceContract):
+    """The contract of every device, on every family of boards."""
+
+    @pytest.fixture(autouse=True, params=BOARDS)
+    def _tree(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+        self.root = plant(request.param, tmp_path / "board")
+
+    def make(self) -> JetsonDevice:
+        """Return the board of the tree."""
+        return device(self.root)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_what_was_found_is_what_is_left(name: str, tmp_path: Path) -> None:
+    """After first, last and preset points, every control of every board holds what it held before."""
+    root = plant(name, tmp_path / "board")
+    kernel = FakeKernel(root)
+    before = kernel.snapshot()
+    with device(root) as board:
+        for point in (board.space[0], board.space[len(board.space) - 1], *board.presets.values(), board.space.default):
+            board.apply(point)
+            assert board.read().clocks_hz["gpu"] <= int(point[GPU])
+    assert kernel.snapshot() == before
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_only_what_the_board_lists_is_written(name: str, tmp_path: Path) -> None:
+    """Every GPU clock that is ever written is in the board's own table, and lies within the limits found."""
+    root = plant(name, tmp_path / "board")
+    with device(root) as board:
+        for index in range(0, len(board.space), max(1, len(board.space) // 7)):
+            board.apply(board.space[index])
+    keys = [write for write in FakeKernel(root).writes() if write.key.endswith(("/min_freq", "/max_freq"))]
+    assert keys
+    for write in keys:
+        table = (Path(write.key).parent / "available_frequencies").read_text().split()
+        assert write.text in table
+        assert min(map(int, table)) <= int(write.text) <= int(board.space.default[GPU])
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_every_board_says_what_it_is_and_what_works(name: str, tmp_path: Path) -> None:
+    """Identity names chip and release, every knob searched by default works, and nothing is left unexplained."""
+    board = device(plant(name, tmp_path / "board"))
+    assert set(board.identity) == {"board", "soc", "l4t", "jetpack"}
+    assert set(board.space.names) == {"gpu_min_hz", GPU, MEM}
+    assert all(each.works or each.explanation for each in board.findings())
+    assert f"devices/{name.partition('-jp')[0]}.toml" in finding(board, "board").explanation
+    assert all(Path(file).is_relative_to(tmp_path) for file in board.files)
+
+
+def test_levels_are_the_board_s_own_table_and_not_the_catalogue_s(orin: Path) -> None:
+    """JetPack 6 lists 306, 408, … MHz, whatever the paper's board had."""
+    board = device(orin)
+    table = tuple(sorted(map(int, (gpu_files(orin) / "available_frequencies").read_text().split())))
+    assert board.space.knob(GPU).levels == table
+    assert dict(board.space.default) == {"gpu_min_hz": table[0], GPU: table[-1], MEM: 3_199_000_000}
+
+
+def test_limits_found_are_never_crossed(orin: Path) -> None:
+    """A cap or floor that somebody set before bounds every level."""
+    (gpu_files(orin) / "max_freq").write_text("918000000\n")
+    (gpu_files(orin) / "min_freq").write_text("510000000\n")
+    levels = device(orin).space.knob(GPU).levels
+    assert (levels[0], levels[-1]) == (510_000_000, 918_000_000)
+
+
+def test_the_administrator_s_limits_bound_the_levels(orin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What limits.toml says holds beside what was found."""
+    file = orin.parent / "limits.toml"
+    file.write_text("[jetson]\ngpu_max_mhz = { min = 600, max = 1000 }\nmem_mhz = { min = 2000 }\n")
+    monkeypatch.setenv("POLYTHROTTLE_LIMITS", str(file))
+    space = device(orin).space
+    assert (space.knob(GPU).levels[0], space.knob(GPU).levels[-1]) == (612_000_000, 918_000_000)
+    assert space.knob(MEM).levels == (2_133_000_000, 3_199_000_000)
+
+
+def test_memory_beyond_the_administrator_s_limit_is_not_left_to_its_governor(
+    orin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The highest level allowed is locked, for the governor would go higher."""
+    file = orin.parent / "limits.toml"
+    file.write_text("[jetson]\nmem_mhz = { max = 2200 }\n")
+    monkeypatch.setenv("POLYTHROTTLE_LIMITS", str(file))
+    with device(orin) as board:
+        board.apply(board.space.default)
+        assert board.read().clocks_hz["mem"] == board.space.default[MEM] == 2_133_000_000
+        assert (orin / EMC / "mrq_rate_locked").read_text().strip() == "1"
+
+
+def test_limits_move_in_the_order_an_old_kernel_takes(tmp_path: Path) -> None:
+    """A kernel that refuses a minimum above the maximum takes a pair going up and a pair going down."""
+    root = plant(NANO, tmp_path / "board")
+    with device(root, knobs=("gpu_min_hz", GPU)) as board:
+        levels = board.space.knob(GPU).levels
+        for level in (levels[1], levels[-1], levels[2], levels[0]):
+            board.apply(OperatingPoint({"gpu_min_hz": level, GPU: level}))
+            assert board.read().clocks_hz["gpu"] == level
+
+
+def test_limits_pinned_by_somebody_are_no_knob(orin: Path) -> None:
+    """Where jetson_clocks has made minimum and maximum equal there is nothing to choose, and it says so."""
+    (gpu_files(orin) / "min_freq").write_text("1300500000\n")
+    board = device(orin)
+    assert GPU not in board.space.names
+    assert "jetson_clocks --restore" in finding(board, GPU).remedy
+
+
+def test_a_clock_the_driver_rounds_is_rejected(orin: Path) -> None:
+    """What the driver kept instead is named, and put back at the end."""
+    kernel = FakeKernel(orin)
+    before = kernel.snapshot()
+    kernel.fail(Fault("round", match="*/max_freq"))
+    with device(orin) as board, pytest.raises(KnobRejected, match="but it holds"):
+        board.apply(OperatingPoint({GPU: 918_000_000}))
+    assert kernel.snapshot() == before
+
+
+def test_a_clock_that_does_not_follow_is_rejected(orin: Path) -> None:
+    """If the GPU still runs elsewhere after a second, the point was not applied."""
+    board = JetsonDevice(root=str(orin), controls=SysFiles(), clock=VirtualClock())
+    with board, pytest.raises(KnobRejected, match="1 s after it was set"):
+        board.apply(OperatingPoint({GPU: 408_000_000}))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{GPU: 919_000_000}, {"power_limit_w": 10}, {"gpu_min_hz": 918_000_000, GPU: 510_000_000}]
+)
+def test_what_is_not_a_point_is_refused_before_anything_is_written(wrong: dict[str, int], orin: Path) -> None:
+    """Off-table levels, foreign knobs and a minimum above the maximum never reach the board."""
+    with device(orin) as board, pytest.raises(KnobRejected):
+        board.apply(OperatingPoint(wrong))
+    assert FakeKernel(orin).writes() == ()
+
+
+def test_a_sleeping_gpu_is_held_awake_only_to_be_set(orin: Path) -> None:
+    """Its files answer while it is held, and it may sleep again before anything is measured."""
+    kernel = FakeKernel(orin)
+    before = kernel.snapshot()
+    board = device(orin)
+    kernel.doze()
+    with board:
+        assert written(kernel) == [("railgate_enable", "0"), ("railgate_enable", "1")]
+        board.apply(OperatingPoint({GPU: 510_000_000}))
+        assert "gpu" not in board.read().clocks_hz
+        kernel.doze(asleep=False)
+        assert (gpu_files(orin) / "max_freq").read_text().strip() == "510000000"
+        assert written(kernel)[2] == ("railgate_enable", "0")
+        assert written(kernel)[-1] == ("railgate_enable", "1")
+        sleeping = device(orin)
+        kernel.doze()
+        assert device(orin).space.names == (MEM,)
+        assert "start what it serves first" in finding(device(orin), GPU).remedy
+        assert sleeping.space.names == board.space.names
+        kernel.doze(asleep=False)
+    assert kernel.snapshot() == before
+
+
+def test_memory_is_proven_to_go_up_again_before_it_is_lowered(orin: Path) -> None:
+    """The first use locks, goes to one step below the highest, up, and to the level; the next goes there at once."""
+    kernel = FakeKernel(orin)
+    kernel.work(0.0)
+    with device(orin, knobs=(MEM,)) as board:
+        board.apply(OperatingPoint({MEM: 665_600_000}))
+        rates = [("rate", "2133000000"), ("rate", "3199000000"), ("rate", "665600000")]
+        assert written(kernel) == [("mrq_rate_locked", "1"), *rates]
+        before = len(written(kernel))
+        board.apply(OperatingPoint({MEM: 204_000_000}))
+        assert written(kernel)[before:] == [("rate", "204000000")]
+
+
+def test_the_memory_s_default_leaves_it_to_its_governor(orin: Path) -> None:
+    """At the highest level nothing is locked, so that the default is the board as it was found."""
+    kernel = FakeKernel(orin)
+    with device(orin) as board:
+        board.apply(board.space.default)
+        assert kernel.writes() == ()
+        board.apply(OperatingPoint({MEM: 204_000_000}))
+        board.apply(OperatingPoint({}))
+        assert (orin / EMC / "mrq_rate_locked").read_text().strip() == "0"
+
+
+def test_memory_that_does_not_go_up_again_is_off_for_good(orin: Path) -> None:
+    """Where raising is ignored the knob says why, the lock is let go, and no second attempt is made."""
+    kernel = FakeKernel(orin)
+    kernel.fail(Fault("ignore", match=f"*{EMC}/rate", times=0))
+    with device(orin) as board:
+        with pytest.raises(KnobRejected, match="mem_hz is off"):
+            board.apply(OperatingPoint({MEM: 204_000_000}))
+        assert (orin / EMC / "mrq_rate_locked").read_text().strip() == "0"
+        before = len(kernel.writes())
+        with pytest.raises(KnobRejected, match="did not step down and up"):
+            board.apply(OperatingPoint({MEM: 665_600_000}))
+        assert len(kernel.writes()) == before
+        assert finding(board, MEM).works is False
+        board.apply(OperatingPoint({GPU: 510_000_000}))
+
+
+def test_a_cap_on_memory_bounds_it_and_is_never_written(orin: Path) -> None:
+    """Rates above the cap found are no levels; the cap, once lowered, could not be lifted."""
+    (orin / "sys/kernel/nvpmodel_clk_cap/emc").write_text("2133000000\n")
+    with device(orin) as board:
+        assert board.space.knob(MEM).levels == (204_000_000, 665_600_000, 2_133_000_000)
+        board.apply(OperatingPoint({MEM: 204_000_000}))
+    assert not any("_cap/" in write.key for write in FakeKernel(orin).writes())
+
+
+def test_a_memory_lock_of_somebody_else_is_not_broken(orin: Path) -> None:
+    """The knob is off while another holds the rate."""
+    (orin / EMC / "mrq_rate_locked").write_text("1\n")
+    board = device(orin)
+    assert MEM not in board.space.names
+    assert "somebody else has locked" in finding(board, MEM).explanation
+
+
+@pytest.mark.parametrize(
+    ("lockdown", "says"), [("none [integrity] confidentiality", "secure boot"), ("", "no rate lock")]
+)
+def test_memory_behind_a_closed_debugfs_says_why(lockdown: str, says: str, orin: Path) -> None:
+    """Kernel lockdown is told from a kernel without the lock."""
+    shutil.rmtree(orin / "sys/kernel/debug/bpmp")
+    (orin / "sys/kernel/security").mkdir(parents=True, exist_ok=True)
+    (orin / "sys/kernel/security/lockdown").write_text(f"{lockdown}\n")
+    board = device(orin)
+    assert board.space.names == ("gpu_min_hz", GPU)
+    assert says in finding(board, MEM).explanation
+    with pytest.raises(DeviceError, match="mem_hz is off on this board"):
+        device(orin, knobs=(MEM,))
+
+
+def test_what_a_user_may_not_see_is_off_and_not_an_error(orin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without root debugfs is closed: memory is off with that reason, and the rest works."""
+    whole = Path.stat
+
+    def closed(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if f"{orin}/sys/kernel/debug/" in f"{self}":
+            raise PermissionError(13, "Permission denied", str(self))
+        return whole(self, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", closed)
+    monkeypatch.setattr(Path, "resolve", lambda self, strict=False: closed(self) and Path(os.path.realpath(self)))
+    board = device(orin)
+    assert "closed to this user" in finding(board, MEM).explanation
+    assert board.space.names == ("gpu_min_hz", GPU)
+    assert board.files
+    assert board.read().clocks_hz["gpu"]
+
+
+def test_a_file_the_kernel_will_not_take_is_no_knob(orin: Path) -> None:
+    """Without a write bit, or without the right, the knob is off and names the file."""
+    (gpu_files(orin) / "max_freq").chmod(0o444)
+    assert "read-only in this kernel" in finding(device(orin), GPU).explanation
+
+
+def test_a_tree_cannot_reach_out_of_itself(orin: Path) -> None:
+    """A link to a file elsewhere is not followed for writing."""
+    outside = orin.parent / "outside"
+    outside.write_text("2201600\n")
+    for file in files(orin, "sys/devices/system/cpu/cpufreq/policy0/scaling_max_freq"):
+        file.unlink()
+        file.symlink_to(outside)
+    assert "leads out of" in finding(device(orin), CPU).explanation
+
+
+def test_each_cluster_gets_its_highest_clock_not_above_the_level(orin: Path) -> None:
+    """One knob caps clusters with unlike tables."""
+    policy = orin / "sys/devices/system/cpu/cpufreq/policy4"
+    (policy / "scaling_available_frequencies").write_text("800000 1600000 2201600\n")
+    with device(orin, knobs=(CPU,)) as board:
+        board.apply(OperatingPoint({CPU: 1_344_000_000}))
+        caps = [file.read_text().strip() for file in files(orin, "sys/devices/system/cpu/cpufreq/*/scaling_max_freq")]
+        assert caps == ["1344000", "800000", "1344000"]
+
+
+def test_cores_go_off_from_the_last_and_come_back(orin: Path) -> None:
+    """The first core stays, a cluster without cores is not limited, and everything is online again at the end."""
+    kernel = FakeKernel(orin)
+    before = kernel.snapshot()
+    assert CORES not in device(orin).space.names
+    with device(orin, knobs=(CORES, CPU)) as board:
+        for count in (4, 1, 6, 12):
+            board.apply(OperatingPoint({CORES: count, CPU: 1_344_000_000}))
+            switches = [orin / f"sys/devices/system/cpu/cpu{core}/online" for core in range(12)]
+            assert sum(switch.read_text().strip() == "1" for switch in switches) == count
+    assert kernel.snapshot() == before
+    assert not any(write.key.endswith("cpu0/online") for write in kernel.writes())
+
+
+KILLED = """
+import os, signal, sys
+from polythrottle.backends.jetson import JetsonDevice
+from polythrottle.clock import VirtualClock
+from polythrottle.space import OperatingPoint
+from polythrottle.testing import FakeKernel
+board = JetsonDevice(root=sys.argv[1], controls=FakeKernel(sys.argv[1]), clock=VirtualClock(), knobs=("cpu_cores",))
+board._actuator._guarded = False
+board.__enter__().apply(OperatingPoint({"cpu_cores": 2}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_clusters_that_a_killed_process_left_offline_are_limited_again(orin: Path) -> None:
+    """Entering brings them back, and they are looked at anew: no cluster is forgotten."""
+    child = subprocess.run([sys.executable, "-c", KILLED, str(orin)], capture_output=True, check=False)
+    assert child.returncode == -signal.SIGKILL
+    with device(orin, knobs=(CPU,)) as board:
+        board.apply(OperatingPoint({CPU: 1_344_000_000}))
+        caps = [file.read_text().strip() for file in files(orin, "sys/devices/system/cpu/cpufreq/*/scaling_max_freq")]
+        assert caps == ["1344000"] * 3
+
+
+def test_a_board_that_changes_while_it_is_looked_at_is_not_steered(orin: Path) -> None:
+    """The space that was promised must be the space that is searched."""
+    board = device(orin)
+    (gpu_files(orin) / "max_freq").write_text("918000000\n")
+    with pytest.raises(DeviceError, match="start again"), board:
+        pass
+    assert FakeKernel(orin).writes() == ()
+
+
+def test_a_power_mode_is_switched_and_switched_back(orin: Path) -> None:
+    """The knobs it rewrites follow it, and all of them are as found at the end."""
+    kernel = FakeKernel(orin)
+    before = kernel.snapshot()
+    with device(orin, knobs=(MODE,)) as board:
+        assert board.space.default[MODE] == "MAXN"
+        board.apply(OperatingPoint({MODE: "50W"}))
+        assert (gpu_files(orin) / "max_freq").read_text().strip() == "1020000000"
+        board.apply(OperatingPoint({MODE: "MAXN"}))
+        assert (gpu_files(orin) / "max_freq").read_text().strip() == "1300500000"
+        board.apply(OperatingPoint({MODE: "50W"}))
+    assert kernel.snapshot() == before
+
+
+def test_a_power_mode_bounds_the_knobs_searched_with_it(orin: Path) -> None:
+    """No point has a clock above what its mode allows."""
+    space = device(orin, knobs=(MODE, GPU)).space
+    assert max(int(point[GPU]) for point in space if point[MODE] == "50W") == 1_020_000_000
+    assert max(int(point[GPU]) for point in space if point[MODE] == "MAXN") == 1_300_500_000
+
+
+def test_power_modes_that_need_a_reboot_or_raise_a_limit_are_not_offered(orin: Path, tmp_path: Path) -> None:
+    """Which and why is in the findings."""
+    told = finding(device(orin), MODE).explanation
+    assert "15W (needs a reboot)" in told
+    nano = plant("jetson-orin-nano", tmp_path / "nano")
+    told = finding(device(nano), MODE).explanation
+    assert "MAXN_SUPER (would raise gpu_max_hz above what was found)" in told
+
+
+def test_a_small_mode_on_a_small_board_takes_cores_and_clocks(tmp_path: Path) -> None:
+    """On a Nano, 5W takes two cores off; they are back afterwards."""
+    root = plant(NANO, tmp_path / "board")
+    kernel = FakeKernel(root)
+    before = kernel.snapshot()
+    with device(root, knobs=(MODE, CPU)) as board:
+        board.apply(OperatingPoint({MODE: "5W", CPU: 614_400_000}))
+        assert (root / "sys/devices/system/cpu/cpu3/online").read_text().strip() == "0"
+        board.apply(OperatingPoint({}))
+        assert (root / "sys/devices/system/cpu/cpu3/online").read_text().strip() == "1"
+    assert kernel.snapshot() == before
+
+
+def test_presets_are_the_board_s_power_modes_else_the_catalogue_s(orin: Path) -> None:
+    """Without a readable nvpmodel.conf the catalogue's points are taken in the board's own steps."""
+    own = device(orin).presets
+    assert own["50W"][GPU] == 1_020_000_000
+    (orin / "etc/nvpmodel.conf").unlink()
+    other = device(orin).presets
+    assert other["50W"][GPU] == 918_000_000
+    assert "devices/jetson-agx-orin.toml" in finding(device(orin), "presets").explanation
+
+
+def test_a_board_nobody_knows_falls_back_to_what_probing_finds(orin: Path) -> None:
+    """Knobs and rails are there, and the board says that it is not in the catalogue."""
+    tree = (orin / "proc/device-tree").resolve()
+    (tree / "model").write_text("Acme Edge Box\0")
+    (tree / "compatible").write_text("acme,box\0nvidia,tegra234\0")
+    board = device(orin)
+    assert board.title.startswith("Acme Edge Box")
+    assert set(board.space.names) == {"gpu_min_hz", GPU, MEM}
+    assert "not in devices/" in finding(board, "board").explanation
+    assert "not in devices/" in board.boundary
+
+
+def test_a_module_on_a_strange_carrier_is_known_by_its_part_number(orin: Path) -> None:
+    """What the device tree is compatible with names the module even if the model does not."""
+    (orin / "proc/device-tree").resolve().joinpath("model").write_text("reComputer\0")
+    assert "devices/jetson-agx-orin.toml" in finding(device(orin), "board").explanation
+
+
+def test_a_machine_that_is_no_jetson_is_said_in_one_line(orin: Path, tmp_path: Path) -> None:
+    """A tree without a Tegra, and a root that is no folder."""
+    (orin / "proc/device-tree").resolve().joinpath("compatible").write_text("raspberrypi,4-model-b\0brcm,bcm2711\0")
+    with pytest.raises(DeviceError, match="names no NVIDIA Tegra chip"):
+        device(orin)
+    with pytest.raises(InvalidInput, match="no folder"):
+        JetsonDevice(root=str(tmp_path / "nowhere"))
+
+
+GARBAGE = {
+    "binary": b"\xff\xfe\x00\x01",
+    "empty": b"",
+    "words": b"<unknown>\n\nNC\n",
+    "huge": b"9" * 5000,
+    "negative": b"-1\n",
+    "folder": None,
+    "pipe": None,
+    "absent": None,
+}
+
+
+@contextmanager
+def spoilt(file: Path, kind: str) -> Iterator[None]:
+    """Make of a file what a hostile or broken tree might hold in its place, for a while."""
+    aside = file.with_name("aside")
+    file.rename(aside)
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(file)
+    elif kind != "absent":
+        file.write_bytes(GARBAGE[kind] or b"")
+    yield
+    if kind == "folder":
+        file.rmdir()
+    aside.replace(file)
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_no_file_of_a_tree_can_break_it(kind: str, orin: Path) -> None:
+    """Whatever one file holds, the board answers, or says in one line why it cannot."""
+    for file in sorted({Path(name).resolve() for name in device(orin).files}):
+        with spoilt(file, kind):
+            try:
+                board = device(orin)
+                assert board.space.default in board.space
+                assert board.findings()
+                assert board.presets is not None
+                board.read()
+                said = ""
+            except PolythrottleError as error:
+                said = str(error)
+            assert "\n" not in said, file
+
+
+def test_uris_open_the_same_board_again(orin: Path) -> None:
+    """Options at their default are left out, the others come back."""
+    assert open_device(f"jetson?root={orin}").uri == f"jetson?root={orin}"
+    assert open_device(f"jetson?root={orin}&hz=20&factor=1.16").uri == f"jetson?factor=1.16&hz=20&root={orin}"
+    assert JetsonDevice(root=str(orin), hz=5).uri == f"jetson?hz=5&root={orin}"
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "says"),
+    [
+        ("hz=fast", InvalidInput, "not a number"),
+        ("hz=0", InvalidInput, "hz must lie between"),
+        ("hz=nan", InvalidInput, "hz must lie between"),
+        ("factor=inf", InvalidInput, "factor must lie between"),
+        ("factor=9", InvalidInput, "factor must lie between"),
+        ("rate=10", UnknownName, "option of device jetson"),
+        ("reader=tegrastats", UnknownName, "reader"),
+    ],
+)
+def test_bad_options_are_said_in_one_line(options: str, kind: type[Exception], says: str, orin: Path) -> None:
+    """Unknown and malformed options say what would be right."""
+    with pytest.raises(kind, match=says) as caught:
+        open_device(f"jetson?root={orin}&{options}")
+    assert "\n" not in str(caught.value)
+
+
+def test_knobs_that_do_not_go_together_or_are_unknown_are_refused(orin: Path) -> None:
+    """A power mode and cores set the same thing; a knob no Jetson has is named with its neighbours."""
+    with pytest.raises(InvalidInput, match="not both"):
+        device(orin, knobs=(MODE, CORES))
+    with pytest.raises(UnknownName, match="gpu_max_hz"):
+        device(orin, knobs=("gpu_max",))
+    with pytest.raises(InvalidInput, match="takes no name"):
+        open_device("jetson:orin")
+
+
+def test_auto_takes_the_board(orin: Path, tmp_path: Path) -> None:
+    """Where the device tree names a Tegra, the board is what auto means."""
+    found = find_device(orin)
+    assert found.uri == f"jetson?root={orin}"
+    assert "Orin" in found.explanation
+    assert find_device(tmp_path / "state").uri == "cpu"

@@ -1,0 +1,392 @@
+"""What a Jetson board reads: rails and their joules, heat, over-current, and jetson-stats."""
+
+import os
+import sys
+import threading
+import types
+from pathlib import Path
+
+import pytest
+
+from polythrottle.backends.jetson import JetsonDevice
+from polythrottle.backends.jetson.rails import find_rails, find_total
+from polythrottle.backends.jetson.sampler import Sampler
+from polythrottle.backends.tree import Tree
+from polythrottle.clock import SystemClock, VirtualClock
+from polythrottle.errors import DeviceError, TrialError
+from polythrottle.measurement import EnergyKind
+from polythrottle.testing import BOARDS, FakeKernel, plant
+
+ORIN, NANO, THOR = "jetson-agx-orin-jp6", "jetson-nano", "jetson-thor"
+
+
+def device(root: Path, **options: object) -> JetsonDevice:
+    """Return the device of a tree behind its kernel, in virtual time; a guard would not go through that kernel."""
+    made = JetsonDevice(root=str(root), controls=FakeKernel(root), clock=VirtualClock(), **options)  # type: ignore[arg-type]
+    made._actuator._guarded = False
+    return made
+
+
+def joules(board: JetsonDevice, seconds: float) -> float:
+    """Return what a board uses in a time that passes at one power."""
+    start_j = board.read().energy_j
+    board.clock.sleep(seconds)
+    return board.read().energy_j - start_j
+
+
+def explained(board: JetsonDevice, subject: str) -> str:
+    """Return what a board says about one subject."""
+    return next(each.explanation for each in board.findings() if each.subject == subject)
+
+
+def put(file: Path, text: object) -> None:
+    """Change a file as the kernel does: in place."""
+    file.write_text(f"{text}\n")
+
+
+def chip(root: Path, address: str) -> Path:
+    """Return the folder of a power sensor by its address on the bus."""
+    return next((root / "sys/bus/i2c/devices" / address).resolve().glob("hwmon/hwmon*"))
+
+
+@pytest.fixture
+def orin(tmp_path: Path) -> Path:
+    """A Jetson AGX Orin whose rails are 20 V × 1 A, 10 V × 0.5 A, 5 V × 2 A, and 7 W of memory beside the total."""
+    root = plant(ORIN, tmp_path / "board")
+    first, second = chip(root, "1-0040"), chip(root, "1-0041")
+    for folder, channel, millivolt, milliamp in (
+        (first, 1, 20_000, 1_000),
+        (first, 2, 10_000, 500),
+        (first, 3, 5_000, 2_000),
+        (second, 2, 7_000, 1_000),
+    ):
+        put(folder / f"in{channel}_input", millivolt)
+        put(folder / f"curr{channel}_input", milliamp)
+    return root
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_every_board_integrates_its_own_total(name: str, tmp_path: Path) -> None:
+    """Power times time is energy, over the rails that the catalogue calls the total."""
+    board = device(plant(name, tmp_path / "board"))
+    one, ten = joules(board, 1.0), joules(board, 10.0)
+    assert 1.0 < one < 200.0
+    assert ten == pytest.approx(10 * one)
+    assert board.boundary.endswith("; files of a tree, not a board")
+
+
+def test_the_total_is_the_sum_of_its_rails_and_nothing_besides(orin: Path) -> None:
+    """Millivolts times milliamperes of the three rails; unused channels and the sum of shunts do not count."""
+    board = device(orin)
+    assert joules(board, 2.0) == pytest.approx(2 * (20.0 + 5.0 + 10.0))
+    assert board.boundary.startswith("VDD_GPU_SOC + VDD_CPU_CV + VIN_SYS_5V0 (")
+    assert "besides there are VDDQ_VDD2_1V8AO" in explained(board, "energy")
+    assert not any("NC" in rail.name or "sum" in rail.name for rail in find_rails(Tree(orin, FakeKernel(orin))))
+
+
+def test_parts_of_an_input_rail_are_not_added_to_it(tmp_path: Path) -> None:
+    """On a Nano the input is the total, in the milliwatts of its older driver."""
+    root = plant(NANO, tmp_path / "board")
+    for index, milliwatt in enumerate((5_000, 2_000, 1_000)):
+        put(next(root.glob(f"sys/devices/**/iio:device0/in_power{index}_input")), milliwatt)
+    assert joules(device(root), 3.0) == pytest.approx(15.0)
+
+
+def test_thor_counts_microwatts_and_lets_a_rail_read_below_zero(tmp_path: Path) -> None:
+    """The INA238 has the kit's input in µW; an idle GPU rail may read just below zero."""
+    root = plant(THOR, tmp_path / "board")
+    put(chip(root, "2-0044") / "power1_input", 42_500_000)
+    put(chip(root, "2-0040") / "curr1_input", -3)
+    board = device(root)
+    assert joules(board, 2.0) == pytest.approx(85.0)
+    assert board.boundary.startswith("VIN (whole kit, read by its INA238)")
+
+
+def test_a_total_below_zero_never_takes_energy_back(tmp_path: Path) -> None:
+    """A sensor that is off by a little must not let the total fall."""
+    root = plant(THOR, tmp_path / "board")
+    put(chip(root, "2-0044") / "power1_input", -20_000)
+    assert joules(device(root), 5.0) == 0.0
+
+
+def test_a_change_of_power_is_integrated_by_the_trapezoid_rule(orin: Path) -> None:
+    """From 35 W to 55 W in four seconds is 180 J."""
+    board = device(orin)
+    start_j = board.read().energy_j
+    board.clock.sleep(4.0)
+    put(chip(orin, "1-0040") / "curr1_input", 2_000)
+    assert board.read().energy_j - start_j == pytest.approx(180.0)
+
+
+def test_the_factor_for_the_wall_multiplies_and_is_said(orin: Path) -> None:
+    """What the user calibrated is in the joules and in the boundary."""
+    board = device(orin, factor=1.16)
+    assert joules(board, 1.0) == pytest.approx(35.0 * 1.16)
+    assert "; times 1.16 for the wall plug, as stated" in board.boundary
+
+
+def test_joules_of_a_tree_are_simulated_and_those_of_a_kernel_measured(
+    orin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where a kernel is mounted are the sensors more than files, as in a container that has the host's."""
+    assert device(orin).energy_kind is EnergyKind.SIMULATED
+    monkeypatch.setattr(os.path, "ismount", lambda path: str(path).endswith("/sys"))
+    assert device(orin).energy_kind is EnergyKind.MEASURED
+    assert device(orin).boundary.endswith("not seen)")
+
+
+def test_sensors_that_move_are_found_again(orin: Path) -> None:
+    """Another number, or a driver that was loaded anew, changes nothing."""
+    kernel = FakeKernel(orin)
+    board = device(orin)
+    with board:
+        board.read()
+        kernel.renumber("/sys/class/hwmon/hwmon2", "hwmon7")
+        folder = chip(orin, "1-0040")
+        for file in list(folder.iterdir()):
+            text = file.read_text()
+            file.unlink()
+            file.write_text(text)
+        put(folder / "curr1_input", 3_000)
+        board.read()
+        assert joules(board, 1.0) == pytest.approx(75.0)
+
+
+def test_a_missing_sensor_makes_energy_unknown_never_smaller(orin: Path) -> None:
+    """Without one rail of the total there is no total: one line says which, and the knobs still work."""
+    (chip(orin, "1-0040") / "in2_label").unlink()
+    board = device(orin)
+    with board:
+        board.apply(board.space[0])
+        with pytest.raises(DeviceError, match="VDD_CPU_CV is missing") as caught:
+            board.read()
+    assert "\n" not in str(caught.value)
+    assert board.boundary.startswith("unknown: ")
+    assert next(each.works for each in board.findings() if each.subject == "energy") is False
+
+
+def test_a_sensor_that_vanishes_is_a_device_error(orin: Path) -> None:
+    """Energy is never made up for a rail that cannot be read any more."""
+    with device(orin) as board:
+        board.read()
+        (chip(orin, "1-0040") / "curr2_input").unlink()
+        with pytest.raises(DeviceError, match="can no longer be read"):
+            board.read()
+
+
+def test_a_board_without_an_entry_takes_its_input_rail_else_the_sum() -> None:
+    """Both say that what they leave out is not known."""
+    assert find_total(("VDD_GPU", "VDD_IN"), None).names == ("VDD_IN",)
+    assert find_total(("VDD_GPU", "VDD_SOC"), None).names == ("VDD_GPU", "VDD_SOC")
+    assert "not known" in find_total(("VDD_GPU",), None).boundary
+    assert find_total((), None).names == ()
+
+
+def test_over_current_marks_readings_until_the_next_point(orin: Path) -> None:
+    """An event within a window is still known by its end, and forgotten with the next point or after a minute."""
+    kernel = FakeKernel(orin)
+    with device(orin) as board:
+        board.apply(board.space.default)
+        assert not board.read().throttled
+        kernel.throttle()
+        assert [board.read().throttled for _ in range(2)] == [True, True]
+        board.apply(board.space[0])
+        assert not board.read().throttled
+        kernel.throttle()
+        assert board.read().throttled
+        board.clock.sleep(61.0)
+        assert not board.read().throttled
+
+
+def test_counters_that_move_are_found_again(orin: Path) -> None:
+    """A renumbered folder neither hides an event nor makes one."""
+    kernel = FakeKernel(orin)
+    kernel.throttle(3)
+    board = device(orin)
+    kernel.renumber("/sys/class/hwmon/hwmon3", "hwmon8")
+    assert not board.read().throttled
+    kernel.throttle()
+    assert board.read().throttled
+
+
+def test_heat_beyond_the_kernel_s_trip_marks_the_reading(orin: Path) -> None:
+    """The junction's zone is the one that is read: others may answer EAGAIN, and each retry costs time."""
+    zones = {file.read_text().strip(): file.parent for file in orin.glob("sys/class/thermal/thermal_zone*/type")}
+    put(zones["tj-thermal"] / "temp", 71_500)
+    put(zones["cpu-thermal"] / "temp", 120_000)
+    board = device(orin)
+    reading = board.read()
+    assert (reading.temperature_c, reading.throttled) == (71.5, False)
+    put(zones["tj-thermal"] / "temp", 99_000)
+    assert board.read().throttled
+
+
+def test_a_sensor_that_is_off_is_unknown(orin: Path) -> None:
+    """Absurd temperatures are None, never zero."""
+    zones = {file.read_text().strip(): file.parent for file in orin.glob("sys/class/thermal/thermal_zone*/type")}
+    put(zones["tj-thermal"] / "temp", -274_000)
+    assert device(orin).read().temperature_c is None
+
+
+class Constant:
+    """A source of 10 W that says when it has been read often enough, and can fail."""
+
+    def __init__(self, enough: int = 3) -> None:
+        self.enough, self.reads, self.broken, self.closed = enough, 0, False, False
+        self.reached = threading.Event()
+
+    def power_w(self) -> float:
+        """Return 10 W, or fail."""
+        self.reads += 1
+        if self.reads >= self.enough:
+            self.reached.set()
+        if self.broken:
+            raise OSError("no answer")
+        return 10.0
+
+    def stale(self) -> bool:
+        """Say no."""
+        return False
+
+    def renew(self) -> None:
+        """Find nothing new."""
+
+    def close(self) -> None:
+        """Note that it is closed."""
+        self.closed = True
+
+
+def test_the_thread_samples_by_itself_and_tells_its_cost() -> None:
+    """While it runs power is read without anybody asking, and the processor time that takes is counted."""
+    source = Constant()
+    sampler = Sampler(source, SystemClock(), hz=200.0)
+    sampler.start()
+    assert source.reached.wait(30.0)
+    assert sampler.total_j() > 0
+    sampler.stop()
+    busy_s, samples = sampler.cost
+    assert samples >= 2
+    assert 0 < busy_s < 30.0
+    assert source.closed
+
+
+def test_the_thread_outlives_a_sensor_that_fails_for_a_moment() -> None:
+    """A failed sample is made up for by the next; only a reading that fails tells."""
+    source = Constant()
+    source.broken = True
+    sampler = Sampler(source, SystemClock(), hz=200.0)
+    sampler.start()
+    assert source.reached.wait(30.0)
+    with pytest.raises(DeviceError, match="can no longer be read: no answer"):
+        sampler.total_j()
+    source.broken = False
+    sampler.total_j()
+    assert sampler.total_j() > 0
+    sampler.stop()
+
+
+class Hand:
+    """A clock moved by hand that is not a virtual one, so that the thread runs."""
+
+    now_s = 0.0
+
+    def now(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+    def sleep(self, duration_s: float) -> None:
+        """Move on."""
+        self.now_s += duration_s
+
+
+def test_a_window_with_a_hole_in_its_power_is_not_valid() -> None:
+    """Where nothing was sampled for long the joules are not known: said once, then it goes on."""
+    clock, source = Hand(), Constant(enough=1)
+    sampler = Sampler(source, clock, hz=0.1)
+    sampler.start()
+    assert source.reached.wait(30.0)
+    sampler.total_j()
+    clock.sleep(1000.0)
+    with pytest.raises(TrialError, match=r"not sampled for 1000\.0 s"):
+        sampler.total_j()
+    assert sampler.total_j() == pytest.approx(10_000.0)
+    sampler.stop()
+
+
+def jtop(power: object, *, starts: bool = True) -> types.ModuleType:
+    """Return a stand-in for the module of jetson-stats."""
+    module = types.ModuleType("jtop")
+
+    class JtopException(Exception):
+        pass
+
+    class Session:
+        def __init__(self, interval: float) -> None:
+            self.power = power
+
+        def start(self) -> None:
+            if not starts:
+                raise JtopException("The jtop.service is not active")
+
+        def ok(self, *, spin: bool = False) -> bool:
+            return spin
+
+        def close(self) -> None:
+            pass
+
+    module.jtop, module.JtopException = Session, JtopException  # type: ignore[attr-defined]
+    return module
+
+
+@pytest.fixture
+def user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run as somebody who is not root."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+
+RAILS = {"VDD_GPU_SOC": 20_000, "VDD_CPU_CV": 5_000, "VIN_SYS_5V0": 10_000, "VDDQ_VDD2_1V8AO": 7_000}
+
+
+@pytest.mark.usefixtures("user")
+def test_jetson_stats_is_read_when_asked_for(orin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rails are added up by the catalogue's total, not by its own, which counts parts twice."""
+    rails = {name: {"power": milliwatt, "online": True} for name, milliwatt in RAILS.items()}
+    monkeypatch.setitem(sys.modules, "jtop", jtop({"rail": rails, "tot": {"power": 42_000}}))
+    board = device(orin, reader="jtop")
+    assert joules(board, 2.0) == pytest.approx(70.0)
+    assert board.uri.startswith("jetson?reader=jtop&root=")
+    assert board.boundary.endswith("; as jetson-stats last read it")
+
+
+def test_jetson_stats_never_enters_a_privileged_process(orin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For root it is refused with the reason, and not even imported."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setitem(sys.modules, "jtop", None)
+    with pytest.raises(DeviceError, match="refused for root: jetson-stats speaks pickle"):
+        device(orin, reader="jtop")
+
+
+@pytest.mark.usefixtures("user")
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (None, r"pip install 'polythrottle\[jetson\]'"),
+        (jtop({}, starts=False), "is jtop.service running"),
+        (jtop({}), "no power by rail"),
+        (jtop({"rail": {"VDD_GPU_SOC": {"power": None}, "VDD_CPU_CV": {}, "VIN_SYS_5V0": {}}}), "has no power"),
+    ],
+)
+def test_a_jetson_stats_that_does_not_answer_is_one_line(
+    module: types.ModuleType | None, says: str, orin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not installed, not running, of another version, or without power: said at opening."""
+    monkeypatch.setitem(sys.modules, "jtop", module)
+    with pytest.raises(DeviceError, match=says) as caught:
+        device(orin, reader="jtop")
+    assert "\n" not in str(caught.value)
+
+
+def test_jetson_stats_is_not_loaded_unless_asked_for(orin: Path) -> None:
+    """The sensors are read directly by default."""
+    joules(device(orin), 1.0)
+    assert "jtop" not in sys.modules
