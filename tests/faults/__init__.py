@@ -1,0 +1,1 @@
+"""The fault matrix: every fault at every step of a session, on real child processes."""

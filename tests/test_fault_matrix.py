@@ -1,0 +1,65 @@
+"""The fault matrix: whatever breaks at whatever step, the board is as it was found or each difference is named."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.steps import STAGES
+
+from polythrottle.testing import BOARDS
+from polythrottle.testing.nvml.library import compiler
+from polythrottle.testing.nvml.models import MODELS
+
+HERE = Path(__file__).resolve().parent
+GPUS = tuple(name for name in MODELS if name not in ("a100-mig", "laptop"))
+
+
+def run(board: str, folder: Path, every: int) -> list[dict[str, Any]]:
+    """Return every cell of a board's matrix."""
+    if not board.startswith("jetson") and compiler() is None:
+        pytest.skip("no C compiler to build the stand-in for NVIDIA's library with")
+    fast = Path("/dev/shm")  # flushing to memory takes no time, and is still done
+    where = Path(tempfile.mkdtemp(dir=fast if os.access(fast, os.W_OK) else folder))
+    paths = os.pathsep.join([str(HERE), str(HERE.parent)])
+    done = subprocess.run(
+        [sys.executable, "-m", "faults.matrix", board, str(where), str(every)],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    shutil.rmtree(where, ignore_errors=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(board: str, cells: list[dict[str, Any]]) -> None:
+    """Every cell holds, every stage was met, and the count is printed."""
+    broken = [cell for cell in cells if not cell["holds"]]
+    counts = Counter(cell["fault"] for cell in cells)
+    sys.stdout.write(f"\n{board}: {len(cells)} cells, {len(broken)} broken: {dict(counts)}\n")
+    assert not broken, json.dumps(broken[:3], indent=1)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("board", [*BOARDS, *GPUS])
+def test_every_fault_at_every_step(board: str, tmp_path: Path) -> None:
+    """The whole matrix on every board; no cell is left out."""
+    cells = run(board, tmp_path, 1)
+    check(board, cells)
+    assert {cell["stage"] for cell in cells} == set(STAGES)
+    assert len(cells) >= 200
+
+
+@pytest.mark.parametrize("board", ["jetson-agx-orin-jp6", "a100"])
+def test_faults_at_some_steps(board: str, tmp_path: Path) -> None:
+    """A part of the matrix, for every run of the tests."""
+    check(board, run(board, tmp_path, 4))
