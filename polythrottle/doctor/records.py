@@ -1,0 +1,77 @@
+"""What stands changed on this machine, and whether the place where originals are kept can be trusted."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from polythrottle.actuation import Limits, Standing, standing
+from polythrottle.errors import PolythrottleError
+from polythrottle.findings import Finding
+from polythrottle.state import state_dir
+
+_RESTORE = "polythrottle restore"
+_LEAST_BYTES = 1_000_000
+
+
+def record_findings() -> tuple[Finding, ...]:
+    """Return what stands changed, by whom and until when, and whether the state folder is fit to keep it."""
+    try:
+        stands = tuple(_told(each) for each in standing())
+    except PolythrottleError as err:
+        stands = (Finding("originals", False, _line(err)),)
+    return (*(stands or (Finding("originals", True, "nothing stands changed"),)), *_state(), _limits())
+
+
+def _told(each: Standing) -> Finding:
+    lease, count = each.lease, f"{len(each.keys)} control{'s' * (len(each.keys) != 1)}"
+    since = f" since {lease.since}" if lease.since else ""
+    if each.damage:
+        return Finding(each.device, False, f"the record of originals is damaged: {each.damage[0]}", _RESTORE)
+    if lease.applied and lease.kept:
+        return Finding(each.device, None, f"{lease.holder} stands{since} ({count})", f"{_RESTORE} gives it back")
+    if lease.applied and each.expires_in_s is not None and each.expires_in_s > 0:
+        told = f"{lease.holder} stands{since} ({count}) and reverts in {each.expires_in_s:.0f} s"
+        return Finding(each.device, None, told, "polythrottle apply --confirm lets it stand")
+    if lease.holder and _alive(lease.pid):
+        return Finding(each.device, None, f"is being steered by {lease.holder}{since} ({count} changed)")
+    by = f"{lease.holder}, which is dead" if lease.holder else "a process that is gone"
+    return Finding(each.device, False, f"{count} changed by {by},{since or ' some time ago'}", _RESTORE)
+
+
+def _alive(pid: int) -> bool:
+    return pid > 0 and Path(f"/proc/{pid}").exists()
+
+
+def _state() -> Iterator[Finding]:
+    """Tell whether originals can be kept: the folder, or the nearest one above it that is there."""
+    try:
+        folder = state_dir()
+        here = next(each for each in (folder, *folder.parents) if each.exists())
+        found, room = here.stat(), os.statvfs(here)
+    except (PolythrottleError, OSError) as err:
+        yield Finding("state folder", False, _line(err))
+        return
+    made = "" if here == folder else " (it will be made)"
+    choose = "set POLYTHROTTLE_STATE_DIR to a folder of your own"
+    if not stat.S_ISDIR(found.st_mode) or not os.access(here, os.W_OK | os.X_OK):
+        yield Finding("state folder", False, f"{here} cannot be written", choose)
+    elif found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        yield Finding("state folder", False, f"anyone may write in {here}", f"chmod o-w {here}, or {choose}")
+    elif room.f_bavail * room.f_frsize < _LEAST_BYTES:
+        yield Finding("state folder", False, f"the disk that holds {here} is full", "make room there")
+    else:
+        yield Finding("state folder", True, f"{folder}{made}")
+
+
+def _limits() -> Finding:
+    try:
+        bounds = Limits.read().bounds
+    except PolythrottleError as err:
+        return Finding("limits", False, _line(err))
+    told = ", ".join(f"{kind} ({', '.join(table)})" for kind, table in bounds.items())
+    return Finding("limits", True, f"the administrator's are kept: {told}" if told else "the administrator set none")
+
+
+def _line(err: Exception) -> str:
+    return " ".join(str(err).split())
