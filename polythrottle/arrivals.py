@@ -1,0 +1,304 @@
+"""When queries are meant to be sent: back to back, evenly, at random, in bursts, or as somebody recorded.
+
+====================================  ==================================================================
+``closed``                            the next query goes out when the last is answered (the default)
+``uniform:30/s``                      evenly spaced
+``poisson:30/s``                      independent of each other: exponential gaps
+``burst:30/s?peak=5&share=0.1&length=2s``  Poisson at a rate that switches between two values; see `Burst`
+``trace:FILE@30/s``                   as recorded in a CSV file, gzipped or not, stretched to a rate; see `Trace`
+====================================  ==================================================================
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polythrottle.errors import InvalidInput, UnknownName
+from polythrottle.recording import recorded
+from polythrottle.units import parse_quantity
+
+_LEAST_PER_S, _MOST_PER_S = 1e-4, 1e6
+_BLOCK = 256
+_STREAM = 0x0A77
+"""Sets these random numbers apart from others of the same seed."""
+_EXAMPLES = "write for example closed, uniform:30/s, poisson:30/s, burst:30/s or trace:arrivals.csv@30/s"
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """When queries are meant to be sent; this class itself is the closed loop, where answers decide that.
+
+    ``str`` gives the text that `parse` reads back to an equal value.
+    """
+
+    @classmethod
+    def parse(cls, text: str) -> "Arrivals":
+        """Return the arrivals a text means; a recorded trace is not looked at before `times`.
+
+        Raises:
+            InvalidInput: If the text is not of a form the module's table shows, or a figure is out of range.
+            UnknownName: If there are no arrivals of that kind.
+        """
+        kind, colon, rest = text.strip().partition(":")
+        if kind == "closed" and not colon:
+            return CLOSED
+        if kind not in _KINDS and kind != "closed":
+            raise UnknownName("arrivals", kind[:40], ("closed", *_KINDS), hint=f"({_EXAMPLES})")
+        if kind == "closed":
+            raise InvalidInput(f"closed takes no {rest[:40]!r}; {_EXAMPLES}")
+        return _KINDS[kind]._parsed(rest)
+
+    @classmethod
+    def _parsed(cls, rest: str) -> "Arrivals":
+        raise NotImplementedError
+
+    @property
+    def closed(self) -> bool:
+        """Whether answers decide when the next query goes out."""
+        return True
+
+    def times(self, seed: int) -> Iterator[float] | None:
+        """Return when queries are meant to be sent, in seconds from the window's start, without end and never falling.
+
+        Args:
+            seed: The same seed gives the same times; not negative.
+
+        Returns:
+            The times; None for the closed loop.
+
+        Raises:
+            BadFile: If a recorded trace cannot be read or understood.
+        """
+        return None
+
+    def __str__(self) -> str:
+        return "closed"
+
+
+CLOSED = Arrivals()
+
+
+@dataclass(frozen=True)
+class _Open(Arrivals):
+    """Arrivals that do not wait for answers.
+
+    Raises:
+        InvalidInput: If the rate is not between 0.0001 and 1,000,000 per second.
+    """
+
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        if not _LEAST_PER_S <= self.rate_per_s <= _MOST_PER_S:
+            raise InvalidInput(f"arrivals come at 0.0001/s to 1000000/s, not at {self.rate_per_s:g}/s")
+
+    @classmethod
+    def _parsed(cls, rest: str) -> "Arrivals":
+        return cls(_rate(rest))
+
+    @property
+    def closed(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def _rate_text(self) -> str:
+        return f"{self.rate_per_s!r}".removesuffix(".0") + "/s"
+
+
+@dataclass(frozen=True)
+class Uniform(_Open):
+    """Evenly spaced, the first at a random part of a gap.
+
+    Args:
+        rate_per_s: Per second.
+    """
+
+    def times(self, seed: int) -> Iterator[float]:
+        """Return when queries are meant to be sent; see `Arrivals.times`."""
+        return _even(self.rate_per_s, _random(seed).random())
+
+    def __str__(self) -> str:
+        return f"uniform:{self._rate_text}"
+
+
+@dataclass(frozen=True)
+class Poisson(_Open):
+    """Independent of each other: gaps are exponential.
+
+    Args:
+        rate_per_s: Mean, per second.
+    """
+
+    def times(self, seed: int) -> Iterator[float]:
+        """Return when queries are meant to be sent; see `Arrivals.times`."""
+        return _poisson(self.rate_per_s, _random(seed))
+
+    def __str__(self) -> str:
+        return f"poisson:{self._rate_text}"
+
+
+@dataclass(frozen=True)
+class Burst(_Open):
+    """Poisson at a rate that switches between calm and burst: a Markov-modulated Poisson process of two states.
+
+    Both states last exponential times: a burst ``length_s`` on average, a calm as much longer as ``share`` says. Bursts
+    come at ``peak`` times the mean rate, calms at what is left for the mean to be right (Fischer & Meier-Hellstern, The
+    Markov-modulated Poisson process cookbook, 1993).
+
+    Args:
+        rate_per_s: Mean over both states, per second.
+        peak: Rate in a burst over the mean rate; above 1.
+        share: Of the time that is bursts; above 0, and at most 1 / peak.
+        length_s: Mean length of a burst.
+
+    Raises:
+        InvalidInput: If one of them is out of its range.
+    """
+
+    peak: float = 5.0
+    share: float = 0.1
+    length_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (1 < self.peak < math.inf and self.share > 0 and self.share * self.peak <= 1):
+            raise InvalidInput(
+                f"bursts need a peak above 1 and a share of the time of at most 1/peak, "
+                f"not peak={self.peak:g} and share={self.share:g}"
+            )
+        if not 1e-3 <= self.length_s <= 1e6:
+            raise InvalidInput(f"a burst lasts 1 ms to 1,000,000 s on average, not {self.length_s:g} s")
+
+    @classmethod
+    def _parsed(cls, rest: str) -> "Arrivals":
+        rate, _, words = rest.partition("?")
+        given = dict(_option(word) for word in words.split("&") if word)
+        return cls(_rate(rate), **given)
+
+    @property
+    def calm_per_s(self) -> float:
+        """The rate outside bursts, per second."""
+        return max(0.0, self.rate_per_s * (1 - self.share * self.peak) / (1 - self.share))
+
+    @property
+    def calm_s(self) -> float:
+        """The mean time between two bursts."""
+        return self.length_s * (1 - self.share) / self.share
+
+    def times(self, seed: int) -> Iterator[float]:
+        """Return when queries are meant to be sent; see `Arrivals.times`."""
+        return self._switching(_random(seed))
+
+    def _switching(self, random: np.random.Generator) -> Iterator[float]:
+        states = ((self.calm_per_s, self.calm_s), (self.peak * self.rate_per_s, self.length_s))
+        bursting = bool(random.random() < self.share)
+        draws, now_s = _exponentials(random), 0.0
+        while True:
+            rate_per_s, mean_s = states[bursting]
+            end_s = now_s + next(draws) * mean_s
+            while rate_per_s > 0 and (now_s := now_s + next(draws) / rate_per_s) < end_s:
+                yield now_s
+            # What was drawn beyond the end is dropped: an exponential gap has no memory.
+            now_s, bursting = end_s, not bursting
+
+    def __str__(self) -> str:
+        given = f"peak={self.peak!r}&share={self.share!r}&length={self.length_s!r}s".replace(".0&", "&")
+        default = (self.peak, self.share, self.length_s) == (Burst.peak, Burst.share, Burst.length_s)
+        return f"burst:{self._rate_text}" + ("" if default else f"?{given.replace('.0s', 's')}")
+
+
+@dataclass(frozen=True)
+class Trace(_Open):
+    """As recorded in a CSV file, stretched in time to a mean rate, begun anywhere, and repeated when it ends.
+
+    The file names its columns in its first line. One is called ``arrival_s``, ``timestamp``, ``time_ms`` or the like
+    and holds numbers (seconds, unless its name ends in ``_ms``, ``_us`` or ``_ns``) or ISO dates, oldest first.
+
+    Args:
+        rate_per_s: Mean over the whole trace, per second.
+        file: Path of the file.
+    """
+
+    file: str = ""
+
+    @classmethod
+    def _parsed(cls, rest: str) -> "Arrivals":
+        file, at, rate = rest.rpartition("@")
+        if not at or not file:
+            raise InvalidInput(
+                f"'trace:{rest[:60]}' needs a file and a rate; write for example trace:arrivals.csv@30/s"
+            )
+        return cls(_rate(rate), file)
+
+    def times(self, seed: int) -> Iterator[float]:
+        """Return when queries are meant to be sent; see `Arrivals.times`.
+
+        Raises:
+            BadFile: If the file cannot be read, or is no such table.
+        """
+        return _repeated(recorded(Path(self.file)), self.rate_per_s, _random(seed).random())
+
+    def __str__(self) -> str:
+        return f"trace:{self.file}@{self._rate_text}"
+
+
+_KINDS: dict[str, type[_Open]] = {"uniform": Uniform, "poisson": Poisson, "burst": Burst, "trace": Trace}
+
+
+def _rate(text: str) -> float:
+    try:
+        return parse_quantity(text, "per_s")
+    except InvalidInput:
+        raise InvalidInput(f"{text[:40]!r} is not a rate such as 30/s or 90/min; {_EXAMPLES}") from None
+
+
+def _option(word: str) -> tuple[str, float]:
+    name, _, text = word.partition("=")
+    if name not in ("peak", "share", "length"):
+        raise UnknownName("option of burst", name[:40], ("peak", "share", "length"))
+    if name == "length":
+        return "length_s", parse_quantity(text, "s")
+    try:
+        return name, float(text)
+    except ValueError:
+        raise InvalidInput(f"{name}={text[:40]!r} is not a number; write for example peak=5&share=0.1") from None
+
+
+def _random(seed: int) -> np.random.Generator:
+    return np.random.default_rng([seed, _STREAM])
+
+
+def _exponentials(random: np.random.Generator) -> Iterator[float]:
+    while True:
+        yield from random.standard_exponential(_BLOCK).tolist()
+
+
+def _even(rate_per_s: float, phase: float) -> Iterator[float]:
+    number = 0
+    while True:
+        yield (number + phase) / rate_per_s  # not a sum of gaps, whose rounding would add up
+        number += 1
+
+
+def _poisson(rate_per_s: float, random: np.random.Generator) -> Iterator[float]:
+    now_s = 0.0
+    for draw in _exponentials(random):
+        now_s += draw / rate_per_s
+        yield now_s
+
+
+def _repeated(offsets_s: NDArray[np.float64], rate_per_s: float, share: float) -> Iterator[float]:
+    """Yield a trace again and again from a share of its length on; the last and the first are a mean gap apart."""
+    count = len(offsets_s)
+    period_s = offsets_s[-1].item() * count / (count - 1)
+    stretch, begin_s = count / rate_per_s / period_s, share * period_s
+    first, lap_s = int(np.searchsorted(offsets_s, begin_s)), -begin_s
+    while True:
+        for start in range(first, count, _BLOCK):
+            yield from ((offsets_s[start : start + _BLOCK] + lap_s) * stretch).tolist()
+        first, lap_s = 0, lap_s + period_s
