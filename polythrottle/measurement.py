@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -42,16 +42,42 @@ class Reading:
 class Query:
     """One answered query: how long its sender waited, and for how many items.
 
+    Args:
+        latency_s: From the moment it was meant to be sent until its answer was there, so that a sender who is late
+            himself hides nothing ("coordinated omission": Tene, How NOT to Measure Latency, 2013).
+        items: How many.
+        start_s: That moment, on the clock of the device; None if whoever sent it did not note it.
+        first_s: From then until the first token, where the answer comes in parts.
+        tokens: How many tokens the answer had, where it has any.
+
     Raises:
-        InvalidInput: If the latency is not a positive, finite time or there are no items.
+        InvalidInput: If the latency is not a positive, finite time, there are no items, or the rest makes no sense.
     """
 
     latency_s: float
     items: int = 1
+    start_s: float | None = None
+    first_s: float | None = None
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.latency_s) and self.latency_s > 0) or self.items < 1:
             raise InvalidInput(f"a query took {self.latency_s} s for {self.items} items")
+        if self.start_s is not None and not math.isfinite(self.start_s):
+            raise InvalidInput(f"a query was sent at {self.start_s} s")
+        if self.first_s is not None and not 0 < self.first_s <= self.latency_s:
+            raise InvalidInput(
+                f"a query had its first token after {self.first_s} s and its last after {self.latency_s} s"
+            )
+        if self.tokens is not None and self.tokens < 0:
+            raise InvalidInput(f"an answer had {self.tokens} tokens")
+
+    @property
+    def per_token_s(self) -> float | None:
+        """The time per token after the first; None if that is not known: no second one, or all came at once."""
+        if self.first_s is None or self.tokens is None or self.tokens < 2 or self.first_s == self.latency_s:
+            return None
+        return (self.latency_s - self.first_s) / (self.tokens - 1)
 
 
 @dataclass(frozen=True)
@@ -104,8 +130,53 @@ METRICS: Mapping[str, str] = {
     "power": "w",
     "temperature": "c",
     "throughput": "per_s",
+    "ttft_p50": "s",
+    "ttft_p99": "s",
+    "tpot_p50": "s",
+    "tpot_p99": "s",
+    "tokens_per_j": "per_j",
 }
-"""The quantities an SLO can bound, and the unit each is held in."""
+"""The quantities an SLO can bound, and the unit each is held in; time to first token is ttft, time per token tpot."""
+FLOORS = frozenset({"throughput", "tokens_per_j"})
+"""Those of them that an SLO bounds from below."""
+_EXTRAS = frozenset({"ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "tokens_per_j"})
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What a quantity is between, with 95 % confidence.
+
+    Args:
+        low: Lower end, in the quantity's unit; -inf if it is not known.
+        high: Upper end; inf if it is not known, as of a p99 seen through too few queries.
+
+    Raises:
+        InvalidInput: If the ends are in the wrong order or no numbers.
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise InvalidInput(f"an interval cannot go from {self.low} to {self.high}")
+
+    @property
+    def known(self) -> bool:
+        """Whether both ends are."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    @property
+    def half(self) -> float:
+        """Half the width: the ± of people; inf if an end is not known."""
+        return (self.high - self.low) / 2 if self.known else math.inf
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def scaled(self, factor: float) -> "Interval":
+        """Return the interval of the quantity times a positive factor."""
+        return Interval(self.low * factor, self.high * factor)
 
 
 @dataclass(frozen=True)
@@ -123,9 +194,14 @@ class Measurement:
         window_s: How long it was.
         censored: Whether the window was cut short because a limit was plainly broken; everything above is then that of
             the shorter window, and the point does not hold, whatever the limit.
+        intervals: 95 % intervals by metric, ``energy`` included; those of them that are known.
+        idle_power_w: What the device draws at this point without work; None if that was not measured.
+        requests: How many queries this took, warm-up and windows that had to be repeated included; None if unknown.
+        extras: What only some workloads have, by metric.
 
     Raises:
-        InvalidInput: If energy or throughput is not positive and finite, or power is not finite or negative.
+        InvalidInput: If energy or throughput is not positive and finite, power is not finite or negative, or an extra
+            is not a metric of its kind.
     """
 
     latency: Latency
@@ -137,8 +213,16 @@ class Measurement:
     temperature_c: float | None = None
     window_s: float | None = None
     censored: bool = False
+    intervals: Mapping[str, Interval] = field(default_factory=dict, hash=False)
+    idle_power_w: float | None = None
+    requests: int | None = None
+    extras: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        if strange := sorted(set(self.extras) - _EXTRAS):
+            raise InvalidInput(f"{strange[0]} is not among {', '.join(sorted(_EXTRAS))}")
+        if self.idle_power_w is not None and not (math.isfinite(self.idle_power_w) and self.idle_power_w >= 0):
+            raise InvalidInput(f"idle power must be finite and not negative, not {self.idle_power_w}")
         for name, value in (("energy", self.energy_j), ("throughput", self.throughput_per_s)):
             if not (math.isfinite(value) and value > 0):
                 raise InvalidInput(f"{name} must be positive and finite, not {value}")
@@ -153,8 +237,47 @@ class Measurement:
             return self.temperature_c
         if name == "throughput":
             return self.throughput_per_s
+        if name in _EXTRAS:
+            return self.extras.get(name)
         value: float | None = getattr(self.latency, f"{name}_s")
         return value
+
+    @property
+    def idle_j(self) -> float | None:
+        """The share of an item's energy that would have been drawn without work; None if idle power is unknown.
+
+        At most all of it: a board whose idle power was measured warmer than its window cannot owe energy.
+        """
+        if self.idle_power_w is None:
+            return None
+        return min(self.energy_j, self.idle_power_w / self.throughput_per_s)
+
+    @property
+    def marginal_j(self) -> float | None:
+        """The energy an item adds to that; None if idle power is unknown."""
+        return None if self.idle_j is None else self.energy_j - self.idle_j
+
+
+BETWEEN_WINDOWS = 0.02
+"""By what windows at the same point differ besides what their intervals say: a deviation, as a fraction of the energy.
+
+Assumed, for one window each cannot tell; heat, placement and what else a machine does come to a few per cent (rough
+surfaces in figures 5 to 8 of arXiv 2310.19991). `polythrottle measure A B` measures it.
+"""
+
+
+def saving_interval(after: Measurement, before: Measurement) -> Interval | None:
+    """Return the 95 % interval of the share of energy per item that ``after`` saves; None if either has none.
+
+    Both intervals and `BETWEEN_WINDOWS` for each are added in quadrature on the logarithm of the ratio.
+    """
+    both = (after.intervals.get("energy"), before.intervals.get("energy"))
+    if both[0] is None or both[1] is None or not (both[0].known and both[1].known):
+        return None
+    halves = [each.half / seen.energy_j for each, seen in zip(both, (after, before), strict=True) if each is not None]
+    half = math.hypot(*halves, 1.96 * math.sqrt(2) * BETWEEN_WINDOWS)
+    ratio = after.energy_j / before.energy_j
+    return Interval(1 - ratio * math.exp(half), 1 - ratio * math.exp(-half))
 
 
 @dataclass(frozen=True)
@@ -164,8 +287,21 @@ class Window:
     It ends once both ``queries`` and ``duration_s`` are reached, or at ``most_queries``, or at ``timeout_s``, whichever
     comes first; ``warmup`` queries go before it and are not counted.
 
+    Args:
+        queries: Fewest queries.
+        duration_s: Shortest time.
+        most_queries: Most queries.
+        warmup: Queries before it.
+        timeout_s: Longest time.
+        precision: If given, a window that has seen the least goes on to the most until it knows enough: until the
+            energy is known to ± this fraction and every limit is clear, or the point is plainly not worth more.
+        settle_s: How long to warm up at least before it.
+        cool_c: How cool the device must be before that; None if it may be as warm as it is.
+        idle_s: How long to look at the device without work after it; 0 if not at all.
+
     Raises:
-        InvalidInput: If a count or a duration is not positive, or the most is below the least.
+        InvalidInput: If a count or a duration is not positive, the most is below the least, or the precision is no
+            fraction between 0.0001 and 0.5.
     """
 
     queries: int = 100
@@ -173,9 +309,27 @@ class Window:
     most_queries: int = 1000
     warmup: int = 5
     timeout_s: float = 60.0
+    precision: float | None = None
+    settle_s: float = 0.0
+    cool_c: float | None = None
+    idle_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.queries < 1 or self.warmup < 0 or not self.queries <= self.most_queries:
             raise InvalidInput(f"a window needs 1 <= {self.queries} <= {self.most_queries} queries")
         if not (0 <= self.duration_s <= self.timeout_s and 0 < self.timeout_s < math.inf):
             raise InvalidInput(f"a window needs 0 <= {self.duration_s} <= {self.timeout_s} seconds")
+        if not (0 <= self.settle_s < math.inf and 0 <= self.idle_s < math.inf):
+            raise InvalidInput(f"a window cannot settle for {self.settle_s} s or idle for {self.idle_s} s")
+        if self.precision is not None and not 1e-4 <= self.precision <= 0.5:
+            raise InvalidInput(f"a window can be precise to between 0.01 % and 50 %, not {self.precision:.3%}")
+
+    @property
+    def fields(self) -> dict[str, float | None]:
+        """The fields by name; newer ones only where they are used, so that older problems keep their fingerprints."""
+        unused = {name for name, value in _NEWER.items() if getattr(self, name) == value}
+        return {name: value for name, value in asdict(self).items() if name not in unused}
+
+
+_NEWER = {"precision": None, "settle_s": 0.0, "cool_c": None, "idle_s": 0.0}
+"""Fields that came later, and what they are if nobody says."""

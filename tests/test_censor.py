@@ -6,8 +6,8 @@ from builders import FakeDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polythrottle.censor import LEAST_QUERIES, Censor
 from polythrottle.measurement import Latency, Query, Window
+from polythrottle.meter.censor import LEAST_QUERIES, Censor
 from polythrottle.problem import Constraint
 
 WINDOW = Window(queries=1000, duration_s=0.0, most_queries=1000)

@@ -1,0 +1,171 @@
+"""How often a stated 95 % interval holds the truth: energy through seven sensors, percentiles of four kinds of traffic.
+
+    python benchmarks/coverage.py [--runs 400] [--queries 2000] [--first 0] [--json FILE]
+
+Every run is one window of the meter itself on a rig whose truth is known (`polythrottle.testing.sensing`). Beside it
+stand two naive readers: mean power at the window's looks x time / items with the textbook interval of that mean, and
+order statistics that take queries as independent.
+"""
+
+import argparse
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from polythrottle.measurement import Interval, Measurement, Window
+from polythrottle.meter import measure
+from polythrottle.meter.percentiles import SHARES
+from polythrottle.space import OperatingPoint
+from polythrottle.testing.sensing import SENSORS, Rig, Traffic
+
+BAR = (0.93, 0.97)
+TRAFFIC: Mapping[str, Traffic] = {
+    "independent": Traffic(straggle=0.0),
+    "stragglers 2 %, next also 60 %": Traffic(stay=0.6),
+    "stragglers 2 %, next also 74 %": Traffic(),
+    "stragglers 0.1 %, next also 74 %": Traffic(straggle=0.001),
+}
+DRIFT = "drift of 2 %, 100 ms steps"
+
+
+@dataclass(frozen=True)
+class Row:
+    """How often intervals held.
+
+    Args:
+        what: Which quantity.
+        where: Through which sensor, or of which traffic.
+        covered: Share of the runs in which the interval held the truth.
+        naive: The same of the naive reader.
+        unknown: Share of the runs in which an end was not known.
+        half: Median half width over the truth, of those with both ends.
+        naive_half: The same of the naive reader.
+    """
+
+    what: str
+    where: str
+    covered: float
+    naive: float
+    unknown: float
+    half: float
+    naive_half: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether that is what 95 % should be."""
+        return BAR[0] <= self.covered <= BAR[1]
+
+
+def one(traffic: Traffic, name: str, seed: int, queries: int) -> tuple[Rig, Measurement, Interval]:
+    """Return a rig, what the meter says of a window on it, and what a naive reader says of its energy."""
+    rng = np.random.default_rng([seed, 1, zlib.crc32(repr((traffic, name)).encode())])
+    varied = replace(traffic, usual_s=rng.uniform(0.008, 0.014), power_w=rng.uniform(15.0, 30.0))
+    if traffic.drift_per_s:
+        varied = replace(varied, drift_per_s=traffic.drift_per_s / (queries * varied.usual_s))
+    distortion = SENSORS[name]
+    before = 20 + math.ceil(1.3 * distortion.sensor.settle_s / varied.usual_s)
+    rig = Rig(varied, distortion, int(rng.integers(2**62)), 3 * (queries + before))
+    window = Window(queries, 0.0, queries, timeout_s=3600.0)
+    measured = measure(rig, rig, OperatingPoint({}), window, sensor=distortion.sensor)
+    return rig, measured, naive_energy(rig, measured)
+
+
+def naive_energy(rig: Rig, measured: Measurement) -> Interval:
+    """Return mean power x time per item, with the textbook interval of a mean of independent readings."""
+    end_s, window_s = rig.clock.now(), measured.window_s or 0.0
+    readings = [rig.read_at(time_s) for time_s in np.arange(end_s - window_s, end_s, 1.0)]
+    powers_w = np.diff(readings)
+    scale = 1 / measured.throughput_per_s
+    half = 1.96 * powers_w.std(ddof=1) / math.sqrt(len(powers_w))
+    return Interval(float(powers_w.mean() - half) * scale, float(powers_w.mean() + half) * scale)
+
+
+def energies(runs: int, queries: int, first: int) -> Iterator[Row]:
+    """Yield a row for each sensor."""
+    cases = [
+        *((name, name, Traffic()) for name in SENSORS),
+        (DRIFT, "counter in 100 ms steps", Traffic(drift_per_s=0.02)),
+    ]
+    for label, name, traffic in cases:
+        found = []
+        for seed in range(first, first + runs):
+            rig, measured, naive = one(traffic, name, seed, queries)
+            end_s = rig.clock.now()
+            truth = rig.true_energy_j(end_s - (measured.window_s or 0.0), end_s)
+            found.append((truth, measured.intervals.get("energy", Interval(-math.inf, math.inf)), naive))
+        yield row("energy", label, found)
+
+
+def percentiles(runs: int, queries: int, first: int) -> Iterator[Row]:
+    """Yield a row for each percentile of each traffic."""
+    for label, traffic in TRAFFIC.items():
+        truths, found = truth_of(traffic), {name: [] for name in ("p50", "p95", "p99")}
+        for seed in range(first, first + runs):
+            rig, measured, _ = one(traffic, "exact", seed, queries)
+            for name, rows in found.items():
+                truth = truths[name] * rig.traffic.usual_s
+                rows.append((truth, measured.intervals[name], independent(rig, name, queries)))
+        yield from (row(name, label, rows) for name, rows in found.items())
+
+
+@cache
+def truth_of(traffic: Traffic) -> Mapping[str, float]:
+    """Return the percentiles of endless traffic, of a usual query of 1 s: from four million queries."""
+    rng, endless = np.random.default_rng(12), replace(traffic, usual_s=1.0)
+    times = np.concatenate([endless.latencies_s(rng, 400_000) for _ in range(10)])
+    return {name: float(np.quantile(times, share)) for name, share in SHARES.items()}
+
+
+def independent(rig: Rig, name: str, queries: int) -> Interval:
+    """Return the order statistics that would bound a percentile if queries were independent (normal approximation)."""
+    times, share = np.sort(rig.latencies_s(queries)), SHARES[name]
+    reach = 1.96 * math.sqrt(queries * share * (1 - share))
+    low, high = (int(np.clip(round(queries * share + sign * reach), 0, queries - 1)) for sign in (-1, 1))
+    return Interval(float(times[low]), float(times[high]))
+
+
+def row(what: str, where: str, found: list[tuple[float, Interval, Interval]]) -> Row:
+    """Return how often intervals held: of the meter, and of the naive reader."""
+    known = [interval.half / truth for truth, interval, _ in found if interval.known]
+    return Row(
+        what,
+        where,
+        float(np.mean([truth in interval for truth, interval, _ in found])),
+        float(np.mean([truth in naive for truth, _, naive in found])),
+        1 - len(known) / len(found),
+        float(np.median(known)) if known else math.inf,
+        float(np.median([naive.half / truth for truth, _, naive in found])),
+    )
+
+
+def main(say: Callable[[str], None] = print) -> None:
+    """Print coverage beside that of the naive readers."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=400)
+    parser.add_argument("--queries", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    say(f"{given.runs} runs of {given.queries} queries; how often 95 % intervals hold; bar {BAR[0]:.0%}-{BAR[1]:.0%}")
+    say(f"{'':7} {'':34} {'covered':>8} {'± med.':>8} {'unknown':>8}   naive: {'covered':>8} {'± med.':>8}")
+    rows = []
+    asked = (given.runs, given.queries, given.first)
+    for each in chain(energies(*asked), percentiles(*asked)):
+        rows.append(each)
+        say(
+            f"{each.what:7} {each.where:34} {each.covered:8.2%} {each.half:8.2%} {each.unknown:8.1%}   "
+            f"{'':6} {each.naive:8.2%} {each.naive_half:8.2%}{'' if each.holds else '   outside'}"
+        )
+    if given.json:
+        given.json.write_text(json.dumps([vars(each) for each in rows], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

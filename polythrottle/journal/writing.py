@@ -1,0 +1,191 @@
+"""Writing a journal: one line per change, on disk before anything else happens."""
+
+import fcntl
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from polythrottle.errors import BadFile, PolythrottleError, StorageError
+from polythrottle.journal.fold import Fold, folded
+from polythrottle.journal.lines import FORMAT, cost_line, measurement_line, study_line
+from polythrottle.journal.reading import check_regular
+from polythrottle.study import Reference, Study, Trial
+
+ATTEMPTS = 3
+"""How often a trial may be interrupted before it is given up as failed."""
+_HEADERS = tuple(f'{{"v": {version}, "event": "study"'.encode() for version in range(1, FORMAT + 1))
+
+
+class Journal:
+    """A study's file, open for appending and locked against a second writer.
+
+    `create` starts one, `reopen` continues one; use as a context manager.
+    """
+
+    def __init__(
+        self, path: Path, file: io.FileIO, study: Study, plan: Mapping[str, Any], finished: str | None
+    ) -> None:
+        self.path = path
+        self.study = study
+        self.plan = plan
+        self.finished = finished
+        self._file = file
+
+    @classmethod
+    def create(cls, path: Path, study: Study, plan: Mapping[str, Any]) -> "Journal":
+        """Start the journal of a study without trials.
+
+        Args:
+            path: A file that does not exist, is empty, or holds nothing but a torn first line; its folders are made.
+            study: What is recorded.
+            plan: What the caller intends, such as the number of trials; kept for resuming, not part of the problem.
+
+        Raises:
+            StorageError: If the file cannot be written or another process has it open.
+            BadFile: If the file holds something else.
+        """
+        check_regular(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = open(path, "a+b", buffering=0)  # noqa: SIM115  closed by __exit__
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        _lock(path, file)
+        file.seek(0)
+        if not _torn(file.read()):
+            file.close()
+            raise BadFile(f"{path} is not empty and not a journal; a new journal needs a new file")
+        file.truncate(0)
+        journal = cls(path, file, study, plan, None)
+        journal._append({"event": "study", "plan": dict(plan), **study_line(study)})
+        return journal
+
+    @classmethod
+    def reopen(cls, path: Path) -> "Journal":
+        """Continue a journal: cut a torn last line off, and note an interrupted trial.
+
+        Raises:
+            BadFile: If it is not a journal, or of a newer format; names the line.
+            StorageError: If it cannot be written or another process has it open.
+        """
+        check_regular(path)
+        if not path.exists():
+            raise BadFile(f"there is no journal {path}; a journal is made by polythrottle tune")
+        try:
+            file = open(path, "r+b", buffering=0)  # noqa: SIM115  closed by __exit__
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        try:
+            _lock(path, file)
+            whole, fold = folded(path, file.read())
+            if fold.study is None:
+                raise BadFile(f"{path} holds no study")
+            file.truncate(whole)
+            file.seek(whole)
+        except PolythrottleError:
+            file.close()
+            raise
+        journal = cls(path, file, fold.study, fold.plan, fold.finished)
+        if fold.running is not None:
+            journal._close_running(fold)
+        return journal
+
+    def _close_running(self, fold: Fold) -> None:
+        running = fold.running
+        assert running is not None
+        if fold.attempts[running.number] >= ATTEMPTS:
+            self.failed(Trial(running.number, running.point, failure=f"interrupted {ATTEMPTS} times"))
+            return
+        fold.take({"event": "interrupted", "number": running.number})
+        assert fold.study is not None
+        self._append({"event": "interrupted", "number": running.number})
+        self.study = fold.study
+
+    def started(self, trial: Trial) -> Study:
+        """Record that a trial is about to touch the device, and return the study with it."""
+        self._append({"event": "started", "number": trial.number, "point": dict(trial.point)})
+        return self._with(trial)
+
+    def completed(self, trial: Trial) -> Study:
+        """Record what a trial measured, and return the study with it."""
+        assert trial.measurement is not None
+        line = {"number": trial.number, "measurement": measurement_line(trial.measurement), "cost": cost_line(trial)}
+        self._append({"event": "completed", **line})
+        return self._with(trial)
+
+    def failed(self, trial: Trial) -> Study:
+        """Record why a trial measured nothing, and return the study with it."""
+        line = {"number": trial.number, "failure": trial.failure, "cost": cost_line(trial)}
+        self._append({"event": "failed", **line})
+        return self._with(trial)
+
+    def referred(self, reference: Reference) -> Study:
+        """Record a preset measured for comparison, and return the study with it."""
+        line = {
+            "name": reference.name,
+            "point": dict(reference.point),
+            "measurement": measurement_line(reference.measurement),
+        }
+        self._append({"event": "reference", **line})
+        self.study = self.study.with_reference(reference)
+        return self.study
+
+    def finish(self, reason: str) -> None:
+        """Record that the study has ended, and why."""
+        if self.finished != reason:
+            self._append({"event": "finished", "reason": reason})
+            self.finished = reason
+
+    def _with(self, trial: Trial) -> Study:
+        self.study = self.study.with_trial(trial)
+        return self.study
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        data = json.dumps({"v": FORMAT, **line}, allow_nan=False, ensure_ascii=False).encode() + b"\n"
+        whole = os.fstat(self._file.fileno()).st_size
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._forget(whole)
+            raise _unwritable(self.path, error) from error
+
+    def _forget(self, whole: int) -> None:
+        """Cut a half-written line off again; if even that fails, the next reopening does it."""
+        try:
+            os.ftruncate(self._file.fileno(), whole)
+        except OSError:
+            return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._file.close()
+        except OSError as broken:
+            raise _unwritable(self.path, broken) from broken
+
+
+def _torn(begun: bytes) -> bool:
+    """Return whether a file's content is nothing or a torn first line, of any format."""
+    return b"\n" not in begun and any(begun.startswith(header) or header.startswith(begun) for header in _HEADERS)
+
+
+def _lock(path: Path, file: io.FileIO) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise StorageError(f"{path} is being written by another polythrottle process") from None
+
+
+def _unwritable(path: Path, error: OSError) -> StorageError:
+    return StorageError(f"{path} cannot be written: {error.strerror}; what it held so far is kept")

@@ -1,0 +1,103 @@
+"""What was found out about a device's own sensor: kept by the device's identity, and used from then on."""
+
+import csv
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from polythrottle.errors import BadFile, InvalidInput, StorageError
+from polythrottle.identity import identity_of
+from polythrottle.ports import Device
+from polythrottle.sensors import Sensor, usual
+from polythrottle.state import state_dir
+
+FORMAT = 1
+_COLUMNS = ("time_s", "energy_j")
+
+
+def sensor_of(device: Device) -> Sensor:
+    """Return what is known of a device's sensor: what was calibrated, else what is usual for its kind.
+
+    Raises:
+        BadFile: If there is a calibration that cannot be read.
+    """
+    if device.uri.startswith(("sim:", "replay:")):
+        return usual(device.uri)
+    return read_calibration(calibration_path(device)) or usual(device.uri)
+
+
+def calibration_path(device: Device) -> Path:
+    """Return where the calibration of a device is kept, whether there is one or not."""
+    identity = json.dumps(dict(sorted(identity_of(device).items())))
+    return state_dir() / "calibrations" / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+
+
+def read_calibration(path: Path) -> Sensor | None:
+    """Return the sensor a calibration describes; None if there is none.
+
+    Raises:
+        BadFile: If it is not one.
+    """
+    try:
+        document = json.loads(path.read_text())
+        if document["v"] != FORMAT:
+            raise BadFile(f"{path} is a calibration of another format; run polythrottle calibrate again")
+        return Sensor(**document["sensor"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, InvalidInput) as error:
+        raise BadFile(f"{path} is no calibration: {error}; remove it or run polythrottle calibrate again") from error
+
+
+def write_calibration(path: Path, device: Device, sensor: Sensor) -> None:
+    """Keep a calibration.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    document = {"v": FORMAT, "device": device.uri, "identity": dict(identity_of(device)), "sensor": asdict(sensor)}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(".new")
+        beside.write_text(json.dumps(document, indent=1) + "\n")
+        beside.replace(path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def recording_path(calibration: Path) -> Path:
+    """Return where the readings of the last self-test are kept, beside the calibration."""
+    return calibration.with_suffix(".csv")
+
+
+def write_recording(path: Path, readings: Sequence[tuple[float, float]]) -> None:
+    """Keep readings: time in seconds and running total of joules.
+
+    Raises:
+        StorageError: If they cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([_COLUMNS, *readings])
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def read_recording(path: Path) -> tuple[tuple[float, float], ...]:
+    """Return the readings of the last self-test.
+
+    Raises:
+        BadFile: If there are none.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return tuple((float(row[_COLUMNS[0]]), float(row[_COLUMNS[1]])) for row in csv.DictReader(file))
+    except FileNotFoundError as error:
+        raise BadFile(
+            "there is no self-test to compare with; run polythrottle calibrate while the meter records"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadFile(f"{path} cannot be read: {error}; run polythrottle calibrate again") from error

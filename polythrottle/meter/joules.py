@@ -1,0 +1,184 @@
+"""Joules with error bars: what a window says of energy, power and throughput, each with its 95 % interval.
+
+A ratio such as joules per item is estimated by the window's totals. How much it varies is seen from batches: the window
+is cut into pieces long enough to know nothing of each other (`Sensor.batch_s`), and the deviation of what each drew
+from what its items should have drawn is Student's with two degrees of freedom less than there are batches (Law and
+Kelton, Simulation Modeling and Analysis, §9.5.3). A straight drift is taken out first: it is of the window, and would
+otherwise pass for chance. What the sensor adds does not show in batches and is added from what is known of it.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from polythrottle.measurement import Interval
+from polythrottle.meter.looks import Array, Course
+from polythrottle.sensors import Bounded, Normal, Rounded, Sensor, Student, Triangular, half_width
+from polythrottle.sensors.errors import Error
+from polythrottle.sensors.sensor import LEAST_BATCHES
+
+_MOST_BATCHES, _EDGES = 20, 10.0
+_SURE = 4.0
+_COVERED = 2.0
+QUERIES, ITEMS, TOKENS = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Varied:
+    """How a ratio varied over the batches of a window.
+
+    Args:
+        ratio: Of the totals.
+        deviation: One standard deviation of it.
+        freedom: Degrees of freedom that is known with.
+        drift: By what fraction of itself it rose over the window.
+        drifted: Whether that is more than chance.
+    """
+
+    ratio: float
+    deviation: float
+    freedom: int
+    drift: float
+    drifted: bool
+
+
+class Joules:
+    """What a window says of energy.
+
+    Args:
+        course: Of the window.
+        sensor: What the energy was read with.
+    """
+
+    def __init__(self, course: Course, sensor: Sensor) -> None:
+        self._course, self._sensor = course, sensor
+        self._places = _places(course, sensor)
+
+    @property
+    def per_item(self) -> Interval | None:
+        """Joules per item; None if the window is too short to say."""
+        return self._energy_interval(self._course.served[:, ITEMS])
+
+    @property
+    def power(self) -> Interval | None:
+        """Watts."""
+        return self._energy_interval(self._course.time_s)
+
+    @property
+    def tokens_per_j(self) -> Interval | None:
+        """Tokens per joule."""
+        found = self._energy_interval(self._course.served[:, TOKENS])
+        return Interval(1 / found.high, 1 / found.low if found.low > 0 else math.inf) if found else None
+
+    @property
+    def throughput(self) -> Interval | None:
+        """Items per second."""
+        seen = self._varied(self._course.served[:, ITEMS], self._course.time_s, 0.0)
+        return _around(seen.ratio, half_width([Student(seen.deviation, seen.freedom)])) if seen else None
+
+    @property
+    def drift(self) -> float | None:
+        """By what fraction power rose over the window, where that is more than chance; None if it is not."""
+        course = self._course
+        seen = self._varied(course.energy_j, course.time_s, self._edge_j)
+        return seen.drift if seen is not None and seen.drifted else None
+
+    @property
+    def power_w(self) -> float:
+        """Mean power over the course, in watts of the sensor."""
+        return float(self._course.energy_j[-1] - self._course.energy_j[0]) / self._course.window_s
+
+    @property
+    def _edge_j(self) -> float:
+        return self.power_w * self._course.edge_s
+
+    def _energy_interval(self, per: Array) -> Interval | None:
+        """Return the interval of energy over something that grew; None if it did not, or too little was seen."""
+        seen = self._varied(self._course.energy_j, per, self._edge_j) if per[-1] > per[0] else None
+        if seen is None:
+            return None
+        watts = self.power_w
+        relative: list[Error] = [
+            Triangular(self._course.edge_s / self._course.window_s),
+            *([Rounded(self._sensor.quantum_w / watts, self._stirred_w() / watts)] if self._sensor.quantum_w else []),
+            *([Triangular(self._sensor.quantum_j / watts / self._course.window_s)] if self._sensor.quantum_j else []),
+            *([Normal(self._sensor.factor_sd)] if self._sensor.factor_sd else []),
+            *([Bounded(hidden)] if (hidden := self._aliasing()) else []),
+            Student(seen.deviation / seen.ratio, seen.freedom),
+        ]
+        value = seen.ratio * self._sensor.factor
+        return _around(value, value * half_width(relative))
+
+    def _varied(self, what: Array, per: Array, edge: float) -> Varied | None:
+        """Return how ``what`` over ``per`` varied; None if the window has too few batches or no energy.
+
+        Args:
+            what: Running total, shape (points,); ``per`` likewise.
+            per: What it is shared by.
+            edge: How far a point of ``what`` may be off either way: seen twice in each batch, but not in the sum.
+        """
+        count = len(self._places) - 1
+        if count < LEAST_BATCHES or what[-1] <= what[0]:
+            return None
+        gains, shares = np.diff(what[self._places]), np.diff(per[self._places])
+        ratio = float(gains.sum() / shares.sum())
+        off = gains - ratio * shares
+        along = np.arange(count) - (count - 1) / 2
+        slope = float(along @ off / (along @ along))
+        rest = off - off.mean() - slope * along
+        variance = float(rest @ rest) / (count - 2)
+        within = max(variance - edge**2 / 6, 0.1 * variance) * self._hidden
+        error = math.sqrt(variance / float(along @ along))
+        drifted = abs(slope) > _SURE * error
+        deviation = math.sqrt(count * within) / float(shares.sum())
+        return Varied(ratio, deviation, count - 2, slope * count / float(gains.mean()), drifted)
+
+    @property
+    def _hidden(self) -> float:
+        """By what the variance of a batch is larger than a sensor with a memory lets it seem."""
+        batch_s = self._course.window_s / max(1, len(self._places) - 1)
+        return 1 / (1 - min(0.5, self._sensor.smoothed_s / batch_s))
+
+    def _stirred_w(self) -> float:
+        """Return the deviation of single power readings, without what rounding adds to it."""
+        course = self._course
+        step_s = self._sensor.step_s or float(np.median(np.diff(course.time_s)))
+        powers_w = np.diff(course.energy_j) / np.diff(course.time_s)
+        readings = max(1.0, float(np.median(np.diff(course.time_s))) / step_s)
+        seen = float(np.var(powers_w)) * readings - self._sensor.quantum_w**2 / 12
+        return math.sqrt(max(0.0, seen))
+
+    def _aliasing(self) -> float:
+        """Return how far, as a fraction, a sensor that looks in step with the queries may be off; 0 if it is not.
+
+        Its looks wander over the phases of a query once every ``1 / |n - period / query|`` periods. A window that does
+        not see them all twice may have seen always the same one, which says nothing of the rest.
+        """
+        sensor, course = self._sensor, self._course
+        queries = float(course.served[-1, QUERIES] - course.served[0, QUERIES])
+        if sensor.duty == 1 or queries == 0:
+            return 0.0
+        turns = sensor.period_s * queries / course.window_s
+        wandered = abs(turns - round(turns)) * course.window_s / sensor.period_s
+        return 0.0 if wandered >= _COVERED or turns > _MOST_BATCHES else (1 - sensor.duty) / 2
+
+
+def _places(course: Course, sensor: Sensor) -> Array:
+    """Return which points of a course its batches begin and end at, evenly in time."""
+    shortest_s = max(sensor.batch_s, _EDGES * course.edge_s if course.edge_s < sensor.step_s else 0.0)
+    fits = _MOST_BATCHES if shortest_s == 0 else int(course.window_s / shortest_s * (1 + 1e-9))
+    count = max(
+        0, min(_MOST_BATCHES, fits if fits >= LEAST_BATCHES else _enough(course, sensor), len(course.time_s) - 1)
+    )
+    wanted = course.time_s[0] + course.window_s * np.arange(count + 1) / max(1, count)
+    return np.unique(np.abs(course.time_s[:, None] - wanted[None, :]).argmin(axis=0))
+
+
+def _enough(course: Course, sensor: Sensor) -> int:
+    """Return the fewest batches if they are long enough but for the edges, else none."""
+    return LEAST_BATCHES if course.window_s >= 0.9 * sensor.least_s else 0
+
+
+def _around(value: float, half: float) -> Interval:
+    return Interval(max(0.0, value - half), value + half)

@@ -1,0 +1,114 @@
+"""What a point does on a workload: everything around a window, and another window where one was disturbed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from polythrottle.arrivals import CLOSED, Arrivals
+from polythrottle.clock import Clock
+from polythrottle.driving import batch_of, drive
+from polythrottle.errors import TrialError
+from polythrottle.measurement import Measurement, Query, Window
+from polythrottle.meter.calibration import sensor_of
+from polythrottle.meter.enough import Goal
+from polythrottle.meter.idle import idle_power_w
+from polythrottle.meter.validity import Disturbed
+from polythrottle.meter.window import judged, watch
+from polythrottle.ports import Device, Recorded, Workload
+from polythrottle.problem import Constraint
+from polythrottle.sensors import Sensor
+from polythrottle.space import OperatingPoint
+
+REPEATS = 2
+_COOLING_S, _COOLING_MOST_S = 1.0, 300.0
+
+
+def measure(
+    device: Device,
+    workload: Workload,
+    point: OperatingPoint,
+    window: Window,
+    limits: Sequence[Constraint] = (),
+    *,
+    arrivals: Arrivals = CLOSED,
+    seed: int = 0,
+    goal: Goal | None = None,
+    sensor: Sensor | None = None,
+) -> Measurement:
+    """Return what a point does on a workload, with 95 % intervals where they can be told.
+
+    A recorded device answers with the window it recorded; any other is driven through a new one. Cooling, settling and
+    warming up come before the window, idle power after it. A window that was disturbed is repeated `REPEATS` times.
+
+    Args:
+        device: Entered already, so that its original state is saved.
+        workload: Serves queries on that device.
+        point: Levels for knobs of both; each owner gets its own.
+        window: How long to look.
+        limits: Absolute limits; a window that is plainly going to break one is cut short, and its measurement censored.
+        arrivals: When queries are meant to be sent.
+        seed: Of the arrivals.
+        goal: What a window with a precision is for; its limits are ``limits`` if not given.
+        sensor: What the device reads its energy with; if None, what was calibrated, or is usual for its kind.
+
+    Raises:
+        TrialError: If a level is refused, a query fails, or the window tells nothing.
+        DeviceError: If the device cannot be reached.
+    """
+    own = set(workload.space.names)
+    workload.apply(point.only(own))
+    if isinstance(device, Recorded):
+        return device.recall(point)
+    device.apply(point.only(set(point) - own))
+    sensor = sensor_of(device) if sensor is None else sensor
+    goal = Goal(tuple(limits)) if goal is None else goal
+    _cool(device, window)
+    batch = batch_of(workload, point)
+    with drive(workload, arrivals, device.clock, seed, batch=batch, timeout_s=window.timeout_s, device=device) as load:
+        found, requests = _repeated(device, load, window, sensor, goal, arrivals.closed)
+    idle_w = idle_power_w(device, window.idle_s, sensor)
+    return replace(found, requests=requests, idle_power_w=idle_w)
+
+
+def _repeated(
+    device: Device, load: Iterator[Query], window: Window, sensor: Sensor, goal: Goal, closed: bool
+) -> tuple[Measurement, int]:
+    """Return the first window that was not disturbed, and how many queries that took.
+
+    Raises:
+        TrialError: If all were.
+    """
+    requests = 0
+    for left in range(REPEATS, -1, -1):
+        requests += _warm_up(load, device.clock, window, sensor)
+        seen, censored = watch(load, device, window, sensor, goal)
+        requests += len(seen.queries)
+        try:
+            return judged(seen, censored, closed), requests
+        except Disturbed as error:
+            if not left:
+                raise TrialError(f"{error} (and so in {REPEATS + 1} windows)") from error
+    raise AssertionError
+
+
+def _warm_up(load: Iterator[Query], clock: Clock, window: Window, sensor: Sensor) -> int:
+    """Serve until the warm-up is over and the sensor shows nothing from before; return how many queries that took."""
+    start_s, settle_s, count = clock.now(), max(window.settle_s, sensor.settle_s), 0
+    while count < window.warmup or clock.now() - start_s < settle_s:
+        next(load)
+        count += 1
+    return count
+
+
+def _cool(device: Device, window: Window) -> None:
+    """Let the device stand idle until it is as cool as the window wants, for five minutes at most.
+
+    Raises:
+        TrialError: If it does not get there.
+    """
+    if window.cool_c is None:
+        return
+    end_s = device.clock.now() + _COOLING_MOST_S
+    while (now_c := device.read().temperature_c) is not None and now_c > window.cool_c:
+        if device.clock.now() >= end_s:
+            raise TrialError(f"the device is at {now_c:.1f} °C and does not cool down to {window.cool_c:.1f} °C")
+        device.clock.sleep(_COOLING_S)
