@@ -10,7 +10,8 @@
     ├── TrialError           7   one trial is spoilt; the study goes on
     │   └── KnobRejected         the device refused a level or did not keep it
     ├── Exhausted            1   every point has been tried; ends a study, never reaches a user
-    └── StorageError         8   a result cannot be written: disk full, read-only, no permission
+    ├── StorageError         8   a result cannot be written: disk full, read-only, no permission
+    └── ClaimFailed          9   what was to be shown was not: a saving, or that nothing has become worse
 
 Ctrl-C ends with 130, as shells expect. A message says what was wrong, what was expected, and what to do.
 """
@@ -79,6 +80,12 @@ class StorageError(PolythrottleError):
     """A result cannot be written."""
 
     exit_code = 8
+
+
+class ClaimFailed(PolythrottleError):
+    """A saving that had to be proven was not, or a check found what it guards against."""
+
+    exit_code = 9
 
 
 class Exhausted(PolythrottleError):

@@ -1,0 +1,194 @@
+"""Commands that compare: two sides measured in turns, and a profile held to its word."""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from polythrottle.cli.answers import answer, own_stdout
+from polythrottle.cli.options import JsonOption, SetupOptions, spread
+from polythrottle.errors import ClaimFailed, InvalidInput
+
+Step = TypeVar("Step")
+RequireOption = Annotated[bool, typer.Option("--require", help="Not proven is an error (exit code 9).")]
+
+
+def run_comparison(names: list[str], setup: SetupOptions, require: bool, as_json: bool) -> None:
+    """Measure two sides in turns, and say what is proven of them.
+
+    Raises:
+        ClaimFailed: If a saving is required and not proven.
+        PolythrottleError: As `polythrottle.sides.compare_sides`.
+    """
+    from polythrottle.comparing import Verdict
+    from polythrottle.sides import compare_sides
+
+    words = setup.setup(look=False)
+    with own_stdout():
+        found = _last(compare_sides(names, words), lambda seen: f"{len(seen.pairs)} pairs: {_percent(seen.saving)}")
+    answer((names, found), as_json, _print_comparison, _comparison_document)
+    if require and found.verdict is not Verdict.SAVES:
+        raise ClaimFailed(
+            f"it is {found.verdict} that {names[1]} saves energy against {names[0]}"
+            if found.verdict is Verdict.NOT_PROVEN
+            else f"{names[1]} costs energy against {names[0]}"
+        )
+
+
+@spread
+def check(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A tuned profile, file or <device>/<workload>.")],
+    setup: SetupOptions,
+    max_regress: Annotated[
+        str, typer.Option("--max-regress", metavar="3%", help="By how much energy per item may have grown.")
+    ] = "3%",
+    require: RequireOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a profile's point again; exit code 9 if energy has grown or a limit no longer holds."""
+    from polythrottle.sides import check_profile
+
+    words, most = setup.setup(look=False), _share(max_regress)
+    with own_stdout():
+        found = _last(
+            check_profile(profile, words, most), lambda seen: f"{seen.windows} windows: {_times(seen.energy)}"
+        )
+    answer((profile, found), as_json, _print_check, _check_document)
+    if found.regressed or found.broken:
+        what = [
+            *(["energy per item has grown"] if found.regressed else []),
+            *(f"{each} is broken" for each in found.broken),
+        ]
+        raise ClaimFailed(f"{profile} does not keep its word: {' and '.join(what)}")
+    if require and not found.sound:
+        raise ClaimFailed(f"it is not proven that {profile} keeps its word within {most:.3g}")
+
+
+def _last(steps: "Iterable[Step]", said: Any) -> "Step":
+    from rich.console import Console
+
+    console, found = Console(stderr=True), None
+    with console.status("measuring") if console.is_terminal else _quiet() as status:
+        for found in steps:
+            if status is not None:
+                status.update(said(found))
+    assert found is not None
+    return found
+
+
+class _quiet:  # noqa: N801
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _share(text: str) -> float:
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / (100.0 if text.strip().endswith("%") else 1.0)
+    except ValueError:
+        raise InvalidInput(f"{text!r} is not a share; write for example 3%") from None
+    if not 0 <= share < math.inf:
+        raise InvalidInput(f"{text!r} is not a share of zero or more; write for example 3%")
+    return share
+
+
+def _percent(saving: Any) -> str:
+    if not math.isfinite(saving.low):
+        return "nothing is known yet"
+    if saving.low >= 0:
+        return f"saves {100 * saving.low:.1f} to {100 * saving.high:.1f} %"
+    return f"takes between {-100 * saving.low:.1f} % more and {100 * saving.high:.1f} % less"
+
+
+def _times(ratio: Any) -> str:
+    return "nothing is known yet" if not math.isfinite(ratio.high) else f"{ratio.low:.3f} to {ratio.high:.3f} times"
+
+
+def _print_comparison(value: Any) -> None:
+    from rich.console import Console
+
+    from polythrottle.cli.texts import named_lines
+
+    Console(highlight=False).print(named_lines(_comparison_lines(*value)))
+
+
+def _comparison_lines(names: list[str], found: Any) -> Iterator[tuple[str, str]]:
+    yield "A", names[0]
+    yield "B", names[1]
+    for first, _ in found.pairs[-1:]:
+        yield "joules", ": ".join(filter(None, (str(first.energy_kind), first.boundary)))
+    for name in ("energy", "mean", "p99"):
+        if (middle := found.middle(name)) is not None:
+            item = " per item" if name == "energy" else ""
+            yield name, f"B takes {middle:.3f} of A{item} ({_times(found.ratio(name))})"
+    yield "pairs", f"{len(found.pairs)}, in turns{_failed(found.failures)}"
+    yield "verdict", _verdict(found)
+
+
+def _failed(failures: int) -> str:
+    return f"; {failures} more told nothing" if failures else ""
+
+
+def _verdict(found: Any) -> str:
+    if found.verdict == "saves":
+        return f"B {_percent(found.saving)} of the energy per item, with 95 % confidence"
+    if found.verdict == "costs":
+        return f"B costs {-100 * found.saving.high:.1f} to {-100 * found.saving.low:.1f} % more energy per item"
+    return f"not proven that either takes less energy: B {_percent(found.saving)}"
+
+
+def _print_check(value: Any) -> None:
+    from rich.console import Console
+
+    from polythrottle.cli.texts import named_lines
+
+    Console(highlight=False).print(named_lines(_check_lines(*value)))
+
+
+def _check_lines(name: str, found: Any) -> Iterator[tuple[str, str]]:
+    yield "profile", name
+    yield "energy", f"{_times(found.energy)} what the profile says, allowed {1 + found.most:.3f}"
+    for limit, ratio in found.limits.items():
+        yield "limit", f"{limit}: at {_times(ratio)} the limit"
+    yield "windows", str(found.windows)
+    verdict = "keeps its word" if found.sound else "not proven, nothing found against it"
+    yield "verdict", "does not keep its word" if found.regressed or found.broken else verdict
+
+
+def _bounds(interval: Any) -> dict[str, float | None]:
+    return {side: value if math.isfinite(value := getattr(interval, side)) else None for side in ("low", "high")}
+
+
+def _comparison_document(value: Any) -> dict[str, Any]:
+    names, found = value
+    return {
+        "a": names[0],
+        "b": names[1],
+        "pairs": [[a.energy_j, b.energy_j] for a, b in found.pairs],
+        "failures": found.failures,
+        "saving": _bounds(found.saving),
+        "energy_ratio": found.middle(),
+        "latency_ratio": {
+            name: {"ratio": found.middle(name), **_bounds(found.ratio(name))} for name in ("mean", "p99")
+        },
+        "verdict": str(found.verdict),
+        "energy_kind": str(found.pairs[-1][0].energy_kind) if found.pairs else None,
+    }
+
+
+def _check_document(value: Any) -> dict[str, Any]:
+    name, found = value
+    return {
+        "profile": name,
+        "energy_ratio": _bounds(found.energy),
+        "limits": {limit: _bounds(ratio) for limit, ratio in found.limits.items()},
+        "max_regress": found.most,
+        "windows": found.windows,
+        "regressed": found.regressed,
+        "broken": list(found.broken),
+        "proven": found.sound,
+    }

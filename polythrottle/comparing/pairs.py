@@ -1,0 +1,152 @@
+"""Two points of one device measured in turns: A B, B A, …, until it is known which of them takes less energy."""
+
+import math
+import random
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from polythrottle.arrivals import CLOSED, Arrivals
+from polythrottle.comparing.sequential import interval
+from polythrottle.errors import TrialError
+from polythrottle.measurement import Interval, Measurement, Window
+from polythrottle.meter import measure
+from polythrottle.ports import Device, Recorded, Rewindable, Workload
+from polythrottle.space import OperatingPoint
+
+MOST_PAIRS = 40
+RESOLUTION = 0.005
+"""A difference below half a percent is not looked for any longer."""
+PRECISION = 0.05
+"""A proven saving is told to five points."""
+_FAILURES_IN_A_ROW = 5
+
+
+class Verdict(StrEnum):
+    """What a comparison has come to."""
+
+    SAVES = "saves"
+    COSTS = "costs"
+    NOT_PROVEN = "not proven"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Measurements of A and B, taken in turns.
+
+    Args:
+        pairs: Of A and B, in the order they were taken.
+        failures: Windows that told nothing and were taken again.
+    """
+
+    pairs: tuple[tuple[Measurement, Measurement], ...] = ()
+    failures: int = 0
+
+    def ratio(self, metric: str = "energy") -> Interval:
+        """Return the 95 % interval of B ÷ A, valid however often it is looked at; (0, inf) while unknown.
+
+        Args:
+            metric: ``energy`` or one of `polythrottle.measurement.METRICS`.
+        """
+        logs = self._logs(metric)
+        if len(logs) < len(self.pairs):
+            return Interval(0.0, math.inf)
+        found = interval(logs)
+        return Interval(_exp(found.low), _exp(found.high))
+
+    def middle(self, metric: str = "energy") -> float | None:
+        """Return the geometric mean of B ÷ A; None if it was not measured."""
+        logs = self._logs(metric)
+        return math.exp(sum(logs) / len(logs)) if logs else None
+
+    def _logs(self, metric: str) -> list[float]:
+        seen = [(_metric(a, metric), _metric(b, metric)) for a, b in self.pairs]
+        return [math.log(b / a) for a, b in seen if a is not None and b is not None]
+
+    @property
+    def saving(self) -> Interval:
+        """The share of A's energy per item that B saves, as a 95 % interval."""
+        ratio = self.ratio()
+        return Interval(1.0 - ratio.high, 1.0 - ratio.low)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether B takes less energy than A, or more, or neither is proven."""
+        if self.saving.low > 0:
+            return Verdict.SAVES
+        return Verdict.COSTS if self.saving.high < 0 else Verdict.NOT_PROVEN
+
+    @property
+    def settled(self) -> bool:
+        """Whether more pairs would change nothing that matters."""
+        width = self.saving.high - self.saving.low
+        return width < (2 * RESOLUTION if self.verdict is Verdict.NOT_PROVEN else PRECISION)
+
+
+def _metric(measurement: Measurement, name: str) -> float | None:
+    return measurement.energy_j if name == "energy" else measurement.metric(name)
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def compare(
+    device: Device,
+    workload: Workload,
+    points: Sequence[OperatingPoint],
+    window: Window,
+    *,
+    arrivals: Arrivals = CLOSED,
+    seed: int = 0,
+    most_pairs: int = MOST_PAIRS,
+) -> Generator[Comparison]:
+    """Measure two points in turns until it is settled which takes less energy; yields the comparison after each pair.
+
+    Which of the two comes first in a pair is drawn anew, so that heat and drift favour neither.
+
+    Args:
+        device: Entered already.
+        workload: Serves queries on that device.
+        points: A and B, whole.
+        window: How long each look is.
+        arrivals: When queries are meant to be sent.
+        seed: Of the order and the arrivals.
+        most_pairs: After how many pairs to give up.
+
+    Raises:
+        TrialError: If five windows in a row told nothing.
+        DeviceError: If the device is lost.
+    """
+    order, found, failed = random.Random(seed), Comparison(), 0
+    # A recorded table answers the same at every look: one pair is all there is.
+    most = 1 if isinstance(device, Recorded) else most_pairs
+    while len(found.pairs) < most and not found.settled:
+        number = len(found.pairs) + found.failures
+        try:
+            pair = _pair(device, workload, points, window, arrivals, seed + number, order.random() < 0.5)
+        except TrialError:
+            failed += 1
+            found = Comparison(found.pairs, found.failures + 1)
+            if failed == _FAILURES_IN_A_ROW:
+                raise
+            continue
+        failed, found = 0, Comparison((*found.pairs, pair), found.failures)
+        yield found
+
+
+def _pair(
+    device: Device,
+    workload: Workload,
+    points: Sequence[OperatingPoint],
+    window: Window,
+    arrivals: Arrivals,
+    seed: int,
+    swapped: bool,
+) -> tuple[Measurement, Measurement]:
+    seen: dict[int, Measurement] = {}
+    for turn, which in enumerate((1, 0) if swapped else (0, 1)):
+        if isinstance(device, Rewindable):
+            device.rewind(2 * seed + turn)
+        seen[which] = measure(device, workload, points[which], window, arrivals=arrivals, seed=seed)
+    return seen[0], seen[1]

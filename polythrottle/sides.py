@@ -1,0 +1,190 @@
+"""The sides of a comparison: profiles, presets and the default as points of one device, measured in turns or again."""
+
+import contextlib
+import math
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from polythrottle.applying import check_same_kind, parted
+from polythrottle.catalog.profiles import find_profile, read_profile
+from polythrottle.comparing import MOST_PAIRS, Comparison, compare, interval
+from polythrottle.errors import InvalidInput, TrialError, UnknownName
+from polythrottle.measurement import Interval, Measurement
+from polythrottle.meter import measure
+from polythrottle.ports import Device, Recorded, Rewindable, Workload
+from polythrottle.problem import Constraint
+from polythrottle.profile import Profile
+from polythrottle.setup import Setup
+from polythrottle.space import OperatingPoint
+
+DEFAULT = "default"
+LEAST_WINDOWS = 4
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What measuring a profile's point again has shown.
+
+    Args:
+        energy: Energy per item now ÷ then, a 95 % interval.
+        limits: For each of the profile's limits, the quantity now ÷ the limit.
+        windows: How many windows were measured.
+        most: The share by which energy may have grown.
+        measured: The windows.
+    """
+
+    energy: Interval
+    limits: dict[str, Interval]
+    windows: int
+    most: float
+    measured: tuple[Measurement, ...] = ()
+
+    @property
+    def regressed(self) -> bool:
+        """Whether it is proven that energy has grown by more than allowed."""
+        return self.energy.low > 1.0 + self.most
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """The limits that are proven not to hold any more."""
+        return tuple(name for name, ratio in self.limits.items() if ratio.low > 1.0)
+
+    @property
+    def sound(self) -> bool:
+        """Whether it is proven that energy has not grown by more than allowed, and that every limit holds."""
+        return self.energy.high <= 1.0 + self.most and all(ratio.high <= 1.0 for ratio in self.limits.values())
+
+    @property
+    def settled(self) -> bool:
+        """Whether more windows would change nothing."""
+        return self.windows >= LEAST_WINDOWS and (self.sound or self.regressed or bool(self.broken))
+
+
+def compare_sides(names: Sequence[str], setup: Setup, most_pairs: int = MOST_PAIRS) -> Generator[Comparison]:
+    """Measure two sides in turns; yields the comparison after each pair.
+
+    Args:
+        names: Two of: a profile's file or name, ``default``, a preset of the device.
+        setup: Device and workload; where it names none, those of the first profile.
+        most_pairs: After how many pairs to give up.
+
+    Raises:
+        InvalidInput: If there are not two sides, or they were tuned for different workloads.
+        UnknownName: If a name is none of these.
+        BadFile: If a profile is for other hardware, or for levels that are not there.
+        PolythrottleError: As `polythrottle.measure`.
+    """
+    if len(names) != 2:
+        raise InvalidInput("a comparison has two sides, such as: polythrottle measure default profile.toml")
+    with _opened(names, setup) as (device, workload, points, words):
+        yield from compare(
+            device, workload, points, words.window(device), arrivals=words.traffic, most_pairs=most_pairs
+        )
+
+
+def check_profile(name: str, setup: Setup, most: float, most_windows: int = MOST_PAIRS) -> Generator[Checked]:
+    """Measure a profile's point again until it is known whether it still keeps its word; yields after each window.
+
+    Args:
+        name: A profile's file or name.
+        setup: Device and workload; where it names none, the profile's.
+        most: The share by which energy per item may have grown, such as 0.03.
+        most_windows: After how many windows to give up.
+
+    Raises:
+        InvalidInput: If the share is not a sensible one.
+        PolythrottleError: As `compare_sides`.
+    """
+    if not 0 <= most < math.inf:
+        raise InvalidInput(f"--max-regress is a share of the energy, zero or more, such as 3%, not {most:g}")
+    profile = read_profile(find_profile(name))
+    seen: list[Measurement] = []
+    limits = tuple(Constraint.parse(text) for text in profile.slo)
+    with _opened((name,), setup) as (device, workload, (point,), words):
+        most_windows = LEAST_WINDOWS if isinstance(device, Recorded) else most_windows
+        found = None
+        while len(seen) < most_windows and not (found and found.settled):
+            if isinstance(device, Rewindable):
+                device.rewind(len(seen))
+            look = measure(device, workload, point, words.window(device), arrivals=words.traffic, seed=len(seen))
+            seen.append(look)
+            found = _checked(profile, limits, seen, most)
+            yield found
+
+
+def _checked(profile: Profile, limits: Sequence[Constraint], seen: list[Measurement], most: float) -> Checked:
+    then = profile.measurement
+    known = then.intervals.get("energy")
+    blur = 0.0 if known is None else math.log(min(known.high / then.energy_j, then.energy_j / known.low))
+    energy = _ratio([look.energy_j / then.energy_j for look in seen], abs(blur))
+    bounds = {str(limit): _ratio([_excess(limit, look) for look in seen]) for limit in limits}
+    return Checked(energy, bounds, len(seen), most, tuple(seen))
+
+
+def _excess(limit: Constraint, look: Measurement) -> float:
+    """Return a quantity as a share of its limit, above 1 where it is broken."""
+    value = look.metric(limit.metric)
+    if value is None or value <= 0:
+        raise TrialError(f"{limit.metric} is not measured here, so {limit} cannot be checked")
+    return limit.limit / value if limit.at_least else value / limit.limit
+
+
+def _ratio(values: Sequence[float], blur: float = 0.0) -> Interval:
+    found = interval([math.log(value) for value in values])
+    low, high = found.low - blur, found.high + blur
+    return Interval(math.exp(low), math.exp(high) if high < 700 else math.inf)
+
+
+@contextlib.contextmanager
+def _opened(names: Sequence[str], setup: Setup) -> Iterator[tuple[Device, Workload, list[OperatingPoint], Setup]]:
+    profiles = {name: _profile(name) for name in names}
+    tuned = [profile for profile in profiles.values() if profile is not None]
+    words = _completed(setup, tuned)
+    device, workload = words.open()
+    for profile in () if isinstance(device, Recorded) else tuned:
+        check_same_kind(profile, device)
+    with contextlib.closing(workload), device:
+        points = [_point(device, workload, name, profiles[name]) for name in names]
+        yield device, workload, points, words
+
+
+def _profile(name: str) -> Profile | None:
+    """Return the profile a name means; None if it is the default or may be a preset."""
+    try:
+        return None if name == DEFAULT else read_profile(find_profile(name))
+    except UnknownName:
+        if "/" in name or name.endswith(".toml"):
+            raise
+        return None
+
+
+def _completed(setup: Setup, profiles: Sequence[Profile]) -> Setup:
+    """Return a setup with device, workload, knobs and batch sizes of the profiles where it says nothing itself."""
+    if not profiles:
+        return setup
+    if len({profile.workload for profile in profiles}) > 1:
+        raise InvalidInput(f"the profiles are for {' and '.join(profile.workload for profile in profiles)}")
+    knobs = tuple(dict.fromkeys(knob for profile in profiles for knob in parted(profile)[0]))
+    replayed = profiles[0].device.startswith("replay:") and setup.device == "auto"
+    return replace(
+        setup,
+        device=profiles[0].device if setup.device == "auto" else setup.device,
+        workload=setup.workload if setup.workload or replayed else profiles[0].workload,
+        knobs=setup.knobs if setup.knobs or replayed else knobs or None,
+    )
+
+
+def _point(device: Device, workload: Workload, name: str, profile: Profile | None) -> OperatingPoint:
+    space = device.space * workload.space
+    if profile is not None:
+        wanted: OperatingPoint = profile.point
+    elif name == DEFAULT:
+        return space.default
+    elif name in device.presets:
+        return OperatingPoint({**workload.space.default, **device.presets[name]})
+    else:
+        raise UnknownName("profile or preset", name, (DEFAULT, *device.presets))
+    whole = space.default.moved(wanted)
+    if whole not in space:
+        raise InvalidInput(f"{device.title} with this workload does not take the point of {name}; tune again")
+    return whole
