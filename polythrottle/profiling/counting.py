@@ -1,0 +1,121 @@
+"""Counts a graph: operations, bytes with and without fusion, and the memory activations take."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from polythrottle.profiling.graph import Access, Graph, Operator
+
+Group = Sequence[Operator]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one query computes and moves.
+
+    Args:
+        operations: A multiply-add counted as two.
+        weight_bytes: Constants read, once by every operator that reads them.
+        traffic_bytes: Activations read and written between groups of fused operators.
+        unfused_bytes: Activations read and written if every operator ran alone; an upper bound.
+        activations: Values written to memory between groups.
+        tensors: In how many tensors.
+        kernels: How many groups there are.
+        peak_bytes: The most activations held at once.
+    """
+
+    operations: float
+    weight_bytes: float
+    traffic_bytes: float
+    unfused_bytes: float
+    activations: int
+    tensors: int
+    kernels: int
+    peak_bytes: float
+
+
+def count(graph: Graph, real_bytes: int) -> Counts:
+    """Return what one query of a graph computes and moves.
+
+    Args:
+        graph: The model.
+        real_bytes: Bytes of a real number in the precision it is served in.
+    """
+    groups = fuse(graph)
+    alone = [[step] for step in graph.operators]
+    written = [write for group, writes in zip(groups, _written(graph, groups), strict=True) for write in writes]
+    constants, traffic = _moved(graph, groups, real_bytes)
+    return Counts(
+        operations=sum(step.operations or 0.0 for step in graph.operators),
+        weight_bytes=constants,
+        traffic_bytes=traffic,
+        unfused_bytes=_moved(graph, alone, real_bytes)[1],
+        activations=sum(write.elements for write in written),
+        tensors=len(written),
+        kernels=len(groups),
+        peak_bytes=_peak(graph, groups, real_bytes),
+    )
+
+
+def fuse(graph: Graph) -> list[list[Operator]]:
+    """Return the operators in groups that run as one kernel each.
+
+    A pointwise operator joins the latest group it reads from if what it reads there is as large as what it makes, as
+    compilers for inference do with bias, normalisation, activation and residual sum. All else it reads was made
+    earlier, so the groups can run in their order.
+    """
+    groups: list[list[Operator]] = []
+    home: dict[int, int] = {}
+    for step in graph.operators:
+        latest = max((home[read.tensor] for read in step.reads if read.tensor in home), default=-1)
+        fits = step.pointwise and any(
+            home.get(read.tensor) == latest and read.elements == step.writes[0].elements for read in step.reads
+        )
+        if latest < 0 or not fits:
+            groups.append([])
+            latest = len(groups) - 1
+        groups[latest].append(step)
+        home.update({write.tensor: latest for write in step.writes})
+    return groups
+
+
+def _written(graph: Graph, groups: Sequence[Group]) -> list[list[Access]]:
+    """Return what each group writes for others to read."""
+    home = {write.tensor: i for i, group in enumerate(groups) for step in group for write in step.writes}
+    needed = set(graph.outputs)
+    for i, group in enumerate(groups):
+        needed |= {read.tensor for step in group for read in step.reads if home.get(read.tensor) != i}
+    return [[write for step in group for write in step.writes if write.tensor in needed] for group in groups]
+
+
+def _moved(graph: Graph, groups: Sequence[Group], real_bytes: int) -> tuple[float, float]:
+    """Return the bytes of constants and of activations that groups move."""
+    constants = traffic = 0.0
+    for group, writes in zip(groups, _written(graph, groups), strict=True):
+        own = {write.tensor for step in group for write in step.writes}
+        reads = {read for step in group for read in step.reads if read.tensor not in own}
+        weights = {read for read in reads if graph.tensors[read.tensor].constant and not read.looked_up}
+        constants += _size(graph, weights, real_bytes)
+        traffic += _size(graph, reads - weights, real_bytes) + _size(graph, writes, real_bytes)
+    return constants, traffic
+
+
+def _size(graph: Graph, accesses: Iterable[Access], real_bytes: int) -> float:
+    return sum(access.elements * float(graph.tensors[access.tensor].item_bytes or real_bytes) for access in accesses)
+
+
+def _peak(graph: Graph, groups: Sequence[Group], real_bytes: int) -> float:
+    """Return the most bytes of activations that are held at once, each from being written to being last read."""
+    last = {read.tensor: i for i, group in enumerate(groups) for step in group for read in step.reads}
+    last.update(dict.fromkeys(graph.outputs, len(groups)))
+    held = {place: last.get(place, 0) for place in graph.inputs}
+    peak = _held(graph, held, real_bytes)
+    for i, writes in enumerate(_written(graph, groups)):
+        held.update({write.tensor: last.get(write.tensor, i) for write in writes})
+        peak = max(peak, _held(graph, held, real_bytes))
+        held = {place: end for place, end in held.items() if end > i}
+    return peak
+
+
+def _held(graph: Graph, places: Iterable[int], real_bytes: int) -> float:
+    tensors = [graph.tensors[place] for place in places]
+    return sum(each.elements * float(each.item_bytes or real_bytes) for each in tensors)
