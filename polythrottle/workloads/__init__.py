@@ -1,4 +1,4 @@
-"""Workloads: Python callables, torch modules, ONNX files, commands."""
+"""Workloads: Python callables, torch modules and exports, ONNX files, services, commands."""
 
 import re
 from collections.abc import Sequence
@@ -20,17 +20,19 @@ def open_workload(
     """Return the workload a URI means, ready to be queried at its default point.
 
     Args:
-        uri: ``model.onnx``, ``package.module:callable`` or ``cmd:<shell words>``.
+        uri: ``model.onnx``, ``model.pt2``, TorchScript's ``model.pt``, ``package.module:callable``,
+            ``kserve://host:port/model``, ``kserve+grpc://host:port/model``, ``openai://host:port/model``,
+            ``openai+https://host/model`` or ``cmd:<shell words>``.
         inputs: Shapes of one item's inputs, such as ``3x224x224`` or ``ids=128:int64``, where the model does not say.
         batch_sizes: Levels of the knob ``batch_size``; 1, 2, 4, 8, 16 by default.
         threads: Levels of the knob ``threads``; powers of two up to the number of processors, and that, by default.
-        timeout_s: After how many seconds a command's query is given up.
+        timeout_s: After how many seconds a query of a command or a service is given up.
 
     Raises:
         InvalidInput: If the URI has no known form, or what it names cannot be used so.
-        UnknownName: If a Python module has no such callable; names the nearest.
+        UnknownName: If a Python module has no such callable, a service no such model; names the nearest.
         BadFile: If a model file is not one.
-        DeviceError: If the package that would run it is not installed.
+        DeviceError: If the package that would run it is not installed, or a service cannot be reached.
         TrialError: If a model fails while it is built.
     """
     if uri.startswith("cmd:"):
@@ -41,8 +43,23 @@ def open_workload(
         from polythrottle.workloads.onnx_file import OnnxWorkload
 
         return OnnxWorkload(uri, inputs=inputs, batch_sizes=batch_sizes, threads=threads)
+    if uri.lower().endswith((".pt2", ".pt")):
+        from polythrottle.workloads.torch_export import open_export
+
+        return open_export(uri, inputs=inputs, batch_sizes=batch_sizes, threads=threads)
+    if uri.startswith(("kserve://", "kserve+grpc://")):
+        from polythrottle.workloads.kserve import KserveWorkload
+
+        return KserveWorkload(uri, inputs=inputs, batch_sizes=batch_sizes, threads=threads, timeout_s=timeout_s)
+    if uri.startswith(("openai://", "openai+https://")):
+        from polythrottle.workloads.openai import OpenaiWorkload
+
+        return OpenaiWorkload(uri, inputs=inputs, batch_sizes=batch_sizes, threads=threads, timeout_s=timeout_s)
     if _CALLABLE.fullmatch(uri):
         from polythrottle.workloads.python_code import open_python
 
         return open_python(uri, inputs=inputs, batch_sizes=batch_sizes, threads=threads)
-    raise InvalidInput(f"{uri!r} is not a workload; write model.onnx, package.module:callable or cmd:<shell words>")
+    raise InvalidInput(
+        f"{uri!r} is not a workload; write model.onnx, model.pt2, package.module:callable, kserve://host:port/model, "
+        "openai://host:port/model or cmd:<shell words>"
+    )

@@ -25,6 +25,7 @@ class TorchWorkload:
         inputs: Shapes of one item's inputs; take precedence over ``example_input``.
         batch_sizes: Levels of ``batch_size``; usual ones by default.
         threads: Levels of ``threads``; usual ones by default.
+        make: Makes the inputs of a batch, in place of all that.
 
     Raises:
         InvalidInput: If nothing says what the inputs are.
@@ -39,14 +40,25 @@ class TorchWorkload:
         inputs: Sequence[str] = (),
         batch_sizes: Sequence[int] | None = None,
         threads: Sequence[int] | None = None,
+        make: MakeInputs | None = None,
     ) -> None:
         self.uri = uri
         self.space: SearchSpace = grid_of([batch_knob(batch_sizes), threads_knob(threads)])
         self._found_threads = torch.get_num_threads()
         self._module = module.eval()
         self._device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
-        self._make = _made_up(parse_inputs(inputs)) if inputs else _example_of(uri, module)
+        self._make = make or (_made_up(parse_inputs(inputs)) if inputs else _example_of(uri, module))
         self.apply(self.space.default)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module, in evaluation mode."""
+        return self._module
+
+    @property
+    def example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs of a query at the point applied last, positional and named."""
+        return self._arguments, self._named
 
     def apply(self, point: OperatingPoint) -> None:
         """Make inputs of the batch size and set torch's thread count.

@@ -1,0 +1,186 @@
+"""A model behind KServe v2 (Triton, MLServer, OpenVINO Model Server, …) as a workload, over HTTP or gRPC."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, TrialError, UnknownName
+from polythrottle.measurement import Query
+from polythrottle.space import OperatingPoint
+from polythrottle.workloads.address import Address
+from polythrottle.workloads.declared import Fed, batch_knobs, fed, made_up
+from polythrottle.workloads.knobs import BATCH_SIZE, chosen, count
+from polythrottle.workloads.kserve_levers import OPTIONS, Levers
+from polythrottle.workloads.kserve_line import KNOWN_EXTENSIONS, Described, KserveLine
+from polythrottle.workloads.service import CONCURRENCY, Service
+from polythrottle.workloads.tensors import Input, parse_inputs
+
+_OPTIONS = (CONCURRENCY, "version", *OPTIONS.values())
+
+
+class KserveWorkload(Service[KserveLine]):
+    """One inference request per query, with inputs made up from the model's metadata.
+
+    Where the URI lists levels for ``queue_delay_us`` or ``instances``, those are knobs too: setting one loads the
+    model anew with that configuration, and closing the workload loads it as it was found. Otherwise nothing on the
+    server is ever written.
+
+    Args:
+        uri: ``kserve://host:port/model`` for HTTP, ``kserve+grpc://host:port/model``.
+        inputs: Shapes of one item's inputs, for dimensions the model leaves open.
+        batch_sizes: Levels of ``batch_size``; powers of two up to what the server takes by default.
+        threads: Must be None.
+        timeout_s: When an answer is given up, in seconds.
+
+    Raises:
+        InvalidInput: If shapes are missing or do not fit, or an option is malformed.
+        UnknownName: If the server has no such model; names those it has.
+        DeviceError: If the server cannot be reached, does not speak KServe v2, or the client is not installed.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        inputs: Sequence[str] = (),
+        batch_sizes: Sequence[int] | None = None,
+        threads: Sequence[int] | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        super().__init__(Address.parse(uri, _OPTIONS), threads, timeout_s)
+        given = parse_inputs(inputs)
+        with self._opening():
+            self._described = self._wait_for(self._in_time(self._describe()))
+            self._fed = self._inputs(given)
+            self._levers = self._tried_levers()
+            batch = batch_knobs(uri, self._fed, self._batches(batch_sizes))
+            self._open([*batch, *self._levers.knobs], self._levers.default)
+            self._loaded = self._levers.default
+            self.apply(self.space.default)
+
+    def _line(self) -> KserveLine:
+        try:
+            if self._address.scheme == "kserve+grpc":
+                from polythrottle.workloads.kserve_grpc import GrpcLine
+
+                return GrpcLine(self._address)
+            from polythrottle.workloads.kserve_http import HttpLine
+
+            return HttpLine(self._address)
+        except ImportError as err:
+            raise DeviceError(f"{self.uri} needs {err.name}; pip install 'polythrottle[serving]'") from err
+
+    async def _describe(self) -> Described:
+        line = self._lent()
+        extensions = await line.extensions()
+        try:
+            inputs = await line.inputs()
+        except TrialError as err:
+            await self._explain_missing(line, err)
+            raise
+        config = await line.config() if KNOWN_EXTENSIONS[1] in extensions else {}
+        return Described(extensions, inputs, config)
+
+    async def _explain_missing(self, line: KserveLine, refusal: TrialError) -> None:
+        """Say which models there are, if the server tells, or why this one is not ready."""
+        known: dict[str, str] = {}
+        with suppress(TrialError, KeyError, TypeError):
+            known = dict(await line.models())
+        if known and self._address.model not in known:
+            raise UnknownName(f"model at {self._address.where}", self._address.model, known) from refusal
+        if known:
+            raise DeviceError(f"{self._address.model} is not ready: {known[self._address.model]}") from refusal
+
+    def _inputs(self, given: Sequence[Input]) -> tuple[Fed, ...]:
+        """Return how the inputs are fed; those that were given where the model declares none."""
+        if self._described.inputs:
+            return fed(self.uri, self._described.inputs, given)
+        if not given or given[0].name is None:
+            raise InvalidInput(
+                f"{self.uri}: the server does not say what the inputs are; "
+                "give name, shape and type of each, such as --input x=3x224x224:float32"
+            )
+        return tuple(Fed(str(each.name), (None, *each.shape), each.dtype or "float32") for each in given)
+
+    def _batches(self, levels: Sequence[int] | None) -> Sequence[int] | None:
+        most = self._described.most
+        if most is None or (levels is not None and max(levels, default=0) <= most):
+            return levels
+        if levels is not None:
+            raise InvalidInput(f"{self.uri} takes batches up to {most}, not {max(levels)}")
+        return sorted({2**power for power in range(most.bit_length())} | {most})
+
+    def _tried_levers(self) -> Levers:
+        """Return the levers the URI asks for, having seen that the server loads the model when told how.
+
+        Raises:
+            DeviceError: If it does not.
+        """
+        if not set(OPTIONS.values()) & set(self._address.options):
+            return Levers({}, ())
+        missing = sorted(set(KNOWN_EXTENSIONS[1:]) - self._described.extensions)
+        if missing:
+            raise DeviceError(
+                f"{self._address.where} lacks the extension {missing[0]}; leave queue_delay_us and instances out"
+            )
+        levers = Levers.of(self._address, self._described.config)
+        try:
+            self._wait_for(self._in_time(self._load_again(levers)))
+        except TrialError as err:
+            raise DeviceError(
+                f"{err}; queue_delay_us and instances need a server that loads models on request "
+                "(Triton: --model-control-mode=explicit)"
+            ) from err
+        return levers
+
+    async def _load_again(self, levers: Levers) -> None:
+        await self._lent().load(levers.found)
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Make a request of the batch size; load the model anew if a knob of the server's changes.
+
+        Raises:
+            KnobRejected: If the point is not in the space, or the server does not keep it.
+        """
+        wanted = chosen(self.space, point)
+        levels = wanted.only(self._levers.default)
+        if levels != self._loaded:
+            self._wait_for(self._in_time(self._pull(levels)))
+        self._batch_size = count(wanted, BATCH_SIZE)
+        self._feeds = made_up(self._fed, self._batch_size)
+        self._request: Any = None
+        super().apply(wanted)
+
+    async def _pull(self, levels: OperatingPoint) -> None:
+        line = self._lent()
+        # Whatever happens from here on, what runs there is not known until it has been read back.
+        self._loaded = OperatingPoint({})
+        try:
+            await line.load(self._levers.pulled(levels))
+            held = self._levers.held(await line.config())
+        except (TrialError, ConnectionError) as err:
+            raise KnobRejected(f"{self._address.model} does not load with {dict(levels)}: {err}") from err
+        if held != levels:
+            raise KnobRejected(
+                f"{self._address.where} runs {self._address.model} with {dict(held)}, not {dict(levels)}"
+            )
+        self._loaded = held
+
+    async def _ask(self, line: KserveLine) -> Query:
+        if self._request is None:
+            self._request = line.request(self._feeds, self._described.binary)
+        return Query(await line.infer(self._request), self._batch_size)
+
+    def close(self) -> None:
+        """Close the connections, the model loaded as it was found.
+
+        Raises:
+            DeviceError: If the server does not load it so any more.
+        """
+        try:
+            if self._loaded != self._levers.default:
+                self._wait_for(self._in_time(self._pull(self._levers.default)))
+        except TrialError as err:
+            raise DeviceError(f"{err}; load the model as it was by hand") from err
+        finally:
+            super().close()

@@ -1,0 +1,97 @@
+"""What a KServe v2 server says of itself and of a model, and what can be asked of it, however it is spoken to.
+
+Source: Open Inference Protocol (KServe v2), https://github.com/kserve/open-inference-protocol; extensions:
+https://github.com/triton-inference-server/server/tree/main/docs/protocol.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from polythrottle.errors import InvalidInput
+from polythrottle.workloads.declared import Declared
+
+_DTYPES = {"FP16": "float16", "FP32": "float32", "FP64": "float64"}
+KNOWN_EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository")
+"""The extensions that make a difference here."""
+Feeds = Mapping[str, NDArray[Any]]
+
+
+class KserveLine(Protocol):
+    """Connections to one KServe v2 server.
+
+    Every method but ``close`` raises ConnectionError if nobody answers, and `TrialError` if the server refuses.
+    """
+
+    async def extensions(self) -> frozenset[str]:
+        """Return which extensions of the protocol the server lists."""
+
+    async def inputs(self) -> tuple[Declared, ...]:
+        """Return the inputs the model declares; none if it declares none."""
+
+    async def models(self) -> Mapping[str, str]:
+        """Return the state of every model by name: ``READY``, or why it is not."""
+
+    async def config(self) -> dict[str, Any]:
+        """Return the model's configuration (extension ``model_configuration``)."""
+
+    async def load(self, config: Mapping[str, Any]) -> None:
+        """Load the model anew with a configuration (extension ``model_repository``)."""
+
+    async def infer(self, request: Any) -> float:
+        """Send what ``request`` made and return how long the whole answer took, in seconds."""
+
+    def request(self, feeds: Feeds, binary: bool) -> Any:
+        """Return a request with these inputs, as bytes where the server takes tensors as bytes.
+
+        It is made once and sent many times, so that making it is neither in the latency nor in the joules.
+        """
+
+    async def close(self) -> None:
+        """Close the connections."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a server said of itself and of one model when it was asked first.
+
+    Args:
+        extensions: Of the protocol.
+        inputs: The model's.
+        config: The model's configuration; empty where the server does not tell.
+    """
+
+    extensions: frozenset[str]
+    inputs: tuple[Declared, ...]
+    config: Mapping[str, Any]
+
+    @property
+    def binary(self) -> bool:
+        """Whether tensors may be sent over HTTP as bytes instead of as numbers in JSON."""
+        return "binary_tensor_data" in self.extensions
+
+    @property
+    def most(self) -> int | None:
+        """The largest batch the server takes; None if it does not tell."""
+        return int(self.config.get("max_batch_size", 0)) or None
+
+
+def declared(tensor: Mapping[str, Any]) -> Declared:
+    """Return an input out of a model's metadata.
+
+    Raises:
+        InvalidInput: If the metadata is not of its form.
+    """
+    try:
+        name, written = str(tensor["name"]), str(tensor["datatype"])
+        shape = tuple(int(size) for size in tensor["shape"])
+    except (KeyError, TypeError, ValueError):
+        raise InvalidInput(f"the server describes an input as {str(tensor)[:100]}, which is not KServe v2") from None
+    return Declared(name, shape, _DTYPES.get(written, written.lower()), written)
+
+
+def datatype(dtype: str) -> str:
+    """Return the protocol's name of a numpy type."""
+    return {numpy: written for written, numpy in _DTYPES.items()}.get(dtype, dtype.upper())

@@ -1,0 +1,165 @@
+"""What all services have in common: a query at a time or many at once, in the event loop that asks."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol, TypeVar
+
+from polythrottle.errors import DeviceError, InvalidInput, TrialError
+from polythrottle.measurement import Query
+from polythrottle.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.workloads.address import Address
+from polythrottle.workloads.knobs import chosen, count, grid_of
+
+CONCURRENCY = "concurrency"
+_MOST_AT_ONCE = 4096
+_LONGEST_S = 86_400.0
+
+
+class Line(Protocol):
+    """The connections to one service; they belong to the event loop they were opened in."""
+
+    async def close(self) -> None:
+        """Close them."""
+
+
+LineT = TypeVar("LineT", bound=Line)
+T = TypeVar("T")
+
+
+class Service(ABC, Generic[LineT]):
+    """A model served by somebody else, attached to and left as found: never started, never stopped.
+
+    Args:
+        address: Where it is.
+        threads: Must be None: a service has threads of its own.
+        timeout_s: When an answer is given up, in seconds.
+
+    Raises:
+        InvalidInput: If threads are given, or a number is out of range.
+    """
+
+    space: SearchSpace
+
+    def __init__(self, address: Address, threads: Sequence[int] | None, timeout_s: float) -> None:
+        if threads is not None:
+            raise InvalidInput(f"{address.uri} is a service and sets its own threads; leave --threads out")
+        if not 0 < timeout_s <= _LONGEST_S:
+            raise InvalidInput(f"the timeout of a service must be above zero and at most a day, not {timeout_s:g} s")
+        self.uri, self._address, self._timeout_s = address.uri, address, timeout_s
+        self._at_once = address.counts(CONCURRENCY, least=1) or (1,)
+        if self._at_once[-1] > _MOST_AT_ONCE:
+            raise InvalidInput(f"{address.uri}: at most {_MOST_AT_ONCE} queries can be under way at once")
+        self._lines: dict[asyncio.AbstractEventLoop, LineT] = {}
+        self._runner: asyncio.Runner | None = None
+
+    def _open(self, knobs: Sequence[Knob], default: OperatingPoint | None = None) -> None:
+        """Make the space of these knobs and the concurrency, if that has several levels."""
+        own = [Knob(CONCURRENCY, self._at_once)] if len(self._at_once) > 1 else []
+        space = grid_of([*knobs, *own])
+        self.space = space if default is None else SearchSpace(space.knobs, space.rows, space.default.moved(default))
+        self._point = self.space.default
+
+    @abstractmethod
+    def _line(self) -> LineT:
+        """Return new connections, for the running event loop."""
+
+    @abstractmethod
+    async def _ask(self, line: LineT) -> Query:
+        """Issue one query."""
+
+    @property
+    def concurrency(self) -> int:
+        """How many queries a closed loop keeps under way; above 1 also how many an open loop has at most."""
+        return count(self._point, CONCURRENCY) if CONCURRENCY in self._point else self._at_once[0]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should read beside the figures: whose joules they are not."""
+        if self._address.here:
+            return ()
+        return (f"{self._address.host} is another machine: joules counted here are not those the service takes",)
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Set the knobs of the queries to come.
+
+        Raises:
+            KnobRejected: If the point is not in the space.
+        """
+        self._point = chosen(self.space, point)
+
+    def query(self) -> Query:
+        """Issue one query and wait for its answer.
+
+        Raises:
+            TrialError: If the answer is an error, is cut off, or does not come in time.
+        """
+        return self._wait_for(self.send())
+
+    async def send(self) -> Query:
+        """Issue one query, letting others go on meanwhile.
+
+        Raises:
+            TrialError: If the answer is an error, is cut off, or does not come in time.
+        """
+        try:
+            return await self._in_time(self._ask(self._lent()))
+        except ConnectionError as err:
+            raise TrialError(str(err)) from err
+
+    async def hang_up(self) -> None:
+        """Close what ``send`` opened in the running event loop."""
+        line = self._lines.pop(asyncio.get_running_loop(), None)
+        if line is not None:
+            await line.close()
+
+    def close(self) -> None:
+        """Close what ``query`` opened; the service goes on."""
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._runner is not None:
+            self._runner.run(self.hang_up())
+            self._runner.close()
+            self._runner = None
+
+    def _lent(self) -> LineT:
+        loop = asyncio.get_running_loop()
+        if loop not in self._lines:
+            self._lines[loop] = self._line()
+        return self._lines[loop]
+
+    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(work)
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        """Hang up if what is done here fails, as nobody can close what was not opened.
+
+        Raises:
+            DeviceError: If the service cannot be reached, or does not answer as one of its kind.
+        """
+        try:
+            yield
+        except BaseException as err:
+            self._disconnect()
+            if isinstance(err, ConnectionError):
+                raise DeviceError(f"{err}; is the server up, and is that its {self._address.scheme} port?") from err
+            if isinstance(err, TrialError):
+                raise DeviceError(str(err)) from err
+            raise
+
+    async def _in_time(self, work: Awaitable[T]) -> T:
+        """Return what ``work`` returns.
+
+        Raises:
+            TrialError: If it does not come in time.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await work
+        except TimeoutError:
+            raise TrialError(f"{self._address.where} did not answer within {self._timeout_s:g} s") from None

@@ -1,0 +1,125 @@
+"""Speaking HTTP to a service: what can go wrong on the way becomes one line."""
+
+import asyncio
+import errno
+import json
+import os
+import ssl
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from polythrottle.errors import TrialError
+from polythrottle.workloads.call import one_line
+
+# Servers drop connections that were idle for a few seconds; one about to be dropped must not be used again.
+_IDLE_S = 1.0
+_BUFFER = 1 << 20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer.
+
+    Args:
+        status: Of HTTP.
+        body: Of it.
+        headers: Names without regard to case.
+    """
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def document(self) -> Any:
+        """The JSON in it; None if it is something else."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
+
+
+class Web:
+    """Connections to one service over HTTP, for the running event loop; no proxy is used and no redirect followed.
+
+    Args:
+        where: Host and port, for people.
+        root: What every path is appended to.
+        headers: Sent with every request.
+    """
+
+    def __init__(self, where: str, root: str, headers: Mapping[str, str]) -> None:
+        self.where, self._root = where, root
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
+            # Whoever asks sets the time limit; answers are compared as they were sent, not unpacked at our cost.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+            headers={"Accept-Encoding": "identity", **headers},
+            read_bufsize=_BUFFER,
+        )
+
+    async def fetch(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Return the whole answer, whatever its status.
+
+        Raises:
+            ConnectionError: If nobody answers.
+            TrialError: If the answer is cut off or no HTTP.
+        """
+        async with self.asked(method, path, body, headers) as answer:
+            return Answer(answer.status, await answer.read(), answer.headers)
+
+    @asynccontextmanager
+    async def asked(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Return the context in which an answer can be read piece by piece.
+
+        Raises:
+            ConnectionError: If nobody answers.
+            TrialError: If the answer is cut off or no HTTP.
+        """
+        with troubles(self.where):
+            url = self._root + path
+            async with self._session.request(method, url, data=body, headers=headers, allow_redirects=False) as answer:
+                yield answer
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+        await asyncio.sleep(0)  # the sockets are closed in the loop's next turn
+
+
+@contextmanager
+def troubles(where: str) -> Iterator[None]:
+    """Turn what the HTTP library raises into one line each.
+
+    Raises:
+        ConnectionError: If nobody answers.
+        TrialError: If the answer is cut off or no HTTP.
+    """
+    try:
+        yield
+    except aiohttp.ClientConnectorError as err:
+        raise ConnectionRefusedError(f"nothing answers at {where} ({_reason(err)})") from err
+    except aiohttp.ClientPayloadError as err:
+        raise TrialError(f"the answer of {where} was cut off") from err
+    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as err:
+        raise ConnectionResetError(f"{where} closed the connection instead of answering") from err
+    except aiohttp.ClientResponseError as err:
+        raise TrialError(f"{where} does not answer in HTTP") from err
+    except (aiohttp.ClientError, ValueError) as err:
+        raise TrialError(f"{where} does not answer in HTTP: {one_line(err)}") from err
+
+
+def _reason(err: aiohttp.ClientConnectorError) -> str:
+    cause = getattr(err, "os_error", err)
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS: {cause.reason or one_line(cause)}".replace("_", " ").lower()
+    code = cause.errno or 0
+    return os.strerror(code).lower() if code in errno.errorcode else str(err.strerror or one_line(err))

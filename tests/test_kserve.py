@@ -1,0 +1,535 @@
+"""Models behind KServe v2, on servers that answer well and badly; the real ones are in tests/services."""
+
+import asyncio
+import json
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from fake_servers import HEADER_LENGTH, FakeServer, Handler, kserve, listening
+
+from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, TrialError, UnknownName
+from polythrottle.ports import Concurrent, Noting, Workload
+from polythrottle.space import OperatingPoint
+from polythrottle.testing.contracts import WorkloadContract
+from polythrottle.workloads import open_workload
+
+X = {"name": "x", "datatype": "FP32", "shape": [-1, 4]}
+TRITON = ("binary_tensor_data", "model_configuration", "model_repository")
+CONFIG = {
+    "name": "m",
+    "max_batch_size": 8,
+    "backend": "python",
+    "dynamic_batching": {"preferred_batch_size": [8], "max_queue_delay_microseconds": 100},
+    "instance_group": [{"name": "m_0", "kind": "KIND_CPU", "count": 1}],
+}
+INFER = ("POST", "/v2/models/m/infer")
+LOAD = ("POST", "/v2/repository/models/m/load")
+Serve = Callable[..., FakeServer]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Return what starts a server; it ends with the test."""
+    with ExitStack() as stack:
+        yield lambda *inputs, **more: stack.enter_context(listening(kserve(list(inputs) or [X], **more)))
+
+
+@contextmanager
+def opened(server: FakeServer, options: str = "", **words: Any) -> Iterator[Workload]:
+    """Open the workload ``m`` of a server and close it in the end."""
+    workload = open_workload(f"kserve://{server.where}/m{options}", **words)
+    try:
+        yield workload
+    finally:
+        workload.close()
+
+
+def sent(server: FakeServer, path: tuple[str, str]) -> list[bytes]:
+    """Return the bodies that were sent to a path."""
+    return [body for method, where, _, body in server.seen if (method, where) == path]
+
+
+class TestKserveContract(WorkloadContract):
+    """The contract of every workload, for a served model."""
+
+    @pytest.fixture(autouse=True)
+    def _serve(self, serve: Serve) -> None:
+        self.server = serve()
+
+    def make(self) -> Workload:
+        """Return a model with two batch sizes."""
+        return open_workload(f"kserve://{self.server.where}/m", batch_sizes=(1, 4))
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_without_extensions_gets_json(serve: Serve) -> None:
+    """Tensors go as numbers in JSON, and nothing but the infer request is asked for."""
+    server = serve()
+    with opened(server, batch_sizes=[2]) as workload:
+        assert workload.query().items == 2
+    (body,) = sent(server, INFER)
+    (tensor,) = json.loads(body)["inputs"]
+    assert (tensor["name"], tensor["datatype"], tensor["shape"], len(tensor["data"])) == ("x", "FP32", [2, 4], 8)
+    assert not sent(server, LOAD)
+
+
+def test_a_server_with_the_binary_extension_gets_bytes(serve: Serve) -> None:
+    """The tensor follows the JSON, whose length a header tells."""
+    server = serve(X, extensions=("binary_tensor_data",))
+    with opened(server) as workload:
+        workload.query()
+    *_, (_, _, headers, body) = server.seen
+    text = json.loads(body[: int(headers[HEADER_LENGTH])])
+    assert text["inputs"][0]["parameters"]["binary_data_size"] == 16
+    assert len(body) == int(headers[HEADER_LENGTH]) + 16
+
+
+def test_the_same_request_is_sent_again_and_again(serve: Serve) -> None:
+    """What a request holds changes with the batch size only."""
+    server = serve()
+    with opened(server, batch_sizes=[1, 2]) as workload:
+        for batch_size in (1, 1, 2):
+            workload.apply(OperatingPoint({"batch_size": batch_size}))
+            workload.query()
+    first, second, other = sent(server, INFER)
+    assert first == second != other
+
+
+def test_making_a_request_is_not_part_of_a_query(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made once for a point, however often it is sent."""
+    from polythrottle.workloads.kserve_http import HttpLine
+
+    server, made, make = serve(), [], HttpLine.request
+    monkeypatch.setattr(HttpLine, "request", lambda *words: made.append(words) or make(*words))
+    with opened(server) as workload:
+        for _ in range(3):
+            workload.query()
+    assert len(made) == 1
+
+
+def test_the_largest_batch_is_what_the_server_takes(serve: Serve) -> None:
+    """Powers of two up to the configuration's max_batch_size; more is refused."""
+    server = serve(X, extensions=("model_configuration",), config={"max_batch_size": 6})
+    with opened(server) as workload:
+        assert workload.space.knob("batch_size").levels == (1, 2, 4, 6)
+    with pytest.raises(InvalidInput, match="takes batches up to 6, not 8"), opened(server, batch_sizes=[8]):
+        pass
+
+
+def test_open_dimensions_must_be_given(serve: Serve) -> None:
+    """All but the batch: one line says how."""
+    server = serve({"name": "x", "datatype": "FP32", "shape": [-1, 3, -1, -1]})
+    with pytest.raises(InvalidInput, match=r"x is batchx3x\?x\?; give .* --input x=3x128x128"), opened(server):
+        pass
+    with pytest.raises(InvalidInput, match="does not fit"), opened(server, inputs=["4x8x8"]):
+        pass
+    with opened(server, inputs=["3x8x8"]) as workload:
+        assert workload.query().items == 1
+
+
+def test_a_fixed_batch_is_kept(serve: Serve) -> None:
+    """A model that declares a batch of two is fed two."""
+    server = serve({"name": "x", "datatype": "FP32", "shape": [2, 4]})
+    with opened(server) as workload:
+        assert workload.query().items == 2
+    with pytest.raises(InvalidInput, match="batch of 2"), opened(server, batch_sizes=[4]):
+        pass
+
+
+def test_a_model_that_declares_nothing_is_told_what_its_inputs_are() -> None:
+    """Name, shape and type then come from the user."""
+    with listening(kserve([])) as server:
+        with pytest.raises(InvalidInput, match="--input x=3x224x224:float32"), opened(server):
+            pass
+        with opened(server, inputs=["tokens=4:float32"]) as workload:
+            assert workload.query().items == 1
+        assert json.loads(sent(server, INFER)[0])["inputs"][0]["name"] == "tokens"
+
+
+def test_text_cannot_be_made_up(serve: Serve) -> None:
+    """Inputs that hold no numbers are refused before anything is measured."""
+    server = serve({"name": "prompt", "datatype": "BYTES", "shape": [-1, 1]})
+    with pytest.raises(InvalidInput, match="prompt is a BYTES; only numbers"), opened(server):
+        pass
+
+
+# --- several at once -------------------------------------------------------------------------------------------------
+
+
+def test_concurrency_is_an_option_or_a_knob(serve: Serve) -> None:
+    """One level fixes it, several are searched."""
+    server = serve()
+    with opened(server, "?concurrency=8") as workload:
+        assert isinstance(workload, Concurrent)
+        assert workload.concurrency == 8
+        assert "concurrency" not in workload.space.names
+    with opened(server, "?concurrency=1,4") as workload:
+        assert isinstance(workload, Concurrent)
+        workload.apply(OperatingPoint({"concurrency": 4}))
+        assert workload.concurrency == 4
+
+
+def test_many_queries_are_under_way_at_once(serve: Serve) -> None:
+    """All of them reach the server before any is answered; afterwards a single query works too."""
+    server, together = serve(), threading.Barrier(5)
+    whole = server.answers[INFER]
+
+    def meeting(handler: Handler, body: bytes) -> None:
+        together.wait(20)
+        whole(handler, body)
+
+    async def five(workload: Concurrent) -> int:
+        queries = await asyncio.gather(*[workload.send() for _ in range(5)])
+        await workload.hang_up()
+        return len(queries)
+
+    with opened(server) as workload:
+        assert isinstance(workload, Concurrent)
+        server.answers[INFER] = meeting
+        assert asyncio.run(five(workload)) == 5
+        server.answers[INFER] = whole
+        assert workload.query().items == 1
+
+
+def test_a_service_has_threads_of_its_own(serve: Serve) -> None:
+    """--threads is refused."""
+    with pytest.raises(InvalidInput, match="leave --threads out"), opened(serve(), threads=[1]):
+        pass
+
+
+# --- bad addresses ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rest", "line"),
+    [
+        ("", "write kserve://host:port/model"),
+        ("host/m", "write kserve://host:port/model"),
+        ("host:99999/m", "write kserve://host:port/model"),
+        ("host:80", "write kserve://host:port/model"),
+        ("host:80/m#x", "write kserve://host:port/model"),
+        ("[::1/m", "not a service"),
+        ("me:secret@host:80/m", "leave name and password out"),
+        ("host:80/m?concurrency=0", "whole numbers from 1"),
+        ("host:80/m?concurrency=x", "whole numbers from 1"),
+        ("host:80/m?concurrency=", "whole numbers from 1"),
+        ("host:80/m?concurrency=5000", "at most 4096"),
+        ("host:80/m?concurrency=1&concurrency=2", "given twice"),
+    ],
+)
+def test_a_malformed_address_is_one_line(rest: str, line: str) -> None:
+    """It says what was wrong, and never repeats a password."""
+    with pytest.raises(InvalidInput, match=line) as caught:
+        open_workload(f"kserve://{rest}")
+    assert "secret" not in str(caught.value)
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    """A misspelt option is not ignored."""
+    with pytest.raises(UnknownName, match="did you mean concurrency"):
+        open_workload("kserve://host:80/m?concurency=4")
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_an_impossible_timeout_is_refused(timeout_s: float) -> None:
+    """It must be above zero and end."""
+    with pytest.raises(InvalidInput, match="timeout of a service"):
+        open_workload("kserve://host:80/m", timeout_s=timeout_s)
+
+
+# --- bad servers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["kserve", "kserve+grpc"])
+def test_a_server_that_is_down_is_one_line(scheme: str) -> None:
+    """It says where nothing answers, and what to look at."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(
+        DeviceError, match=rf"nothing answers at 127.0.0.1:{port} \(connection refused\); is the server up"
+    ):
+        open_workload(f"{scheme}://127.0.0.1:{port}/m")
+
+
+def test_a_wrong_model_lists_those_there_are(serve: Serve) -> None:
+    """The nearest are named."""
+    server = serve()
+    with pytest.raises(UnknownName, match=r"unknown model at .* 'mobilnet'; did you mean mobilenet"):
+        open_workload(f"kserve://{server.where}/mobilnet")
+
+
+def test_a_wrong_model_where_the_server_lists_none_says_what_it_said(serve: Serve) -> None:
+    """Not every server has the repository index."""
+    server = serve()
+    del server.answers["POST", "/v2/repository/index"]
+    with pytest.raises(DeviceError, match=r"refuses \(404\): no /v2/models/other here"):
+        open_workload(f"kserve://{server.where}/other")
+
+
+def test_a_model_that_is_not_ready_says_why(serve: Serve) -> None:
+    """The server's own reason is passed on."""
+    server = serve()
+    server.answers["GET", "/v2/models/m"] = lambda handler, _: handler.document({"error": "unavailable"}, 400)
+    server.answers["POST", "/v2/repository/index"] = lambda handler, _: handler.document(
+        [{"name": "m", "state": "UNAVAILABLE", "reason": "out of memory"}]
+    )
+    with pytest.raises(DeviceError, match="m is not ready: out of memory"), opened(server):
+        pass
+
+
+@pytest.mark.parametrize("body", [b"<html>hello</html>", b"[]", b"{}", b"", b"\xff\xfe"])
+def test_a_server_of_another_kind_is_called_that(serve: Serve, body: bytes) -> None:
+    """Whatever it answers to the first question."""
+    server = serve()
+    server.answers["GET", "/v2"] = lambda handler, _: handler.raw(body)
+    with pytest.raises(DeviceError, match="answers, but not as a KServe v2 server"), opened(server):
+        pass
+
+
+def test_a_server_that_speaks_no_http_is_called_that() -> None:
+    """As gRPC's port does when asked in HTTP."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def speak() -> None:
+            caller, _ = listener.accept()
+            with caller:
+                caller.recv(65536)
+                caller.sendall(b"\x00\x00\x18\x04\x00\x00\x00\x00\r\n\r\n")
+
+        thread = threading.Thread(target=speak, daemon=True)
+        thread.start()
+        with pytest.raises(DeviceError, match=r"does not answer in HTTP$"):
+            open_workload(f"kserve://127.0.0.1:{port}/m")
+        thread.join()
+
+
+def test_a_model_that_errors_spoils_the_query_alone(serve: Serve) -> None:
+    """Its message is passed on in one line, and the next query may work."""
+    server = serve()
+    with opened(server) as workload:
+        whole = server.answers[INFER]
+        server.answers[INFER] = lambda handler, _: handler.document({"error": "CUDA\nout of memory"}, 500)
+        with pytest.raises(TrialError, match=r"^m answers with an error \(500\): CUDA out of memory$"):
+            workload.query()
+        server.answers[INFER] = whole
+        assert workload.query().items == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda handler, _: handler.raw(b'{"outputs": [{"name"', length=100),
+        lambda handler, _: handler.raw(b'{"outputs": [{"name"', length=-1),
+        lambda handler, _: handler.raw(b"", length=-1),
+        lambda handler, _: handler.document({"outputs": []}),
+        lambda handler, _: handler.document({"model_name": "m"}),
+        lambda handler, _: handler.document([1]),
+    ],
+    ids=["short of its length", "without a length", "empty", "no outputs", "no field", "a list"],
+)
+def test_an_answer_that_is_cut_off_spoils_the_query(serve: Serve, answer: Callable[[Handler, bytes], None]) -> None:
+    """Half an answer is never a latency."""
+    server = serve()
+    with opened(server) as workload:
+        server.answers[INFER] = answer
+        with pytest.raises(TrialError, match=r"cut off|no outputs"):
+            workload.query()
+
+
+def test_a_later_answer_that_is_cut_off_spoils_its_query(serve: Serve) -> None:
+    """Though only the first answer to a request is looked through to the last number."""
+    server = serve()
+    with opened(server) as workload:
+        workload.query()
+        server.answers[INFER] = lambda handler, _: handler.raw(b'{"outputs": [{"name": "y", "data": [1.0, 2', length=-1)
+        with pytest.raises(TrialError, match="cut off"):
+            workload.query()
+
+
+def test_tensors_short_of_their_size_spoil_the_query(serve: Serve) -> None:
+    """Bytes behind the JSON are counted."""
+    server = serve(X, extensions=("binary_tensor_data",))
+    text = b'{"outputs": [{"name": "y", "parameters": {"binary_data_size": 16}}]}'
+    server.answers[INFER] = lambda handler, _: handler.raw(text + b"\0" * 12, **{HEADER_LENGTH: str(len(text))})
+    with opened(server) as workload, pytest.raises(TrialError, match="cut off"):
+        workload.query()
+
+
+def test_an_answer_that_does_not_come_is_given_up(serve: Serve) -> None:
+    """After the timeout, in one line."""
+    server = serve()
+    with opened(server, timeout_s=1.0) as workload:
+        server.answers[INFER] = lambda *_: server.over.wait() and None
+        with pytest.raises(TrialError, match=r"did not answer within 1 s"):
+            workload.query()
+
+
+def test_a_server_that_hangs_up_spoils_the_query(serve: Serve) -> None:
+    """A connection closed instead of an answer is no latency; nor does it end the study."""
+    server = serve()
+    with opened(server) as workload:
+        server.answers[INFER] = lambda handler, _: handler.connection.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(TrialError, match="closed the connection instead of answering"):
+            workload.query()
+
+
+def test_a_server_that_dies_spoils_the_query_and_not_the_study() -> None:
+    """It may be back for the next trial, so the device is not called lost."""
+    with ExitStack() as stack:
+        server = stack.enter_context(listening(kserve([X])))
+        workload = open_workload(f"kserve://{server.where}/m")
+        server.answers[INFER] = lambda handler, _: setattr(handler, "close_connection", True)
+        with pytest.raises(TrialError):
+            workload.query()
+        stack.close()
+        with pytest.raises(TrialError, match="nothing answers"):
+            workload.query()
+        workload.close()
+
+
+def test_a_service_on_another_machine_is_noted(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> None:
+    """Its joules are not those of this machine; those of the loopback are."""
+    with opened(serve()) as workload:
+        assert isinstance(workload, Noting)
+        assert workload.notes == ()
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(2, 1, 6, "", ("192.0.2.7", 80))])
+        assert "another machine" in workload.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "package"), [("kserve", "aiohttp"), ("kserve+grpc", "tritonclient"), ("openai", "aiohttp")]
+)
+def test_a_missing_client_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, scheme: str, package: str) -> None:
+    """The extra is named."""
+    for name in [name for name in sys.modules if name.startswith(("polythrottle.workloads.", package))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DeviceError, match=r"pip install 'polythrottle\[serving\]'"):
+        open_workload(f"{scheme}://127.0.0.1:1/m")
+
+
+# --- what is set on the server ---------------------------------------------------------------------------------------
+
+
+def loads(server: FakeServer) -> list[tuple[int, int]]:
+    """Return delay in microseconds and instances of each configuration the model was loaded with."""
+    configs = [json.loads(json.loads(body)["parameters"]["config"]) for body in sent(server, LOAD)]
+    return [
+        (each["dynamic_batching"]["max_queue_delay_microseconds"], each["instance_group"][0]["count"])
+        for each in configs
+    ]
+
+
+def test_nothing_is_set_on_a_server_unless_asked(serve: Serve) -> None:
+    """A server that could load models is left alone."""
+    server = serve(X, extensions=TRITON, config=CONFIG)
+    with opened(server) as workload:
+        workload.query()
+        assert workload.space.names == ("batch_size",)
+    assert not sent(server, LOAD)
+
+
+def test_delay_and_instances_are_set_read_back_and_put_back(serve: Serve) -> None:
+    """What was found is the default, one load tries whether it can be set, and the last puts it back."""
+    server = serve(X, extensions=TRITON, config=CONFIG)
+    with opened(server, "?queue_delay_us=0,500&instances=1,2", batch_sizes=[1]) as workload:
+        assert dict(workload.space.default) == {"batch_size": 1, "instances": 1, "queue_delay_s": 0.0001}
+        assert workload.space.knob("queue_delay_s").levels == (0.0, 0.0001, 0.0005)
+        for delay_s, instances in ((0.0005, 2), (0.0005, 2), (0.0, 1)):
+            workload.apply(OperatingPoint({"queue_delay_s": delay_s, "instances": instances}))
+            workload.query()
+    assert loads(server) == [(100, 1), (500, 2), (0, 1), (100, 1)]
+    last = json.loads(json.loads(sent(server, LOAD)[-1])["parameters"]["config"])
+    assert last == CONFIG
+
+
+def test_a_server_that_ignores_a_level_is_found_out(serve: Serve) -> None:
+    """The configuration is read back; the trial fails, and what was found is put back."""
+    server = serve(X, extensions=TRITON, config=CONFIG)
+    server.answers[LOAD] = lambda handler, _: handler.raw(b"")
+    with opened(server, "?instances=1,2") as workload, pytest.raises(KnobRejected, match=r"with {'instances': 1}, not"):
+        workload.apply(OperatingPoint({"instances": 2}))
+
+
+def test_what_cannot_be_read_back_is_put_back(serve: Serve) -> None:
+    """The level may hold although the server does not say so; closing loads the model as it was, without additions."""
+    config = {name: value for name, value in CONFIG.items() if name != "dynamic_batching"}
+    server = serve(X, extensions=TRITON, config=config)
+    tell = server.answers["GET", "/v2/models/m/config"]
+    with opened(server, "?queue_delay_us=500") as workload:
+        server.answers["GET", "/v2/models/m/config"] = lambda handler, _: handler.raw(b"", 500)
+        with pytest.raises(KnobRejected, match="does not load with"):
+            workload.apply(OperatingPoint({"queue_delay_s": 0.0005}))
+        server.answers["GET", "/v2/models/m/config"] = tell
+    found = [json.loads(json.loads(body)["parameters"]["config"]) for body in sent(server, LOAD)]
+    assert found[1]["dynamic_batching"] == {"max_queue_delay_microseconds": 500}
+    assert found[0] == found[2] == config
+
+
+def test_a_server_that_refuses_a_level_fails_the_trial(serve: Serve) -> None:
+    """Its reason is passed on, and the next level can be set."""
+    server = serve(X, extensions=TRITON, config=CONFIG)
+    load = server.answers[LOAD]
+    with opened(server, "?instances=1,2,4") as workload:
+        server.answers[LOAD] = lambda handler, _: handler.document({"error": "no memory"}, 400)
+        with pytest.raises(KnobRejected, match=r"does not load with {'instances': 4}: .* no memory"):
+            workload.apply(OperatingPoint({"instances": 4}))
+        server.answers[LOAD] = load
+        workload.apply(OperatingPoint({"instances": 2}))
+    assert loads(server)[-1] == (100, 1)
+
+
+def test_a_model_that_cannot_be_put_back_is_said(serve: Serve) -> None:
+    """Closing says what is left to do by hand."""
+    server = serve(X, extensions=TRITON, config=CONFIG)
+    workload = open_workload(f"kserve://{server.where}/m?instances=1,2")
+    workload.apply(OperatingPoint({"instances": 2}))
+    server.answers[LOAD] = lambda handler, _: handler.document({"error": "shutting down"}, 503)
+    with pytest.raises(DeviceError, match="shutting down; load the model as it was by hand"):
+        workload.close()
+
+
+def test_a_server_that_loads_nothing_on_request_is_named(serve: Serve) -> None:
+    """Triton says so in its own words; the option to start it with is added."""
+    server = serve(X, extensions=TRITON, config=CONFIG)
+    said = "explicit model load / unload is not allowed if polling is enabled"
+    server.answers[LOAD] = lambda handler, _: handler.document({"error": said}, 400)
+    with (
+        pytest.raises(DeviceError, match=r"is not allowed .* --model-control-mode=explicit"),
+        opened(server, "?instances=2"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "extensions", "config", "error", "line"),
+    [
+        ("?instances=2", (), None, DeviceError, "lacks the extension model_configuration"),
+        ("?instances=2", TRITON[:2], CONFIG, DeviceError, "lacks the extension model_repository"),
+        ("?queue_delay_us=5", TRITON, {"max_batch_size": 0}, InvalidInput, "has no batches on the server"),
+        (
+            "?instances=2",
+            TRITON,
+            {**CONFIG, "instance_group": []},
+            InvalidInput,
+            "several groups of instances, or none",
+        ),
+        ("?instances=0", TRITON, CONFIG, InvalidInput, "whole numbers from 1"),
+        ("?queue_delay_us=-1", TRITON, CONFIG, InvalidInput, "whole numbers from 0"),
+    ],
+)
+def test_levers_that_are_not_there_are_refused(
+    serve: Serve, options: str, extensions: tuple[str, ...], config: Any, error: type[Exception], line: str
+) -> None:
+    """One line says what the server or the model lacks."""
+    server = serve(X, extensions=extensions, config=config)
+    with pytest.raises(error, match=line), opened(server, options):
+        pass
