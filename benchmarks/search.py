@@ -136,8 +136,8 @@ def subject_digest(source: bench.Source) -> str:
     assert isinstance(source, bench.Simulated)
     board = locate("devices", "device", source.device.removeprefix("sim:").partition("?")[0])
     model = locate("profiles/workloads", "workload", source.workload)
-    simulator = sorted((PACKAGE / "backends/simulated").glob("*.py"))
-    return digest(map(file_digest, (*judges, PACKAGE / "meter.py", *simulator, board, model)))
+    modules = (path for folder in ("backends/simulated", "meter") for path in sorted((PACKAGE / folder).glob("*.py")))
+    return digest(map(file_digest, (*judges, *modules, board, model)))
 
 
 @cache
