@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-search lint format bench-search clean
+.PHONY: help demo test hw-test test-faults test-services test-search lint format bench-search install-units clean
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,10 +16,19 @@ demo: $(READY)  ## Tune EfficientNet-B4 on a simulated Jetson AGX Orin
 		--slo 'p99<=1.2x' --out demo/profile.toml
 
 test: $(READY)  ## Run the tests
-	$(BIN)/python -m pytest -n auto -m 'not search and not hardware'
+	$(BIN)/python -m pytest -n auto -m 'not search and not faults and not hardware and not services'
 
 test-search: $(READY)  ## Run the search over all measured tables (minutes; needs ../shared)
 	$(BIN)/python -m pytest -n auto -m search
+
+test-faults: $(READY)  ## Kill and break at every step of a session on every fake board (minutes)
+	$(BIN)/python -m pytest -n auto -s -m faults
+
+test-services: $(READY)  ## Measure and tune models on real servers, which are installed into .services (minutes)
+	$(BIN)/python -m pytest -q -rfE -m services tests/services
+
+hw-test: $(READY)  ## Check a real NVIDIA GPU by reading alone, and print what that cannot prove
+	$(BIN)/python -m pytest -q -rfE -m hardware tests/hardware
 
 lint: $(READY)  ## Check style and types
 	$(BIN)/ruff check .
@@ -33,13 +42,16 @@ format: $(READY)  ## Format the code
 bench-search: $(READY)  ## Compare the search methods, into benchmarks/ (hours; goes on where it stopped; needs ../shared)
 	$(BIN)/python benchmarks/search.py $(if $(SEEDS),--seeds $(SEEDS))
 
+install-units:  ## Lay systemd units, udev rules and the group below DESTDIR, for programs in BINDIR (/usr/local/bin)
+	@DESTDIR='$(DESTDIR)' BINDIR='$(or $(BINDIR),/usr/local/bin)' packaging/install-units
+
 clean:  ## Remove what make made
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .services demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "polythrottle needs Python 3.11 or newer; say which with make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[dev,onnx]'
+		--editable '.[dev,onnx,serving]'
 	touch $@

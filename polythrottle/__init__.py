@@ -7,9 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from polythrottle.api import Tuning, measure, resume, tune
+    from polythrottle.api import measure, resume, tune
     from polythrottle.errors import PolythrottleError
     from polythrottle.measurement import EnergyKind, Latency, Measurement, Window
+    from polythrottle.outcome import Tuning
     from polythrottle.problem import Constraint, Problem
     from polythrottle.profile import Profile
     from polythrottle.setup import Setup
@@ -38,9 +39,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api": ("Tuning", "measure", "resume", "tune"),
+    "api": ("measure", "resume", "tune"),
     "errors": ("PolythrottleError",),
     "measurement": ("EnergyKind", "Latency", "Measurement", "Window"),
+    "outcome": ("Tuning",),
     "problem": ("Constraint", "Problem"),
     "profile": ("Profile",),
     "setup": ("Setup",),

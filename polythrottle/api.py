@@ -4,29 +4,30 @@ The command line is a thin shell around these functions; whatever it can do, a p
 """
 
 import contextlib
-import datetime
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from polythrottle import journal as journals
-from polythrottle.errors import BadFile, InvalidInput, SloUnmet, StorageError, UnknownName
+from polythrottle.errors import InvalidInput, UnknownName
 from polythrottle.journal import Journal
 from polythrottle.measurement import EnergyKind, Measurement, Window
 from polythrottle.optimize import Options, make_optimizer
-from polythrottle.past import Lesson, Past, recalled
+from polythrottle.optimize.prior import Primed
+from polythrottle.outcome import Tuning, conclude
+from polythrottle.past import Past, recalled
 from polythrottle.plan import Plan
-from polythrottle.ports import Device, Recorded, Workload
+from polythrottle.ports import Device, Noting, Workload
 from polythrottle.problem import Constraint, Objective, Problem
-from polythrottle.profile import Profile
-from polythrottle.setup import Setup, slug
+from polythrottle.remarks import beforehand, meanwhile
+from polythrottle.setup import Setup
 from polythrottle.space import Level, OperatingPoint, SearchSpace
 from polythrottle.stopping import Budget, Rule, span_s
 from polythrottle.studies import check_same_problem, open_study
 from polythrottle.study import Study
+
+_IDLE_S = 1.0
+"""How long `measure` looks at the device without work."""
 
 
 class Watcher(Protocol):
@@ -55,37 +56,6 @@ class Silence:
         """Do nothing."""
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """What a tuning came to.
-
-    Args:
-        study: Every trial.
-        profile: The answer, or None if no trial held the SLO.
-        unmet: If so, which trial came closest and by how much.
-        profile_path: Where the profile was written, if there is one.
-        journal_path: The study's journal.
-        report_path: The HTML report.
-        boundary: What the joules cover.
-        unwritten: Why the profile or the report could not be written; empty if both were.
-        ended: Why there were no more trials.
-        history: The earlier studies it learnt from.
-        risk: Highest chance of breaking a limit that a trial might have; None if that was left to the method.
-    """
-
-    study: Study
-    profile: Profile | None
-    unmet: str | None
-    profile_path: Path | None
-    journal_path: Path
-    report_path: Path | None
-    boundary: str
-    unwritten: tuple[str, ...] = ()
-    ended: str | None = None
-    history: tuple[Lesson, ...] = ()
-    risk: float | None = None
-
-
 def tune(
     device: str = "auto",
     workload: str | None = None,
@@ -101,12 +71,14 @@ def tune(
     seed: int = 0,
     risk: float | None = None,
     history: Sequence[Path | str] | None = None,
+    priors: Sequence[Path | str] = (),
     setup: Setup | None = None,
     window: Window | None = None,
     presets: bool = True,
     journal: Path | None = None,
     fresh: bool = False,
     out: Path | None = None,
+    force: bool = False,
     watcher: Watcher | None = None,
 ) -> Tuning:
     """Find the operating point that holds the SLO at the least energy per item, or is best by another objective.
@@ -131,12 +103,16 @@ def tune(
             choice if None.
         history: Journals, tables, or folders of them to learn from; if None, the studies of this device or workload in
             the state folder, unless the device is a recorded table; if empty, nothing.
+        priors: Profiles, of whatever board, whose points are tried right after the default, each at the nearest point
+            of this space.
         setup: Device and workload with all their options; overrides both names.
         window: How long each trial looks.
         presets: Whether to measure the device's presets for comparison.
         journal: The study's file; one under the state folder if None.
         fresh: Start a new study even if an unfinished one is there.
-        out: The profile's file; ``profiles/tuned/<device>/<workload>.toml`` if None.
+        out: The profile's file; ``profiles/tuned/<device>/<workload>.toml`` if None. A profile that is there and is a
+            better answer to the same question stays.
+        force: Whether to replace it all the same.
         watcher: Somebody to tell about each change.
 
     Raises:
@@ -149,15 +125,16 @@ def tune(
     budget = Budget(trials, None if minutes is None else 60 * minutes, joules)
     rule, goal = Rule(None if horizon is None else span_s(horizon), early_stop), Objective.parse(objective)
     _check_horizon(horizon, goal)
-    plan = Plan(setup, budget, rule, presets, out, risk, _asked(history))
+    plan = Plan(setup, budget, rule, presets, out, risk, _asked(history), priors=_points_of(priors))
     board, served = setup.open()
     with contextlib.closing(served):
         plan.check(method)
         _check_joules(board, budget)
         problem = _problem(board, served, slo, window or setup.window(board))
-        study = Study(replace(problem, content=setup.content(board), objective=goal), method, seed)
+        problem = replace(problem, content=setup.content(board), objective=goal, arrivals=setup.traffic)
+        study = Study(problem, method, seed)
         with open_study(study, journal and journal.absolute(), fresh, plan) as (kept, past):
-            return _run(board, served, kept, plan, past, watcher or Silence())
+            return _run(board, served, kept, plan, past, force, watcher or Silence())
 
 
 def resume(
@@ -169,6 +146,7 @@ def resume(
     horizon: str | None = None,
     early_stop: bool | None = None,
     out: Path | None = None,
+    force: bool = False,
     watcher: Watcher | None = None,
 ) -> Tuning:
     """Continue a study from its journal alone.
@@ -181,6 +159,7 @@ def resume(
         horizon: How long the answer will be used.
         early_stop: Whether to end when next to nothing is left to save.
         out: The profile's file.
+        force: Whether to replace a profile that is better.
         watcher: Somebody to tell about each change.
 
     Raises:
@@ -197,7 +176,14 @@ def resume(
             _check_joules(board, plan.budget)
             asked = replace(kept.study.problem, space=board.space * served.space, content=plan.setup.content(board))
             check_same_problem(journal, kept.study, replace(kept.study, problem=asked, trials=(), references=()))
-            return _run(board, served, kept, plan, recalled(plan.lessons), watcher or Silence())
+            return _run(board, served, kept, plan, recalled(plan.lessons), force, watcher or Silence())
+
+
+def _points_of(profiles: Sequence[Path | str]) -> tuple[Mapping[str, Level], ...]:
+    """Return the points of tuned profiles."""
+    from polythrottle.catalog.profiles import find_profile, read_profile
+
+    return tuple(dict(read_profile(find_profile(str(profile))).point) for profile in profiles)
 
 
 def _asked(history: Sequence[Path | str] | None) -> tuple[str, ...] | None:
@@ -205,6 +191,8 @@ def _asked(history: Sequence[Path | str] | None) -> tuple[str, ...] | None:
     if history is None:
         return None
     paths = [history] if isinstance(history, str | Path) else history
+    if not all(str(path).strip() for path in paths):
+        raise InvalidInput("an empty name is no history; name a journal, a table or a folder (. is the current one)")
     return tuple(sorted({str(Path(path).absolute()) for path in paths}))
 
 
@@ -238,6 +226,7 @@ def measure(
     preset: str | None = None,
     setup: Setup | None = None,
     window: Window | None = None,
+    told: Callable[[str], object] | None = None,
 ) -> tuple[OperatingPoint, Measurement]:
     """Return the measurement of one point, and the point.
 
@@ -248,6 +237,7 @@ def measure(
         preset: Start from this preset of the device instead of its default.
         setup: Device and workload with all their options; overrides both names.
         window: How long to look.
+        told: Called with each line a user should read beside the figures.
 
     Raises:
         UnknownName: If the device and workload have no such knob or preset.
@@ -261,7 +251,15 @@ def measure(
     with contextlib.closing(served), board:
         start = _preset(board, preset) if preset is not None else OperatingPoint({})
         whole = start.moved(_point(board.space * served.space, {**start, **(point or {})}, start))
-        return whole, measure_point(board, served, whole, window or setup.window(board))
+        if told is not None:
+            for line in _notes(served):
+                told(line)
+        looks = window or replace(setup.window(board), idle_s=_IDLE_S)
+        return whole, measure_point(board, served, whole, looks, arrivals=setup.traffic)
+
+
+def _notes(served: Workload) -> tuple[str, ...]:
+    return served.notes if isinstance(served, Noting) else ()
 
 
 def _preset(board: Device, name: str) -> OperatingPoint:
@@ -302,95 +300,27 @@ def _problem(board: Device, served: Workload, slo: Sequence[str] | str, window: 
     return Problem(board.space * served.space, constraints, board.uri, served.uri, kept, window)
 
 
-def _run(board: Device, served: Workload, kept: Journal, plan: Plan, past: Past, watcher: Watcher) -> Tuning:
+def _run(
+    board: Device, served: Workload, kept: Journal, plan: Plan, past: Past, force: bool, watcher: Watcher
+) -> Tuning:
     from polythrottle import tuner
 
     watcher.opened(kept.study, kept.path, plan.budget.trials)
-    for line in past.words(kept.study.problem, "; --no-history starts afresh" if plan.history is None else ""):
+    advice = "; --no-history starts afresh" if plan.history is None else ""
+    for line in (*past.words(kept.study.problem, advice), *beforehand(kept.study), *_notes(served)):
         watcher.told(line)
     presets = tuple(OperatingPoint({**served.space.default, **point}) for point in board.presets.values())
     optimizer = make_optimizer(kept.study.method, Options(past.studies, plan.risk, presets))
-    changes = [tuner.tune(board, served, optimizer, kept, plan.budget, plan.rule)]
-    changes += [tuner.compare(board, served, kept)] if plan.presets else []
-    for loop in changes:
-        with contextlib.closing(loop):
+    if plan.priors:
+        optimizer = primed = Primed(optimizer, plan.priors)
+        watcher.told(primed.words(kept.study.problem.space))
+    with contextlib.closing(tuner.tune(board, served, optimizer, kept, plan.budget, plan.rule)) as loop:
+        for study in loop:
+            watcher.changed(study)
+            for line in meanwhile(study, plan.risk):
+                watcher.told(line)
+    if plan.presets:
+        with contextlib.closing(tuner.compare(board, served, kept)) as loop:
             for study in loop:
                 watcher.changed(study)
-    return _concluded(kept, board, plan, past)
-
-
-def report_path(journal: Path) -> Path:
-    """Return where the report of a journal goes: beside it, ``.html`` in place of ``.jsonl``."""
-    return (
-        journal.with_name(journal.name.removesuffix(".jsonl") + ".html")
-        if journal.suffix != ".html"
-        else (journal.with_name(journal.name + ".report.html"))
-    )
-
-
-def _concluded(kept: Journal, board: Device, plan: Plan, past: Past) -> Tuning:
-    """Write profile and report of a study that has ended; what cannot be written is said, and loses nothing else."""
-    from polythrottle.catalog.profiles import write_profile
-    from polythrottle.report import write_report
-
-    study, page = kept.study, report_path(kept.path)
-    out = plan.out or _profile_path(study).absolute()
-    facts = {
-        **Plan.of(kept.plan).facts(kept.finished),
-        **({"window": "as recorded"} if isinstance(board, Recorded) else {}),
-    }
-    profile, unmet, problems = None, None, []
-    try:
-        profile = Profile.of(study, _provenance(kept.path))
-        problems.append(_refusal(write_profile, profile, out))
-    except SloUnmet as error:
-        unmet = str(error)
-        problems.append(None)
-    problems.append(_refusal(partial(write_report, facts=facts), study, page))
-    return Tuning(
-        study=study,
-        profile=profile,
-        unmet=unmet,
-        profile_path=out if profile is not None and problems[0] is None else None,
-        journal_path=kept.path,
-        report_path=page if problems[1] is None else None,
-        boundary=board.boundary,
-        unwritten=tuple(problem for problem in problems if problem is not None),
-        ended=kept.finished,
-        history=past.lessons,
-        risk=plan.risk,
-    )
-
-
-def report_facts(journal: Path) -> dict[str, str]:
-    """Return what a journal tells that is not in its study: why it ended, the risk taken, what was learnt from."""
-    with contextlib.suppress(BadFile):
-        return Plan.of(journals.heading(journal)["plan"]).facts(journals.ending(journal))
-    return {}
-
-
-def _refusal(write: Callable[[Any, Path], None], what: object, path: Path) -> str | None:
-    """Write something and return None, or why it could not be written."""
-    try:
-        write(what, path)
-    except StorageError as error:
-        return str(error)
-    return None
-
-
-def _provenance(journal: Path) -> dict[str, str | int]:
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return {"journal": str(journal), "date": today, "polythrottle": polythrottle_version()}
-
-
-def polythrottle_version() -> str:
-    """Return the version of the installed package, or ``unknown`` in a bare checkout."""
-    try:
-        return version("polythrottle")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-def _profile_path(study: Study) -> Path:
-    device, workload = slug(study.problem.device), slug(study.problem.workload)
-    return Path("profiles/tuned") / device / f"{workload}.toml"
+    return conclude(kept, board, plan, past, force)

@@ -11,6 +11,7 @@ from typing import Any
 from polythrottle import journal
 from polythrottle.backends.replay import Table
 from polythrottle.errors import BadFile, InvalidInput
+from polythrottle.optimize.transfer_map import common
 from polythrottle.problem import Problem
 from polythrottle.space import SearchSpace
 from polythrottle.study import Study, Trial, TrialState
@@ -52,12 +53,14 @@ class Past:
         found: How many could have been learnt from, of which `MOST` are taken.
         skipped: How many files were passed over because they could not be read.
         lost: How many studies learnt from before have changed or gone.
+        apart: The files that were named but have no knob that means the same, so that nothing can be learnt there.
     """
 
     lessons: tuple[Lesson, ...] = ()
     found: int = 0
     skipped: int = 0
     lost: int = 0
+    apart: tuple[Path, ...] = ()
 
     @property
     def studies(self) -> tuple[Study, ...]:
@@ -78,6 +81,11 @@ class Past:
                 f"learning from {count}{of} earlier stud{'ies' if max(count, self.found) > 1 else 'y'} "
                 f"({_names(self.studies)}){_where(self.studies, problem)}{advice}"
             )
+        if self.apart:
+            names = ", ".join(path.name for path in self.apart[:_NAMES_SHOWN]) + ", …" * (
+                len(self.apart) > _NAMES_SHOWN
+            )
+            yield f"left out {names}: no knob there is one of {', '.join(problem.space.names)}"
         if self.skipped:
             yield f"{self.skipped} file{'s' * (self.skipped > 1)} skipped: no study can be read from there"
         if self.lost:
@@ -90,7 +98,8 @@ class Past:
 def stored(folder: Path, problem: Problem) -> Past:
     """Return the earlier studies of a store that concern the device or the workload of a problem.
 
-    Studies of both come first, then the newest; those with fewer than `LEAST_TRIALS` completed trials do not count.
+    Studies of both come first, then the newest; those with fewer than `LEAST_TRIALS` completed trials, or without a
+    knob that means the same, do not count.
 
     Args:
         folder: Searched with all folders below, the newest thousand journals at most; need not exist.
@@ -106,7 +115,7 @@ def stored(folder: Path, problem: Problem) -> Past:
         kinship = _kinship(line, problem)
         if any(kinship):
             near.append((not all(kinship), _age(path), path))
-    return _first((path for _, _, path in sorted(near)), skipped)
+    return _first((path for _, _, path in sorted(near)), problem, skipped)
 
 
 def named(paths: Sequence[Path], problem: Problem) -> Past:
@@ -131,8 +140,10 @@ def named(paths: Sequence[Path], problem: Problem) -> Past:
             raise BadFile(f"{path} holds no journal and no table with {LEAST_TRIALS} trials to learn from")
         lessons |= {one.path.resolve(): one for one in some}
         skipped += unread
-    ranked = sorted(lessons.values(), key=lambda one: (_distance(one.study.problem, problem), _age(one.path), one.path))
-    return Past(tuple(ranked[:MOST]), len(ranked), skipped)
+    told = [one for one in lessons.values() if _shares_knob(one.study.problem, problem)]
+    apart = tuple(one.path for one in lessons.values() if one not in told)
+    ranked = sorted(told, key=lambda one: (_distance(one.study.problem, problem), _age(one.path), one.path))
+    return Past(tuple(ranked[:MOST]), len(ranked), skipped, apart=apart)
 
 
 def recalled(lines: Iterable[Mapping[str, Any]]) -> Past:
@@ -193,12 +204,12 @@ def _enough(one: Lesson) -> Lesson:
     return one
 
 
-def _first(paths: Iterable[Path], skipped: int) -> Past:
-    """Return the first studies that can be read, at most `MOST`."""
+def _first(paths: Iterable[Path], problem: Problem, skipped: int) -> Past:
+    """Return the first studies that can be read and share a knob with a problem, at most `MOST`."""
     lessons: list[Lesson] = []
     for path in paths:
         some, unread = _readable([path])
-        lessons += some
+        lessons += [one for one in some if _shares_knob(one.study.problem, problem)]
         skipped += unread
         if len(lessons) == MOST:
             break
@@ -238,12 +249,13 @@ def _age(path: Path) -> float:
 
 
 def _kinship(line: Mapping[str, Any], problem: Problem) -> tuple[bool, bool]:
-    """Return whether a journal's first line tells of the same device, and of the same workload."""
+    """Return whether a journal's first line tells of the same device, and of the same workload under the same load."""
     content = line.get("content")
     content = content if isinstance(content, dict) else {}
+    load = line.get("arrivals", "closed") == str(problem.arrivals)
     return (
         _same(_body(line.get("device")), _body(problem.device), content.get("board"), problem.content.get("board")),
-        _same(line.get("workload"), problem.workload, content.get("model"), problem.content.get("model")),
+        load and _same(line.get("workload"), problem.workload, content.get("model"), problem.content.get("model")),
     )
 
 
@@ -258,8 +270,14 @@ def _body(uri: object) -> str:
 
 
 def _distance(one: Problem, two: Problem) -> int:
-    device, workload = _kinship({"device": one.device, "workload": one.workload, "content": dict(one.content)}, two)
+    told = {"device": one.device, "workload": one.workload, "content": dict(one.content), "arrivals": str(one.arrivals)}
+    device, workload = _kinship(told, two)
     return 3 - 2 * device - workload if not _alike(one.space, two.space) else -2 * device - workload
+
+
+def _shares_knob(earlier: Problem, target: Problem) -> bool:
+    """Return whether any knob of the one is, or means the same as, a knob of the other."""
+    return len(common(earlier, target).knobs) < len(earlier.space.knobs) + len(target.space.knobs)
 
 
 def _alike(one: SearchSpace, two: SearchSpace) -> bool:

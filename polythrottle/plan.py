@@ -10,6 +10,7 @@ from typing import Any
 from polythrottle.errors import BadFile, InvalidInput
 from polythrottle.optimize import Options, make_optimizer
 from polythrottle.setup import Setup
+from polythrottle.space import Level
 from polythrottle.stopping import Budget, Rule, span_s
 
 LEARNERS = ("bayes",)
@@ -29,6 +30,7 @@ class Plan:
         risk: Highest chance of breaking a limit that a trial may have; None leaves it to the method.
         history: Files and folders of earlier studies; None for the local store, none for no history.
         lessons: The earlier studies that were found, as `polythrottle.past.Lesson.line` describes them.
+        priors: Points of profiles for other boards, to be tried first at the nearest points of this space.
     """
 
     setup: Setup
@@ -39,6 +41,7 @@ class Plan:
     risk: float | None = None
     history: tuple[str, ...] | None = None
     lessons: tuple[Mapping[str, str | int], ...] = ()
+    priors: tuple[Mapping[str, Level], ...] = ()
 
     def check(self, method: str) -> None:
         """Check that a method can do what is intended.
@@ -55,9 +58,10 @@ class Plan:
     @property
     def variant(self) -> str:
         """A short name for what makes another study of the same problem, method and seed; empty for the usual."""
-        if self.risk is None and self.history is None:
+        if self.risk is None and self.history is None and not self.priors:
             return ""
-        return f"{zlib.crc32(json.dumps([self.risk, self.history]).encode()):08x}"
+        priors = [[dict(prior) for prior in self.priors]] if self.priors else []
+        return f"{zlib.crc32(json.dumps([self.risk, self.history, *priors]).encode()):08x}"
 
     def changed(
         self,
@@ -105,6 +109,7 @@ class Plan:
             "risk": self.risk,
             "history": None if self.history is None else list(self.history),
             "lessons": [dict(lesson) for lesson in self.lessons],
+            **({"priors": [dict(prior) for prior in self.priors]} if self.priors else {}),
             "setup": asdict(self.setup),
         }
 
@@ -126,6 +131,7 @@ class Plan:
                 risk=_figure(line, "risk"),
                 history=_texts(line.get("history")),
                 lessons=tuple(_lesson(lesson) for lesson in line.get("lessons", ())),
+                priors=tuple(_prior(prior) for prior in line.get("priors", ())),
             )
         except (TypeError, KeyError, AttributeError, InvalidInput) as error:
             raise BadFile(f"the journal's plan cannot be read: {error}") from error
@@ -150,6 +156,12 @@ def _texts(values: Sequence[Any] | None) -> tuple[str, ...] | None:
     if isinstance(values, str) or not all(isinstance(value, str) for value in values):
         raise TypeError("history is not a list of files")
     return tuple(values)
+
+
+def _prior(levels: Mapping[str, Any]) -> Mapping[str, Level]:
+    if not all(type(level) in (int, float, str) for level in levels.values()):
+        raise TypeError("a point to try first is not one")
+    return dict(levels)
 
 
 def _lesson(line: Mapping[str, Any]) -> Mapping[str, str | int]:

@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
+from polythrottle.arrivals import CLOSED, Arrivals
 from polythrottle.errors import InvalidInput, UnknownName
-from polythrottle.measurement import METRICS, Measurement, Window
+from polythrottle.measurement import FLOORS, METRICS, Measurement, Window
 from polythrottle.space import SearchSpace
 from polythrottle.units import parse_quantity, show
 
-_RELATION = re.compile(r"\s*([A-Za-z0-9]+)\s*(<=|>=)\s*(.+?)\s*")
+_RELATION = re.compile(r"\s*([A-Za-z0-9_]+)\s*(<=|>=)\s*(.+?)\s*")
 _GRAMMAR = "write for example p99<=25ms, mean<=1.2x, power<=20W, temperature<=80C or throughput>=30/s"
 _LEAST, _MOST = 1e-12, 1e12
 _MULTIPLE = re.compile(r"(\d+\.?\d*|\.\d+)x")
-_SHOWN = {"s": "s", "w": "W", "c": "°C", "per_s": "/s"}
+_SHOWN = {"s": "s", "w": "W", "c": "°C", "per_s": "/s", "per_j": "/J"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Constraint:
     @property
     def at_least(self) -> bool:
         """Whether the limit is a floor rather than a ceiling."""
-        return self.metric == "throughput"
+        return self.metric in FLOORS
 
     @property
     def timed(self) -> bool:
@@ -181,6 +182,7 @@ class Problem:
         window: How long each trial looks.
         content: Digests of what the URIs stand for (model, table, board files) and input shapes, by name.
         objective: What is minimised.
+        arrivals: When requests are meant to be sent; energy per item then includes waiting for them.
     """
 
     space: SearchSpace
@@ -191,6 +193,7 @@ class Problem:
     window: Window = field(default_factory=Window)
     content: Mapping[str, str] = field(default_factory=dict)
     objective: Objective = Objective.ENERGY
+    arrivals: Arrivals = CLOSED
 
     @property
     def recorded(self) -> bool:
@@ -206,9 +209,10 @@ class Problem:
             "device": self.device,
             "workload": self.workload,
             "reference": dict(sorted(self.reference.items())),
-            "window": asdict(self.window),
+            "window": self.window.fields,
             "content": dict(sorted(self.content.items())),
             # Only where it is not the first there was, so that journals from before keep their fingerprints.
             **({} if self.objective is Objective.ENERGY else {"objective": str(self.objective)}),
+            **({} if self.arrivals.closed else {"arrivals": str(self.arrivals)}),
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from polythrottle.errors import SloUnmet
-from polythrottle.measurement import Measurement
+from polythrottle.measurement import Interval, Measurement, saving_interval
 from polythrottle.problem import Objective
 from polythrottle.space import OperatingPoint
-from polythrottle.study import Study
+from polythrottle.study import WORTHWHILE, Study
+from polythrottle.units import show_excess
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Profile:
         default: What was seen at the device's default point, or None if that failed.
         slo: The constraints it holds, with absolute limits, as text.
         provenance: Where the answer comes from: method, seed, trials, journal, version, date.
+        identity: Hardware and firmware it was tuned on, as `polythrottle.identity` knows them; empty if unknown.
+        workload_knobs: Which knobs of the point belong to the workload; None if nobody noted it.
     """
 
     device: str
@@ -31,11 +34,18 @@ class Profile:
     default: Measurement | None = None
     slo: tuple[str, ...] = ()
     provenance: Mapping[str, str | int] = field(default_factory=dict)
+    identity: Mapping[str, str] = field(default_factory=dict)
+    workload_knobs: tuple[str, ...] | None = None
 
     @property
     def saving_fraction(self) -> float | None:
         """The share of the default's energy per item that is saved, or None if the default is unknown."""
         return None if self.default is None else 1.0 - self.measurement.energy_j / self.default.energy_j
+
+    @property
+    def saving(self) -> Interval | None:
+        """The 95 % interval of that share; None where energies have no intervals. Proven only if it excludes 0."""
+        return None if self.default is None else saving_interval(self.measurement, self.default)
 
     @classmethod
     def of(cls, study: Study, provenance: Mapping[str, str | int]) -> "Profile":
@@ -59,11 +69,80 @@ class Profile:
         )
 
 
-def _searched(study: Study) -> dict[str, str | int]:
-    """Return how the answer was looked for; what was minimised only where it is not energy."""
+@dataclass(frozen=True)
+class Verdict:
+    """Which of two profiles a user should have.
+
+    Args:
+        keeps: Whether the older.
+        words: Why.
+    """
+
+    keeps: bool
+    words: str
+
+
+def verdict(older: Profile, study: Study) -> Verdict:
+    """Return whether an older profile is still the better answer to what a study asked.
+
+    It is if it answers the same question (device and workload with their contents, objective, SLO), its point is in
+    the study's space, what was measured there holds the study's limits, and it beats the study's best by more than
+    `WORTHWHILE`: of two that are as good, the newer is the better evidence.
+
+    Args:
+        older: What was answered before.
+        study: Has a best trial.
+    """
+    best = study.best
+    assert best is not None
+    assert best.measurement is not None
+    if (why := _beside_the_point(older, study)) is not None:
+        return Verdict(False, f"it was for {why}")
     objective = study.problem.objective
-    minimised = {} if objective is Objective.ENERGY else {"objective": str(objective)}
-    return {"method": study.method, "seed": study.seed, "trials": len(study.trials), **minimised}
+    before, after = objective.of(older.measurement), objective.of(best.measurement)
+    if before < (1 - WORTHWHILE) * after:
+        return Verdict(True, f"it takes {1 - before / after:.1%} less {objective.words}")
+    if after < (1 - WORTHWHILE) * before:
+        return Verdict(False, f"this one takes {1 - after / before:.1%} less {objective.words}")
+    return Verdict(False, f"both are as good within {WORTHWHILE:.0%}, and this one is newer")
+
+
+def _beside_the_point(older: Profile, study: Study) -> str | None:
+    """Return what else than this study's question an older profile answers; None if it answers that."""
+    problem, now = study.problem, _searched(study)
+    pairs = (
+        (older.device, problem.device),
+        (older.workload, problem.workload),
+        (str(older.provenance.get("objective", Objective.ENERGY)), str(problem.objective)),
+        (str(older.provenance.get("asked", " ".join(older.slo))), str(now["asked"])),
+    )
+    other = next((was or "no SLO" for was, asked in pairs if was != asked), None)
+    if other is not None:
+        return other
+    if older.provenance.get("content", now["content"]) != now["content"]:
+        return "other contents of device or workload"
+    if older.point not in problem.space:
+        return "other knobs or levels"
+    return None if _holds(older.measurement, study) else "other limits"
+
+
+def _holds(measurement: Measurement, study: Study) -> bool:
+    known = all(measurement.metric(constraint.metric) is not None for constraint in study.constraints)
+    return known and study.holds(measurement)
+
+
+def _searched(study: Study) -> dict[str, str | int]:
+    """Return what was asked and how the answer was looked for; what was minimised only where it is not energy."""
+    problem = study.problem
+    minimised = {} if problem.objective is Objective.ENERGY else {"objective": str(problem.objective)}
+    return {
+        "asked": " ".join(map(str, problem.constraints)),
+        "content": " ".join(f"{name}={digest}" for name, digest in sorted(problem.content.items())),
+        "method": study.method,
+        "seed": study.seed,
+        "trials": len(study.trials),
+        **minimised,
+    }
 
 
 def _nearest_miss(study: Study) -> str:
@@ -75,5 +154,5 @@ def _nearest_miss(study: Study) -> str:
     point = ", ".join(f"{name}={level}" for name, level in closest.point.items())
     return (
         f"none of {len(study.completed)} measured points holds {' and '.join(map(str, study.constraints))}; "
-        f"trial {closest.number} came closest and misses {worst} by {over:.1%} ({point})"
+        f"trial {closest.number} came closest and misses {worst} by {show_excess(over, 1)} ({point})"
     )

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polythrottle.arrivals import CLOSED, Arrivals, Trace
 from polythrottle.backends import open_device
 from polythrottle.catalog import names
 from polythrottle.catalog.places import locate
 from polythrottle.clock import VirtualClock
 from polythrottle.errors import BadFile, InvalidInput
-from polythrottle.measurement import Window
-from polythrottle.ports import Device, Workload
+from polythrottle.measurement import EnergyKind, Window
+from polythrottle.meter.enough import LEAST_QUERIES
+from polythrottle.ports import Concurrent, Device, Workload
 
 if TYPE_CHECKING:
     from polythrottle.backends.simulated import SimulatedDevice
@@ -34,6 +36,8 @@ class Setup:
         timeout_s: When a command's query is given up.
         queries: How many queries a trial looks at at least; if None, 1,000 in virtual time and 100 in real time.
         seconds: How long it looks at least; 2 s if None.
+        arrivals: When requests are meant to be sent, as `polythrottle.arrivals` has it; back to back if None.
+        precision: How far energy may be off, as a fraction, for a trial to end; if None, each looks as long as any.
     """
 
     device: str = "auto"
@@ -45,6 +49,18 @@ class Setup:
     timeout_s: float = 60.0
     queries: int | None = None
     seconds: float | None = None
+    arrivals: str | None = None
+    precision: float | None = None
+
+    @property
+    def traffic(self) -> Arrivals:
+        """When requests are meant to be sent.
+
+        Raises:
+            InvalidInput: If the words do not say.
+            UnknownName: If there are no such arrivals.
+        """
+        return CLOSED if self.arrivals is None else Arrivals.parse(self.arrivals)
 
     def window(self, device: Device) -> Window:
         """Return how long each trial looks on a device: longer where time is virtual and costs nothing.
@@ -53,10 +69,11 @@ class Setup:
             InvalidInput: If the number of queries or the time is not positive.
         """
         virtual = isinstance(device.clock, VirtualClock)
-        queries = (1000 if virtual else 100) if self.queries is None else self.queries
-        duration_s = 2.0 if self.seconds is None else self.seconds
+        usual = LEAST_QUERIES if self.precision is not None else 1000 if virtual else 100
+        queries = usual if self.queries is None else self.queries
+        duration_s = (0.0 if virtual and self.precision is not None else 2.0) if self.seconds is None else self.seconds
         patience_s = max(3600.0 if virtual else 60.0, 2 * duration_s)
-        return Window(queries, duration_s, max(1000, queries), timeout_s=patience_s)
+        return Window(queries, duration_s, max(1000, queries), timeout_s=patience_s, precision=self.precision)
 
     def content(self, device: Device) -> dict[str, str]:
         """Return digests of the files that device and workload are made of, and the input shapes, by name.
@@ -64,7 +81,9 @@ class Setup:
         Raises:
             BadFile: If one of the files cannot be read any more.
         """
-        found = {name: _digest(path) for name, path in self._files(device).items()}
+        traffic = self.traffic
+        recorded = {"arrivals": Path(traffic.file)} if isinstance(traffic, Trace) else {}
+        found = {name: _digest(path) for name, path in {**self._files(device), **recorded}.items()}
         return {**found, "inputs": " ".join(self.inputs)} if self.inputs else found
 
     def _files(self, device: Device) -> dict[str, Path]:
@@ -76,7 +95,8 @@ class Setup:
         if isinstance(device, SimulatedDevice):
             board = locate("devices", "device", device.board.name)
             return {"board": board, "model": locate("profiles/workloads", "workload", str(self.workload))}
-        return {"model": Path(self.workload)} if self.workload and self.workload.lower().endswith(".onnx") else {}
+        file = self.workload is not None and self.workload.lower().endswith((".onnx", ".pt2", ".pt"))
+        return {"model": Path(str(self.workload))} if file else {}
 
     def open(self) -> tuple[Device, Workload]:
         """Return device and workload; nothing on the device is touched until it is entered.
@@ -84,8 +104,21 @@ class Setup:
         Raises:
             PolythrottleError: If either cannot be opened; says why and what would do.
         """
+        self.traffic.times(0)  # says at once if they are no arrivals, or a table of them that cannot be read
         device = open_device(self.device, self.knobs)
-        return device, self._serve(device)
+        served = self._serve(device)
+        return self._seeing(device, served), served
+
+    def _seeing(self, device: Device, served: Workload) -> Device:
+        """Return the device, or one that sees what is served: a service is a program beside this one."""
+        from polythrottle.backends.cpu import CpuDevice
+
+        blind = (
+            isinstance(device, CpuDevice) and device.energy_kind is EnergyKind.ESTIMATED and "busy=" not in device.uri
+        )
+        if not (blind and isinstance(served, Concurrent)):
+            return device
+        return open_device(f"{device.uri}{'&' if '?' in device.uri else '?'}busy=everyone", self.knobs)
 
     def _serve(self, device: Device) -> Workload:
         from polythrottle.backends.replay import RecordedWorkload, ReplayDevice
@@ -94,6 +127,8 @@ class Setup:
         if isinstance(device, ReplayDevice):
             if self.workload is not None:
                 raise InvalidInput("a replay table brings its own workload; leave --workload out")
+            if not self.traffic.closed:
+                raise InvalidInput("a replay table was recorded under the load it had then; leave --arrivals out")
             if self.batch_sizes or self.threads or self.inputs:
                 raise InvalidInput("a replay table is searched as recorded; leave --batch, --threads and --input out")
             return RecordedWorkload()
@@ -108,8 +143,8 @@ class Setup:
             raise InvalidInput(f"say what {device.title} serves: --workload {', '.join(names('profiles/workloads'))}")
         if re.search(r"\.(onnx|pt2?)$|:", name):
             raise InvalidInput(
-                f"a simulated board serves descriptions of models, not {name}; polythrottle devices lists them, and "
-                f"--device cpu runs real models"
+                f"a simulated board serves descriptions of models, not {name}; polythrottle devices lists them, "
+                f"profile-model makes one, and --device cpu runs real models"
             )
         if self.inputs or self.threads:
             raise InvalidInput("a simulated board has no --input and no --threads; they belong to real models")
@@ -151,9 +186,9 @@ class Setup:
 
 def _check_words(setup: Setup) -> None:
     """Raise TypeError if a field that came out of a file is not of the type it should be."""
-    texts = [setup.device, setup.workload or "", *(setup.knobs or ()), *setup.inputs]
+    texts = [setup.device, setup.workload or "", *(setup.knobs or ()), *setup.inputs, setup.arrivals or ""]
     counts = [*(setup.batch_sizes or ()), *(setup.threads or ()), setup.queries or 1]
-    times = [setup.timeout_s, 1.0 if setup.seconds is None else setup.seconds]
+    times = [setup.timeout_s, *(1.0 if time is None else time for time in (setup.seconds, setup.precision))]
     if not all(isinstance(text, str) for text in texts) or not all(type(count) is int for count in counts):
         raise TypeError("a name or a count is not one")
     if not all(type(time) in (int, float) for time in times):
@@ -174,6 +209,6 @@ def slug(uri: str) -> str:
         scheme, _, rest = body.partition(":")
         short = Path(rest).name.removesuffix(".gz").removesuffix(".csv") if scheme == "replay" else rest.split()[0]
         body = f"{scheme}-{Path(short).name}" + (f"-{zlib.crc32(rest.encode()):08x}" if scheme == "cmd" else "")
-    elif body.endswith((".onnx", ".toml", ".pt2")):
-        body = Path(body).stem
+    elif body.endswith((".onnx", ".toml", ".pt2", ".pt", ".tar.gz")):
+        body = Path(body).stem.removesuffix(".tar")
     return re.sub(r"[^A-Za-z0-9._]+", "-", body).strip("-.") or "unnamed"

@@ -59,7 +59,12 @@ def _past(study: Study, plan: Plan) -> Past:
 
 def _same_means(path: Path, begun: Plan, asked: Plan) -> None:
     """Check that a study goes on with the risk and the history it was begun with."""
-    for name, was, now in (("risk", begun.risk, asked.risk), ("history", begun.history, asked.history)):
+    pairs = (("risk", begun.risk, asked.risk), ("history", begun.history, asked.history))
+    if begun.priors != asked.priors:
+        raise BadFile(
+            f"{path} is the journal of another problem: it was begun with other priors. Give another --journal"
+        )
+    for name, was, now in pairs:
         if was != now:
             raise BadFile(
                 f"{path} is the journal of another problem: its {name} is {_means(was)}, not {_means(now)}. "
@@ -106,6 +111,7 @@ def check_same_problem(path: Path, kept: Study, asked: Study) -> None:
         "method": (kept.method, asked.method),
         "seed": (kept.seed, asked.seed),
         "window": (kept.problem.window, asked.problem.window),
+        "arrivals": (kept.problem.arrivals, asked.problem.arrivals),
     }
     if kept.problem.space.fingerprint != asked.problem.space.fingerprint:
         pairs["space"] = (f"{len(kept.problem.space)} points", f"{len(asked.problem.space)} other points")

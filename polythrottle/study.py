@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from polythrottle.errors import InvalidInput
-from polythrottle.measurement import Measurement
+from polythrottle.measurement import Interval, Measurement, saving_interval
 from polythrottle.problem import Constraint, Objective, Problem
 from polythrottle.space import OperatingPoint
 
@@ -15,6 +15,9 @@ WORTHWHILE = 0.01
 """The share of the default's energy below which a saving is within the noise of two single trials."""
 ENOUGH = 6
 """How many completed trials it takes at least before anything is said about what they did not find."""
+
+DOUBT = 5.0
+"""How many times better than the untuned default a point is not expected to be at the same work or more."""
 
 
 class TrialState(StrEnum):
@@ -129,8 +132,21 @@ class Study:
 
     @property
     def default(self) -> Trial | None:
-        """The first completed trial at the default point."""
-        return next((trial for trial in self.completed if trial.point == self.problem.space.default), None)
+        """The newest completed trial at the default point: one that is made again has been doubted before."""
+        found = (trial for trial in reversed(self.completed) if trial.point == self.problem.space.default)
+        return next(found, None)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the only visit to the default is contradicted, as by a window that something else disturbed.
+
+        It is if a trial that asked at least as much of each query was `DOUBT` times as fast, or one as large took that
+        much less energy. Where that is no fault it costs one trial to see it again.
+        """
+        default = self.default
+        if default is None or sum(trial.point == default.point for trial in self.trials) > 1:
+            return False
+        return any(_contradicts(trial, default) for trial in self.completed if trial.point != default.point)
 
     @property
     def visited(self) -> frozenset[OperatingPoint]:
@@ -233,6 +249,22 @@ class Study:
         return 1.0 - objective.of(best.measurement) / objective.of(default.measurement)
 
     @property
+    def saving(self) -> Interval | None:
+        """The 95 % interval of that share, where it is one of energy; None where energies have no intervals."""
+        default, best = self.default, self.best
+        if self.problem.objective in (Objective.EDP, Objective.LATENCY) or default is None or best is None:
+            return None
+        if default.measurement is None or best.measurement is None or default.point == best.point:
+            return None
+        return saving_interval(best.measurement, default.measurement)
+
+    @property
+    def requests(self) -> int | None:
+        """How many requests the trials took in all; None if that was not counted."""
+        counts = [trial.measurement.requests for trial in self.completed if trial.measurement]
+        return sum(count for count in counts if count is not None) if counts and None not in counts else None
+
+    @property
     def default_will_do(self) -> bool:
         """Whether the default holds every limit and nothing that was tried saves `WORTHWHILE` of its objective."""
         saving = self.saving_fraction
@@ -252,6 +284,19 @@ def least(trials: Iterable[Trial], objective: Objective) -> Trial | None:
         (trial for trial in trials if trial.measurement is not None),
         key=lambda trial: objective.of(trial.measurement) if trial.measurement else math.inf,
         default=None,
+    )
+
+
+def _contradicts(trial: Trial, default: Trial) -> bool:
+    """Return whether a trial makes what was seen at the default hard to believe."""
+    seen, doubted = trial.measurement, default.measurement
+    assert seen is not None
+    assert doubted is not None
+    asked, usual = (one.point.get("batch_size", 1) for one in (trial, default))
+    if isinstance(asked, str) or isinstance(usual, str) or asked < usual:
+        return False
+    return DOUBT * seen.latency.mean_s < doubted.latency.mean_s or (
+        asked == usual and DOUBT * seen.energy_j < doubted.energy_j
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from polythrottle.arrivals import CLOSED, Arrivals
 from polythrottle.backends.replay import Table
 from polythrottle.errors import BadFile, InvalidInput, StorageError, TrialError
 from polythrottle.measurement import EnergyKind, Measurement, Window
@@ -60,6 +61,7 @@ def sweep(
     window: Window,
     path: Path,
     advanced: Callable[[int, int, OperatingPoint], None] = lambda done, total, point: None,
+    arrivals: Arrivals = CLOSED,
 ) -> Swept:
     """Measure every point of a space into a replay table; a table that was begun is continued.
 
@@ -69,6 +71,7 @@ def sweep(
         window: How long to look at each point.
         path: The table, a ``.csv`` file.
         advanced: Told after each point: how many are done, of how many, and which.
+        arrivals: When queries are meant to be sent.
 
     Raises:
         BadFile: If the file holds something else than the beginning of this sweep.
@@ -79,14 +82,16 @@ def sweep(
         space = device.space * workload.space
         if not space.knobs:
             raise InvalidInput(f"{device.title} with {workload.uri} has no knob to sweep")
-        identity = (device.uri, workload.uri, f"{window.queries} queries, {window.duration_s:g} s")
+        load = "" if arrivals.closed else f", {arrivals}"
+        identity = (device.uri, workload.uri, f"{window.queries} queries, {window.duration_s:g} s{load}")
         kept = _begun(path, space, identity)
         failed: list[tuple[OperatingPoint, str]] = []
         with device:
             for number, point in enumerate(space):
                 if point not in kept:
                     try:
-                        _append(path, space, point, _visit(device, workload, window, number, point), identity)
+                        seen = _visit(device, workload, window, number, point, arrivals)
+                        _append(path, space, point, seen, identity)
                     except TrialError as error:
                         failed.append((point, str(error)))
                         _give_up_if_hopeless(failed, number + 1)
@@ -95,10 +100,12 @@ def sweep(
     return Swept(path, len(space), measured, len(kept), tuple(failed), device.energy_kind)
 
 
-def _visit(device: Device, workload: Workload, window: Window, number: int, point: OperatingPoint) -> Measurement:
+def _visit(
+    device: Device, workload: Workload, window: Window, number: int, point: OperatingPoint, arrivals: Arrivals
+) -> Measurement:
     if isinstance(device, Rewindable):
         device.rewind(number)
-    return measure(device, workload, point, window)
+    return measure(device, workload, point, window, arrivals=arrivals)
 
 
 def _give_up_if_hopeless(failed: list[tuple[OperatingPoint, str]], tried: int) -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from polythrottle.errors import Exhausted, TrialError
 from polythrottle.journal import Journal
 from polythrottle.measurement import Measurement, Reading
-from polythrottle.meter import measure
+from polythrottle.meter import Goal, measure
 from polythrottle.ports import Device, Optimizer, Recorded, Rewindable, Workload
-from polythrottle.problem import Constraint
+from polythrottle.problem import Constraint, Objective
 from polythrottle.space import OperatingPoint
 from polythrottle.stopping import ALL_TRIED, Budget, Outlook, Rule
 from polythrottle.study import RECORDED_ITEMS, Cost, Reference, Study, Trial, TrialState
@@ -47,7 +47,7 @@ def tune(
                 journal.finish(enough)
                 return
             try:
-                point = _next(optimizer, journal.study)
+                point = _next(optimizer, journal.study, device)
             except Exhausted as error:
                 count, points = len(journal.study.visited), len(journal.study.problem.space)
                 journal.finish(f"{ALL_TRIED}: {points}" if count >= points else str(error))
@@ -72,22 +72,40 @@ def compare(device: Device, workload: Workload, journal: Journal) -> Generator[S
             _rewind(device, _REFERENCE_NUMBERS + number)
             whole = OperatingPoint({**workload.space.default, **point})
             try:
-                measurement = _judged(journal.study, measure(device, workload, whole, journal.study.problem.window))
+                problem = journal.study.problem
+                seen = measure(
+                    *(device, workload, whole, problem.window),
+                    arrivals=problem.arrivals,
+                    seed=journal.study.seed,
+                    goal=_goal(journal.study, ()),
+                )
+                measurement = _judged(journal.study, seen)
             except TrialError:
                 continue
             yield journal.referred(Reference(name, whole, measurement))
 
 
-def _next(optimizer: Optimizer, study: Study) -> OperatingPoint:
-    """Return the next point; the default while nothing else tells what relative limits multiply."""
+def _next(optimizer: Optimizer, study: Study, device: Device) -> OperatingPoint:
+    """Return the next point; the default while nothing else tells what relative limits multiply, and once in doubt.
+
+    A recorded window cannot be looked through again.
+    """
     default = study.problem.space.default
+    if study.doubtful and not isinstance(device, Recorded):
+        return default
     return default if not study.judgeable and default not in study.visited else optimizer.suggest(study)
 
 
 def _visit(device: Device, workload: Workload, journal: Journal, trial: Trial, start: Reading) -> Study:
     study = journal.study
     try:
-        seen = measure(device, workload, trial.point, study.problem.window, _limits(study, trial))
+        limits, problem = _limits(study, trial), study.problem
+        seen = measure(
+            *(device, workload, trial.point, problem.window, limits),
+            arrivals=problem.arrivals,
+            seed=study.seed,
+            goal=_goal(study, limits),
+        )
         seen = _judged(study, seen)
     except TrialError as error:
         return journal.failed(replace(trial, failure=str(error), cost=_cost(device, start, None)))
@@ -99,6 +117,14 @@ def _limits(study: Study, trial: Trial) -> tuple[Constraint, ...]:
     if trial.point == study.problem.space.default or not study.judgeable:
         return ()
     return study.constraints
+
+
+def _goal(study: Study, limits: tuple[Constraint, ...]) -> Goal:
+    """Return what a trial is to find out: what others will be judged by, later whether it is any better."""
+    if not limits:
+        return Goal(precise=tuple(constraint.metric for constraint in study.problem.constraints))
+    best = study.best if study.problem.objective is Objective.ENERGY else None
+    return Goal(limits, beat_j=best.measurement.energy_j if best and best.measurement else None)
 
 
 def _judged(study: Study, measurement: Measurement) -> Measurement:

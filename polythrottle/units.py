@@ -14,10 +14,12 @@ _FACTORS: dict[str, dict[str, float]] = {
     "w": {"W": 1.0, "mW": 1e-3, "kW": 1e3},
     "c": {"C": 1.0, "°C": 1.0},
     "per_s": {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600},
+    "per_j": {"/J": 1.0, "/kJ": 1e-3},
     "hz": {"Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9},
 }
+_MANY = 10
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*")
-_SUFFIX = re.compile(r"(.+)_(hz|khz|mhz|ghz)")
+_SUFFIX = re.compile(r"(.+)_(hz|khz|mhz|ghz|us)")
 
 
 def parse_quantity(text: str, unit: str) -> float:
@@ -25,7 +27,7 @@ def parse_quantity(text: str, unit: str) -> float:
 
     Args:
         text: Number and unit, with or without a space.
-        unit: What is measured: ``s``, ``w``, ``c``, ``per_s`` or ``hz``.
+        unit: What is measured: ``s``, ``w``, ``c``, ``per_s``, ``per_j`` or ``hz``.
 
     Raises:
         InvalidInput: If the number or the unit is not one of those known; the message lists them.
@@ -42,16 +44,23 @@ def parse_quantity(text: str, unit: str) -> float:
 
 
 def to_si(key: str, value: float) -> tuple[str, int | float]:
-    """Return knob name and level in SI for a file key: ``gpu_max_mhz, 1300.5`` gives ``gpu_max_hz, 1300500000``."""
+    """Return knob name and level in SI for a file key: ``gpu_max_mhz, 1300.5`` gives ``gpu_max_hz, 1300500000``.
+
+    Clocks are whole hertz; ``queue_delay_us`` is in microseconds.
+    """
     match = _SUFFIX.fullmatch(key)
     if match is None:
         return key, value
+    if match[2] == "us":
+        return f"{match[1]}_s", value / 1e6
     factor = {"hz": 1, "khz": 1e3, "mhz": 1e6, "ghz": 1e9}[match[2]]
     return f"{match[1]}_hz", round(value * factor)
 
 
 def to_file(name: str, level: float) -> tuple[str, int | float]:
     """Return the file key and value of a knob level: ``gpu_max_hz, 1300500000`` gives ``gpu_max_mhz, 1300.5``."""
+    if name.endswith("_s"):
+        return f"{name[:-2]}_us", round(level * 1e6)
     if not name.endswith("_hz"):
         return name, level
     mega = round(level / 1e6, 6)
@@ -64,12 +73,14 @@ def show_level(name: str, level: float | str) -> str:
         return level
     if name.endswith("_hz"):
         return f"{level / 1e6:.10g} MHz"
+    if name.endswith("_s"):
+        return show(float(level), "s")
     return f"{level:.10g} W" if name.endswith("_w") else f"{level:.10g}"
 
 
 def show_name(name: str) -> str:
     """Return a knob name without its unit, spaced: ``gpu_max_hz`` gives ``gpu max``."""
-    return re.sub(r"_(hz|w)$", "", name).replace("_", " ")
+    return re.sub(r"_(hz|w|s)$", "", name).replace("_", " ")
 
 
 def show(value: float | None, unit: str) -> str:
@@ -82,3 +93,13 @@ def show(value: float | None, unit: str) -> str:
         if abs(value) >= factor * 0.9995 and not (unit == "s" and prefix == "k"):
             return f"{value / factor:.4g} {prefix}{unit}"
     return f"{value * 1e9:.4g} n{unit}"
+
+
+def show_excess(fraction: float, decimals: int = 0) -> str:
+    """Return a share of a limit as people write it: ``0.31`` gives ``31%``, ``76`` gives ``76 times the limit``.
+
+    Args:
+        fraction: Of the limit, not negative.
+        decimals: Of a percentage.
+    """
+    return f"{fraction:.{decimals}%}" if fraction < _MANY else f"{fraction:,.0f} times the limit"

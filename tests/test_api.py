@@ -217,7 +217,7 @@ def test_a_study_ends_early_unless_it_shall_not(monkeypatch: pytest.MonkeyPatch)
 
 def test_relative_energy_has_no_joules_to_bound(tmp_path: Path) -> None:
     """A budget in an unknown unit is refused before anything runs."""
-    (tmp_path / "t.csv").write_text("f_hz,latency_s,energy_j,energy_kind\n1,2,3,relative\n2,1,4,relative\n")
+    (tmp_path / "t.csv").write_text("f,latency_s,energy_j,energy_kind\n1,2,3,relative\n2,1,4,relative\n")
     with pytest.raises(InvalidInput, match="only relative"):
         api.tune("replay:t.csv", joules=5)
 
@@ -273,14 +273,14 @@ def test_an_slo_nothing_meets_says_what_came_closest(table: str) -> None:
 
 def test_a_table_without_the_metric_says_so(tmp_path: Path) -> None:
     """An SLO on what was never recorded is refused before anything runs."""
-    (tmp_path / "t.csv").write_text("f_hz,latency_s,energy_j\n1,2,3\n2,1,4\n")
+    (tmp_path / "t.csv").write_text("f,latency_s,energy_j\n1,2,3\n2,1,4\n")
     with pytest.raises(InvalidInput, match="records no p99"):
         api.tune("replay:t.csv", slo="p99<=1s")
 
 
 def test_one_point_and_short_budgets_are_enough(tmp_path: Path) -> None:
     """A space of one point, and fewer trials than any start design, both end in a profile."""
-    (tmp_path / "t.csv").write_text("f_hz,latency_s,energy_j\n1,2,3\n")
+    (tmp_path / "t.csv").write_text("f,latency_s,energy_j\n1,2,3\n")
     assert api.tune("replay:t.csv", slo="mean<=2x").profile is not None
     assert api.tune(**ORIN, trials=1, presets=False).profile is not None
     with pytest.raises(InvalidInput, match="at least 1 trial"):
@@ -324,9 +324,9 @@ def test_a_point_that_cannot_be_is_refused(
      (Setup("sim:jetson-nano", "resnet51"), "resnet50"), (Setup("sim:jetson-nan", "resnet50"), "jetson-nano"),
      (Setup("sim:", "resnet50"), "name of a board"), (Setup("gpu:0", "resnet50"), "unknown device"),
      (Setup("sim:jetson-nano?sed=3", "resnet50"), "seed"), (Setup("sim:v100?seed=x", "resnet50"), "whole number"),
-     (Setup("sim:jetson-nano?noise=x", "resnet50"), "not a number"), (Setup("nvml:0", "resnet50"), "cannot steer nvml"),
+     (Setup("sim:jetson-nano?noise=x", "resnet50"), "not a number"), (Setup("nvml:MIG-1", "resnet50"), "split by MIG"),
      (Setup("sim:jetson-nano", "resnet50", knobs=("gpu_mx_hz",)), "gpu_max_hz"), (Setup("cpu"), "--workload"),
-     (Setup("replay:t.csv", knobs=("f_hz",)), "unknown knob"), (Setup("cpu:0", "m:f"), "takes no name")],
+     (Setup("replay:t.csv", knobs=("f",)), "unknown knob"), (Setup("cpu:0", "m:f"), "takes no name")],
 )  # fmt: skip
 def test_a_setup_that_cannot_be_opened_says_what_would_do(table: str, setup: Setup, told: str) -> None:
     """One line, with the nearest name or the right form."""
@@ -337,8 +337,8 @@ def test_a_setup_that_cannot_be_opened_says_what_would_do(table: str, setup: Set
 
 @pytest.mark.parametrize(
     ("uri", "name"),
-    [("sim:jetson-nano?seed=7", "sim-jetson-nano"), ("models/my net.onnx", "my-net"), ("pkg.mod:f", "pkg.mod-f"),
-     ("replay:../a/b.csv.gz?noise=0.1", "replay-b"), ("cpu", "cpu"), ("///", "unnamed")],
+    [("sim:jetson-nano?seed=7", "sim-jetson-nano"), ("models/my net.onnx", "my-net"), ("net.pt", "net"),
+     ("pkg.mod:f", "pkg.mod-f"), ("replay:../a/b.csv.gz?noise=0.1", "replay-b"), ("cpu", "cpu"), ("///", "unnamed")],
 )  # fmt: skip
 def test_files_are_named_after_what_they_are_about(uri: str, name: str) -> None:
     """Short, and safe as a file name."""

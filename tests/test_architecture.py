@@ -9,19 +9,28 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "polythrottle"
-VOCABULARY = ("errors", "clock", "units", "space", "measurement", "problem", "study", "profile", "ports", "state")
+VOCABULARY = (
+    *("errors", "clock", "units", "space", "measurement", "problem", "study", "profile", "ports", "state"),
+    *("findings", "identity", "sensors", "recording", "arrivals"),
+)
 ADAPTERS = ("catalog", "journal", "backends", "actuation", "workloads", "optimize")
 USE = (
-    *("censor", "meter", "stopping", "past", "tuner", "sweep", "bench", "reproduce", "report", "explain"),
-    *("finetune", "daemon", "cluster"),
+    *("meter", "comparing", "stopping", "past", "remarks", "tuner", "sweep", "bench", "reproduce", "report", "explain"),
+    *("doctor", "applying", "driving"),
+    *("snapshot", "profiling", "finetune", "daemon", "cluster"),
 )
-ENTRY = ("api", "studies", "plan", "setup", "cli", "testing", "__main__", "__init__")
+ENTRY = ("api", "outcome", "studies", "plan", "setup", "sides", "cli", "testing", "__main__", "__init__")
 ACROSS = {("backends", "catalog"), ("backends", "actuation")}
 HEAVY = {
-    "torch": ("optimize", "workloads"),
+    "torch": ("optimize", "workloads", "profiling"),
     "gpytorch": ("optimize",),
     "botorch": ("optimize",),
+    "onnx": ("profiling",),
     "onnxruntime": ("workloads",),
+    "aiohttp": ("workloads",),
+    "tritonclient": ("workloads",),
+    "pynvml": ("backends", "actuation"),
+    "jtop": ("backends",),
     "optuna": ("optimize",),
     "matplotlib": ("report",),
     "typer": ("cli",),

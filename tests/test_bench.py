@@ -170,6 +170,28 @@ def test_the_command_prints_records_and_methods(table: Path, capsys: pytest.Capt
     assert "within 5 %" in capsys.readouterr().out
 
 
+def test_a_risk_that_nobody_can_heed_is_said_to_be_without_effect(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those methods are named; of those that heed it nothing is said."""
+    words = [
+        "bench",
+        "search",
+        "--tables",
+        str(table),
+        "--seeds",
+        "1",
+        "--slo",
+        "mean<=2x",
+        "--trials",
+        "2",
+        "--methods",
+    ]
+    for methods, told in (("random,bayes", True), ("bayes", False)):
+        assert run([*words, methods, "--risk", "0.1"]) == 0
+        assert ("--risk 0.1 has no effect on random:" in capsys.readouterr().err) == told
+
+
 def test_the_table_fits_80_columns_and_the_figure_is_drawn(
     table: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +224,10 @@ BAD: dict[str, tuple[list[str], int, str]] = {
     "no such method": (["--tables", ".", "--methods", "bays"], 3, "bayes"),
     "no method": (["--tables", ".", "--methods", ","], 2, "at least one"),
     "no such suffix": (["--tables", ".", "--methods", "bayes+warm"], 2, "cold"),
+    "tables without a name": (["--tables", ""], 2, "--tables needs a name"),
+    "history without a name": (["--tables", ".", "--history", ""], 2, "--history needs a name"),
+    "knobs of a comma": (["--devices", "sim:jetson-nano", "--knobs", ","], 2, "--knobs takes names"),
+    "workloads with a gap": (["--devices", "sim:jetson-nano", "--workloads", "a,,b"], 2, "--workloads takes names"),
     "risk of chance": (["--tables", ".", "--methods", "random@0.05"], 2, "neither history nor risk"),
     "risk in words": (["--tables", ".", "--methods", "bayes@low"], 2, "bayes@0.05"),
     "risk out of range": (["--tables", ".", "--risk", "2"], 2, "risk"),

@@ -80,8 +80,8 @@ def test_what_is_learnt_from_and_why_it_ended_is_printed(capsys: pytest.CaptureF
     assert "learning" not in capsys.readouterr().err
     assert run([*words, "--risk", "0.1"]) == 0
     shown = capsys.readouterr()
-    assert shown.err.startswith(
-        "learning from 1 earlier study (efficientnet-b4) on this device; --no-history starts afresh\n"
+    assert " ".join(shown.err.split()).startswith(
+        "learning from 1 earlier study (efficientnet-b4) on this device; --no-history starts afresh trial 0"
     )
     assert "3 trials made" in shown.out
     assert re.search(r"search +\S+ k?J simulated, \S+ (minutes|seconds)", shown.out)
@@ -94,7 +94,7 @@ def test_what_is_learnt_from_and_why_it_ended_is_printed(capsys: pytest.CaptureF
 
 def test_where_nothing_is_to_be_gained_it_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A knob without effect: the default is as good as anything, in the text, the document and the report."""
-    rows = "".join(f"{clock},0.01,{1 + clock / 1e4}\n" for clock in range(1, 9))
+    rows = "".join(f"{clock}00000000,0.01,{1 + clock / 1e4}\n" for clock in range(1, 9))
     (tmp_path / "flat.csv").write_text("gpu_max_hz,latency_s,energy_j\n" + rows)
     words = ["tune", "-d", "replay:flat.csv", "--slo", "mean<=2x", "--method", "grid", "--trials"]
     assert not document(capsys, *words, "8")["nothing_to_gain"]
@@ -112,17 +112,44 @@ def test_an_unmet_slo_prints_its_document_and_exits_with_its_code(capsys: pytest
     assert run(["tune", "--device", "replay:t.csv", "--slo", "p99<=1ms", "--json"]) == 5
     shown = capsys.readouterr()
     assert json.loads(shown.out)["best"] is None
-    assert "came closest and misses p99<=1 ms by 1400.0%" in shown.err
+    assert "came closest and misses p99<=1 ms by 14 times the limit" in shown.err
+
+
+def test_a_search_that_finds_nothing_says_so_before_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """After ten trials, with the closest; there is no front then, and no percentage of thousands."""
+    words = ["--slo", "p99<=0.1ms", "--pareto", "--method", "grid", "--trials", "11", "--no-presets"]
+    assert run(["tune", *ORIN[:4], *words]) == 5
+    shown = capsys.readouterr()
+    assert shown.err.index("nothing feasible yet after 10 trials") < shown.err.index("trial 10:")
+    assert "no front: no point that was tried holds the SLO" in shown.out
+    assert "times the limit" in shown.err.splitlines()[-1]
+    assert not re.search(r"\d{4,}(\.\d+)? ?%", shown.out + shown.err)
+
+
+def test_a_better_profile_that_is_there_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line says so and how to replace it; the document has it too."""
+    words = ["tune", "-d", "replay:t.csv", "--slo", "mean<=2x", "--out", "p.toml", "--trials"]
+    assert (found := document(capsys, *words, "4"))["older_profile"] is None
+    before = Path("p.toml").read_bytes()
+    found = document(capsys, *words, "1", "--seed", "1")
+    assert (found["profile_kept"], found["profile"]) == (True, str(Path("p.toml").absolute()))
+    assert run([*words, "1", "--seed", "2"]) == 0
+    assert re.search(r"kept +the profile of \S+: it takes 16.7% less energy per item; --force", capsys.readouterr().out)
+    assert Path("p.toml").read_bytes() == before
+    assert not document(capsys, *words, "1", "--seed", "3", "--force")["profile_kept"]
+    assert Path("p.toml").read_bytes() != before
 
 
 def test_text_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What people read does not wrap on a plain terminal, paths apart."""
     monkeypatch.setenv("COLUMNS", "80")
+    strict = ["--slo", "p99<=14ms", "--risk", "0.05", "--no-presets", "--method", "bayes"]
     for arguments in (["tune", *ORIN, "--trials", "3"], ["devices"], ["devices", "sim:jetson-agx-orin"],
-                      ["measure", *ORIN[:4]]):  # fmt: skip
+                      ["measure", *ORIN[:4]], ["tune", *ORIN[:4], *strict, "--trials", "3"]):  # fmt: skip
         assert run(arguments) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert max(len(line.rstrip()) for line in lines if "/" not in line) <= 80
+        shown = capsys.readouterr()
+        for stream in (shown.out, shown.err):
+            assert max((len(line.rstrip()) for line in stream.splitlines() if "/" not in line), default=0) <= 80
 
 
 def test_devices_lists_this_machine_boards_and_models(capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,6 +242,9 @@ BAD: dict[str, tuple[list[str], int, str]] = {
     "history of a method": (
         ["tune", "-d", "replay:t.csv", "--method", "paper", "--history", "t.csv"], 2, "takes no --history"
     ),
+    "history without a name": (["tune", "-d", "replay:t.csv", "--history", ""], 2, "an empty name is no history"),
+    "knobs of a comma": (["tune", "-d", "sim:v100", "-w", "resnet50", "--knobs", ","], 2, "--knobs takes names"),
+    "resume with a method": (["tune", "--resume", "j.jsonl", "--method", "random"], 2, "--resume takes everything"),
     "no such history": (["tune", "-d", "replay:t.csv", "--history", "none.jsonl"], 4, "none.jsonl to learn from"),
     "history and none": (["tune", "-d", "replay:t.csv", "--history", "t.csv", "--no-history"], 2, "exclude"),
     "history that never ends": (["tune", "-d", "replay:t.csv", "--history", "/dev/zero"], 4, "regular"),

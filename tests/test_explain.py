@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from builders import measured, study
 
 from polythrottle.cli.commands import run
-from polythrottle.cli.explain import explain_document, print_explanation
+from polythrottle.cli.explain import print_explanation
+from polythrottle.cli.explained import explain_document
 from polythrottle.errors import PolythrottleError
 from polythrottle.explain import Explanation, explain
 from polythrottle.explain.prices import step
@@ -234,17 +236,44 @@ def test_a_study_without_a_feasible_trial_says_what_was_closest(capsys: pytest.C
 
 def test_hope_is_a_point_that_may_hold() -> None:
     """If the tried points all break the limit but another should not, that one is named."""
-    found = explain(visited(board(), "power<=100W", stride=22))
+    whole = visited(board(), "power<=100W")
+    broken = [trial for trial in whole.trials if not whole.feasible(trial)]
+    done = replace(whole, trials=tuple(replace(trial, number=number) for number, trial in enumerate(broken)))
+    found = explain(done)
     assert found.hope is not None
     assert not found.hope.measured
     assert (product(found.hope.point).power_w or 0.0) < (product(board().default).power_w or 0.0)
 
 
-@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_too_few_trials_leave_nothing_to_explain(count: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """With no or one completed trial there is one clear line, and a document that says so."""
+    """With a few completed trials there is one clear line, and a document that says so."""
     found = explain(visited(board(), "mean<=1.2x", count=count))
-    assert f"nothing to explain yet: {count} trial" in printed(found, capsys)
+    assert f"not enough trials to explain anything: {count} completed" in printed(found, capsys)
+
+
+def test_figures_that_would_say_nothing_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight trials spread over a wide space: what the models hardly know has no percentage, and none is absurd."""
+    words = ["--slo", "p99<=1.3x", "--method", "grid", "--trials", "8", "--no-presets", "--journal", "a.jsonl"]
+    assert run(["tune", "-d", "sim:jetson-agx-orin", "-w", "efficientnet-b4", *words]) == 0
+    capsys.readouterr()
+    assert run(["explain", "a.jsonl"]) == 0
+    text = capsys.readouterr().out
+    assert not any(float(number) > 100 for number in re.findall(r"([\d.]+) ?%", text))
+    assert "hardly known" in text
+
+
+def test_effects_that_cancel_have_no_shares(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where two knobs undo each other's change, a share of what is left would be thousands of percent."""
+
+    def visit(point: Mapping[str, Level]) -> Measurement:
+        gpu, mem = point["gpu_max_hz"] == GPU_HZ[0], point["mem_hz"] == MEM_HZ[0]
+        return measured(0.01 if gpu == mem else 0.05, 2.0 * (0.5 if gpu else 1.0) * (1.99 if mem else 1.0))
+
+    found = explain(visited(board(), "mean<=20ms", visit=visit))
+    assert {share.knob for share in found.effects[0].shares} == {"gpu_max_hz", "mem_hz"}
+    assert all(share.fraction is None for share in found.effects[0].shares)
+    assert "%" not in printed(found, capsys).partition("what each knob changed")[2].partition("as modelled")[0]
 
 
 def test_limits_relative_to_a_default_that_failed_are_said_to_be_unknown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,7 +293,7 @@ def test_a_default_that_failed_is_predicted_only(capsys: pytest.CaptureFixture[s
 
 def test_a_default_that_is_best_has_no_shares(capsys: pytest.CaptureFixture[str]) -> None:
     """Where the default is the best trial, nothing is shared out and that is said."""
-    found = explain(study("mean<=1s", energies=(1.0, 2.0, 3.0), latencies=(0.01, 0.02, 0.03)))
+    found = explain(study("mean<=1s", energies=(1.0, *[2.0] * 6), latencies=(0.01, *[0.02] * 6)))
     assert found.effects == ()
     assert "the default point is the best that was tried" in printed(found, capsys)
 
@@ -346,7 +375,7 @@ def test_what_is_no_journal_is_one_line(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_metric_nobody_measured_is_one_clear_error() -> None:
     """A limit on what the journal does not hold is said, not guessed."""
-    done = visited(board(), "p90<=20ms", count=4)
+    done = visited(board(), "p90<=20ms", count=6)
     with pytest.raises(PolythrottleError, match="not measured"):
         explain(done)
 

@@ -8,7 +8,7 @@ import pytest
 
 import polythrottle
 from polythrottle import stopping
-from polythrottle.api import Tuning
+from polythrottle.outcome import Tuning
 from polythrottle.setup import Setup
 
 CLOCKS, BATCHES = (300, 500, 700, 900, 1100, 1300), (1, 2, 4, 8)

@@ -25,6 +25,7 @@ def test_the_wheel_carries_the_catalogue(wheel: Path) -> None:
             assert f"polythrottle/shipped/{kind}/{path.name}" in names
     assert "polythrottle/py.typed" in names
     assert "polythrottle/report/page.css" in names
+    assert "polythrottle/testing/boards/jetson-nano.toml" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith("tests/") for name in names)
 

@@ -11,6 +11,7 @@ from polythrottle.errors import BadFile, InvalidInput
 from polythrottle.journal import Journal
 from polythrottle.past import LEAST_TRIALS, MOST, lesson, named, recalled, stored
 from polythrottle.problem import Problem
+from polythrottle.space import Knob, SearchSpace
 from polythrottle.study import Study, Trial
 
 HERE = replace(problem("mean<=2x"), device="sim:board", workload="net", content={"model": "abc", "board": "xyz"})
@@ -99,6 +100,22 @@ def test_too_many_named_studies_are_the_nearest(tmp_path: Path) -> None:
     past = named([tmp_path], HERE)
     assert past.lessons[0].path.name == "z.jsonl"
     assert f"learning from {MOST} of {MOST + 3} earlier studies (net, " in next(past.words(HERE))
+
+
+def test_a_study_without_a_common_knob_is_left_out_and_said_to_be(tmp_path: Path) -> None:
+    """Whether named or in the store, there is nothing to learn from it; a knob of another name may mean the same."""
+    strange = SearchSpace.grid((Knob("fan_w", (1, 2, 4, 8)),), {"fan_w": 8})
+    path = tmp_path / "fan.jsonl"
+    with Journal.create(path, Study(replace(HERE, space=strange)), {}) as journal:
+        for number, point in enumerate([strange.default, *list(strange)[:3]]):
+            journal.started(Trial(number, point))
+            journal.completed(Trial(number, point, measured()))
+    assert stored(tmp_path, HERE).lessons == ()
+    (tmp_path / "t.csv").write_text(ROWS)
+    for paths, learnt in (([path], 0), ([path, tmp_path / "t.csv"], 1)):
+        past = named(paths, HERE)
+        assert (len(past.lessons), past.found) == (learnt, learnt)
+        assert list(past.words(HERE))[-1] == "left out fan.jsonl: no knob there is one of gpu_max_hz, batch_size"
 
 
 @pytest.mark.parametrize(

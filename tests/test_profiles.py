@@ -1,11 +1,13 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import study
+from builders import measured, study
 
 from polythrottle.catalog.profiles import read_profile, write_profile
 from polythrottle.errors import BadFile, SloUnmet, StorageError
-from polythrottle.profile import Profile
+from polythrottle.profile import Profile, Verdict, verdict
+from polythrottle.space import OperatingPoint
 
 
 def tuned() -> Profile:
@@ -49,6 +51,27 @@ def test_a_file_that_is_no_profile_is_one_clear_error(tmp_path: Path, text: str)
         read_profile(tmp_path / "none.toml")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('device = "sim:test"', "device = 3"),
+        ('workload = "model"', "workload = []"),
+        ("gpu_max_mhz = 800", "gpu_max_mhz = inf"),
+        ("gpu_max_mhz = 800", "gpu_max_mhz = true"),
+        ("gpu_max_mhz = 800", "gpu_max_mhz = { a = 1 }"),
+    ],
+)
+def test_a_level_or_a_name_that_is_none_is_a_bad_file(tmp_path: Path, change: tuple[str, str]) -> None:
+    """What would be applied is checked before anything is opened."""
+    path = tmp_path / "p.toml"
+    write_profile(tuned(), path)
+    text = path.read_text()
+    path.write_text(text.replace(*change).replace("gpu_max_mhz = 400", change[1]))
+    assert path.read_text() != text
+    with pytest.raises(BadFile, match=r"p\.toml is not a profile"):
+        read_profile(path)
+
+
 def test_a_profile_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
     """Whole or not at all."""
     (tmp_path / "file").write_text("x")
@@ -58,3 +81,17 @@ def test_a_profile_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> 
     with pytest.raises(StorageError):
         write_profile(tuned(), tmp_path / "folder.toml")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_an_older_profile_stays_only_where_it_answers_the_same_question() -> None:
+    """Its point is among those searched and holds today's limits; else it gives way, however little it takes."""
+    found = study("mean<=12ms", energies=(1.0, 0.8, 0.3), latencies=(0.010, 0.012, 0.030))
+    frugal = replace(tuned(), measurement=measured(0.012, 0.1))
+    assert verdict(frugal, found) == Verdict(True, "it takes 87.5% less energy per item")
+    assert verdict(replace(frugal, measurement=measured(0.013, 0.1)), found).words == "it was for other limits"
+    elsewhere = replace(frugal, point=OperatingPoint({"gpu_max_hz": 1, "batch_size": 1}))
+    assert verdict(elsewhere, found).words == "it was for other knobs or levels"
+    assert not verdict(elsewhere, found).keeps
+    early = replace(frugal, provenance={})
+    assert verdict(early, found).keeps
+    assert verdict(replace(early, slo=()), found).words == "it was for no SLO"

@@ -95,35 +95,41 @@ def test_a_table_carries_its_own_kind_of_energy(tmp_path: Path) -> None:
 
 def test_unknown_notes_behind_the_measurements_are_left_out(tmp_path: Path) -> None:
     """Columns that are neither knob nor measurement do not disturb."""
-    text = "f_hz,latency_s,energy_j,core_mask,remark\n1,0.2,3,15,slow\n2,0.1,4,15,fast\n"
-    assert ReplayDevice(table(tmp_path, text)).space.names == ("f_hz",)
+    text = "f,latency_s,energy_j,core_mask,remark\n1,0.2,3,15,slow\n2,0.1,4,15,fast\n"
+    assert ReplayDevice(table(tmp_path, text)).space.names == ("f",)
 
 
 BAD = {
     "empty": ("", "empty"),
-    "header only": ("f_hz,latency_s,energy_j\n", "no rows"),
-    "no energy": ("f_hz,latency_s\n1,2\n", "energy_j"),
-    "no latency": ("f_hz,energy_j\n1,2\n", "latency_s"),
+    "header only": ("f,latency_s,energy_j\n", "no rows"),
+    "no energy": ("f,latency_s\n1,2\n", "energy_j"),
+    "no latency": ("f,energy_j\n1,2\n", "latency_s"),
     "no knob": ("latency_s,energy_j\n1,2\n", "knob"),
-    "ragged short": ("f_hz,latency_s,energy_j\n1,2\n", "line 2"),
-    "ragged long": ("f_hz,latency_s,energy_j\n1,2,3,4\n", "line 2"),
-    "text": ("f_hz,latency_s,energy_j\n1,fast,3\n", "line 2, column latency_s"),
-    "nan": ("f_hz,latency_s,energy_j\n1,1,3\n2,nan,3\n", "line 3, column latency_s"),
-    "inf": ("f_hz,latency_s,energy_j\n1,inf,3\n", "column latency_s"),
-    "negative": ("f_hz,latency_s,energy_j\n1,1,-3\n", "column energy_j"),
-    "zero": ("f_hz,latency_s,energy_j\n1,1,0\n", "column energy_j"),
-    "missing": ("f_hz,latency_s,energy_j\n1,1,\n", "column energy_j"),
-    "duplicate": ("f_hz,latency_s,energy_j\n1,1,1\n1,2,2\n", "line 3.*line 2"),
-    "duplicate as float": ("f_hz,latency_s,energy_j\n1,1,1\n1.0,2,2\n", "line 3.*line 2"),
-    "level nan": ("f_hz,latency_s,energy_j\nnan,1,1\n", "column f_hz"),
-    "level empty": ("f_hz,latency_s,energy_j\n,1,1\n", "column f_hz"),
-    "repeated column": ("f_hz,f_hz,latency_s,energy_j\n1,1,1,1\n", "repeats"),
-    "beyond all size": ("f_hz,latency_s,energy_j\n1,5e-324,1\n", "size"),
-    "column without name": ("f_hz,,latency_s,energy_j\n1,1,1,1\n", "no name"),
-    "mixed kinds": ("f_hz,latency_s,energy_j,energy_kind\n1,1,1,measured\n2,1,1,estimated\n", "mixes"),
-    "kind": ("f_hz,latency_s,energy_j,energy_kind\n1,1,1,guessed\n", "energy_kind"),
-    "mixed levels": ("f_hz,latency_s,energy_j\n1,1,1\nfast,1,1\n", "mixes"),
-    "open quote": ('f_hz,latency_s,energy_j\n"1,1,1\n', "CSV"),
+    "ragged short": ("f,latency_s,energy_j\n1,2\n", "line 2"),
+    "ragged long": ("f,latency_s,energy_j\n1,2,3,4\n", "line 2"),
+    "text": ("f,latency_s,energy_j\n1,fast,3\n", "line 2, column latency_s"),
+    "nan": ("f,latency_s,energy_j\n1,1,3\n2,nan,3\n", "line 3, column latency_s"),
+    "inf": ("f,latency_s,energy_j\n1,inf,3\n", "column latency_s"),
+    "negative": ("f,latency_s,energy_j\n1,1,-3\n", "column energy_j"),
+    "zero": ("f,latency_s,energy_j\n1,1,0\n", "column energy_j"),
+    "missing": ("f,latency_s,energy_j\n1,1,\n", "column energy_j"),
+    "duplicate": ("f,latency_s,energy_j\n1,1,1\n1,2,2\n", "line 3.*line 2"),
+    "duplicate as float": ("f,latency_s,energy_j\n1,1,1\n1.0,2,2\n", "line 3.*line 2"),
+    "level nan": ("f,latency_s,energy_j\nnan,1,1\n", "column f"),
+    "level empty": ("f,latency_s,energy_j\n,1,1\n", "column f"),
+    "repeated column": ("f,f,latency_s,energy_j\n1,1,1,1\n", "repeats"),
+    "beyond all size": ("f,latency_s,energy_j\n1,5e-324,1\n", "size"),
+    "column without name": ("f,,latency_s,energy_j\n1,1,1,1\n", "no name"),
+    "mixed kinds": ("f,latency_s,energy_j,energy_kind\n1,1,1,measured\n2,1,1,estimated\n", "mixes"),
+    "kind": ("f,latency_s,energy_j,energy_kind\n1,1,1,guessed\n", "energy_kind"),
+    "mixed levels": ("f,latency_s,energy_j\n1,1,1\nfast,1,1\n", "mixes"),
+    "clock in MHz": (
+        "gpu_max_hz,latency_s,energy_j\n1300,1,1\n",
+        "line 2, column gpu_max_hz: 1300 is no clock in Hz, .*; 1300 MHz are 1300000000",
+    ),
+    "no clock": ("gpu_max_hz,latency_s,energy_j\n1e9,1,1\n0,1,1\n", "line 3, column gpu_max_hz: 0 is no clock in Hz"),
+    "negative clock": ("mem_hz,latency_s,energy_j\n-5e8,1,1\n", "line 2, column mem_hz: -5e8 is no clock in Hz"),
+    "open quote": ('f,latency_s,energy_j\n"1,1,1\n', "CSV"),
 }
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from polythrottle.errors import StorageError
 from polythrottle.measurement import EnergyKind, Latency, Measurement
-from polythrottle.problem import Constraint, Problem
+from polythrottle.problem import Constraint, Objective, Problem
 from polythrottle.report import report_html, write_report
 from polythrottle.report.digest import Digest
-from polythrottle.report.figures import best_so_far, pareto
+from polythrottle.report.figures import best_so_far, convergence, pareto
 from polythrottle.report.scale import Scale
 from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.study import Cost, Reference, Study, Trial
@@ -413,3 +413,29 @@ def test_scale_suits_the_typical_value() -> None:
     scale = Scale.of([0.0253, 0.004, None], "s")
     assert [scale.quantity(value) for value in (0.0253, 0.004, None)] == ["25.30 ms", "4.00 ms", "–"]
     assert Scale.of([], "J").titled("energy") == "energy (J)"
+
+
+@pytest.mark.parametrize(
+    ("objective", "title"),
+    [(Objective.ENERGY, "simulated energy per item (mJ)"), (Objective.EDP, "simulated energy-delay product (µJ·s)"),
+     (Objective.LATENCY, "mean latency (ms)"), (Objective.PARETO, "simulated energy per item (mJ)")],
+)  # fmt: skip
+def test_convergence_is_of_what_is_minimised(objective: Objective, title: str) -> None:
+    """Its axis, its points and the line of the default are those of the objective, in the figure and its keys."""
+    done = study()
+    done = replace(done, problem=replace(done.problem, objective=objective))
+    digest = Digest(done)
+    figure = convergence(digest)
+    assert [text.get_text() for text in figure.texts] == [title]
+    (axes,) = figure.axes
+    assert digest.default is not None
+    level = objective.of(digest.default.measurement) / digest.objective_scale.factor
+    assert any(list(line.get_ydata()) == [level, level] for line in axes.lines)
+    assert f"{objective.words} of the default" in report_html(done)
+
+
+def test_relative_energy_gives_a_product_without_joules() -> None:
+    """Only ratios of it mean something."""
+    done = study(kind=EnergyKind.RELATIVE)
+    digest = Digest(replace(done, problem=replace(done.problem, objective=Objective.EDP)))
+    assert not set(digest.objective_scale.unit) & set("Js")

@@ -6,6 +6,8 @@ from builders import FakeDevice, FakeWorkload, Listed
 
 from polythrottle.errors import TrialError
 from polythrottle.journal import Journal, ending, is_finished, read
+from polythrottle.measurement import Query
+from polythrottle.optimize import ConstrainedBayes
 from polythrottle.ports import Optimizer
 from polythrottle.problem import Constraint, Problem
 from polythrottle.space import OperatingPoint
@@ -203,3 +205,45 @@ def test_the_default_comes_first_where_limits_multiply_it(tmp_path: Path) -> Non
     device = FakeDevice()
     study = run(tmp_path / "a.jsonl", device, FakeWorkload(device), 2, optimizer=Last())[-1]
     assert study.trials[0].point == study.problem.space.default
+
+
+class Disturbed(FakeWorkload):
+    """A workload whose first queries take ten times as long, as when something else runs on the machine."""
+
+    def __init__(self, device: FakeDevice, queries: int) -> None:
+        super().__init__(device)
+        self.disturbed = queries
+
+    def query(self) -> Query:
+        """Take 10 ms per item of virtual time, or 100 ms."""
+        self.disturbed -= 1
+        factor = 10 if self.disturbed >= 0 else 1
+        self.device.clock.sleep(0.01 * factor * self.batch)
+        return Query(0.01 * factor * self.batch, self.batch)
+
+
+@pytest.mark.parametrize("optimizer", [Listed(), ConstrainedBayes()])
+def test_a_default_that_others_contradict_is_measured_again(tmp_path: Path, optimizer: Optimizer) -> None:
+    """Once, and the newer measurement is what relative limits multiply; the search goes on from there."""
+    device, path = FakeDevice(), tmp_path / "a.jsonl"
+    served = Disturbed(device, 5 + 100)
+    problem = Problem(device.space * served.space, (Constraint.parse("mean<=1.2x"),), device.uri, served.uri)
+    with Journal.create(path, Study(problem), {}) as kept:
+        list(tune(device, served, optimizer, kept, Budget(6), Rule(early=False)))
+    study = read(path)
+    defaults = [trial.number for trial in study.trials if trial.point == study.problem.space.default]
+    assert len(defaults) == 2
+    assert study.default is not None
+    assert study.default.number == defaults[1]
+    assert study.constraints[0].limit == pytest.approx(0.012)
+    assert study.best is not None
+    assert study.best.measurement is not None
+    assert study.best.measurement.latency.mean_s == pytest.approx(0.01)
+
+
+def test_a_default_that_nothing_contradicts_is_measured_once(tmp_path: Path) -> None:
+    """As fast as the others per item, it is believed."""
+    device, path = FakeDevice(), tmp_path / "a.jsonl"
+    study = run(path, device, FakeWorkload(device), 6)[-1]
+    assert not study.doubtful
+    assert sum(trial.point == study.problem.space.default for trial in study.trials) == 1

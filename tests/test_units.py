@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polythrottle.errors import InvalidInput
-from polythrottle.units import parse_quantity, show, show_level, to_file, to_si
+from polythrottle.units import parse_quantity, show, show_level, show_name, to_file, to_si
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,15 @@ def test_file_keys_are_in_megahertz() -> None:
 def test_a_clock_survives_its_file(hertz: int) -> None:
     """Writing and reading a clock is exact to the kilohertz."""
     assert to_si(*to_file("gpu_max_hz", hertz)) == ("gpu_max_hz", hertz)
+
+
+def test_a_delay_is_in_microseconds_outside() -> None:
+    """And in seconds inside; a level survives its file."""
+    assert to_si("queue_delay_us", 500) == ("queue_delay_s", 0.0005)
+    assert to_file("queue_delay_s", 0.0005) == ("queue_delay_us", 500)
+    assert show_level("queue_delay_s", 0.0005) == "500 µs"
+    assert show_name("queue_delay_s") == "queue delay"
+    assert all(to_si(*to_file("queue_delay_s", us / 1e6)) == ("queue_delay_s", us / 1e6) for us in range(2000))
 
 
 def test_values_are_shown_with_a_fitting_prefix() -> None:

@@ -2,11 +2,14 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polythrottle.cli.answers import answer
+from polythrottle.cli.options import JsonOption, OptionGroup, knob_names, spread
 from polythrottle.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -29,70 +32,107 @@ def bench() -> None:
     """Compare search methods where the optimum is known."""
 
 
-@app.command()
-def search(
+@dataclass(frozen=True)
+class SubjectOptions(OptionGroup):
+    """What is searched: recorded tables, simulated boards, or both."""
+
     tables: Annotated[
         list[str] | None,
         typer.Option("--tables", metavar="DIR|GLOB", help="A folder, file or pattern of tables; repeats."),
-    ] = None,
+    ] = None
     devices: Annotated[
         list[str] | None, typer.Option("--devices", metavar="URI,URI", help="Simulated boards; repeats.")
-    ] = None,
+    ] = None
     workloads: Annotated[
         str | None, typer.Option("--workloads", metavar="A,B", help="What the boards serve; the paper's models.")
-    ] = None,
+    ] = None
     knobs: Annotated[
         str | None, typer.Option("--knobs", metavar="A,B", help="What is searched on the boards; their own choice.")
-    ] = None,
+    ] = None
+    skip: Annotated[str | None, typer.Option("--skip", metavar="TEXT", help="Leave out tables so named.")] = None
+
+    def sources(self) -> "list[Source]":
+        """Return every subject they name.
+
+        Raises:
+            InvalidInput: If they name none.
+        """
+        found = [*_tables(self.tables or [], self.skip), *_boards(self.devices or [], self.workloads, self.knobs)]
+        if not found:
+            raise InvalidInput("nothing to search: give --tables or --devices (and see that --skip leaves some)")
+        return found
+
+
+@dataclass(frozen=True)
+class RuleOptions(OptionGroup):
+    """Who searches, and under which rules."""
+
     methods: Annotated[
         str, typer.Option("--methods", metavar="A,B", help="Who searches; bayes+cold, bayes@0.05 too.")
-    ] = "paper,bayes",
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="How many seeds.")] = 5,
-    slo: Annotated[list[str] | None, typer.Option("--slo", metavar="SLO", help="Each a problem of its own.")] = None,
-    trials: Annotated[int, typer.Option("--trials", metavar="N", help="Trials per search.")] = 40,
+    ] = "paper,bayes"
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="How many seeds.")] = 5
+    slo: Annotated[list[str] | None, typer.Option("--slo", metavar="SLO", help="Each a problem of its own.")] = None
+    trials: Annotated[int, typer.Option("--trials", metavar="N", help="Trials per search.")] = 40
     history: Annotated[
         str | None, typer.Option("--history", metavar="DIR|GLOB|leave-one-out", help="Earlier studies to learn from.")
-    ] = None,
+    ] = None
     risk: Annotated[
         float | None, typer.Option("--risk", metavar="R", help="Highest chance of breaking the SLO a trial may have.")
-    ] = None,
+    ] = None
     until: Annotated[
         str | None, typer.Option("--until", metavar="5%", help="End a search there; for a quick look.")
-    ] = None,
-    skip: Annotated[str | None, typer.Option("--skip", metavar="TEXT", help="Leave out tables so named.")] = None,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Processes; one per processor by default.")] = 0,
+    ] = None
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Processes; one per processor by default.")] = 0
+
+    def records(self, sources: "Sequence[Source]") -> "list[Record]":
+        """Search every subject, and return how each search went; says what was asked for in vain."""
+        from polythrottle import bench
+        from polythrottle.cli.live import LiveSweep
+
+        within, processes = _fraction(self.until), self.jobs or len(os.sched_getaffinity(0))
+        methods = self.methods.split(",")
+        if self.history is not None:
+            _check_named("--history", self.history)
+        self._say_who_heeds_no_risk(methods)
+        with LiveSweep("searching") as live:
+            found = bench.run(
+                sources, self.slo or _FACTORS, methods, self.seeds, self.trials, processes, live.counted,
+                history=self.history, risk=self.risk, until=within,
+            )  # fmt: skip
+        if self.history is not None and not any(record.history for record in found):
+            typer.echo("nobody learnt from history: there is none for these subjects, or no method uses it", err=True)
+        return found
+
+    def _say_who_heeds_no_risk(self, methods: "Sequence[str]") -> None:
+        from polythrottle.bench import entrants
+
+        deaf = [one.label for one in entrants(methods) if not one.learns]
+        if self.risk is not None and deaf:
+            typer.echo(f"--risk {self.risk:g} has no effect on {', '.join(deaf)}: it cannot be set there", err=True)
+
+
+@app.command()
+@spread
+def search(
+    subjects: SubjectOptions,
+    rules: RuleOptions,
     figure: Annotated[
         Path | None, typer.Option("--figure", metavar="FILE", help="Draw it, as .png, .svg or .pdf.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Count the trials each method needs to come within 5 % of the best feasible point.
 
     Subjects are recorded tables and simulated boards. What a method visits is judged by the truth there: what the table
     records, or what the simulator computes without noise.
     """
-    import json
-
     from polythrottle import bench
-    from polythrottle.cli.live import LiveSweep
 
-    sources = [*_tables(tables or [], skip), *_boards(devices or [], workloads, knobs)]
-    if not sources:
-        raise InvalidInput("nothing to search: give --tables or --devices (and see that --skip leaves some)")
+    sources = subjects.sources()
     if figure is not None:
         _check_figure(figure)
-    within, processes = _fraction(until), jobs or len(os.sched_getaffinity(0))
-    with LiveSweep("searching") as live:
-        records = bench.run(
-            sources, slo or _FACTORS, methods.split(","), seeds, trials, processes, live.counted,
-            history=history, risk=risk, until=within,
-        )  # fmt: skip
-    if history is not None and not any(record.history for record in records):
-        typer.echo("nobody learnt from history: there is none for these subjects, or no method uses it", err=True)
-    if as_json:
-        typer.echo(json.dumps(bench.document(records), indent=2, allow_nan=False))
-    else:
-        _print(records)
+    records = rules.records(sources)
+    answer(records, as_json, _print, bench.document)
     if figure is not None:
         _draw(records, figure)
 
@@ -100,6 +140,7 @@ def search(
 def _tables(patterns: Sequence[str], skip: str | None) -> "list[Source]":
     from polythrottle import bench
 
+    _check_named("--tables", *patterns)
     paths = dict.fromkeys(path for one in patterns for path in bench.tables(one) if not skip or skip not in path.name)
     return [bench.TableFile(path) for path in paths]
 
@@ -108,14 +149,22 @@ def _boards(devices: Sequence[str], workloads: str | None, knobs: str | None) ->
     from polythrottle import bench
 
     uris = [uri for text in devices for uri in bench.device_uris(text)]
-    if not uris and (workloads or knobs):
+    if not uris and (workloads is not None or knobs is not None):
         raise InvalidInput("--workloads and --knobs belong to simulated boards; name them with --devices")
-    served = _words(workloads) if workloads else bench.WORKLOADS
-    return [*bench.simulations(uris, served, _words(knobs) if knobs else None)]
+    served = bench.WORKLOADS if workloads is None else _words("--workloads", workloads)
+    return [*bench.simulations(uris, served, knob_names(knobs))]
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+def _words(option: str, text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise InvalidInput(f"{option} takes names with a comma between, not {text[:40]!r}")
+    return words
+
+
+def _check_named(option: str, *paths: str) -> None:
+    if not all(path.strip() for path in paths):
+        raise InvalidInput(f"{option} needs a name; . is the current folder")
 
 
 def _fraction(text: str | None) -> float | None:

@@ -10,6 +10,9 @@ from rich.text import Text
 from polythrottle.backends import find_device, open_device
 from polythrottle.catalog import load_board, load_model, names
 from polythrottle.cli.texts import show_point
+from polythrottle.doctor.examination import real_devices
+from polythrottle.doctor.system import System
+from polythrottle.errors import PolythrottleError
 from polythrottle.space import Knob
 from polythrottle.units import show_level, show_name
 
@@ -17,7 +20,9 @@ from polythrottle.units import show_level, show_name
 def listing() -> dict[str, Any]:
     """Return every device of this machine and of the catalogue, and every model simulated boards can serve."""
     found = find_device()
-    here = {"uri": found.uri, "title": open_device(found.uri).title, "simulated": False, "note": found.explanation}
+    others = [uri for uri in real_devices(System()) if uri != found.uri]
+    here = [{"uri": uri, "title": _title(uri), "simulated": False} for uri in (found.uri, *others)]
+    here[0]["note"] = found.explanation
     boards = [load_board(name) for name in names("devices")]
     simulated = [
         {"uri": f"sim:{board.name}", "title": board.title, "simulated": True, "points": len(board.space())}
@@ -26,23 +31,33 @@ def listing() -> dict[str, Any]:
     ]
     models = [load_model(name) for name in names("profiles/workloads")]
     return {
-        "devices": [here, *simulated],
+        "devices": [*here, *simulated],
         "workloads": [{"name": model.name, "title": model.title, "precision": model.precision} for model in models],
     }
+
+
+def _title(uri: str) -> str:
+    try:
+        return open_device(uri).title
+    except PolythrottleError as err:
+        return f"cannot be opened: {' '.join(str(err).split())}"
 
 
 def print_listing(found: dict[str, Any]) -> None:
     """Print the listing in 80 columns."""
     console = Console(highlight=False, markup=False)
-    here, *boards = found["devices"]
-    auto = (f"\n  auto: {here['note']}\n", "dim")
-    console.print(Text.assemble((here["uri"], "bold"), "  ", here["title"], auto))
+    here = [device for device in found["devices"] if not device["simulated"]]
+    boards = [device for device in found["devices"] if device["simulated"]]
+    for device in here:
+        console.print(Text.assemble((device["uri"], "bold"), "  ", device["title"]))
+    console.print(f"  auto: {here[0]['note']}\n", style="dim")
     shown = [(board["uri"], board["title"], f"{board['points']:,}") for board in boards]
     console.print(_grid(("simulated board", "", "points"), shown))
     console.print()
     rows = [(model["name"], model["title"], model["precision"]) for model in found["workloads"]]
     console.print(_grid(("workload for simulated boards", "", ""), rows))
-    console.print("\npolythrottle devices URI shows one device with its knobs and presets.", style="dim")
+    told = "\npolythrottle devices URI shows one device with its knobs and presets, doctor if it works."
+    console.print(told, style="dim")
 
 
 def details(uri: str) -> dict[str, Any]:

@@ -1,14 +1,15 @@
 """What a command found out, as JSON documents for programs: SI units, null for what is not known."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
-from polythrottle.measurement import EnergyKind, Measurement
+from polythrottle.measurement import EnergyKind, Interval, Measurement
 from polythrottle.space import OperatingPoint
 from polythrottle.stopping import is_conclusive
 from polythrottle.study import Study, Trial
 
 if TYPE_CHECKING:
-    from polythrottle.api import Tuning
+    from polythrottle.outcome import Tuning
     from polythrottle.setup import Setup
     from polythrottle.sweep import Swept
 
@@ -31,6 +32,8 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
         "best": _trial(study, study.best),
         "front": [_trial(study, trial) for trial in study.front] if study.judgeable else [],
         "saving_fraction": study.saving_fraction,
+        "saving_interval": None if study.saving is None else _ends(study.saving),
+        "requests": study.requests,
         "slo": [_constraint(study, index) for index in range(len(study.problem.constraints))],
         "infeasible_trials": len(study.infeasible),
         "infeasible_excess": study.total_excess,
@@ -49,6 +52,8 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
             for preset in study.references
         ],
         "profile": _text(tuning.profile_path),
+        "profile_kept": tuning.kept,
+        "older_profile": tuning.older,
         "journal": str(tuning.journal_path),
         "report": _text(tuning.report_path),
         "boundary": tuning.boundary,
@@ -68,6 +73,11 @@ def measure_document(found: "tuple[Setup, OperatingPoint, Measurement]") -> dict
         "temperature_c": measurement.temperature_c,
         "window_s": measurement.window_s,
         "queries": measurement.latency.queries,
+        "requests": measurement.requests,
+        "idle_power_w": measurement.idle_power_w,
+        "marginal_j": measurement.marginal_j,
+        "idle_j": measurement.idle_j,
+        **measurement.extras,
         "boundary": measurement.boundary,
         "simulated": measurement.energy_kind is EnergyKind.SIMULATED,
         "energy_kind": str(measurement.energy_kind),
@@ -111,7 +121,17 @@ def _point_and(point: OperatingPoint, measurement: Measurement | None) -> dict[s
         "latency_s": {name: measurement.metric(name) if measurement else None for name in _STATISTICS},
         "power_w": measurement.power_w if measurement else None,
         "energy_j": measurement.energy_j if measurement else None,
+        **({"intervals": _intervals(measurement)} if measurement and measurement.intervals else {}),
     }
+
+
+def _intervals(measurement: Measurement) -> dict[str, list[float | None]]:
+    return {name: _ends(each) for name, each in measurement.intervals.items()}
+
+
+def _ends(interval: Interval) -> list[float | None]:
+    """Return both ends; null for one that is not known."""
+    return [end if math.isfinite(end) else None for end in (interval.low, interval.high)]
 
 
 def _constraint(study: Study, index: int) -> dict[str, Any]:

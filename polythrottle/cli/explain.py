@@ -1,9 +1,8 @@
-"""What ``polythrottle explain`` shows: for people in 80 columns, for programs as one document in SI units."""
+"""What ``polythrottle explain`` shows people, in 80 columns."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,102 +16,12 @@ from polythrottle.explain.prices import step
 from polythrottle.measurement import METRICS, EnergyKind
 from polythrottle.space import OperatingPoint
 from polythrottle.study import Study
-from polythrottle.units import show, show_level, show_name
+from polythrottle.units import show, show_excess, show_level, show_name
 
-_UNITS = {"s": "s", "w": "W", "c": "°C", "per_s": "/s"}
-_AT_ONCE = 2
+_UNITS = {"s": "s", "w": "W", "c": "°C", "per_s": "/s", "per_j": "/J"}
+_AT_ONCE, _FAR, _MANY = 2, 20, 10
 _UNTRIED = 0.005
 _NAMES = {ENERGY: "energy per item", EDP: "energy x delay"}
-
-
-def explain_document(found: Explanation) -> dict[str, Any]:
-    """Return the JSON document of ``explain``."""
-    study, kind = found.study, energy_kind(found.study)
-    return {
-        "device": study.problem.device,
-        "workload": study.problem.workload,
-        "trials": len(study.trials),
-        "completed": len(study.completed),
-        "objective": {"name": str(study.problem.objective), "unit": study.problem.objective.unit},
-        "nothing": found.nothing,
-        "best": None if found.at is None or not found.feasible else _trial(found),
-        "closest": None if found.at is None or found.feasible else _trial(found),
-        "saving_fraction": study.saving_fraction if found.at else None,
-        "predicted_saving_fraction": found.saving_fraction if found.feasible else None,
-        "limits": [_limit(limit) for limit in found.limits],
-        "ends": [_end(end) for end in found.ends],
-        "effects": {effect.metric: _effect(effect) for effect in found.effects},
-        "mixtures": {"evaluated": found.outside[1], "outside_space": found.outside[0]},
-        "prices": [
-            {"constraint": str(limit.constraint), "step": step(limit.constraint), "limits": [*map(_price, ladder)]}
-            for limit, ladder in zip(found.limits, found.prices, strict=True)
-        ],
-        "accuracy": {
-            one.metric: {"typical": one.typical, "rms": one.rms, "noise": one.noise} for one in found.accuracy
-        },
-        "hope": None
-        if found.hope is None
-        else {"point": dict(found.hope.point), "excess": found.hope.excess, "measured": found.hope.measured},
-        "energy_kind": None if kind is None else str(kind),
-        "simulated": kind is EnergyKind.SIMULATED,
-    }
-
-
-def _trial(found: Explanation) -> dict[str, Any]:
-    assert found.at is not None
-    assert found.at.measurement is not None
-    return {"number": found.at.number, "point": dict(found.at.point), "energy_j": found.at.measurement.energy_j}
-
-
-def _limit(limit: Limit) -> dict[str, Any]:
-    return {
-        "constraint": str(limit.constraint),
-        "metric": limit.constraint.metric,
-        "limit": limit.constraint.limit,
-        "value": limit.value,
-        "slack": limit.slack,
-        "slack_fraction": limit.slack_fraction,
-        "noise": limit.noise,
-        "binds": limit.binds,
-        "saving_without": limit.saving,
-        "sure_saving_without": limit.sure,
-    }
-
-
-def _end(end: End) -> dict[str, Any]:
-    side = "highest" if end.highest else "lowest"
-    return {"knob": end.knob, "level": end.level, "end": side, "levels": end.levels, "inward": end.inward}
-
-
-def _effect(effect: Effect) -> dict[str, Any]:
-    return {
-        "before": effect.before,
-        "after": effect.after,
-        "predicted_before": effect.predicted_before,
-        "predicted_after": effect.predicted_after,
-        "shares": [
-            {
-                "knob": share.knob,
-                "before": share.before,
-                "after": share.after,
-                "change": share.change,
-                "change_std": share.change_std,
-                "fraction": share.fraction,
-            }
-            for share in effect.shares
-        ],
-    }
-
-
-def _price(price: Price) -> dict[str, Any]:
-    return {
-        "limit": None if price.constraint is None else price.constraint.limit,
-        "point": None if price.point is None else dict(price.point),
-        "value": price.value,
-        "std_fraction": price.std_fraction,
-        "measured": price.measured,
-        "change": price.change,
-    }
 
 
 def print_explanation(found: Explanation) -> None:
@@ -182,8 +91,8 @@ def _standing(limit: Limit, words: str) -> str:
     unit = _UNITS[limit.constraint.unit]
     left = "left" if limit.slack >= 0 else "over"
     text = f"{show(limit.value, unit)}, limit {show(limit.constraint.limit, unit)}: "
-    text += f"{show(abs(limit.slack), unit)} ({abs(limit.slack_fraction):.1%}) {left}"
-    if limit.noise > 0:
+    text += f"{show(abs(limit.slack), unit)} ({show_excess(abs(limit.slack_fraction), 1)}) {left}"
+    if 0 < abs(limit.slack) < _FAR * limit.noise:
         text += f", {abs(limit.slack) / limit.noise:.1f} x the noise of a trial"
     if not limit.binds or limit.saving is None or limit.sure is None:
         return text + ("" if limit.saving is None else "; does not bind")
@@ -194,12 +103,18 @@ def _range(low: float, high: float) -> str:
     return f"{high:.1%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
 
 
+def _share(fraction: float) -> str:
+    return f"{fraction:.1%}" if fraction < _MANY else "many times"
+
+
 def _at_end(end: End, words: str) -> str:
     side = "highest" if end.highest else "lowest"
     text = f"{show_level(end.knob, end.level)}, the {side} of {end.levels} levels"
     if end.inward is None:
         return text
-    return f"{text}: {'binds; ' if end.binds else ''}one level in {end.inward:+.1%} {words}"
+    change = f"{_share(abs(end.inward))} {'more' if end.inward >= 0 else 'less'} {words}"
+    how = "measured" if end.measured else "predicted"
+    return f"{text}: {'binds; ' if end.binds else ''}one level further in {change} ({how})"
 
 
 def _print_effects(console: Console, found: Explanation) -> None:
@@ -324,10 +239,10 @@ def _price_cells(found: Explanation, price: Price, above: OperatingPoint | None)
     label = "none" if price.constraint is None else _plain(price)
     if price.point is None or price.value is None:
         return label, "–", "", "", "none likelier than not to hold it"
-    how = "measured" if price.measured else f"predicted ±{price.std_fraction:.0%}"
-    change = "" if price.change is None else f"{price.change:+.1%}"
+    how = "measured" if price.measured else "hardly known" if price.vague else f"predicted ±{price.std_fraction:.0%}"
+    change = "" if price.change is None or price.vague else f"{price.change:+.1%}"
     where = "as above" if price.point == above else _difference(found, price.point)
-    return label, _objective(found.study, price.value), change, how, where
+    return label, "–" if price.vague else _objective(found.study, price.value), change, how, where
 
 
 def _plain(price: Price) -> str:
@@ -351,12 +266,14 @@ def _marginal(found: Explanation, limit: Limit, ladder: Sequence[Price]) -> str:
     words = f"{_three(small, unit)} {'less' if constraint.at_least else 'more'}"
     if now is None or more is None or now.value is None or more.value is None:
         return f"What {words} would buy is not known: no point is likelier than not to hold the limits."
+    if now.vague or more.vague:
+        return f"What {words} would buy cannot be told: the models hardly know these points; try more of them."
     saved = now.value - more.value
     how = "measured" if more.measured else "predicted"
     amount = f"{_objective(found.study, saved)} ({saved / now.value:.1%}; {how})" if saved > 0 else "nothing"
     text = f"{words} would save {amount}."
     if now.change is not None and _left(found, now) >= _UNTRIED:
-        text += f" Under the limit as it is, a point not tried yet promises {_left(found, now):.1%}."
+        text += f" A point not tried yet may save {_left(found, now):.1%} under the limit as it is (predicted)."
     return text
 
 
@@ -378,7 +295,9 @@ def _print_trust(console: Console, found: Explanation) -> None:
 
 
 def _error(metric: str, value: float) -> str:
-    return f"{value:.2g} °C" if metric == "temperature" else f"{100 * value:.2g} %"
+    if metric == "temperature":
+        return f"{value:.2g} °C"
+    return f"{100 * value:.2g} %" if value < 1 else "over 100 %"
 
 
 def _table(headings: Sequence[str], left: int) -> Table:

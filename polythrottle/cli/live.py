@@ -2,6 +2,7 @@
 
 import contextlib
 import shlex
+import textwrap
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +20,7 @@ from polythrottle.study import Study, Trial, TrialState
 from polythrottle.units import show, show_level, show_name
 
 _SHOWN = 10
+_TIE = "\N{NO-BREAK SPACE}"
 
 
 class LiveStudy:
@@ -49,7 +51,7 @@ class LiveStudy:
         made = len(study.trials)
         self._progress.update(self._task, total=min(trials, len(study.problem.space)), completed=made)
         if 0 < made < trials:
-            self._say(f"continuing with trial {made} of {trials} from {journal}")
+            self.told(f"continuing with trial {made} of {trials} from {journal}")
 
     def changed(self, study: Study) -> None:
         """Show the newest trial."""
@@ -58,11 +60,11 @@ class LiveStudy:
         if self._console.is_terminal:
             self._live.update(Group(_newest(study), self._progress))
         elif study.trials and study.trials[-1].state is not TrialState.RUNNING and not study.references:
-            self._say(_plain(study, study.trials[-1]))
+            self.told(_plain(study, study.trials[-1]))
 
     def told(self, text: str) -> None:
         """Print a line that stays."""
-        self._say(text)
+        self._say(folded(text, self._console.width))
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):  # a full disk behind standard error must not end a study
@@ -91,11 +93,23 @@ class LiveSweep:
         """Show that ``done`` of ``total`` points are in the table."""
         self._progress.update(self._task, completed=done, total=total)
         if not self._console.is_terminal and (done % max(1, total // 20) == 0 or done == total):
-            self._console.print(f"{done} of {total}: {show_point(point)}", soft_wrap=True, markup=False)
+            line = folded(f"{done} of {total}: {_tied(point)}", self._console.width)
+            self._console.print(line, soft_wrap=True, markup=False)
 
     def counted(self, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` pieces of work are done."""
         self._progress.update(self._task, completed=done, total=total)
+
+
+def folded(text: str, width: int) -> str:
+    """Return a line folded between words to a width in columns, what follows indented."""
+    lines = textwrap.wrap(text, width, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
+    return "\n".join(lines).replace(_TIE, " ")
+
+
+def _tied(point: OperatingPoint) -> str:
+    """Return a point as people write it, to be folded only between its knobs."""
+    return " · ".join(level.replace(" ", _TIE) for level in show_point(point).split(" · "))
 
 
 def _bar(console: Console) -> Progress:
@@ -145,10 +159,11 @@ def _cells(trial: Trial) -> tuple[str, ...]:
 
 
 def _plain(study: Study, trial: Trial) -> str:
-    number, point, mean, p99, energy = _cells(trial)
+    number, _, mean, p99, energy = _cells(trial)
+    point = _tied(trial.point)
     if trial.measurement is None:
         return f"trial {number}: failed: {trial.failure} ({point})"
     kind = "" if trial.measurement.energy_kind is EnergyKind.MEASURED else f" {trial.measurement.energy_kind}"
     broken = "breaks the SLO, stopped early" if trial.measurement.censored else "breaks the SLO"
-    verdict = "" if study.feasible(trial) else f"  {broken}"
-    return f"trial {number}: {energy}{kind} per item, mean {mean}, p99 {p99}{verdict}  ({point})"
+    verdict = "" if study.feasible(trial) else f", {broken}"
+    return f"trial {number}: {energy}{kind} per item, mean {mean}, p99 {p99}{verdict} ({point})"

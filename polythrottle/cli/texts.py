@@ -14,14 +14,15 @@ from polythrottle.problem import Objective
 from polythrottle.space import OperatingPoint
 from polythrottle.stopping import is_conclusive, show_span
 from polythrottle.study import RECORDED_ITEMS, WORTHWHILE, Study
-from polythrottle.units import show, show_level, show_name
+from polythrottle.units import show, show_excess, show_level, show_name
 
 if TYPE_CHECKING:
-    from polythrottle.api import Tuning
+    from polythrottle.outcome import Tuning
     from polythrottle.setup import Setup
     from polythrottle.sweep import Swept
 
-_UNITS = {"s": "s", "w": "W", "c": "°C", "per_s": "/s"}
+_UNITS = {"s": "s", "w": "W", "c": "°C", "per_s": "/s", "per_j": "/J"}
+_PAPER_REQUESTS = 1000
 
 
 def print_tuning(tuning: "Tuning") -> None:
@@ -42,11 +43,41 @@ def print_measurement(found: "tuple[Setup, OperatingPoint, Measurement]") -> Non
     setup, point, measured = found
     lines = {
         "point": show_point(point),
-        "latency": _latencies(measured),
-        "energy": f"{show_joules(measured)} per item, {measured.energy_kind}: {measured.boundary}",
-        "power": f"{show(measured.power_w, 'W')}, {measured.throughput_per_s:.4g} items/s",
+        "latency": ", ".join(
+            f"{name} {_with_interval(measured, name, 's')}" for name in ("mean", "p99") if measured.metric(name)
+        ),
+        "energy": f"{_joules(measured)} per item, {measured.energy_kind}: {measured.boundary}",
+        "power": f"{_with_interval(measured, 'power', 'W')}, {measured.throughput_per_s:.4g} items/s",
+        **_idle(measured),
+        **_window(measured),
     }
     _print_grid(_console(), (setup.device, setup.workload or ""), lines.items())
+
+
+def _idle(measured: Measurement) -> dict[str, str]:
+    """Return what an item's energy is made of, where idle power is known."""
+    if measured.idle_power_w is None or measured.energy_kind is EnergyKind.RELATIVE:
+        return {}
+    parts = f"{show(measured.marginal_j, 'J')} of its own and {show(measured.idle_j, 'J')} of"
+    return {"per item": f"{parts} {show(measured.idle_power_w, 'W')} idle power"}
+
+
+def _window(measured: Measurement) -> dict[str, str]:
+    """Return how long was looked, where that is known."""
+    if measured.requests is None or measured.window_s is None:
+        return {}
+    return {"window": f"{show(measured.window_s, 's')}; {measured.requests:,} requests in all; ± are 95 % intervals"}
+
+
+def _with_interval(measured: Measurement, metric: str, unit: str) -> str:
+    """Return a metric with its ±, or with the ends that are known."""
+    value = measured.energy_j if metric == "energy" else measured.metric(metric)
+    interval = measured.intervals.get(metric)
+    if value is None or interval is None:
+        return show(value, unit)
+    if not interval.known:
+        return f"{show(value, unit)} (at least {show(interval.low, unit)}; too few queries for more)"
+    return f"{show(value, unit)} ± {100 * interval.half / value:.2g} %"
 
 
 def print_sweep(swept: "Swept") -> None:
@@ -69,9 +100,17 @@ def show_point(point: Mapping[str, float | int | str]) -> str:
 
 def show_energy(measurement: Measurement) -> str:
     """Return energy per item and how it came about; without a unit where only ratios mean something."""
+    return f"{_joules(measurement)}{_label(measurement)}"
+
+
+def _label(measurement: Measurement) -> str:
     kind = measurement.energy_kind
-    label = "" if kind is EnergyKind.MEASURED else f" {kind}"
-    return f"{show_joules(measurement)}{label}"
+    return "" if kind is EnergyKind.MEASURED else f" {kind}"
+
+
+def _joules(measurement: Measurement) -> str:
+    relative = measurement.energy_kind is EnergyKind.RELATIVE
+    return show_joules(measurement) if relative else _with_interval(measurement, "energy", "J")
 
 
 def show_joules(measurement: Measurement) -> str:
@@ -101,6 +140,9 @@ def _lines(tuning: "Tuning") -> "Iterator[tuple[str, str | Text]]":
         yield "ended", tuning.ended
     if (cost := _cost(study)) is not None:
         yield "search", cost
+    if tuning.older is not None:
+        kept = "; --force replaces it" if tuning.kept else ""
+        yield ("kept" if tuning.kept else "replaced"), f"{tuning.older}{kept}"
     yield from _presets(study)
 
 
@@ -144,12 +186,20 @@ def _saving(study: Study) -> Text:
         return Text("unknown: the default point was not measured")
     style = "bold green" if saving > 0 else "yellow"
     words = study.problem.objective.words
-    return Text.assemble((f"{saving:.1%}", style), f" of the {words} ({kind}; no interval known)")
+    if (interval := study.saving) is None:
+        return Text.assemble((f"{saving:.1%}", style), f" of the {words} ({kind}; no interval known)")
+    said = f"95 %: {interval.low:.1%} to {interval.high:.1%}"
+    if interval.low <= 0 <= interval.high:
+        return Text.assemble(("not proven", "yellow"), f": {saving:.1%} of the {words} ({kind}; {said})")
+    return Text.assemble((f"{saving:.1%}", style), f" of the {words} ({kind}; {said})")
 
 
 def _print_front(console: Console, study: Study) -> None:
     """Print the trials that no other feasible one beats in both latency and energy, the fastest first."""
     kind, metric, default = energy_kind(study), study.front_metric, study.default
+    if not study.front:
+        console.print("no front: no point that was tried holds the SLO", style="bold")
+        return
     console.print(f"front of {metric} latency and energy per item ({kind})", style="bold")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("trial", metric, "energy", "saving"):
@@ -181,9 +231,13 @@ def _trials(study: Study) -> str:
     text = f"{made} of {len(study.problem.space):,} points, {len(infeasible)} infeasible"
     if infeasible:
         worst = max(study.excess(trial.measurement) for trial in infeasible if trial.measurement)
-        text += f" (worst {worst:.0%} over, together {study.total_excess:.0%})"
+        text += f" (worst {show_excess(worst)} over, together {show_excess(study.total_excess)})"
     text += f", {len(study.stopped_early)} stopped early" if study.stopped_early else ""
-    return text + (f", {failed} failed" if failed else "")
+    text += f", {failed} failed" if failed else ""
+    if study.requests is None or not study.completed:
+        return text
+    each = study.requests / len(study.completed)
+    return f"{text}; {each:,.0f} requests each (the paper: {_PAPER_REQUESTS:,})"
 
 
 def _presets(study: Study) -> Iterator[tuple[str, str]]:
@@ -191,7 +245,8 @@ def _presets(study: Study) -> Iterator[tuple[str, str]]:
         misses = "" if study.holds(preset.measurement) else "  misses the SLO"
         yield (
             f"preset {preset.name}",
-            f"{show_energy(preset.measurement)}, {_latencies(preset.measurement)}{misses}",
+            f"{show_joules(preset.measurement)}{_label(preset.measurement)}, "
+            f"{_latencies(preset.measurement)}{misses}",
         )
 
 

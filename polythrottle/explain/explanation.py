@@ -9,10 +9,9 @@ from polythrottle.explain.limits import End, Limit, ends, limits
 from polythrottle.explain.prices import Price, prices
 from polythrottle.explain.shares import Effect, Mixtures, effect
 from polythrottle.space import OperatingPoint
-from polythrottle.study import Study, Trial
+from polythrottle.study import ENOUGH, Study, Trial
 
-FEW = 2
-"""Fewer completed trials than this leave nothing to compare."""
+_FEW = 2
 
 
 @dataclass(frozen=True)
@@ -95,10 +94,12 @@ def explain(study: Study) -> Explanation:
         InvalidInput: If a limit is on a metric that was not measured.
     """
     count = len(study.completed)
-    if count < FEW:
-        return Explanation(study, f"nothing to explain yet: {count} trial{'s' * (count != 1)} completed")
+    if count < _FEW:
+        return Explanation(study, _too_few(study))
     if not study.judgeable:
         return Explanation(study, "nothing to explain yet: the limits multiply what the default was never measured at")
+    if not study.well_searched:
+        return Explanation(study, _too_few(study))
     at = study.best or study.closest
     assert at is not None
     mixtures = Mixtures(study.problem.space.default, at.point, study.seed)
@@ -106,6 +107,11 @@ def explain(study: Study) -> Explanation:
     if evidence is None:
         return Explanation(study, "nothing can be explained: no model can be fitted to these trials")
     return _explained(evidence, at, mixtures)
+
+
+def _too_few(study: Study) -> str:
+    count = len(study.completed)
+    return f"not enough trials to explain anything: {count} completed, and it takes {ENOUGH} or every point there is"
 
 
 def _explained(evidence: Evidence, at: Trial, mixtures: Mixtures) -> Explanation:

@@ -9,6 +9,9 @@ from polythrottle.problem import Constraint
 from polythrottle.space import Knob, Level, OperatingPoint
 from polythrottle.study import WORTHWHILE, Trial
 
+VAGUE = 0.5
+"""Standard deviation of a predicted logarithm beyond which a figure would say nothing."""
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -52,7 +55,8 @@ class End:
         highest: Whether that is the upper end.
         levels: How many levels the knob has among the points of the space.
         inward: By what share the objective changes one level further in, the other knobs held, as measured or else
-            predicted; None where that is no point of the space.
+            predicted; None where that is no point of the space, or the models know next to nothing of it.
+        measured: Whether that point was visited.
     """
 
     knob: str
@@ -60,6 +64,7 @@ class End:
     highest: bool
     levels: int
     inward: float | None
+    measured: bool = False
 
     @property
     def binds(self) -> bool:
@@ -106,17 +111,21 @@ def ends(evidence: Evidence, at: OperatingPoint) -> tuple[End, ...]:
         place = used.index(knob.levels.index(at[knob.name]))
         if knob.ordered and len(used) > 1 and place in (0, len(used) - 1):
             inner = used[1 if place == 0 else -2]
-            found.append(End(knob.name, at[knob.name], place > 0, len(used), _inward(evidence, at, knob, inner)))
+            found.append(End(knob.name, at[knob.name], place > 0, len(used), *_inward(evidence, at, knob, inner)))
     return tuple(found)
 
 
-def _inward(evidence: Evidence, at: OperatingPoint, knob: Knob, inner: int) -> float | None:
+def _inward(evidence: Evidence, at: OperatingPoint, knob: Knob, inner: int) -> tuple[float | None, bool]:
+    """Return by what share the objective changes one level further in, and whether that was measured."""
     space = evidence.study.problem.space
     point = at.moved({knob.name: knob.levels[inner]})
     if point not in space:
-        return None
-    values = evidence.modelled(evidence.goal, evidence.likely)
-    return float(np.expm1(values[space.index(point)] - values[space.index(at)]))
+        return None, False
+    row, values = space.index(point), evidence.modelled(evidence.goal, evidence.likely)
+    measured = bool(evidence.seen[row])
+    if not measured and evidence.std(evidence.goal)[row] > VAGUE:
+        return None, False
+    return float(np.expm1(values[row] - values[space.index(at)])), measured
 
 
 def moved(constraint: Constraint, limit: float) -> Constraint:

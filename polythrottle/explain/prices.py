@@ -7,7 +7,7 @@ import numpy as np
 
 from polythrottle.errors import InvalidInput
 from polythrottle.explain.evidence import Evidence, shown
-from polythrottle.explain.limits import moved
+from polythrottle.explain.limits import VAGUE, moved
 from polythrottle.optimize.quantities import bound
 from polythrottle.problem import Constraint
 from polythrottle.space import OperatingPoint
@@ -26,7 +26,8 @@ class Price:
         constraint: With that limit; None for no limit.
         point: Where; None if no point is likelier than not to hold the limits.
         value: The objective there, in its unit.
-        std_fraction: Standard deviation of a predicted value as a share of it; 0 where it was measured.
+        std_fraction: Standard deviation of a predicted value as a share of it, for small ones: that of its logarithm;
+            0 where it was measured.
         measured: Whether the point was visited, or only the models say so.
         change: By what share its objective differs from the best under the limit as it is; None if there is none.
     """
@@ -37,6 +38,11 @@ class Price:
     std_fraction: float = 0.0
     measured: bool = False
     change: float | None = None
+
+    @property
+    def vague(self) -> bool:
+        """Whether the models know so little of the point that a figure would say nothing."""
+        return self.std_fraction > VAGUE
 
 
 def step(constraint: Constraint) -> float:

@@ -19,7 +19,7 @@ from polythrottle.space import Level, OperatingPoint
 EXACT = 9
 """Up to so many knobs all mixtures are evaluated; beyond, `_ORDERS` orders drawn at random, and their reverses."""
 _ORDERS = 64
-_NOTHING = 1e-9
+_NOTHING, _CANCELLED = 1e-9, 0.05
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Share:
         knob: Its name.
         before: Its level at the first point; ``after`` at the second.
         change: Contribution in the metric's unit; ``change_std`` its standard deviation by the models.
-        fraction: Of the whole change; None where the whole is nothing.
+        fraction: Of the whole change; None where the whole is next to nothing beside what the knobs change each.
     """
 
     knob: str
@@ -136,6 +136,7 @@ def effect(evidence: Evidence, mixtures: Mixtures, metric: str) -> Effect:
     before, after = (float(shown(metric, values[i])) for i in (0, -1))
     rate = _rate(metric, float(values[0]), float(values[-1]))
     whole = float(parts.sum())
+    tells = abs(whole) > max(_NOTHING, _CANCELLED * float(np.abs(parts).sum()))
     shares = [
         Share(
             name,
@@ -143,7 +144,7 @@ def effect(evidence: Evidence, mixtures: Mixtures, metric: str) -> Effect:
             mixtures.end[name],
             float(parts[i] * rate),
             float(spread[i] * abs(rate)),
-            float(parts[i] / whole) if abs(whole) > _NOTHING else None,
+            float(parts[i] / whole) if tells else None,
         )
         for i, name in enumerate(mixtures.knobs)
     ]

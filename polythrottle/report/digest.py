@@ -170,6 +170,23 @@ class Digest:
         objective = self.study.problem.objective
         return objective.words if objective in (Objective.EDP, Objective.LATENCY) else self.energy_name
 
+    @cached_property
+    def objective_scale(self) -> Scale:
+        """The unit and decimals in which the objective is written; of a front, that of energy."""
+        objective = self.study.problem.objective
+        if objective.unit == "J":
+            return self.energy_scale
+        known = self.energy_unit or objective is Objective.LATENCY
+        return Scale.of((objective.of(seen) for seen in self.seen), objective.unit if known else "")
+
+    @property
+    def objective_axis(self) -> str:
+        """What an axis of the objective shows, the kind of its joules first."""
+        objective = self.study.problem.objective
+        if objective is Objective.LATENCY:
+            return objective.words
+        return f"{self.kind} {objective.words}".strip()
+
     @property
     def energy_name(self) -> str:
         """What an energy axis shows, the kind first."""

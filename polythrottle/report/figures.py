@@ -41,17 +41,18 @@ def plane(digest: Digest, energy: Scale) -> Figure:
     return figure
 
 
-def convergence(digest: Digest, energy: Scale) -> Figure:
-    """Return the best energy so far against the trial's number, trials that break the SLO or failed marked."""
-    figure, axes = canvas(_WIDTH_PT, _HEIGHT_PT, energy.titled(digest.energy_name))
-    spots = [(float(mark.number or 0), mark.measurement.energy_j / energy.factor) for mark in digest.trials]
+def convergence(digest: Digest) -> Figure:
+    """Return the best objective so far against the trial's number, trials that break the SLO or failed marked."""
+    goal, objective = digest.objective_scale, digest.study.problem.objective
+    figure, axes = canvas(_WIDTH_PT, _HEIGHT_PT, goal.titled(digest.objective_axis))
+    spots = [(float(mark.number or 0), objective.of(mark.measurement) / goal.factor) for mark in digest.trials]
     last = max(len(digest.study.trials) - 1, 1)
     axes.set_xlabel("trial")
     axes.set_xlim(-0.04 * last, 1.04 * last)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     fit(axes.yaxis, [y for _, y in spots])
     if digest.default is not None:
-        level = digest.default.measurement.energy_j / energy.factor
+        level = objective.of(digest.default.measurement) / goal.factor
         axes.axhline(level, color=INK, linewidth=1, linestyle=_DOTS, zorder=1)
     path = [*(best := best_so_far(digest.trials, spots)), *((float(last), y) for _, y in best[-1:])]
     axes.step([x for x, _ in path], [y for _, y in path], where="post", color=GREEN, linewidth=1.6, zorder=2)

@@ -22,7 +22,7 @@ def gallery(digest: Digest) -> Iterator[Html]:
     energy = digest.energy_scale
     cards = [_plane(digest, energy)]
     if digest.trials:
-        cards.append(_convergence(digest, energy))
+        cards.append(_convergence(digest))
     if len(compared(digest)) > 1:
         cards.append(_comparison(digest, energy))
     if digest.best is not None and digest.study.problem.space.names:
@@ -39,17 +39,15 @@ def _plane(digest: Digest, energy: Scale) -> Html:
     return _card("Energy and latency", drawing, plane_keys(digest), *_unseen(digest), *_failures(digest))
 
 
-def _convergence(digest: Digest, energy: Scale) -> Html:
+def _convergence(digest: Digest) -> Html:
     best = digest.best
     found = (
         "No trial is known to hold the SLO."
         if best is None
         else f"The best {digest.objective_name} was found in trial {best.number}."
     )
-    alt = f"Best {digest.energy_name} so far against the number of the trial. {found}"
-    return _card(
-        "Convergence", svg(convergence(digest, energy), "convergence", alt), convergence_keys(digest), _note(found)
-    )
+    alt = f"Best {digest.objective_axis} so far against the number of the trial. {found}"
+    return _card("Convergence", svg(convergence(digest), "convergence", alt), convergence_keys(digest), _note(found))
 
 
 def _comparison(digest: Digest, energy: Scale) -> Html:

@@ -16,7 +16,7 @@ _CAUTION = {
     EnergyKind.RELATIVE: "Relative: the unit of energy is unknown. Only ratios mean anything.",
 }
 _NO_INTERVAL = "The saving compares two single trials; its interval is not known."
-_SHOWN_UNITS = {"s": "s", "w": "W", "c": "°C", "per_s": "/s"}
+_SHOWN_UNITS = {"s": "s", "w": "W", "c": "°C", "per_s": "/s", "per_j": "/J"}
 
 
 def headline(digest: Digest) -> Html:
@@ -91,11 +91,22 @@ def _energy_parts(digest: Digest) -> Iterator[str]:
 
 def _cautions(digest: Digest) -> Iterator[Html]:
     words = [_CAUTION[kind] for kind in _kinds(digest) if kind in _CAUTION]
-    if digest.saving_fraction:
-        words.append(_NO_INTERVAL)
+    if digest.saving_fraction and not digest.default_is_best:
+        words.append(_interval(digest))
     if digest.default_will_do:
         words.append(f"Nothing is gained: the default is within {percent(WORTHWHILE)} of the best found.")
     return (tag("p", text, class_="caution") for text in words)
+
+
+def _interval(digest: Digest) -> str:
+    """Return between what the saving is, and whether that proves one."""
+    found = digest.study.saving
+    if found is None:
+        return _NO_INTERVAL
+    between = f"between {100 * found.low:.3g} % and {100 * found.high:.3g} % with 95 % confidence"
+    if found.low <= 0 <= found.high:
+        return f"The saving is not proven: it is {between}."
+    return f"The saving is {between}, two single trials compared."
 
 
 def _energy(digest: Digest, seen: Measurement) -> str:

@@ -40,7 +40,7 @@ def convergence_keys(digest: Digest) -> Html:
     """Return the keys of the convergence figure."""
     lines = [_line("best so far", GREEN)] if digest.best is not None else []
     if digest.default is not None:
-        lines.append(_line("energy of the default", INK, "1.5 2.5"))
+        lines.append(_line(f"{digest.study.problem.objective.words} of the default", INK, "1.5 2.5"))
     if any(trial.failure is not None for trial in digest.study.trials):
         lines.append(_key(_stroke("M8 3V13", MUTED), "failed"))
     return _list(_marks(digest, digest.trials), lines)

@@ -59,6 +59,7 @@ class TrialTable:
         self._latency = Scale.of((seen.metric(name) for seen in digest.seen for name in _STATISTICS), "s")
         self._power = Scale.of((seen.power_w for seen in digest.seen), "W")
         self._energy = digest.energy_scale
+        self._intervals = any(seen.intervals or seen.requests for seen in digest.seen)
 
     def html(self) -> Html:
         """Return the table."""
@@ -71,6 +72,7 @@ class TrialTable:
             *(self._latency.titled(name) for name in _STATISTICS),
             self._power.titled("power"),
             self._energy.titled(self._digest.energy_name),
+            *(("± 95 %", "p99 between", "requests") if self._intervals else ()),
         ]
         return tag(
             "tr",
@@ -111,6 +113,17 @@ class TrialTable:
             yield _number(self._latency.number(seen.metric(statistic) if seen else None))
         yield _number(self._power.number(seen.power_w if seen else None))
         yield _number(self._energy.number(seen.energy_j if seen else None))
+        if self._intervals:
+            yield _number(_half(seen))
+            yield _number(self._ends(seen))
+            yield _number(f"{seen.requests:,}" if seen and seen.requests is not None else "–")
+
+    def _ends(self, seen: Measurement | None) -> str:
+        """Return between what the p99 is; an upper end that is not known is an ellipsis."""
+        found = seen.intervals.get("p99") if seen else None
+        if found is None:
+            return "–"
+        return f"{self._latency.number(found.low)} – {self._latency.number(found.high) if found.known else '…'}"
 
     def _verdict(self, seen: Measurement | None) -> str:
         verdict = None if seen is None else self._digest.verdict(seen)
@@ -122,6 +135,12 @@ class TrialTable:
 def _level(name: str, point: OperatingPoint, default: OperatingPoint) -> Html:
     text = show_level(name, point[name])
     return tag("td", text, class_="number" if point[name] == default[name] else "number moved")
+
+
+def _half(seen: Measurement | None) -> str:
+    """Return half the interval of energy as a share of it; unknown gives ``–``."""
+    found = seen.intervals.get("energy") if seen else None
+    return "–" if seen is None or found is None else f"{100 * found.half / seen.energy_j:.2g} %"
 
 
 def _number(text: str) -> Html:

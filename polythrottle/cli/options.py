@@ -1,0 +1,311 @@
+"""Options that several commands take: each group of them is a value that `spread` lays out as a command's own."""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from polythrottle.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from polythrottle.setup import Setup
+    from polythrottle.space import Level
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+
+
+class OptionGroup:
+    """Options that belong together: the fields of a subclass, a frozen dataclass, with their defaults."""
+
+    def given(self) -> bool:
+        """Return whether any of them was given, with another value than its default."""
+        return any(
+            (value := getattr(self, option.name)) != option.default and value != []
+            for option in fields(self)  # type: ignore[arg-type]
+        )
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that takes the options of its parameters' groups one by one, in place of the groups.
+
+    Args:
+        command: Each parameter annotated with an `OptionGroup` is replaced by the fields of that group.
+    """
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, type[OptionGroup]] = {}
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        kind = parameter.annotation
+        if isinstance(kind, type) and issubclass(kind, OptionGroup):
+            groups[parameter.name] = kind
+            parameters += _laid_out(kind)
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def taking(**words: Any) -> None:
+        gathered = {
+            name: kind(**{option.name: words.pop(option.name) for option in fields(kind)})  # type: ignore[arg-type]
+            for name, kind in groups.items()
+        }
+        command(**gathered, **words)
+
+    taking.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    taking.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return taking
+
+
+def _laid_out(group: type[OptionGroup]) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    for option in fields(group):  # type: ignore[arg-type]
+        yield inspect.Parameter(
+            option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=hints[option.name]
+        )
+
+
+@dataclass(frozen=True)
+class SetupOptions(OptionGroup):
+    """Device and workload, and how long a trial looks."""
+
+    device: Annotated[
+        str, typer.Option("--device", "-d", metavar="URI", help="sim:<board>, replay:<table.csv>, cpu, or auto.")
+    ] = "auto"
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            "--workload",
+            "-w",
+            metavar="URI",
+            help="model.onnx, model.pt2, package.module:callable, kserve://…, openai://…, cmd:<words>, or a name.",
+        ),
+    ] = None
+    knobs: Annotated[
+        str | None,
+        typer.Option("--knobs", metavar="A,B", help="Device knobs to search; the others keep their default."),
+    ] = None
+    batch: Annotated[str | None, typer.Option("--batch", metavar="1,2,4", help="Batch sizes to search.")] = None
+    threads: Annotated[str | None, typer.Option("--threads", metavar="1,2", help="Thread counts to search.")] = None
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="SHAPE", help="Shape of a model input without its batch: 3x224x224."),
+    ] = None
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", help="When a query of a cmd: or a service is given up.")
+    ] = 60.0
+    seconds: Annotated[float | None, typer.Option("--seconds", metavar="S", help="Length of a trial at least; 2.")] = (
+        None
+    )
+    queries: Annotated[
+        int | None, typer.Option("--queries", metavar="N", help="Queries per trial at least; 100, simulated 1000.")
+    ] = None
+    arrivals: Annotated[
+        str | None,
+        typer.Option(
+            "--arrivals",
+            metavar="HOW",
+            help="closed (default), uniform:30/s, poisson:30/s, burst:30/s, trace:FILE@30/s.",
+        ),
+    ] = None
+    precision: Annotated[
+        str | None,
+        typer.Option("--precision", metavar="2%", help="End a trial once it knows enough, and its energy to this."),
+    ] = None
+
+    def setup(self, *, look: bool = True) -> "Setup":
+        """Return the setup these words mean; says on standard error which device ``auto`` is.
+
+        Args:
+            look: Whether to look for the device that ``auto`` is now.
+
+        Raises:
+            InvalidInput: If a list of knobs or counts is none.
+        """
+        from polythrottle.setup import Setup
+
+        return Setup(
+            self._device() if look else self.device,
+            self.workload,
+            knob_names(self.knobs),
+            counts("--batch", self.batch),
+            counts("--threads", self.threads),
+            tuple(self.inputs or ()),
+            self.timeout,
+            self.queries,
+            self.seconds,
+            self.arrivals,
+            share("--precision", self.precision),
+        )
+
+    def _device(self) -> str:
+        if self.device != "auto":
+            return self.device
+        from polythrottle.backends import find_device
+
+        found = find_device()
+        typer.echo(f"device {found.uri}: {found.explanation}", err=True)
+        return found.uri
+
+
+@dataclass(frozen=True)
+class BudgetOptions(OptionGroup):
+    """What a search may use, and when it ends before."""
+
+    trials: Annotated[int | None, typer.Option("--trials", metavar="N", help="How many points to try at most; 30.")] = (
+        None
+    )
+    minutes: Annotated[float | None, typer.Option("--minutes", metavar="M", help="How long to search at most.")] = None
+    joules: Annotated[
+        float | None, typer.Option("--joules", metavar="J", help="Energy the search may use at most.")
+    ] = None
+    horizon: Annotated[
+        str | None,
+        typer.Option("--horizon", metavar="30d", help="How long the answer is used: stop when trying costs more."),
+    ] = None
+    early_stop: Annotated[
+        bool | None,
+        typer.Option(
+            "--early-stop/--no-early-stop", help="Stop when next to nothing is left to save.", show_default=False
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class StudyOptions(OptionGroup):
+    """What is looked for and how, and where the study is kept."""
+
+    slo: Annotated[
+        list[str] | None, typer.Option("--slo", metavar="SLO", help="p99<=25ms, mean<=1.2x, …; repeats.")
+    ] = None
+    objective: Annotated[
+        str | None, typer.Option("--objective", metavar="NAME", help="energy (default), edp or latency.")
+    ] = None
+    pareto: Annotated[bool, typer.Option("--pareto", help="Search the whole front of latency and energy.")] = False
+    method: Annotated[str, typer.Option("--method", metavar="NAME", help="bayes, random, grid, paper, …")] = "bayes"
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Randomness of the method.")] = 0
+    risk: Annotated[
+        float | None,
+        typer.Option("--risk", metavar="R", help="Chance of breaking the SLO a trial may take; 0.05 in production."),
+    ] = None
+    history: Annotated[
+        list[str] | None,
+        typer.Option("--history", metavar="PATH", help="Journals, tables or folders to learn from; repeats."),
+    ] = None
+    no_history: Annotated[bool, typer.Option("--no-history", help="Learn from no earlier study.")] = False
+    as_prior: Annotated[
+        list[str] | None,
+        typer.Option("--as-prior", metavar="PROFILE", help="Try a profile's point right after the default; repeats."),
+    ] = None
+    presets: Annotated[bool, typer.Option("--presets/--no-presets", help="Measure the device's presets too.")] = True
+    journal: Annotated[Path | None, typer.Option("--journal", metavar="FILE", help="Where the study is kept.")] = None
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over even if an unfinished study is there.")] = False
+
+    def words(self) -> dict[str, Any]:
+        """Return them as `polythrottle.tune` takes them.
+
+        Raises:
+            InvalidInput: If two of them exclude each other.
+        """
+        return {
+            "slo": self.slo or [],
+            "objective": self._objective(),
+            "method": self.method,
+            "seed": self.seed,
+            "risk": self.risk,
+            "history": self._history(),
+            "priors": self.as_prior or (),
+            "presets": self.presets,
+            "journal": self.journal,
+            "fresh": self.fresh,
+        }
+
+    def _objective(self) -> str:
+        """Return the objective two options ask for; a front is asked for by its own option alone."""
+        from polythrottle.problem import Objective
+
+        if self.pareto and self.objective not in (None, Objective.ENERGY, Objective.PARETO):
+            raise InvalidInput(
+                f"--pareto is a front of latency and energy; leave it or --objective {self.objective} out"
+            )
+        return str(Objective.PARETO if self.pareto else Objective.parse(self.objective or Objective.ENERGY))
+
+    def _history(self) -> list[str] | None:
+        if self.history and self.no_history:
+            raise InvalidInput("--history and --no-history exclude each other; leave one out")
+        return [] if self.no_history else self.history or None
+
+
+def knob_names(text: str | None) -> tuple[str, ...] | None:
+    """Return the knobs a list names, in the unit engineers use or in SI; None if nothing was given.
+
+    Raises:
+        InvalidInput: If it names none, or has a gap.
+    """
+    from polythrottle.units import to_si
+
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise InvalidInput(f"--knobs takes names such as gpu_max_mhz,mem_mhz, not {text[:40]!r}")
+    return tuple(to_si(name, 1)[0] for name in names)
+
+
+def counts(option: str, text: str | None) -> tuple[int, ...] | None:
+    """Return the counts a list names, sorted; None if nothing was given.
+
+    Raises:
+        InvalidInput: If one is no whole number above zero.
+    """
+    if text is None:
+        return None
+    words = text.split(",")
+    if not all(word.strip().isdecimal() and len(word) < 10 and int(word) > 0 for word in words):
+        raise InvalidInput(f"{option} takes whole numbers above zero such as 1,2,4, not {text[:40]!r}")
+    return tuple(sorted({int(word) for word in words}))
+
+
+def levels(text: str | None) -> "dict[str, Level]":
+    """Return the levels in a list such as ``gpu_max_mhz=900,batch_size=4``, in SI.
+
+    Raises:
+        InvalidInput: If one is no level, or not finite.
+    """
+    from polythrottle.units import to_si
+
+    found: dict[str, Level] = {}
+    for part in filter(None, (text or "").split(",")):
+        name, equals, value = part.partition("=")
+        if not (name and equals and value):
+            raise InvalidInput(f"{part!r} is not a level; write for example gpu_max_mhz=900,batch_size=4")
+        try:
+            key, level = to_si(name.strip(), float(value))
+        except ValueError:
+            found[name.strip()] = value.strip()
+            continue
+        except OverflowError:
+            level = math.inf
+        if not math.isfinite(level):
+            raise InvalidInput(f"{part!r} is not a finite level")
+        found[key] = int(level) if level == int(level) else level
+    return found
+
+
+def share(option: str, text: str | None) -> float | None:
+    """Return the fraction that a text like ``2%`` or ``0.02`` means; None stays None.
+
+    Raises:
+        InvalidInput: If it is neither.
+    """
+    if text is None:
+        return None
+    try:
+        found = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise InvalidInput(f"{option} {text!r} is not a share; write for example 2%")
+    return found

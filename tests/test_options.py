@@ -1,0 +1,59 @@
+import inspect
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from polythrottle.cli.options import OptionGroup, SetupOptions, counts, knob_names, levels, spread
+from polythrottle.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Sizes(OptionGroup):
+    """A group of two."""
+
+    small: Annotated[int, typer.Option("--small")] = 1
+    names: Annotated[list[str] | None, typer.Option("--name")] = None
+
+
+def test_a_group_is_laid_out_as_the_options_of_its_command() -> None:
+    """The command gets the group whole, built of what was given and of defaults."""
+    got: list[tuple[Any, ...]] = []
+    app = typer.Typer()
+
+    @app.command()
+    @spread
+    def run(first: Annotated[str, typer.Argument()], sizes: Sizes, flag: bool = False) -> None:
+        """Run."""
+        got.append((first, sizes, flag))
+
+    for words in (["x"], ["x", "--small", "3", "--flag", "--name", "a", "--name", "b"]):
+        assert CliRunner().invoke(app, words).exit_code == 0
+    assert got == [("x", Sizes(), False), ("x", Sizes(3, ["a", "b"]), True)] or got[0][1].names == []
+    assert got[1] == ("x", Sizes(3, ["a", "b"]), True)
+    assert list(inspect.signature(run).parameters) == ["first", "small", "names", "flag"]
+
+
+def test_a_group_knows_whether_anything_was_given() -> None:
+    """Defaults and empty lists are nothing."""
+    assert not Sizes().given()
+    assert not Sizes(names=[]).given()
+    assert Sizes(small=2).given()
+    assert SetupOptions(device="cpu").given()
+
+
+def test_lists_are_read_in_the_units_of_engineers() -> None:
+    """Knobs and levels come out in SI, counts sorted and once each."""
+    assert knob_names("gpu_max_mhz, batch_size") == ("gpu_max_hz", "batch_size")
+    assert counts("--batch", "4,1,4") == (1, 4)
+    assert levels("gpu_max_mhz=900,mode=fast") == {"gpu_max_hz": 900_000_000, "mode": "fast"}
+    assert (knob_names(None), counts("--batch", None), levels(None)) == (None, None, {})
+
+
+@pytest.mark.parametrize("text", ["", ",", "a,,b", " "])
+def test_a_list_of_knobs_with_a_gap_is_one_clear_error(text: str) -> None:
+    """It says what a list looks like."""
+    with pytest.raises(InvalidInput, match="--knobs takes names such as"):
+        knob_names(text)
