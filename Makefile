@@ -22,7 +22,7 @@ test-search: $(READY)  ## Run the search over all measured tables (minutes; need
 	$(BIN)/python -m pytest -n auto -m search
 
 test-faults: $(READY)  ## Kill and break at every step of a session on every fake board (minutes)
-	$(BIN)/python -m pytest -n auto -s -m faults
+	$(BIN)/python -m pytest -n auto -m faults
 
 test-services: $(READY)  ## Measure and tune models on real servers, which are installed into .services (minutes)
 	$(BIN)/python -m pytest -q -rfE -m services tests/services

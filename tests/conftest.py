@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,3 +37,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if skipped and exitstatus == 0 and os.environ.get("POLYTHROTTLE_NO_SKIPS"):
         reporter.write_line(f"{skipped} skipped, but nothing may be skipped here", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what the fault matrix counted, from whichever process."""
+    reports = [each for kind in ("passed", "failed") for each in terminalreporter.stats.get(kind, [])]
+    for line in sorted(str(value) for each in reports for name, value in each.user_properties if name == "cells"):
+        terminalreporter.write_line(line)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from faults.steps import STAGES
 from polythrottle.testing import BOARDS
 from polythrottle.testing.nvml.library import compiler
 from polythrottle.testing.nvml.models import MODELS
+
+Record = Callable[[str, object], None]
 
 HERE = Path(__file__).resolve().parent
 GPUS = tuple(name for name in MODELS if name not in ("a100-mig", "laptop"))
@@ -40,26 +43,27 @@ def run(board: str, folder: Path, every: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def check(board: str, cells: list[dict[str, Any]]) -> None:
-    """Every cell holds, every stage was met, and the count is printed."""
+def check(board: str, cells: list[dict[str, Any]], record_property: Record) -> None:
+    """Every cell holds; their count is printed at the end of the run."""
     broken = [cell for cell in cells if not cell["holds"]]
-    counts = Counter(cell["fault"] for cell in cells)
-    sys.stdout.write(f"\n{board}: {len(cells)} cells, {len(broken)} broken: {dict(counts)}\n")
+    stages = Counter(cell["stage"] for cell in cells)
+    told = ", ".join(f"{count} {stage}" for stage, count in stages.items())
+    record_property("cells", f"{board}: {len(cells)} cells of the fault matrix, {len(broken)} broken ({told})")
     assert not broken, json.dumps(broken[:3], indent=1)
 
 
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("board", [*BOARDS, *GPUS])
-def test_every_fault_at_every_step(board: str, tmp_path: Path) -> None:
+def test_every_fault_at_every_step(board: str, tmp_path: Path, record_property: Record) -> None:
     """The whole matrix on every board; no cell is left out."""
     cells = run(board, tmp_path, 1)
-    check(board, cells)
+    check(board, cells, record_property)
     assert {cell["stage"] for cell in cells} == set(STAGES)
     assert len(cells) >= 200
 
 
 @pytest.mark.parametrize("board", ["jetson-agx-orin-jp6", "a100"])
-def test_faults_at_some_steps(board: str, tmp_path: Path) -> None:
+def test_faults_at_some_steps(board: str, tmp_path: Path, record_property: Record) -> None:
     """A part of the matrix, for every run of the tests."""
-    check(board, run(board, tmp_path, 4))
+    check(board, run(board, tmp_path, 5), record_property)
