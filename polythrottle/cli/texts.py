@@ -245,8 +245,7 @@ def _presets(study: Study) -> Iterator[tuple[str, str]]:
         misses = "" if study.holds(preset.measurement) else "  misses the SLO"
         yield (
             f"preset {preset.name}",
-            f"{show_joules(preset.measurement)}{_label(preset.measurement)}, "
-            f"{_latencies(preset.measurement)}{misses}",
+            f"{show_joules(preset.measurement)}{_label(preset.measurement)}, {_latencies(preset.measurement)}{misses}",
         )
 
 
