@@ -4,16 +4,19 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from builders import measured
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polythrottle.errors import Exhausted, InvalidInput, UnknownName
 from polythrottle.measurement import Latency, Measurement
 from polythrottle.optimize import METHODS, make_optimizer
+from polythrottle.optimize.quantities import bound, in_units, table
 from polythrottle.ports import Optimizer
 from polythrottle.problem import Constraint, Problem
 from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
@@ -370,3 +373,11 @@ def test_no_space_and_no_value_is_too_odd(data: st.DataObject, columns: list[lis
     assert all(math.isfinite(trial.measurement.energy_j) for trial in study.completed if trial.measurement)
     assert len({*points(study)}) == len(study.trials)
     assert all(a != b for a, b in pairwise(points(study)))
+
+
+def test_tokens_per_joule_are_bounded_from_below() -> None:
+    """More is better: a limit is one from above on the negative logarithm, as for throughput."""
+    limit = bound(Constraint.parse("tokens_per_j>=2/J"))
+    seen = replace(measured(), extras={"tokens_per_j": 4.0})
+    assert table([seen], [limit.quantity])[0, 0] < limit.limit
+    assert in_units("tokens_per_j", table([seen], [limit.quantity]))[0, 0] == pytest.approx(4.0)

@@ -682,3 +682,26 @@ def test_what_was_left_is_forgotten_by_the_next_writer(knob: Path, state: Path) 
         device.write(str(knob), "5")
     assert knob.read_text() == "77"
     assert restore_all(force=True) == ()
+
+
+def test_a_guard_that_was_ended_is_started_again(knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat notices that its guard is gone, and starts another."""
+    monkeypatch.setattr("polythrottle.actuation.watch.LEASE_S", 0.2)
+    with board(knob, guarded=True) as device:
+        device.write(str(knob), "10")
+        assert device._watch is not None
+        first = device._watch._guard
+        first.kill()
+        assert eventually(lambda: device._watch is not None and device._watch._guard is not first)
+    assert knob.read_text() == "1"
+
+
+def test_what_has_lost_its_guard_cannot_be_confirmed(knob: Path, state: Path) -> None:
+    """A timed profile whose guard is dead would never revert: confirming it is refused, restoring works."""
+    applied(knob, 30, confirmed_s=60)
+    os.kill(standing()[0].lease.pid, signal.SIGKILL)
+    assert eventually(lambda: not standing()[0].lease.alive)
+    with pytest.raises(DeviceError, match="has died"):
+        confirm()
+    restore_all()
+    assert knob.read_text() == "1"

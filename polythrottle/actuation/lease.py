@@ -77,7 +77,11 @@ class Lease:
     @property
     def alive(self) -> bool:
         """Whether the process that holds it is there."""
-        return bool(self.holder) and self.pid > 0 and Path(f"/proc/{self.pid}").exists()
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return False
+        return bool(self.holder) and state not in ("Z", "X")
 
 
 def boot_s() -> float:

@@ -207,7 +207,7 @@ def confirm(device: str | None = None, state: Path | None = None) -> tuple[Stand
         What stands now.
 
     Raises:
-        DeviceError: If nothing waits to be confirmed.
+        DeviceError: If nothing waits to be confirmed, or the guard that would revert it is gone.
     """
     boot, confirmed = running_boot_id(), []
     for site in Site.all(state):
@@ -220,6 +220,8 @@ def confirm(device: str | None = None, state: Path | None = None) -> tuple[Stand
         ):
             continue
         # What was applied for a time stays so, also if it is confirmed twice.
+        if not lease.alive:
+            raise DeviceError(f"what was to revert {lease.holder} has died; polythrottle restore puts it back")
         ends = None if lease.confirmed_s is None else boot_s() + lease.confirmed_s
         fence.change(lease.token, kept=ends is None, expires_s=ends)
         confirmed.append(site)

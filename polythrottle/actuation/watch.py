@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 from polythrottle.actuation.lease import LEASE_S, Fence, Stuck
@@ -29,7 +30,8 @@ class Watch:
     def __init__(self, site: Site, fence: Fence, token: int, boot_id: str) -> None:
         self._fence, self._token = fence, token
         self._ended = threading.Event()
-        self._guard = _spawned(site, token, boot_id, str(os.getpid()))
+        self._spawn = partial(_spawned, site, token, boot_id, str(os.getpid()))
+        self._guard = self._spawn()
         self._beat = threading.Thread(target=self._renew, name="polythrottle-lease", daemon=True)
         try:
             self._beat.start()
@@ -43,6 +45,8 @@ class Watch:
         while not self._ended.wait(LEASE_S / 4):
             try:
                 self._fence.renew(self._token, LEASE_S)
+                if self._guard.poll() is not None:
+                    self._guard = self._spawn()  # somebody has ended it
             except Stuck:
                 continue  # this process's own writer, perhaps
             except PolythrottleError:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polythrottle.measurement import Measurement
+from polythrottle.measurement import FLOORS, Measurement
 from polythrottle.optimize.features import Array
 from polythrottle.problem import Constraint
 
@@ -61,6 +61,8 @@ def _value(measurement: Measurement, quantity: str) -> float:
 
 
 def _scaled(metric: str, value: float) -> float:
+    if metric in FLOORS:
+        return -math.log(value)
     return value / _TEMPERATURE_UNIT_C if metric == "temperature" else math.log(value)
 
 
@@ -73,5 +75,5 @@ def in_units(metric: str, value: Array) -> Array:
     """Return a metric in its own unit, given values of its modelled quantity; same shape."""
     if metric == "temperature":
         return value * _TEMPERATURE_UNIT_C
-    found: Array = np.exp(-value if metric == "throughput" else value)
+    found: Array = np.exp(-value if metric in FLOORS else value)
     return found
