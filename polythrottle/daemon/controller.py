@@ -1,0 +1,379 @@
+"""What to do next: a pure function from a state and an event to the next state and what is to be done.
+
+::
+
+                      WorkloadUp                     a guard trips, Refused
+      ┌────────┐ ───────────────────▶ ┌───────────┐ ─────────────────────────▶ ┌────────┐
+      │  DOWN  │                      │ FOLLOWING │                            │  SAFE  │
+      │restored│ ◀─────────────────── │ the load  │ ◀───────────────────────── │or cool │
+      └────────┘  WorkloadDown, from  └───────────┘  every guard content for   └────────┘
+           ▲      wherever it is        │  ▲   │     hold_s, a ladder there     │  ▲  │
+           │              StudyOffered, │  │   │                               │  │  │ Refused
+           │         if one is wanted   ▼  │   │ third ForeignWrite            │  │  │
+           │                      ┌───────────┐│ in ten minutes                │  │  │
+           │        StudyEnded ─▶ │ STUDYING  │┼───────── a guard trips ───────┼──┘  │
+           │        (back up)     └───────────┘▼ StudyOffered (no ladder) ◀────┘     ▼
+           │                      ┌───────────┐                               (to YIELDED)
+           └───────────────────── │  YIELDED  │  Reclaim: back to FOLLOWING
+                                  │ restored  │
+                                  └───────────┘
+
+    Beside that, in every phase:
+      Suspend … Resume          nothing is done in between; then what holds is verified and set anew
+      LeaseLost … LeaseGained   nothing is written in between, for the board is restored by whoever keeps the lease;
+                                then what holds is verified and set anew
+      DriverReload              what holds is verified and set anew
+      ForeignWrite              likewise, twice in ten minutes; the third time the daemon gives way (YIELDED)
+      ModelChanged              the new model's ladder, or SAFE and a study wanted if it has none
+      DriftFound                a study is wanted; the phase stays
+      PowerBudget, heat         bound the choice of the rung; if none is within, the one that draws least
+      p99 near its limit        the load is taken for higher than it is ("pressure")
+      too many requests wait    the rate since the last look is believed at once, and the looks come sooner (`hurried`)
+
+What is to be done follows from the state alone: the target of its phase is compared with what was applied last, so that
+no path can forget to restore. A guard for the device's sake (power, heat, throttling) leads to the cool point, one for
+the users' sake (p99, errors) to the safe point, in the same step.
+"""
+
+import math
+from dataclasses import replace
+
+from polythrottle.daemon.following import Footing, follow, patience
+from polythrottle.daemon.forecast import Forecast
+from polythrottle.daemon.guards import Observed, Trip, tripped
+from polythrottle.daemon.ladder import Ladder
+from polythrottle.daemon.signals import (
+    Action,
+    Apply,
+    DriftFound,
+    DriverReload,
+    Event,
+    ForeignWrite,
+    GoSafe,
+    LeaseGained,
+    LeaseLost,
+    ModelChanged,
+    Plan,
+    PowerBudget,
+    Raise,
+    Reclaim,
+    Refused,
+    Restore,
+    Resume,
+    StartStudy,
+    StopStudy,
+    StudyEnded,
+    StudyOffered,
+    Suspend,
+    Target,
+    Verify,
+    WorkloadDown,
+    WorkloadUp,
+)
+from polythrottle.daemon.state import Hold, Phase, State
+
+_FOREIGN_MOST, _FOREIGN_S = 3, 600.0
+_UNTOLD = 16
+_AGAIN_S, _HOLD_MOST_S = 60.0, 600.0
+_NEAR, _FAR, _PRESSURE_MOST, _PRESSURE_STEP = 0.95, 0.8, 4, 1.25
+"""The shares of the p99's limit above which pressure rises and below which it falls; its most; what a step means."""
+_WARM_C, _COOLED_C, _COOLING = 5.0, 8.0, 0.95
+"""How near its limit a temperature takes power away, how far below it gives it back, and what is left at each look."""
+
+
+Told = tuple[State, tuple[Raise, ...]]
+
+
+def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
+    """Return the next state, and what is to be done in this order.
+
+    Args:
+        state: What is known.
+        event: What happened.
+    """
+    after, told = _folded(state, event)
+    stops, after = _stopped(after)
+    if after.suspended:
+        return replace(after, untold=(*after.untold, *told)[-_UNTOLD:]), stops
+    told = (*after.untold, *told)
+    done, writes = _written(replace(after, untold=()))
+    starts: tuple[Action, ...] = ()
+    if done.phase is Phase.STUDYING and not done.study_runs:
+        starts = (StartStudy(done.study_wanted),)
+        done = replace(done, study_runs=True, study_wanted="", touched=True, applied=None)
+    return done, (*stops, *writes, *starts, *told)
+
+
+def hurried(state: State, waiting: int) -> bool:
+    """Return whether so many requests wait that an `Observed` should come at once instead of with the next period."""
+    rung, following = state.rung, state.phase is Phase.FOLLOWING
+    if not following or rung is None or state.plan is None or state.plan.ladder is None:
+        return False
+    return waiting > patience(state.plan.ladder, rung)
+
+
+def _stopped(state: State) -> tuple[tuple[Action, ...], State]:
+    """End a study that may no longer set the board; it is wanted as before."""
+    allowed = state.phase is Phase.STUDYING and state.leased and not state.suspended
+    if allowed or not state.study_runs:
+        return (), state
+    interrupted = state.plan is not None and state.phase in (Phase.STUDYING, Phase.SAFE)
+    wanted = state.study_wanted or ("it was interrupted" if interrupted else "")
+    phase = Phase.FOLLOWING if state.phase is Phase.STUDYING else state.phase
+    return (StopStudy("the board is needed"),), _up(
+        replace(state, phase=phase, study_runs=False, study_wanted=wanted, applied=None)
+    )
+
+
+def _written(state: State) -> tuple[State, tuple[Action, ...]]:
+    """Bring the board to the target of the phase."""
+    if not state.leased or state.phase is Phase.STUDYING:
+        return state, ()
+    wanted, why = _target(state)
+    if wanted is None:
+        clean = replace(state, stale="", applied=None, touched=False)
+        return clean, (Restore(why),) if state.touched else ()
+    if wanted == state.applied and not state.stale:
+        return state, ()
+    verify = (Verify(state.stale),) if state.stale else ()
+    act = GoSafe(wanted, why) if state.phase is Phase.SAFE else Apply(wanted, why)
+    return replace(state, stale="", applied=wanted, touched=True), (*verify, act)
+
+
+def _target(state: State) -> tuple[Target | None, str]:
+    if state.plan is None or state.phase is Phase.DOWN:
+        return None, "the workload is down"
+    if state.phase is Phase.YIELDED:
+        return None, "somebody else sets the board, or it refuses"
+    if state.hold is not None:
+        return state.hold.target, state.hold.reason
+    rung = state.rung
+    assert rung is not None
+    demand = state.forecast.demand_per_s
+    load = "a load not yet known" if demand is None else f"a load of {demand:.3g}/s"
+    return Target(rung.service.point, rung.gather_s), f"{load} ({rung.rate_per_s:.3g}/s can be answered)"
+
+
+def _folded(state: State, event: Event) -> Told:  # noqa: PLR0911 - one line per event
+    match event:
+        case WorkloadUp(plan):
+            return _begun(state, plan), ()
+        case WorkloadDown():
+            return replace(state, phase=Phase.DOWN, plan=None, hold=None, study_wanted="", foreign_s=()), ()
+        case Observed():
+            return _observed(state, event)
+        case PowerBudget(limit_w):
+            return replace(state, budget_w=limit_w), ()
+        case ForeignWrite():
+            return _interfered(state, event)
+        case Reclaim():
+            return (_up(replace(state, phase=Phase.FOLLOWING)) if _is(state, Phase.YIELDED) else state), ()
+        case Refused(words):
+            return _refused(state, words), (Raise("refused", words),)
+        case ModelChanged() | DriftFound() | StudyOffered() | StudyEnded():
+            return _learnt(state, event)
+        case _:
+            return _machine(state, event)
+
+
+def _learnt(state: State, event: ModelChanged | DriftFound | StudyOffered | StudyEnded) -> Told:
+    match event:
+        case ModelChanged(ladder):
+            return _changed(state, ladder), (Raise("model", "the model has changed"),)
+        case DriftFound(words):
+            wanted = words if state.plan is not None else ""
+            return replace(state, study_wanted=wanted), (Raise("drift", words),)
+        case StudyOffered():
+            return _offered(state), ()
+        case StudyEnded(ladder):
+            return _studied(state, ladder), ()
+
+
+def _machine(state: State, event: Suspend | Resume | DriverReload | LeaseLost | LeaseGained) -> Told:
+    match event:
+        case Suspend():
+            return replace(state, suspended=True), ()
+        case Resume():
+            return replace(state, suspended=False, stale="the machine slept"), ()
+        case DriverReload():
+            return replace(state, stale="the driver was loaded anew"), (Raise("driver", "the driver was loaded anew"),)
+        case LeaseLost():
+            lost = replace(state, leased=False, applied=None, touched=False)
+            return lost, (Raise("lease", "the right to set the board is lost"),)
+        case LeaseGained():
+            return replace(state, leased=True, stale="the right to set the board was lost"), ()
+
+
+def _is(state: State, *phases: Phase) -> bool:
+    return state.plan is not None and state.phase in phases
+
+
+def _up(state: State) -> State:
+    """Return the state with a hold exactly while it is safe, and safe while there is no ladder to follow."""
+    if state.plan is None or state.phase not in (Phase.FOLLOWING, Phase.SAFE):
+        return replace(state, hold=None)
+    if state.plan.ladder is None and state.hold is None:
+        return replace(state, phase=Phase.SAFE, hold=Hold(state.plan.safe, "there is no profile for this model"))
+    return replace(state, phase=Phase.FOLLOWING if state.hold is None else Phase.SAFE)
+
+
+def _begun(state: State, plan: Plan) -> State:
+    wanted = "there is no profile for this model" if plan.ladder is None else ""
+    fresh = replace(
+        *(state,),
+        phase=Phase.FOLLOWING,
+        plan=plan,
+        hold=None,
+        forecast=Forecast(state.forecast.outlook),
+        footing=_top(plan),
+        pressure=0,
+        heat_w=None,
+        study_wanted=wanted,
+        foreign_s=(),
+    )
+    return _up(fresh)
+
+
+def _changed(state: State, ladder: Ladder | None) -> State:
+    if state.plan is None:
+        return state
+    begun = _begun(state, replace(state.plan, ladder=ladder))
+    if state.phase is Phase.YIELDED:
+        return replace(begun, phase=Phase.YIELDED, hold=None)
+    tripped_before = state.hold is not None and math.isfinite(state.hold.hold_s)
+    return replace(begun, phase=Phase.SAFE, hold=state.hold) if tripped_before else begun
+
+
+def _offered(state: State) -> State:
+    bare = _is(state, Phase.SAFE) and state.plan is not None and state.plan.ladder is None
+    if not state.study_wanted or not state.leased or state.suspended or not (bare or _is(state, Phase.FOLLOWING)):
+        return state
+    return replace(state, phase=Phase.STUDYING, hold=None)
+
+
+def _studied(state: State, ladder: Ladder | None) -> State:
+    over = replace(state, study_runs=False, applied=None if state.phase is Phase.STUDYING else state.applied)
+    if state.plan is None:
+        return over
+    if ladder is not None:
+        return _changed(over, ladder)
+    return _up(replace(over, phase=Phase.FOLLOWING)) if state.phase is Phase.STUDYING else over
+
+
+def _refused(state: State, words: str) -> State:
+    if not _is(state, Phase.FOLLOWING, Phase.SAFE, Phase.STUDYING) or state.plan is None:
+        return state
+    if state.phase is Phase.SAFE:
+        return replace(state, phase=Phase.YIELDED, hold=None, applied=None)
+    hold = Hold(state.plan.safe, words, hold_s=state.plan.bounds.hold_s)
+    return replace(state, phase=Phase.SAFE, hold=hold, applied=None)
+
+
+def _interfered(state: State, event: ForeignWrite) -> Told:
+    lately = (*(at_s for at_s in state.foreign_s if 0 <= event.now_s - at_s < _FOREIGN_S), event.now_s)
+    named = ", ".join(event.knobs) or "a knob"
+    if not _is(state, Phase.FOLLOWING, Phase.SAFE, Phase.STUDYING):
+        return state, ()
+    if len(lately) >= _FOREIGN_MOST:
+        given = replace(state, phase=Phase.YIELDED, hold=None, foreign_s=())
+        return given, (Raise("foreign", f"somebody else keeps setting {named}; the daemon gives way until reclaimed"),)
+    again = replace(state, foreign_s=lately, stale=f"somebody else has set {named}")
+    return again, (Raise("foreign", f"somebody else has set {named}; it is set again"),)
+
+
+def _observed(state: State, seen: Observed) -> Told:
+    forecast = state.forecast.seen(seen.now_s, seen.rate_per_s, seen.period_s)
+    if (plan := state.plan) is None or state.phase in (Phase.DOWN, Phase.YIELDED):
+        return state, ()
+    state = replace(state, forecast=forecast.raised(seen.rate_per_s) if hurried(state, seen.waiting) else forecast)
+    trips = tripped(plan.bounds, seen)
+    if state.phase is Phase.SAFE:
+        return _held(state, seen, trips)
+    if trips:
+        return _tripping(state, seen, trips)
+    return (_followed(state, seen) if state.phase is Phase.FOLLOWING else state), ()
+
+
+def _tripping(state: State, seen: Observed, trips: tuple[Trip, ...]) -> Told:
+    assert state.plan is not None
+    hardware, words = any(trip.guard.hardware for trip in trips), "; ".join(trip.words for trip in trips)
+    left_s, last_s = state.left_s
+    soon = 0 <= seen.now_s - left_s < _AGAIN_S
+    hold_s = min(_HOLD_MOST_S, 2 * last_s) if soon else state.plan.bounds.hold_s
+    target = state.plan.cool if hardware else state.plan.safe
+    hold = Hold(target, words, hardware, hold_s)
+    return replace(state, phase=Phase.SAFE, hold=hold), (Raise("guard", words, trips),)
+
+
+def _held(state: State, seen: Observed, trips: tuple[Trip, ...]) -> Told:
+    """Stay safe, go from cool to safe or back, or leave."""
+    hold, plan = state.hold, state.plan
+    assert hold is not None
+    assert plan is not None
+    hardware = tuple(trip for trip in trips if trip.guard.hardware)
+    if hardware and not hold.hardware:
+        words = "; ".join(trip.words for trip in hardware)
+        hot = Hold(plan.cool, words, hardware=True, hold_s=hold.hold_s)
+        return replace(state, hold=hot), (Raise("guard", words, hardware),)
+    well = _since(hold.well_since_s, seen.now_s, not trips)
+    sound = _since(hold.sound_since_s, seen.now_s, not hardware)
+    hold = replace(hold, well_since_s=well, sound_since_s=sound)
+    wait_s = hold.hold_s if math.isfinite(hold.hold_s) else plan.bounds.hold_s
+    if plan.ladder is not None and well is not None and seen.now_s - well >= hold.hold_s:
+        return _left(state, seen, hold.hold_s), ()
+    if hold.hardware and sound is not None and seen.now_s - sound >= wait_s:
+        return replace(state, hold=replace(hold, target=plan.safe, hardware=False)), ()
+    return replace(state, hold=hold), ()
+
+
+def _since(since_s: float | None, now_s: float, holds: bool) -> float | None:
+    if not holds:
+        return None
+    return now_s if since_s is None else min(since_s, now_s)
+
+
+def _left(state: State, seen: Observed, hold_s: float) -> State:
+    assert state.plan is not None
+    free = replace(state, phase=Phase.FOLLOWING, hold=None, left_s=(seen.now_s, hold_s))
+    return _followed(replace(free, footing=_top(state.plan)), seen)
+
+
+def _top(plan: Plan) -> Footing:
+    return Footing(0 if plan.ladder is None else plan.ladder.top)
+
+
+def _followed(state: State, seen: Observed) -> State:
+    assert state.plan is not None
+    if state.plan.ladder is None:
+        return _up(state)
+    pressed = replace(state, pressure=_pressure(state, seen), heat_w=_heat_w(state, seen))
+    limits_w = [limit_w for limit_w in (pressed.budget_w, pressed.heat_w) if limit_w is not None]
+    footing = follow(
+        state.plan.ladder,
+        state.footing,
+        state.forecast,
+        seen.now_s,
+        seen.waiting,
+        min(limits_w, default=None),
+        replace(state.manner, headroom=state.manner.headroom * _PRESSURE_STEP**pressed.pressure),
+    )
+    return replace(pressed, footing=footing)
+
+
+def _pressure(state: State, seen: Observed) -> int:
+    assert state.plan is not None
+    limit_s = state.plan.bounds.p99_s
+    if limit_s is None or seen.p99_s is None:
+        return state.pressure
+    change = (seen.p99_s > _NEAR * limit_s) - (seen.p99_s < _FAR * limit_s)
+    return min(_PRESSURE_MOST, max(0, state.pressure + change))
+
+
+def _heat_w(state: State, seen: Observed) -> float | None:
+    assert state.plan is not None
+    limit_c = state.plan.bounds.temperature_c
+    if limit_c is None or seen.temperature_c is None:
+        return state.heat_w
+    if seen.temperature_c > limit_c - _WARM_C and seen.power_w is not None:
+        return _COOLING * min(seen.power_w, state.heat_w or seen.power_w)
+    return None if seen.temperature_c < limit_c - _COOLED_C else state.heat_w

@@ -1,0 +1,232 @@
+"""Drift: whether energy and latency still are what the profile predicts, asked after every sample.
+
+A residual is the logarithm of observed over predicted, so that 8 % is the same distance at every point. Cumulative sums
+(Page, Continuous inspection schemes, Biometrika 41, 1954) of residuals in units of their spread raise an alarm when
+they pass a threshold. That is set for the mean time between false alarms by the chain of Brook and Evans (An approach
+to the probability distribution of cusum run length, Biometrika 59, 1972), for Gaussian residuals. Siegmund's formula,
+the usual short cut, promises up to a half more time than there is where the drift is large beside the spread.
+
+Samples are means over `SAMPLE_S` of load, a minute: what windows at one point differ by for longer than a sample, such
+as heat, would otherwise look like drift, and means over many queries are nearly Gaussian.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import fmean, stdev
+
+import numpy as np
+
+from polythrottle.errors import InvalidInput
+from polythrottle.measurement import BETWEEN_WINDOWS
+
+SAMPLE_S = 60.0
+"""How long a sample is."""
+WEEK_S = 7 * 24 * 3600.0
+_CELLS = 80
+"""Of the chain: run lengths are right to about a per cent."""
+_THRESHOLD_MOST = 64.0
+_CHARTS = 4
+"""Energy and latency, upwards and downwards: each may raise a quarter of the false alarms."""
+_LEAST = 10
+_CLIP = 4.0
+"""So many spreads at most one sample counts for: a single broken one is no drift."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What residuals of one quantity are like while nothing drifts.
+
+    Args:
+        mean: Of the logarithm of observed over predicted: what the prediction is off by from the beginning.
+        spread: Its standard deviation; above 0.
+    """
+
+    mean: float = 0.0
+    spread: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mean) and 0 < self.spread < math.inf):
+            raise InvalidInput(f"residuals cannot spread by {self.spread} around {self.mean}")
+
+    @classmethod
+    def of(cls, residuals: Sequence[float]) -> "Baseline":
+        """Return what residuals are like, from some that were seen when the profile was new.
+
+        The spread is raised by what so few tell too little about it (the upper end of its 90 % interval, Wilson and
+        Hilferty's chi-square) and by how little is known of the mean, so that false alarms do not become more
+        frequent; it is never below `BETWEEN_WINDOWS`, which a few samples at one point do not show.
+
+        Raises:
+            InvalidInput: If there are fewer than ten.
+        """
+        if len(residuals) < _LEAST:
+            raise InvalidInput(f"a baseline needs {_LEAST} samples, not {len(residuals)}")
+        freedom = len(residuals) - 1
+        low = freedom * (1 - 2 / (9 * freedom) - 1.645 * math.sqrt(2 / (9 * freedom))) ** 3
+        raised = stdev(residuals) * math.sqrt(freedom / low) * math.sqrt(1 + 1 / len(residuals))
+        return cls(fmean(residuals), max(BETWEEN_WINDOWS, raised))
+
+
+def run_length(shift: float, slack: float, threshold: float) -> float:
+    """Return after how many samples on average a one-sided sum of Gaussian residuals passes its threshold.
+
+    Args:
+        shift: Of the mean, in spreads; 0 while nothing drifts.
+        slack: What is taken off each sample.
+        threshold: What is passed; above 0.
+    """
+    width = 2 * threshold / (2 * _CELLS - 1)
+    edges = (np.arange(-_CELLS, _CELLS + 1) + 0.5) * width + slack - shift
+    below = np.array([0.5 * math.erfc(-edge / math.sqrt(2)) for edge in edges.tolist()])
+    rows, columns = np.indices((_CELLS, _CELLS))
+    upper, lower = below[columns - rows + _CELLS], below[columns - rows + _CELLS - 1]
+    lower[:, 0] = 0.0
+    return float(np.linalg.solve(np.eye(_CELLS) - (upper - lower), np.ones(_CELLS))[0])
+
+
+@lru_cache(maxsize=256)
+def threshold_for(slack: float, samples: float) -> float:
+    """Return the threshold that is passed after so many samples on average while nothing drifts.
+
+    Args:
+        slack: What is taken off each sample, in spreads.
+        samples: The mean run length, at least 2.
+    """
+    low, high = 1e-3, 1.0
+    while run_length(0.0, slack, high) < samples and high < _THRESHOLD_MOST:
+        low, high = high, 2 * high
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if run_length(0.0, slack, middle) < samples else (low, middle)
+    return high
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The cumulative sums of one quantity, upwards and downwards.
+
+    Args:
+        baseline: What its residuals are like.
+        shift: The drift to be found, as a fraction: 0.08.
+        false_alarm_s: The mean time of load between false alarms of this chart, both sides together.
+        sample_s: The time between samples.
+        up: The sum upwards, in spreads; ``down`` downwards.
+    """
+
+    baseline: Baseline
+    shift: float = 0.08
+    false_alarm_s: float = 2 * WEEK_S
+    sample_s: float = SAMPLE_S
+    up: float = 0.0
+    down: float = 0.0
+
+    @property
+    def slack(self) -> float:
+        """Half of the drift to be found, in spreads."""
+        return math.log1p(self.shift) / self.baseline.spread / 2
+
+    @property
+    def threshold(self) -> float:
+        """What a sum must pass, in spreads."""
+        return threshold_for(self.slack, 2 * self.false_alarm_s / self.sample_s)
+
+    @property
+    def delay_s(self) -> float:
+        """How long it takes on average to find the drift once it is there."""
+        return self.sample_s * run_length(2 * self.slack, self.slack, self.threshold)
+
+    @property
+    def drifts(self) -> float | None:
+        """An estimate of the drift's sign and least size as a fraction once a sum has passed; None if none has."""
+        if max(self.up, self.down) <= self.threshold:
+            return None
+        return self.shift if self.up >= self.down else -self.shift
+
+    def seen(self, observed: float, predicted: float) -> "Chart":
+        """Return the chart after one more sample.
+
+        Args:
+            observed: Positive; a value that is none, as of a broken sensor, is not counted.
+            predicted: In the same unit.
+        """
+        if not (0 < observed < math.inf and 0 < predicted < math.inf):
+            return self
+        spreads = (math.log(observed / predicted) - self.baseline.mean) / self.baseline.spread
+        limit = _CLIP + 2 * self.slack
+        spreads = min(limit, max(-limit, spreads))
+        return replace(
+            self, up=max(0.0, self.up + spreads - self.slack), down=max(0.0, self.down - spreads - self.slack)
+        )
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Energy and latency together: one false alarm a week of load, whichever raises it.
+
+    Args:
+        energy: Of the energy per request.
+        latency: Of the mean latency.
+    """
+
+    energy: Chart
+    latency: Chart
+
+    @classmethod
+    def over(cls, energy: Baseline, latency: Baseline, false_alarm_s: float = WEEK_S) -> "Watch":
+        """Return a watch whose charts share the false alarms."""
+        each_s = false_alarm_s * _CHARTS / 2
+        return cls(Chart(energy, false_alarm_s=each_s), Chart(latency, false_alarm_s=each_s))
+
+    def seen(self, energy_j: float, energy_predicted_j: float, latency_s: float, latency_predicted_s: float) -> "Watch":
+        """Return the watch after one more sample under load."""
+        return Watch(self.energy.seen(energy_j, energy_predicted_j), self.latency.seen(latency_s, latency_predicted_s))
+
+    @property
+    def words(self) -> str | None:
+        """What has drifted, for people; None if nothing has."""
+        found = [
+            f"{name} {'above' if drifts > 0 else 'below'} what the profile predicts, by about {abs(drifts):.0%} or more"
+            for name, drifts in (("energy is", self.energy.drifts), ("latency is", self.latency.drifts))
+            if drifts is not None
+        ]
+        return " and ".join(found) or None
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """Whether a new profile is worse than the old one, asked after each pair of samples: a sequential test.
+
+    Wald's sequential probability ratio test (Sequential tests of statistical hypotheses, 1945) between "as good as the
+    old" and "worse by ``harm``", on the logarithm of new over old of samples that alternate between the two.
+
+    Args:
+        spread: Standard deviation of that logarithm; above 0.
+        harm: The share by which it may not be worse.
+        wrongly: The chance to roll a good one back, and to keep a bad one.
+        sum_: The log likelihood ratio so far.
+    """
+
+    spread: float
+    harm: float = 0.02
+    wrongly: float = 0.05
+    sum_: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.spread < math.inf and self.harm > 0 and 0 < self.wrongly < 0.5):
+            raise InvalidInput("a sequential test needs a spread, a harm above 0 and a chance below one half")
+
+    def seen(self, new: float, old: float) -> "Rollback":
+        """Return the test after one more pair; a pair with a value that is not positive is not counted."""
+        if not (0 < new < math.inf and 0 < old < math.inf):
+            return self
+        shift = math.log1p(self.harm)
+        ratio = shift * (math.log(new / old) - shift / 2) / self.spread**2
+        return replace(self, sum_=self.sum_ + ratio)
+
+    @property
+    def worse(self) -> bool | None:
+        """Whether the new one is to be rolled back; None while that is not known."""
+        bound = math.log((1 - self.wrongly) / self.wrongly)
+        return None if abs(self.sum_) < bound else self.sum_ > 0

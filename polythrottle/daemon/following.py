@@ -1,0 +1,106 @@
+"""From a load to a rung of the ladder: up at once, down only when it pays and the load has stayed low."""
+
+from dataclasses import dataclass, field, replace
+
+from polythrottle.daemon.forecast import Forecast
+from polythrottle.daemon.ladder import Ladder, Rung, Switching
+
+_PATIENCE = 0.5
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How eagerly a load is followed.
+
+    The defaults did best on bursts of 20 s and on a recorded trace, of some thirty tried in rounds
+    (benchmarks/following.py): where one goes up within a tenth of a second, little is gained by being prepared, and
+    much by coming down soon.
+
+    Args:
+        headroom: Demand is multiplied by this.
+        slack: The demand must be below this share of a lower rung's rate before one goes down to it.
+        dwell_s: For how long.
+        stay_s: How long one is likely to stay, over which a switch must pay.
+        clear: In how many times the SLO requests that wait are to be worked off, besides those that arrive.
+        switching: What a switch takes.
+    """
+
+    headroom: float = 1.0
+    slack: float = 0.9
+    dwell_s: float = 3.0
+    stay_s: float = 20.0
+    clear: float = 1.5
+    switching: Switching = field(default_factory=Switching)
+
+
+@dataclass(frozen=True)
+class Footing:
+    """Where one stands on the ladder.
+
+    Args:
+        rung: Its number.
+        low_since_s: Since when the load has asked for less; None if it does not.
+        low_rung: The highest rung it asked for since then.
+    """
+
+    rung: int
+    low_since_s: float | None = None
+    low_rung: int = 0
+
+
+def follow(
+    ladder: Ladder,
+    footing: Footing,
+    forecast: Forecast,
+    now_s: float,
+    waiting: int,
+    budget_w: float | None = None,
+    manner: Manner | None = None,
+) -> Footing:
+    """Return where to stand next.
+
+    Args:
+        ladder: The rungs.
+        footing: Where one stands.
+        forecast: Of the load; the top rung as long as nothing is known of it.
+        now_s: The time.
+        waiting: Requests that wait to be sent.
+        budget_w: The most mean power; it goes before the load, and at once.
+        manner: How eagerly.
+    """
+    manner = manner or Manner()
+    if forecast.demand_per_s is None:
+        return Footing(ladder.best(ladder.rungs[-1].rate_per_s, 0.0, budget_w))
+    here = ladder.rungs[min(footing.rung, ladder.top)]
+    demand_per_s = forecast.demand_per_s * manner.headroom + waiting / (manner.clear * ladder.slo_s)
+    mean_per_s = forecast.slow_per_s
+    wanted = ladder.best(demand_per_s, mean_per_s, budget_w)
+    if demand_per_s > here.rate_per_s or (budget_w is not None and here.power_at(mean_per_s) > budget_w):
+        return Footing(wanted)
+    calmer = ladder.best(demand_per_s / manner.slack, mean_per_s, budget_w)
+    if not _pays(ladder, footing.rung, calmer, mean_per_s, manner):
+        return replace(footing, low_since_s=None, low_rung=0)
+    since_s = now_s if footing.low_since_s is None else min(now_s, footing.low_since_s)
+    low = max(calmer, footing.low_rung if footing.low_since_s is not None else 0)
+    if now_s - since_s < manner.dwell_s:
+        return Footing(footing.rung, since_s, low)
+    return (
+        Footing(low) if _pays(ladder, footing.rung, low, mean_per_s, manner) else Footing(footing.rung, now_s, calmer)
+    )
+
+
+def patience(ladder: Ladder, rung: Rung) -> int:
+    """Return how many requests may wait at a rung before somebody should look: half of what it clears within the SLO.
+
+    It is never less than one more than a batch, which waits to be gathered.
+    """
+    spare_s = ladder.slo_s - rung.service.tail_s
+    return rung.service.batch + max(1, int(_PATIENCE * spare_s * rung.service.most_per_s))
+
+
+def _pays(ladder: Ladder, now: int, then: int, mean_per_s: float, manner: Manner) -> bool:
+    """Return whether what a rung saves while one stays on it exceeds what going there takes."""
+    before, after = ladder.rungs[now], ladder.rungs[then]
+    saved_w = before.power_at(mean_per_s) - after.power_at(mean_per_s)
+    cost_j = manner.switching.cost_j(before.service.point, after.service.point, before.power_at(mean_per_s))
+    return saved_w * manner.stay_s > cost_j

@@ -1,0 +1,84 @@
+"""How many requests the next seconds will bring: the recent past, averaged, and its high percentile."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+from polythrottle.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """How far a forecast looks back.
+
+    Args:
+        fast_s: Time constant of the average that follows a rise.
+        slow_s: Time constant of the average that a saving is counted with.
+        memory_s: How long a rise is remembered.
+        share: The percentile of the remembered averages that is prepared for, as a share.
+
+    Raises:
+        InvalidInput: If a time is not positive, or the share is not one.
+    """
+
+    fast_s: float = 4.0
+    slow_s: float = 30.0
+    memory_s: float = 3.0
+    share: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not (self.fast_s > 0 and self.slow_s > 0 and self.memory_s > 0 and 0 <= self.share <= 1):
+            raise InvalidInput("a forecast needs positive times and a share between 0 and 1")
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What was seen of a load so far, bounded in size.
+
+    Args:
+        outlook: How far it looks back.
+        fast_per_s: The fast average of the rate; None before anything was seen.
+        slow_per_s: The slow average.
+        recent: When, and the fast average then, newest last.
+    """
+
+    outlook: Outlook = field(default_factory=Outlook)
+    fast_per_s: float | None = None
+    slow_per_s: float = 0.0
+    recent: tuple[tuple[float, float], ...] = ()
+
+    def seen(self, now_s: float, rate_per_s: float, period_s: float) -> "Forecast":
+        """Return the forecast after one more look.
+
+        Args:
+            now_s: When; a time before the last look, as of a clock that jumped, forgets what was remembered.
+            rate_per_s: Requests per second that arrived in the period.
+            period_s: Since the look before.
+        """
+        fast = self._moved(self.fast_per_s, rate_per_s, period_s, self.outlook.fast_s)
+        slow = self._moved(
+            None if self.fast_per_s is None else self.slow_per_s, rate_per_s, period_s, self.outlook.slow_s
+        )
+        oldest_s = now_s - self.outlook.memory_s
+        kept = tuple(pair for pair in self.recent if oldest_s < pair[0] < now_s)
+        return replace(self, fast_per_s=fast, slow_per_s=slow, recent=(*kept, (now_s, fast)))
+
+    def raised(self, rate_per_s: float) -> "Forecast":
+        """Return the forecast that takes the rate of the last look, where it is higher, for the average at once."""
+        if self.fast_per_s is None or rate_per_s <= self.fast_per_s:
+            return self
+        return replace(self, fast_per_s=rate_per_s, recent=(*self.recent[:-1], (self.recent[-1][0], rate_per_s)))
+
+    @staticmethod
+    def _moved(average: float | None, value: float, period_s: float, constant_s: float) -> float:
+        if average is None:
+            return value
+        return value + (average - value) * math.exp(-max(0.0, period_s) / constant_s)
+
+    @property
+    def demand_per_s(self) -> float | None:
+        """The rate to be prepared for; None before anything was seen."""
+        if self.fast_per_s is None:
+            return None
+        averages = sorted(average for _, average in self.recent)
+        high = averages[min(len(averages) - 1, math.ceil(self.outlook.share * len(averages)))]
+        return max(self.fast_per_s, high)

@@ -1,0 +1,110 @@
+"""Limits that are held whatever the ladder says: who trips, and why."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from polythrottle.errors import InvalidInput
+
+
+class Guard(StrEnum):
+    """What is watched."""
+
+    P99 = "p99"
+    ERRORS = "errors"
+    POWER = "power"
+    PEAK = "peak power"
+    TEMPERATURE = "temperature"
+    THROTTLE = "throttling"
+
+    @property
+    def hardware(self) -> bool:
+        """Whether it is for the device's sake, which goes before the users'."""
+        return self not in (Guard.P99, Guard.ERRORS)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the guards hold; None is not watched.
+
+    Args:
+        p99_s: Of requests; ``power_w`` mean power, ``peak_w`` its highest sample, ``temperature_c`` the hottest sensor.
+        errors: The share of requests that may fail.
+        throttling: Whether the device may slow itself down.
+        hold_s: How long the safe point is held after everything is well again; doubled when a guard trips soon after.
+
+    Raises:
+        InvalidInput: If a limit is not positive.
+    """
+
+    p99_s: float | None = None
+    power_w: float | None = None
+    peak_w: float | None = None
+    temperature_c: float | None = None
+    errors: float | None = None
+    throttling: bool = False
+    hold_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        limits = (self.p99_s, self.power_w, self.peak_w, self.temperature_c, self.hold_s)
+        if any(limit is not None and not limit > 0 for limit in limits) or not (
+            self.errors is None or self.errors >= 0
+        ):
+            raise InvalidInput("the limit of a guard must be positive")
+
+
+@dataclass(frozen=True)
+class Trip:
+    """A guard that tripped, and why."""
+
+    guard: Guard
+    words: str
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was seen over a control period; what is not known is None, and no guard trips on it.
+
+    Args:
+        now_s: When, on a monotonic clock.
+        period_s: Since the look before.
+        rate_per_s: Requests that arrived per second.
+        waiting: Requests that wait to be sent.
+        p99_s: Of the requests answered lately, over as long a time as the SLO is meant for.
+        power_w: Mean; ``peak_w`` the highest sample.
+        temperature_c: Hottest sensor.
+        throttled: Whether the device slows itself down.
+        errors: The share of requests that failed.
+    """
+
+    now_s: float
+    period_s: float = 1.0
+    rate_per_s: float = 0.0
+    waiting: int = 0
+    p99_s: float | None = None
+    power_w: float | None = None
+    peak_w: float | None = None
+    temperature_c: float | None = None
+    throttled: bool | None = None
+    errors: float | None = None
+
+
+def tripped(bounds: Bounds, seen: Observed) -> tuple[Trip, ...]:
+    """Return the guards that trip; none on what was not seen."""
+    return tuple(_tripped(bounds, seen))
+
+
+def _tripped(bounds: Bounds, seen: Observed) -> Iterator[Trip]:
+    rows = (
+        (Guard.P99, seen.p99_s, bounds.p99_s, 1e3, "ms"),
+        (Guard.ERRORS, seen.errors, bounds.errors, 1e2, "% of requests"),
+        (Guard.POWER, seen.power_w, bounds.power_w, 1.0, "W"),
+        (Guard.PEAK, seen.peak_w, bounds.peak_w, 1.0, "W"),
+        (Guard.TEMPERATURE, seen.temperature_c, bounds.temperature_c, 1.0, "°C"),
+    )
+    for guard, value, limit, scale, unit in rows:
+        # A value that is no number is a broken sensor, not a good one.
+        if value is not None and limit is not None and not value <= limit:
+            yield Trip(guard, f"{guard} is {value * scale:.4g} {unit}, above {limit * scale:.4g}")
+    if seen.throttled and not bounds.throttling:
+        yield Trip(Guard.THROTTLE, "the device slows itself down")

@@ -1,0 +1,412 @@
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polythrottle.daemon.controller import hurried, step
+from polythrottle.daemon.guards import Bounds, Guard, Observed, tripped
+from polythrottle.daemon.ladder import Ladder, Rung
+from polythrottle.daemon.queueing import Service
+from polythrottle.daemon.signals import (
+    Action,
+    Apply,
+    DriftFound,
+    DriverReload,
+    Event,
+    ForeignWrite,
+    GoSafe,
+    LeaseGained,
+    LeaseLost,
+    ModelChanged,
+    Plan,
+    PowerBudget,
+    Raise,
+    Reclaim,
+    Refused,
+    Restore,
+    Resume,
+    StartStudy,
+    StopStudy,
+    StudyEnded,
+    StudyOffered,
+    Suspend,
+    Target,
+    Verify,
+    WorkloadDown,
+    WorkloadUp,
+)
+from polythrottle.daemon.state import Phase, State
+from polythrottle.errors import InvalidInput
+from polythrottle.space import OperatingPoint
+
+
+def _rung(rate_per_s: float, clock_hz: int, power_w: float) -> Rung:
+    idle_w, interval_s = 0.8 * power_w, 0.5 / rate_per_s
+    batch_j = (power_w - idle_w) / rate_per_s + idle_w * interval_s
+    service = Service(OperatingPoint({"gpu_max_hz": clock_hz}), 1, interval_s, 0.05, 0.06, batch_j, idle_w)
+    return Rung(rate_per_s, service, 0.0, power_w, 0.1)
+
+
+LADDER = Ladder(0.2, (_rung(1.0, 100, 10.0), _rung(10.0, 200, 20.0), _rung(100.0, 300, 40.0)))
+OTHER = Ladder(0.2, (_rung(1.0, 110, 10.0), _rung(100.0, 310, 40.0)))
+SAFE, COOL = Target(OperatingPoint({"gpu_max_hz": 400})), Target(OperatingPoint({"gpu_max_hz": 50}))
+BOUNDS = Bounds(p99_s=0.2, power_w=50.0, peak_w=80.0, temperature_c=90.0, errors=0.01, hold_s=5.0)
+PLAN = Plan(LADDER, SAFE, COOL, BOUNDS)
+WRITES = (Apply, GoSafe, Restore, StartStudy)
+
+BREACHES = {
+    Guard.P99: {"p99_s": 0.21},
+    Guard.ERRORS: {"errors": 0.02},
+    Guard.POWER: {"power_w": 50.1},
+    Guard.PEAK: {"peak_w": 80.1},
+    Guard.TEMPERATURE: {"temperature_c": 90.1},
+    Guard.THROTTLE: {"throttled": True},
+}
+
+
+def _told(*events: Event, state: State | None = None) -> tuple[State, list[tuple[Action, ...]]]:
+    state, done = state or State(), []
+    for event in events:
+        state, actions = step(state, event)
+        done.append(actions)
+    return state, done
+
+
+def _of(kind: type, actions: tuple[Action, ...]) -> list[Action]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def _calm(begin_s: float, seconds: int, rate_per_s: float = 0.5) -> list[Observed]:
+    return [Observed(begin_s + second, 1.0, rate_per_s) for second in range(seconds)]
+
+
+def _following() -> State:
+    return _told(WorkloadUp(PLAN), *_calm(0.0, 20))[0]
+
+
+def _observations() -> st.SearchStrategy[Observed]:
+    def maybe(low: float, high: float) -> st.SearchStrategy[float | None]:
+        return st.none() | st.floats(low, high) | st.just(math.nan)
+
+    return st.builds(
+        Observed,
+        now_s=st.floats(0.0, 2000.0),
+        period_s=st.floats(0.0, 2.0),
+        rate_per_s=st.floats(0.0, 300.0),
+        waiting=st.integers(0, 500),
+        p99_s=maybe(0.0, 0.3),
+        power_w=maybe(0.0, 70.0),
+        peak_w=maybe(0.0, 100.0),
+        temperature_c=maybe(20.0, 100.0),
+        throttled=st.none() | st.booleans(),
+        errors=maybe(0.0, 0.05),
+    )
+
+
+LADDERS = st.sampled_from([LADDER, OTHER, None])
+EVENTS = st.one_of(
+    st.builds(WorkloadUp, st.sampled_from([PLAN, replace(PLAN, ladder=OTHER), replace(PLAN, ladder=None)])),
+    st.just(WorkloadDown()),
+    _observations(),
+    _observations(),
+    st.builds(PowerBudget, st.none() | st.floats(1.0, 50.0)),
+    st.sampled_from([Suspend(), Resume(), Resume(), DriverReload(), Reclaim()]),
+    st.builds(ForeignWrite, st.floats(0.0, 2000.0), st.just(("gpu_max_hz",))),
+    st.builds(ModelChanged, LADDERS),
+    st.sampled_from([DriftFound("energy drifts"), StudyOffered(), StudyOffered(), Refused("no")]),
+    st.builds(StudyEnded, LADDERS),
+    st.sampled_from([LeaseLost(), LeaseGained(), LeaseGained()]),
+)
+
+
+STARTS = st.sampled_from([(), (WorkloadUp(PLAN),), (WorkloadUp(PLAN), DriftFound("energy drifts"), StudyOffered())])
+
+
+class _Board:
+    """What a board would look like that does as it is told."""
+
+    def __init__(self) -> None:
+        self.target: Target | None = None
+        self.changed = self.studying = False
+
+    def do(self, event: Event, actions: tuple[Action, ...]) -> None:
+        """Take actions in their order; a lost lease restores, an ended study stops."""
+        if isinstance(event, LeaseLost):
+            self.target, self.changed = None, False
+        if isinstance(event, StudyEnded):
+            self.studying = False
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Apply | GoSafe):
+            assert not self.studying, "a study and the controller set the board at once"
+            self.target, self.changed = action.target, True
+        elif isinstance(action, Restore):
+            assert not self.studying
+            self.target, self.changed = None, False
+        elif isinstance(action, StartStudy):
+            self.studying, self.changed, self.target = True, True, None
+        elif isinstance(action, StopStudy):
+            assert self.studying, "a study that does not run is stopped"
+            self.studying = False
+
+
+@settings(max_examples=400, deadline=None)
+@given(STARTS, st.lists(EVENTS, max_size=40))
+def test_any_sequence_of_events_keeps_the_promises(start: tuple[Event, ...], events: list[Event]) -> None:
+    """Nothing is done asleep, nothing written without a lease; a guard that trips is at the safe point in that step."""
+    state, board = State(), _Board()
+    for event in (*start, *events):
+        before, (state, actions) = state, step(state, event)
+        board.do(event, actions)
+        if before.suspended and not isinstance(event, Resume):
+            assert actions == ()
+        if state.suspended or not state.leased:
+            assert not board.studying
+            assert not [action for action in actions if isinstance(action, (*WRITES, Verify))]
+        if state.plan is None and state.leased and not state.suspended:
+            assert not board.changed
+            assert not board.studying
+        if isinstance(event, Observed):
+            _check_guards(before, state, event, actions, board)
+        assert len(state.untold) <= 16
+        assert (state.hold is not None) == (state.phase is Phase.SAFE)
+
+
+def _check_guards(before: State, state: State, seen: Observed, actions: tuple[Action, ...], board: _Board) -> None:
+    """Check that a tripped guard has led to the right point, and that people were told why."""
+    if before.plan is None or before.phase in (Phase.DOWN, Phase.YIELDED):
+        return
+    trips = tripped(before.plan.bounds, seen)
+    if not trips:
+        return
+    assert state.phase is Phase.SAFE
+    if before.suspended or not before.leased:
+        return
+    hardware = any(trip.guard.hardware for trip in trips)
+    assert board.target == (COOL if hardware else board.target)
+    assert board.target in (COOL, SAFE)
+    if before.phase is not Phase.SAFE:
+        assert _of(GoSafe, actions)
+        assert [action for action in _of(Raise, actions) if isinstance(action, Raise) and action.trips]
+
+
+@settings(max_examples=200, deadline=None)
+@given(STARTS, st.lists(EVENTS, max_size=40))
+def test_every_story_ends_restored(start: tuple[Event, ...], events: list[Event]) -> None:
+    """Whatever went before, a board that is awake, leased and without workload is as it was found."""
+    board, state = _Board(), State()
+    for event in (*start, *events, LeaseGained(), Resume(), WorkloadDown()):
+        state, actions = step(state, event)
+        board.do(event, actions)
+    assert not board.changed
+    assert not board.studying
+    assert state.phase is Phase.DOWN
+    assert state.applied is None
+
+
+@given(st.lists(EVENTS, max_size=30))
+def test_the_controller_is_a_function(events: list[Event]) -> None:
+    """The same events give the same actions."""
+    assert _told(*events) == _told(*events)
+
+
+def test_a_workload_starts_at_the_top_and_settles_with_its_load() -> None:
+    """Before the load is known the top rung is taken; a low load goes down the ladder; its end restores."""
+    state, done = _told(WorkloadUp(PLAN), *_calm(0.0, 20), WorkloadDown())
+    points = [action.target.point["gpu_max_hz"] for action in itertools.chain(*done) if isinstance(action, Apply)]
+    assert points[0] == 300
+    assert points[-1] == 100
+    assert done[-1] == (Restore("the workload is down"),)
+    assert not state.touched
+
+
+def test_reasons_say_what_load_a_point_is_for() -> None:
+    """What is applied comes with its reason."""
+    _, (actions,) = _told(Observed(20.0, 1.0, 50.0), state=_following())
+    (applied,) = _of(Apply, actions)
+    assert isinstance(applied, Apply)
+    assert applied.reason.startswith("a load of ")
+
+
+@pytest.mark.parametrize("guard", Guard)
+def test_each_guard_trips_within_one_period_and_says_why(guard: Guard) -> None:
+    """Whatever is beyond its limit leads to the safe point, or the cool one where the device needs it."""
+    state, (actions,) = _told(replace(Observed(20.0), **BREACHES[guard]), state=_following())
+    (went,) = _of(GoSafe, actions)
+    assert isinstance(went, GoSafe)
+    assert went.target == (COOL if guard.hardware else SAFE)
+    assert state.phase is Phase.SAFE
+    (told,) = _of(Raise, actions)
+    assert isinstance(told, Raise)
+    assert [trip.guard for trip in told.trips] == [guard]
+    assert told.words == went.reason
+
+
+def test_a_guard_without_limit_or_value_does_not_trip() -> None:
+    """What is not known or not limited trips nothing; what is no number does."""
+    assert tripped(BOUNDS, Observed(0.0)) == ()
+    assert tripped(Bounds(), Observed(0.0, p99_s=9.0, power_w=999.0, errors=1.0)) == ()
+    assert tripped(BOUNDS, Observed(0.0, temperature_c=math.nan))[0].guard is Guard.TEMPERATURE
+    with pytest.raises(InvalidInput, match="positive"):
+        Bounds(power_w=0.0)
+
+
+def test_the_safe_point_is_left_when_all_has_been_well_for_a_while() -> None:
+    """After `hold_s` without a trip the ladder is followed again; tripping soon again doubles the hold."""
+    state, _ = _told(Observed(20.0, p99_s=0.3), state=_following())
+    state, _ = _told(*_calm(21.0, 5), state=state)
+    assert state.phase is Phase.SAFE
+    state, _ = _told(*_calm(26.0, 1), state=state)
+    assert state.phase is Phase.FOLLOWING
+    state, _ = _told(Observed(27.0, p99_s=0.3), *_calm(28.0, 9), state=state)
+    assert state.phase is Phase.SAFE
+    assert state.hold is not None
+    assert state.hold.hold_s == 10.0
+    assert _told(*_calm(37.0, 2), state=state)[0].phase is Phase.FOLLOWING
+
+
+def test_heat_goes_before_latency() -> None:
+    """At the safe point a hot board goes to the cool one, and back to the safe one once it is sound but still slow."""
+    state, _ = _told(Observed(20.0, p99_s=0.3), state=_following())
+    state, (actions,) = _told(Observed(21.0, p99_s=0.3, temperature_c=95.0), state=state)
+    assert [action.target for action in actions if isinstance(action, GoSafe)] == [COOL]
+    slow = [Observed(22.0 + second, p99_s=0.3, temperature_c=60.0) for second in range(6)]
+    _, done = _told(*slow, state=state)
+    assert [action.target for action in itertools.chain(*done) if isinstance(action, GoSafe)] == [SAFE]
+
+
+def test_a_power_budget_bounds_the_rung_at_once() -> None:
+    """A budget below the present rung's power takes a lower one with the next look."""
+    busy, _ = _told(*(Observed(20.0 + second, 1.0, 50.0) for second in range(30)), state=_following())
+    assert busy.footing.rung == 2
+    state, _ = _told(PowerBudget(12.0), Observed(51.0, 1.0, 50.0), state=busy)
+    assert state.footing.rung < 2
+    state, _ = _told(PowerBudget(None), Observed(52.0, 1.0, 50.0), state=state)
+    assert state.footing.rung == 2
+
+
+def test_warmth_takes_power_away_before_the_guard_trips() -> None:
+    """Near its limit a board is given less power at each look, and all of it again once it has cooled."""
+    busy, _ = _told(*(Observed(20.0 + second, 1.0, 50.0) for second in range(30)), state=_following())
+    warm, _ = _told(Observed(51.0, 1.0, 50.0, power_w=30.0, temperature_c=86.0), state=busy)
+    warmer, _ = _told(Observed(52.0, 1.0, 50.0, power_w=30.0, temperature_c=86.0), state=warm)
+    assert warm.heat_w == pytest.approx(28.5)
+    assert warmer.heat_w == pytest.approx(28.5 * 0.95)
+    assert _told(Observed(53.0, 1.0, 50.0, power_w=20.0, temperature_c=80.0), state=warmer)[0].heat_w is None
+
+
+def test_pressure_on_the_slo_raises_the_rung_before_it_breaks() -> None:
+    """A p99 just below its limit is answered by more headroom, and forgotten when it is far below."""
+    near, _ = _told(Observed(20.0, 1.0, 0.9, p99_s=0.195), Observed(21.0, 1.0, 0.9, p99_s=0.195), state=_following())
+    assert near.pressure == 2
+    assert near.footing.rung == 1
+    assert _told(Observed(22.0, 1.0, 0.9, p99_s=0.1), state=near)[0].pressure == 1
+
+
+def test_sleep_is_followed_by_verifying() -> None:
+    """Nothing is done asleep; on waking what holds is verified before it is set again, and what happened is told."""
+    state, done = _told(Suspend(), DriverReload(), Observed(30.0, p99_s=9.0), state=_following())
+    assert done == [(), (), ()]
+    _, (actions,) = _told(Resume(), state=state)
+    assert [type(action) for action in actions] == [Verify, GoSafe, Raise, Raise]
+
+
+def test_a_workload_that_ends_asleep_is_restored_on_waking() -> None:
+    """A board is given back as soon as it can be."""
+    _, done = _told(Suspend(), WorkloadDown(), Resume(), state=_following())
+    assert done[-1] == (Restore("the workload is down"),)
+
+
+def test_a_reloaded_driver_is_verified_and_set_again() -> None:
+    """What a driver forgot is set again after a look."""
+    _, (actions,) = _told(DriverReload(), state=_following())
+    assert [type(action) for action in actions] == [Verify, Apply, Raise]
+
+
+def test_the_daemon_gives_way_to_whoever_insists() -> None:
+    """Two foreign writes are set right, the third within ten minutes makes the daemon restore and wait for a person."""
+    writes = [ForeignWrite(at_s, ("gpu_max_hz",)) for at_s in (100.0, 200.0, 300.0)]
+    state, done = _told(*writes, Observed(301.0, p99_s=9.0), state=_following())
+    assert [[type(action) for action in actions] for actions in done] == [
+        [Verify, Apply, Raise],
+        [Verify, Apply, Raise],
+        [Restore, Raise],
+        [],
+    ]
+    assert state.phase is Phase.YIELDED
+    _, (actions,) = _told(Reclaim(), state=state)
+    assert [type(action) for action in actions] == [Apply]
+
+
+def test_foreign_writes_far_apart_are_no_insistence() -> None:
+    """One foreign write in a quarter of an hour is set right for ever."""
+    writes = [ForeignWrite(900.0 * number, ("gpu_max_hz",)) for number in range(1, 9)]
+    assert _told(*writes, state=_following())[0].phase is Phase.FOLLOWING
+
+
+def test_a_lost_lease_stops_all_writing() -> None:
+    """Without the right to write nothing is written, not even by a guard; with it again, what holds is verified."""
+    state, done = _told(LeaseLost(), Observed(30.0, p99_s=9.0), state=_following())
+    assert not [action for action in itertools.chain(*done) if not isinstance(action, Raise)]
+    _, (actions,) = _told(LeaseGained(), state=state)
+    assert [type(action) for action in actions] == [Verify, GoSafe]
+
+
+def test_a_new_model_without_profile_stays_safe_and_wants_a_study() -> None:
+    """No ladder: the safe point, until a study that somebody offers time for ends with one."""
+    state, (actions,) = _told(ModelChanged(None), state=_following())
+    assert [type(action) for action in actions] == [GoSafe, Raise]
+    state, (actions,) = _told(StudyOffered(), state=state)
+    assert [type(action) for action in actions] == [StartStudy]
+    state, (actions,) = _told(StudyEnded(OTHER), state=state)
+    assert [type(action) for action in actions] == [Apply]
+    assert state.phase is Phase.FOLLOWING
+
+
+def test_a_new_model_with_a_profile_is_followed_at_once() -> None:
+    """Its own ladder is applied from the top."""
+    _, (actions,) = _told(ModelChanged(OTHER), state=_following())
+    assert [action.target.point["gpu_max_hz"] for action in actions if isinstance(action, Apply)] == [310]
+
+
+def test_drift_asks_for_a_study_and_a_guard_ends_it() -> None:
+    """A study starts when it is offered, is stopped before the safe point is set, and is wanted again."""
+    state, done = _told(DriftFound("energy drifts"), StudyOffered(), state=_following())
+    assert [type(action) for action in done[0]] == [Raise]
+    assert done[1] == (StartStudy("energy drifts"),)
+    state, (actions,) = _told(Observed(30.0, power_w=60.0), state=state)
+    assert [type(action) for action in actions] == [StopStudy, GoSafe, Raise]
+    assert state.study_wanted
+
+
+@pytest.mark.parametrize("end", [Suspend(), LeaseLost(), WorkloadDown(), WorkloadUp(PLAN)])
+def test_a_study_ends_with_the_right_to_set_the_board(end: Event) -> None:
+    """Sleep, a lost lease and another workload or none stop a study in the same step."""
+    _, done = _told(DriftFound("energy drifts"), StudyOffered(), end, state=_following())
+    assert isinstance(done[-1][0], StopStudy)
+
+
+def test_a_study_nobody_wants_is_not_started() -> None:
+    """An offer without a reason to explore is declined."""
+    assert _told(StudyOffered(), state=_following())[1] == [()]
+
+
+def test_a_refusal_leads_to_the_safe_point_and_a_second_gives_the_board_back() -> None:
+    """A board that takes neither point is restored and left alone."""
+    state, done = _told(Refused("EINVAL"), Refused("EINVAL"), state=_following())
+    assert [type(action) for action in done[0]] == [GoSafe, Raise]
+    assert [type(action) for action in done[1]] == [Restore, Raise]
+    assert state.phase is Phase.YIELDED
+
+
+def test_a_queue_hurries_the_next_look() -> None:
+    """A few requests that wait can wait; more than the rung clears in half the SLO cannot."""
+    state = _following()
+    assert not hurried(state, 1)
+    assert hurried(state, 50)
+    assert not hurried(State(), 50)

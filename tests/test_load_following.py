@@ -1,0 +1,274 @@
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polythrottle.arrivals import Poisson
+from polythrottle.backends.simulated import SimulatedDevice
+from polythrottle.catalog import load_board, load_model
+from polythrottle.clock import VirtualClock
+from polythrottle.daemon.following import Footing, Manner, follow
+from polythrottle.daemon.forecast import Forecast, Outlook
+from polythrottle.daemon.ladder import Ladder, Rung, Switching, undominated
+from polythrottle.daemon.queueing import Service, batches, queueing
+from polythrottle.driving import drive
+from polythrottle.errors import InvalidInput, SloUnmet
+from polythrottle.measurement import Latency, Measurement, Query
+from polythrottle.problem import Problem
+from polythrottle.space import OperatingPoint, SearchSpace
+from polythrottle.study import Study, Trial
+
+
+def _service(
+    interval_s: float = 0.1, batch: int = 1, idle_w: float = 10.0, extra_w: float = 10.0, mem: int = 1
+) -> Service:
+    point = OperatingPoint({"gpu_max_hz": round(1e9 / interval_s), "mem_hz": mem, "batch_size": batch})
+    return Service(point, batch, interval_s, interval_s, interval_s, (idle_w + extra_w) * interval_s, idle_w)
+
+
+def _ladder() -> Ladder:
+    rows = ((1.0, 0.3, 5.0), (4.0, 0.1, 10.0), (20.0, 0.02, 20.0))
+    rungs = (
+        Rung(rate, _service(interval, idle_w=idle, extra_w=2 / interval), 0.0, idle + 2 * rate, 0.5)
+        for rate, interval, idle in rows
+    )
+    return Ladder(0.7, tuple(rungs))
+
+
+class _Server:
+    """Takes the same time for each query."""
+
+    uri, space = "server", SearchSpace.unit()
+
+    def __init__(self, service: Service) -> None:
+        self.clock, self.service = VirtualClock(), service
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Take no knobs."""
+
+    def query(self) -> Query:
+        """Let the time of a batch pass."""
+        self.clock.sleep(self.service.interval_s)
+        return Query(self.service.latency_s, self.service.batch)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_queue_is_the_one_that_loads_are_driven_through(batch: int) -> None:
+    """Latencies are those of `drive` on a virtual clock, query by query, where every batch is filled."""
+    service, arrivals, count = _service(0.1, batch), Poisson(8.0), 2000
+    times_s = list(itertools.islice(arrivals.times(3), count))
+    sent = list(batches(times_s, service, math.inf))
+    ours = [each.start_s + service.latency_s - time_s for each in sent for time_s in times_s[each.first : each.after]]
+    server = _Server(service)
+    with drive(server, arrivals, server.clock, 3, batch=batch) as load:
+        theirs = [query.latency_s for query in itertools.islice(load, count)]
+    assert ours == pytest.approx(theirs)
+
+
+def test_waiting_is_that_of_the_formula() -> None:
+    """Half loaded, one server of constant service waits half a service on average (Pollaczek and Khinchine)."""
+    service = _service(0.1)
+    gaps = np.random.default_rng(0).standard_exponential(200_000) / 5.0
+    times_s = np.cumsum(gaps).tolist()
+    waits = [each.start_s - times_s[each.first] for each in batches(times_s, service, 0.0)]
+    assert np.mean(waits) == pytest.approx(0.05, rel=0.03)
+    assert queueing(times_s, service, 0.0).power_w == pytest.approx(10 + 0.5 * 10, rel=0.01)
+
+
+@given(
+    st.lists(st.floats(0.0, 5.0), min_size=1, max_size=60),
+    st.integers(1, 8),
+    st.sampled_from([0.0, 0.05, 1.0]),
+)
+def test_every_request_is_answered_once_and_none_early(gaps: list[float], batch: int, gather_s: float) -> None:
+    """Batches cover the requests in order, start when their last is there, and never overlap or wait too long."""
+    times_s, service = np.cumsum(gaps).tolist(), _service(0.1, batch)
+    free_s, after = -math.inf, 0
+    for each in batches(times_s, service, gather_s):
+        assert each.first == after
+        assert 1 <= each.after - each.first <= batch
+        assert each.start_s >= max(free_s, times_s[each.after - 1])
+        assert each.start_s <= max(free_s, times_s[each.first] + gather_s) + 1e-9
+        free_s, after = each.start_s + service.interval_s, each.after
+    assert after == len(times_s)
+
+
+def test_a_service_needs_idle_power_and_p99() -> None:
+    """Without either nothing is made up; one line says what is missing."""
+    point = OperatingPoint({"batch_size": 2})
+    seen = Measurement(Latency(0.1, p99_s=0.12), 1.0, 20.0, 20.0, idle_power_w=8.0)
+    service = Service.of(point, seen)
+    assert (service.batch, service.interval_s, service.batch_j, service.most_per_s) == (2, 0.1, 2.0, 20.0)
+    assert service.marginal_j == pytest.approx(0.6)
+    with pytest.raises(InvalidInput, match="idle power"):
+        Service.of(point, replace(seen, idle_power_w=None))
+    with pytest.raises(InvalidInput, match="p99"):
+        Service.of(point, replace(seen, latency=Latency(0.1)))
+    with pytest.raises(InvalidInput, match="batch of"):
+        replace(service, interval_s=math.nan)
+
+
+def test_dominated_points_are_left_out() -> None:
+    """A point slower and hungrier than another of its batch is no rung."""
+    fast, slow = _service(0.1), _service(0.2, idle_w=12.0, extra_w=20.0)
+    assert undominated([slow, fast]) == [fast]
+    assert len(undominated([slow, _service(0.1, batch=2)])) == 2
+
+
+def test_a_ladder_climbs_to_faster_points() -> None:
+    """Each rung holds the SLO with a margin at its rate, rates rise, and power rises with them."""
+    services = [
+        _service(interval, batch, 8 + 1 / interval, 1 / interval) for interval in (0.05, 0.1, 0.2) for batch in (1, 2)
+    ]
+    ladder = Ladder.of(services, 0.6)
+    assert all(rung.p99_s <= 0.9 * 0.6 for rung in ladder.rungs)
+    assert [rung.power_w for rung in ladder.rungs] == sorted(rung.power_w for rung in ladder.rungs)
+    assert ladder.rungs[0].service.interval_s > ladder.rungs[-1].service.interval_s
+    assert ladder.rungs[ladder.coolest] == ladder.rungs[0]
+
+
+def test_padded_batches_cost_more_at_low_rates() -> None:
+    """A rung of large batches is predicted to draw what its queue draws at a quarter of its rate, within 5 %."""
+    service = _service(0.2, batch=4, idle_w=10.0, extra_w=30.0)
+    ladder = Ladder.of([service], 1.0)
+    rung = ladder.rungs[-1]
+    times_s = np.cumsum(np.random.default_rng(0).standard_exponential(5000) * 4 / rung.rate_per_s).tolist()
+    assert rung.power_at(rung.rate_per_s) == pytest.approx(rung.power_w)
+    assert rung.power_at(rung.rate_per_s / 4) == pytest.approx(
+        queueing(times_s, service, rung.gather_s).power_w, rel=0.05
+    )
+
+
+def test_a_slo_nobody_holds_is_said() -> None:
+    """No ladder without a point that holds it, in one line."""
+    with pytest.raises(SloUnmet, match="no point holds p99<=50ms"):
+        Ladder.of([_service(0.1)], 0.05)
+    with pytest.raises(InvalidInput, match="rising rates"):
+        Ladder(1.0, ())
+
+
+def test_a_study_makes_a_ladder() -> None:
+    """The points a study measured become rungs, those cut short left out."""
+    points = [OperatingPoint({"batch_size": batch}) for batch in (1, 2, 4)]
+    space = SearchSpace.of_points(points, points[0])
+    seen = Measurement(Latency(0.1, p99_s=0.12), 1.0, 10.0, 10.0, idle_power_w=8.0)
+    measured = (seen, replace(seen, throughput_per_s=20.0), replace(seen, throughput_per_s=40.0, censored=True))
+    trials = tuple(
+        Trial(number, point, each) for number, (point, each) in enumerate(zip(points, measured, strict=True))
+    )
+    study = Study(Problem("sim:jetson-agx-orin", "efficientnet-b7", space, ()), trials=trials)
+    ladder = Ladder.of_study(study, 1.0)
+    assert {rung.service.batch for rung in ladder.rungs} <= {1, 2}
+    assert ladder.rungs[-1].rate_per_s > 10
+
+
+def test_a_rung_of_a_simulated_board_keeps_its_word() -> None:
+    """On the simulated AGX Orin, a rung at its rate holds the SLO, and power is within 4 % of the prediction."""
+    device = SimulatedDevice(load_board("jetson-agx-orin"))
+    workload = device.serve(load_model("efficientnet-b7"))
+    found = []
+    for clock_hz in (420_750_000, 726_750_000, 1_032_750_000):
+        point = device.space.default.moved({"gpu_min_hz": clock_hz, "gpu_max_hz": clock_hz, "mem_hz": 2_133_000_000})
+        device.apply(point)
+        before_j = device.read().energy_j
+        device.clock.sleep(5.0)
+        idle_w = (device.read().energy_j - before_j) / 5.0
+        whole = point.moved({"batch_size": 1})
+        found.append(Service.of(whole, replace(device.expected(workload, whole), idle_power_w=idle_w)))
+    ladder = Ladder.of(found, 0.7)
+    rung = ladder.rungs[len(ladder.rungs) // 2]
+    device.rewind(1)
+    device.apply(rung.service.point.only(device.space.names))
+    with drive(workload, Poisson(rung.rate_per_s), device.clock, 1) as load:
+        begin_s = device.clock.now()
+        latencies_s = [query.latency_s for query in itertools.islice(load, 3000)]
+    assert np.quantile(latencies_s, 0.99) <= 0.7
+    assert device.read().energy_j / (device.clock.now() - begin_s) == pytest.approx(rung.power_w, rel=0.06)
+
+
+def test_a_switch_costs_what_its_knobs_cost() -> None:
+    """Each knob that changes is written, each domain takes effect; a batch alone costs nothing."""
+    switching, before = Switching(), OperatingPoint({"gpu_min_hz": 1, "gpu_max_hz": 1, "mem_hz": 1, "batch_size": 1})
+    assert switching.delay_s(before, before.moved({"batch_size": 8})) == 0
+    assert switching.delay_s(before, before.moved({"mem_hz": 2})) == pytest.approx(0.025)
+    assert switching.delay_s(before, before.moved({"gpu_min_hz": 2, "gpu_max_hz": 2})) == pytest.approx(0.039)
+
+
+def test_a_forecast_follows_and_forgets() -> None:
+    """A rise shows at once, is remembered for a while, and is then forgotten; what is kept is bounded."""
+    forecast = Forecast(Outlook(fast_s=1.0, memory_s=5.0, share=1.0))
+    assert forecast.demand_per_s is None
+    for second in range(1, 100):
+        forecast = forecast.seen(float(second), 20.0 if second == 50 else 2.0, 1.0)
+        if second == 50:
+            assert forecast.demand_per_s == pytest.approx(20 - 18 * math.exp(-1))
+        if second == 53:
+            assert forecast.demand_per_s == pytest.approx(20 - 18 * math.exp(-1))
+    assert forecast.demand_per_s == pytest.approx(2.0, abs=0.01)
+    assert len(forecast.recent) <= 6
+    assert forecast.seen(1.0, 2.0, 1.0).recent == ((1.0, pytest.approx(2.0)),)
+    assert forecast.raised(9.0).demand_per_s == 9.0
+    assert forecast.raised(1.0) == forecast
+    assert Forecast().raised(9.0) == Forecast()
+    with pytest.raises(InvalidInput, match="positive times"):
+        Outlook(fast_s=0.0)
+
+
+def _footing_after(
+    rates: list[float], manner: Manner | None = None, waiting: int = 0, budget_w: float | None = None
+) -> list[int]:
+    footing, forecast, taken = Footing(0), Forecast(Outlook(fast_s=0.1, slow_s=1.0, memory_s=0.5)), []
+    for second, rate in enumerate(rates):
+        forecast = forecast.seen(float(second), rate, 1.0)
+        footing = follow(_ladder(), footing, forecast, float(second), waiting, budget_w, manner)
+        taken.append(footing.rung)
+    return taken
+
+
+def test_one_goes_up_at_once_and_down_after_a_while() -> None:
+    """A rise is followed in the same look, a fall after the dwell."""
+    taken = _footing_after([0.5, 3.0, 0.5, 0.5, 0.5, 0.5, 0.5], Manner(dwell_s=3.0))
+    assert taken == [0, 1, 1, 1, 1, 0, 0]
+
+
+def test_a_short_dip_moves_nothing() -> None:
+    """A load that returns within the dwell leaves the rung alone."""
+    assert _footing_after([3.0, 0.5, 0.5, 3.0, 0.5, 0.5, 3.0], Manner(dwell_s=3.0)) == [1] * 7
+
+
+def test_a_load_at_the_edge_does_not_flutter() -> None:
+    """Rates that move 5 % around a rung's limit cause one switch, not many."""
+    rates = [1.0 + 0.05 * (-1) ** second for second in range(40)]
+    taken = _footing_after(rates, Manner(dwell_s=0.0))
+    assert sum(before != after for before, after in itertools.pairwise(taken)) <= 1
+
+
+def test_requests_that_wait_raise_the_demand() -> None:
+    """A queue is worked off by a higher rung even where the rate alone asks for none."""
+    assert _footing_after([0.5])[-1] == 0
+    assert _footing_after([0.5], waiting=30)[-1] == 2
+
+
+def test_a_switch_that_does_not_pay_is_not_made() -> None:
+    """Where a switch takes more than a dwell saves, one stays."""
+    dear = Manner(dwell_s=1.0, switching=Switching(write_s=10.0))
+    assert _footing_after([3.0, 0.1, 0.1, 0.1, 0.1], dear) == [1] * 5
+
+
+def test_a_budget_goes_before_the_load() -> None:
+    """The highest rung within the budget is taken; if none is, the one that draws least."""
+    assert _footing_after([15.0])[-1] == 2
+    assert _footing_after([15.0], budget_w=40.0)[-1] == 1
+    assert _footing_after([15.0], budget_w=1.0)[-1] == 0
+
+
+def test_nothing_known_is_the_top() -> None:
+    """Before anything was seen of a load, the top rung is taken."""
+    assert follow(_ladder(), Footing(0), Forecast(), 0.0, 0).rung == 2
