@@ -19,7 +19,7 @@ from polythrottle.past import Past, recalled
 from polythrottle.plan import Plan
 from polythrottle.ports import Device, Noting, Workload
 from polythrottle.problem import Constraint, Objective, Problem
-from polythrottle.remarks import beforehand, meanwhile
+from polythrottle.remarks import beforehand, meanwhile, unsteered
 from polythrottle.setup import Setup
 from polythrottle.space import Level, OperatingPoint, SearchSpace
 from polythrottle.stopping import Budget, Rule, span_s
@@ -307,7 +307,7 @@ def _run(
 
     watcher.opened(kept.study, kept.path, plan.budget.trials)
     advice = "; --no-history starts afresh" if plan.history is None else ""
-    for line in (*past.words(kept.study.problem, advice), *beforehand(kept.study), *_notes(served)):
+    for line in (*past.words(kept.study.problem, advice), *beforehand(kept.study), *unsteered(board), *_notes(served)):
         watcher.told(line)
     presets = tuple(OperatingPoint({**served.space.default, **point}) for point in board.presets.values())
     optimizer = make_optimizer(kept.study.method, Options(past.studies, plan.risk, presets))

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 
+from polythrottle.actuation.limits import KNOBS
 from polythrottle.measurement import Measurement
+from polythrottle.ports import Device, Inspectable
 from polythrottle.problem import Objective
 from polythrottle.study import Study, TrialState
 from polythrottle.units import show, show_excess
@@ -20,6 +22,19 @@ def beforehand(study: Study) -> Iterator[str]:
     """
     if study.problem.objective is Objective.PARETO and study.method in _ONE_GOAL:
         yield f"--method {study.method} looks for the least energy only; the front is what it happens to pass"
+
+
+def unsteered(device: Device) -> Iterator[str]:
+    """Yield why nothing of a real device is searched, if so.
+
+    Args:
+        device: Looked at without writing anything; that may take a second.
+    """
+    if len(device.space) > 1 or not isinstance(device, Inspectable):
+        return
+    reasons = [each for each in device.findings() if each.works is False and each.subject in KNOBS]
+    why = f": {reasons[0].subject}: {reasons[0].explanation}" if reasons else ""
+    yield f"no knob of {device.title} is searched{why}; polythrottle doctor says more"
 
 
 def meanwhile(study: Study, risk: float | None) -> Iterator[str]:

@@ -1,10 +1,13 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from builders import measured, study
 
+from polythrottle.backends import open_device
+from polythrottle.backends.cpu import CpuDevice
 from polythrottle.problem import Objective
-from polythrottle.remarks import EVERY, beforehand, meanwhile
+from polythrottle.remarks import EVERY, beforehand, meanwhile, unsteered
 from polythrottle.study import Study, Trial
 
 
@@ -66,3 +69,11 @@ def test_a_default_that_is_measured_again_is_said_to_be() -> None:
     assert "measured again" in line
     assert "mean 100 ms and 12 ms; the newer counts" in line
     assert not again.doubtful
+
+
+def test_a_device_of_which_nothing_is_searched_says_why(tmp_path: Path) -> None:
+    """A processor without clocks to set is tuned by its workload's knobs alone, and a line says so."""
+    (line,) = unsteered(CpuDevice(root=str(tmp_path)))
+    assert "no knob of" in line
+    assert "polythrottle doctor" in line
+    assert not list(unsteered(open_device("sim:jetson-nano")))
