@@ -44,12 +44,14 @@ from polythrottle.arrivals import Burst
 from polythrottle.backends.simulated import SimulatedDevice, SimulatedWorkload
 from polythrottle.catalog import load_board, load_model
 from polythrottle.daemon.controller import hurried, step
+from polythrottle.daemon.following import Switching
 from polythrottle.daemon.guards import Bounds, Observed
-from polythrottle.daemon.ladder import Ladder, Switching, undominated
-from polythrottle.daemon.queueing import Service, batches, gathered_s
 from polythrottle.daemon.signals import Apply, GoSafe, Plan, Target, WorkloadUp
 from polythrottle.daemon.state import Phase, State
+from polythrottle.ladder import Ladder, Service
+from polythrottle.queueing import batches, gathered_s
 from polythrottle.recording import recorded
+from polythrottle.rungs import ladder_of, undominated
 from polythrottle.space import OperatingPoint
 
 _HELD, _SAVING, _NEAR = 0.99, 0.10, 0.05
@@ -392,7 +394,7 @@ def report(sites: Sequence[Site], trace: Path, minutes: float, seed: int) -> Ite
     for site in sites:
         device, _ = site.opened()
         found, begun_s = services(site), time.perf_counter()
-        ladder = Ladder.of(found, site.slo_s)
+        ladder = ladder_of(found, site.slo_s)
         took_s = time.perf_counter() - begun_s
         yield f"## {device.title}, {site.model}, p99 ≤ {site.slo_s * 1e3:g} ms\n"
         rungs = f"{len(ladder.rungs)} rungs up to {ladder.rungs[-1].rate_per_s:.3g}/s"

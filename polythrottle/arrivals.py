@@ -9,17 +9,22 @@
 ====================================  ==================================================================
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from polythrottle.errors import InvalidInput, UnknownName
 from polythrottle.recording import recorded
 from polythrottle.units import parse_quantity
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 _LEAST_PER_S, _MOST_PER_S = 1e-4, 1e6
 _BLOCK = 256
@@ -36,7 +41,7 @@ class Arrivals:
     """
 
     @classmethod
-    def parse(cls, text: str) -> "Arrivals":
+    def parse(cls, text: str) -> Arrivals:
         """Return the arrivals a text means; a recorded trace is not looked at before `times`.
 
         Raises:
@@ -53,7 +58,7 @@ class Arrivals:
         return _KINDS[kind]._parsed(rest)
 
     @classmethod
-    def _parsed(cls, rest: str) -> "Arrivals":
+    def _parsed(cls, rest: str) -> Arrivals:
         raise NotImplementedError
 
     @property
@@ -97,7 +102,7 @@ class _Open(Arrivals):
             raise InvalidInput(f"arrivals come at 0.0001/s to 1000000/s, not at {self.rate_per_s:g}/s")
 
     @classmethod
-    def _parsed(cls, rest: str) -> "Arrivals":
+    def _parsed(cls, rest: str) -> Arrivals:
         return cls(_rate(rest))
 
     @property
@@ -175,7 +180,7 @@ class Burst(_Open):
             raise InvalidInput(f"a burst lasts 1 ms to 1,000,000 s on average, not {self.length_s:g} s")
 
     @classmethod
-    def _parsed(cls, rest: str) -> "Arrivals":
+    def _parsed(cls, rest: str) -> Arrivals:
         rate, _, words = rest.partition("?")
         given = dict(_option(word) for word in words.split("&") if word)
         return cls(_rate(rate), **given)
@@ -227,7 +232,7 @@ class Trace(_Open):
     file: str = ""
 
     @classmethod
-    def _parsed(cls, rest: str) -> "Arrivals":
+    def _parsed(cls, rest: str) -> Arrivals:
         file, at, rate = rest.rpartition("@")
         if not at or not file:
             raise InvalidInput(
@@ -270,6 +275,8 @@ def _option(word: str) -> tuple[str, float]:
 
 
 def _random(seed: int) -> np.random.Generator:
+    import numpy as np
+
     return np.random.default_rng([seed, _STREAM])
 
 
@@ -294,6 +301,8 @@ def _poisson(rate_per_s: float, random: np.random.Generator) -> Iterator[float]:
 
 def _repeated(offsets_s: NDArray[np.float64], rate_per_s: float, share: float) -> Iterator[float]:
     """Yield a trace again and again from a share of its length on; the last and the first are a mean gap apart."""
+    import numpy as np
+
     count = len(offsets_s)
     period_s = offsets_s[-1].item() * count / (count - 1)
     stretch, begin_s = count / rate_per_s / period_s, share * period_s

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-import numpy as np
-
 from polythrottle.errors import InvalidInput
 
 
@@ -113,6 +111,8 @@ class Latency:
         Raises:
             InvalidInput: If there is none, or one is not a positive, finite time.
         """
+        import numpy as np
+
         times = np.asarray(latencies_s, dtype=float)
         if not times.size:
             raise InvalidInput("no query finished in the window")
@@ -244,17 +244,17 @@ class Measurement:
 
     @property
     def idle_j(self) -> float | None:
-        """The share of an item's energy that would have been drawn without work; None if idle power is unknown.
+        """The share of an item's energy that would have been drawn without work; None if it cannot be told.
 
-        At most all of it: a board whose idle power was measured warmer than its window cannot owe energy.
+        That is where idle power is unknown, or was measured above the power of the window itself, as beside other work.
         """
-        if self.idle_power_w is None:
+        if self.idle_power_w is None or self.idle_power_w / self.throughput_per_s >= self.energy_j:
             return None
-        return min(self.energy_j, self.idle_power_w / self.throughput_per_s)
+        return self.idle_power_w / self.throughput_per_s
 
     @property
     def marginal_j(self) -> float | None:
-        """The energy an item adds to that; None if idle power is unknown."""
+        """The energy an item adds to that; None if the other cannot be told."""
         return None if self.idle_j is None else self.energy_j - self.idle_j
 
 

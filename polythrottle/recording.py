@@ -1,5 +1,7 @@
 """A table of recorded arrivals: a CSV file, gzipped or not, with a column of times."""
 
+from __future__ import annotations
+
 import csv
 import gzip
 import math
@@ -8,12 +10,14 @@ import zlib
 from array import array
 from datetime import datetime
 from pathlib import Path
-from typing import IO, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import IO, TYPE_CHECKING, cast
 
 from polythrottle.errors import BadFile
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 _MOST_ARRIVALS = 20_000_000
 _COLUMN = re.compile(r"(?:arrivals?|arrived|arrival_time|timestamp|time|t)(?:_(s|ms|us|ns))?", re.IGNORECASE)
@@ -27,6 +31,8 @@ def recorded(path: Path) -> NDArray[np.float64]:
     Raises:
         BadFile: If the file cannot be read, or is no such table.
     """
+    import numpy as np
+
     try:
         if not path.is_file():
             raise BadFile(f"there is no file {str(path)!r} to read arrivals from")
@@ -44,6 +50,8 @@ def recorded(path: Path) -> NDArray[np.float64]:
 
 
 def _read(path: Path, file: IO[str]) -> NDArray[np.float64]:
+    import numpy as np
+
     rows = csv.reader(file)
     column, unit_s = _column(path, next(rows, []))
     times, last_s = array("d"), -math.inf

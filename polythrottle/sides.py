@@ -143,6 +143,8 @@ def _opened(names: Sequence[str], setup: Setup) -> Iterator[tuple[Device, Worklo
     device, workload = words.open()
     for profile in () if isinstance(device, Recorded) else tuned:
         check_same_kind(profile, device)
+        if profile.workload != workload.uri:
+            raise InvalidInput(f"the profile is for {profile.workload}, not for {workload.uri}; leave --workload out")
     with contextlib.closing(workload), device:
         points = [_point(device, workload, name, profiles[name]) for name in names]
         yield device, workload, points, words

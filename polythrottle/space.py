@@ -1,15 +1,23 @@
-"""Knobs, operating points, and the finite sets of points that may be applied."""
+"""Knobs, operating points, and the finite sets of points that may be applied.
+
+NumPy is loaded with the first space: what only passes points on, as the daemon at rest, does without it.
+"""
+
+from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from polythrottle.errors import InvalidInput, UnknownName
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Level = int | float | str
 
@@ -39,7 +47,7 @@ class Knob:
         texts = sum(isinstance(level, str) for level in self.levels)
         if 0 < texts < len(self.levels):
             raise InvalidInput(f"knob {self.name} mixes numbers with text")
-        if not texts and not np.all(np.isfinite(np.array(self.levels, dtype=float))):
+        if not texts and not all(math.isfinite(level) for level in self.levels if not isinstance(level, str)):
             raise InvalidInput(f"knob {self.name} has a level that is not finite")
         object.__setattr__(self, "levels", tuple(sorted(self.levels)))
 
@@ -73,12 +81,12 @@ class OperatingPoint(Mapping[str, Level]):
     def __repr__(self) -> str:
         return f"OperatingPoint({', '.join(f'{name}={level}' for name, level in self.items_)})"
 
-    def only(self, names: Iterable[str]) -> "OperatingPoint":
+    def only(self, names: Iterable[str]) -> OperatingPoint:
         """Return the part of this point that concerns the named knobs."""
         wanted = set(names)
         return OperatingPoint({name: level for name, level in self.items_ if name in wanted})
 
-    def moved(self, levels: Mapping[str, Level]) -> "OperatingPoint":
+    def moved(self, levels: Mapping[str, Level]) -> OperatingPoint:
         """Return this point with some levels replaced or added."""
         return OperatingPoint({**dict(self.items_), **levels})
 
@@ -101,6 +109,8 @@ class SearchSpace:
     default: OperatingPoint
 
     def __post_init__(self) -> None:
+        import numpy as np
+
         if len({knob.name for knob in self.knobs}) != len(self.knobs):
             raise InvalidInput(f"a knob has two owners among {', '.join(self.names)}")
         if self.rows.ndim != 2 or self.rows.shape[0] == 0 or self.rows.shape[1] != len(self.knobs):
@@ -120,12 +130,14 @@ class SearchSpace:
         knobs: Sequence[Knob],
         default: Mapping[str, Level],
         where: Callable[[Mapping[str, Level]], bool] = lambda _: True,
-    ) -> "SearchSpace":
+    ) -> SearchSpace:
         """Return every combination of levels for which ``where`` is true.
 
         Raises:
             InvalidInput: If no combination is left or the default is not among them.
         """
+        import numpy as np
+
         names = [knob.name for knob in knobs]
         indices = itertools.product(*(range(len(knob.levels)) for knob in knobs))
         kept = [
@@ -139,12 +151,14 @@ class SearchSpace:
     @classmethod
     def of_points(
         cls, points: Sequence[Mapping[str, Level]], default: Mapping[str, Level], labels: Iterable[str] = ()
-    ) -> "SearchSpace":
+    ) -> SearchSpace:
         """Return the space of exactly these points, its knobs and levels read off them.
 
         Raises:
             InvalidInput: If the points name different knobs or one occurs twice.
         """
+        import numpy as np
+
         if not points:
             raise InvalidInput("a search space needs at least one point")
         names, marked = list(points[0]), set(labels)
@@ -156,8 +170,10 @@ class SearchSpace:
         return cls(knobs, np.array(rows, dtype=np.int32).reshape(len(points), len(names)), OperatingPoint(default))
 
     @classmethod
-    def unit(cls) -> "SearchSpace":
+    def unit(cls) -> SearchSpace:
         """Return the space of one point without knobs: what has nothing to set, and neutral in products."""
+        import numpy as np
+
         return cls((), np.zeros((1, 0), dtype=np.int32), OperatingPoint({}))
 
     @property
@@ -182,7 +198,9 @@ class SearchSpace:
     def __contains__(self, point: object) -> bool:
         return isinstance(point, Mapping) and self._find(point) is not None
 
-    def __mul__(self, other: "SearchSpace") -> "SearchSpace":
+    def __mul__(self, other: SearchSpace) -> SearchSpace:
+        import numpy as np
+
         rows = np.hstack([np.repeat(self.rows, len(other), axis=0), np.tile(other.rows, (len(self), 1))])
         return SearchSpace(self.knobs + other.knobs, rows, self.default.moved(other.default))
 
@@ -219,15 +237,19 @@ class SearchSpace:
 
     def column(self, name: str) -> NDArray[np.float64]:
         """Return the level of one numeric knob at every point, shape (points,), in the knob's unit."""
+        import numpy as np
+
         knob = self.knob(name)
         return np.array(knob.levels, dtype=float)[self.rows[:, self.names.index(name)]]
 
-    def holding(self, names: Iterable[str]) -> "SearchSpace":
+    def holding(self, names: Iterable[str]) -> SearchSpace:
         """Return the points at which the named knobs keep their default level.
 
         Raises:
             UnknownName: If a name is not a knob of this space.
         """
+        import numpy as np
+
         keep = np.ones(len(self), dtype=bool)
         for name in names:
             knob = self.knob(name)
@@ -237,6 +259,8 @@ class SearchSpace:
     @property
     def fingerprint(self) -> str:
         """A digest of knobs, points and default: two spaces are the same exactly when it is."""
+        import numpy as np
+
         digest = hashlib.sha256()
         for knob in self.knobs:
             digest.update(repr((knob.name, knob.levels, knob.label)).encode())

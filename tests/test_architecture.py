@@ -11,12 +11,12 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "polythrottle"
 VOCABULARY = (
     *("errors", "clock", "units", "space", "measurement", "problem", "study", "profile", "ports", "state"),
-    *("findings", "identity", "sensors", "recording", "arrivals"),
+    *("findings", "identity", "sensors", "recording", "arrivals", "ladder"),
 )
 ADAPTERS = ("catalog", "journal", "backends", "actuation", "workloads", "optimize")
 USE = (
     *("meter", "comparing", "stopping", "past", "remarks", "tuner", "sweep", "bench", "reproduce", "report", "explain"),
-    *("doctor", "applying", "driving"),
+    *("doctor", "applying", "driving", "queueing", "rungs"),
     *("snapshot", "profiling", "finetune", "daemon", "cluster"),
 )
 ENTRY = ("api", "outcome", "studies", "plan", "setup", "sides", "cli", "testing", "__main__", "__init__")

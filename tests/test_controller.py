@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from polythrottle.daemon.controller import hurried, step
 from polythrottle.daemon.guards import Bounds, Guard, Observed, tripped
-from polythrottle.daemon.ladder import Ladder, Rung
-from polythrottle.daemon.queueing import Service
 from polythrottle.daemon.signals import (
     Action,
     Apply,
@@ -40,6 +38,7 @@ from polythrottle.daemon.signals import (
 )
 from polythrottle.daemon.state import Phase, State
 from polythrottle.errors import InvalidInput
+from polythrottle.ladder import Ladder, Rung, Service
 from polythrottle.space import OperatingPoint
 
 

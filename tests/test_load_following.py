@@ -11,14 +11,15 @@ from polythrottle.arrivals import Poisson
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.catalog import load_board, load_model
 from polythrottle.clock import VirtualClock
-from polythrottle.daemon.following import Footing, Manner, follow
+from polythrottle.daemon.following import Footing, Manner, Switching, follow
 from polythrottle.daemon.forecast import Forecast, Outlook
-from polythrottle.daemon.ladder import Ladder, Rung, Switching, undominated
-from polythrottle.daemon.queueing import Service, batches, queueing
 from polythrottle.driving import drive
 from polythrottle.errors import InvalidInput, SloUnmet
+from polythrottle.ladder import Ladder, Rung, Service
 from polythrottle.measurement import Latency, Measurement, Query
 from polythrottle.problem import Problem
+from polythrottle.queueing import batches, queueing
+from polythrottle.rungs import ladder_of, ladder_of_study, undominated
 from polythrottle.space import OperatingPoint, SearchSpace
 from polythrottle.study import Study, Trial
 
@@ -127,7 +128,7 @@ def test_a_ladder_climbs_to_faster_points() -> None:
     services = [
         _service(interval, batch, 8 + 1 / interval, 1 / interval) for interval in (0.05, 0.1, 0.2) for batch in (1, 2)
     ]
-    ladder = Ladder.of(services, 0.6)
+    ladder = ladder_of(services, 0.6)
     assert all(rung.p99_s <= 0.9 * 0.6 for rung in ladder.rungs)
     assert [rung.power_w for rung in ladder.rungs] == sorted(rung.power_w for rung in ladder.rungs)
     assert ladder.rungs[0].service.interval_s > ladder.rungs[-1].service.interval_s
@@ -137,7 +138,7 @@ def test_a_ladder_climbs_to_faster_points() -> None:
 def test_padded_batches_cost_more_at_low_rates() -> None:
     """A rung of large batches is predicted to draw what its queue draws at a quarter of its rate, within 5 %."""
     service = _service(0.2, batch=4, idle_w=10.0, extra_w=30.0)
-    ladder = Ladder.of([service], 1.0)
+    ladder = ladder_of([service], 1.0)
     rung = ladder.rungs[-1]
     times_s = np.cumsum(np.random.default_rng(0).standard_exponential(5000) * 4 / rung.rate_per_s).tolist()
     assert rung.power_at(rung.rate_per_s) == pytest.approx(rung.power_w)
@@ -149,7 +150,7 @@ def test_padded_batches_cost_more_at_low_rates() -> None:
 def test_a_slo_nobody_holds_is_said() -> None:
     """No ladder without a point that holds it, in one line."""
     with pytest.raises(SloUnmet, match="no point holds p99<=50ms"):
-        Ladder.of([_service(0.1)], 0.05)
+        ladder_of([_service(0.1)], 0.05)
     with pytest.raises(InvalidInput, match="rising rates"):
         Ladder(1.0, ())
 
@@ -164,7 +165,7 @@ def test_a_study_makes_a_ladder() -> None:
         Trial(number, point, each) for number, (point, each) in enumerate(zip(points, measured, strict=True))
     )
     study = Study(Problem("sim:jetson-agx-orin", "efficientnet-b7", space, ()), trials=trials)
-    ladder = Ladder.of_study(study, 1.0)
+    ladder = ladder_of_study(study, 1.0)
     assert {rung.service.batch for rung in ladder.rungs} <= {1, 2}
     assert ladder.rungs[-1].rate_per_s > 10
 
@@ -182,7 +183,7 @@ def test_a_rung_of_a_simulated_board_keeps_its_word() -> None:
         idle_w = (device.read().energy_j - before_j) / 5.0
         whole = point.moved({"batch_size": 1})
         found.append(Service.of(whole, replace(device.expected(workload, whole), idle_power_w=idle_w)))
-    ladder = Ladder.of(found, 0.7)
+    ladder = ladder_of(found, 0.7)
     rung = ladder.rungs[len(ladder.rungs) // 2]
     device.rewind(1)
     device.apply(rung.service.point.only(device.space.names))

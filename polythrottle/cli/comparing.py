@@ -117,10 +117,12 @@ def _print_comparison(value: Any) -> None:
 
 
 def _comparison_lines(names: list[str], found: Any) -> Iterator[tuple[str, str]]:
+    from polythrottle.cli.texts import show_boundary
+
     yield "A", names[0]
     yield "B", names[1]
     for first, _ in found.pairs[-1:]:
-        yield "joules", ": ".join(filter(None, (str(first.energy_kind), first.boundary)))
+        yield "joules", show_boundary(first)
     for name in ("energy", "mean", "p99"):
         if (middle := found.middle(name)) is not None:
             item = " per item" if name == "energy" else ""

@@ -46,7 +46,7 @@ def print_measurement(found: "tuple[Setup, OperatingPoint, Measurement]") -> Non
         "latency": ", ".join(
             f"{name} {_with_interval(measured, name, 's')}" for name in ("mean", "p99") if measured.metric(name)
         ),
-        "energy": f"{_joules(measured)} per item, {measured.energy_kind}: {measured.boundary}",
+        "energy": f"{_joules(measured)} per item, {show_boundary(measured)}",
         "power": f"{_with_interval(measured, 'power', 'W')}, {measured.throughput_per_s:.4g} items/s",
         **_idle(measured),
         **_window(measured),
@@ -54,10 +54,19 @@ def print_measurement(found: "tuple[Setup, OperatingPoint, Measurement]") -> Non
     _print_grid(_console(), (setup.device, setup.workload or ""), lines.items())
 
 
+def show_boundary(measured: Measurement) -> str:
+    """Return how the joules came about and what they cover, the first once."""
+    kind = f"{measured.energy_kind}: "
+    return f"{kind}{measured.boundary.removeprefix(kind)}" if measured.boundary else str(measured.energy_kind)
+
+
 def _idle(measured: Measurement) -> dict[str, str]:
     """Return what an item's energy is made of, where idle power is known."""
     if measured.idle_power_w is None or measured.energy_kind is EnergyKind.RELATIVE:
         return {}
+    if measured.idle_j is None:
+        above = f"idle power, {show(measured.idle_power_w, 'W')}, was not below that of the window"
+        return {"per item": f"its own and idle energy cannot be told apart: {above}"}
     parts = f"{show(measured.marginal_j, 'J')} of its own and {show(measured.idle_j, 'J')} of"
     return {"per item": f"{parts} {show(measured.idle_power_w, 'W')} idle power"}
 

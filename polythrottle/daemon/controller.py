@@ -41,7 +41,6 @@ from dataclasses import replace
 from polythrottle.daemon.following import Footing, follow, patience
 from polythrottle.daemon.forecast import Forecast
 from polythrottle.daemon.guards import Observed, Trip, tripped
-from polythrottle.daemon.ladder import Ladder
 from polythrottle.daemon.signals import (
     Action,
     Apply,
@@ -71,6 +70,7 @@ from polythrottle.daemon.signals import (
     WorkloadUp,
 )
 from polythrottle.daemon.state import Hold, Phase, State
+from polythrottle.ladder import Ladder
 
 _FOREIGN_MOST, _FOREIGN_S = 3, 600.0
 _UNTOLD = 16

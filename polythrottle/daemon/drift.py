@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean, stdev
 
-import numpy as np
-
 from polythrottle.errors import InvalidInput
 from polythrottle.measurement import BETWEEN_WINDOWS
 
@@ -77,6 +75,8 @@ def run_length(shift: float, slack: float, threshold: float) -> float:
         slack: What is taken off each sample.
         threshold: What is passed; above 0.
     """
+    import numpy as np
+
     width = 2 * threshold / (2 * _CELLS - 1)
     edges = (np.arange(-_CELLS, _CELLS + 1) + 0.5) * width + slack - shift
     below = np.array([0.5 * math.erfc(-edge / math.sqrt(2)) for edge in edges.tolist()])

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from polythrottle.daemon.guards import Bounds, Observed, Trip
-from polythrottle.daemon.ladder import Ladder
+from polythrottle.ladder import Ladder
 from polythrottle.space import OperatingPoint
 
 

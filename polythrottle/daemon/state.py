@@ -6,8 +6,8 @@ from enum import StrEnum
 
 from polythrottle.daemon.following import Footing, Manner
 from polythrottle.daemon.forecast import Forecast
-from polythrottle.daemon.ladder import Rung
 from polythrottle.daemon.signals import Plan, Raise, Target
+from polythrottle.ladder import Rung
 
 
 class Phase(StrEnum):

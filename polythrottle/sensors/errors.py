@@ -5,16 +5,21 @@ Uncertainty in Measurement), because the sum is neither normal nor bounded: a co
 varies is Student's, a rounding that nothing stirs is uniform. The draws are always the same ones.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Draws = NDArray[np.float64]
+    Draws = NDArray[np.float64]
+
+
 _DRAWS, _SHARE, _HARMONICS = 40_000, 0.95, 6
 
 
@@ -84,6 +89,8 @@ class Rounded:
 
     def draw(self, slot: int) -> Draws:
         """Return draws."""
+        import numpy as np
+
         phase, total = _uniform(slot), np.zeros(_DRAWS)
         if self.stirred < 0.02 * self.quantum:
             return self.quantum * (phase - 0.5)
@@ -95,6 +102,8 @@ class Rounded:
 
 def half_width(errors: Sequence[Error]) -> float:
     """Return what the sum of independent errors stays within, either way, with 95 % probability; 0 without any."""
+    import numpy as np
+
     if not errors:
         return 0.0
     total = sum((error.draw(slot) for slot, error in enumerate(errors)), np.zeros(_DRAWS))
@@ -103,14 +112,20 @@ def half_width(errors: Sequence[Error]) -> float:
 
 @lru_cache(maxsize=32)
 def _student(freedom: int, slot: int) -> Draws:
+    import numpy as np
+
     return np.random.default_rng([freedom, slot, 0]).standard_t(freedom, _DRAWS)
 
 
 @lru_cache(maxsize=32)
 def _normal(slot: int) -> Draws:
+    import numpy as np
+
     return np.random.default_rng([slot, 1]).standard_normal(_DRAWS)
 
 
 @lru_cache(maxsize=32)
 def _uniform(slot: int) -> Draws:
+    import numpy as np
+
     return np.random.default_rng([slot, 2]).random(_DRAWS)

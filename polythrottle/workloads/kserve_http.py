@@ -61,7 +61,10 @@ class HttpLine:
     async def inputs(self) -> tuple[Declared, ...]:
         """Return the inputs the model declares."""
         found = await self._found("GET", self._path)
-        return tuple(declared(each) for each in found.get("inputs") or ())
+        listed = found.get("inputs", []) if isinstance(found, dict) else None
+        if not isinstance(listed, list):
+            raise TrialError(f"{self._where} describes the model in a way that is not KServe v2's")
+        return tuple(declared(each) for each in listed)
 
     async def models(self) -> Mapping[str, str]:
         """Return the state of every model."""

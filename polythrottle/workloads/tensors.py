@@ -65,8 +65,14 @@ def random_array(shape: Sequence[int], dtype: str, seed: int = 0) -> NDArray[np.
     """Return an array that is always the same for the same arguments.
 
     Floats are standard normal. Integers are 0 or 1, which is valid as token, mask, segment or index almost everywhere.
+
+    Raises:
+        InvalidInput: If it does not fit into memory.
     """
     random = np.random.default_rng(seed)
-    if dtype in _FLOATS:
-        return random.standard_normal(tuple(shape), dtype=np.float32).astype(dtype)
-    return random.integers(0, 2, tuple(shape)).astype(dtype)
+    try:
+        if dtype in _FLOATS:
+            return random.standard_normal(tuple(shape), dtype=np.float32).astype(dtype)
+        return random.integers(0, 2, tuple(shape)).astype(dtype)
+    except (MemoryError, ValueError) as error:
+        raise InvalidInput(f"an input of shape {'x'.join(map(str, shape))} does not fit into memory") from error

@@ -12,8 +12,17 @@ from pathlib import Path
 from polythrottle.actuation.actuator import Actuator
 from polythrottle.actuation.limits import Limits
 from polythrottle.backends.capability import Capability
-from polythrottle.backends.jetson import gpu, memory, mode, processors
+from polythrottle.backends.jetson.gpu import MAX as GPU_MAX
+from polythrottle.backends.jetson.gpu import MIN as GPU_MIN
+from polythrottle.backends.jetson.gpu import NAMES as GPU_NAMES
+from polythrottle.backends.jetson.gpu import Gpu
+from polythrottle.backends.jetson.memory import NAME as MEMORY
+from polythrottle.backends.jetson.memory import Memory
+from polythrottle.backends.jetson.mode import NAME as MODE
+from polythrottle.backends.jetson.mode import Mode
 from polythrottle.backends.jetson.presets import presets
+from polythrottle.backends.jetson.processors import CORES, Clusters, Cores
+from polythrottle.backends.jetson.processors import MAX as CPU_MAX
 from polythrottle.backends.tree import Tree
 from polythrottle.catalog import Board
 from polythrottle.clock import Clock
@@ -22,8 +31,8 @@ from polythrottle.findings import Finding
 from polythrottle.space import Knob, Level, SearchSpace
 from polythrottle.units import show_level
 
-_USUAL = (*gpu.NAMES, memory.NAME)
-_NEVER_UNASKED = (processors.CORES, mode.NAME)
+_USUAL = (*GPU_NAMES, MEMORY)
+_NEVER_UNASKED = (CORES, MODE)
 _SETTLE_S, _LOOK_S = 1.0, 0.005
 
 
@@ -46,16 +55,16 @@ class Knobs:
     def __init__(
         self, tree: Tree, actuator: Actuator, limits: Limits, entry: Board | None, searched: Sequence[str] | None
     ) -> None:
-        self._gpu = gpu.Gpu(tree, actuator, limits)
-        self._memory = memory.Memory(tree, actuator, limits)
-        self._clusters = processors.Clusters(tree, actuator, limits)
-        self._cores = processors.Cores(tree, actuator, limits)
-        self._mode = mode.Mode(tree, actuator, self._gpu.folder)
+        self._gpu = Gpu(tree, actuator, limits)
+        self._memory = Memory(tree, actuator, limits)
+        self._clusters = Clusters(tree, actuator, limits)
+        self._cores = Cores(tree, actuator, limits)
+        self._mode = Mode(tree, actuator, self._gpu.folder)
         self._tables: Mapping[str, Sequence[int]] = {
-            **dict.fromkeys(gpu.NAMES, self._gpu.table),
-            memory.NAME: self._memory.table,
-            processors.MAX: self._clusters.table,
-            processors.CORES: self._cores.table,
+            **dict.fromkeys(GPU_NAMES, self._gpu.table),
+            MEMORY: self._memory.table,
+            CPU_MAX: self._clusters.table,
+            CORES: self._cores.table,
         }
         self._mode.probe(self._tables, {each.name: each.levels[-1] for each in self.all if each.works})
         self._known = {each.name: each for each in self.all if each.works}
@@ -134,12 +143,12 @@ class Knobs:
 
     def _conflict(self, point: Mapping[str, Level]) -> str | None:
         """Return which levels of a point do not go together, or None."""
-        if not point.keys().isdisjoint(gpu.NAMES):
-            low, high = self._both(point.get(gpu.MIN), point.get(gpu.MAX))
+        if not point.keys().isdisjoint(GPU_NAMES):
+            low, high = self._both(point.get(GPU_MIN), point.get(GPU_MAX))
             if low > high:
-                return f"{gpu.MIN} {show_level(gpu.MIN, low)} lies above {gpu.MAX} {show_level(gpu.MAX, high)}"
-        if self._switched(point) and not self._mode.allows(str(point[mode.NAME]), point):
-            return f"power mode {point[mode.NAME]} does not allow {dict(point)}"
+                return f"{GPU_MIN} {show_level(GPU_MIN, low)} lies above {GPU_MAX} {show_level(GPU_MAX, high)}"
+        if self._switched(point) and not self._mode.allows(str(point[MODE]), point):
+            return f"power mode {point[MODE]} does not allow {dict(point)}"
         return None
 
     def _whole(self, point: Mapping[str, Level]) -> dict[str, Level]:
@@ -149,7 +158,7 @@ class Knobs:
         return {**{name: self._known[name].default for name in kept}, **point}
 
     def _switched(self, point: Mapping[str, Level]) -> bool:
-        return mode.NAME in point and point[mode.NAME] != self._known[mode.NAME].default
+        return MODE in point and point[MODE] != self._known[MODE].default
 
     def apply(self, point: Mapping[str, Level], clock: Clock) -> None:
         """Set every knob of a point, those touched before to their default, and wait until the clocks agree.
@@ -162,9 +171,9 @@ class Knobs:
             raise KnobRejected(problem)
         self._touched |= self._involved(point)
         whole = {name: level for name, level in self._whole(point).items() if name in self._touched}
-        if mode.NAME in whole:
-            self._mode.apply(str(whole[mode.NAME]))
-        count = whole.get(processors.CORES)
+        if MODE in whole:
+            self._mode.apply(str(whole[MODE]))
+        count = whole.get(CORES)
         if count is not None:
             self._cores.start(int(count))
         with self.awake():
@@ -175,8 +184,8 @@ class Knobs:
     def _involved(self, point: Mapping[str, Level]) -> set[str]:
         """Return the knobs a point writes: the GPU's limits go together, and a power mode rewrites the others."""
         names = set(point)
-        if names & set(gpu.NAMES):
-            names |= set(gpu.NAMES)
+        if names & set(GPU_NAMES):
+            names |= set(GPU_NAMES)
         if self._switched(point):
             names |= set(self._tables) & set(self._known)
         return names
@@ -184,15 +193,15 @@ class Knobs:
     def _set_clocks(self, whole: Mapping[str, Level], count: Level | None) -> list[Callable[[], str | None]]:
         """Write the clocks of a point and return what tells whether each has taken effect."""
         looks: list[Callable[[], str | None]] = []
-        if (rate := whole.get(memory.NAME)) is not None:
+        if (rate := whole.get(MEMORY)) is not None:
             self._memory.apply(int(rate))
             looks.append(lambda: self._memory.unsettled(int(rate)))
-        low, high = whole.get(gpu.MIN), whole.get(gpu.MAX)
+        low, high = whole.get(GPU_MIN), whole.get(GPU_MAX)
         if low is not None or high is not None:
             low_hz, high_hz = self._both(low, high)
             self._gpu.apply(low_hz, high_hz)
             looks.append(lambda: self._gpu.unsettled(low_hz, high_hz))
-        if (limit := whole.get(processors.MAX)) is not None:
+        if (limit := whole.get(CPU_MAX)) is not None:
             online = self._cores.online() if count is None else self._cores.chosen(int(count))
             self._clusters.apply(int(limit), online)
             looks.append(lambda: self._clusters.unsettled(int(limit), online))
@@ -200,7 +209,7 @@ class Knobs:
 
     def _both(self, low: Level | None, high: Level | None) -> tuple[int, int]:
         """Return both limits of the GPU, that which is not set at its default."""
-        lowest, highest = self._known[gpu.MIN].default, self._known[gpu.MAX].default
+        lowest, highest = self._known[GPU_MIN].default, self._known[GPU_MAX].default
         return int(lowest if low is None else low), int(highest if high is None else high)
 
     def _settle(self, looks: Sequence[Callable[[], str | None]], clock: Clock) -> None:

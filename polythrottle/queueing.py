@@ -3,80 +3,11 @@
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from polythrottle.errors import InvalidInput
-from polythrottle.measurement import Measurement
-from polythrottle.space import OperatingPoint
-
-_BATCH = "batch_size"
-
-
-@dataclass(frozen=True)
-class Service:
-    """How a device answers at one operating point: a batch that is not full takes as long and as much as one that is.
-
-    That is what engines of fixed shapes do, which pad; one that does not is cheaper than is said here.
-
-    Args:
-        point: Levels of device and workload.
-        batch: Requests in a full batch.
-        interval_s: From one batch to the next when they never run out.
-        latency_s: From sending a batch to its answer, on average.
-        tail_s: The time that 99 % of batches stay within.
-        batch_j: Energy of a batch in that interval, everything the device draws included.
-        idle_w: What it draws at this point without work.
-
-    Raises:
-        InvalidInput: If a time or an energy is not positive and finite, or the batch is empty.
-    """
-
-    point: OperatingPoint
-    batch: int
-    interval_s: float
-    latency_s: float
-    tail_s: float
-    batch_j: float
-    idle_w: float
-
-    def __post_init__(self) -> None:
-        positive = (self.interval_s, self.latency_s, self.tail_s, self.batch_j)
-        if self.batch < 1 or not all(math.isfinite(value) and value > 0 for value in positive) or self.idle_w < 0:
-            raise InvalidInput(f"a batch of {self.batch} takes {self.interval_s} s and {self.batch_j} J")
-
-    @classmethod
-    def of(cls, point: OperatingPoint, seen: Measurement) -> "Service":
-        """Return how a device answers at a point, from what was measured there back to back.
-
-        Raises:
-            InvalidInput: If the measurement lacks idle power or p99, without which nothing can be said at partial load.
-        """
-        if seen.idle_power_w is None:
-            raise InvalidInput("following a load needs the idle power of each point; measure with a window that idles")
-        if seen.latency.p99_s is None:
-            raise InvalidInput("following a load needs the p99 of each point, and these measurements have none")
-        batch = int(point.get(_BATCH, 1))
-        whole_s = batch / seen.throughput_per_s
-        return cls(
-            point, batch, whole_s, seen.latency.mean_s, seen.latency.p99_s, seen.energy_j * batch, seen.idle_power_w
-        )
-
-    @property
-    def most_per_s(self) -> float:
-        """Requests per second beyond which the queue grows without end."""
-        return self.batch / self.interval_s
-
-    @property
-    def marginal_j(self) -> float:
-        """The energy a full batch adds per request to what the device draws idle; never negative."""
-        return max(0.0, self.batch_j - self.idle_w * self.interval_s) / self.batch
-
-    def least_w(self, rate_per_s: float) -> float:
-        """Return the least mean power at a rate of requests: every batch full."""
-        return self.idle_w + rate_per_s * self.marginal_j
+from polythrottle.ladder import Service
 
 
 class Batch(NamedTuple):
