@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test hw-test test-faults test-services test-search lint format bench-search install-units clean
+.PHONY: help demo test hw-test test-faults test-services test-browser test-daemon test-search lint format bench-search install-units clean
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,7 +16,7 @@ demo: $(READY)  ## Tune EfficientNet-B4 on a simulated Jetson AGX Orin
 		--slo 'p99<=1.2x' --out demo/profile.toml
 
 test: $(READY)  ## Run the tests
-	$(BIN)/python -m pytest -n auto -m 'not search and not faults and not hardware and not services'
+	$(BIN)/python -m pytest -n auto -m 'not search and not faults and not hardware and not services and not browser and not soak and not schema'
 
 test-search: $(READY)  ## Run the search over all measured tables (minutes; needs ../shared)
 	$(BIN)/python -m pytest -n auto -m search
@@ -26,6 +26,12 @@ test-faults: $(READY)  ## Kill and break at every step of a session on every fak
 
 test-services: $(READY)  ## Measure and tune models on real servers, which are installed into .services (minutes)
 	$(BIN)/python -m pytest -q -rfE -m services tests/services
+
+test-browser: $(READY)  ## Look at the daemon's page in Chromium, which must be installed
+	$(BIN)/python -m pytest -q -rfE -m browser tests/browser
+
+test-daemon: $(READY)  ## A day of the daemon with a fault a minute, and its API under schemathesis (minutes)
+	$(BIN)/python -m pytest -q -rfE -n auto -m 'soak or schema'
 
 hw-test: $(READY)  ## Check a real NVIDIA GPU by reading alone, and print what that cannot prove
 	$(BIN)/python -m pytest -q -rfE -m hardware tests/hardware

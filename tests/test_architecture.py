@@ -19,7 +19,7 @@ USE = (
     *("doctor", "applying", "driving", "queueing", "rungs"),
     *("snapshot", "profiling", "finetune", "daemon", "cluster"),
 )
-ENTRY = ("api", "outcome", "studies", "plan", "setup", "sides", "cli", "testing", "__main__", "__init__")
+ENTRY = ("api", "client", "outcome", "studies", "plan", "setup", "sides", "cli", "testing", "__main__", "__init__")
 ACROSS = {("backends", "catalog"), ("backends", "actuation")}
 HEAVY = {
     "torch": ("optimize", "workloads", "profiling"),
@@ -34,6 +34,10 @@ HEAVY = {
     "optuna": ("optimize",),
     "matplotlib": ("report",),
     "typer": ("cli",),
+    "textual": ("cli",),
+    "starlette": ("daemon",),
+    "uvicorn": ("daemon",),
+    "prometheus_client": ("daemon",),
     "rich": ("cli",),
 }
 

@@ -1,0 +1,200 @@
+"""What the daemon shows: one value per turn of its control loop, the same for API, metrics, page and terminal."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from polythrottle.space import Level
+
+VERSION = 1
+"""Of the shape of what is shown; a reader of the version before must still find its fields."""
+
+
+@dataclass(frozen=True)
+class Happened:
+    """Something people should know of.
+
+    Args:
+        number: Rises by one with each, over restarts too.
+        at: Wall time, ISO 8601 with zone, for people.
+        kind: One word for machines: phase, guard, drift, foreign, refused, lease, driver, model, study, budget, fault.
+        words: For people.
+    """
+
+    number: int
+    at: str
+    kind: str
+    words: str
+
+
+@dataclass(frozen=True)
+class GuardShown:
+    """A guard: its name, what it sees (None if unknown), its limit (None if not watched), and whether it trips now."""
+
+    name: str
+    value: float | None
+    limit: float | None
+    tripped: bool = False
+
+
+@dataclass(frozen=True)
+class WorkloadShown:
+    """The served workload: its URI, where requests are seen, its SLO as texts, and whether it is up."""
+
+    name: str
+    uri: str
+    traffic: str
+    slo: tuple[str, ...] = ()
+    up: bool = False
+    profile: str | None = None
+
+
+@dataclass(frozen=True)
+class RungShown:
+    """Where on the ladder: rung ``number`` (from 0) of ``of``, good up to a rate, predicted watts and p99 there."""
+
+    number: int
+    of: int
+    rate_per_s: float
+    power_w: float
+    p99_s: float
+
+
+@dataclass(frozen=True)
+class SavedShown:
+    """Joules saved since midnight against the default point at the same requests, with their 95 % interval.
+
+    Args:
+        joules: Estimate; None if the profile lacks the default's energy.
+        low: Lower end; ``high`` upper; None if unknown.
+        requests: How many were counted.
+        words: How the figure comes about, with its kind of energy.
+    """
+
+    joules: float | None = None
+    low: float | None = None
+    high: float | None = None
+    requests: int = 0
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class BudgetShown:
+    """What may be drawn: in words, the present limit in watts, what is left of it (J), and what the SLO costs.
+
+    Args:
+        words: As asked: ``80 Wh, to last 9 h``.
+        limit_w: Mean power allowed now; None if none.
+        left_j: What is left; None where nothing runs out.
+        shadow_w_per_ms: Watts that one more millisecond of p99 limit would save now; None if unknown.
+        met: Whether it can be met; False with the nearest that can in ``words``.
+    """
+
+    words: str = ""
+    limit_w: float | None = None
+    left_j: float | None = None
+    shadow_w_per_ms: float | None = None
+    met: bool | None = None
+
+
+@dataclass(frozen=True)
+class StudyShown:
+    """A study: running, ended, stopped or failed; trials done of at most, and the best point so far."""
+
+    id: str
+    state: str
+    trials: int = 0
+    of: int = 0
+    best: Mapping[str, Level] | None = None
+    best_j: float | None = None
+    journal: str = ""
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Front:
+    """A point of the ladder for the page's figure: watts and p99 at a rate."""
+
+    rate_per_s: float
+    power_w: float
+    p99_s: float
+    point: Mapping[str, Level] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Status:
+    """All the daemon shows; plain values, ready for JSON.
+
+    Args:
+        turn: Of the control loop, from 1; 0 before the first.
+        at: Wall time of the turn.
+        since: Wall time the daemon began at.
+        polythrottle: Its version.
+        device: URI; ``title`` for people; ``energy_kind`` and ``boundary`` of its joules.
+        phase: Of the controller: down, following, safe, studying, yielded.
+        reason: Why the present point is held.
+        point: Levels set by the daemon, in SI; empty if the board is as found.
+        leased: Whether the daemon may set the board.
+        reachable: Whether the actuator (or the device) answers.
+        rate_per_s: Requests that come; ``demand_per_s`` what is prepared for; ``waiting`` how many wait.
+        p99_s: Of requests lately; ``limit_s`` its limit; ``mean_s`` their mean.
+        power_w: Mean over the turn; ``peak_w`` highest sample; ``energy_j`` since the daemon began.
+        temperature_c: Hottest; ``clocks_hz`` what runs; ``throttled`` whether the device slows itself down.
+        drift: What has drifted, in words; empty if nothing.
+        late_s: How late the turn began; ``late_p99_s`` over the last thousand turns.
+        resident_bytes: Of the daemon's process.
+        faults: What does not work now, in words, such as a full disk.
+        requests: How many were answered since the daemon began; ``failed`` how many of them failed; None if unknown.
+        told: How many events of each kind there were since the daemon began.
+        unconfirmed: The profile that is rolled back unless it is confirmed, and ``confirm_left_s`` when; empty if none.
+    """
+
+    turn: int = 0
+    at: str = ""
+    since: str = ""
+    version: int = VERSION
+    polythrottle: str = ""
+    device: str = ""
+    title: str = ""
+    energy_kind: str = ""
+    boundary: str = ""
+    phase: str = "down"
+    reason: str = ""
+    workload: WorkloadShown | None = None
+    point: Mapping[str, Level] = field(default_factory=dict)
+    gather_s: float = 0.0
+    rung: RungShown | None = None
+    ladder: tuple[Front, ...] = ()
+    leased: bool = False
+    reachable: bool = False
+    rate_per_s: float | None = None
+    demand_per_s: float | None = None
+    waiting: int | None = None
+    p99_s: float | None = None
+    limit_s: float | None = None
+    mean_s: float | None = None
+    power_w: float | None = None
+    peak_w: float | None = None
+    energy_j: float | None = None
+    temperature_c: float | None = None
+    clocks_hz: Mapping[str, int] = field(default_factory=dict)
+    throttled: bool | None = None
+    guards: tuple[GuardShown, ...] = ()
+    drift: str = ""
+    budget: BudgetShown = BudgetShown()
+    saved: SavedShown = SavedShown()
+    study: StudyShown | None = None
+    late_s: float = 0.0
+    late_p99_s: float = 0.0
+    resident_bytes: int = 0
+    faults: tuple[str, ...] = ()
+    requests: int | None = None
+    failed: int | None = None
+    told: Mapping[str, int] = field(default_factory=dict)
+    unconfirmed: str = ""
+    confirm_left_s: float | None = None
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The same as plain dictionaries and lists."""
+        return asdict(self)
