@@ -1,10 +1,11 @@
-"""How often a stated 95 % interval holds the truth: energy through seven sensors, percentiles of four kinds of traffic.
+"""How often a stated 95 % interval holds the truth: energy through sensors and at random arrivals, and percentiles.
 
     python benchmarks/coverage.py [--runs 400] [--queries 2000] [--first 0] [--json FILE]
 
 Every run is one window of the meter itself on a rig whose truth is known (`polythrottle.testing.sensing`). Beside it
-stand two naive readers: mean power at the window's looks x time / items with the textbook interval of that mean, and
-order statistics that take queries as independent.
+stand naive readers: mean power at the window's looks x time / items with the textbook interval of that mean; at random
+arrivals all joules / requests with the textbook interval of their number; order statistics that take queries as
+independent.
 """
 
 import argparse
@@ -19,11 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
+from polythrottle.arrivals import Arrivals
 from polythrottle.measurement import Interval, Measurement, Window
 from polythrottle.meter import measure
 from polythrottle.meter.percentiles import SHARES
+from polythrottle.sensors import Sensor
 from polythrottle.space import OperatingPoint
-from polythrottle.testing.sensing import SENSORS, Rig, Traffic
+from polythrottle.testing.sensing import SENSORS, Rig, Traffic, Waiting
 
 BAR = (0.93, 0.97)
 TRAFFIC: Mapping[str, Traffic] = {
@@ -32,6 +35,15 @@ TRAFFIC: Mapping[str, Traffic] = {
     "stragglers 2 %, next also 74 %": Traffic(),
     "stragglers 0.1 %, next also 74 %": Traffic(straggle=0.001),
 }
+OPEN: Mapping[str, tuple[str, float]] = {
+    "Poisson 30/s, exact": ("poisson:30/s", 0.0),
+    "Poisson 30/s, 100 ms steps": ("poisson:30/s", 0.1),
+    "Poisson 70/s, exact": ("poisson:70/s", 0.0),
+    "Poisson 70/s, 100 ms steps": ("poisson:70/s", 0.1),
+    "20 cycles of bursts, exact": ("burst:30/s?peak=3&share=0.2&length={length}s", 0.0),
+}
+"""Arrivals before a server that takes 10 ms, and how its counter steps."""
+CYCLES = 20
 DRIFT = "drift of 2 %, 100 ms steps"
 
 
@@ -103,6 +115,30 @@ def energies(runs: int, queries: int, first: int) -> Iterator[Row]:
         yield row("energy", label, found)
 
 
+def at_random(runs: int, queries: int, first: int) -> Iterator[Row]:
+    """Yield a row for each kind of random arrivals."""
+    for label, (text, step_s) in OPEN.items():
+        # Mean cycles are as long as lets a window see so many of them.
+        arrivals, found = Arrivals.parse(text.format(length=0.2 * queries / 30 / CYCLES)), []
+        rate_per_s = arrivals.offered_per_s or math.nan
+        for number in range(first, first + runs):
+            seed = int(np.random.default_rng([number, 1, zlib.crc32(label.encode())]).integers(2**31))
+            rig = Waiting(seed, step_s=step_s)
+            window, sensor = Window(queries, 0.0, queries, timeout_s=3600.0), Sensor(step_s=step_s)
+            measured = measure(rig, rig, OperatingPoint({}), window, arrivals=arrivals, seed=seed, sensor=sensor)
+            interval = measured.intervals.get("energy", Interval(-math.inf, math.inf))
+            found.append((rig.true_energy_j(rate_per_s), interval, counted(rig, measured, queries)))
+        yield row("energy", label, found)
+
+
+def counted(rig: Waiting, measured: Measurement, queries: int) -> Interval:
+    """Return a window's joules over its requests, with the textbook interval of their number: 1 / its square root."""
+    end_s = rig.clock.now()
+    value = (rig.total_j(end_s) - rig.total_j(end_s - (measured.window_s or 0.0))) / queries
+    half = 1.96 * value / math.sqrt(queries)
+    return Interval(value - half, value + half)
+
+
 def percentiles(runs: int, queries: int, first: int) -> Iterator[Row]:
     """Yield a row for each percentile of each traffic."""
     for label, traffic in TRAFFIC.items():
@@ -157,7 +193,7 @@ def main(say: Callable[[str], None] = print) -> None:
     say(f"{'':7} {'':34} {'covered':>8} {'± med.':>8} {'unknown':>8}   naive: {'covered':>8} {'± med.':>8}")
     rows = []
     asked = (given.runs, given.queries, given.first)
-    for each in chain(energies(*asked), percentiles(*asked)):
+    for each in chain(energies(*asked), at_random(*asked), percentiles(*asked)):
         rows.append(each)
         say(
             f"{each.what:7} {each.where:34} {each.covered:8.2%} {each.half:8.2%} {each.unknown:8.1%}   "

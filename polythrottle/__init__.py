@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from polythrottle.api import measure, resume, tune
+    from polythrottle.client import Client
     from polythrottle.errors import PolythrottleError
     from polythrottle.measurement import EnergyKind, Latency, Measurement, Window
     from polythrottle.outcome import Tuning
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from polythrottle.study import Study, Trial
 
 __all__ = [
+    "Client",
     "Constraint",
     "EnergyKind",
     "Knob",
@@ -40,6 +42,7 @@ __all__ = [
 
 _HOMES = {
     "api": ("measure", "resume", "tune"),
+    "client": ("Client",),
     "errors": ("PolythrottleError",),
     "measurement": ("EnergyKind", "Latency", "Measurement", "Window"),
     "outcome": ("Tuning",),

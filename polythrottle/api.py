@@ -19,7 +19,7 @@ from polythrottle.past import Past, recalled
 from polythrottle.plan import Plan
 from polythrottle.ports import Device, Noting, Workload
 from polythrottle.problem import Constraint, Objective, Problem
-from polythrottle.remarks import beforehand, meanwhile, unsteered
+from polythrottle.remarks import afterwards, beforehand, meanwhile, unsteered
 from polythrottle.setup import Setup
 from polythrottle.space import Level, OperatingPoint, SearchSpace
 from polythrottle.stopping import Budget, Rule, span_s
@@ -27,7 +27,7 @@ from polythrottle.studies import check_same_problem, open_study
 from polythrottle.study import Study
 
 _IDLE_S = 1.0
-"""How long `measure` looks at the device without work."""
+"""How long the device is looked at without work: by `measure`, and by `tune` where the p99 is limited."""
 
 
 class Watcher(Protocol):
@@ -131,6 +131,7 @@ def tune(
         plan.check(method)
         _check_joules(board, budget)
         problem = _problem(board, served, slo, window or setup.window(board))
+        problem = problem if window else _with_idle(problem, board, setup)
         problem = replace(problem, content=setup.content(board), objective=goal, arrivals=setup.traffic)
         study = Study(problem, method, seed)
         with open_study(study, journal and journal.absolute(), fresh, plan) as (kept, past):
@@ -246,16 +247,18 @@ def measure(
     """
     from polythrottle.meter import measure as measure_point
 
-    setup = setup or Setup(device, workload)
+    setup, tell = setup or Setup(device, workload), told or (lambda line: None)
     board, served = setup.open()
     with contextlib.closing(served), board:
         start = _preset(board, preset) if preset is not None else OperatingPoint({})
         whole = start.moved(_point(board.space * served.space, {**start, **(point or {})}, start))
-        if told is not None:
-            for line in _notes(served):
-                told(line)
+        for line in _notes(served):
+            tell(line)
         looks = window or replace(setup.window(board), idle_s=_IDLE_S)
-        return whole, measure_point(board, served, whole, looks, arrivals=setup.traffic)
+        found = measure_point(board, served, whole, looks, arrivals=setup.traffic)
+        for line in afterwards(found, looks, setup.traffic, setup.seconds):
+            tell(line)
+        return whole, found
 
 
 def _notes(served: Workload) -> tuple[str, ...]:
@@ -298,6 +301,14 @@ def _problem(board: Device, served: Workload, slo: Sequence[str] | str, window: 
     used = {constraint.metric for constraint in constraints if constraint.relative}
     kept = {metric: value for metric, value in reference.items() if metric in used}
     return Problem(board.space * served.space, constraints, board.uri, served.uri, kept, window)
+
+
+def _with_idle(problem: Problem, board: Device, setup: Setup) -> Problem:
+    """Return a problem whose trials look at idle power too where points along load can be made of them."""
+    bounded = any(constraint.metric == "p99" for constraint in problem.constraints)
+    if not bounded or not setup.traffic.closed or problem.recorded or board.energy_kind is EnergyKind.RELATIVE:
+        return problem
+    return replace(problem, window=replace(problem.window, idle_s=_IDLE_S))
 
 
 def _run(

@@ -10,13 +10,22 @@ from polythrottle.measurement import Measurement
 from polythrottle.space import OperatingPoint
 
 _BATCH = "batch_size"
+FULL = 0.95
+"""The share of its capacity beyond which no point is planned for, whatever the prediction."""
+
+
+def _held(value: object, *names: str) -> None:
+    """Round times to the nanosecond, to which files hold them, so that what is read equals what was written."""
+    for name in names:
+        object.__setattr__(value, name, round(getattr(value, name), 9))
 
 
 @dataclass(frozen=True)
 class Service:
     """How a device answers at one operating point: a batch that is not full takes as long and as much as one that is.
 
-    That is what engines of fixed shapes do, which pad; one that does not is cheaper than is said here.
+    That is what engines of fixed shapes do, which pad; one that does not is cheaper than is said here. Times are held
+    to a nanosecond.
 
     Args:
         point: Levels of device and workload.
@@ -40,6 +49,7 @@ class Service:
     idle_w: float
 
     def __post_init__(self) -> None:
+        _held(self, "interval_s", "latency_s", "tail_s")
         positive = (self.interval_s, self.latency_s, self.tail_s, self.batch_j)
         if self.batch < 1 or not all(math.isfinite(value) and value > 0 for value in positive) or self.idle_w < 0:
             raise InvalidInput(f"a batch of {self.batch} takes {self.interval_s} s and {self.batch_j} J")
@@ -86,6 +96,9 @@ class Rung:
         gather_s: How long the server may keep a request waiting for others.
         power_w: Predicted mean at that rate.
         p99_s: Predicted at that rate.
+
+    Raises:
+        InvalidInput: If one of them is not finite and positive; only the time to gather may be 0.
     """
 
     rate_per_s: float
@@ -93,6 +106,12 @@ class Rung:
     gather_s: float
     power_w: float
     p99_s: float
+
+    def __post_init__(self) -> None:
+        _held(self, "gather_s", "p99_s")
+        positive = (self.rate_per_s, self.power_w, self.p99_s)
+        if not all(0 < value < math.inf for value in positive) or not 0 <= self.gather_s < math.inf:
+            raise InvalidInput(f"no rung is for {self.rate_per_s}/s at {self.power_w} W and a p99 of {self.p99_s} s")
 
     def power_at(self, rate_per_s: float) -> float:
         """Return the mean power at another rate, in watts.
@@ -120,13 +139,16 @@ class Ladder:
         rungs: At least one.
 
     Raises:
-        InvalidInput: If there is none, or their rates do not rise.
+        InvalidInput: If there is none, their rates do not rise, or the p99 is not positive and finite.
     """
 
     slo_s: float
     rungs: tuple[Rung, ...]
 
     def __post_init__(self) -> None:
+        _held(self, "slo_s")
+        if not 0 < self.slo_s < math.inf:
+            raise InvalidInput(f"a ladder holds a p99 above zero, not {self.slo_s} s")
         rates = [rung.rate_per_s for rung in self.rungs]
         if not rates or any(after <= before for before, after in pairwise(rates)):
             raise InvalidInput("a ladder needs rungs of rising rates")

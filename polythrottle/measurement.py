@@ -139,7 +139,8 @@ METRICS: Mapping[str, str] = {
 """The quantities an SLO can bound, and the unit each is held in; time to first token is ttft, time per token tpot."""
 FLOORS = frozenset({"throughput", "tokens_per_j"})
 """Those of them that an SLO bounds from below."""
-_EXTRAS = frozenset({"ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "tokens_per_j"})
+EXTRAS = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "tokens_per_j")
+"""Those of them that only some workloads have."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,11 @@ class Measurement:
         idle_power_w: What the device draws at this point without work; None if that was not measured.
         requests: How many queries this took, warm-up and windows that had to be repeated included; None if unknown.
         extras: What only some workloads have, by metric.
+        offered_per_s: How many items were meant to be sent in a second, in the long run; None where answers decide.
+        backlog_per_s: By how many items a second the queue grew, if it did: then latency is of this window only, and
+            grows for as long as requests come like this.
+        late_p99_s: How late the sender itself sent 99 % of the queries at most; None where that has no meaning.
+        sender_s: Processor seconds the sender took, of those that can be told from the model's; None if unknown.
 
     Raises:
         InvalidInput: If energy or throughput is not positive and finite, power is not finite or negative, or an extra
@@ -217,10 +223,14 @@ class Measurement:
     idle_power_w: float | None = None
     requests: int | None = None
     extras: Mapping[str, float] = field(default_factory=dict, hash=False)
+    offered_per_s: float | None = None
+    backlog_per_s: float | None = None
+    late_p99_s: float | None = None
+    sender_s: float | None = None
 
     def __post_init__(self) -> None:
-        if strange := sorted(set(self.extras) - _EXTRAS):
-            raise InvalidInput(f"{strange[0]} is not among {', '.join(sorted(_EXTRAS))}")
+        if strange := sorted(set(self.extras) - set(EXTRAS)):
+            raise InvalidInput(f"{strange[0]} is not among {', '.join(EXTRAS)}")
         if self.idle_power_w is not None and not (math.isfinite(self.idle_power_w) and self.idle_power_w >= 0):
             raise InvalidInput(f"idle power must be finite and not negative, not {self.idle_power_w}")
         for name, value in (("energy", self.energy_j), ("throughput", self.throughput_per_s)):
@@ -237,10 +247,15 @@ class Measurement:
             return self.temperature_c
         if name == "throughput":
             return self.throughput_per_s
-        if name in _EXTRAS:
+        if name in EXTRAS:
             return self.extras.get(name)
         value: float | None = getattr(self.latency, f"{name}_s")
         return value
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether what came was served, as far as the window shows."""
+        return not self.backlog_per_s
 
     @property
     def idle_j(self) -> float | None:
@@ -248,9 +263,10 @@ class Measurement:
 
         That is where idle power is unknown, or was measured above the power of the window itself, as beside other work.
         """
-        if self.idle_power_w is None or self.idle_power_w / self.throughput_per_s >= self.energy_j:
+        power_w = self.energy_j * self.throughput_per_s if self.power_w is None else self.power_w
+        if self.idle_power_w is None or self.idle_power_w >= power_w:
             return None
-        return self.idle_power_w / self.throughput_per_s
+        return self.energy_j * self.idle_power_w / power_w
 
     @property
     def marginal_j(self) -> float | None:
@@ -315,14 +331,20 @@ class Window:
     idle_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.queries < 1 or self.warmup < 0 or not self.queries <= self.most_queries:
-            raise InvalidInput(f"a window needs 1 <= {self.queries} <= {self.most_queries} queries")
-        if not (0 <= self.duration_s <= self.timeout_s and 0 < self.timeout_s < math.inf):
-            raise InvalidInput(f"a window needs 0 <= {self.duration_s} <= {self.timeout_s} seconds")
+        if self.queries < 1 or self.warmup < 0:
+            raise InvalidInput(f"a window needs 1 query or more, and no less than 0 before it, not {self.queries}")
+        if self.queries > self.most_queries:
+            raise InvalidInput(f"a window cannot need {self.queries} queries and end after {self.most_queries}")
+        if not (0 <= self.duration_s < math.inf and 0 < self.timeout_s < math.inf):
+            raise InvalidInput(f"a window lasts 0 seconds or more, not {self.duration_s:g}")
+        if self.duration_s > self.timeout_s:
+            raise InvalidInput(f"a window cannot last {self.duration_s:g} s and be given up after {self.timeout_s:g} s")
         if not (0 <= self.settle_s < math.inf and 0 <= self.idle_s < math.inf):
-            raise InvalidInput(f"a window cannot settle for {self.settle_s} s or idle for {self.idle_s} s")
+            raise InvalidInput(f"a window cannot settle for {self.settle_s:g} s or idle for {self.idle_s:g} s")
+        if self.cool_c is not None and not -100 <= self.cool_c <= 200:
+            raise InvalidInput(f"a device cools to between -100 °C and 200 °C before a window, not {self.cool_c:g} °C")
         if self.precision is not None and not 1e-4 <= self.precision <= 0.5:
-            raise InvalidInput(f"a window can be precise to between 0.01 % and 50 %, not {self.precision:.3%}")
+            raise InvalidInput(f"a window can be precise to between 0.01 % and 50 %, not {100 * self.precision:.3g} %")
 
     @property
     def fields(self) -> dict[str, float | None]:

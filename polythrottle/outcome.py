@@ -39,6 +39,7 @@ class Tuning:
         risk: Highest chance of breaking a limit that a trial might have; None if that was left to the method.
         older: What became of a profile that was there before, and why; None if there was none to speak of.
         kept: Whether that one stays, so that the answer is in journal and report alone.
+        unladdered: Why the answer holds no points along load; empty if it does.
     """
 
     study: Study
@@ -54,6 +55,7 @@ class Tuning:
     risk: float | None = None
     older: str | None = None
     kept: bool = False
+    unladdered: str = ""
 
 
 def conclude(journal: Journal, board: Device, plan: Plan, past: Past, force: bool) -> Tuning:
@@ -87,6 +89,7 @@ def conclude(journal: Journal, board: Device, plan: Plan, past: Past, force: boo
         risk=plan.risk,
         older=answer.older,
         kept=answer.kept,
+        unladdered=answer.unladdered,
     )
 
 
@@ -100,19 +103,23 @@ class _Answer:
     unwritten: str | None = None
     older: str | None = None
     kept: bool = False
+    unladdered: str = ""
 
     @classmethod
     def of(cls, study: Study, board: Device, journal: Path, out: Path, force: bool) -> "_Answer":
         """Return the answer of a study, written unless a better one is there."""
         from polythrottle.catalog.profiles import write_profile
+        from polythrottle.rungs import Offer
 
         try:
             profile = _marked(Profile.of(study, _provenance(journal)), board)
         except SloUnmet as error:
             return cls(unmet=str(error))
+        offer = Offer.of(study)
+        profile = replace(profile, ladder=offer.ladder)
         older, kept = _older(study, profile, journal, out, force)
         unwritten = None if kept else _refusal(write_profile, profile, out)
-        return cls(profile, None, out if unwritten is None else None, unwritten, older, kept)
+        return cls(profile, None, out if unwritten is None else None, unwritten, older, kept, offer.why)
 
 
 def _marked(profile: Profile, board: Device) -> Profile:

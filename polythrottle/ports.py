@@ -5,13 +5,14 @@ Anything that fits one of these protocols can be tuned, measured or asked; nothi
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 from polythrottle.clock import Clock
 from polythrottle.findings import Finding
 from polythrottle.measurement import EnergyKind, Measurement, Query, Reading
-from polythrottle.space import OperatingPoint, SearchSpace
+from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.study import Study
 
 
@@ -96,6 +97,36 @@ class Inspectable(Protocol):
 
     def findings(self) -> tuple[Finding, ...]:
         """Return what works and what does not, with the reason: each knob, the energy, the temperature."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A knob that works on a device.
+
+    Args:
+        knob: Its name and every level it may be set to.
+        default: The level that leaves the device as it was found.
+        searched: Whether it is searched, of the knobs this device was opened with.
+    """
+
+    knob: Knob
+    default: Level
+    searched: bool
+
+
+@runtime_checkable
+class Offering(Protocol):
+    """A device that can say what may be set on it and what holds, without computing its search space."""
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Return every knob that works here."""
+
+    def altered(self) -> tuple[str, ...]:
+        """Return the knobs that no longer hold what was applied last; those nobody can read are left out.
+
+        Raises:
+            DeviceError: If the device is gone.
+        """
 
 
 @runtime_checkable

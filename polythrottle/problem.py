@@ -1,6 +1,5 @@
 """What is asked: a space of points, what to minimise, and what must hold."""
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -203,6 +202,8 @@ class Problem:
     @property
     def fingerprint(self) -> str:
         """A digest of everything above: two problems are the same exactly when it is."""
+        import hashlib  # loads OpenSSL: megabytes that what only passes points on need not hold
+
         parts = {
             "space": self.space.fingerprint,
             "constraints": [asdict(constraint) for constraint in self.constraints],

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from polythrottle.errors import SloUnmet
+from polythrottle.ladder import Ladder
 from polythrottle.measurement import Interval, Measurement, saving_interval
 from polythrottle.problem import Objective
 from polythrottle.space import OperatingPoint
@@ -25,6 +26,7 @@ class Profile:
         provenance: Where the answer comes from: method, seed, trials, journal, version, date.
         identity: Hardware and firmware it was tuned on, as `polythrottle.identity` knows them; empty if unknown.
         workload_knobs: Which knobs of the point belong to the workload; None if nobody noted it.
+        ladder: Which point to apply along load; None if that is not known.
     """
 
     device: str
@@ -36,6 +38,7 @@ class Profile:
     provenance: Mapping[str, str | int] = field(default_factory=dict)
     identity: Mapping[str, str] = field(default_factory=dict)
     workload_knobs: tuple[str, ...] | None = None
+    ladder: Ladder | None = None
 
     @property
     def saving_fraction(self) -> float | None:
@@ -137,6 +140,7 @@ def _searched(study: Study) -> dict[str, str | int]:
     minimised = {} if problem.objective is Objective.ENERGY else {"objective": str(problem.objective)}
     return {
         "asked": " ".join(map(str, problem.constraints)),
+        "arrivals": str(problem.arrivals),
         "content": " ".join(f"{name}={digest}" for name, digest in sorted(problem.content.items())),
         "method": study.method,
         "seed": study.seed,

@@ -49,13 +49,20 @@ def batches(times_s: Sequence[float], service: Service, gather_s: float) -> Iter
 
 
 class Queueing(NamedTuple):
-    """What a queue was like: the 99th percentile of waiting and service together, and the mean power."""
+    """What a queue was like.
+
+    Args:
+        p99_s: The 99th percentile of waiting and service together.
+        power_w: Mean.
+        high_s: The percentile that was asked for.
+    """
 
     p99_s: float
     power_w: float
+    high_s: float
 
 
-def queueing(times_s: Sequence[float], service: Service, gather_s: float) -> Queueing:
+def queueing(times_s: Sequence[float], service: Service, gather_s: float, share: float = 0.99) -> Queueing:
     """Return how long requests take and what the device draws, by going through arrivals one by one.
 
     Each batch is taken to last its mean; by how much the tail of one batch exceeds that is added to the percentile, as
@@ -65,11 +72,13 @@ def queueing(times_s: Sequence[float], service: Service, gather_s: float) -> Que
         times_s: When requests arrive, ascending; at least one.
         service: How the server answers.
         gather_s: How long the oldest request may be kept waiting for others.
+        share: Of the requests that stay within ``high_s``.
     """
     sent = list(batches(times_s, service, gather_s))
     starts_s = np.repeat([each.start_s for each in sent], [each.after - each.first for each in sent])
     taken_s = starts_s - np.asarray(times_s) + service.latency_s
-    p99_s = float(np.quantile(taken_s, 0.99, method="inverted_cdf")) + max(0.0, service.tail_s - service.latency_s)
+    unlucky_s = max(0.0, service.tail_s - service.latency_s)
+    p99_s, high_s = (np.quantile(taken_s, (0.99, share), method="inverted_cdf") + unlucky_s).tolist()
     span_s = max(sent[-1].start_s + service.interval_s - times_s[0], service.interval_s * len(sent))
     extra_j = max(0.0, service.batch_j - service.idle_w * service.interval_s)
-    return Queueing(p99_s, service.idle_w + len(sent) * extra_j / span_s)
+    return Queueing(p99_s, service.idle_w + len(sent) * extra_j / span_s, high_s)

@@ -53,11 +53,15 @@ def _read(path: Path, file: IO[str]) -> NDArray[np.float64]:
     import numpy as np
 
     rows = csv.reader(file)
-    column, unit_s = _column(path, next(rows, []))
+    names = next(rows, [])
+    column, unit_s = _column(path, names)
     times, last_s = array("d"), -math.inf
     for row in rows:
         if not row:
             continue
+        if len(row) > len(names):
+            shown, where = ",".join(row)[:40], f"{path}, line {rows.line_num}"
+            raise BadFile(f"{where}: {shown!r} has {len(row)} fields, the header {len(names)}; write 2.5, not 2,5")
         time_s = _time_s(path, rows.line_num, row[column] if column < len(row) else "", unit_s)
         if time_s < last_s:
             raise BadFile(f"{path}, line {rows.line_num}: goes back in time; sort the file by arrival first")

@@ -1,9 +1,11 @@
 """What a user should be told of a study while it runs, a line each, at the moment it becomes so."""
 
+import math
 from collections.abc import Iterator
 
 from polythrottle.actuation.limits import KNOBS
-from polythrottle.measurement import Measurement
+from polythrottle.arrivals import FEWEST_CYCLES, LATENCY_CYCLES, Arrivals, Trace
+from polythrottle.measurement import Measurement, Window
 from polythrottle.ports import Device, Inspectable
 from polythrottle.problem import Objective
 from polythrottle.study import Study, TrialState
@@ -11,6 +13,8 @@ from polythrottle.units import show, show_excess
 
 EVERY = 10
 """After every so many completed trials without a feasible one it is said that there is none."""
+_SPARE = 1.2
+"""How many times the queries that are needed on average are advised, for how many come in a time is chance."""
 _ONE_GOAL = frozenset({"paper", "paper-joint", "gradient", "tpe", "gp"})
 
 
@@ -37,6 +41,80 @@ def unsteered(device: Device) -> Iterator[str]:
     yield f"no knob of {device.title} is searched{why}; polythrottle doctor says more"
 
 
+def afterwards(
+    measured: Measurement, window: Window, arrivals: Arrivals, asked_s: float | None = None
+) -> Iterator[str]:
+    """Yield what should be known of a window beside its figures; nothing of a recorded one.
+
+    Args:
+        measured: What it saw.
+        window: How long it was to be.
+        arrivals: When requests were meant to be sent.
+        asked_s: How long somebody asked for; if None, what the window says, unless that is the usual.
+    """
+    length_s, seen, rate_per_s = measured.window_s, measured.latency.queries, arrivals.offered_per_s
+    if length_s is None or seen is None:
+        return
+    if measured.backlog_per_s and measured.offered_per_s:
+        yield (
+            f"more comes than is served: {measured.offered_per_s:.4g}/s offered, {measured.throughput_per_s:.4g}/s "
+            f"served; the queue grows, and the latencies are those of this window only"
+        )
+    if rate_per_s is not None and length_s < (least_s := LATENCY_CYCLES * arrivals.cycle_s):
+        none = length_s < FEWEST_CYCLES * arrivals.cycle_s
+        lacks = "nothing has an interval" if none else "latency has no interval"
+        yield (
+            f"{length_s / arrivals.cycle_s:.2g} cycles of burst and calm were seen, so {lacks}; energy needs "
+            f"{FEWEST_CYCLES:.0f}, latency {LATENCY_CYCLES:.0f}: --seconds {least_s:.0f} --queries "
+            f"{_needed(rate_per_s * least_s)}"
+        )
+    if isinstance(arrivals, Trace):
+        yield "± are those of the part of the trace that was seen, not of all of it"
+    if not measured.censored:
+        yield from _cut_short(measured, window, length_s, seen, asked_s)
+
+
+def _cut_short(
+    measured: Measurement, window: Window, length_s: float, seen: int, asked_s: float | None
+) -> Iterator[str]:
+    """Yield that a window ended before what somebody asked for, if so."""
+    if asked_s is None and window.duration_s != Window.duration_s:
+        asked_s = window.duration_s
+    if seen < window.queries:
+        yield f"the window was given up after {show(length_s, 's')}, with {seen:,} of {window.queries:,} queries"
+    elif asked_s is not None and length_s < asked_s:
+        queries = _needed(seen / length_s * asked_s)
+        yield f"the window ended with {seen:,} queries, before {asked_s:g} s; --queries {queries} makes it last"
+
+
+def _needed(queries: float) -> int:
+    return math.ceil(_SPARE * queries)
+
+
+def unknown(measured: Measurement, arrivals: Arrivals) -> dict[str, str]:
+    """Return why what is not known of a measurement is not known, by name.
+
+    Args:
+        measured: Of whatever kind.
+        arrivals: When requests were meant to be sent.
+    """
+    found: dict[str, str] = {}
+    if measured.temperature_c is None:
+        found["temperature_c"] = "the device has no temperature that can be read"
+    if measured.idle_power_w is None:
+        found["idle_power_w"] = "it was not measured, or the energy reading did not go on evenly without work"
+    elif measured.idle_j is None:
+        found["idle_j"] = "idle power was not below that of the window"
+    if not measured.intervals:
+        found["intervals"] = "the measurement was recorded without them"
+    if measured.window_s is not None and measured.window_s < LATENCY_CYCLES * arrivals.cycle_s:
+        cycles = f"{measured.window_s / arrivals.cycle_s:.2g} cycles of burst and calm were seen"
+        found["intervals"] = f"{cycles}; energy needs {FEWEST_CYCLES:.0f}, latency {LATENCY_CYCLES:.0f}"
+    elif measured.intervals and "energy" not in measured.intervals:
+        found["intervals"] = "those that are null: the window was too short to tell"
+    return found
+
+
 def meanwhile(study: Study, risk: float | None) -> Iterator[str]:
     """Yield what the trial that has just ended shows.
 
@@ -46,7 +124,9 @@ def meanwhile(study: Study, risk: float | None) -> Iterator[str]:
     """
     if not study.trials or study.trials[-1].state is not TrialState.COMPLETED or not study.judgeable:
         return
-    default = study.default
+    default, problem = study.default, study.problem
+    if default == study.trials[-1] and default.measurement is not None:
+        yield from afterwards(default.measurement, problem.window, problem.arrivals)
     if risk is not None and default == study.trials[-1] and not study.feasible(default):
         yield (
             f"the default point breaks the SLO: until a point is found that holds it, --risk {risk:g} cannot be kept "

@@ -1,11 +1,14 @@
 """Ladders from what was measured: the cheapest point that holds the p99 at each rate of requests."""
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from polythrottle.errors import SloUnmet
-from polythrottle.ladder import Ladder, Rung, Service
+from polythrottle.errors import InvalidInput, SloUnmet
+from polythrottle.ladder import FULL, Ladder, Rung, Service
+from polythrottle.measurement import EnergyKind, Measurement
 from polythrottle.queueing import queueing
 from polythrottle.study import Study
 
@@ -18,10 +21,11 @@ _MARGIN = 0.9
 """The share of the SLO that a prediction may take: real arrivals are burstier than Poisson's, predictions miss."""
 _ALIKE = 0.005
 """Points that differ by less than this share in everything are taken for the same."""
+_MINUTE_S = 60.0
+"""What a p99 is taken over: nearly every minute is to hold it, not the average of them."""
+_HALVINGS, _MANY = 30, 200
 _FIRST, _HOPELESS = 500, 1.5
 """So many requests suffice to see that a queue takes that many times too long."""
-_FULL = 0.95
-"""The share of its capacity beyond which no point is planned for, whatever the prediction."""
 
 
 def ladder_of(services: Iterable[Service], slo_s: float, seed: int = 0) -> Ladder:
@@ -48,14 +52,45 @@ def ladder_of(services: Iterable[Service], slo_s: float, seed: int = 0) -> Ladde
 
 
 def ladder_of_study(study: Study, slo_s: float) -> Ladder:
-    """Return the ladder of the points a study measured.
+    """Return the ladder of the points a study measured; those that break its power or heat are left out.
 
     Raises:
-        InvalidInput: If a measurement lacks what is needed; see `Service.of`.
+        InvalidInput: If no measurement has what is needed; see `Service.of`.
         SloUnmet: If none of them holds the SLO.
     """
     seen = [(trial.point, trial.measurement) for trial in study.completed if trial.measurement is not None]
-    return ladder_of([Service.of(point, measurement) for point, measurement in seen if not measurement.censored], slo_s)
+    whole = [(point, measurement) for point, measurement in seen if not measurement.censored]
+    limits = [limit for limit in study.constraints if not limit.timed and not limit.at_least]
+    held = [(point, each) for point, each in whole if all(limit.slack(each) >= 0 for limit in limits)]
+    known = [(point, each) for point, each in held if each.idle_power_w is not None and each.latency.p99_s is not None]
+    return ladder_of([Service.of(point, measurement) for point, measurement in known or held[:1]], slo_s)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The ladder of a study's answer, or why it has none."""
+
+    ladder: Ladder | None
+    why: str = ""
+
+    @classmethod
+    def of(cls, study: Study) -> "Offer":
+        """Return the ladder of all points a study measured, if it measured what that takes."""
+        limits_s = [limit.limit for limit in study.constraints if limit.metric == "p99"]
+        if not limits_s:
+            return cls(None, "following a load needs a limit on the p99, such as --slo 'p99<=50ms'")
+        if not study.problem.arrivals.closed:
+            return cls(None, "following a load needs points measured back to back, without --arrivals")
+        if any(seen.energy_kind is EnergyKind.RELATIVE for seen in _measured(study)):
+            return cls(None, "following a load needs joules, and this energy is only relative")
+        try:
+            return cls(ladder_of_study(study, min(limits_s)))
+        except (InvalidInput, SloUnmet) as error:
+            return cls(None, str(error))
+
+
+def _measured(study: Study) -> list[Measurement]:
+    return [trial.measurement for trial in study.completed if trial.measurement is not None]
 
 
 def undominated(services: Iterable[Service]) -> list[Service]:
@@ -76,24 +111,71 @@ def _beats(one: Service, other: Service) -> bool:
 
 
 def _rung(services: Sequence[Service], rate_per_s: float, times: np.ndarray, slo_s: float) -> Rung | None:
-    """Return the cheapest rung at a rate; those that cannot be cheaper than one found are not looked at."""
-    best: Rung | None = None
+    """Return the cheapest rung at a rate: one that holds in nearly all minutes, or failing that on the whole."""
     times_s = (times / rate_per_s).tolist()
+    shares = (1 - late_share(_MINUTE_S * rate_per_s), 0.99)
+    found = (_cheapest(services, rate_per_s, times_s, slo_s, share) for share in shares)
+    return next((rung for rung in found if rung is not None), None)
+
+
+def _cheapest(
+    services: Sequence[Service], rate_per_s: float, times_s: Sequence[float], slo_s: float, share: float
+) -> Rung | None:
+    """Return the cheapest rung that so many requests stay within; those that cannot be cheaper are not looked at."""
+    best: Rung | None = None
     for service in sorted(services, key=lambda each: each.least_w(rate_per_s)):
         if best is not None and service.least_w(rate_per_s) >= best.power_w:
             break
-        if rate_per_s > _FULL * service.most_per_s:
+        if rate_per_s > FULL * service.most_per_s:
             continue
-        for gather_s in _gatherings(service, slo_s):
+        for gather_s in gatherings(service, slo_s):
             if queueing(times_s[:_FIRST], service, gather_s).p99_s > _HOPELESS * slo_s:
                 continue
-            seen = queueing(times_s, service, gather_s)
-            if seen.p99_s <= _MARGIN * slo_s and (best is None or seen.power_w < best.power_w):
+            seen = queueing(times_s, service, gather_s, share)
+            if seen.high_s <= _MARGIN * slo_s and (best is None or seen.power_w < best.power_w):
                 best = Rung(rate_per_s, service, gather_s, seen.power_w, seen.p99_s)
     return best
 
 
-def _gatherings(service: Service, slo_s: float) -> tuple[float, ...]:
-    """Return how long to gather: not at all, or as long as one batch before and its own service leave."""
-    spare_s = _MARGIN * slo_s - service.tail_s - service.interval_s
-    return (0.0, spare_s) if service.batch > 1 and spare_s > 0 else (0.0,)
+def late_share(requests: float) -> float:
+    """Return the share of requests that may be late so that the p99 of so many holds in 99 % of cases.
+
+    Of fewer than a hundred none may be, for then their p99 is the slowest of them.
+
+    Args:
+        requests: That the p99 is taken over, such as those of a minute.
+    """
+    allowed, low, high = int(0.01 * requests), 0.0, 0.01
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        holds = _at_most(allowed, middle * max(1.0, requests)) >= 0.99
+        low, high = (middle, high) if holds else (low, middle)
+    return low
+
+
+def _at_most(count: int, mean: float) -> float:
+    """Return the chance of at most so many where a mean is expected: Poisson's, of many by its normal limit."""
+    if count >= _MANY:
+        return 0.5 * (1 + math.erf((count + 0.5 - mean) / math.sqrt(2 * mean)))
+    chance = total = math.exp(-mean)
+    for number in range(1, count + 1):
+        chance *= mean / number
+        total += chance
+    return total
+
+
+def gatherings(service: Service, slo_s: float) -> tuple[float, ...]:
+    """Return how long a batch may be gathered: not at all, or for parts of what the SLO leaves beside its service.
+
+    All of that leaves no time to wait for the batch before; at high rates, where batches fill sooner, there is none to
+    wait for.
+
+    Args:
+        service: How the server answers.
+        slo_s: The p99 to hold.
+    """
+    spare_s = _MARGIN * slo_s - service.tail_s
+    if service.batch == 1 or spare_s <= 0:
+        return (0.0,)
+    parts = (0.0, spare_s / 2, spare_s - service.interval_s, spare_s)
+    return tuple(sorted({part for part in parts if part >= 0}))

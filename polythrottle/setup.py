@@ -38,6 +38,8 @@ class Setup:
         seconds: How long it looks at least; 2 s if None.
         arrivals: When requests are meant to be sent, as `polythrottle.arrivals` has it; back to back if None.
         precision: How far energy may be off, as a fraction, for a trial to end; if None, each looks as long as any.
+        settle_s: How long each trial warms up at least.
+        cool_c: How cool the device must be before each trial; as it is if None.
     """
 
     device: str = "auto"
@@ -51,6 +53,8 @@ class Setup:
     seconds: float | None = None
     arrivals: str | None = None
     precision: float | None = None
+    settle_s: float = 0.0
+    cool_c: float | None = None
 
     @property
     def traffic(self) -> Arrivals:
@@ -73,7 +77,8 @@ class Setup:
         queries = usual if self.queries is None else self.queries
         duration_s = (0.0 if virtual and self.precision is not None else 2.0) if self.seconds is None else self.seconds
         patience_s = max(3600.0 if virtual else 60.0, 2 * duration_s)
-        return Window(queries, duration_s, max(1000, queries), timeout_s=patience_s, precision=self.precision)
+        around: dict[str, Any] = {"precision": self.precision, "settle_s": self.settle_s, "cool_c": self.cool_c}
+        return Window(queries, duration_s, max(1000, queries), timeout_s=patience_s, **around)
 
     def content(self, device: Device) -> dict[str, str]:
         """Return digests of the files that device and workload are made of, and the input shapes, by name.
@@ -188,7 +193,8 @@ def _check_words(setup: Setup) -> None:
     """Raise TypeError if a field that came out of a file is not of the type it should be."""
     texts = [setup.device, setup.workload or "", *(setup.knobs or ()), *setup.inputs, setup.arrivals or ""]
     counts = [*(setup.batch_sizes or ()), *(setup.threads or ()), setup.queries or 1]
-    times = [setup.timeout_s, *(1.0 if time is None else time for time in (setup.seconds, setup.precision))]
+    given = (setup.seconds, setup.precision, setup.cool_c)
+    times = [setup.timeout_s, setup.settle_s, *(1.0 if time is None else time for time in given)]
     if not all(isinstance(text, str) for text in texts) or not all(type(count) is int for count in counts):
         raise TypeError("a name or a count is not one")
     if not all(type(time) in (int, float) for time in times):

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from polythrottle.applying import check_same_kind, parted
+from polythrottle.arrivals import CLOSED
 from polythrottle.catalog.profiles import find_profile, read_profile
 from polythrottle.comparing import MOST_PAIRS, Comparison, compare, interval
 from polythrottle.errors import InvalidInput, TrialError, UnknownName
@@ -31,6 +32,10 @@ class Checked:
         windows: How many windows were measured.
         most: The share by which energy may have grown.
         measured: The windows.
+        device: URI of what they were measured on.
+        workload: URI of what was served.
+        arrivals: When requests were meant to be sent.
+        tuned_at: When they were while the profile was tuned; None if it does not say, as older ones do not.
     """
 
     energy: Interval
@@ -38,6 +43,10 @@ class Checked:
     windows: int
     most: float
     measured: tuple[Measurement, ...] = ()
+    device: str = ""
+    workload: str = ""
+    arrivals: str = str(CLOSED)
+    tuned_at: str | None = None
 
     @property
     def regressed(self) -> bool:
@@ -46,13 +55,22 @@ class Checked:
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """The limits that are proven not to hold any more."""
-        return tuple(name for name, ratio in self.limits.items() if ratio.low > 1.0)
+        """The limits that are proven not to hold any more, and the rate if it is not kept up with."""
+        rate = () if self._keeps_up else (f"the rate of {self.arrivals}",)
+        return (*(name for name, ratio in self.limits.items() if ratio.low > 1.0), *rate)
 
     @property
     def sound(self) -> bool:
         """Whether it is proven that energy has not grown by more than allowed, and that every limit holds."""
-        return self.energy.high <= 1.0 + self.most and all(ratio.high <= 1.0 for ratio in self.limits.values())
+        return (
+            self._keeps_up
+            and self.energy.high <= 1.0 + self.most
+            and all(ratio.high <= 1.0 for ratio in self.limits.values())
+        )
+
+    @property
+    def _keeps_up(self) -> bool:
+        return all(look.keeps_up for look in self.measured)
 
     @property
     def settled(self) -> bool:
@@ -92,12 +110,13 @@ def check_profile(name: str, setup: Setup, most: float, most_windows: int = MOST
         most_windows: After how many windows to give up.
 
     Raises:
-        InvalidInput: If the share is not a sensible one.
+        InvalidInput: If the share is not a sensible one, or the profile was tuned at other arrivals.
         PolythrottleError: As `compare_sides`.
     """
     if not 0 <= most < math.inf:
         raise InvalidInput(f"--max-regress is a share of the energy, zero or more, such as 3%, not {most:g}")
     profile = read_profile(find_profile(name))
+    _check_arrivals(profile, setup)
     seen: list[Measurement] = []
     limits = tuple(Constraint.parse(text) for text in profile.slo)
     with _opened((name,), setup) as (device, workload, (point,), words):
@@ -108,8 +127,29 @@ def check_profile(name: str, setup: Setup, most: float, most_windows: int = MOST
                 device.rewind(len(seen))
             look = measure(device, workload, point, words.window(device), arrivals=words.traffic, seed=len(seen))
             seen.append(look)
-            found = _checked(profile, limits, seen, most)
+            found = replace(
+                _checked(profile, limits, seen, most),
+                device=device.uri,
+                workload=workload.uri,
+                arrivals=str(words.traffic),
+                tuned_at=_arrivals(profile),
+            )
             yield found
+
+
+def _check_arrivals(profile: Profile, setup: Setup) -> None:
+    """Check that a profile is held to the load it was tuned at, where it says which."""
+    tuned = _arrivals(profile)
+    if setup.arrivals is not None and tuned is not None and str(setup.traffic) != tuned:
+        raise InvalidInput(
+            f"the profile was tuned at arrivals {tuned}, and promises nothing at {setup.traffic}; leave --arrivals out"
+        )
+
+
+def _arrivals(profile: Profile) -> str | None:
+    """Return when requests were sent while a profile was tuned; None if it does not say, as older ones do not."""
+    said = profile.provenance.get("arrivals")
+    return None if said is None else str(said)
 
 
 def _checked(profile: Profile, limits: Sequence[Constraint], seen: list[Measurement], most: float) -> Checked:
@@ -166,6 +206,9 @@ def _completed(setup: Setup, profiles: Sequence[Profile]) -> Setup:
         return setup
     if len({profile.workload for profile in profiles}) > 1:
         raise InvalidInput(f"the profiles are for {' and '.join(profile.workload for profile in profiles)}")
+    loads = {load for profile in profiles if (load := _arrivals(profile)) is not None}
+    if setup.arrivals is None and len(loads) > 1:
+        raise InvalidInput(f"the profiles were tuned at {' and '.join(sorted(loads))}; say which with --arrivals")
     knobs = tuple(dict.fromkeys(knob for profile in profiles for knob in parted(profile)[0]))
     replayed = profiles[0].device.startswith("replay:") and setup.device == "auto"
     return replace(
@@ -173,6 +216,7 @@ def _completed(setup: Setup, profiles: Sequence[Profile]) -> Setup:
         device=profiles[0].device if setup.device == "auto" else setup.device,
         workload=setup.workload if setup.workload or replayed else profiles[0].workload,
         knobs=setup.knobs if setup.knobs or replayed else knobs or None,
+        arrivals=setup.arrivals or next(iter(loads), None),
     )
 
 

@@ -5,7 +5,6 @@ NumPy is loaded with the first space: what only passes points on, as the daemon 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -259,6 +258,8 @@ class SearchSpace:
     @property
     def fingerprint(self) -> str:
         """A digest of knobs, points and default: two spaces are the same exactly when it is."""
+        import hashlib  # loads OpenSSL: megabytes that what only passes points on need not hold
+
         import numpy as np
 
         digest = hashlib.sha256()

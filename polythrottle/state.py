@@ -1,4 +1,4 @@
-"""Where polythrottle keeps what must outlive it: originals, journals, past studies."""
+"""Where polythrottle keeps what must outlive it: originals, journals, past studies; and where its processes meet."""
 
 import os
 from pathlib import Path
@@ -22,6 +22,24 @@ def state_dir() -> Path:
     xdg = Path(os.environ.get("XDG_STATE_HOME", ""))
     # The XDG base directory specification: a relative path is invalid and to be ignored.
     return (xdg if xdg.is_absolute() else _home() / ".local" / "state") / "polythrottle"
+
+
+def run_dir() -> Path:
+    """Return the folder of the sockets at which the daemon and the actuator are met; it need not exist yet.
+
+    It is ``$POLYTHROTTLE_RUN_DIR``, else ``/run/polythrottle`` for root and wherever that can be written, else
+    ``polythrottle`` in ``$XDG_RUNTIME_DIR``, else ``run`` in `state_dir`.
+
+    Raises:
+        StorageError: If the user has no home folder.
+    """
+    if chosen := os.environ.get("POLYTHROTTLE_RUN_DIR"):
+        return Path(chosen).absolute()
+    shared = Path("/run/polythrottle")
+    if os.geteuid() == 0 or (shared.is_dir() and os.access(shared, os.W_OK | os.X_OK)):
+        return shared
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    return runtime / "polythrottle" if runtime.is_absolute() else state_dir() / "run"
 
 
 def _home() -> Path:

@@ -182,8 +182,12 @@ class Study:
         return None if default is None or default.measurement is None else default.measurement.metric(metric)
 
     def holds(self, measurement: Measurement) -> bool:
-        """Return whether a measurement meets every constraint; one that was cut short for breaking a limit does not."""
-        return not measurement.censored and all(constraint.slack(measurement) >= 0 for constraint in self.constraints)
+        """Return whether a measurement meets every constraint; one cut short for breaking a limit does not.
+
+        Nor does one that does not keep up with what comes: its latency grows for as long as that goes on.
+        """
+        kept = measurement.keeps_up and not measurement.censored
+        return kept and all(constraint.slack(measurement) >= 0 for constraint in self.constraints)
 
     def excess(self, measurement: Measurement) -> float:
         """Return by what fraction the worst broken limit is exceeded; 0 if all hold."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from polythrottle.errors import Exhausted, TrialError
 from polythrottle.journal import Journal
 from polythrottle.measurement import Measurement, Reading
-from polythrottle.meter import Goal, measure
+from polythrottle.meter import Goal, check_reference, measure
 from polythrottle.ports import Device, Optimizer, Recorded, Rewindable, Workload
 from polythrottle.problem import Constraint, Objective
 from polythrottle.space import OperatingPoint
@@ -107,6 +107,8 @@ def _visit(device: Device, workload: Workload, journal: Journal, trial: Trial, s
             goal=_goal(study, limits),
         )
         seen = _judged(study, seen)
+        if trial.point == problem.space.default:
+            check_reference(seen, problem.constraints)
     except TrialError as error:
         return journal.failed(replace(trial, failure=str(error), cost=_cost(device, start, None)))
     return journal.completed(replace(trial, measurement=seen, cost=_cost(device, start, seen)))

@@ -18,6 +18,7 @@ def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     """Give every test a state folder and a working folder of its own."""
     folder = tmp_path / "state"
     monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(folder))
+    monkeypatch.setenv("POLYTHROTTLE_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.chdir(tmp_path)
     return folder
 

@@ -82,6 +82,16 @@ def test_malformed_arrivals_are_one_clear_line(text: str, told: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_arrivals_know_what_they_offer() -> None:
+    """A rate, whether chance is in it, how long a burst and a calm take, and what is sure of a short time."""
+    burst, poisson, uniform = (Arrivals.parse(f"{kind}:30/s") for kind in ("burst", "poisson", "uniform"))
+    assert [each.offered_per_s for each in (CLOSED, burst, uniform)] == [None, 30.0, 30.0]
+    assert [each.random for each in (CLOSED, burst, poisson, uniform)] == [False, True, True, False]
+    assert [each.cycle_s for each in (CLOSED, burst, poisson)] == [0.0, 20.0, 0.0]
+    assert burst.sure_per_s(199.0) == pytest.approx(30 * 0.5 / 0.9)
+    assert [burst.sure_per_s(200.0), poisson.sure_per_s(1.0), CLOSED.sure_per_s(1.0)] == [30.0, 30.0, None]
+
+
 def test_a_closed_loop_has_no_times() -> None:
     """Answers decide when the next query goes out."""
     assert CLOSED.closed
@@ -180,6 +190,7 @@ def test_times_may_be_numbers_or_dates(tmp_path: Path, text: str, name: str) -> 
         ("arrival_s\n1\nnan\n", "line 3"), ("a,arrival_s\n1,1\n2", "line 3: ''"), ("arrival_s\n2\n1", "line 3: goes"),
         ("arrival_s\n1\n", "1 arrivals"), ("arrival_s\n1\n1\n", "no time"), ("arrival_s\n1\n2024-01-01\n1\n", "line 4"),
         ('arrival_s\n"1\n' + "1" * 200_000, "not a CSV"), ("arrival_s\n1\n\x00\n", "line 3"),
+        ("arrival_s\n1\n2,5\n", "line 3: '2,5' has 2 fields, the header 1; write 2.5, not 2,5"),
     ],
 )  # fmt: skip
 def test_a_bad_table_is_one_clear_line(tmp_path: Path, text: str, told: str) -> None:

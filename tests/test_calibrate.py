@@ -1,3 +1,5 @@
+"""Calibrating energy readings: what a self-test finds, and the factor against an external meter."""
+
 import json
 from pathlib import Path
 
@@ -109,6 +111,88 @@ def test_a_log_that_does_not_go_with_the_device_is_refused(tmp_path: Path) -> No
         read_wall(table, "watts")
 
 
+@pytest.mark.parametrize(
+    ("unit", "line"),
+    [
+        (1000.0, r"a factor of 11\d\d cannot be right, only 0.2 to 5 can: .*watts \(not mW or kW\)"),
+        (0.001, r"a factor of 0.0011\d+ cannot be right"),
+        (0.0, r"did not move: it shows 0 W"),
+        (-1.0, r"shows less than 0 W"),
+    ],
+)
+def test_a_factor_that_cannot_be_is_refused(unit: float, line: str) -> None:
+    """Milliwatts and kilowatts are the usual reasons."""
+    device, meter = logs(1.16, 2.0, 3.0)
+    with pytest.raises(InvalidInput, match=line):
+        fit_wall(device, [(time_s, unit * power_w) for time_s, power_w in meter])
+
+
+def test_a_meter_that_does_not_move_is_called_that() -> None:
+    """No correlation is made up for it."""
+    device, meter = logs(1.16, 2.0, 3.0)
+    with pytest.raises(InvalidInput, match=r"the meter did not move: it shows 7.5 W all along"):
+        fit_wall(device, [(time_s, 7.5) for time_s, _ in meter])
+    steady = [(time_s, 5.0 * time_s) for time_s, _ in device]
+    with pytest.raises(InvalidInput, match=r"does not go with|one of the two does not move"):
+        fit_wall(steady, meter)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "line"), [(30, "covers 29.0 s of the 60.0 s"), (11, "covers 10.0 s of the 60.0 s")]
+)
+def test_a_log_of_a_part_is_refused(seconds: int, line: str) -> None:
+    """A factor comes from all of a self-test; how much is missing is said."""
+    device, meter = logs(1.16, 2.0, 3.0)
+    with pytest.raises(InvalidInput, match=rf"{line} of the self-test; let it record all of it, 80% at least"):
+        fit_wall(device, meter[5 : 5 + seconds])
+
+
+def test_a_log_that_began_late_is_refused() -> None:
+    """Though it is long: it covers too little of the self-test."""
+    device, meter = logs(1.16, 2.0, 0.0)
+    late = [*meter[25:], *[(float(at_s), 2.0 + 1.16 * 5.0 + 0.01 * (at_s % 3)) for at_s in range(60, 120)]]
+    with pytest.raises(InvalidInput, match=r"covers 3\d.\d s of the 60.0 s"):
+        fit_wall(device, late)
+
+
+def test_a_log_of_a_whole_day_is_searched_and_one_of_a_year_refused() -> None:
+    """Where in it the self-test was is found; what would take hours is said at once."""
+    device, meter = logs(1.16, 2.0, 4000.0)
+    rng = np.random.default_rng(2)
+    before = [(float(at_s), float(8 + rng.random())) for at_s in range(4000)]
+    assert fit_wall(device, [*before, *meter]).factor == pytest.approx(1.16, rel=0.05)
+    with pytest.raises(InvalidInput, match=r"8333.3 h long; cut it down to the time around the self-test"):
+        fit_wall(device, [(float(at_s), float(at_s % 7)) for at_s in np.linspace(0, 3e7, 400_000)])
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("time_s,power_w\n1,2,3\n", r"no column 'watts'; it has time_s, power_w, \(beyond the heading\)"),
+        ("time_s,power_w\n1\n", "no column 'watts'"),
+        ("", "holds no reading"),
+        ("time_s,power_w\n", "holds no reading"),
+        ("\0\0\n\0\n", "no column|cannot be read"),
+    ],
+)
+def test_a_table_of_another_form_is_one_line(tmp_path: Path, text: str, line: str) -> None:
+    """Ragged, empty, or no text."""
+    (tmp_path / "meter.csv").write_text(text)
+    with pytest.raises(BadFile, match=line):
+        read_wall(tmp_path / "meter.csv", "watts", "time_s")
+
+
+def test_what_is_no_file_of_readings_is_one_line(tmp_path: Path) -> None:
+    """Nothing that could never end is read; a mark some programs put first is no part of a name."""
+    for path in (tmp_path, Path("/dev/zero")):
+        with pytest.raises(BadFile, match="is no regular file"):
+            read_wall(path)
+    with pytest.raises(BadFile, match="cannot be read: No such file"):
+        read_wall(tmp_path / "none.csv")
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbftime_s,power_w\n0,1\n")
+    assert read_wall(tmp_path / "a.csv") == ((0.0, 1.0),)
+
+
 def test_a_calibration_is_kept_by_identity_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was found is what the meter takes from then on; a file that is none says so."""
     monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(tmp_path))
@@ -145,4 +229,7 @@ def test_calibrate_finds_keeps_and_tells(
     assert run(["calibrate", "--device", "cpu", "--seconds", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["loaded_power_w"] > found["idle_power_w"] > 0
+    (tmp_path / "short.csv").write_text("time_s,power_w\n" + "".join(f"{t / 10},{10 + t % 2}\n" for t in range(20)))
+    assert run(["calibrate", "--device", "cpu", "--wall", str(tmp_path / "short.csv")]) == 2
+    assert "covers 1.9 s of the " in capsys.readouterr().err
     assert Path(found["calibration"]).exists()

@@ -94,9 +94,10 @@ def _observations() -> st.SearchStrategy[Observed]:
         Observed,
         now_s=st.floats(0.0, 2000.0),
         period_s=st.floats(0.0, 2.0),
-        rate_per_s=st.floats(0.0, 300.0),
+        rate_per_s=st.none() | st.floats(0.0, 300.0),
         waiting=st.integers(0, 500),
         p99_s=maybe(0.0, 0.3),
+        worst_s=maybe(0.0, 0.5),
         power_w=maybe(0.0, 70.0),
         peak_w=maybe(0.0, 100.0),
         temperature_c=maybe(20.0, 100.0),
@@ -300,11 +301,31 @@ def test_warmth_takes_power_away_before_the_guard_trips() -> None:
 
 
 def test_pressure_on_the_slo_raises_the_rung_before_it_breaks() -> None:
-    """A p99 just below its limit is answered by more headroom, and forgotten when it is far below."""
+    """A p99 just below its limit is answered by more headroom, which is taken back minute by minute."""
     near, _ = _told(Observed(20.0, 1.0, 0.9, p99_s=0.195), Observed(21.0, 1.0, 0.9, p99_s=0.195), state=_following())
     assert near.pressure == 2
     assert near.footing.rung == 1
-    assert _told(Observed(22.0, 1.0, 0.9, p99_s=0.1), state=near)[0].pressure == 1
+    after, _ = _told(*(Observed(22.0 + second, 1.0, 0.9, p99_s=0.1) for second in range(60)), state=near)
+    assert after.pressure == pytest.approx(1.0)
+    later, _ = _told(*(Observed(82.0 + second, 1.0, 0.9, p99_s=0.1) for second in range(80)), state=after)
+    assert (later.pressure, later.footing.rung) == (0.0, 0)
+
+
+def test_a_p99_that_looks_back_does_not_trip_on_what_is_over() -> None:
+    """Late requests of the past minute trip the guard while requests still are late, and no longer."""
+    over, actions = _told(Observed(20.0, 1.0, 0.9, p99_s=0.3, worst_s=0.15), state=_following())
+    assert over.phase is Phase.FOLLOWING
+    assert not any(isinstance(action, GoSafe) for action in actions)
+    still, _ = _told(Observed(20.0, 1.0, 0.9, p99_s=0.3, worst_s=0.25), state=_following())
+    assert still.phase is Phase.SAFE
+
+
+def test_an_unknown_rate_keeps_the_highest_rung() -> None:
+    """Where requests are not seen, nothing says that the load is low."""
+    state, _ = _told(*(Observed(float(second), 1.0, None) for second in range(60)), state=_told(WorkloadUp(PLAN))[0])
+    assert state.plan is not None
+    assert state.plan.ladder is not None
+    assert state.footing.rung == state.plan.ladder.top
 
 
 def test_sleep_is_followed_by_verifying() -> None:

@@ -1,5 +1,6 @@
 import errno
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from polythrottle import journal as journals
 from polythrottle.errors import BadFile, StorageError
 from polythrottle.journal import Journal, read
+from polythrottle.measurement import Interval
 from polythrottle.study import Cost, Reference, Study, Trial
 
 SAMPLES = Path(__file__).parent / "data"
@@ -217,7 +219,18 @@ def test_every_format_ever_written_is_read(path: Path) -> None:
     """A journal of an earlier version still resumes."""
     study = read(path)
     assert study.best is not None
-    assert json.loads(path.read_text().splitlines()[0])["v"] == int(path.stem.split("-v")[1])
+    assert json.loads(path.read_text().splitlines()[0])["v"] == int(path.stem.split("-")[1].removeprefix("v"))
+
+
+def test_intervals_of_the_present_format_are_read() -> None:
+    """With ends that were not known, idle power, how many requests it took, and what only some workloads have."""
+    study = read(SAMPLES / f"journal-v{journals.FORMAT}-intervals.jsonl")
+    seen = study.trials[3].measurement
+    assert seen is not None
+    assert seen.intervals["energy"] == Interval(0.8415, 0.8584999999999999)
+    assert seen.intervals["p99"] == Interval(0.0115, math.inf)
+    assert (seen.idle_power_w, seen.requests, seen.extras["tokens_per_j"]) == (2.5, 1103, 64.0)
+    assert study.saving is not None
 
 
 def test_there_is_a_sample_of_the_present_format() -> None:

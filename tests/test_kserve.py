@@ -30,6 +30,8 @@ CONFIG = {
 INFER = ("POST", "/v2/models/m/infer")
 LOAD = ("POST", "/v2/repository/models/m/load")
 Serve = Callable[..., FakeServer]
+Y = {"name": "y", "datatype": "FP32", "shape": [1, 4]}
+NUMBERS = [1.0, 2.0, 3.0, 4.0]
 
 
 @pytest.fixture
@@ -284,6 +286,60 @@ def test_a_model_that_is_not_ready_says_why(serve: Serve) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (b"<html>hello</html>", "describes m in something that is no JSON$"),
+        (b"[" * 100_000, "describes m in something that is no JSON$"),
+        (b"[]", r"describes the model as \[\], which is not KServe v2$"),
+        (b"7", "describes the model as 7, which is not KServe v2$"),
+        (b'{"inputs": 5}', r"describes the model as {'inputs': 5}, which is not"),
+        (b'{"inputs": [], "outputs": "y"}', "which is not KServe v2$"),
+        (b'{"inputs": [5]}', "describes an input as 5, which is not"),
+        (b'{"inputs": [{"name": "x", "datatype": "FP32"}]}', "describes an input as"),
+        (b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [Infinity]}]}', "describes an input as"),
+    ],
+)
+def test_metadata_that_is_none_is_called_that(serve: Serve, body: bytes, line: str) -> None:
+    """The server lists the model as ready, so that is not what is wrong."""
+    server = serve()
+    server.answers["GET", "/v2/models/m"] = lambda handler, _: handler.raw(body)
+    with pytest.raises(DeviceError, match=line), opened(server):
+        pass
+
+
+def test_an_input_that_does_not_fit_into_memory_is_refused(serve: Serve) -> None:
+    """Whether the server or the user gives its shape."""
+    server = serve({"name": "x", "datatype": "FP32", "shape": [-1, 100_000_000_000]})
+    with pytest.raises(InvalidInput, match="1x100000000000 does not fit into memory"), opened(server):
+        pass
+    server = serve({"name": "x", "datatype": "INT64", "shape": [-1, -1, -1]})
+    with pytest.raises(InvalidInput, match="does not fit"), opened(server, inputs=["1000000x100000000"]):
+        pass
+
+
+@pytest.mark.parametrize(
+    "config",
+    [[], "x", {"max_batch_size": "many"}, {"max_batch_size": -1}, {"dynamic_batching": 3}, {"instance_group": [1]},
+     {"instance_group": 5}, {"dynamic_batching": {"max_queue_delay_microseconds": None}}],
+)  # fmt: skip
+def test_a_configuration_of_another_form_is_refused(serve: Serve, config: Any) -> None:
+    """One line says that it is not Triton's."""
+    server = serve(X, extensions=TRITON, config=config)
+    with pytest.raises(DeviceError, match="a configuration that is not Triton's"), opened(server):
+        pass
+
+
+@pytest.mark.parametrize("index", [[], [5], {"a": 1}, "x", [{"state": "READY"}], None])
+def test_a_list_of_models_of_another_form_says_nothing(serve: Serve, index: Any) -> None:
+    """What the server said of the model is passed on."""
+    server = serve()
+    server.answers["GET", "/v2/models/m"] = lambda handler, _: handler.document({"error": "gone"}, 404)
+    server.answers["POST", "/v2/repository/index"] = lambda handler, _: handler.document(index)
+    with pytest.raises(DeviceError, match=r"refuses \(404\): gone"), opened(server):
+        pass
+
+
 @pytest.mark.parametrize("body", [b"<html>hello</html>", b"[]", b"{}", b"", b"\xff\xfe"])
 def test_a_server_of_another_kind_is_called_that(serve: Serve, body: bytes) -> None:
     """Whatever it answers to the first question."""
@@ -306,7 +362,7 @@ def test_a_server_that_speaks_no_http_is_called_that() -> None:
 
         thread = threading.Thread(target=speak, daemon=True)
         thread.start()
-        with pytest.raises(DeviceError, match=r"does not answer in HTTP$"):
+        with pytest.raises(DeviceError, match=r"does not answer in proper HTTP$"):
             open_workload(f"kserve://127.0.0.1:{port}/m")
         thread.join()
 
@@ -357,9 +413,129 @@ def test_a_later_answer_that_is_cut_off_spoils_its_query(serve: Serve) -> None:
 def test_tensors_short_of_their_size_spoil_the_query(serve: Serve) -> None:
     """Bytes behind the JSON are counted."""
     server = serve(X, extensions=("binary_tensor_data",))
-    text = b'{"outputs": [{"name": "y", "parameters": {"binary_data_size": 16}}]}'
+    head = {"name": "y", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": 16}}
+    text = json.dumps({"outputs": [head]}).encode()
     server.answers[INFER] = lambda handler, _: handler.raw(text + b"\0" * 12, **{HEADER_LENGTH: str(len(text))})
     with opened(server) as workload, pytest.raises(TrialError, match="cut off"):
+        workload.query()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "line"),
+    [
+        ([{**Y, "data": NUMBERS[:3]}], "answers with 3 elements for its output y, which it calls FP32 1x4$"),
+        ([{**Y, "data": [*NUMBERS, 5.0]}], "answers with 5 elements for its output y"),
+        ([{**Y, "data": []}], "answers with 0 elements"),
+        ([{**Y, "data": [[1.0, 2.0], 3.0]}], "answers with 3 elements"),
+        ([Y], "answers without data for its output y"),
+        ([{**Y, "data": 5.0}], "answers without data"),
+        ([{**Y, "data": [None] * 4}], r"answers with null, perhaps for numbers that are none \(NaN\), in its output y"),
+        ([{**Y, "data": ["1", "2", "3", "4"]}], "answers with str in its output y, which it calls FP32"),
+        ([{**Y, "data": [True] * 4}], "answers with bool"),
+        ([{**Y, "data": [{}] * 4}], "answers with dict"),
+        ([{**Y, "datatype": "BYTES", "data": NUMBERS}], "answers with float in its output y, which it calls BYTES"),
+        ([{**Y, "datatype": "FLOAT", "data": NUMBERS}], "describes an output as .* which is not KServe v2"),
+        ([{**Y, "shape": [-1, 4], "data": NUMBERS}], "describes an output as"),
+        ([{**Y, "shape": "4", "data": NUMBERS}], "describes an output as"),
+        ([{"data": NUMBERS}], "describes an output as {'data'"),
+        ([5], "describes an output as 5"),
+        ([{**Y, "data": NUMBERS}, {**Y, "name": "z", "data": []}], "answers with 0 elements for its output z"),
+        ({"y": NUMBERS}, "answers with no outputs"),
+    ],
+)
+def test_an_answer_that_does_not_hold_what_it_says_spoils_the_query(serve: Serve, outputs: Any, line: str) -> None:
+    """Its own shape and type are what it is held to."""
+    server = serve()
+    with opened(server) as workload:
+        server.answers[INFER] = lambda handler, _: handler.document({"outputs": outputs})
+        with pytest.raises(TrialError, match=f"^m {line}"):
+            workload.query()
+
+
+@pytest.mark.parametrize(
+    "output",
+    [{**Y, "data": [[1, 2], [3, 4.5]]}, {**Y, "shape": [0, 4], "data": []}, {**Y, "shape": [], "data": [1.0]},
+     {**Y, "datatype": "BYTES", "data": ["a", "b", "c", "d"]}, {**Y, "datatype": "BOOL", "data": [True, False, 1, 0]},
+     {**Y, "parameters": None, "data": NUMBERS}],
+)  # fmt: skip
+def test_an_answer_that_holds_what_it_says_is_taken(serve: Serve, output: Any) -> None:
+    """Nested or flat, empty where its shape is, of any type."""
+    server = serve()
+    server.answers[INFER] = lambda handler, _: handler.document({"outputs": [output]})
+    with opened(server) as workload:
+        assert workload.query().items == 1
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+def test_what_json_cannot_hold_spoils_the_query(serve: Serve, word: str) -> None:
+    """Over gRPC it could be; that is said."""
+    server, text = serve(), json.dumps({"outputs": [{**Y, "data": NUMBERS}]}).replace("3.0", word)
+    server.answers[INFER] = lambda handler, _: handler.raw(text.encode())
+    with opened(server) as workload, pytest.raises(TrialError, match=f"answers with {word}, which is no JSON"):
+        workload.query()
+
+
+def test_an_error_beside_outputs_spoils_the_query(serve: Serve) -> None:
+    """Though the status is that of an answer."""
+    server = serve()
+    whole = {"outputs": [{**Y, "data": NUMBERS}], "error": {"message": "ran out\nof memory"}}
+    server.answers[INFER] = lambda handler, _: handler.document(whole)
+    with opened(server) as workload, pytest.raises(TrialError, match="m answers with an error: ran out of memory"):
+        workload.query()
+
+
+def test_an_answer_without_a_declared_output_spoils_the_query(serve: Serve) -> None:
+    """A model that leaves out some of its work is not measured as if it did all of it."""
+    server = serve()
+    declared = {"name": "m", "inputs": [X], "outputs": [Y, {**Y, "name": "z"}]}
+    server.answers["GET", "/v2/models/m"] = lambda handler, _: handler.document(declared)
+    server.answers[INFER] = lambda handler, _: handler.document({"outputs": [{**Y, "data": NUMBERS}]})
+    with opened(server) as workload, pytest.raises(TrialError, match=r"^m answers without z, which it declares$"):
+        workload.query()
+
+
+def test_long_answers_like_one_that_was_whole_are_not_looked_through_again(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parsing them would cost joules of the machine that is measured; short ones and others are looked through."""
+    from polythrottle.workloads import kserve_http
+
+    server, seen, see = serve(), [], kserve_http.see_json
+    monkeypatch.setattr(kserve_http, "see_json", lambda *words: seen.append(words) or see(*words))
+    head = {**Y, "shape": [1, 10_000]}
+    with opened(server) as workload:
+        server.answers[INFER] = lambda handler, _: handler.document({"outputs": [{**head, "data": [0.5] * 10_000}]})
+        workload.query()
+        workload.query()
+        assert len(seen) == 1
+        server.answers[INFER] = lambda handler, _: handler.document({"outputs": [{**head, "data": [0.5] * 8_000}]})
+        with pytest.raises(TrialError, match="answers with 8,000 elements"):
+            workload.query()
+
+
+@pytest.mark.parametrize(
+    ("size", "tensor", "shape", "length", "line"),
+    [
+        (12, 12, [1, 4], None, "answers with 12 bytes for its output y, which it calls FP32 1x4"),
+        (16, 16, [1, 5], None, "answers with 16 bytes for its output y"),
+        (16, 20, [1, 4], None, "20 bytes behind the JSON instead of 16"),
+        (-16, 16, [1, 4], None, "says that its output y has -16 bytes"),
+        ("16", 16, [1, 4], None, "says that its output y has 16 bytes"),
+        (16, 16, [1, 4], "9999", "of which 9999 are JSON: it is cut off"),
+        (16, 16, [1, 4], "-1", "of which -1 are JSON"),
+        (16, 16, [1, 4], "abc", "of which abc are JSON"),
+    ],
+)
+def test_tensors_that_are_not_what_they_are_called_spoil_the_query(
+    serve: Serve, size: Any, tensor: int, shape: list[int], length: str | None, line: str
+) -> None:
+    """As many bytes as elements of the type take, as many behind the JSON as it says."""
+    server = serve(X, extensions=("binary_tensor_data",))
+    head = {**Y, "shape": shape, "parameters": {"binary_data_size": size}}
+    text = json.dumps({"outputs": [head]}).encode()
+    more = {HEADER_LENGTH: length or str(len(text))}
+    server.answers[INFER] = lambda handler, _: handler.raw(text + b"\0" * tensor, **more)
+    with opened(server) as workload, pytest.raises(TrialError, match=line):
         workload.query()
 
 

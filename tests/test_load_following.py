@@ -7,19 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polythrottle.arrivals import Poisson
+from polythrottle.arrivals import Arrivals, Poisson
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.catalog import load_board, load_model
 from polythrottle.clock import VirtualClock
-from polythrottle.daemon.following import Footing, Manner, Switching, follow
+from polythrottle.daemon.following import Footing, Manner, Switching, follow, pressed_by
 from polythrottle.daemon.forecast import Forecast, Outlook
+from polythrottle.daemon.guards import Observed
 from polythrottle.driving import drive
 from polythrottle.errors import InvalidInput, SloUnmet
 from polythrottle.ladder import Ladder, Rung, Service
-from polythrottle.measurement import Latency, Measurement, Query
-from polythrottle.problem import Problem
+from polythrottle.measurement import EnergyKind, Latency, Measurement, Query
+from polythrottle.problem import Constraint, Problem
 from polythrottle.queueing import batches, queueing
-from polythrottle.rungs import ladder_of, ladder_of_study, undominated
+from polythrottle.rungs import Offer, ladder_of, ladder_of_study, late_share, undominated
 from polythrottle.space import OperatingPoint, SearchSpace
 from polythrottle.study import Study, Trial
 
@@ -164,10 +165,45 @@ def test_a_study_makes_a_ladder() -> None:
     trials = tuple(
         Trial(number, point, each) for number, (point, each) in enumerate(zip(points, measured, strict=True))
     )
-    study = Study(Problem("sim:jetson-agx-orin", "efficientnet-b7", space, ()), trials=trials)
+    study = Study(Problem(space, (), "sim:jetson-agx-orin", "efficientnet-b7"), trials=trials)
     ladder = ladder_of_study(study, 1.0)
     assert {rung.service.batch for rung in ladder.rungs} <= {1, 2}
     assert ladder.rungs[-1].rate_per_s > 10
+
+
+def _studied(*slo: str, arrivals: str = "closed", **seen: object) -> Study:
+    points = [OperatingPoint({"batch_size": batch}) for batch in (1, 2)]
+    measured = Measurement(Latency(0.1, p99_s=0.12), 1.0, 10.0, 10.0, idle_power_w=8.0)
+    trials = tuple(Trial(number, point, replace(measured, **seen)) for number, point in enumerate(points))  # type: ignore[arg-type]
+    limits = tuple(Constraint.parse(text) for text in slo)
+    space = SearchSpace.of_points(points, points[0])
+    return Study(Problem(space, limits, arrivals=Arrivals.parse(arrivals)), trials=trials)
+
+
+def test_a_study_offers_a_ladder_or_says_why_not() -> None:
+    """An absolute or relative limit on the p99, back-to-back queries, joules and idle power are what it takes."""
+    assert Offer.of(_studied("p99<=1s")).ladder is not None
+    relative = Offer.of(_studied("p99<=5x")).ladder
+    assert relative is not None
+    assert relative.slo_s == pytest.approx(0.6)
+    for offer, why in (
+        (Offer.of(_studied("mean<=1s")), "limit on the p99"),
+        (Offer.of(_studied("p99<=1s", arrivals="poisson:3/s")), "back to back"),
+        (Offer.of(_studied("p99<=1s", energy_kind=EnergyKind.RELATIVE)), "only relative"),
+        (Offer.of(_studied("p99<=1s", idle_power_w=None)), "idle power"),
+        (Offer.of(_studied("p99<=1s", latency=Latency(0.1))), "p99 of each point"),
+        (Offer.of(_studied("p99<=100ms")), "no point holds"),
+        (Offer.of(_studied("p99<=1s", censored=True)), "no point holds"),
+    ):
+        assert offer.ladder is None
+        assert why in offer.why
+        assert "\n" not in offer.why
+
+
+def test_points_that_break_the_power_limit_are_no_rungs() -> None:
+    """A limit on power or heat goes for every rung."""
+    assert Offer.of(_studied("p99<=1s", "power<=9W")).ladder is None
+    assert Offer.of(_studied("p99<=1s", "power<=11W")).ladder is not None
 
 
 def test_a_rung_of_a_simulated_board_keeps_its_word() -> None:
@@ -268,6 +304,48 @@ def test_a_budget_goes_before_the_load() -> None:
     assert _footing_after([15.0])[-1] == 2
     assert _footing_after([15.0], budget_w=40.0)[-1] == 1
     assert _footing_after([15.0], budget_w=1.0)[-1] == 0
+
+
+def test_late_requests_press_and_time_relieves() -> None:
+    """Each look with a late request is a step, up to the most; each minute takes one back; no limit, no pressure."""
+    manner, pressure = Manner(), 0.0
+    for _ in range(10):
+        pressure = pressed_by(pressure, 0.2, Observed(0.0, worst_s=0.3), manner)
+    assert pressure == manner.press_most
+    assert pressed_by(pressure, 0.2, Observed(0.0, 30.0, worst_s=0.1), manner) == pytest.approx(pressure - 0.5)
+    assert pressed_by(0.2, 0.2, Observed(0.0, 60.0), manner) == 0.0
+    assert pressed_by(1.0, None, Observed(0.0, worst_s=9.0), manner) == 1.0
+
+
+def test_a_share_of_the_recent_peak_is_kept_ready() -> None:
+    """With a reserve one does not go below what the share of the last minutes' peak asks for; the peak fades."""
+    rates = [15.0, *[0.5] * 30]
+    assert _footing_after(rates, Manner(dwell_s=1.0))[-1] == 0
+    assert _footing_after(rates, Manner(dwell_s=1.0, reserve=0.2))[-1] == 1
+    forecast = Forecast().seen(0.0, 10.0, 1.0)
+    for second in range(1, 601):
+        forecast = forecast.seen(float(second), 0.0, 1.0)
+    assert forecast.peak_per_s == pytest.approx(10 * math.exp(-1), rel=0.01)
+    assert forecast.seen(700.0, None, 1.0) == forecast
+
+
+@given(st.floats(0.1, 20_000.0))
+def test_so_few_late_requests_hold_nearly_every_minute(requests: float) -> None:
+    """In 99 % of minutes no more are late than the p99 allows, and hardly fewer could be asked for."""
+    share, allowed = late_share(requests), int(0.01 * requests)
+    assert 0 < share < 0.01
+    drawn = np.random.default_rng(0).poisson(share * max(1.0, requests), 20_000)
+    assert 0.985 <= np.mean(drawn <= allowed) <= 0.995
+
+
+def test_nearly_every_minute_is_planned_for() -> None:
+    """At a low rate a rung keeps the slowest of a minute within the SLO, not 99 % of an hour."""
+    services = [_service(interval_s, idle_w=10 - interval_s) for interval_s in (0.05, 0.1, 0.2, 0.3)]
+    low = ladder_of(services, 0.7).rungs[0]
+    assert low.rate_per_s < 1
+    times_s = (np.cumsum(np.random.default_rng(5).standard_exponential(60_000)) / low.rate_per_s).tolist()
+    late = queueing(times_s, low.service, low.gather_s, 1 - late_share(60 * low.rate_per_s))
+    assert late.high_s <= 0.7
 
 
 def test_nothing_known_is_the_top() -> None:

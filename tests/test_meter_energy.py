@@ -1,16 +1,20 @@
+import contextlib
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from builders import FakeDevice, FakeWorkload
+from builders import measured as measured_with
 
 from polythrottle.errors import TrialError
 from polythrottle.measurement import Interval, Measurement, Query, Reading, Window, saving_interval
 from polythrottle.meter import measure
 from polythrottle.meter.attribution import attribute
+from polythrottle.meter.window import with_intervals
 from polythrottle.sensors import Sensor
 from polythrottle.space import OperatingPoint
-from polythrottle.testing.sensing import SENSORS, Rig, Traffic
+from polythrottle.testing.sensing import SENSORS, Fault, Rig, Traffic
 
 POINT, RIG = OperatingPoint({"gpu_max_hz": 800_000_000, "batch_size": 4}), OperatingPoint({})
 RUNS = 40
@@ -87,6 +91,72 @@ def test_a_sensor_that_breaks_within_the_window_spoils_it(falls_j: float, told: 
         measure(device, FakeWorkload(device), POINT, Window(queries=100, duration_s=2.0, warmup=0))
 
 
+STEPS = SENSORS["counter in 100 ms steps"]
+QUERIES = 600
+BEGINS_S, LASTS_S = 0.1, QUERIES * Traffic().mean_s
+
+
+def faulty(fault: Fault, name: str = "counter in 100 ms steps", seed: int = 0) -> tuple[Rig, Measurement]:
+    """Return a window through a sensor that something goes wrong with."""
+    rig = Rig(Traffic(), SENSORS[name], seed, 5000, fault)
+    return rig, measure(rig, rig, RIG, Window(QUERIES, 0.0, QUERIES, timeout_s=3600.0), sensor=SENSORS[name].sensor)
+
+
+@pytest.mark.parametrize("name", ["counter in 100 ms steps", "25 of every 100 ms", "rounded to 1 W, 10 Hz"])
+@pytest.mark.parametrize("steps", [3, 4, 5])
+def test_a_counter_that_stops_in_its_last_steps_spoils_the_window(name: str, steps: int) -> None:
+    """The last three to five steps are enough to tell, and the reason says when it stopped."""
+    with pytest.raises(TrialError, match=r"stopped moving 0\.\d+ s before the window ended; in the window after"):
+        faulty(Fault(BEGINS_S + LASTS_S - 0.1 * steps, math.inf), name)
+
+
+@pytest.mark.parametrize("name", ["exact", "counter in 100 ms steps", "rounded to 1 W, 10 Hz"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(3.0, 1.5),
+        Fault(3.0, 1.5, lost=False),
+        Fault(3.0, by_j=100.0),
+        Fault(3.0, by_j=1e6),
+        Fault(3.0, by_j=-10.0),
+    ],
+    ids=["lost", "caught up", "100 J", "1 MJ", "back"],
+)
+def test_a_reading_that_stands_still_jumps_or_falls_is_looked_at_again(name: str, fault: Fault) -> None:
+    """The window is repeated, and what is reported is of one without the fault."""
+    rig, measured = faulty(fault, name)
+    assert measured.requests is not None
+    assert measured.requests > 2 * QUERIES
+    assert rig.traffic.energy_j in measured.intervals["energy"]
+
+
+@pytest.mark.parametrize("name", SENSORS)
+def test_a_value_lies_in_its_interval_even_where_a_fault_is_too_small_to_see(name: str) -> None:
+    """A lost step, a joule more or one less: the value is in the interval, and the truth in most of them."""
+    held = []
+    for seed in range(12):
+        for fault in (Fault(BEGINS_S + LASTS_S - 0.1, math.inf), Fault(3.0, by_j=1.0), Fault(3.0, 0.1)):
+            with contextlib.suppress(TrialError):
+                rig, measured = faulty(fault, name, seed)
+                assert all(_value(measured, each) in interval for each, interval in measured.intervals.items())
+                if "energy" in measured.intervals:
+                    held.append(rig.traffic.energy_j in measured.intervals["energy"])
+    assert not held or np.mean(held) > 0.8
+
+
+def _value(measured: Measurement, name: str) -> float:
+    value = measured.energy_j if name == "energy" else measured.metric(name)
+    assert value is not None
+    return value
+
+
+def test_a_meter_whose_value_is_not_in_its_interval_is_not_believed() -> None:
+    """Neither can be reported then."""
+    _, measured = seen("exact", 3, queries=200)
+    with pytest.raises(TrialError, match=r"energy is .* and its interval"):
+        with_intervals(measured, {"energy": Interval(0.0, measured.energy_j / 2)})
+
+
 class Backwards(FakeDevice):
     """A device whose clock is set back for one reading."""
 
@@ -155,6 +225,22 @@ def test_idle_power_is_measured_apart() -> None:
     assert measured.idle_j == pytest.approx(0.04)
     assert measured.marginal_j == pytest.approx(0.06)
     assert measure(device, Served(device), POINT, Window()).idle_power_w is None
+
+
+def test_idle_power_above_that_of_the_window_splits_nothing() -> None:
+    """Somebody else worked while the device should have idled: shares are unknown, not all or none."""
+    assert measured_with(idle_power_w=99.9).idle_j == pytest.approx(0.999)
+    for above_w in (100.0, 250.0):
+        assert measured_with(idle_power_w=above_w).idle_j is None
+        assert measured_with(idle_power_w=above_w).marginal_j is None
+
+
+def test_idle_power_is_unknown_where_the_reading_stops_meanwhile() -> None:
+    """A total that stands still or jumps while nothing works says nothing of idling."""
+    for fault in (Fault(8.0, math.inf), Fault(8.0, by_j=500.0)):
+        rig = Rig(Traffic(), STEPS, 0, 5000, fault)
+        window = Window(QUERIES, 0.0, QUERIES, timeout_s=3600.0, idle_s=3.0)
+        assert measure(rig, rig, RIG, window, sensor=STEPS.sensor).idle_power_w is None
 
 
 def test_a_device_is_cooled_before_its_window() -> None:

@@ -161,7 +161,7 @@ def test_an_answer_without_text_has_no_first_token() -> None:
 def test_events_are_whole_however_they_are_cut(size: int) -> None:
     """Pieces of a connection end anywhere; comments and other fields are left out."""
     text = ": ping\r\n\r\nevent: x\ndata: {}\r\n\ndata:[DONE]\n\ndata: häh\n\n".encode()
-    events = Events()
+    events = Events("m")
     found = [data for i in range(0, len(text), size) for data in events.take(text[i : i + size])]
     assert found == [b"{}", b"[DONE]", "häh".encode()]
 
@@ -286,12 +286,52 @@ def test_a_wrong_model_lists_those_there_are(serve: Serve) -> None:
 
 
 def test_a_server_that_serves_a_model_it_does_not_list_is_taken_at_its_word(serve: Serve) -> None:
-    """Lists are not always whole."""
+    """Lists are not always whole; but it is noted, as what answers may be another model."""
     server = serve()
     workload = open_workload(f"openai://{server.where}//models/tuned")
     assert workload.query().tokens == 7
     assert asked(server)[0]["model"] == "/models/tuned"
+    assert isinstance(workload, Noting)
+    assert "answers as /models/tuned but does not list it (it lists org/m, org/mini)" in workload.notes[0]
     workload.close()
+
+
+@pytest.mark.parametrize("where", ["listing", "query"])
+def test_a_connection_an_error_came_over_is_not_used_again(serve: Serve, where: str) -> None:
+    """Some servers hang up behind an error without saying so, as uvicorn does where listing models fails."""
+    server, spent = serve(), set()
+    whole = server.answers[CHAT]
+
+    def failing(handler: Handler, _: bytes) -> None:
+        spent.add(handler.client_address)
+        handler.raw(b"Internal Server Error", 500)
+
+    def answering(handler: Handler, body: bytes) -> None:
+        if handler.client_address in spent:
+            handler.close_connection = True
+        else:
+            whole(handler, body)
+
+    server.answers |= {("GET", "/v1/models"): failing} if where == "listing" else {}
+    server.answers[CHAT] = answering
+    with opened(server) as workload:
+        if where == "query":
+            server.answers[CHAT] = failing
+            with pytest.raises(TrialError, match="Internal Server Error"):
+                workload.query()
+            server.answers[CHAT] = answering
+        assert workload.query().tokens == 7
+    assert spent
+
+
+@pytest.mark.parametrize("listed", [{"data": 5}, {"data": [5]}, [], "x", {"data": []}])
+def test_a_list_of_models_of_another_form_is_no_remark(serve: Serve, listed: Any) -> None:
+    """Not every server has one."""
+    server = serve()
+    server.answers["GET", "/v1/models"] = lambda handler, _: handler.document(listed)
+    with opened(server) as workload:
+        assert isinstance(workload, Noting)
+        assert workload.notes == ()
 
 
 @pytest.mark.parametrize(
@@ -299,16 +339,23 @@ def test_a_server_that_serves_a_model_it_does_not_list_is_taken_at_its_word(serv
     [
         ({"error": {"message": "context\nis too long"}}, 400, InvalidInput, r"refuses \(400\): context is too long"),
         ({"detail": [{"msg": "field required"}]}, 422, InvalidInput, r"refuses \(422\): field required"),
-        ({"object": "error", "message": "boom"}, 500, DeviceError, r"refuses \(500\): boom"),
-        ("", 503, DeviceError, r"refuses \(503\): an empty answer"),
+        ({"object": "error", "message": "boom"}, 500, TrialError, r"answers with an error \(500\): boom"),
+        ("", 503, TrialError, r"answers with an error \(503\): an empty answer"),
+        ({"error": "slow down"}, 429, TrialError, r"answers with an error \(429\): slow down"),
+        ({"error": "no"}, 403, PermissionDenied, r"refuses \(403\): no; put the server's key into"),
     ],
 )
-def test_a_refusal_is_passed_on(serve: Serve, document: Any, status: int, error: type[Exception], line: str) -> None:
-    """Whatever form the server gives it, on one line."""
+def test_a_refusal_is_the_same_whenever_it_comes(
+    serve: Serve, document: Any, status: int, error: type[Exception], line: str
+) -> None:
+    """Whatever form the server gives it, on one line; with the same exit code before a window and within."""
     server = serve()
-    server.answers[CHAT] = lambda handler, _: handler.document(document, status)
-    with pytest.raises(error, match=line), opened(server):
-        pass
+    with opened(server) as workload:
+        server.answers[CHAT] = lambda handler, _: handler.document(document, status)
+        with pytest.raises(error, match=line):
+            workload.query()
+        with pytest.raises(error, match=line), opened(server):
+            pass
 
 
 def test_a_server_of_another_kind_is_called_that(serve: Serve) -> None:
@@ -323,7 +370,7 @@ def test_an_answer_in_one_piece_is_no_stream(serve: Serve) -> None:
     """Then nothing could be told of its first token."""
     server = serve()
     server.answers[CHAT] = lambda handler, _: handler.document({"choices": [{"message": {"content": "hello"}}]})
-    with pytest.raises(DeviceError, match="answers with application/json instead of a stream"), opened(server):
+    with pytest.raises(TrialError, match="answers with application/json instead of a stream"), opened(server):
         pass
 
 
@@ -347,6 +394,14 @@ def test_a_stream_that_is_cut_off_spoils_the_query(serve: Serve, parts: tuple[by
         (event({"error": "out of blocks"}), "breaks off after 1 pieces: out of blocks"),
         (b"data: <html>\n\n", "streams something that is no JSON: <html>"),
         (b"data: [1]\n\n", "breaks off"),
+        (b"data: \xff\xfe\n\n", "streams something that is no JSON"),
+        (b"data: " + b"[" * 100_000 + b"\n\n", "streams something that is no JSON"),
+        (b"data: " + b" " * 2_000_000, "streams a line of more than 1 MiB"),
+        (event({"choices": 5}), "no part of an answer"),
+        (event({"choices": [5]}), "no part of an answer"),
+        (event({"choices": [{"delta": [1]}]}), "no part of an answer"),
+        (event({"usage": 5}), "no part of an answer"),
+        (piece("", "abort"), "breaks off after 1 pieces: abort"),
     ],
 )
 def test_an_error_within_the_stream_spoils_the_query(serve: Serve, part: bytes, line: str) -> None:
@@ -356,6 +411,72 @@ def test_an_error_within_the_stream_spoils_the_query(serve: Serve, part: bytes, 
         server.answers[CHAT] = lambda handler, _: stream(handler, piece("a"), part, DONE)
         with pytest.raises(TrialError, match=line):
             workload.query()
+
+
+@pytest.mark.parametrize("tokens", [10**9, 64 + 9, 0, -1])
+def test_a_count_that_cannot_be_is_not_believed(serve: Serve, tokens: int) -> None:
+    """More than were asked for and came, none where there were pieces."""
+    server = serve(piece("a"), piece("b", "stop"), usage(tokens), DONE)
+    with opened(server) as workload, pytest.raises(TrialError, match=rf"says that 2 pieces are {tokens:,} tokens, of"):
+        workload.query()
+
+
+def test_more_pieces_than_tokens_asked_for_are_believed(serve: Serve) -> None:
+    """A server may not keep to max_tokens; what it counts then is what came."""
+    server = serve(*[piece("a")] * 50, piece("b", "stop"), usage(51), DONE)
+    with opened(server, "?max_tokens=8") as workload:
+        assert workload.query().tokens == 51
+
+
+def test_tokens_are_counted_one_way_throughout(serve: Serve) -> None:
+    """As the server did for the first answer, or the figures of a window would not go together."""
+    server = serve()
+    with opened(server) as workload:
+        server.answers[CHAT] = lambda handler, _: stream(handler, piece("a"), piece("b", "stop"), DONE)
+        with pytest.raises(TrialError, match="does not say how many tokens this answer has, as it did before"):
+            workload.query()
+    server.answers[CHAT] = lambda handler, _: stream(handler, piece("a"), piece("b", "stop"), DONE)
+    with opened(server) as workload:
+        server.answers[CHAT] = lambda handler, _: stream(handler, *WHOLE)
+        assert workload.query().tokens == 2
+
+
+@pytest.mark.parametrize("kind", ["role", "empty", "comment"])
+def test_signs_of_life_that_are_no_token_do_not_count(serve: Serve, kind: str) -> None:
+    """An answer that goes on without getting on has stalled."""
+    server = serve()
+    sign = {"role": piece(""), "empty": event({"choices": []}), "comment": b": still here\n\n"}[kind]
+
+    def going_on(handler: Handler, _: bytes) -> None:
+        stream(handler, piece("a"), end=False)
+        while not server.over.wait(0.05):
+            handler.wfile.write(f"{len(sign):x}\r\n".encode() + sign + b"\r\n")
+
+    server.answers[CHAT] = going_on
+    with pytest.raises(TrialError, match=r"stalled: nothing for 0.3 s after 1 pieces"), opened(server, "?stall=0.3"):
+        pass
+
+
+def test_a_stream_that_is_not_closed_has_stalled(serve: Serve) -> None:
+    """All tokens are there, but waiting for more would make every query look slow."""
+    server = serve()
+
+    def open_ended(handler: Handler, _: bytes) -> None:
+        stream(handler, *WHOLE, end=False)
+        server.over.wait()
+
+    server.answers[CHAT] = open_ended
+    with pytest.raises(TrialError, match=r"stalled: nothing for 0.3 s after its end"), opened(server, "?stall=0.3"):
+        pass
+
+
+def test_the_key_is_not_shown_where_the_stream_repeats_it(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in an error nor in something that is no JSON."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    for part in (event({"error": f"bad key {KEY}"}), f"data: {KEY}\n\n".encode()):
+        with pytest.raises(TrialError, match="…") as caught, opened(serve(part)):
+            pass
+        assert KEY not in str(caught.value)
 
 
 def test_a_stream_that_stalls_is_given_up(serve: Serve) -> None:
@@ -388,6 +509,6 @@ def test_redirects_are_not_followed(serve: Serve, monkeypatch: pytest.MonkeyPatc
     server.answers[CHAT] = lambda handler, _: handler.raw(
         b"", 307, Location=f"http://{other.where}/v1/chat/completions"
     )
-    with pytest.raises(InvalidInput, match=r"refuses \(307\)"), opened(server):
+    with pytest.raises(TrialError, match=r"sends on to http.*, which is not followed"), opened(server):
         pass
     assert not other.seen

@@ -1,6 +1,7 @@
 """Describing models for simulated boards: what is counted, where it comes from, and what is refused."""
 
 import json
+import shlex
 import tomllib
 import warnings
 from collections.abc import Callable
@@ -345,13 +346,20 @@ def test_a_new_model_is_tuned_on_a_simulated_board(module: str, capsys: pytest.C
     """From a module to a tuned point in two commands, the second with the file's path as the workload."""
     assert run(["profile-model", f"{module}:plain", "--input", "3x224x224", "--out", "./my.toml"]) == 0
     told = capsys.readouterr().out
-    assert "polythrottle tune --device sim:jetson-agx-orin --workload my.toml" in told
-    assert max(map(len, told.splitlines())) < 120
-    words = ["--slo", "p99<=1.3x", "--trials", "3", "--no-presets", "--json"]
-    assert run(["tune", "--device", "sim:jetson-agx-orin", "--workload", "./my.toml", *words]) == 0
+    program, *words = shlex.split(told.partition("tune it")[2].replace("\\\n", ""))
+    assert program == "polythrottle"
+    assert run([*words, "--trials", "3", "--no-presets", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["workload"] == "./my.toml"
+    assert found["workload"] == "my.toml"
     assert found["best"]["feasible"]
+
+
+def test_what_is_told_fits_a_terminal_and_a_pipe(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """80 columns, and no blanks behind the text."""
+    assert run(["profile-model", f"{module}:Attending", "--input", "6x16", "--out", "my.toml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line != line.rstrip()] == []
 
 
 def test_a_board_serves_int8_only_where_its_rate_is_known(module: str, capsys: pytest.CaptureFixture[str]) -> None:

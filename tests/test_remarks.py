@@ -4,10 +4,12 @@ from pathlib import Path
 import pytest
 from builders import measured, study
 
+from polythrottle.arrivals import CLOSED, Arrivals
 from polythrottle.backends import open_device
 from polythrottle.backends.cpu import CpuDevice
+from polythrottle.measurement import Interval, Measurement, Window
 from polythrottle.problem import Objective
-from polythrottle.remarks import EVERY, beforehand, meanwhile, unsteered
+from polythrottle.remarks import EVERY, afterwards, beforehand, meanwhile, unknown, unsteered
 from polythrottle.study import Study, Trial
 
 
@@ -77,3 +79,60 @@ def test_a_device_of_which_nothing_is_searched_says_why(tmp_path: Path) -> None:
     assert "no knob of" in line
     assert "polythrottle doctor" in line
     assert not list(unsteered(open_device("sim:jetson-nano")))
+
+
+def looked(queries: int, window_s: float, **rest: object) -> Measurement:
+    """Return a measurement of so many queries in a time."""
+    found = measured(window_s=window_s, **rest)
+    return replace(found, latency=replace(found.latency, queries=queries))
+
+
+def test_a_window_that_ended_before_it_was_to_is_said_to() -> None:
+    """With what makes it last; one that nobody asked to last needs no word, and a recorded one has no length."""
+    long = Window(queries=1000, duration_s=60.0)
+    (line,) = afterwards(looked(1000, 30.0), long, CLOSED)
+    assert line == "the window ended with 1,000 queries, before 60 s; --queries 2400 makes it last"
+    (line,) = afterwards(looked(1000, 1.0), Window(1000), CLOSED, asked_s=2.0)
+    assert "before 2 s" in line
+    (line,) = afterwards(looked(40, 60.0), Window(queries=100), CLOSED)
+    assert line == "the window was given up after 60 s, with 40 of 100 queries"
+    assert not list(afterwards(looked(1000, 61.0), long, CLOSED))
+    assert not list(afterwards(looked(1000, 1.0), Window(1000), CLOSED))
+    assert not list(afterwards(looked(10, 1.0, censored=True), long, CLOSED))
+    assert not list(afterwards(measured(), long, CLOSED))
+
+
+def test_a_load_that_cannot_be_judged_is_said_to_be_so() -> None:
+    """More than is served, too few bursts and how many it takes, and a trace that was seen in part."""
+    behind = looked(1000, 10.0, offered_per_s=200.0, backlog_per_s=100.0)
+    (line,) = afterwards(behind, Window(), Arrivals.parse("poisson:200/s"))
+    assert line.startswith("more comes than is served: 200/s offered, 100/s served; the queue grows")
+    (line,) = afterwards(looked(1000, 30.0), Window(), Arrivals.parse("burst:30/s"))
+    assert "1.5 cycles of burst and calm were seen, so nothing has an interval" in line
+    assert line.endswith("energy needs 10, latency 30: --seconds 600 --queries 21600")
+    (line,) = afterwards(looked(7200, 240.0), Window(), Arrivals.parse("burst:30/s"))
+    assert "12 cycles of burst and calm were seen, so latency has no interval" in line
+    assert not list(afterwards(looked(21600, 700.0), Window(), Arrivals.parse("burst:30/s")))
+    (line,) = afterwards(looked(1000, 30.0), Window(), Arrivals.parse("trace:a.csv@30/s"))
+    assert "part of the trace" in line
+
+
+def test_what_is_said_of_the_default_is_said_while_a_study_runs() -> None:
+    """After its trial, and after no other."""
+    whole = study(energies=(1.0, 2.0), latencies=(0.01, 0.01))
+    behind = replace(looked(1000, 10.0), offered_per_s=200.0, backlog_per_s=100.0)
+    whole = replace(whole, trials=tuple(replace(trial, measurement=behind) for trial in whole.trials))
+    assert [line[:26] for line in meanwhile(first(whole, 1), None)] == ["more comes than is served:"]
+    assert not list(meanwhile(whole, None))
+
+
+def test_what_is_not_known_has_a_reason() -> None:
+    """Temperature, idle power and intervals; nothing is said of what is known."""
+    bursts = Arrivals.parse("burst:30/s")
+    assert set(unknown(measured(), CLOSED)) == {"temperature_c", "idle_power_w", "intervals"}
+    assert "recorded without" in unknown(measured(), CLOSED)["intervals"]
+    assert "1.5 cycles of burst and calm" in unknown(looked(1000, 30.0), bursts)["intervals"]
+    assert "not below" in unknown(measured(idle_power_w=1e3), CLOSED)["idle_j"]
+    short = measured(temperature_c=40.0, idle_power_w=1.0, intervals={"mean": Interval(0.0, 1.0)})
+    assert "too short" in unknown(short, CLOSED)["intervals"]
+    assert not unknown(replace(short, intervals={"energy": Interval(0.0, 2.0)}), CLOSED)

@@ -78,6 +78,7 @@ def test_a_regression_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: 
         (("check", PROFILE, "--max-regress", "much"), "not a share"),
         (("check", PROFILE, "--max-regress", "-1%"), "not a share"),
         (("check", PROFILE, "-d", "sim:jetson-nano"), "this profile was tuned on"),
+        (("check", PROFILE, "--workload", "resnet50"), "is for efficientnet-b4, not for resnet50; leave --workload"),
         (("check", "nosuch"), "unknown profile"),
     ],
 )
@@ -88,6 +89,56 @@ def test_bad_words_are_one_line(capsys: pytest.CaptureFixture[str], words: tuple
     assert says in err
     assert not out
     assert err.count("\n") == 1
+
+
+def tuned_at(tmp_path: Path, arrivals: str, name: str = "at.toml") -> str:
+    """Return the profile with the arrivals it was tuned at."""
+    text = Path(PROFILE).read_text().replace("[provenance]", f'[provenance]\narrivals = "{arrivals}"')
+    (tmp_path / name).write_text(text)
+    return os.fspath(tmp_path / name)
+
+
+def test_a_profile_is_held_to_the_load_it_was_tuned_at(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Another load is refused, no load is the profile's own, and documents name device, workload and load."""
+    code, out, err = said(capsys, "check", tuned_at(tmp_path, "closed"), "--arrivals", "poisson:30/s")
+    assert (code, out) == (2, "")
+    assert "tuned at arrivals closed, and promises nothing at poisson:30/s; leave --arrivals out" in err
+    code, out, _ = said(capsys, "check", tuned_at(tmp_path, "poisson:10/s"), "--json", *SHORT)
+    found = json.loads(out)
+    assert found["workload"] == "efficientnet-b4"
+    assert found["device"].startswith("sim:jetson-agx-orin")
+    assert (found["arrivals"], found["tuned_at"], found["offered_per_s"]) == ("poisson:10/s", "poisson:10/s", 10.0)
+    assert found["precision"] is None
+    _, out, _ = said(capsys, "check", PROFILE, "--arrivals", "poisson:10/s", *SHORT)
+    assert "does not say at which arrivals" in out
+
+
+def test_sides_are_compared_at_the_load_of_the_profile(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Both under the same; two profiles of different loads need to be told which."""
+    slow, fast = (tuned_at(tmp_path, f"poisson:{rate}/s", f"{rate}.toml") for rate in (5, 10))
+    _, out, _ = said(capsys, "measure", "default", slow, "--json", *SHORT)
+    found = json.loads(out)
+    assert (found["arrivals"], found["workload"], found["recorded"]) == ("poisson:5/s", "efficientnet-b4", False)
+    code, _, err = said(capsys, "measure", slow, fast, *SHORT)
+    assert code == 2
+    assert "tuned at poisson:10/s and poisson:5/s; say which with --arrivals" in err
+
+
+def test_a_load_that_is_not_kept_up_with_breaks_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    """However long its limit: latency grows for as long as one looks."""
+    code, _, err = said(capsys, "check", PROFILE, "--arrivals", "poisson:5000/s", "--queries", "200")
+    assert code == 9
+    assert "the rate of poisson:5000/s is broken" in err
+
+
+def test_a_table_is_said_to_have_no_noise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Nothing can be proven against what answers the same every time."""
+    (tmp_path / "t.csv").write_text(
+        "gpu_freq_hz,batch_size,latency_s,energy_j\n600000000,1,0.02,0.1\n1200000000,1,0.01,0.12\n"
+    )
+    shutil.copy(PROFILE, tmp_path / "p.toml")
+    _, out, _ = said(capsys, "measure", "default", "default", "-d", f"replay:{tmp_path / 't.csv'}")
+    assert "a table answers the same every time" in " ".join(out.split())
 
 
 def test_a_corrupt_profile_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

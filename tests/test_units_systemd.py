@@ -10,14 +10,22 @@ import sys
 import tomllib
 from pathlib import Path
 
+import psutil
 import pytest
+from actuators import BOARD, MEM, until
 
 from polythrottle.actuation import Limits
+from polythrottle.actuation.wire import Line
+from polythrottle.daemon.actuator import permits
+from polythrottle.daemon.actuator.peers import Peer
+from polythrottle.daemon.actuator.permits import Permits
+from polythrottle.testing import FakeKernel, plant
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGING = ROOT / "packaging"
 UNITS = "usr/lib/systemd/system"
-SERVICES = ("polythrottle-restore.service", "polythrottle.service")
+SERVICES = ("polythrottle-restore.service", "polythrottle-actuator.service", "polythrottle.service")
+PROGRAMS = ("polythrottle", "polythrottle-actuator", "polythrottle-restore")
 # Of linux/capability.h, linux/prctl.h and sched.h.
 CAPABILITIES = {"CAP_SYS_ADMIN": 21}
 
@@ -35,15 +43,14 @@ def quietly(*command: str, check: bool = True) -> "subprocess.CompletedProcess[s
 
 @pytest.fixture(scope="module")
 def laid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything as it is installed, with a program in place and the daemon's unit that the drop-ins are for."""
+    """Everything as it is installed, with programs in place."""
     folder = tmp_path_factory.mktemp("laid")
-    program = folder / "bin/polythrottle-restore"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    environment = {**os.environ, "DESTDIR": str(folder), "BINDIR": str(program.parent)}
+    (folder / "bin").mkdir()
+    for name in PROGRAMS:
+        (folder / "bin" / name).write_text("#!/bin/sh\n")
+        (folder / "bin" / name).chmod(0o755)
+    environment = {**os.environ, "DESTDIR": str(folder), "BINDIR": str(folder / "bin")}
     subprocess.run([PACKAGING / "install-units"], env=environment, check=True, capture_output=True)
-    (folder / UNITS / "polythrottle.service").write_text(f"[Service]\nExecStart={program}\n")
     return folder
 
 
@@ -59,15 +66,19 @@ def test_everything_is_laid_and_nothing_is_left_to_fill_in(laid: Path) -> None:
     """Units, drop-ins, rules, group, folders and the example are there, pointing at the programs."""
     names = (
         *(f"{UNITS}/polythrottle-restore.service", f"{UNITS}/polythrottle-restore.service.d/10-hardening.conf"),
-        *(f"{UNITS}/polythrottle.service.d/10-hardening.conf", f"{UNITS}/polythrottle.service.d/20-restore.conf"),
+        *(f"{UNITS}/polythrottle-actuator.service.d/{each}" for each in ("10-hardening.conf", "20-restore.conf")),
+        *(f"{UNITS}/polythrottle-actuator.service", f"{UNITS}/polythrottle.service"),
         *("usr/lib/sysusers.d/polythrottle.conf", "usr/lib/tmpfiles.d/polythrottle.conf"),
         *("usr/lib/udev/rules.d/70-polythrottle.rules", "usr/share/doc/polythrottle/limits.toml"),
+        "usr/share/doc/polythrottle/permits.toml",
     )
     for name in names:
         assert "@" not in (laid / name).read_text().replace("~@privileged @resources", "").replace("=@system", "")
         assert stat.S_IMODE((laid / name).stat().st_mode) == 0o644
     assert f"{laid}/bin/polythrottle-restore --boot" in settings(laid / names[0])["ExecStart"]
     assert settings(laid / names[3])["ExecStopPost"] == f"{laid}/bin/polythrottle-restore"
+    assert settings(laid / names[4])["ExecStart"].startswith(f"{laid}/bin/polythrottle-actuator --socket /run/polythr")
+    assert settings(laid / names[5])["ExecStart"] == f"{laid}/bin/polythrottle daemon run"
 
 
 @pytest.mark.parametrize("folder", ["bin", "/opt/a b", "/opt/x|y", "/opt/$(id)"])
@@ -122,6 +133,28 @@ def test_the_sandbox_holds_what_was_promised() -> None:
     assert set(found["ReadOnlyPaths"].split()) == {"/sys", "/proc/sys"}
 
 
+def test_the_daemon_has_no_right_but_to_ask() -> None:
+    """It is nobody special, sees no device, writes nowhere but to its own folders, and reaches this machine alone."""
+    found = settings(PACKAGING / "systemd/polythrottle.service")
+    assert found["User"] == "polythrottle"
+    assert found["CapabilityBoundingSet"] == found["AmbientCapabilities"] == ""
+    assert found["ProtectSystem"] == "strict"
+    assert found["ReadWritePaths"] == "/run/polythrottle"
+    assert (found["IPAddressDeny"], found["IPAddressAllow"]) == ("any", "localhost")
+    yes = ("NoNewPrivileges", "PrivateDevices", "ProtectKernelTunables", "ProtectHome", "MemoryDenyWriteExecute")
+    assert all(found[name] == "yes" for name in yes)
+
+
+@pytest.mark.parametrize("service", SERVICES[1:])
+def test_a_service_that_hangs_or_dies_is_started_again(service: str) -> None:
+    """It says when it is ready, is watched, and told to stop has its own processes end after it."""
+    found = settings(PACKAGING / "systemd" / service)
+    if service == "polythrottle-actuator.service":
+        found |= settings(PACKAGING / "systemd/20-restore.conf")
+    assert (found["Type"], found["Restart"], found["KillMode"]) == ("notify", "on-failure", "mixed")
+    assert int(found["WatchdogSec"]) > 35  # what nvpmodel may take
+
+
 @needs_systemd
 def test_the_rules_are_read_without_complaint(laid: Path, tmp_path: Path) -> None:
     """Udev understands each line; it does complain of one that is wrong."""
@@ -156,9 +189,10 @@ def test_group_and_folders_are_made(laid: Path) -> None:
         (laid / "etc" / name).touch()
     quietly("systemd-sysusers", f"--root={laid}", str(laid / "usr/lib/sysusers.d/polythrottle.conf"))
     assert "polythrottle:" in (laid / "etc/group").read_text()
+    assert "polythrottle:" in (laid / "etc/passwd").read_text()
     if os.geteuid() == 0:
         quietly("systemd-tmpfiles", f"--root={laid}", "--create", "polythrottle.conf")
-        for name, mode in (("var/lib/polythrottle", 0o700), ("run/polythrottle", 0o750)):
+        for name, mode in (("var/lib/polythrottle", 0o700), ("run/polythrottle", 0o1770)):
             assert stat.S_IMODE((laid / name).stat().st_mode) == mode
 
 
@@ -170,6 +204,22 @@ def test_the_example_of_limits_can_be_read(tmp_path: Path) -> None:
     limits = Limits.read(tmp_path / "limits.toml")
     assert set(limits.bounds) == {"nvml", "jetson", "cpu"}
     assert limits.span("nvml", "gpu_max_hz") == (600_000_000, 1_600_000_000)
+
+
+def test_the_example_of_permits_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is it permits nothing and says so; with its # taken away every line counts."""
+    text = (PACKAGING / "permits.toml").read_text()
+    assert tomllib.loads(text) == {}
+    monkeypatch.setattr(permits, "user_id", {"polythrottle": 4001}.get)
+    monkeypatch.setattr(permits, "group_id", {"polythrottle": 4002}.get)
+    file = tmp_path / "permits.toml"
+    file.write_text(re.sub(r"^# (?=\[|\w+ = )", "", text, flags=re.MULTILINE))
+    file.chmod(0o644)
+    found = Permits.read(file)
+    assert found.rights(Peer(1, 4001), ["cpu"]).control
+    member = found.rights(Peer(2, 5, frozenset({4002})), ["jetson"])
+    assert member.allow({"gpu_max_hz": 306_000_000, "power_mode": "15W"}, {})
+    assert not member.allow({"cpu_max_hz": 1}, {})
 
 
 KILLED = """
@@ -237,10 +287,14 @@ def test_restoring_works_inside_the_sandbox(changed: Path, tmp_path: Path, state
 
 def confined(tree: Path, state: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """Run Python where only these two folders can be written, with the capabilities of the units."""
+    return subprocess.run(confinement(tree, state, *words), check=False, capture_output=True, text=True, cwd="/")
+
+
+def confinement(tree: Path, state: Path, *words: str) -> list[str]:
+    """Return the command that does so."""
     names = settings(PACKAGING / "systemd/10-hardening.conf")["CapabilityBoundingSet"].split()
     code = CONFINED.replace("KEPT", repr([CAPABILITIES[name] for name in names]))
-    command = [sys.executable, "-c", code, str(tree), str(state), *words]
-    return subprocess.run(command, check=False, capture_output=True, text=True, cwd="/")
+    return [sys.executable, "-c", code, str(tree), str(state), *words]
 
 
 @needs_systemd
@@ -254,6 +308,38 @@ def test_restoring_needs_no_call_that_the_sandbox_forbids(changed: Path, tmp_pat
     made = set(re.findall(r"^\d+ +([a-z]\w+)\(", trace.read_text(), re.MULTILINE))
     assert {"openat", "write"} <= made
     assert made <= permitted()
+
+
+@needs_systemd
+def test_the_actuator_works_inside_the_sandbox(tmp_path: Path, state_folder: Path) -> None:
+    """It serves, sets, computes a search space and puts back with no more than the unit leaves it."""
+    root, path = plant(BOARD, tmp_path / "b"), state_folder / "a.sock"
+    state_folder.mkdir()
+    before, trace = FakeKernel(root).snapshot(), state_folder / "trace"
+    words = ("-m", "polythrottle.daemon.actuator", "--socket", str(path), "--device", f"jetson?root={root}")
+    tracing = ["strace", "-f", "-qq", "-o", str(trace), sys.executable, "-W", "ignore", *words]
+    for command in (confinement(root, state_folder, "-W", "ignore", *words), tracing):
+        with subprocess.Popen(command, cwd="/", stderr=subprocess.PIPE, text=True) as child:
+            until(lambda child=child: path.exists() or child.poll() is not None)
+            line = Line(path)
+            assert line.ask("space", device="")["size"] > 1
+            token = line.ask("take", device="", seconds=60)["token"]
+            line.ask("apply", token=token, point={MEM: 204_000_000})
+            assert line.ask("read", device="")["clocks_hz"]["mem"] == 204_000_000
+            line.close()
+            os.kill(serving(child.pid), signal.SIGTERM)
+            _, told = child.communicate(timeout=60)
+            assert (child.returncode, told) == (0, "")
+        assert FakeKernel(root).snapshot() == before
+    made = set(re.findall(r"^\d+ +([a-z]\w+)\(", trace.read_text(), re.MULTILINE))
+    assert {"listen", "getsockopt", "sendto"} <= made
+    assert made - permitted() <= {"mbind"}  # NumPy's OpenBLAS asks for memory nearby, and does without when refused
+
+
+def serving(pid: int) -> int:
+    """Return the process that serves: the traced one where it is traced."""
+    own = psutil.Process(pid)
+    return int(own.children()[0].pid) if own.name() == "strace" else pid
 
 
 def permitted() -> set[str]:

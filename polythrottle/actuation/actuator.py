@@ -58,6 +58,7 @@ class Actuator:
         self._fence: Fence | None = None
         self._token = 0
         self._dirty = False
+        self._wrote: dict[str, str] = {}
         self._watch: Watch | None = None
         self._audit = Audit(self._site.audit, device)
 
@@ -88,6 +89,26 @@ class Actuator:
             DeviceError: If it cannot be read.
         """
         return patiently(f"cannot read {key}", lambda: self._controls.read(key))
+
+    def altered(self) -> tuple[str, ...]:
+        """Return the controls that no longer hold what was written last; those nobody can read are left out.
+
+        Raises:
+            DeviceError: If none of them can be reached any more.
+        """
+        changed, lost = [], []
+        for key, text in self._wrote.items():
+            follows = self._allowed[key].follows
+            try:
+                if follows is not None and self.live(follows[0]) == follows[1]:
+                    continue
+                if self.live(key) not in (text, UNREADABLE):
+                    changed.append(key)
+            except DeviceError as err:
+                lost.append(err)  # the clock of a core that is offline has no file
+        if lost and len(lost) == len(self._wrote):
+            raise lost[0]
+        return tuple(changed)
 
     def _boot(self) -> str:
         return self._boot_id if self._boot_id is not None else running_boot_id()
@@ -172,12 +193,19 @@ class Actuator:
         with self._fence.closed(self._token):
             held = {setting.key: self.live(setting.key) for setting in settings}
             moved = _needed(settings, held)
+            self._expect(settings)
             if not moved:
                 return
             self._save(self._record, moved, held)
             for setting in moved:
                 self._put(self._record, setting, held[setting.key])
                 held[setting.key] = setting.text
+
+    def _expect(self, settings: Sequence[Setting]) -> None:
+        """Note what the controls are to hold from now on."""
+        if any(self._allowed[each.key].persistent for each in settings if self._wrote.get(each.key) != each.text):
+            self._wrote.clear()  # a power mode that is switched rewrites the others
+        self._wrote |= {each.key: each.text for each in settings}
 
     def _before(self, key: str, held: str) -> str:
         """Return what a control held, as the text that puts it back."""
@@ -231,6 +259,7 @@ class Actuator:
         """
         if self._record is None or self._fence is None:
             return
+        self._wrote.clear()
         if self._record.void:
             self._record.remove()
         if not self._record.entries:

@@ -1,6 +1,6 @@
-"""Devices: simulated boards, recorded tables, Jetson boards, NVIDIA GPUs, this machine's processor."""
+"""Devices: simulated boards, recorded tables, Jetsons, NVIDIA GPUs, this processor, and those behind an actuator."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +10,11 @@ from polythrottle.ports import Device
 
 __all__ = ["FORMS", "DeviceURI", "find_device", "open_device"]
 
-FORMS = "sim:<board>[?seed=7&noise=0.02], replay:<table.csv[.gz]>, jetson, nvml:<index or UUID>, cpu, auto"
-_SCHEMES = ("auto", "cpu", "sim", "replay", "jetson", "nvml")
+FORMS = (
+    "sim:<board>[?seed=7&noise=0.02], replay:<table.csv[.gz]>, jetson, nvml:<index or UUID>, cpu, auto, "
+    "actuator:[<socket>][?device=<one of these>]"
+)
+_SCHEMES = ("auto", "cpu", "sim", "replay", "jetson", "nvml", "actuator")
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,7 @@ def open_device(text: str, knobs: Sequence[str] | None = None) -> Device:
         DeviceError: If the device is not there or cannot be steered.
     """
     uri = DeviceURI.parse(find_device().uri if text.strip() == "auto" else text)
-    openers = {"sim": _simulated, "replay": _replay, "jetson": _jetson, "nvml": _nvml, "cpu": _cpu}
-    return openers[uri.scheme](uri, knobs)
+    return _OPENERS[uri.scheme](uri, knobs)
 
 
 def _simulated(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
@@ -135,3 +137,19 @@ def _nvml(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
     from polythrottle.backends.nvml import NvmlDevice
 
     return NvmlDevice.open(uri.name, uri.options, knobs)
+
+
+def _actuator(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
+    from polythrottle.backends.remote import RemoteDevice
+
+    return RemoteDevice.open(uri.name, uri.options, knobs)
+
+
+_OPENERS: Mapping[str, Callable[[DeviceURI, Sequence[str] | None], Device]] = {
+    "sim": _simulated,
+    "replay": _replay,
+    "jetson": _jetson,
+    "nvml": _nvml,
+    "cpu": _cpu,
+    "actuator": _actuator,
+}

@@ -1,6 +1,5 @@
 """Tuned profiles as TOML files: ``profiles/tuned/<device>/<workload>.toml``."""
 
-import math
 import os
 import tempfile
 import tomllib
@@ -10,12 +9,11 @@ from typing import Any
 
 import tomli_w
 
+from polythrottle.catalog.ladders import ladder_of, levels_of, point_of, table_of
 from polythrottle.catalog.places import catalogue_dir
 from polythrottle.errors import BadFile, PolythrottleError, StorageError, UnknownName
-from polythrottle.measurement import EnergyKind, Latency, Measurement
+from polythrottle.measurement import EnergyKind, Interval, Latency, Measurement
 from polythrottle.profile import Profile
-from polythrottle.space import Level, OperatingPoint
-from polythrottle.units import to_file, to_si
 
 _FIRST = "# Tuned by polythrottle."
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "std")
@@ -33,15 +31,13 @@ def write_profile(profile: Profile, path: Path) -> None:
         "workload": profile.workload,
         "slo": list(profile.slo),
         **({} if profile.saving_fraction is None else {"saving_fraction": round(profile.saving_fraction, 6)}),
-        "point": dict(
-            to_file(name, level) if not isinstance(level, str) else (name, level)
-            for name, level in profile.point.items()
-        ),
+        "point": levels_of(profile.point),
         **({} if profile.workload_knobs is None else {"workload_knobs": list(profile.workload_knobs)}),
         "measured": _measured(profile.measurement),
         **({} if profile.default is None else {"default": _measured(profile.default)}),
         "provenance": dict(profile.provenance),
         **({"identity": dict(profile.identity)} if profile.identity else {}),
+        **({} if profile.ladder is None else {"ladder": table_of(profile.ladder)}),
     }
     kind = profile.measurement.energy_kind
     replace_file(path, f"{_FIRST} Energy is {kind}.\n{tomli_w.dumps(document)}".encode())
@@ -55,16 +51,18 @@ def read_profile(path: Path) -> Profile:
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
+        point = point_of(document["point"])
         return Profile(
             device=_word(document["device"]),
             workload=_word(document["workload"]),
-            point=OperatingPoint(dict(_level(name, level) for name, level in document["point"].items())),
+            point=point,
             measurement=_measurement(document["measured"]),
             default=_measurement(document["default"]) if "default" in document else None,
             slo=tuple(document["slo"]),
             provenance=document["provenance"],
             identity=_identity(document.get("identity", {})),
             workload_knobs=_names(document.get("workload_knobs")),
+            ladder=ladder_of(document["ladder"], point) if "ladder" in document else None,
         )
     except OSError as error:
         raise BadFile(f"{path} cannot be read: {error.strerror}") from error
@@ -97,15 +95,6 @@ def _word(text: Any) -> str:
     if not isinstance(text, str):
         raise TypeError(f"{text!r} is not the name of a device or a workload")
     return text
-
-
-def _level(name: str, level: Any) -> tuple[str, Level]:
-    """Return one level in SI."""
-    if isinstance(level, str):
-        return name, level
-    if type(level) not in (int, float) or not math.isfinite(level):
-        raise TypeError(f"{name} has no level {level!r}")
-    return to_si(name, level)
 
 
 def _identity(table: Mapping[str, Any]) -> dict[str, str]:
@@ -165,9 +154,11 @@ def _measured(measurement: Measurement) -> dict[str, Any]:
     times = {stat: getattr(measurement.latency, f"{stat}_s") for stat in _STATISTICS}
     values = {
         "energy_j": measurement.energy_j,
+        "energy_between_j": _ends(measurement.intervals.get("energy")),
         "energy_kind": str(measurement.energy_kind),
         "boundary": measurement.boundary,
         "power_w": measurement.power_w,
+        "idle_power_w": measurement.idle_power_w,
         "throughput_per_s": measurement.throughput_per_s,
         "temperature_c": measurement.temperature_c,
         "window_s": measurement.window_s,
@@ -175,6 +166,14 @@ def _measured(measurement: Measurement) -> dict[str, Any]:
         "latency_ms": {stat: round(time * 1e3, 6) for stat, time in times.items() if time is not None},
     }
     return {key: value for key, value in values.items() if value is not None}
+
+
+def _ends(interval: Interval | None) -> list[float] | None:
+    return None if interval is None or not interval.known else [interval.low, interval.high]
+
+
+def _intervals(ends: Any) -> dict[str, Interval]:
+    return {} if ends is None else {"energy": Interval(*map(float, ends))}
 
 
 def _measurement(values: Mapping[str, Any]) -> Measurement:
@@ -188,4 +187,6 @@ def _measurement(values: Mapping[str, Any]) -> Measurement:
         values.get("boundary", ""),
         values.get("temperature_c"),
         values.get("window_s"),
+        intervals=_intervals(values.get("energy_between_j")),
+        idle_power_w=values.get("idle_power_w"),
     )

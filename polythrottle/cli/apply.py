@@ -12,8 +12,17 @@ import typer
 
 from polythrottle.cli.answers import answer
 from polythrottle.cli.options import JsonOption
+from polythrottle.cli.through import (
+    NoDaemonOption,
+    apply_through,
+    confirm_through,
+    holder,
+    print_applied,
+    print_done,
+    release_through,
+)
 from polythrottle.clock import SystemClock
-from polythrottle.errors import DeviceError, InvalidInput, UnknownName
+from polythrottle.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName
 
 if TYPE_CHECKING:
     from polythrottle.actuation import Outcome
@@ -36,20 +45,25 @@ def apply(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Stand until restore or reboot; needs no confirmation.")] = False,
     confirm: Annotated[bool, typer.Option("--confirm", help="Let what was applied stand.")] = False,
+    no_daemon: NoDaemonOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Apply a tuned profile's device knobs; they revert by themselves unless they are confirmed.
 
-    Knobs of the workload, such as batch size, are named: they are to be set where the model is served.
+    Knobs of the workload, such as batch size, are named: they are to be set where the model is served. Where the daemon
+    holds the device, it is asked to follow the profile, and does both.
     """
     if confirm:
         if profile is not None or confirm_within is not None or lasting is not None or keep:
             raise InvalidInput("--confirm goes alone or with --device: it lets stand what was applied before")
-        answer(_confirmed(device), as_json, _print_confirmed)
+        _confirm(device, no_daemon, as_json)
         return
     if profile is None:
         raise InvalidInput("say which profile: a file, or <device>/<workload> such as jetson/resnet50")
     stay = _stay(confirm_within, lasting, keep)
+    if not no_daemon and (done := _through(profile, stay, device)) is not None:
+        answer(done, as_json, print_applied)
+        return
     applied, name = _apply(profile, stay, device)
     answer((applied, name), as_json, _print_applied, _document)
     if applied.stands_as is None or stay.within_s is None:
@@ -68,17 +82,69 @@ def restore(
     force: Annotated[
         bool, typer.Option("--force", help="End a living holder's hold, and undo what others changed since.")
     ] = False,
+    no_daemon: NoDaemonOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Put back everything that stands changed; says what is left and why, with exit code 6."""
+    """Put back everything that stands changed; says what is left and why, with exit code 6.
+
+    Where the daemon holds the device, it puts it back and leaves it alone until it is told to take it again.
+    """
+    released = None if no_daemon or force else _released(device)
+    outcomes = _restored(_on_record(device), force) if released is None else _others(device)
+    through = {} if released is None else {"released": released}
+    clean = all(each.clean for each in outcomes)
+    document = {**through, "restored": [asdict(each) for each in outcomes], "clean": clean}
+    answer(document, as_json, lambda _: _print_restored(released, outcomes))
+    if not clean:
+        raise typer.Exit(DeviceError.exit_code)
+
+
+def _restored(named: str | None, force: bool) -> "tuple[Outcome, ...]":
     from polythrottle.actuation.restoring import restore_all, standing
 
-    named = _on_record(device)
-    outcomes = restore_all(device=named, force=force) if named is None or standing() else ()
-    document = {"restored": [asdict(each) for each in outcomes], "clean": all(each.clean for each in outcomes)}
-    answer(document, as_json, lambda _: _print_outcomes(outcomes))
-    if not document["clean"]:
-        raise typer.Exit(DeviceError.exit_code)
+    return restore_all(device=named, force=force) if named is None or standing() else ()
+
+
+def _others(device: str | None) -> "tuple[Outcome, ...]":
+    """Restore what the daemon does not hold, where no device was named."""
+    from polythrottle.actuation.restoring import restore_all, standing
+
+    names = [] if device is not None else [each.device for each in standing() if not each.lease.alive]
+    return tuple(outcome for name in names for outcome in restore_all(device=name))
+
+
+def _released(device: str | None) -> dict[str, Any] | None:
+    """Have the daemon put back what it holds; where it cannot, that is said, and done without it."""
+    try:
+        return release_through(device)
+    except PolythrottleError as error:
+        typer.echo(f"the daemon could not put it back: {error}", err=True)
+        return None
+
+
+def _print_restored(released: dict[str, Any] | None, outcomes: "tuple[Outcome, ...]") -> None:
+    if released is not None:
+        print_done(released)
+    if released is None or outcomes:
+        _print_outcomes(outcomes)
+
+
+def _confirm(device: str | None, no_daemon: bool, as_json: bool) -> None:
+    done = None if no_daemon else confirm_through(device)
+    if done is None:
+        answer(_confirmed(device), as_json, _print_confirmed)
+    else:
+        answer(done, as_json, print_done)
+
+
+def _through(profile: str, stay: "Stay", device: str | None) -> dict[str, Any] | None:
+    """Apply a profile through the daemon, and return what is printed; None if it does not hold the device."""
+    from polythrottle.catalog.profiles import find_profile, read_profile
+
+    path = find_profile(profile)
+    found = read_profile(path)
+    daemon = holder(found.device if device is None else device)
+    return None if daemon is None else apply_through(*daemon, found, path, stay)
 
 
 def _on_record(device: str | None) -> str | None:

@@ -14,11 +14,13 @@ from polythrottle.cli.apply import apply, restore
 from polythrottle.cli.benchmark import app as benchmarks
 from polythrottle.cli.calibrate import calibrate
 from polythrottle.cli.comparing import RequireOption, check, run_comparison
+from polythrottle.cli.daemon import app as daemons
 from polythrottle.cli.doctor import doctor
 from polythrottle.cli.options import JsonOption, SetupOptions, levels, spread
 from polythrottle.cli.profiling import profile_model
 from polythrottle.cli.reproduce import app as reproductions
 from polythrottle.cli.snapshot import snapshot
+from polythrottle.cli.top import top
 from polythrottle.cli.tuning import tune
 from polythrottle.errors import PolythrottleError, StorageError
 
@@ -35,6 +37,7 @@ app = typer.Typer(
 
 app.add_typer(benchmarks, name="bench")
 app.add_typer(reproductions, name="reproduce")
+app.add_typer(daemons, name="daemon")
 
 
 @app.callback(invoke_without_command=True)
@@ -76,6 +79,7 @@ app.command()(calibrate)
 app.command()(apply)
 app.command()(restore)
 app.command()(snapshot)
+app.command()(top)
 app.command()(profile_model)
 app.command()(check)
 

@@ -27,7 +27,7 @@ def run_comparison(names: list[str], setup: SetupOptions, require: bool, as_json
     words = setup.setup(look=False)
     with own_stdout():
         found = _last(compare_sides(names, words), lambda seen: f"{len(seen.pairs)} pairs: {_percent(seen.saving)}")
-    answer((names, found), as_json, _print_comparison, _comparison_document)
+    answer((names, found, words.precision), as_json, _print_comparison, _comparison_document)
     if require and found.verdict is not Verdict.SAVES:
         raise ClaimFailed(
             f"it is {found.verdict} that {names[1]} saves energy against {names[0]}"
@@ -54,7 +54,7 @@ def check(
         found = _last(
             check_profile(profile, words, most), lambda seen: f"{seen.windows} windows: {_times(seen.energy)}"
         )
-    answer((profile, found), as_json, _print_check, _check_document)
+    answer((profile, found, words.precision), as_json, _print_check, _check_document)
     if found.regressed or found.broken:
         what = [
             *(["energy per item has grown"] if found.regressed else []),
@@ -113,12 +113,13 @@ def _print_comparison(value: Any) -> None:
 
     from polythrottle.cli.texts import named_lines
 
-    Console(highlight=False).print(named_lines(_comparison_lines(*value)))
+    Console(highlight=False).print(named_lines(_comparison_lines(*value[:2])))
 
 
 def _comparison_lines(names: list[str], found: Any) -> Iterator[tuple[str, str]]:
     from polythrottle.cli.texts import show_boundary
 
+    yield "device", _served(found)
     yield "A", names[0]
     yield "B", names[1]
     for first, _ in found.pairs[-1:]:
@@ -127,12 +128,20 @@ def _comparison_lines(names: list[str], found: Any) -> Iterator[tuple[str, str]]
         if (middle := found.middle(name)) is not None:
             item = " per item" if name == "energy" else ""
             yield name, f"B takes {middle:.3f} of A{item} ({_times(found.ratio(name))})"
-    yield "pairs", f"{len(found.pairs)}, in turns{_failed(found.failures)}"
+    yield "pairs", _taken(found)
     yield "verdict", _verdict(found)
 
 
-def _failed(failures: int) -> str:
-    return f"; {failures} more told nothing" if failures else ""
+def _served(found: Any) -> str:
+    """Return what was measured under which load, as both documents name it."""
+    return f"{found.device}  {found.workload}" + ("" if found.arrivals == "closed" else f"  at {found.arrivals}")
+
+
+def _taken(found: Any) -> str:
+    if found.recorded:
+        return "1, looked up: a table answers the same every time, so there is no noise to prove anything against"
+    failed = f"; {found.failures} more told nothing" if found.failures else ""
+    return f"{len(found.pairs)}, in turns{failed}"
 
 
 def _verdict(found: Any) -> str:
@@ -148,15 +157,18 @@ def _print_check(value: Any) -> None:
 
     from polythrottle.cli.texts import named_lines
 
-    Console(highlight=False).print(named_lines(_check_lines(*value)))
+    Console(highlight=False).print(named_lines(_check_lines(*value[:2])))
 
 
 def _check_lines(name: str, found: Any) -> Iterator[tuple[str, str]]:
+    yield "device", _served(found)
     yield "profile", name
     yield "energy", f"{_times(found.energy)} what the profile says, allowed {1 + found.most:.3f}"
     for limit, ratio in found.limits.items():
         yield "limit", f"{limit}: at {_times(ratio)} the limit"
     yield "windows", str(found.windows)
+    if found.tuned_at is None and found.arrivals != "closed":
+        yield "note", "the profile does not say at which arrivals it was tuned"
     verdict = "keeps its word" if found.sound else "not proven, nothing found against it"
     yield "verdict", "does not keep its word" if found.regressed or found.broken else verdict
 
@@ -165,9 +177,24 @@ def _bounds(interval: Any) -> dict[str, float | None]:
     return {side: value if math.isfinite(value := getattr(interval, side)) else None for side in ("low", "high")}
 
 
-def _comparison_document(value: Any) -> dict[str, Any]:
-    names, found = value
+def _where(found: Any) -> dict[str, Any]:
+    from polythrottle.arrivals import Arrivals
+
+    offered_per_s = Arrivals.parse(found.arrivals).offered_per_s
     return {
+        "device": found.device,
+        "workload": found.workload,
+        "arrivals": found.arrivals,
+        "offered_per_s": offered_per_s,
+    }
+
+
+def _comparison_document(value: Any) -> dict[str, Any]:
+    names, found, precision = value
+    return {
+        **_where(found),
+        "precision": precision,
+        "recorded": found.recorded,
         "a": names[0],
         "b": names[1],
         "pairs": [[a.energy_j, b.energy_j] for a, b in found.pairs],
@@ -183,8 +210,11 @@ def _comparison_document(value: Any) -> dict[str, Any]:
 
 
 def _check_document(value: Any) -> dict[str, Any]:
-    name, found = value
+    name, found, precision = value
     return {
+        **_where(found),
+        "precision": precision,
+        "tuned_at": found.tuned_at,
         "profile": name,
         "energy_ratio": _bounds(found.energy),
         "limits": {limit: _bounds(ratio) for limit, ratio in found.limits.items()},

@@ -3,7 +3,8 @@
 import math
 from typing import TYPE_CHECKING, Any
 
-from polythrottle.measurement import EnergyKind, Interval, Measurement
+from polythrottle.measurement import EXTRAS, METRICS, EnergyKind, Interval, Measurement
+from polythrottle.remarks import unknown
 from polythrottle.space import OperatingPoint
 from polythrottle.stopping import is_conclusive
 from polythrottle.study import Study, Trial
@@ -24,6 +25,9 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
         "device": study.problem.device,
         "workload": study.problem.workload,
         "space_size": len(study.problem.space),
+        "arrivals": str(study.problem.arrivals),
+        "offered_per_s": study.problem.arrivals.offered_per_s,
+        "precision": study.problem.window.precision,
         "objective": str(study.problem.objective),
         "method": study.method,
         "seed": study.seed,
@@ -51,6 +55,8 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
             }
             for preset in study.references
         ],
+        "ladder": _ladder(tuning),
+        "no_ladder": tuning.unladdered or None,
         "profile": _text(tuning.profile_path),
         "profile_kept": tuning.kept,
         "older_profile": tuning.older,
@@ -68,8 +74,9 @@ def measure_document(found: "tuple[Setup, OperatingPoint, Measurement]") -> dict
     return {
         "device": setup.device,
         "workload": setup.workload,
+        "arrivals": str(setup.traffic),
+        "precision": setup.precision,
         **_point_and(point, measurement),
-        "throughput_per_s": measurement.throughput_per_s,
         "temperature_c": measurement.temperature_c,
         "window_s": measurement.window_s,
         "queries": measurement.latency.queries,
@@ -77,7 +84,10 @@ def measure_document(found: "tuple[Setup, OperatingPoint, Measurement]") -> dict
         "idle_power_w": measurement.idle_power_w,
         "marginal_j": measurement.marginal_j,
         "idle_j": measurement.idle_j,
-        **measurement.extras,
+        **{name: measurement.metric(name) for name in EXTRAS},
+        "late_p99_s": measurement.late_p99_s,
+        "sender_s": measurement.sender_s,
+        "unknown": unknown(measurement, setup.traffic),
         "boundary": measurement.boundary,
         "simulated": measurement.energy_kind is EnergyKind.SIMULATED,
         "energy_kind": str(measurement.energy_kind),
@@ -102,6 +112,17 @@ def energy_kind(study: Study) -> EnergyKind | None:
     return next((trial.measurement.energy_kind for trial in study.completed if trial.measurement), None)
 
 
+def _ladder(tuning: "Tuning") -> dict[str, Any] | None:
+    """Return the points along load in short; the profile holds them whole."""
+    if tuning.profile is None or (ladder := tuning.profile.ladder) is None:
+        return None
+    rungs = [
+        {"rate_per_s": rung.rate_per_s, "power_w": rung.power_w, "p99_s": rung.p99_s, "point": dict(rung.service.point)}
+        for rung in ladder.rungs
+    ]
+    return {"slo_s": ladder.slo_s, "rungs": rungs}
+
+
 def _trial(study: Study, trial: Trial | None) -> dict[str, Any] | None:
     if trial is None:
         return None
@@ -121,12 +142,18 @@ def _point_and(point: OperatingPoint, measurement: Measurement | None) -> dict[s
         "latency_s": {name: measurement.metric(name) if measurement else None for name in _STATISTICS},
         "power_w": measurement.power_w if measurement else None,
         "energy_j": measurement.energy_j if measurement else None,
-        **({"intervals": _intervals(measurement)} if measurement and measurement.intervals else {}),
+        "throughput_per_s": measurement.throughput_per_s if measurement else None,
+        "offered_per_s": measurement.offered_per_s if measurement else None,
+        "backlog_per_s": measurement.backlog_per_s if measurement else None,
+        "intervals": _intervals(measurement) if measurement else None,
     }
 
 
-def _intervals(measurement: Measurement) -> dict[str, list[float | None]]:
-    return {name: _ends(each) for name, each in measurement.intervals.items()}
+def _intervals(measurement: Measurement) -> dict[str, list[float | None] | None]:
+    """Return both ends of every interval, null for a metric that was measured and has none."""
+    known = measurement.intervals
+    named = [name for name in METRICS if name != "temperature" and measurement.metric(name) is not None]
+    return {name: _ends(known[name]) if name in known else None for name in dict.fromkeys(["energy", *named, *known])}
 
 
 def _ends(interval: Interval) -> list[float | None]:

@@ -114,6 +114,10 @@ class SetupOptions(OptionGroup):
         str | None,
         typer.Option("--precision", metavar="2%", help="End a trial once it knows enough, and its energy to this."),
     ] = None
+    settle: Annotated[float, typer.Option("--settle", metavar="S", help="Warm up for at least so long; 0.")] = 0.0
+    cool: Annotated[
+        float | None, typer.Option("--cool", metavar="C", help="Wait before a trial until it is this cool, in °C.")
+    ] = None
 
     def setup(self, *, look: bool = True) -> "Setup":
         """Return the setup these words mean; says on standard error which device ``auto`` is.
@@ -138,6 +142,8 @@ class SetupOptions(OptionGroup):
             self.seconds,
             self.arrivals,
             share("--precision", self.precision),
+            self.settle,
+            self.cool,
         )
 
     def _device(self) -> str:

@@ -1,6 +1,7 @@
 """`polythrottle profile-model`: the description of a model that simulated boards serve, counted from the model."""
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,18 +80,26 @@ def _document(answered: "tuple[Description, Path]") -> dict[str, Any]:
 
 
 def _print(answered: "tuple[Description, Path]") -> None:
-    found, path = answered
-    document = _document(answered)
-    typer.echo(f"workload    {path}")
-    typer.echo(f"model       {found.document()['title']}")
-    typer.echo(f"operations  {document['operations'] / 1e9:.4g} billion per item, a multiply-add counted as two")
-    typer.echo(f"parameters  {document['parameters']:,}; {document['weight_bytes'] / 1e6:.4g} MB read per query")
+    from rich.console import Console
+
+    from polythrottle.cli.texts import named_lines
+
+    console, path = Console(highlight=False, markup=False), answered[1]
+    console.print(f"workload     {path}", soft_wrap=True)
+    console.print(named_lines(_lines(answered)))
+    # Lines that are to be copied are not folded.
+    typer.echo("tune it      polythrottle tune --device sim:jetson-agx-orin --slo 'p99<=1.2x' \\")
+    typer.echo(f"             --workload {shlex.quote(str(path))}")
+
+
+def _lines(answered: "tuple[Description, Path]") -> Iterator[tuple[str, str]]:
+    found, document = answered[0], _document(answered)
     moved, unfused = document["traffic_bytes"] / 1e6, document["unfused_traffic_bytes"] / 1e6
-    typer.echo(f"activations {moved:.4g} MB moved per item; {unfused:.4g} MB if nothing were fused")
-    typer.echo(f"kernels     {document['kernels']:.0f}, writing {document['tensors']} tensors")
+    yield "model", str(found.document()["title"])
+    yield "operations", f"{document['operations'] / 1e9:.4g} billion per item, a multiply-add counted as two"
+    yield "parameters", f"{document['parameters']:,}; {document['weight_bytes'] / 1e6:.4g} MB read per query"
+    yield "activations", f"{moved:.4g} MB moved per item; {unfused:.4g} MB if nothing were fused"
+    yield "kernels", f"{document['kernels']:.0f}, writing {document['tensors']} tensors"
     if document["bytes_only"]:
-        listed = ", ".join(f"{name} {times}" for name, times in document["bytes_only"].items())
-        typer.echo(f"bytes only  {listed}")
-    typer.echo("assumed     efficiency, parallelism, handoff and memory; preprocessing is left at 0")
-    words = shlex.quote(str(path))
-    typer.echo(f"tune it     polythrottle tune --device sim:jetson-agx-orin --workload {words} --slo 'p99<=1.2x'")
+        yield "bytes only", ", ".join(f"{name} {times}" for name, times in document["bytes_only"].items())
+    yield "assumed", "efficiency, parallelism, handoff and memory; preprocessing is left at 0"

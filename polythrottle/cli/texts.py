@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polythrottle.cli.documents import energy_kind
+from polythrottle.cli.unpadded import Unpadded
 from polythrottle.measurement import EnergyKind, Measurement
 from polythrottle.problem import Objective
 from polythrottle.space import OperatingPoint
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _UNITS = {"s": "s", "w": "W", "c": "°C", "per_s": "/s", "per_j": "/J"}
 _PAPER_REQUESTS = 1000
+_PUNCTUAL_S = 10e-6
+"""A sender that is later than this is not as good as on a virtual clock."""
 
 
 def print_tuning(tuning: "Tuning") -> None:
@@ -46,9 +49,11 @@ def print_measurement(found: "tuple[Setup, OperatingPoint, Measurement]") -> Non
         "latency": ", ".join(
             f"{name} {_with_interval(measured, name, 's')}" for name in ("mean", "p99") if measured.metric(name)
         ),
+        **_tokens(measured),
         "energy": f"{_joules(measured)} per item, {show_boundary(measured)}",
         "power": f"{_with_interval(measured, 'power', 'W')}, {measured.throughput_per_s:.4g} items/s",
         **_idle(measured),
+        **_load(setup, measured),
         **_window(measured),
     }
     _print_grid(_console(), (setup.device, setup.workload or ""), lines.items())
@@ -58,6 +63,33 @@ def show_boundary(measured: Measurement) -> str:
     """Return how the joules came about and what they cover, the first once."""
     kind = f"{measured.energy_kind}: "
     return f"{kind}{measured.boundary.removeprefix(kind)}" if measured.boundary else str(measured.energy_kind)
+
+
+def _tokens(measured: Measurement) -> dict[str, str]:
+    """Return times to the first token and per token, and tokens per joule, where they are known."""
+    found = {}
+    for name in ("ttft", "tpot"):
+        tails = [tail for tail in ("p50", "p99") if measured.metric(f"{name}_{tail}") is not None]
+        found[name] = ", ".join(f"{tail} {_with_interval(measured, f'{name}_{tail}', 's')}" for tail in tails)
+    if (each := measured.metric("tokens_per_j")) is not None and measured.energy_kind is not EnergyKind.RELATIVE:
+        seen = measured.intervals.get("tokens_per_j")
+        sure = f" ± {100 * seen.half / each:.2g} %" if seen is not None and seen.known else ""
+        found["tokens"] = f"{each:.4g} per joule{sure}, {measured.energy_kind}"
+    return {name: text for name, text in found.items() if text}
+
+
+def _load(setup: "Setup", measured: Measurement) -> dict[str, str]:
+    """Return what was offered beside what was served, and what the sender itself was like."""
+    said = []
+    if measured.offered_per_s is not None:
+        grows = "; the queue grows" if measured.backlog_per_s else ""
+        served = f"{measured.offered_per_s:.4g}/s offered, {measured.throughput_per_s:.4g}/s served"
+        said.append(f"{setup.arrivals}: {served}{grows}")
+    if measured.late_p99_s is not None and measured.late_p99_s > _PUNCTUAL_S:
+        said.append(f"99 % sent within {show(measured.late_p99_s, 's')} of their moment")
+    if measured.sender_s is not None:
+        said.append(f"the sender took {show(measured.sender_s, 's')} of processor time")
+    return {"load": "; ".join(said)} if said else {}
 
 
 def _idle(measured: Measurement) -> dict[str, str]:
@@ -85,7 +117,8 @@ def _with_interval(measured: Measurement, metric: str, unit: str) -> str:
     if value is None or interval is None:
         return show(value, unit)
     if not interval.known:
-        return f"{show(value, unit)} (at least {show(interval.low, unit)}; too few queries for more)"
+        why = "too few queries for more" if measured.keeps_up else "it grows"
+        return f"{show(value, unit)} (at least {show(interval.low, unit)}; {why})"
     return f"{show(value, unit)} ± {100 * interval.half / value:.2g} %"
 
 
@@ -144,6 +177,8 @@ def _lines(tuning: "Tuning") -> "Iterator[tuple[str, str | Text]]":
             yield "", f"{told}: the default is within {WORTHWHILE:.0%} of the best found"
         yield "point", show_point(best.point)
         yield from _held(study, best.measurement)
+    if tuning.profile is not None:
+        yield "ladder", _ladder(tuning)
     yield "trials", _trials(study)
     if tuning.ended is not None:
         yield "ended", tuning.ended
@@ -153,6 +188,15 @@ def _lines(tuning: "Tuning") -> "Iterator[tuple[str, str | Text]]":
         kept = "; --force replaces it" if tuning.kept else ""
         yield ("kept" if tuning.kept else "replaced"), f"{tuning.older}{kept}"
     yield from _presets(study)
+
+
+def _ladder(tuning: "Tuning") -> str:
+    """Return along which loads the profile has points, or why it has none."""
+    ladder = None if tuning.profile is None else tuning.profile.ladder
+    if ladder is None:
+        return f"none: {tuning.unladdered}"
+    low, high = ladder.rungs[0].rate_per_s, ladder.rungs[-1].rate_per_s
+    return f"{len(ladder.rungs)} rungs, {low:.2g}/s to {high:.2g}/s"
 
 
 def _cost(study: Study) -> str | None:
@@ -179,14 +223,14 @@ def _print_grid(console: Console, heading: tuple[str, str], lines: "Iterable[tup
     console.print(named_lines(lines))
 
 
-def named_lines(lines: "Iterable[tuple[str, str | Text]]") -> Table:
+def named_lines(lines: "Iterable[tuple[str, str | Text]]") -> Unpadded:
     """Return lines of text, each with its name in front."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, text in lines:
         grid.add_row(name, text)
-    return grid
+    return Unpadded(grid)
 
 
 def _saving(study: Study) -> Text:

@@ -25,9 +25,11 @@
       DriverReload              what holds is verified and set anew
       ForeignWrite              likewise, twice in ten minutes; the third time the daemon gives way (YIELDED)
       ModelChanged              the new model's ladder, or SAFE and a study wanted if it has none
+      Replanned                 another profile for the same workload; its load stays known, a guard that holds goes on
       DriftFound                a study is wanted; the phase stays
+      StudyAsked                a study is wanted and offered at once
       PowerBudget, heat         bound the choice of the rung; if none is within, the one that draws least
-      p99 near its limit        the load is taken for higher than it is ("pressure")
+      requests come late        the load is taken for higher than it is ("pressure"), for minutes
       too many requests wait    the rate since the last look is believed at once, and the looks come sooner (`hurried`)
 
 What is to be done follows from the state alone: the target of its phase is compared with what was applied last, so that
@@ -38,7 +40,7 @@ the users' sake (p99, errors) to the safe point, in the same step.
 import math
 from dataclasses import replace
 
-from polythrottle.daemon.following import Footing, follow, patience
+from polythrottle.daemon.following import Footing, follow, patience, pressed_by
 from polythrottle.daemon.forecast import Forecast
 from polythrottle.daemon.guards import Observed, Trip, tripped
 from polythrottle.daemon.signals import (
@@ -57,10 +59,12 @@ from polythrottle.daemon.signals import (
     Raise,
     Reclaim,
     Refused,
+    Replanned,
     Restore,
     Resume,
     StartStudy,
     StopStudy,
+    StudyAsked,
     StudyEnded,
     StudyOffered,
     Suspend,
@@ -75,8 +79,6 @@ from polythrottle.ladder import Ladder
 _FOREIGN_MOST, _FOREIGN_S = 3, 600.0
 _UNTOLD = 16
 _AGAIN_S, _HOLD_MOST_S = 60.0, 600.0
-_NEAR, _FAR, _PRESSURE_MOST, _PRESSURE_STEP = 0.95, 0.8, 4, 1.25
-"""The shares of the p99's limit above which pressure rises and below which it falls; its most; what a step means."""
 _WARM_C, _COOLED_C, _COOLING = 5.0, 8.0, 0.95
 """How near its limit a temperature takes power away, how far below it gives it back, and what is left at each look."""
 
@@ -164,19 +166,21 @@ def _folded(state: State, event: Event) -> Told:  # noqa: PLR0911 - one line per
             return _observed(state, event)
         case PowerBudget(limit_w):
             return replace(state, budget_w=limit_w), ()
+        case Replanned(plan):
+            return _replanned(state, plan), ()
         case ForeignWrite():
             return _interfered(state, event)
         case Reclaim():
             return (_up(replace(state, phase=Phase.FOLLOWING)) if _is(state, Phase.YIELDED) else state), ()
         case Refused(words):
             return _refused(state, words), (Raise("refused", words),)
-        case ModelChanged() | DriftFound() | StudyOffered() | StudyEnded():
+        case ModelChanged() | DriftFound() | StudyOffered() | StudyAsked() | StudyEnded():
             return _learnt(state, event)
         case _:
             return _machine(state, event)
 
 
-def _learnt(state: State, event: ModelChanged | DriftFound | StudyOffered | StudyEnded) -> Told:
+def _learnt(state: State, event: ModelChanged | DriftFound | StudyOffered | StudyAsked | StudyEnded) -> Told:
     match event:
         case ModelChanged(ladder):
             return _changed(state, ladder), (Raise("model", "the model has changed"),)
@@ -185,6 +189,8 @@ def _learnt(state: State, event: ModelChanged | DriftFound | StudyOffered | Stud
             return replace(state, study_wanted=wanted), (Raise("drift", words),)
         case StudyOffered():
             return _offered(state), ()
+        case StudyAsked(words):
+            return _offered(state if state.plan is None else replace(state, study_wanted=words)), ()
         case StudyEnded(ladder):
             return _studied(state, ladder), ()
 
@@ -242,6 +248,19 @@ def _changed(state: State, ladder: Ladder | None) -> State:
         return replace(begun, phase=Phase.YIELDED, hold=None)
     tripped_before = state.hold is not None and math.isfinite(state.hold.hold_s)
     return replace(begun, phase=Phase.SAFE, hold=state.hold) if tripped_before else begun
+
+
+def _replanned(state: State, plan: Plan) -> State:
+    if state.plan is None:
+        return state
+    hold, demand_per_s = state.hold, state.forecast.demand_per_s
+    if hold is not None:
+        hold = replace(hold, target=plan.cool if hold.hardware else plan.safe)
+        hold = None if plan.ladder is not None and math.isinf(hold.hold_s) else hold
+    footing = _top(plan)
+    if plan.ladder is not None and demand_per_s is not None:
+        footing = Footing(plan.ladder.best(demand_per_s, state.forecast.slow_per_s, state.budget_w))
+    return _up(replace(state, plan=plan, hold=hold, footing=footing))
 
 
 def _offered(state: State) -> State:
@@ -346,7 +365,8 @@ def _followed(state: State, seen: Observed) -> State:
     assert state.plan is not None
     if state.plan.ladder is None:
         return _up(state)
-    pressed = replace(state, pressure=_pressure(state, seen), heat_w=_heat_w(state, seen))
+    pressure = pressed_by(state.pressure, state.plan.bounds.p99_s, seen, state.manner)
+    pressed = replace(state, pressure=pressure, heat_w=_heat_w(state, seen))
     limits_w = [limit_w for limit_w in (pressed.budget_w, pressed.heat_w) if limit_w is not None]
     footing = follow(
         state.plan.ladder,
@@ -355,18 +375,9 @@ def _followed(state: State, seen: Observed) -> State:
         seen.now_s,
         seen.waiting,
         min(limits_w, default=None),
-        replace(state.manner, headroom=state.manner.headroom * _PRESSURE_STEP**pressed.pressure),
+        replace(state.manner, headroom=state.manner.headroom * state.manner.press**pressed.pressure),
     )
     return replace(pressed, footing=footing)
-
-
-def _pressure(state: State, seen: Observed) -> int:
-    assert state.plan is not None
-    limit_s = state.plan.bounds.p99_s
-    if limit_s is None or seen.p99_s is None:
-        return state.pressure
-    change = (seen.p99_s > _NEAR * limit_s) - (seen.p99_s < _FAR * limit_s)
-    return min(_PRESSURE_MOST, max(0, state.pressure + change))
 
 
 def _heat_w(state: State, seen: Observed) -> float | None:

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from polythrottle.daemon.forecast import Forecast
+from polythrottle.daemon.guards import Observed
 from polythrottle.ladder import Ladder, Rung
 from polythrottle.space import Level, OperatingPoint
 
-_PATIENCE = 0.5
+_PATIENCE, _NEAR = 0.5, 0.95
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Manner:
         dwell_s: For how long.
         stay_s: How long one is likely to stay, over which a switch must pay.
         clear: In how many times the SLO requests that wait are to be worked off, besides those that arrive.
+        press: The load is taken for this many times higher with each step of pressure.
+        press_most: The most steps.
+        relief_s: How long it takes until one of them is taken back.
+        reserve: The share of the load's recent peak that one is always prepared for.
         switching: What a switch takes.
     """
 
@@ -61,6 +66,10 @@ class Manner:
     dwell_s: float = 3.0
     stay_s: float = 20.0
     clear: float = 1.5
+    press: float = 1.25
+    press_most: int = 4
+    relief_s: float = 60.0
+    reserve: float = 0.0
     switching: Switching = field(default_factory=Switching)
 
 
@@ -103,7 +112,9 @@ def follow(
     if forecast.demand_per_s is None:
         return Footing(ladder.best(ladder.rungs[-1].rate_per_s, 0.0, budget_w))
     here = ladder.rungs[min(footing.rung, ladder.top)]
-    demand_per_s = forecast.demand_per_s * manner.headroom + waiting / (manner.clear * ladder.slo_s)
+    queued = max(0, waiting - here.service.batch + 1)  # the others only wait for a batch to be gathered
+    demand_per_s = forecast.demand_per_s * manner.headroom + queued / (manner.clear * ladder.slo_s)
+    demand_per_s = max(demand_per_s, manner.reserve * manner.headroom * forecast.peak_per_s)
     mean_per_s = forecast.slow_per_s
     wanted = ladder.best(demand_per_s, mean_per_s, budget_w)
     if demand_per_s > here.rate_per_s or (budget_w is not None and here.power_at(mean_per_s) > budget_w):
@@ -118,6 +129,23 @@ def follow(
     return (
         Footing(low) if _pays(ladder, footing.rung, low, mean_per_s, manner) else Footing(footing.rung, now_s, calmer)
     )
+
+
+def pressed_by(pressure: float, limit_s: float | None, seen: Observed, manner: Manner) -> float:
+    """Return the pressure after a look: a step more with requests that were too late, and less with time.
+
+    Args:
+        pressure: Before it, in steps.
+        limit_s: Of the p99; None presses nobody.
+        seen: Where the slowest request of the look is not known, a p99 near its limit is taken for too late.
+        manner: How much.
+    """
+    if limit_s is None:
+        return pressure
+    near = seen.worst_s is None and seen.p99_s is not None and seen.p99_s > _NEAR * limit_s
+    if near or (seen.worst_s is not None and seen.worst_s > limit_s):
+        return min(manner.press_most, pressure + 1)
+    return max(0.0, pressure - seen.period_s / manner.relief_s)
 
 
 def patience(ladder: Ladder, rung: Rung) -> int:

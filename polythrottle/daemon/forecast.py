@@ -15,6 +15,7 @@ class Outlook:
         slow_s: Time constant of the average that a saving is counted with.
         memory_s: How long a rise is remembered.
         share: The percentile of the remembered averages that is prepared for, as a share.
+        peak_s: Time constant with which a peak fades.
 
     Raises:
         InvalidInput: If a time is not positive, or the share is not one.
@@ -24,6 +25,7 @@ class Outlook:
     slow_s: float = 30.0
     memory_s: float = 3.0
     share: float = 0.9
+    peak_s: float = 600.0
 
     def __post_init__(self) -> None:
         if not (self.fast_s > 0 and self.slow_s > 0 and self.memory_s > 0 and 0 <= self.share <= 1):
@@ -39,32 +41,37 @@ class Forecast:
         fast_per_s: The fast average of the rate; None before anything was seen.
         slow_per_s: The slow average.
         recent: When, and the fast average then, newest last.
+        peak_per_s: The highest fast average, fading.
     """
 
     outlook: Outlook = field(default_factory=Outlook)
     fast_per_s: float | None = None
     slow_per_s: float = 0.0
     recent: tuple[tuple[float, float], ...] = ()
+    peak_per_s: float = 0.0
 
-    def seen(self, now_s: float, rate_per_s: float, period_s: float) -> "Forecast":
+    def seen(self, now_s: float, rate_per_s: float | None, period_s: float) -> "Forecast":
         """Return the forecast after one more look.
 
         Args:
             now_s: When; a time before the last look, as of a clock that jumped, forgets what was remembered.
-            rate_per_s: Requests per second that arrived in the period.
+            rate_per_s: Requests per second that arrived in the period; None, where that is unknown, changes nothing.
             period_s: Since the look before.
         """
+        if rate_per_s is None:
+            return self
         fast = self._moved(self.fast_per_s, rate_per_s, period_s, self.outlook.fast_s)
         slow = self._moved(
             None if self.fast_per_s is None else self.slow_per_s, rate_per_s, period_s, self.outlook.slow_s
         )
         oldest_s = now_s - self.outlook.memory_s
         kept = tuple(pair for pair in self.recent if oldest_s < pair[0] < now_s)
-        return replace(self, fast_per_s=fast, slow_per_s=slow, recent=(*kept, (now_s, fast)))
+        peak = max(fast, self._moved(self.peak_per_s, 0.0, period_s, self.outlook.peak_s))
+        return replace(self, fast_per_s=fast, slow_per_s=slow, recent=(*kept, (now_s, fast)), peak_per_s=peak)
 
-    def raised(self, rate_per_s: float) -> "Forecast":
+    def raised(self, rate_per_s: float | None) -> "Forecast":
         """Return the forecast that takes the rate of the last look, where it is higher, for the average at once."""
-        if self.fast_per_s is None or rate_per_s <= self.fast_per_s:
+        if self.fast_per_s is None or rate_per_s is None or rate_per_s <= self.fast_per_s:
             return self
         return replace(self, fast_per_s=rate_per_s, recent=(*self.recent[:-1], (self.recent[-1][0], rate_per_s)))
 

@@ -68,18 +68,19 @@ class Observed:
     Args:
         now_s: When, on a monotonic clock.
         period_s: Since the look before.
-        rate_per_s: Requests that arrived per second.
+        rate_per_s: Requests that arrived per second; unlike the others, the forecast waits for it.
         waiting: Requests that wait to be sent.
         p99_s: Of the requests answered lately, over as long a time as the SLO is meant for.
         power_w: Mean; ``peak_w`` the highest sample.
         temperature_c: Hottest sensor.
         throttled: Whether the device slows itself down.
         errors: The share of requests that failed.
+        worst_s: The longest that a request took which was answered since the look before.
     """
 
     now_s: float
     period_s: float = 1.0
-    rate_per_s: float = 0.0
+    rate_per_s: float | None = 0.0
     waiting: int = 0
     p99_s: float | None = None
     power_w: float | None = None
@@ -87,11 +88,19 @@ class Observed:
     temperature_c: float | None = None
     throttled: bool | None = None
     errors: float | None = None
+    worst_s: float | None = None
 
 
 def tripped(bounds: Bounds, seen: Observed) -> tuple[Trip, ...]:
-    """Return the guards that trip; none on what was not seen."""
-    return tuple(_tripped(bounds, seen))
+    """Return the guards that trip; none on what was not seen.
+
+    A p99 looks back: it does not trip on what is over, once requests are answered in time again.
+    """
+    return tuple(trip for trip in _tripped(bounds, seen) if trip.guard is not Guard.P99 or not _over(bounds, seen))
+
+
+def _over(bounds: Bounds, seen: Observed) -> bool:
+    return seen.worst_s is not None and bounds.p99_s is not None and seen.worst_s <= bounds.p99_s
 
 
 def _tripped(bounds: Bounds, seen: Observed) -> Iterator[Trip]:

@@ -13,20 +13,23 @@ class Seen:
     """What was seen of a workload's requests since the look before; what is not known is None.
 
     Args:
-        arrived: Requests that came; ``answered`` and ``failed`` of them or of earlier ones ended since.
+        arrived: Requests that came; None where only the workload itself can be seen.
+        answered: Of them or of earlier ones, how many ended since; ``failed`` of those, without an answer.
         waiting: Requests that wait to be sent, now.
         p99_s: Of the requests answered lately, over as long a time as the SLO is meant for.
         mean_s: Likewise.
+        worst_s: The longest of those answered since the look before.
         model: A name for the contents of the served model; another one means that it was changed. Empty if unknown.
     """
 
-    arrived: int = 0
+    arrived: int | None = 0
     answered: int | None = None
     failed: int | None = None
     waiting: int | None = None
     p99_s: float | None = None
     mean_s: float | None = None
     model: str = ""
+    worst_s: float | None = None
 
 
 class Traffic(Protocol):
@@ -42,6 +45,10 @@ class Traffic(Protocol):
         Args:
             now_s: When, on the clock of the control loop.
         """
+
+    @property
+    def note(self) -> str:
+        """What a user should know of how requests are seen now, such as what went wrong; empty if nothing."""
 
     def serve(self, target: Target) -> None:
         """Tell the server the batch and the time to gather of a point, where it can be told.

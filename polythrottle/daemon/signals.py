@@ -87,6 +87,13 @@ class ModelChanged:
 
 
 @dataclass(frozen=True)
+class Replanned:
+    """The same workload is to be followed by another profile: what is known of its load stays known."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True)
 class DriftFound:
     """The profile's predictions no longer hold."""
 
@@ -96,6 +103,13 @@ class DriftFound:
 @dataclass(frozen=True)
 class StudyOffered:
     """There is time, energy and room for violations to explore."""
+
+
+@dataclass(frozen=True)
+class StudyAsked:
+    """Somebody wants a study now, whatever else says that there is time."""
+
+    words: str
 
 
 @dataclass(frozen=True)
@@ -133,8 +147,10 @@ Event = (
     | ForeignWrite
     | Reclaim
     | ModelChanged
+    | Replanned
     | DriftFound
     | StudyOffered
+    | StudyAsked
     | StudyEnded
     | Refused
     | LeaseLost

@@ -75,7 +75,7 @@ class State:
     left_s: tuple[float, float] = (-math.inf, 0.0)
     budget_w: float | None = None
     heat_w: float | None = None
-    pressure: int = 0
+    pressure: float = 0.0
     suspended: bool = False
     leased: bool = True
     stale: str = ""

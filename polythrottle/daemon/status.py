@@ -17,7 +17,8 @@ class Happened:
     Args:
         number: Rises by one with each, over restarts too.
         at: Wall time, ISO 8601 with zone, for people.
-        kind: One word for machines: phase, guard, drift, foreign, refused, lease, driver, model, study, budget, fault.
+        kind: One word for machines: start, stop, phase, guard, drift, profile, study, budget, foreign, refused, lease,
+            driver, machine, model or fault.
         words: For people.
     """
 

@@ -17,6 +17,7 @@ from polythrottle.study import Cost, Study, Trial
 
 FORMAT = 2
 """The newest format, and the one written."""
+_NEWER = ("idle_power_w", "requests", "extras", "offered_per_s", "backlog_per_s", "late_p99_s", "sender_s")
 T = TypeVar("T")
 
 
@@ -93,7 +94,7 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
     """
     line = asdict(measurement)
     ends = {name: [_end(i.low), _end(i.high)] for name, i in measurement.intervals.items()}
-    newer = {**{name: line.pop(name) for name in ("idle_power_w", "requests", "extras")}, "intervals": ends}
+    newer = {**{name: line.pop(name) for name in _NEWER}, "intervals": ends}
     return {**line, **{name: value for name, value in newer.items() if value not in (None, {})}}
 
 

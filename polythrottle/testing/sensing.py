@@ -4,6 +4,7 @@ For whoever wants to know whether an interval says what it claims: `Rig` serves 
 and energy are known beforehand, and `SENSORS` are the ways in which real sensors fall short.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -168,6 +169,38 @@ def _followed(course: Course, lag_s: float) -> Shown:
     return grid_s[1:], np.array(shown)
 
 
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong with a sensor once, at a moment.
+
+    Args:
+        at_s: When.
+        still_s: For how long the total stands still from then on; inf if it never moves again.
+        lost: Whether the energy of that time is lost, or there at once afterwards.
+        by_j: By how much the total jumps at that moment; negative if it falls.
+    """
+
+    at_s: float
+    still_s: float = 0.0
+    lost: bool = True
+    by_j: float = 0.0
+
+    def shown(self, total: Callable[[float], float], time_s: float) -> float:
+        """Return what the sensor shows at a time.
+
+        Args:
+            total: Returns what it would show without the fault.
+            time_s: When it is looked at.
+        """
+        if time_s < self.at_s:
+            return total(time_s)
+        end_s = self.at_s + self.still_s
+        if time_s < end_s:
+            return total(self.at_s) + self.by_j
+        lost_j = total(end_s) - total(self.at_s) if self.still_s and self.lost else 0.0
+        return total(time_s) - lost_j + self.by_j
+
+
 SENSORS: Mapping[str, Distortion] = {
     "exact": Distortion(sensor=EXACT),
     "counter in 100 ms steps": stepping(0.1),
@@ -188,14 +221,17 @@ class Rig:
         distortion: How its sensor falls short.
         seed: Of the queries and of the sensor's phase.
         count: How many queries it can serve.
+        fault: What goes wrong with its sensor, if anything.
     """
 
     uri, title, energy_kind, boundary = "rig", "a rig of known truth", EnergyKind.SIMULATED, "the rig"
     presets: Mapping[str, OperatingPoint] = {}
 
-    def __init__(self, traffic: Traffic, distortion: Distortion, seed: int, count: int = 3000) -> None:
+    def __init__(
+        self, traffic: Traffic, distortion: Distortion, seed: int, count: int = 3000, fault: Fault | None = None
+    ) -> None:
         rng = np.random.default_rng(seed)
-        self.clock, self.traffic = VirtualClock(), traffic
+        self.clock, self.traffic, self.fault = VirtualClock(), traffic, fault
         self._latencies_s = traffic.latencies_s(rng, count)
         self._ends_s = np.cumsum(self._latencies_s)
         self._course = self._drawn(rng)
@@ -226,6 +262,9 @@ class Rig:
 
     def read_at(self, time_s: float) -> float:
         """Return the total the sensor shows at a time, in joules."""
+        return self._total_j(time_s) if self.fault is None else self.fault.shown(self._total_j, time_s)
+
+    def _total_j(self, time_s: float) -> float:
         if self._shown is None:
             return float(self._course.at(np.array(time_s)))
         at_s, total_j = self._shown
@@ -268,3 +307,86 @@ def _wander(rng: np.random.Generator, count: int, held: float) -> Array:
         now = held * now + np.sqrt(1 - held * held) * value
         found.append(now)
     return np.array(found)
+
+
+class Waiting:
+    """A device that waits for requests, and its only workload; satisfies the ports ``Device`` and ``Workload``.
+
+    Its sensor is exact, or moves in steps; it idles at a power, and a request takes an energy besides that varies.
+
+    Args:
+        seed: Of the requests.
+        service_s: Median time a request takes, lognormal.
+        spread: Deviation of its logarithm.
+        idle_w: Power without work.
+        request_j: What a request takes besides, on average.
+        wander: Deviation of that, as a fraction, correlated from one to the next by 0.8.
+        step_s: How often the total moves; 0 if at every look.
+    """
+
+    uri, title, energy_kind, boundary = "rig", "a rig of known truth", EnergyKind.SIMULATED, "the rig"
+    presets: Mapping[str, OperatingPoint] = {}
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        service_s: float = 0.01,
+        spread: float = 0.1,
+        idle_w: float = 10.0,
+        request_j: float = 0.2,
+        wander: float = 0.05,
+        step_s: float = 0.0,
+    ) -> None:
+        self.clock, self._rng, self._step_s = VirtualClock(), np.random.default_rng(seed), step_s
+        self._service_s, self._spread, self._idle_w = service_s, spread, idle_w
+        self._request_j, self._deviation, self._state = request_j, wander, float(self._rng.standard_normal())
+        self._times_s, self._totals_j = [0.0], [0.0]
+
+    @property
+    def space(self) -> SearchSpace:
+        """One point, without knobs."""
+        return SearchSpace.grid((), {})
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Do nothing; there is nothing to set."""
+
+    def query(self) -> Query:
+        """Serve a request."""
+        start_s = self.clock.now()
+        latency_s = self._service_s * float(np.exp(self._spread * self._rng.standard_normal()))
+        self._state = 0.8 * self._state + 0.6 * float(self._rng.standard_normal())
+        self.clock.sleep(latency_s)
+        spent_j = self._request_j * (1 + self._deviation * self._state)
+        self._times_s += [start_s, self.clock.now()]
+        self._totals_j += [self._totals_j[-1], self._totals_j[-1] + spent_j]
+        return Query(latency_s)
+
+    def read(self) -> Reading:
+        """Return what the sensor shows now."""
+        now_s = self.clock.now()
+        seen_s = now_s if not self._step_s else self._step_s * float(np.floor(now_s / self._step_s))
+        return Reading(now_s, self.total_j(seen_s))
+
+    def total_j(self, time_s: float) -> float:
+        """Return the true total at a time that is over."""
+        place = bisect_right(self._times_s, time_s)
+        near = slice(max(0, place - 1), place + 1)
+        return self._idle_w * time_s + float(np.interp(time_s, self._times_s[near], self._totals_j[near]))
+
+    def true_energy_j(self, rate_per_s: float) -> float:
+        """Return the mean energy of a request in the long run, where they come at a rate that can be served."""
+        return self._idle_w / rate_per_s + self._request_j
+
+    def restore(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -33,7 +33,7 @@ def open_workload(
         UnknownName: If a Python module has no such callable, a service no such model; names the nearest.
         BadFile: If a model file is not one.
         DeviceError: If the package that would run it is not installed, or a service cannot be reached.
-        TrialError: If a model fails while it is built.
+        TrialError: If a model fails while it is built, or a language model does not answer as it should.
     """
     if uri.startswith("cmd:"):
         from polythrottle.workloads.command import CommandWorkload

@@ -15,6 +15,7 @@ from polythrottle.workloads.kserve_line import KNOWN_EXTENSIONS, Described, Kser
 from polythrottle.workloads.service import CONCURRENCY, Service
 from polythrottle.workloads.tensors import Input, parse_inputs
 
+_READY = "READY"
 _OPTIONS = (CONCURRENCY, "version", *OPTIONS.values())
 
 
@@ -74,27 +75,29 @@ class KserveWorkload(Service[KserveLine]):
         line = self._lent()
         extensions = await line.extensions()
         try:
-            inputs = await line.inputs()
+            tensors = await line.tensors()
         except TrialError as err:
             await self._explain_missing(line, err)
             raise
         config = await line.config() if KNOWN_EXTENSIONS[1] in extensions else {}
-        return Described(extensions, inputs, config)
+        return Described(extensions, tensors, config)
 
     async def _explain_missing(self, line: KserveLine, refusal: TrialError) -> None:
         """Say which models there are, if the server tells, or why this one is not ready."""
         known: dict[str, str] = {}
-        with suppress(TrialError, KeyError, TypeError):
+        with suppress(TrialError, ConnectionError, KeyError, TypeError, AttributeError):
             known = dict(await line.models())
         if known and self._address.model not in known:
             raise UnknownName(f"model at {self._address.where}", self._address.model, known) from refusal
-        if known:
-            raise DeviceError(f"{self._address.model} is not ready: {known[self._address.model]}") from refusal
+        state = known.get(self._address.model, _READY)
+        if state != _READY:
+            why = state or "the server does not say why"
+            raise DeviceError(f"{self._address.model} is not ready: {why}") from refusal
 
     def _inputs(self, given: Sequence[Input]) -> tuple[Fed, ...]:
         """Return how the inputs are fed; those that were given where the model declares none."""
-        if self._described.inputs:
-            return fed(self.uri, self._described.inputs, given)
+        if self._described.tensors.inputs:
+            return fed(self.uri, self._described.tensors.inputs, given)
         if not given or given[0].name is None:
             raise InvalidInput(
                 f"{self.uri}: the server does not say what the inputs are; "
@@ -169,7 +172,11 @@ class KserveWorkload(Service[KserveLine]):
     async def _ask(self, line: KserveLine) -> Query:
         if self._request is None:
             self._request = line.request(self._feeds, self._described.binary)
-        return Query(await line.infer(self._request), self._batch_size)
+        found = await line.infer(self._request)
+        missing = sorted(self._described.tensors.outputs - found.outputs) if found.outputs is not None else []
+        if missing:
+            raise TrialError(f"{self._address.model} answers without {', '.join(missing)[:100]}, which it declares")
+        return Query(found.latency_s, self._batch_size)
 
     def close(self) -> None:
         """Close the connections, the model loaded as it was found.

@@ -13,8 +13,8 @@ from tritonclient.utils import InferenceServerException
 
 from polythrottle.errors import TrialError
 from polythrottle.workloads.address import Address
-from polythrottle.workloads.declared import Declared
-from polythrottle.workloads.kserve_line import Feeds, datatype, declared
+from polythrottle.workloads.kserve_answer import see_message
+from polythrottle.workloads.kserve_line import Feeds, Inferred, Tensors, checked_config, datatype, tensors
 
 _LONGEST = 300
 
@@ -37,11 +37,12 @@ class GrpcLine:
             found = await self._client.get_server_metadata(as_json=True)
         return frozenset(found.get("extensions", ()))
 
-    async def inputs(self) -> tuple[Declared, ...]:
-        """Return the inputs the model declares."""
+    async def tensors(self) -> Tensors:
+        """Return the inputs and outputs the model declares."""
         with self._troubles("refuses"):
             found = await self._client.get_model_metadata(self._model, self._version, as_json=True)
-        return tuple(declared({"shape": (), **each}) for each in found.get("inputs", ()))
+        # A shape without dimensions is left out on the way.
+        return tensors({**found, "inputs": [{"shape": (), **each} for each in found.get("inputs", ())]})
 
     async def models(self) -> Mapping[str, str]:
         """Return the state of every model."""
@@ -53,8 +54,7 @@ class GrpcLine:
         """Return the model's configuration."""
         with self._troubles("refuses"):
             found = await self._client.get_model_config(self._model, self._version, as_json=True)
-        config: dict[str, Any] = found["config"]
-        return config
+        return checked_config(found.get("config"))
 
     async def load(self, config: Mapping[str, Any]) -> None:
         """Load the model anew with a configuration."""
@@ -66,15 +66,14 @@ class GrpcLine:
         del binary
         return [_input(name, array) for name, array in feeds.items()]
 
-    async def infer(self, request: list[InferInput]) -> float:
+    async def infer(self, request: list[InferInput]) -> Inferred:
         """Send a request and return how long the whole answer took."""
         with self._troubles("answers with an error"):
             start_s = time.perf_counter()
             answer = await self._client.infer(self._model, request, self._version)
             elapsed_s = time.perf_counter() - start_s
-        if not answer.get_response().outputs:
-            raise TrialError(f"the answer of {self._where} holds no outputs")
-        return elapsed_s
+        message = answer.get_response()
+        return Inferred(elapsed_s, see_message(self._model, message.outputs, message.raw_output_contents))
 
     async def close(self) -> None:
         """Close the connections."""

@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+import psutil
+
 from polythrottle.errors import TrialError
 from polythrottle.workloads.address import Address
-from polythrottle.workloads.declared import Declared
-from polythrottle.workloads.kserve_line import Feeds, datatype, declared
+from polythrottle.workloads.kserve_answer import see_json
+from polythrottle.workloads.kserve_line import Feeds, Inferred, Tensors, checked_config, datatype, tensors
 from polythrottle.workloads.refusal import said
 from polythrottle.workloads.web import Answer, Web
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _OK = 200
+_SHORT_BYTES, _ALIKE = 1 << 14, 0.1
+_MOST_BYTES, _SHARE_OF_MEMORY = 1 << 31, 4
 
 
 @dataclass
@@ -29,12 +33,21 @@ class Body:
     Args:
         content: Its bytes.
         headers: Its own.
-        known: Whether an answer to it was looked through to the last number; later ones are only seen to be whole.
+        known_bytes: How long the JSON was of an answer that was looked through to the last number; 0 before there is
+            one.
     """
 
     content: bytes
     headers: Mapping[str, str]
-    known: bool = False
+    known_bytes: int = 0
+
+    def alike(self, text: bytes) -> bool:
+        """Return whether an answer is long, and so like the one before that it need not be looked through.
+
+        Parsing long ones costs processor time and joules of the machine that is measured.
+        """
+        near = abs(len(text) - self.known_bytes) < _ALIKE * self.known_bytes
+        return len(text) > _SHORT_BYTES and near and text[-9:].rstrip().endswith(b"}")
 
 
 class HttpLine:
@@ -47,6 +60,7 @@ class HttpLine:
     def __init__(self, address: Address) -> None:
         self._web = Web(address.where, f"http://{address.where}/v2", {"Content-Type": "application/json"})
         self._where, self._model = address.where, address.model
+        self._most_bytes = min(_MOST_BYTES, psutil.virtual_memory().available // _SHARE_OF_MEMORY)
         version = address.options.get("version")
         self._path = f"/models/{quote(address.model, safe='')}" + (f"/versions/{quote(version)}" if version else "")
 
@@ -56,15 +70,14 @@ class HttpLine:
         found = answer.document
         if answer.status != _OK or not isinstance(found, dict) or "extensions" not in found:
             raise TrialError(f"{self._where} answers, but not as a KServe v2 server")
-        return frozenset(map(str, found["extensions"]))
+        return frozenset(map(str, found["extensions"] if isinstance(found["extensions"], list) else ()))
 
-    async def inputs(self) -> tuple[Declared, ...]:
-        """Return the inputs the model declares."""
+    async def tensors(self) -> Tensors:
+        """Return the inputs and outputs the model declares."""
         found = await self._found("GET", self._path)
-        listed = found.get("inputs", []) if isinstance(found, dict) else None
-        if not isinstance(listed, list):
-            raise TrialError(f"{self._where} describes the model in a way that is not KServe v2's")
-        return tuple(declared(each) for each in listed)
+        if found is None:
+            raise TrialError(f"{self._where} describes {self._model} in something that is no JSON")
+        return tensors(found)
 
     async def models(self) -> Mapping[str, str]:
         """Return the state of every model."""
@@ -73,26 +86,20 @@ class HttpLine:
 
     async def config(self) -> dict[str, Any]:
         """Return the model's configuration."""
-        found: dict[str, Any] = await self._found("GET", f"{self._path}/config")
-        return found
+        return checked_config(await self._found("GET", f"{self._path}/config"))
 
     async def load(self, config: Mapping[str, Any]) -> None:
         """Load the model anew with a configuration."""
         path = f"/repository/models/{quote(self._model, safe='')}/load"
-        await self._checked("POST", path, {"parameters": {"config": json.dumps(config)}})
+        await self._found("POST", path, {"parameters": {"config": json.dumps(config)}})
 
     async def _found(self, method: str, path: str, document: Any = None) -> Any:
-        answer = await self._checked(method, path, document)
-        if answer.document is None:
-            raise TrialError(f"{self._where} answers, but not as a KServe v2 server")
-        return answer.document
-
-    async def _checked(self, method: str, path: str, document: Any) -> Answer:
+        """Return the JSON in an answer; None if there is none."""
         body = None if document is None else json.dumps(document).encode()
         answer = await self._web.fetch(method, path, body)
         if answer.status != _OK:
             raise TrialError(f"{self._where} refuses ({answer.status}): {said(answer.body)}")
-        return answer
+        return answer.document
 
     def request(self, feeds: Feeds, binary: bool) -> Body:
         """Return a request with these inputs."""
@@ -108,17 +115,21 @@ class HttpLine:
         headers = {_HEADER_LENGTH: str(len(text)), "Content-Type": "application/octet-stream"}
         return Body(b"".join([text, *tensors]), headers)
 
-    async def infer(self, request: Body) -> float:
+    async def infer(self, request: Body) -> Inferred:
         """Send a request and return how long the whole answer took; it is looked at afterwards."""
         start_s = time.perf_counter()
-        answer = await self._web.fetch("POST", f"{self._path}/infer", request.content, request.headers)
+        answer = await self._web.fetch(
+            "POST", f"{self._path}/infer", request.content, request.headers, most_bytes=self._most_bytes
+        )
         elapsed_s = time.perf_counter() - start_s
         if answer.status != _OK:
             raise TrialError(f"{self._model} answers with an error ({answer.status}): {said(answer.body)}")
-        if not _whole(answer, look=not request.known):
-            raise TrialError(f"the answer of {self._where} is cut off or holds no outputs")
-        request.known = True
-        return elapsed_s
+        text, behind = _parted(self._model, answer)
+        if not behind and request.alike(text):
+            return Inferred(elapsed_s)
+        outputs = see_json(self._model, text, behind)
+        request.known_bytes = len(text)
+        return Inferred(elapsed_s, outputs)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -129,17 +140,11 @@ def _head(name: str, array: Any) -> dict[str, Any]:
     return {"name": name, "shape": list(array.shape), "datatype": datatype(str(array.dtype))}
 
 
-def _whole(answer: Answer, look: bool) -> bool:
-    """Return whether an answer is all there; without ``look`` JSON is only seen to end as it should."""
-    text, tensors_bytes = answer.body, 0
-    if _HEADER_LENGTH in answer.headers:
-        length = int(answer.headers[_HEADER_LENGTH])
-        text, tensors_bytes = answer.body[:length], len(answer.body) - length
-    elif not look:
-        return text.rstrip().endswith(b"}")
-    try:
-        outputs = json.loads(text)["outputs"]
-        stated = sum(each.get("parameters", {}).get("binary_data_size", 0) for each in outputs)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
-    return bool(outputs) and stated == tensors_bytes
+def _parted(who: str, answer: Answer) -> tuple[bytes, int]:
+    """Return the JSON of an answer and how many bytes come behind it."""
+    if _HEADER_LENGTH not in answer.headers:
+        return answer.body, 0
+    written, size = answer.headers[_HEADER_LENGTH], len(answer.body)
+    if not written.isdecimal() or len(written) > 12 or int(written) > size:
+        raise TrialError(f"{who} answers with {size:,} bytes, of which {written[:20]} are JSON: it is cut off")
+    return answer.body[: int(written)], size - int(written)

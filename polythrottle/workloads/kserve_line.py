@@ -10,13 +10,39 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from polythrottle.errors import InvalidInput
+from polythrottle.errors import TrialError
 from polythrottle.workloads.declared import Declared
 
 _DTYPES = {"FP16": "float16", "FP32": "float32", "FP64": "float64"}
 KNOWN_EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository")
 """The extensions that make a difference here."""
 Feeds = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What a model declares.
+
+    Args:
+        inputs: Empty if it declares none.
+        outputs: Their names.
+    """
+
+    inputs: tuple[Declared, ...]
+    outputs: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """An answer that is what it says it is.
+
+    Args:
+        latency_s: How long all of it took.
+        outputs: Names of its outputs; None if it was long and not looked through again.
+    """
+
+    latency_s: float
+    outputs: frozenset[str] | None = None
 
 
 class KserveLine(Protocol):
@@ -28,8 +54,8 @@ class KserveLine(Protocol):
     async def extensions(self) -> frozenset[str]:
         """Return which extensions of the protocol the server lists."""
 
-    async def inputs(self) -> tuple[Declared, ...]:
-        """Return the inputs the model declares; none if it declares none."""
+    async def tensors(self) -> Tensors:
+        """Return the inputs and outputs the model declares."""
 
     async def models(self) -> Mapping[str, str]:
         """Return the state of every model by name: ``READY``, or why it is not."""
@@ -40,8 +66,8 @@ class KserveLine(Protocol):
     async def load(self, config: Mapping[str, Any]) -> None:
         """Load the model anew with a configuration (extension ``model_repository``)."""
 
-    async def infer(self, request: Any) -> float:
-        """Send what ``request`` made and return how long the whole answer took, in seconds."""
+    async def infer(self, request: Any) -> Inferred:
+        """Send what ``request`` made and return how long the whole answer took, and what it held."""
 
     def request(self, feeds: Feeds, binary: bool) -> Any:
         """Return a request with these inputs, as bytes where the server takes tensors as bytes.
@@ -59,12 +85,12 @@ class Described:
 
     Args:
         extensions: Of the protocol.
-        inputs: The model's.
+        tensors: The model's.
         config: The model's configuration; empty where the server does not tell.
     """
 
     extensions: frozenset[str]
-    inputs: tuple[Declared, ...]
+    tensors: Tensors
     config: Mapping[str, Any]
 
     @property
@@ -78,18 +104,43 @@ class Described:
         return int(self.config.get("max_batch_size", 0)) or None
 
 
-def declared(tensor: Mapping[str, Any]) -> Declared:
-    """Return an input out of a model's metadata.
+def tensors(found: Any) -> Tensors:
+    """Return inputs and outputs out of a model's metadata.
 
     Raises:
-        InvalidInput: If the metadata is not of its form.
+        TrialError: If the metadata is not of its form.
     """
+    listed = {name: found.get(name) or () for name in ("inputs", "outputs")} if isinstance(found, Mapping) else {}
+    if not listed or not all(isinstance(each, list | tuple) for each in listed.values()):
+        raise TrialError(f"the server describes the model as {str(found)[:100]}, which is not KServe v2")
+    outputs = [each.get("name") if isinstance(each, Mapping) else None for each in listed["outputs"]]
+    return Tensors(tuple(map(_declared, listed["inputs"])), frozenset(name for name in outputs if name))
+
+
+def _declared(tensor: Any) -> Declared:
     try:
         name, written = str(tensor["name"]), str(tensor["datatype"])
         shape = tuple(int(size) for size in tensor["shape"])
-    except (KeyError, TypeError, ValueError):
-        raise InvalidInput(f"the server describes an input as {str(tensor)[:100]}, which is not KServe v2") from None
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise TrialError(f"the server describes an input as {str(tensor)[:100]}, which is not KServe v2") from None
     return Declared(name, shape, _DTYPES.get(written, written.lower()), written)
+
+
+def checked_config(found: Any) -> dict[str, Any]:
+    """Return a model's configuration, once what is read of it is of its form.
+
+    Raises:
+        TrialError: If it is not.
+    """
+    try:
+        numbers = [found.get("max_batch_size", 0)]
+        numbers.append(found.get("dynamic_batching", {}).get("max_queue_delay_microseconds", 0))
+        numbers += [group.get("count", 1) for group in found.get("instance_group", ())]
+        if min(map(int, numbers)) >= 0 and isinstance(found, dict):
+            return found
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        pass
+    raise TrialError(f"the server tells a configuration that is not Triton's: {str(found)[:100]}")
 
 
 def datatype(dtype: str) -> str:

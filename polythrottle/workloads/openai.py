@@ -4,8 +4,8 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from polythrottle.errors import DeviceError, InvalidInput, PermissionDenied, TrialError, UnknownName
 from polythrottle.measurement import Query
@@ -21,11 +21,17 @@ if TYPE_CHECKING:
 KEY = "OPENAI_API_KEY"
 _OPTIONS = ("endpoint", "prompt_tokens", "max_tokens", "prompts", "stall", "ignore_eos", CONCURRENCY)
 _PATHS = {"chat": "/chat/completions", "completions": "/completions"}
-_OK, _REFUSED, _MISSING, _SERVER_FAULT = 200, (401, 403), (404, 405), 500
+_OK, _REFUSAL, _SERVER_FAULT = 200, 400, 500
+_REFUSED, _MISSING, _BUSY = (401, 403), (404, 405), (408, 425, 429)
+_COUNTING = "stream_options"
+_LISTING_S = 5.0
 
 
 class OpenaiWorkload(Service["Web"]):
     """One streamed answer per query; an item is an answer, and its tokens are counted.
+
+    Opening it asks for one token. Whatever the server does wrong with an answer spoils that query, this one too; what
+    is refused for good, such as the key, the model or the request, ends a study.
 
     Args:
         uri: ``openai://host:port/model`` or ``openai+https://host/model``; options after a question mark: ``endpoint``
@@ -41,7 +47,8 @@ class OpenaiWorkload(Service["Web"]):
         InvalidInput: If an option is malformed, or the server takes no such request.
         UnknownName: If the server has no such model; names those it has.
         PermissionDenied: If the server wants another key.
-        DeviceError: If it cannot be reached, or does not stream answers.
+        DeviceError: If it cannot be reached, or is of another kind.
+        TrialError: If it does not answer the first query as it should.
     """
 
     def __init__(
@@ -63,17 +70,21 @@ class OpenaiWorkload(Service["Web"]):
         self._prompts = self._asked()
         self._fields = self._common_fields(address)
         self._by_usage = True
+        self._listed: list[str] = []
         self._open([])
-        with self._opening():
+        with self._opening(asking=True):
             self._wait_for(self._in_time(self._try()))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should read beside the figures: whose joules they are not, and how tokens were counted."""
-        if self._by_usage:
-            return super().notes
-        where = self._address.where
-        return (*super().notes, f"{where} does not say how many tokens it made: pieces of the stream are counted")
+        """What a user should read beside the figures: whose joules they are not, what is counted, who answers."""
+        found, where = list(super().notes), self._address.where
+        if not self._by_usage:
+            found.append(f"{where} does not say how many tokens it made: pieces of the stream are counted")
+        if self._listed:
+            model, others = self._address.model, ", ".join(self._listed[:3])
+            found.append(f"{where} answers as {model} but does not list it (it lists {others}): see which it serves")
+        return tuple(found)
 
     def _asked(self) -> Any:
         options = self._address.options
@@ -89,7 +100,7 @@ class OpenaiWorkload(Service["Web"]):
             "max_tokens": address.count("max_tokens", 64),
             "temperature": 0,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            _COUNTING: {"include_usage": True},
         }
         if address.options.get("ignore_eos") is not None and address.choice("ignore_eos", ("true", "false")) == "true":
             fields["ignore_eos"] = True
@@ -112,27 +123,27 @@ class OpenaiWorkload(Service["Web"]):
 
     async def _try(self) -> None:
         """Ask for one token, so that what cannot work is said before anything is measured."""
-        answer = await self._lent().fetch("POST", self._path, self._body("Hello", max_tokens=1))
-        if 400 <= answer.status < _SERVER_FAULT and "stream_options" in self._said(answer.body):
-            del self._fields["stream_options"]
-            answer = await self._lent().fetch("POST", self._path, self._body("Hello", max_tokens=1))
-        if answer.status != _OK:
-            await self._explain(answer)
-        self._see_that_it_streams(answer.status, answer.headers, answer.body)
-        stream = TokenStream(self._address.model, 0.0)
-        for data in Events().take(answer.body + b"\n"):
-            stream.take(data, 1.0)
-        stream.query()
+        try:
+            stream = await self._streamed(self._lent(), self._body("Hello", max_tokens=1))
+        except InvalidInput as refusal:
+            if _COUNTING not in str(refusal):
+                raise
+            del self._fields[_COUNTING]
+            stream = await self._streamed(self._lent(), self._body("Hello", max_tokens=1))
+        stream.query(by_usage=False)
         self._by_usage = stream.counted is not None
+        known = await self._models()
+        self._listed = known if self._address.model not in known else []
 
-    async def _explain(self, answer: "Answer") -> None:
+    async def _explain(self, answer: "Answer") -> NoReturn:
         """Raise what a refusal means."""
-        text = f"{self._address.where} refuses ({answer.status}): {self._said(answer.body)}"
+        told = self._said(answer.body)
+        if not _REFUSAL <= answer.status < _SERVER_FAULT or answer.status in _BUSY:
+            raise TrialError(f"{self._address.model} answers with an error ({answer.status}): {told}")
+        text = f"{self._address.where} refuses ({answer.status}): {told}"
         if answer.status in _REFUSED:
             raise PermissionDenied(f"{text}; put the server's key into ${KEY}")
-        if answer.status >= _SERVER_FAULT:
-            raise DeviceError(text)
-        known = await self._models()
+        known = [] if _COUNTING in told else await self._models()
         if known and self._address.model not in known:
             raise UnknownName(f"model at {self._address.where}", self._address.model, known)
         if not known and answer.status in _MISSING:
@@ -140,11 +151,13 @@ class OpenaiWorkload(Service["Web"]):
         raise InvalidInput(text)
 
     async def _models(self) -> list[str]:
-        """Return the models the server lists; none if it lists none."""
+        """Return the models the server lists; none if it lists none, or not soon."""
         try:
-            found = (await self._lent().fetch("GET", "/models")).document
+            async with asyncio.timeout(_LISTING_S):
+                # Some servers fail here, and then hang up without saying so: what comes next needs another connection.
+                found = (await self._lent().fetch("GET", "/models", headers={"Connection": "close"})).document
             return [str(each["id"]) for each in found["data"]]
-        except (TrialError, TypeError, KeyError):
+        except (TrialError, ConnectionError, TimeoutError, TypeError, KeyError):
             return []
 
     @property
@@ -153,37 +166,40 @@ class OpenaiWorkload(Service["Web"]):
 
     def _said(self, body: bytes) -> str:
         """Return what the server says, without the key should it repeat that."""
-        text = said(body)
-        return text.replace(self._key, "…") if self._key else text
-
-    def _see_that_it_streams(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        if status != _OK:
-            raise TrialError(f"{self._address.model} answers with an error ({status}): {self._said(body)}")
-        kind = headers.get("Content-Type", "").partition(";")[0]
-        if kind != "text/event-stream":
-            raise TrialError(f"{self._address.where} answers with {kind or 'nothing'} instead of a stream of tokens")
+        return said(body.replace(self._key.encode(), "…".encode()) if self._key else body)
 
     async def _ask(self, line: "Web") -> Query:
-        body = self._body(next(self._prompts))
+        stream = await self._streamed(line, self._body(next(self._prompts)))
+        return stream.query(self._by_usage, self._fields["max_tokens"])
+
+    async def _streamed(self, line: "Web", body: bytes) -> TokenStream:
+        """Ask, and return the whole answer."""
         stream = TokenStream(self._address.model, time.perf_counter())
         async with line.asked("POST", self._path, body) as answer:
-            whole = b"" if answer.status == _OK else await answer.read()
-            self._see_that_it_streams(answer.status, answer.headers, whole)
-            await self._read(answer.content, stream)
-        return stream.query()
+            if answer.status != _OK:
+                await self._explain(await line.whole(answer))
+            kind = answer.headers.get("Content-Type", "").partition(";")[0]
+            if kind.strip().lower() != "text/event-stream":
+                said_so = kind[:50] or "something of no type"
+                raise TrialError(f"{self._address.where} answers with {said_so} instead of a stream of tokens")
+            try:
+                await self._read(answer.content, stream)
+            except TrialError as err:
+                raise TrialError(self._said(str(err).encode())) from None
+        return stream
 
     async def _read(self, content: Any, stream: TokenStream) -> None:
         """Read a stream to its end; once it has begun, it may not stall."""
-        events, loop = Events(), asyncio.get_running_loop()
+        events, loop, before = Events(stream.who), asyncio.get_running_loop(), None
         try:
             async with asyncio.timeout(None) as patience:
                 async for chunk in content.iter_any():
                     now_s = time.perf_counter()
                     for data in events.take(chunk):
                         stream.take(data, now_s)
-                        patience.reschedule(loop.time() + self._stall_s)
+                        if before != (before := (stream.chunks, stream.over, stream.counted)):
+                            patience.reschedule(loop.time() + self._stall_s)
         except TimeoutError:
             # The limit on the whole answer cancels; only this one ends here.
-            raise TrialError(
-                f"{stream.who} stalled: nothing for {self._stall_s:g} s after {stream.chunks} pieces"
-            ) from None
+            where = "after its end" if stream.over else f"after {stream.chunks} pieces"
+            raise TrialError(f"{stream.who} stalled: nothing for {self._stall_s:g} s {where}") from None

@@ -9,7 +9,7 @@ def said(body: bytes) -> str:
     """Return the error message in an answer, on one line of bounded length, whatever form the server gives it."""
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = body.decode(errors="replace")
     for _ in range(4):
         if isinstance(found, dict):

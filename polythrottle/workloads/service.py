@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
-from polythrottle.errors import DeviceError, InvalidInput, TrialError
+from polythrottle.errors import DeviceError, InvalidInput, PolythrottleError, TrialError
 from polythrottle.measurement import Query
 from polythrottle.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.workloads.address import Address
@@ -95,7 +95,11 @@ class Service(ABC, Generic[LineT]):
         Raises:
             TrialError: If the answer is an error, is cut off, or does not come in time.
         """
-        return self._wait_for(self.send())
+        try:
+            return self._wait_for(self.send())
+        except PolythrottleError:
+            self._wait_for(self.hang_up())  # a server may hang up behind an error, which must not spoil the next query
+            raise
 
     async def send(self) -> Query:
         """Issue one query, letting others go on meanwhile.
@@ -136,19 +140,25 @@ class Service(ABC, Generic[LineT]):
         return self._runner.run(work)
 
     @contextmanager
-    def _opening(self) -> Iterator[None]:
+    def _opening(self, asking: bool = False) -> Iterator[None]:
         """Hang up if what is done here fails, as nobody can close what was not opened.
+
+        Args:
+            asking: Whether it is a query, whose faults are then those of any query.
 
         Raises:
             DeviceError: If the service cannot be reached, or does not answer as one of its kind.
+            TrialError: If it does not answer a query as it should.
         """
         try:
             yield
         except BaseException as err:
             self._disconnect()
-            if isinstance(err, ConnectionError):
+            if isinstance(err, ConnectionRefusedError) or (isinstance(err, ConnectionError) and not asking):
                 raise DeviceError(f"{err}; is the server up, and is that its {self._address.scheme} port?") from err
-            if isinstance(err, TrialError):
+            if isinstance(err, ConnectionError):
+                raise TrialError(str(err)) from err
+            if isinstance(err, TrialError) and not asking:
                 raise DeviceError(str(err)) from err
             raise
 

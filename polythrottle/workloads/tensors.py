@@ -1,17 +1,20 @@
 """Made-up model inputs: shapes as people write them, and arrays of fixed random values."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from polythrottle.errors import InvalidInput
 
 _FLOATS = ("float32", "float64", "float16")
+_WHILE_MADE_BYTES = 8
 DTYPES = (*_FLOATS, "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool")
-_INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<shape>\d+(?:x\d+)*)?(?::(?P<dtype>\w+))?")
+_INPUT = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<shape>\d{1,12}(?:x\d{1,12})*)?(?::(?P<dtype>\w+))?")
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ def random_array(shape: Sequence[int], dtype: str, seed: int = 0) -> NDArray[np.
     """
     random = np.random.default_rng(seed)
     try:
+        if math.prod(shape) * _WHILE_MADE_BYTES > psutil.virtual_memory().available:
+            raise MemoryError  # asked first, as some systems hand out memory that is not there
         if dtype in _FLOATS:
             return random.standard_normal(tuple(shape), dtype=np.float32).astype(dtype)
         return random.integers(0, 2, tuple(shape)).astype(dtype)

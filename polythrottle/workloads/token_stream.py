@@ -4,6 +4,7 @@ Source of the form: OpenAI API reference, streaming of chat completions and comp
 """
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,10 @@ from polythrottle.measurement import Query
 from polythrottle.workloads.refusal import said
 
 _DONE = b"[DONE]"
+_BROKEN = ("abort", "error")
+_LONGEST_LINE = 1 << 20
+_BESIDES = 8
+"""How many tokens a server may count besides those that were asked for: those that begin and end an answer."""
 _TEXTS = ("content", "reasoning_content", "reasoning", "text", "tool_calls")
 
 
@@ -20,14 +25,23 @@ class Events:
     """Cuts what arrives into the data of server-sent events.
 
     Source: HTML Living Standard, 9.2 Server-sent events; comments and other fields than ``data`` are left out.
+
+    Args:
+        who: The model, for people.
     """
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, who: str) -> None:
+        self._who, self._rest = who, b""
 
     def take(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield the data of each event that a chunk completes."""
+        """Yield the data of each event that a chunk completes.
+
+        Raises:
+            TrialError: If a line does not end.
+        """
         *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            raise TrialError(f"{self._who} streams a line of more than {_LONGEST_LINE >> 20} MiB; it was not read on")
         for line in lines:
             if line.startswith(b"data:"):
                 yield line.removeprefix(b"data:").strip()
@@ -64,18 +78,21 @@ class TokenStream:
             return
         try:
             event = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise TrialError(f"{self.who} streams something that is no JSON: {said(data)}") from None
         if not isinstance(event, dict) or event.get("error"):
             raise TrialError(f"{self.who} breaks off after {self.chunks} pieces: {said(data)}")
-        self._count(event)
-        for choice in event.get("choices") or ():
-            self._look_at(choice, now_s)
+        try:
+            self._count(event)
+            for choice in event.get("choices") or ():
+                self._look_at(choice, now_s)
+        except (AttributeError, TypeError):
+            raise TrialError(f"{self.who} streams something that is no part of an answer: {said(data)}") from None
 
     def _count(self, event: dict[str, Any]) -> None:
-        usage = event.get("usage") or {}
-        if isinstance(usage.get("completion_tokens"), int):
-            self.counted = usage["completion_tokens"]
+        tokens = (event.get("usage") or {}).get("completion_tokens")
+        if type(tokens) is int:
+            self.counted = tokens
 
     def _look_at(self, choice: dict[str, Any], now_s: float) -> None:
         said_now = {**choice, **(choice.get("delta") or {})}
@@ -83,17 +100,35 @@ class TokenStream:
             self.chunks += 1
             self.first_s = now_s if self.first_s is None else self.first_s
             self.last_s = now_s
-        if choice.get("finish_reason"):
+        if reason := choice.get("finish_reason"):
+            if reason in _BROKEN:
+                raise TrialError(f"{self.who} breaks off after {self.chunks} pieces: {reason}")
             self.over, self.last_s = True, now_s
 
-    def query(self) -> Query:
+    def query(self, by_usage: bool | None = None, most_tokens: int | None = None) -> Query:
         """Return the query that this was the answer to.
 
+        Args:
+            by_usage: Whether tokens are those the server says there were; if None, they are where it says.
+            most_tokens: How many were asked for.
+
         Raises:
-            TrialError: If the answer did not end as it should.
+            TrialError: If the answer did not end as it should, or the server's count cannot be right.
         """
         if not self.over or self.last_s is None:
             raise TrialError(f"the answer of {self.who} was cut off after {self.chunks} pieces")
         first_s = None if self.first_s is None else self.first_s - self.start_s
-        tokens = self.chunks if self.counted is None else self.counted
+        by_usage = self.counted is not None if by_usage is None else by_usage
+        tokens = self._believed(most_tokens) if by_usage else self.chunks
         return Query(self.last_s - self.start_s, first_s=first_s, tokens=tokens)
+
+    def _believed(self, most_tokens: int | None) -> int:
+        """Return how many tokens the server says there were, if that can be."""
+        if self.counted is None:
+            raise TrialError(f"{self.who} does not say how many tokens this answer has, as it did before")
+        least = min(1, self.chunks)
+        most = math.inf if most_tokens is None else max(most_tokens, self.chunks) + _BESIDES
+        if not least <= self.counted <= most:
+            asked = "" if most_tokens is None else f", of which at most {most_tokens:,} were asked for"
+            raise TrialError(f"{self.who} says that {self.chunks:,} pieces are {self.counted:,} tokens{asked}")
+        return self.counted

@@ -18,6 +18,9 @@ from polythrottle.workloads.call import one_line
 # Servers drop connections that were idle for a few seconds; one about to be dropped must not be used again.
 _IDLE_S = 1.0
 _BUFFER = 1 << 20
+_OK = 200
+MOST_BYTES = 1 << 24
+"""How long an answer may be that holds no tensors."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Answer:
         """The JSON in it; None if it is something else."""
         try:
             return json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
 
@@ -60,19 +63,40 @@ class Web:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
             headers={"Accept-Encoding": "identity", **headers},
             read_bufsize=_BUFFER,
+            auto_decompress=False,
         )
 
     async def fetch(
-        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        most_bytes: int = MOST_BYTES,
     ) -> Answer:
         """Return the whole answer, whatever its status.
 
         Raises:
             ConnectionError: If nobody answers.
-            TrialError: If the answer is cut off or no HTTP.
+            TrialError: If the answer is cut off, no HTTP, or larger than ``most_bytes``.
         """
         async with self.asked(method, path, body, headers) as answer:
-            return Answer(answer.status, await answer.read(), answer.headers)
+            return await self.whole(answer, most_bytes)
+
+    async def whole(self, answer: aiohttp.ClientResponse, most_bytes: int = MOST_BYTES) -> Answer:
+        """Return an answer that was asked for, once all of it is here.
+
+        Raises:
+            TrialError: If it is larger than ``most_bytes``.
+        """
+        pieces, size = [], 0
+        most_bytes = most_bytes if answer.status == _OK else MOST_BYTES
+        async for piece in answer.content.iter_any():
+            pieces.append(piece)
+            size += len(piece)
+            if size > most_bytes:
+                raise TrialError(f"{self.where} answers with more than {most_bytes >> 20:,} MiB; it was not read on")
+        return Answer(answer.status, b"".join(pieces), answer.headers)
 
     @asynccontextmanager
     async def asked(
@@ -87,7 +111,16 @@ class Web:
         with troubles(self.where):
             url = self._root + path
             async with self._session.request(method, url, data=body, headers=headers, allow_redirects=False) as answer:
+                self._see_that_it_is_plain(answer)
                 yield answer
+
+    def _see_that_it_is_plain(self, answer: aiohttp.ClientResponse) -> None:
+        packed = answer.headers.get("Content-Encoding", "identity")
+        if packed.lower() != "identity":
+            raise TrialError(f"{self.where} packs its answers ({packed[:20]}), which it was asked not to")
+        if answer.status // 100 == 3:
+            there = "".join(filter(str.isprintable, answer.headers.get("Location", "nowhere")))[:200]
+            raise TrialError(f"{self.where} sends on to {there}, which is not followed; write the right address")
 
     async def close(self) -> None:
         """Close the connections."""
@@ -112,9 +145,9 @@ def troubles(where: str) -> Iterator[None]:
     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as err:
         raise ConnectionResetError(f"{where} closed the connection instead of answering") from err
     except aiohttp.ClientResponseError as err:
-        raise TrialError(f"{where} does not answer in HTTP") from err
+        raise TrialError(f"{where} does not answer in proper HTTP") from err
     except (aiohttp.ClientError, ValueError) as err:
-        raise TrialError(f"{where} does not answer in HTTP: {one_line(err)}") from err
+        raise TrialError(f"{where} does not answer in proper HTTP: {one_line(err)}") from err
 
 
 def _reason(err: aiohttp.ClientConnectorError) -> str:

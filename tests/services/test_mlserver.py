@@ -102,7 +102,7 @@ def test_what_cannot_work_is_one_line(server: Running, scheme: str) -> None:
 
 def test_the_wrong_port_is_one_line(server: Running) -> None:
     """HTTP asked of the port for gRPC, and the other way round."""
-    with pytest.raises(DeviceError, match="does not answer in HTTP"):
+    with pytest.raises(DeviceError, match="does not answer in proper HTTP"):
         open_workload(f"kserve://127.0.0.1:{server.grpc}/tiny")
     with pytest.raises(DeviceError, match="nothing answers"):
         open_workload(f"kserve+grpc://127.0.0.1:{server.http}/tiny")

@@ -27,7 +27,8 @@ from polythrottle.clock import Clock, SystemClock
 from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, UnknownName
 from polythrottle.findings import Finding
 from polythrottle.measurement import EnergyKind, Reading
-from polythrottle.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.ports import Offer
+from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
 
 _SETTLE_S = 0.05  # governors look every 10 ms or less (Documentation/admin-guide/pm/cpufreq.rst, sampling_rate)
 _OPTIONS = ("busy", "idle_w", "root", "watts_per_core")
@@ -184,17 +185,46 @@ class CpuDevice:
             UnknownName: If a knob is named that no processor has.
             DeviceError: If one is named that this processor does not offer, or cpufreq cannot be understood.
         """
-        blind = self.energy_kind is EnergyKind.ESTIMATED and self._searched is None
-        known = {each.name: each for each in (self._policies.upper, self._policies.lower, self._preference.capability)}
-        named = self._named(known)
-        offered = [each for name, each in known.items() if each.works and (name in named or name == MAX) and not blind]
-        if not offered:
+        if not self._knobs:
             return SearchSpace.unit()
-        knobs = [Knob(each.name, each.levels) for each in offered]
-        space = SearchSpace.grid(knobs, {each.name: each.default for each in offered}, _ordered)
-        return space if self._searched is None else space.holding(set(space.names) - set(named))
+        knobs = [Knob(each.name, each.levels) for each in self._knobs]
+        space = SearchSpace.grid(knobs, self._default, _ordered)
+        return space if self._searched is None else space.holding(set(space.names) - set(self._searched))
 
-    def _named(self, known: Mapping[str, Capability]) -> tuple[str, ...]:
+    @cached_property
+    def _knobs(self) -> tuple[Capability, ...]:
+        """The knobs of the space: those named, and the clock's limit unless nobody could tell what it saves."""
+        blind = self.energy_kind is EnergyKind.ESTIMATED and self._searched is None
+        named = self._named()
+        return tuple(
+            each for each in self._known if each.works and (each.name in named or each.name == MAX) and not blind
+        )
+
+    @property
+    def _known(self) -> tuple[Capability, ...]:
+        return self._policies.upper, self._policies.lower, self._preference.capability
+
+    @property
+    def _default(self) -> OperatingPoint:
+        return OperatingPoint({each.name: each.default for each in self._knobs})
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Return every knob that works here; it can be set if the device was opened with its name, or searches it."""
+        searched = {each.name for each in self._knobs if self._searched is None or each.name in self._searched}
+        working = (each for each in self._known if each.works)
+        return tuple(Offer(Knob(each.name, each.levels), each.default, each.name in searched) for each in working)
+
+    def altered(self) -> tuple[str, ...]:
+        """Return the knobs that no longer hold what was applied last.
+
+        Raises:
+            DeviceError: If cpufreq is gone.
+        """
+        names = {"scaling_max_freq": MAX, "scaling_min_freq": MIN}
+        return tuple(dict.fromkeys(names.get(key.rpartition("/")[2], EPP) for key in self._actuator.altered()))
+
+    def _named(self) -> tuple[str, ...]:
+        known = {each.name: each for each in self._known}
         for name in self._searched or ():
             if name not in known:
                 raise UnknownName("knob", name, known)
@@ -212,16 +242,22 @@ class CpuDevice:
             DeviceError: If the device was not entered or is gone.
             StorageError: If the originals cannot be saved; nothing is written then.
         """
-        wanted = self.space.default.moved(point)
-        if wanted not in self.space:
-            known = ", ".join(f"{knob.name} in {list(knob.levels)}" for knob in self.space.knobs) or "no knobs"
+        wanted = self._default.moved(point)
+        if not self._takes(wanted):
+            known = ", ".join(f"{each.name} in {list(each.levels)}" for each in self._knobs) or "no knobs"
             raise KnobRejected(f"cpu cannot take {dict(point)}; it has {known}")
-        if not self.space.knobs:
+        if not self._knobs:
             return
         floor_hz = int(wanted[MIN]) if MIN in wanted else None
         settings = self._policies.settings(int(wanted[MAX]), floor_hz) if MAX in wanted else []
         self._actuator.apply([*settings, *(self._preference.settings(str(wanted[EPP])) if EPP in wanted else [])])
         self.clock.sleep(_SETTLE_S)
+
+    def _takes(self, wanted: Mapping[str, Level]) -> bool:
+        """Say whether a point is one of the space, which is not computed for that."""
+        searched = {each.name for each in self._knobs} if self._searched is None else set(self._searched)
+        levels = {each.name: each.levels if each.name in searched else (each.default,) for each in self._knobs}
+        return set(wanted) == set(levels) and all(wanted[name] in levels[name] for name in wanted) and _ordered(wanted)
 
     def read(self) -> Reading:
         """Return energy so far, the hottest sensor, the fastest core's clock, and whether heat slows it, now.
@@ -259,7 +295,7 @@ class CpuDevice:
             self._energy.stop()
 
     def __enter__(self) -> Self:
-        if self.space.knobs:
+        if self._knobs:
             self._actuator.__enter__()
         self._energy.start()
         return self

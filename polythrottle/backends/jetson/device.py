@@ -14,7 +14,7 @@ from polythrottle.actuation.limits import Limits
 from polythrottle.actuation.putting_back import Difference
 from polythrottle.actuation.system import SystemControls
 from polythrottle.backends.jetson.board import BoardId, board_files
-from polythrottle.backends.jetson.knobs import Knobs
+from polythrottle.backends.jetson.knobs import Knobs, knob_behind
 from polythrottle.backends.jetson.rails import PowerSource, Rails, Total, find_rails, find_total
 from polythrottle.backends.jetson.sampler import Sampler
 from polythrottle.backends.jetson.thermal import Thermal
@@ -23,6 +23,7 @@ from polythrottle.clock import Clock, SystemClock
 from polythrottle.errors import DeviceError, InvalidInput, TrialError, UnknownName
 from polythrottle.findings import Finding
 from polythrottle.measurement import EnergyKind, Reading
+from polythrottle.ports import Offer
 from polythrottle.space import OperatingPoint, SearchSpace
 
 HZ = 10.0
@@ -166,7 +167,7 @@ class JetsonDevice:
     @property
     def presets(self) -> Mapping[str, OperatingPoint]:
         """The vendor's named points, from the board's own power modes or else from the catalogue."""
-        return {name: self.space.default.moved(point) for name, point in self._knobs.presets.items()}
+        return {name: self._knobs.default.moved(point) for name, point in self._knobs.presets.items()}
 
     @property
     def differences(self) -> tuple[Difference, ...]:
@@ -181,6 +182,19 @@ class JetsonDevice:
             _energy_finding(self._total, self._rails, self._sampler),
             _heat_finding(self._thermal),
         )
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Return every knob that works here."""
+        return self._knobs.offers
+
+    def altered(self) -> tuple[str, ...]:
+        """Return the knobs that no longer hold what was applied last.
+
+        Raises:
+            DeviceError: If the board's files are gone.
+        """
+        found = map(knob_behind, self._actuator.altered())
+        return tuple(dict.fromkeys(name for name in found if name is not None))
 
     def apply(self, point: OperatingPoint) -> None:
         """Set every knob of ``point``, others as found, read back, and wait until the clocks agree.
@@ -273,7 +287,7 @@ class JetsonDevice:
         before = self._knobs
         with before.awake():
             self._knobs = self._probed()
-        if self._knobs.space.fingerprint != before.space.fingerprint:
+        if self._knobs.offers != before.offers:
             raise DeviceError(
                 f"{self._board.title} changed while it was looked at: a program that died had left it changed, which "
                 "is put back now, or another steers it; start again"

@@ -7,6 +7,7 @@ is applied, the knobs it rewrites follow it unless they are set too.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 
 from polythrottle.actuation.actuator import Actuator
@@ -28,12 +29,17 @@ from polythrottle.catalog import Board
 from polythrottle.clock import Clock
 from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, UnknownName
 from polythrottle.findings import Finding
-from polythrottle.space import Knob, Level, SearchSpace
+from polythrottle.ports import Offer
+from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.units import show_level
 
 _USUAL = (*GPU_NAMES, MEMORY)
 _NEVER_UNASKED = (CORES, MODE)
 _SETTLE_S, _LOOK_S = 1.0, 0.005
+_OWNERS = {
+    **{"min_freq": GPU_MIN, "max_freq": GPU_MAX, "online": CORES},
+    **{"scaling_min_freq": CPU_MAX, "scaling_max_freq": CPU_MAX},
+}
 
 
 class Knobs:
@@ -71,7 +77,6 @@ class Knobs:
         self.presets, self._source = presets(self._mode, entry, self._tables, self._known)
         self._searched = self._chosen(entry, searched)
         self._touched = set(self._searched)
-        self.space = self._space()
 
     @property
     def all(self) -> tuple[Capability, ...]:
@@ -124,12 +129,24 @@ class Knobs:
             raise InvalidInput("a power mode sets how many cores are online; search power_mode or cpu_cores, not both")
         return tuple(dict.fromkeys(searched))
 
-    def _space(self) -> SearchSpace:
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        """Every knob that works."""
+        known = self._known.values()
+        return tuple(Offer(_knob(each), each.default, each.name in self._searched) for each in known)
+
+    @property
+    def default(self) -> OperatingPoint:
+        """The board as found, over the knobs that are searched."""
+        return OperatingPoint({name: self._known[name].default for name in self._searched})
+
+    @cached_property
+    def space(self) -> SearchSpace:
+        """The points that may be applied, over the knobs that are searched."""
         if not self._searched:
             return SearchSpace.unit()
-        knobs = [Knob(name, self._known[name].levels) for name in self._searched]
-        default = {name: self._known[name].default for name in self._searched}
-        return SearchSpace.grid(knobs, default, lambda point: self._conflict(point) is None)
+        knobs = [_knob(self._known[name]) for name in self._searched]
+        return SearchSpace.grid(knobs, self.default, lambda point: self._conflict(point) is None)
 
     def _refusal(self, point: Mapping[str, Level]) -> str | None:
         """Return why the board would refuse a point, or None."""
@@ -222,3 +239,15 @@ class Knobs:
             if clock.now() >= until_s:
                 raise KnobRejected(f"{problem}, {_SETTLE_S:g} s after it was set")
             clock.sleep(_LOOK_S)
+
+
+def _knob(capability: Capability) -> Knob:
+    return Knob(capability.name, capability.levels)
+
+
+def knob_behind(key: str) -> str | None:
+    """Return the knob that writes a control; None if it belongs to none, as what keeps a GPU awake."""
+    if key.startswith("nvpmodel:"):
+        return MODE
+    name = key.rpartition("/")[2]
+    return None if key.endswith("/power/control") else _OWNERS.get(name, MEMORY)

@@ -28,15 +28,19 @@ def space_of(dials: Dials, names: Sequence[str] | None, title: str, hint: str = 
         DeviceError: If it is off; says why.
         InvalidInput: If one is named twice.
     """
-    if names is None:
-        chosen = [name for name in (GPU_KNOB, MEM_KNOB, POWER_KNOB) if len(_levels(dials, name, thin=True)) > 1]
-    else:
-        chosen = _checked(dials, names, title, hint)
+    chosen = searched(dials, names, title, hint)
     space = _clocks(dials, [name for name in chosen if name in (GPU_KNOB, MEM_KNOB)], thin=names is None)
     for name in (POWER_KNOB, PROFILE_KNOB):
         if name in chosen:
             space = space * _single(dials.knobs[name])
     return space
+
+
+def searched(dials: Dials, names: Sequence[str] | None, title: str, hint: str = "") -> list[str]:
+    """Return the knobs that are searched; arguments and errors as those of `space_of`."""
+    if names is not None:
+        return _checked(dials, names, title, hint)
+    return [name for name in (GPU_KNOB, MEM_KNOB, POWER_KNOB) if len(_levels(dials, name, thin=True)) > 1]
 
 
 def _checked(dials: Dials, names: Sequence[str], title: str, hint: str) -> list[str]:

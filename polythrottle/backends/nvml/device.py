@@ -11,7 +11,7 @@ from typing import Self
 from polythrottle.actuation import Actuator, Controls, Difference, Limits, Setting
 from polythrottle.actuation.nvml import UNLOCKED, NvmlControls, key_of
 from polythrottle.actuation.nvml_library import PRIVILEGE, Library
-from polythrottle.backends.nvml.choice import space_of
+from polythrottle.backends.nvml.choice import searched, space_of
 from polythrottle.backends.nvml.dials import GPU_KNOB, MEM_KNOB, POWER_KNOB, PROFILE_KNOB, Dials
 from polythrottle.backends.nvml.energy import SCOPES, Counter, Source, energy_source, module_w
 from polythrottle.backends.nvml.gpu import find
@@ -26,7 +26,8 @@ from polythrottle.clock import Clock, SystemClock
 from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, PermissionDenied, UnknownName
 from polythrottle.findings import Finding
 from polythrottle.measurement import EnergyKind, Reading
-from polythrottle.space import Level, OperatingPoint, SearchSpace
+from polythrottle.ports import Offer
+from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
 
 _OPTIONS = ("hz", "scope")
 _HZ = 10.0
@@ -189,8 +190,33 @@ class NvmlDevice:
     @cached_property
     def space(self) -> SearchSpace:
         """The points to search, and among them the one the GPU was found at."""
-        hint = "" if isinstance(self._energy, str) else "; it can be measured all the same"
-        return space_of(self.dials, self._searched, self.title, hint)
+        return space_of(self.dials, self._searched, self.title, self._hint)
+
+    @property
+    def _hint(self) -> str:
+        return "" if isinstance(self._energy, str) else "; it can be measured all the same"
+
+    @cached_property
+    def _default(self) -> OperatingPoint:
+        names = searched(self.dials, self._searched, self.title, self._hint)
+        return OperatingPoint({name: self.dials.knobs[name].found for name in names})
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Return every knob that is on."""
+        knobs = (
+            (Knob(each.name, tuple(each.texts), label=each.name == PROFILE_KNOB), each.found) for each in self.dials.on
+        )
+        return tuple(Offer(knob, found, knob.name in self._default) for knob, found in knobs)
+
+    def altered(self) -> tuple[str, ...]:
+        """Return the knobs that no longer hold what was applied last; of a locked clock nobody can tell.
+
+        Raises:
+            DeviceError: If the GPU is gone.
+        """
+        with self._library:
+            changed = set(self._actuator.altered())
+        return tuple(each.name for each in self.dials.on if key_of(self.uuid, each.what) in changed)
 
     @cached_property
     def _energy(self) -> Source | str:
@@ -216,7 +242,7 @@ class NvmlDevice:
             DeviceError: If the device was not entered or is gone.
             StorageError: If the originals cannot be saved; nothing is written then.
         """
-        wanted = self.space.default.moved(point)
+        wanted = self._default.moved(point)
         if problem := self.dials.refusal(wanted):
             raise KnobRejected(f"{self.title} cannot take {dict(point)}: {problem}")
         settings = self._needed(wanted)

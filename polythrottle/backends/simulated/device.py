@@ -14,7 +14,8 @@ from polythrottle.catalog.models import Model
 from polythrottle.clock import VirtualClock
 from polythrottle.errors import InvalidInput, KnobRejected
 from polythrottle.measurement import EnergyKind, Measurement, Query, Reading
-from polythrottle.space import Level, OperatingPoint, SearchSpace
+from polythrottle.ports import Offer
+from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
 
 _SEED, _NOISE = 0, 0.02
 
@@ -89,6 +90,16 @@ class SimulatedDevice:
     def presets(self) -> Mapping[str, OperatingPoint]:
         """The vendor's named points; they may set knobs the space holds still."""
         return {name: self._space.default.moved(point) for name, point in self._board.presets.items()}
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Return every knob of the board."""
+        searched = self._space.names
+        knobs = self._board.knobs
+        return tuple(Offer(Knob(each.name, each.levels), each.default, each.name in searched) for each in knobs)
+
+    def altered(self) -> tuple[str, ...]:
+        """Return nothing: nobody else sets a simulated board."""
+        return ()
 
     def apply(self, point: OperatingPoint) -> None:
         """Set every knob of ``point``, others to their default, and pass the time until it has taken effect.

@@ -1,0 +1,130 @@
+"""What actuator and daemon take while nothing is served: memory, processor time, and what they have loaded.
+
+    python benchmarks/at_rest.py [--seconds 60] [--board jetson-orin-nano]
+
+Two pairs of processes: an actuator on a planted Jetson tree with a daemon behind it, as on a board, and a daemon that
+holds a simulated board itself. Resident memory is what the kernel counts (VmRSS); pages of the interpreter and of
+libraries that both processes share are counted in both, so that PSS, which shares them out, is shown beside it.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from polythrottle.client import Client
+from polythrottle.errors import DeviceError
+from polythrottle.testing import BOARDS, plant
+
+_HEAVY = ("numpy", "torch", "pandas", "scipy", "matplotlib", "botorch")
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Print a table."""
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--seconds", type=float, default=60.0)
+    words.add_argument("--board", choices=BOARDS, default="jetson-orin-nano")
+    given = words.parse_args()
+    print("| | RSS | PSS | share of a core | threads | loaded of what is heavy |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, processes in (("planted", planted(Path(folder) / "a", given.board)), ("sim", sim(Path(folder) / "b"))):
+            with processes as running:
+                report(name, running, given.seconds)
+
+
+def report(name: str, running: dict[str, int], seconds: float) -> None:
+    """Print what each process takes over some time, and all together."""
+    time.sleep(5.0)
+    before = {pid: used_s(pid) for pid in running.values()}
+    begun_s = time.monotonic()
+    time.sleep(seconds)
+    passed_s = time.monotonic() - begun_s
+    totals = [0.0, 0.0, 0.0]
+    for role, pid in running.items():
+        share = (used_s(pid) - before[pid]) / passed_s
+        rss, pss = megabytes(pid, "Rss"), megabytes(pid, "Pss")
+        totals = [total + value for total, value in zip(totals, (rss, pss, share), strict=True)]
+        print(f"| {name}: {role} | {rss:.1f} MB | {pss:.1f} MB | {share:.2%} | {threads(pid)} | {heavy(pid)} |")
+    print(f"| {name}: together | {totals[0]:.1f} MB | {totals[1]:.1f} MB | {totals[2]:.2%} | | |", flush=True)
+
+
+@contextmanager
+def planted(folder: Path, board: str) -> Iterator[dict[str, int]]:
+    """Start an actuator on a planted tree, and a daemon behind it."""
+    root = plant(board, folder / "board")
+    with ExitStack() as ends:
+        socket = folder / "actuator.sock"
+        actuator = started(
+            ends, folder, "polythrottle.daemon.actuator", "--socket", str(socket), "--device", f"jetson?root={root}"
+        )
+        daemon = begun(ends, folder, "--actuator", str(socket), "--traffic", "report")
+        yield {"actuator": actuator, "daemon": daemon}
+
+
+@contextmanager
+def sim(folder: Path) -> Iterator[dict[str, int]]:
+    """Start a daemon that holds a simulated board."""
+    folder.mkdir()
+    with ExitStack() as ends:
+        yield {"daemon": begun(ends, folder, "--device", "sim:jetson-agx-orin", "--traffic", "report")}
+
+
+def begun(ends: ExitStack, folder: Path, *words: str) -> int:
+    """Start a daemon and wait until it answers."""
+    pid = started(ends, folder, "polythrottle", "daemon", "run", "--socket", str(folder / "daemon.sock"), *words)
+    with Client(folder / "daemon.sock") as client:
+        for _ in range(200):
+            try:
+                if client.status().turn > 1:
+                    return pid
+            except DeviceError:
+                pass
+            time.sleep(0.1)
+    raise SystemExit(f"the daemon did not begin: {(folder / 'polythrottle.log').read_text()}")
+
+
+def started(ends: ExitStack, folder: Path, module: str, *words: str) -> int:
+    """Start a module as a process of its own that ends with this one."""
+    folder.mkdir(exist_ok=True)
+    log = ends.enter_context(open(folder / f"{module}.log", "w"))
+    environment = {**os.environ, "POLYTHROTTLE_STATE_DIR": str(folder / "state")}
+    child = subprocess.Popen([sys.executable, "-m", module, *words], stderr=log, stdout=log, env=environment)
+    ends.callback(child.wait)
+    ends.callback(child.terminate)
+    return child.pid
+
+
+def used_s(pid: int) -> float:
+    """Return the processor time of a process so far, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * _TICK_S
+
+
+def megabytes(pid: int, field: str) -> float:
+    """Return a field of a process's memory, in millions of bytes."""
+    found = re.search(rf"^{field}:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024 / 1e6
+
+
+def threads(pid: int) -> int:
+    """Return how many threads a process has."""
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def heavy(pid: int) -> str:
+    """Return which heavy packages a process has mapped."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    return ", ".join(name for name in _HEAVY if f"/{name}/" in maps) or "none"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""A device behind the privileged actuator: set and read over its socket, by whoever the administrator permits.
+
+``actuator:/run/polythrottle/actuator.sock?device=jetson`` is the Jetson that the actuator there serves. Without a path
+it is the actuator of this machine, without a device the only one it serves.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from polythrottle.actuation.wire import MOST_S, Later, LeaseOver, Line, space_from
+from polythrottle.clock import Clock, SystemClock
+from polythrottle.errors import DeviceError, PolythrottleError
+from polythrottle.findings import Finding
+from polythrottle.measurement import EnergyKind, Reading
+from polythrottle.ports import Offer
+from polythrottle.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.state import run_dir
+
+TOKEN = "POLYTHROTTLE_TOKEN"
+"""The environment variable with the token of a loan, which a process that starts a study gives it."""
+
+_SOCKET = "actuator.sock"
+_TRIES = 5
+T = TypeVar("T")
+
+
+class RemoteDevice:
+    """A device behind the actuator; satisfies the ports ``Device``, ``Inspectable`` and ``Offering``.
+
+    It goes by the URI of the device itself, for the actuator is a way to it and no other device: a profile or a journal
+    made through it is the same as one made by root. Entering takes the device, and a thread keeps it; leaving puts it
+    back as it was found and gives it up. With the token of a loan it stays lent then, until the lender takes it back.
+
+    Args:
+        path: Of the actuator's socket.
+        device: The URI it is served under; "" for the only one.
+        knobs: Which knobs to search; those the device searches by default if None.
+        token: Of a loan; taken from ``$POLYTHROTTLE_TOKEN`` if "", and if that is not there the device is taken.
+        patience_s: How long to wait for an answer.
+
+    Raises:
+        DeviceError: If the actuator cannot be reached, or the device not be opened there.
+        PermissionDenied: If this user may not read it.
+        UnknownName: If it is not served there.
+    """
+
+    def __init__(
+        self,
+        path: Path | str = "",
+        device: str = "",
+        *,
+        knobs: Sequence[str] | None = None,
+        token: str = "",
+        patience_s: float = 60.0,
+    ) -> None:
+        self._path = Path(path) if path else run_dir() / _SOCKET
+        self._device, self._knobs = device, None if knobs is None else tuple(knobs)
+        self._line, self._turn = Line(self._path, patience_s), threading.Lock()
+        self._lent = token or os.environ.get(TOKEN, "")
+        self._token = ""
+        self._lost: PolythrottleError | None = None
+        self._ended = threading.Event()
+        self._beat: threading.Thread | None = None
+        self.left: tuple[str, ...] = ()
+        self.clock: Clock = SystemClock()
+        self._told = self._ask("describe", device=device)
+
+    @classmethod
+    def open(
+        cls, path: str, options: Mapping[str, str] | None = None, knobs: Sequence[str] | None = None
+    ) -> "RemoteDevice":
+        """Return the device a URI means: ``actuator:/run/a.sock?device=jetson`` has a path and one option.
+
+        Args:
+            path: What follows the colon; the actuator of this machine if "".
+            options: What follows the question mark: ``device``, whose own options may follow it, and ``token``.
+            knobs: Which knobs to search.
+
+        Raises:
+            PolythrottleError: As the constructor does.
+        """
+        given = dict(options or {})
+        token, device = given.pop("token", ""), given.pop("device", "")
+        rest = "".join(f"&{name}={value}" for name, value in given.items())
+        return cls(path, f"{device}{rest}", knobs=knobs, token=token)
+
+    def _ask(self, verb: str, **fields: Any) -> dict[str, Any]:
+        for _ in range(_TRIES):
+            try:
+                return self._asked(verb, fields)
+            except Later as err:
+                time.sleep(min(err.after_s, MOST_S / 4))
+        return self._asked(verb, fields)
+
+    def _asked(self, verb: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        with self._turn:
+            try:
+                return self._line.ask(verb, **fields)
+            finally:
+                if not self._token:
+                    self._line.close()  # who has not entered need not leave either
+
+    def _part(self, name: str, take: Callable[[Any], T]) -> T:
+        """Return a part of the device's description.
+
+        Raises:
+            DeviceError: If it is not there, or not what it should be.
+        """
+        try:
+            return take(self._told[name])
+        except (KeyError, TypeError, ValueError, AttributeError, PolythrottleError) as err:
+            raise DeviceError(f"the actuator at {self._path} is of another version: its {name} says {err}") from err
+
+    @property
+    def uri(self) -> str:
+        """The URI of the device itself."""
+        return self._part("uri", str)
+
+    @property
+    def title(self) -> str:
+        """The name people know it by."""
+        return self._part("title", str)
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """What hardware and firmware it is."""
+        return self._part("identity", dict)
+
+    @property
+    def energy_kind(self) -> EnergyKind:
+        """How its joules come about."""
+        return self._part("energy_kind", EnergyKind)
+
+    @property
+    def boundary(self) -> str:
+        """What its joules cover."""
+        return self._part("boundary", str)
+
+    @property
+    def presets(self) -> Mapping[str, OperatingPoint]:
+        """The vendor's named points."""
+        return self._part("presets", lambda found: {name: OperatingPoint(point) for name, point in found.items()})
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what works and what does not there, and by which way it is reached.
+
+        Raises:
+            DeviceError: If the actuator cannot be reached any more.
+        """
+        self._told = self._ask("describe", device=self._device)
+        found = self._part("findings", lambda lines: tuple(Finding(**line) for line in lines))
+        return (*found, Finding("actuator", True, f"reached over {self._path}, as the administrator permits"))
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Return every knob that works there, with the levels this user may set."""
+        return self._part("knobs", lambda lines: tuple(map(_offer, lines)))
+
+    def altered(self) -> tuple[str, ...]:
+        """Return the knobs that no longer hold what was applied last.
+
+        Raises:
+            DeviceError: If the device was not entered, is gone, or the lease is over.
+        """
+        return tuple(self._under("verify")["knobs"])
+
+    @cached_property
+    def space(self) -> SearchSpace:
+        """The points that this user may set, and the default among them.
+
+        Raises:
+            UnknownName: If a knob was named that the device does not have.
+            DeviceError: If one was named that is off, or the actuator cannot be reached.
+        """
+        knobs = None if self._knobs is None else list(self._knobs)
+        return space_from(self._ask("space", device=self._device, knobs=knobs))
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Set every knob of ``point``, others to their default, read back there, in effect on return.
+
+        Raises:
+            KnobRejected: If a level is refused or not kept.
+            PermissionDenied: If the administrator does not permit it.
+            DeviceError: If the device was not entered or is gone, or the lease is over.
+        """
+        self._under("apply", point=dict(point))
+
+    def read(self) -> Reading:
+        """Return energy so far, temperature and clocks, now.
+
+        Raises:
+            DeviceError: If they cannot be read.
+            TrialError: If the joules are not known.
+        """
+        line = self._ask("read", device=self._device)
+        try:
+            return Reading(**line)
+        except TypeError as err:
+            raise DeviceError(f"the actuator at {self._path} is of another version: {err}") from err
+
+    def restore(self) -> None:
+        """Restore everything to how it was found.
+
+        Raises:
+            DeviceError: If something cannot be put back; names each.
+        """
+        self._note_left(self._under("restore"))
+
+    def _note_left(self, answer: Mapping[str, Any]) -> None:
+        self.left += tuple(map(str, answer.get("left", ())))
+
+    def _under(self, verb: str, **fields: Any) -> dict[str, Any]:
+        """Ask for something under the lease.
+
+        Raises:
+            DeviceError: If there is none, or no longer.
+        """
+        if not self._token:
+            raise DeviceError(f"{self.title} must be entered (with device: …) before it is steered")
+        if self._lost is not None:
+            raise LeaseOver(f"the lease of {self.title} has been lost: {self._lost}")
+        return self._ask(verb, token=self._token, **fields)
+
+    def __enter__(self) -> Self:
+        self._lost = None
+        if self._lent:
+            self._ask("renew", token=self._lent, seconds=MOST_S)
+            self._token = self._lent
+        else:
+            holder = f"process {os.getpid()}"
+            self._token = self._ask("take", device=self._device, seconds=MOST_S, holder=holder)["token"]
+        self._ended.clear()
+        self._beat = threading.Thread(target=self._keep, name="polythrottle-actuator", daemon=True)
+        self._beat.start()
+        return self
+
+    def _keep(self) -> None:
+        while not self._ended.wait(MOST_S / 4):
+            try:
+                self._ask("renew", token=self._token, seconds=MOST_S)
+            except LeaseOver as err:
+                self._lost = err  # the next call says so, where somebody can act
+                return
+            except PolythrottleError:
+                continue  # an actuator that is started again; its answer then is that the lease is over
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._beat is not None:
+            self._beat.join()
+            self._beat = None
+        token, self._token = self._token, ""
+        try:
+            if token and self._lost is None:
+                # A loan is the lender's to end: a study enters the device more than once.
+                with suppress(LeaseOver):  # then it has been put back already
+                    self._note_left(self._ask("restore" if self._lent else "release", token=token))
+        finally:
+            with self._turn:
+                self._line.close()
+
+
+def _offer(line: Mapping[str, Any]) -> Offer:
+    return Offer(Knob(line["name"], tuple(line["levels"]), line["label"]), line["default"], line["searched"])

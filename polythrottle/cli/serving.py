@@ -1,0 +1,220 @@
+"""The daemon's own process: `python -m polythrottle.cli.serving` with the settings of `polythrottle daemon run`.
+
+It is another program than the command line, into which ``daemon run`` turns itself, so that what parses options does
+not stay in memory for as long as the daemon lives.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from polythrottle.daemon.desk import Desk
+from polythrottle.daemon.notify import Supervisor
+from polythrottle.daemon.opening import alone, build
+from polythrottle.daemon.runner import Runner
+from polythrottle.daemon.settings import DEFAULT_FILE, Settings, read_settings, seconds, watt_hours, watts
+from polythrottle.daemon.status import Status
+from polythrottle.daemon.waking import WakingClock
+from polythrottle.daemon.wishes import SetBudget
+from polythrottle.errors import DeviceError, PolythrottleError
+from polythrottle.state import run_dir, state_dir
+from polythrottle.units import show
+
+INTERRUPTED = 130
+_SOCKET = "daemon.sock"
+_WIDTH = 79
+_MODULE = "polythrottle.cli.serving"
+
+
+def become(words: Mapping[str, Any]) -> None:
+    """Turn this process into the daemon; returns only by an error.
+
+    Args:
+        words: The options of ``daemon run`` by name, as they were given; those not given may be left out.
+
+    Raises:
+        PolythrottleError: If they make no settings.
+        DeviceError: If the program cannot be started.
+    """
+    settings_of(words)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    given = json.dumps({name: value for name, value in words.items() if value})
+    try:
+        os.execv(sys.executable, [sys.executable, "-m", _MODULE, given])
+    except OSError as error:
+        raise DeviceError(f"the daemon cannot be started: {sys.executable}: {error.strerror}") from error
+
+
+def settings_of(words: Mapping[str, Any]) -> Settings:
+    """Return the settings that options make, over those of a file.
+
+    Raises:
+        PolythrottleError: If one is not what it should be; says which.
+    """
+    file = words.get("config") or (str(DEFAULT_FILE) if DEFAULT_FILE.exists() and not words.get("profile") else None)
+    settings = Settings() if file is None else read_settings(Path(file))
+    paths = {name: Path(words[name]) for name in _PATHS if words.get(name)}
+    plain = {name: words.get(name) for name in ("profile", "workload", "device", "tcp")}
+    budget = _budget(words)
+    traffic = words.get("traffic") or (f"sim:{words['arrivals']}" if words.get("arrivals") else None)
+    local = bool(words.get("no_actuator"))
+    if local:
+        settings = settings.without_actuator()
+    return settings.over(
+        **plain, **paths, traffic=traffic, slo=tuple(words.get("slo") or ()), budget=budget, local=local
+    )
+
+
+_PATHS = ("actuator", "socket", "tls_cert", "tls_key", "token_file")
+
+
+def _budget(words: Mapping[str, Any]) -> SetBudget | None:
+    read = {
+        "power_w": ("power", watts),
+        "battery_wh": ("battery", watt_hours),
+        "last_s": ("last", seconds),
+        "wh_per_day": ("wh_per_day", watt_hours),
+    }
+    found = {to: parse(words[name]) for to, (name, parse) in read.items() if words.get(name)}
+    carbon = words.get("carbon")
+    return SetBudget(**found, carbon=str(Path(carbon).absolute()) if carbon else None) if found or carbon else None
+
+
+def main() -> int:
+    """Run the daemon with the settings in the first argument until it is ended; returns an exit code."""
+    try:
+        return _served(settings_of(json.loads(sys.argv[1])))
+    except PolythrottleError as error:
+        with suppress(OSError):
+            sys.stderr.write(f"polythrottle: {' '.join(str(error).split())}\n")
+        return error.exit_code
+
+
+def _served(settings: Settings) -> int:
+    from polythrottle.daemon.web import Tcp, WebOptions, serve
+
+    tcp = None
+    if settings.tcp is not None:
+        tcp = Tcp.parse(settings.tcp, settings.tls_cert, settings.tls_key, settings.token_file)
+    socket = settings.socket or run_dir() / _SOCKET
+    clock, desk, supervisor = WakingClock(), Desk(), Supervisor()
+    with ExitStack() as ends:
+        ends.enter_context(alone(state_dir()))
+        runner, record = build(settings, clock, desk, supervisor, _version())
+        ended = _until_signalled(runner, clock)
+        options = WebOptions(socket, settings.readers, settings.writers, tcp, record.history, state_dir())
+        server = serve(desk, options)
+        ends.callback(server.close)
+        desk.on_wish(clock.wake)
+        teller = Teller(desk, sys.stderr)
+        ends.callback(teller.close)
+        _say(f"the API is at {socket}" + (f" and {settings.tcp}" if tcp is not None else ""))
+        runner.run()
+    return INTERRUPTED if signal.SIGINT in ended else 0
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    with suppress(PackageNotFoundError):
+        return version("polythrottle")
+    return ""
+
+
+def _until_signalled(runner: Runner, clock: WakingClock) -> list[int]:
+    """Have signals end the loop after the turn under way; a second one does not cut the restoring short.
+
+    Returns:
+        The signals that came.
+    """
+    came: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        runner.stop()
+        clock.wake()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+    return came
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+class Teller:
+    """Writes each event in a line of its own, and in a terminal what goes on in a last line that is written over.
+
+    It has a thread of its own: a terminal that does not take its lines must not hold up the control loop.
+
+    Args:
+        desk: Where the control loop shows what goes on.
+        out: Where to write.
+    """
+
+    def __init__(self, desk: Desk, out: TextIO) -> None:
+        self._desk, self._out, self._live = desk, out, out.isatty()
+        self._bell, self._over = threading.Event(), False
+        events = desk.events()
+        self._after = events[-1].number if events else 0
+        self._end = desk.listen(self._bell.set)
+        self._thread = threading.Thread(target=self._told, name="polythrottle-teller", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what is left and end; a terminal that is stuck is not waited for."""
+        self._over = True
+        self._bell.set()
+        self._thread.join(timeout=1.0)
+        self._end()
+
+    def _told(self) -> None:
+        try:
+            while not self._over:
+                self._bell.wait()
+                self._bell.clear()
+                self._write()
+            self._out.write("\r\x1b[K" if self._live else "")
+            self._out.flush()
+        except (OSError, ValueError):  # nobody reads any more
+            return
+
+    def _write(self) -> None:
+        for event in self._desk.events(self._after):
+            self._after = event.number
+            clear = "\r\x1b[K" if self._live else ""
+            self._out.write(f"{clear}{event.at[11:19]} {event.kind:<8} {event.words}\n")
+        if self._live:
+            self._out.write(f"\r\x1b[K{line_of(self._desk.status)[:_WIDTH]}")
+        self._out.flush()
+
+
+def line_of(status: Status) -> str:
+    """Return what goes on in one line."""
+    simulated = " (simulated)" if status.energy_kind == "simulated" else ""
+    parts = [status.phase, f"{show(status.power_w, 'W')}{simulated}"]
+    if status.rate_per_s is not None:
+        parts.append(f"{status.rate_per_s:.3g}/s")
+    if status.p99_s is not None:
+        limit = "" if status.limit_s is None else f" of {show(status.limit_s, 's')}"
+        parts.append(f"p99 {show(status.p99_s, 's')}{limit}")
+    if status.rung is not None:
+        parts.append(f"rung {status.rung.number + 1}/{status.rung.of}")
+    if status.saved.joules is not None:
+        parts.append(f"saved {show(status.saved.joules, 'J')} today")
+    return "  ".join([*parts, *(["FAULT"] if status.faults else [])])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""What is added up turn by turn: minutes, joules saved, the budget, and what exploring may cost."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
+
+from polythrottle.daemon.budget import Budget
+from polythrottle.daemon.horizon import Pattern
+from polythrottle.daemon.looking import Sight
+from polythrottle.daemon.record import Minute, Record, Totals
+from polythrottle.daemon.retuning import Allowance, Ledger, quiet_per_s
+from polythrottle.daemon.saving import Saving, midnight_s
+from polythrottle.daemon.signals import Event, PowerBudget, StudyOffered
+from polythrottle.daemon.state import Phase, State
+from polythrottle.daemon.status import BudgetShown, SavedShown
+from polythrottle.daemon.wishes import SetBudget
+from polythrottle.errors import PolythrottleError
+from polythrottle.ladder import Ladder
+
+_BUDGET, _PATTERN, _LEDGER = "budget", "pattern", "ledger"
+T = TypeVar("T")
+_STUDY_S = 600.0
+"""How long a study is taken to last as long as none has been seen."""
+
+
+class Accounts:
+    """Everything that is added up; what must outlive the daemon is kept in its record.
+
+    Args:
+        record: Where.
+        wall: Wall time, seconds since the epoch.
+        allowance: What exploring may cost.
+    """
+
+    def __init__(self, record: Record, wall: Callable[[], float], allowance: Allowance | None = None) -> None:
+        self.energy_j: float | None = None
+        self.requests: int | None = None
+        self.failed: int | None = None
+        self.budget: Budget | None = None
+        self.saving = Saving.of(None)
+        self._record, self._wall = record, wall
+        self._limit_w: float | None = None
+        self._wish: dict[str, Any] | None = None
+        self._wished_s = 0.0
+        self._minute = Minute(int(wall() // 60))
+        self._today, self._day_s = Totals(), -1.0
+        self._pattern = _restored(record.kept(_PATTERN), _pattern) or Pattern()
+        rules = allowance or Allowance()
+        self._ledger = _restored(record.kept(_LEDGER), lambda kept: _ledger(kept, rules)) or Ledger(rules)
+        self._study_s, self._study_j = 0.0, 0.0
+
+    def wished(self, wish: SetBudget) -> Budget | None:
+        """Take a budget over, from now on; a wish of nothing lifts it.
+
+        Raises:
+            InvalidInput: If it makes no sense.
+            BadFile: If it names a file that cannot be used.
+        """
+        now_s = self._wall()
+        self.budget = Budget.of(wish, now_s, midnight_s(now_s))
+        self._wish, self._wished_s = (None if self.budget is None else asdict(wish)), now_s
+        self._keep_budget()
+        return self.budget
+
+    def resume_budget(self) -> None:
+        """Go on with the budget the daemon before had, and with what it had spent of it."""
+        kept = self._record.kept(_BUDGET)
+        if not isinstance(kept, dict) or not isinstance(kept.get("wish"), dict):
+            return
+        try:
+            at_s = float(kept["at_s"])
+            budget = Budget.of(SetBudget(**kept["wish"]), at_s, midnight_s(at_s))
+        except (PolythrottleError, TypeError, KeyError, ValueError):
+            return
+        if budget is not None:
+            self._wish, self._wished_s = kept["wish"], at_s
+            self.budget = replace(budget, spent_j=float(kept.get("spent_j", 0.0)))
+
+    def turn(self, sight: Sight, state: State) -> Iterator[Event]:
+        """Add up one control period, and yield what the controller should know of it."""
+        self._counted(sight)
+        self._roll()
+        loaded = state.plan is not None
+        rate_per_s = sight.rate_per_s if loaded else 0.0
+        if rate_per_s is not None and not sight.jumped:
+            self._pattern = self._pattern.seen(self._since_midnight_s(self._wall()), rate_per_s, sight.period_s)
+        if state.plan is not None and state.plan.ladder is not None:
+            yield from self._rationed(sight, state, state.plan.ladder)
+        yield from self._explored(sight, state)
+
+    def between(self, sight: Sight) -> None:
+        """Add up a part of a control period that was looked at before its end."""
+        self._counted(sight)
+
+    def shown_saving(self) -> SavedShown:
+        """Return what was saved since midnight, the minute under way included."""
+        day_s = midnight_s(self._wall())
+        if day_s != self._day_s:
+            self._day_s, self._today = day_s, self._record.totals(day_s)
+        now = self._minute
+        totals = Totals(
+            _sum(self._today.saved_j, now.saved_j),
+            _sum(self._today.saved_sd_j, now.saved_sd_j),
+            self._today.joules + (now.joules or 0.0),
+            self._today.requests + now.requests,
+        )
+        return self.saving.shown(totals, totals.requests)
+
+    def shown_budget(self) -> BudgetShown:
+        """Return the budget as people see it."""
+        return BudgetShown() if self.budget is None else self.budget.shown(self._wall())
+
+    def close(self) -> None:
+        """Note the minute under way and what must outlive the daemon."""
+        self._close_minute(self._minute)
+
+    def _counted(self, sight: Sight) -> None:
+        seen, minute = sight.seen, self._minute
+        if sight.joules is not None:
+            self.energy_j = (self.energy_j or 0.0) + sight.joules
+        if seen is not None and seen.answered is not None:
+            self.requests = (self.requests or 0) + seen.answered
+            minute = replace(minute, requests=minute.requests + seen.answered)
+        if seen is not None and seen.failed is not None:
+            self.failed = (self.failed or 0) + seen.failed
+            minute = replace(minute, failed=minute.failed + seen.failed)
+        seconds = 0.0 if sight.jumped else sight.period_s
+        p99_s = minute.p99_s if seen is None or seen.p99_s is None else seen.p99_s
+        self._minute = replace(minute, seconds=minute.seconds + seconds, joules=_sum(minute.joules, sight.joules))
+        self._minute = replace(self._minute, p99_s=p99_s)
+        if sight.rate_per_s is not None and sight.joules is not None:
+            self._saved(self.saving.in_turn(sight.rate_per_s, sight.joules, sight.period_s))
+
+    def _saved(self, saved: tuple[float, float | None] | None) -> None:
+        if saved is not None:
+            saved_j, sd_j = _sum(self._minute.saved_j, saved[0]), _sum(self._minute.saved_sd_j, saved[1])
+            self._minute = replace(self._minute, saved_j=saved_j, saved_sd_j=sd_j)
+
+    def limited(self, limit_s: float | None) -> None:
+        """Judge the minute under way by a limit on its p99."""
+        p99_s = self._minute.p99_s
+        violated = limit_s is not None and p99_s is not None and p99_s > limit_s
+        self._minute = replace(self._minute, limit_s=limit_s, violated=violated)
+
+    def _roll(self) -> None:
+        """Begin a new minute where one is over; a wall clock set back begins one too."""
+        number = int(self._wall() // 60)
+        if number != self._minute.minute:
+            over, self._minute = self._minute, Minute(number)
+            self._close_minute(over)
+
+    def _close_minute(self, over: Minute) -> None:
+        if over.seconds > 0:
+            self._record.add(over)
+            today = self._today
+            self._today = Totals(
+                _sum(today.saved_j, over.saved_j),
+                _sum(today.saved_sd_j, over.saved_sd_j),
+                today.joules + (over.joules or 0.0),
+                today.requests + over.requests,
+            )
+        self._record.keep(_PATTERN, [list(slot) for slot in self._pattern.slots])
+        ledger = asdict(self._ledger)
+        self._record.keep(_LEDGER, {name: ledger[name] for name in _LASTING})
+        self._keep_budget()
+
+    def _keep_budget(self) -> None:
+        spent_j = 0.0 if self.budget is None else self.budget.spent_j
+        self._record.keep(_BUDGET, {"wish": self._wish, "at_s": self._wished_s, "spent_j": spent_j})
+
+    def _rationed(self, sight: Sight, state: State, ladder: Ladder) -> Iterator[Event]:
+        rate_per_s, budget = sight.rate_per_s, self.budget
+        if budget is not None and sight.joules is not None:
+            rung = state.rung if state.phase is Phase.FOLLOWING else None
+            predicted_j = None if rung is None or rate_per_s is None else rung.power_at(rate_per_s) * sight.period_s
+            budget = budget.drawn(sight.joules, predicted_j)
+        if budget is not None:
+            mean_per_s = state.forecast.slow_per_s
+            budget = budget.planned(self._wall(), self._since_midnight_s, self._pattern, mean_per_s, ladder)
+        self.budget = budget
+        limit_w = None if budget is None else budget.limit_w
+        if limit_w != self._limit_w:
+            self._limit_w = limit_w
+            yield PowerBudget(limit_w)
+
+    def _explored(self, sight: Sight, state: State) -> Iterator[Event]:
+        if sight.jumped:
+            return
+        seen, ladder = sight.seen, None if state.plan is None else state.plan.ladder
+        quiet = 0.0 if ladder is None else quiet_per_s(ladder.rungs[0].rate_per_s)
+        requests = 0 if seen is None else seen.arrived or 0
+        over = bool(self._minute.violated)
+        self._ledger = self._ledger.seen(
+            sight.now_s, sight.period_s, sight.joules or 0.0, requests, requests if over else 0, state.study_runs, quiet
+        )
+        if not state.study_wanted or state.study_runs:
+            return
+        since_s, study_s = self._since_midnight_s(self._wall()), self._study_s or _STUDY_S
+        if self._ledger.offer(sight.now_s, since_s, self._pattern, study_s, self._study_j):
+            yield StudyOffered()
+
+    @staticmethod
+    def _since_midnight_s(wall_s: float) -> float:
+        return wall_s - midnight_s(wall_s)
+
+
+_LASTING = ("all_j", "explored_j", "requests", "missed", "explored_s", "loaded_s")
+
+
+def _pattern(kept: Any) -> Pattern:
+    return Pattern(tuple((float(rate), float(seconds)) for rate, seconds in kept))
+
+
+def _ledger(kept: Any, allowance: Allowance) -> Ledger:
+    return Ledger(allowance, **{name: float(kept[name]) for name in _LASTING})
+
+
+def _restored(kept: Any, read: Callable[[Any], T]) -> T | None:
+    """Return what was kept; None if nothing was, or something that cannot be read any more."""
+    try:
+        return None if kept is None else read(kept)
+    except (TypeError, ValueError, KeyError, PolythrottleError):
+        return None
+
+
+def _sum(first: float | None, second: float | None) -> float | None:
+    return None if first is None and second is None else (first or 0.0) + (second or 0.0)

@@ -1,0 +1,229 @@
+"""The hands of the control loop: carry out what the controller says, and tell it what became of that."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from polythrottle.clock import Clock
+from polythrottle.daemon.controller import step
+from polythrottle.daemon.planning import UNTOUCHED
+from polythrottle.daemon.ports import Board, Traffic
+from polythrottle.daemon.signals import (
+    Action,
+    Apply,
+    Event,
+    ForeignWrite,
+    GoSafe,
+    LeaseGained,
+    LeaseLost,
+    Raise,
+    Refused,
+    Restore,
+    StartStudy,
+    StopStudy,
+    StudyEnded,
+    Target,
+    Verify,
+)
+from polythrottle.daemon.state import Phase, State
+from polythrottle.daemon.studying import Studies
+from polythrottle.errors import DeviceError, KnobRejected, PolythrottleError, TrialError
+from polythrottle.space import OperatingPoint
+
+_FOREIGN_S = 10.0
+_SERVE_AGAIN_S = 10.0
+_RETRY_MOST_S = 30.0
+_EVENTS_MOST = 16
+
+
+def whole(point: OperatingPoint) -> OperatingPoint:
+    """Return the point: what its board's part is where no profile says so."""
+    return point
+
+
+class Acting:
+    """The controller's state, and all that is done for it.
+
+    Args:
+        clock: Of the control loop.
+        board: Is set.
+        traffic: Is told of batches.
+        studies: Are started and stopped.
+        tell: Takes an event's kind and words.
+    """
+
+    def __init__(
+        self, clock: Clock, board: Board, traffic: Traffic, studies: Studies, tell: Callable[[str, str], None]
+    ) -> None:
+        self.state = State()
+        self._why = "nothing was set yet"
+        self.released = ""
+        self.faults: dict[str, str] = {}
+        self.part: Callable[[OperatingPoint], OperatingPoint] = whole
+        self._clock, self._board, self._traffic, self._studies, self._tell = clock, board, traffic, studies, tell
+        self._retry_s, self._retry_at_s, self._had = 1.0, -math.inf, False
+        self._checked_s = clock.now()
+        self._unserved: Target | None = None
+        self._serve_at_s = -math.inf
+
+    @property
+    def reason(self) -> str:
+        """Why what is set is set."""
+        if self.released:
+            return f"released: {self.released}"
+        hold = self.state.hold
+        return self._why if hold is None or self.state.phase is not Phase.SAFE else hold.reason
+
+    def do(self, event: Event) -> None:
+        """Tell the controller of an event and carry out what it says, and what follows from that."""
+        waiting = deque([event])
+        for _ in range(_EVENTS_MOST):
+            if not waiting:
+                return
+            phase = self.state.phase
+            self.state, actions = step(self.state, waiting.popleft())
+            for action in actions:
+                waiting.extend(self._carried_out(action))
+            if self.state.phase is not phase:
+                self._tell("phase", f"{self.state.phase}: {self.reason}")
+
+    def keep_lease(self) -> bool:
+        """Renew the right to set the board; where it is gone, ask for it again, ever less often.
+
+        Returns:
+            Whether it is there now and was not before, so that what is behind it may be another board.
+        """
+        now_s = self._clock.now()
+        if self.released or (not self.state.leased and 0 <= self._retry_at_s - now_s <= _RETRY_MOST_S):
+            return False
+        try:
+            self._board.take()
+        except PolythrottleError as error:
+            self._had = False
+            self._lost(str(error))
+            return False
+        self.faults.pop("board", None)
+        self._retry_s = 1.0
+        fresh, self._had = not self._had or not self.state.leased, True
+        return fresh
+
+    def regained(self) -> None:
+        """Set again what is to hold, after the right to set the board was away."""
+        if not self.state.leased:
+            self._tell("lease", "the right to set the board is there again")
+            self.do(LeaseGained())
+
+    def check(self) -> None:
+        """Look every ten seconds whether somebody else has set the board, and tell the server again what it missed."""
+        now_s, state = self._clock.now(), self.state
+        if self._unserved is not None and not 0 <= self._serve_at_s - now_s <= _SERVE_AGAIN_S:
+            self._serve(self._unserved)
+        if abs(now_s - self._checked_s) < _FOREIGN_S:
+            return
+        self._checked_s = now_s
+        if state.applied is None or not state.leased or state.study_runs or self.released:
+            return
+        try:
+            knobs = self._board.verify()
+        except PolythrottleError as error:
+            self.faults["check"] = f"what holds on the board cannot be read back: {error}"
+            return
+        self.faults.pop("check", None)
+        if knobs:
+            self.do(ForeignWrite(now_s, knobs))
+
+    def give_back(self, reason: str) -> None:
+        """Put everything back and give up the right to set the board, until `take_again`.
+
+        Raises:
+            DeviceError: If the board could not be restored from here.
+        """
+        self.released, self._had = reason, False
+        self._serve(UNTOUCHED)
+        self._board.release()
+
+    def take_again(self) -> None:
+        """Take the right to set the board again.
+
+        Raises:
+            DeviceError: If another has it.
+        """
+        self._board.take()
+        self.released = ""
+
+    def _carried_out(self, action: Action) -> Iterator[Event]:
+        match action:
+            case Apply(target, reason) | GoSafe(target, reason):
+                self._why = reason
+                yield from self._tried(lambda: self._applied(target))
+            case Restore(reason):
+                self._why = reason
+                self._serve(UNTOUCHED)
+                yield from self._tried(self._board.restore)
+            case Verify():
+                yield from self._tried(self._verified)
+            case StartStudy(reason):
+                yield from self._begun(reason)
+            case StopStudy(reason):
+                self._studies.stop(reason)
+            case Raise(kind, words):
+                self._tell(kind, words)
+
+    def _tried(self, work: Callable[[], None]) -> Iterator[Event]:
+        try:
+            work()
+        except KnobRejected as error:
+            yield Refused(str(error))
+        except DeviceError as error:
+            self._fault(str(error))
+            yield LeaseLost()
+
+    def _applied(self, target: Target) -> None:
+        self._board.apply(self.part(target.point))
+        self._serve(target)
+
+    def _verified(self) -> None:
+        self._board.verify()
+
+    def _serve(self, target: Target) -> None:
+        """Tell the server; what it does not take now it is told again later."""
+        self._unserved = None
+        try:
+            self._traffic.serve(target)
+        except TrialError as error:
+            if "server" not in self.faults:
+                self._tell("fault", f"the server does not take its batch: {error}")
+            self.faults["server"] = f"the server does not take its batch: {error}"
+            self._unserved, self._serve_at_s = target, self._clock.now() + _SERVE_AGAIN_S
+        else:
+            self.faults.pop("server", None)
+
+    def _begun(self, reason: str) -> Iterator[Event]:
+        self._why = f"a study runs: {reason}"
+        try:
+            self._studies.start(reason)
+        except PolythrottleError as error:
+            self._tell("study", f"no study could be started: {error}")
+            yield StudyEnded(None)
+        else:
+            self._tell("study", f"a study has begun: {reason}")
+
+    def _lost(self, words: str) -> None:
+        self._fault(words)
+        if self.state.leased:
+            self.do(LeaseLost())
+
+    def _fault(self, words: str) -> None:
+        self.faults["board"] = words
+        self._retry_at_s = self._clock.now() + self._retry_s
+        self._retry_s = min(_RETRY_MOST_S, 2 * self._retry_s)
+
+    @property
+    def holds(self) -> Target | None:
+        """What is set now; None while the board is as found or a study sets it."""
+        return self.state.applied
+
+    @property
+    def up(self) -> bool:
+        """Whether the workload is."""
+        return self.state.phase is not Phase.DOWN and self.state.plan is not None

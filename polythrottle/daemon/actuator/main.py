@@ -1,0 +1,161 @@
+"""The actuator as a process: its socket, its signals, its beginning and its end."""
+
+import argparse
+import fcntl
+import os
+import signal
+import socket
+import stat
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from polythrottle.actuation.site import Site, opened
+from polythrottle.backends import find_device
+from polythrottle.daemon.actuator.opening import served
+from polythrottle.daemon.actuator.peers import group_id
+from polythrottle.daemon.actuator.permits import GROUP, Permits
+from polythrottle.daemon.actuator.server import Server
+from polythrottle.daemon.actuator.service import Service
+from polythrottle.daemon.notify import Supervisor
+from polythrottle.errors import DeviceError, InvalidInput, PolythrottleError, StorageError
+from polythrottle.state import run_dir
+
+SOCKET = "actuator.sock"
+_BACKLOG = 64
+_LONGEST_PATH = 107  # unix(7): sun_path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the actuator until SIGTERM or SIGINT; returns an exit code.
+
+    Args:
+        arguments: Of the command line; those of this process by default.
+    """
+    given = _parser().parse_args(arguments)
+    try:
+        return _run(given.socket, given.device, given.permits)
+    except PolythrottleError as err:
+        _say(str(err))
+        return err.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="polythrottle daemon actuator", description="Set a device for those whom the administrator permits."
+    )
+    parser.add_argument("--socket", type=Path, help="where to listen; actuator.sock in the run folder by default")
+    parser.add_argument("--device", action="append", metavar="URI", help="what to serve; the board or GPU found here")
+    parser.add_argument("--permits", type=Path, metavar="FILE", help="instead of /etc/polythrottle/permits.toml")
+    return parser
+
+
+def _run(path: Path | None, devices: Sequence[str] | None, permits_file: Path | None) -> int:
+    uris = [served(each) for each in devices or [find_device().uri]]
+    permits = Permits.read(permits_file)
+    with listening(path if path is not None else run_dir() / SOCKET) as listener:
+        service, supervisor = Service(uris, permits), Supervisor()
+        for text in service.start():
+            _say(f"left from before: {text}")
+        server = Server(listener, service, supervisor)
+        _heed(server)
+        supervisor.ready(f"serves {', '.join(uris)}")
+        try:
+            server.run()
+        finally:
+            supervisor.stopping()
+            left = service.close()
+            server.close()
+    for text in left:
+        _say(f"not as it was found: {text}")
+    return DeviceError.exit_code if left else 0
+
+
+def _heed(server: Server) -> None:
+    def stop(number: int, frame: object) -> None:
+        server.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.set_wakeup_fd(server.waker, warn_on_full_buffer=False)
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(f"polythrottle actuator: {text}\n")
+        sys.stderr.flush()
+
+
+@contextmanager
+def listening(path: Path) -> Iterator[socket.socket]:
+    """Listen on a socket that the group ``polythrottle`` may connect to; it is gone afterwards.
+
+    Args:
+        path: Where; a socket that nobody listens on any more is replaced.
+
+    Raises:
+        InvalidInput: If the path is too long for a socket, or something else is there.
+        DeviceError: If another actuator listens there.
+        StorageError: If the socket cannot be made.
+    """
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise InvalidInput(f"{path} is too long for a socket, which may have {_LONGEST_PATH} bytes")
+    group = group_id(GROUP) if os.geteuid() == 0 else None
+    try:
+        _make_folder(path.parent, group)
+        # Not beside the socket: others may write there.
+        site = Site.of(f"actuator {zlib.crc32(os.fsencode(path.absolute())):08x}")
+        site.prepare()
+        lock = opened(site.lock)
+    except OSError as err:
+        raise StorageError(f"cannot make a socket in {path.parent}: {err.strerror}") from err
+    try:
+        _only(lock, path)
+        with _bound(path, group) as listener:
+            yield listener
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _make_folder(folder: Path, group: int | None) -> None:
+    if folder.is_dir():
+        return
+    folder.mkdir(parents=True, mode=0o750)
+    if group is not None:
+        os.chown(folder, 0, group)
+
+
+def _only(lock: int, path: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DeviceError(f"another actuator listens on {path}; stop it first") from None
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise InvalidInput(f"{path} is no socket; name another place")
+        path.unlink()
+
+
+@contextmanager
+def _bound(path: Path, group: int | None) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
+        usual = os.umask(0o177)  # nobody connects before owner and mode are right
+        try:
+            listener.bind(os.fspath(path))
+        except OSError as err:
+            raise StorageError(f"cannot make the socket {path}: {err.strerror}") from err
+        finally:
+            os.umask(usual)
+        try:
+            if group is not None and path.stat().st_gid != group:
+                os.chown(path, 0, group)
+            os.chmod(path, 0o660)
+        except OSError as err:
+            raise StorageError(f"cannot give the socket {path} to its group: {err.strerror}") from err
+        listener.listen(_BACKLOG)
+        yield listener

@@ -1,0 +1,145 @@
+"""The devices behind the actuator: opened, described, read."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from typing import Any
+
+from polythrottle.backends import DeviceURI, open_device
+from polythrottle.clock import SystemClock, VirtualClock
+from polythrottle.errors import InvalidInput, PolythrottleError
+from polythrottle.identity import identity_of
+from polythrottle.ports import Device, Inspectable, Offer, Offering, Sampled
+
+_SCHEMES = ("jetson", "nvml", "cpu", "sim")
+
+
+def served(text: str) -> str:
+    """Return the URI under which a device is served.
+
+    Of a processor without counters everybody's time counts: the actuator itself serves no model.
+
+    Raises:
+        InvalidInput: If a device of that kind cannot be served.
+        UnknownName: If there is no such kind.
+    """
+    uri = DeviceURI.parse(text)
+    if uri.scheme not in _SCHEMES:
+        raise InvalidInput(f"{text} cannot be served: an actuator serves {', '.join(_SCHEMES)}")
+    if uri.scheme != "cpu" or "busy" in uri.options or "watts_per_core" in uri.options:
+        return text
+    return f"{text}{'&' if uri.options else '?'}busy=everyone"
+
+
+def asked(uri: str) -> str:
+    """Return the URI that an administrator gave for a device that is served."""
+    head, found, rest = uri.partition("busy=everyone")
+    return uri if rest or not found else head.rstrip("?&")
+
+
+def opened(uri: str) -> Device:
+    """Return a device with every knob that works on it to be set; nothing is written.
+
+    Raises:
+        PolythrottleError: As `open_device` does.
+    """
+    device = open_device(uri)
+    if DeviceURI.parse(uri).scheme != "cpu":
+        return device
+    names = [offer.knob.name for offer in offers_of(device)]  # a processor sets only what it was opened with
+    return open_device(uri, names) if names else device
+
+
+def offers_of(device: Device) -> tuple[Offer, ...]:
+    """Return every knob that works on a device."""
+    return device.offers() if isinstance(device, Offering) else ()
+
+
+def described(device: Device) -> dict[str, Any]:
+    """Return what a device is and has, ready for JSON; its knobs with every level."""
+    findings = device.findings() if isinstance(device, Inspectable) else ()
+    return {
+        "uri": device.uri,
+        "title": device.title,
+        "identity": dict(identity_of(device)),
+        "energy_kind": str(device.energy_kind),
+        "boundary": device.boundary,
+        "presets": {name: dict(point) for name, point in device.presets.items()},
+        "findings": [asdict(each) for each in findings],
+        "knobs": [_knob_line(offer) for offer in offers_of(device)],
+    }
+
+
+def _knob_line(offer: Offer) -> dict[str, Any]:
+    knob = offer.knob
+    return {
+        "name": knob.name,
+        "levels": list(knob.levels),
+        "label": knob.label,
+        "default": offer.default,
+        "searched": offer.searched,
+    }
+
+
+class Meter:
+    """Readings of one device after another, as of one: their energy never falls, a virtual clock follows the real one.
+
+    What is drawn while no device is open is not known and not in the total.
+    """
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self._total_j = 0.0
+        self._last_j: float | None = None
+        self._seen_s: float | None = None
+
+    def begin(self) -> None:
+        """Go on with another device."""
+        self._last_j = self._seen_s = None
+
+    def advance(self, device: Device) -> None:
+        """Let the time of a simulated device pass as it has passed here since the last call."""
+        if not isinstance(device.clock, VirtualClock):
+            return
+        now_s = self._clock.now()
+        device.clock.sleep(0.0 if self._seen_s is None else now_s - self._seen_s)
+        self._seen_s = now_s
+
+    def read(self, device: Device) -> dict[str, Any]:
+        """Return a reading, ready for JSON.
+
+        Raises:
+            DeviceError: If the device cannot be read.
+            TrialError: If its joules are not known.
+        """
+        self.advance(device)
+        reading = device.read()
+        self._add(reading.energy_j)
+        virtual = isinstance(device.clock, VirtualClock)
+        return {
+            "time_s": self._clock.now() if virtual else reading.time_s,
+            "energy_j": self._total_j,
+            "temperature_c": reading.temperature_c,
+            "clocks_hz": dict(reading.clocks_hz),
+            "throttled": reading.throttled,
+        }
+
+    def _add(self, energy_j: float) -> None:
+        if self._last_j is not None:
+            self._total_j += max(0.0, energy_j - self._last_j)
+        self._last_j = energy_j
+
+    def end(self, device: Device) -> None:
+        """Take the last joules of a device that is about to be closed."""
+        with suppress(PolythrottleError):
+            self.read(device)
+        self.begin()
+
+
+@contextmanager
+def looking(device: Device) -> Iterator[None]:
+    """Look at a device in the background, without becoming its writer."""
+    with ExitStack() as stack:
+        if isinstance(device, Sampled):
+            stack.enter_context(device.sampling())
+        yield

@@ -1,0 +1,220 @@
+"""The actuator's loop: one thread, every buffer bounded, nobody waited for."""
+
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from polythrottle.actuation.lease import boot_s
+from polythrottle.actuation.wire import VERSION, Later, decode, encode, error_line
+from polythrottle.daemon.actuator.connection import Connection
+from polythrottle.daemon.actuator.peers import Peer, peer_of
+from polythrottle.daemon.actuator.requests import number_of, request_from
+from polythrottle.daemon.actuator.service import Service
+from polythrottle.daemon.actuator.spaces import Job
+from polythrottle.daemon.notify import Supervisor
+from polythrottle.errors import DeviceError, InvalidInput, PermissionDenied, PolythrottleError
+
+MOST_CONNECTIONS, MOST_PER_USER = 32, 4
+_EVENTS = {(True, True): 3, (True, False): selectors.EVENT_READ, (False, True): selectors.EVENT_WRITE}
+
+
+class Server:
+    """Serves connections until it is told to stop.
+
+    Args:
+        listener: The socket that is listened on.
+        service: What answers.
+        supervisor: Who is told that the loop turns.
+        identify: Tells who is at the other end of a connection.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        service: Service,
+        supervisor: Supervisor,
+        identify: Callable[[socket.socket], Peer] = peer_of,
+    ) -> None:
+        listener.setblocking(False)
+        self._listener, self._service, self._supervisor, self._identify = listener, service, supervisor, identify
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._wake, self._woken = socket.socketpair()
+        for end in (self._wake, self._woken):
+            end.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ, lambda: self._woken.recv(4096))
+        self._connections: dict[int, Connection] = {}
+        self._stopped = False
+
+    @property
+    def waker(self) -> int:
+        """A handle: what is written there, as by a signal (signal.set_wakeup_fd), makes the loop turn."""
+        return self._wake.fileno()
+
+    def stop(self) -> None:
+        """Make `run` return after its present turn; may be called by a signal handler or another thread."""
+        self._stopped = True
+        with suppress(OSError):
+            self._wake.send(b"\0")
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        ping_s = self._supervisor.ping_s
+        next_ping_s = time.monotonic()
+        while not self._stopped:
+            if ping_s is not None and next_ping_s <= time.monotonic():
+                self._supervisor.alive()
+                next_ping_s = time.monotonic() + ping_s
+            for key, _ in self._selector.select(self._wait_s(None if ping_s is None else next_ping_s)):
+                key.data()
+            self._tick()
+            self._turn()
+
+    def _tick(self) -> None:
+        try:
+            self._service.tick()
+        # As in `_serve`.
+        except Exception as err:
+            sys.stderr.write(f"polythrottle actuator: fault in ending a lease: {type(err).__name__}: {err}\n")
+
+    def _wait_s(self, ping_s: float | None) -> float | None:
+        if any(each.has_line for each in self._connections.values()):
+            return 0.0
+        now_s, due = time.monotonic(), [each.due_s for each in self._connections.values()]
+        waits = [each - now_s for each in (*due, *([] if ping_s is None else [ping_s]))]
+        if (next_s := self._service.next_s) is not None:
+            waits.append(next_s - boot_s())
+        return max(0.0, min(waits)) if waits else None
+
+    def _turn(self) -> None:
+        """Answer at most one request of each connection, and drop those that are done or overdue."""
+        now_s = time.monotonic()
+        for handle, each in list(self._connections.items()):
+            if each.too_long:
+                self._reply(each, None, error=InvalidInput("that line is too long to be a request"), last=True)
+            elif (line := each.line(now_s)) is not None:
+                self._serve(each, line)
+            if each.done or each.due_s <= now_s:
+                self._drop(handle)
+            else:
+                self._listen(handle, each)
+
+    def _accept(self) -> None:
+        try:
+            way, _ = self._listener.accept()
+        except OSError:
+            return  # it has gone again, or there are no handles left: the others are served
+        try:
+            connection = Connection(way, self._identify(way), time.monotonic())
+        except OSError:
+            way.close()
+            return
+        handle = way.fileno()
+        self._connections[handle] = connection
+        self._selector.register(way, selectors.EVENT_READ, lambda: self._exchange(handle))
+        if refusal := self._refusal(connection.peer):
+            self._reply(connection, None, error=refusal, last=True)
+
+    def _refusal(self, peer: Peer) -> PolythrottleError | None:
+        if words := self._service.refuse(peer):
+            return PermissionDenied(words)
+        mine = sum(each.peer.uid == peer.uid for each in self._connections.values())
+        if len(self._connections) > MOST_CONNECTIONS or (mine > MOST_PER_USER and peer.uid != 0):
+            return Later(
+                f"there are too many connections: at most {MOST_PER_USER} a user, {MOST_CONNECTIONS} in all", 5.0
+            )
+        return None
+
+    def _exchange(self, handle: int) -> None:
+        connection, now_s = self._connections.get(handle), time.monotonic()
+        if connection is None:
+            return
+        try:
+            if connection.writes:
+                connection.flush(now_s)
+            elif connection.reads:
+                connection.receive(now_s)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(handle)
+
+    def _listen(self, handle: int, connection: Connection) -> None:
+        wanted = _EVENTS.get((connection.reads, connection.writes), 0)
+        known = self._selector.get_map().get(handle)
+        if wanted and known is None:
+            self._selector.register(connection.way, wanted, lambda: self._exchange(handle))
+        elif known is not None and not wanted:
+            self._selector.unregister(connection.way)
+        elif known is not None and known.events != wanted:
+            self._selector.modify(connection.way, wanted, known.data)
+
+    def _drop(self, handle: int) -> None:
+        connection = self._connections.pop(handle)
+        with suppress(KeyError):
+            self._selector.unregister(connection.way)
+        if connection.job is not None:
+            self._selector.unregister(connection.job.output)
+        connection.close()
+
+    def _serve(self, connection: Connection, line: bytes) -> None:
+        number = None
+        try:
+            message = decode(line)
+            number = number_of(message)
+            answer = self._service.answer(connection.peer, request_from(message))
+        except PolythrottleError as err:
+            self._reply(connection, number, error=err)
+            return
+        # The outermost loop: a fault in one answer must not end the process that keeps the device.
+        except Exception as err:
+            sys.stderr.write(f"polythrottle actuator: fault in answering: {type(err).__name__}: {err}\n")
+            self._reply(
+                connection, number, error=DeviceError("the actuator met a fault of its own; its log says which")
+            )
+            return
+        if isinstance(answer, Job):
+            self._begin(connection, number, answer)
+        else:
+            self._reply(connection, number, answer=answer)
+
+    def _begin(self, connection: Connection, number: int | None, job: Job) -> None:
+        connection.job, connection.number = job, number
+        self._selector.register(job.output, selectors.EVENT_READ, lambda: self._gather(connection, job))
+
+    def _gather(self, connection: Connection, job: Job) -> None:
+        if not job.gather():
+            return
+        self._selector.unregister(job.output)
+        connection.job = None
+        connection.send(encode({"v": VERSION, "id": connection.number, **job.result()}), time.monotonic())
+
+    def _reply(
+        self,
+        connection: Connection,
+        number: int | None,
+        *,
+        answer: dict[str, object] | None = None,
+        error: PolythrottleError | None = None,
+        last: bool = False,
+    ) -> None:
+        told = {"answer": answer} if error is None else {"error": error_line(error)}
+        try:
+            data = encode({"v": VERSION, "id": number, **told})
+        except ValueError:
+            words = "the device tells a number that is none; nothing can be said of it"
+            data = encode({"v": VERSION, "id": number, "error": error_line(DeviceError(words))})
+        connection.send(data, time.monotonic(), last=last)
+        with suppress(OSError):  # met again by the loop, which drops it
+            connection.flush(time.monotonic())
+
+    def close(self) -> None:
+        """End every connection."""
+        for handle in list(self._connections):
+            self._drop(handle)
+        self._selector.close()
+        for each in (self._wake, self._woken, self._listener):
+            each.close()

@@ -1,0 +1,282 @@
+"""What the actuator answers to each verb, within the rights of whoever asks."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from polythrottle.actuation.audit import Audit
+from polythrottle.actuation.lease import boot_s
+from polythrottle.actuation.restoring import restore_all, standing
+from polythrottle.actuation.site import Site
+from polythrottle.actuation.wire import MOST_S, VERSION, Later, LeaseOver
+from polythrottle.daemon.actuator.holding import Holding
+from polythrottle.daemon.actuator.pace import Pace
+from polythrottle.daemon.actuator.peers import Peer
+from polythrottle.daemon.actuator.permits import Permits, Rights, allowed
+from polythrottle.daemon.actuator.requests import Request
+from polythrottle.daemon.actuator.spaces import Job
+from polythrottle.daemon.actuator.terms import BURST, WRITES_PER_S, Term
+from polythrottle.errors import DeviceError, PermissionDenied, PolythrottleError, StorageError, UnknownName
+
+_ASKED_PER_S, _ASKED_BURST = 100.0, 400
+_NOTED_PER_S, _NOTED_BURST = 0.2, 50
+_MOST_USERS, _MOST_JOBS = 256, 2
+
+
+class Service:
+    """The devices that are served, and the answers.
+
+    Args:
+        uris: Of the devices, as they are served.
+        permits: Of the administrator.
+        now_s: The clock that leases go by; the boot clock by default.
+    """
+
+    def __init__(self, uris: Sequence[str], permits: Permits, now_s: Callable[[], float] | None = None) -> None:
+        self._audit = Audit(Site.of("actuator").audit, "actuator")
+        timed = {} if now_s is None else {"now_s": now_s}
+        self.holdings = [Holding(uri, self._note, **timed) for uri in dict.fromkeys(uris)]
+        self._permits = permits
+        self._paces: dict[int, Pace] = {}
+        self._noted = Pace(_NOTED_PER_S, _NOTED_BURST)
+        self._jobs: list[Job] = []
+        self._verbs: Mapping[str, Callable[[Peer, Request], dict[str, Any] | Job]] = {
+            "hello": self._hello,
+            "devices": self._devices,
+            "describe": self._describe,
+            "space": self._space,
+            "take": self._take,
+            "renew": self._renew,
+            "apply": self._apply,
+            "read": self._read,
+            "verify": self._verify,
+            "restore": self._restore,
+            "release": self._release,
+            "lend": self._lend,
+            "take_back": self._take_back,
+        }
+
+    def _note(self, number: int, event: str) -> None:
+        self._audit.note(number, event)
+
+    def start(self) -> list[str]:
+        """Put back what an actuator that was killed has left, and return what could not be.
+
+        A profile that somebody has applied by hand, and a device that another process steers, are left alone.
+        """
+        left = []
+        try:
+            Site.of("actuator").prepare()
+            found = standing()
+        except (StorageError, DeviceError) as err:
+            return [str(err)]
+        for each in found:
+            if each.lease.applied or each.lease.kept or each.lease.alive:
+                continue
+            try:
+                for outcome in restore_all(device=each.device):
+                    left += [str(text) for text in (*outcome.foreign, *outcome.failed, *outcome.damage)]
+            except UnknownName:
+                continue  # its guard was quicker
+            except PolythrottleError as err:
+                left.append(str(err))
+        return left
+
+    def refuse(self, peer: Peer) -> str:
+        """Return why a peer may not ask anything; empty if it may."""
+        if self._permits.knows(peer):
+            return ""
+        if not self._noted.wait_s(time.monotonic()):
+            self._note(0, f"refused {peer} (user {peer.uid})")
+        return f"user {peer.name} may not ask here; the group polythrottle may read; permits.toml says who may set"
+
+    def answer(self, peer: Peer, request: Request) -> dict[str, Any] | Job:
+        """Return the answer to a request, or the job that makes it.
+
+        Raises:
+            PolythrottleError: If it is refused; says why.
+        """
+        self._check_pace(peer)
+        self.tick()
+        with self._uncounted():
+            return self._verbs[request.verb](peer, request)
+
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """Let no lease run out over what the actuator itself is busy with, for nobody can renew one meanwhile."""
+        started_s = boot_s()
+        try:
+            yield
+        finally:
+            for holding in self.holdings:
+                holding.terms.put_off(boot_s() - started_s)
+
+    def _check_pace(self, peer: Peer) -> None:
+        if peer.uid == 0:
+            return
+        if len(self._paces) > _MOST_USERS:
+            self._paces.clear()
+        after_s = self._paces.setdefault(peer.uid, Pace(_ASKED_PER_S, _ASKED_BURST)).wait_s(time.monotonic())
+        if after_s:
+            raise Later(f"user {peer.name} asks too much at once; again in {after_s:.2g} s", after_s)
+
+    def tick(self) -> None:
+        """End what has run out."""
+        with self._uncounted():
+            for holding in self.holdings:
+                holding.tick()
+
+    @property
+    def next_s(self) -> float | None:
+        """When `tick` has something to do next, on the clock of the leases; None if never."""
+        return min((each.next_s for each in self.holdings if each.next_s is not None), default=None)
+
+    def close(self) -> list[str]:
+        """Put everything back, for good; return what is left."""
+        return [text for holding in self.holdings for text in holding.close()]
+
+    def _rights(self, peer: Peer, holding: Holding) -> Rights:
+        return self._permits.rights(peer, holding.names)
+
+    def _named(self, peer: Peer, name: str, *, control: bool = False) -> tuple[Holding, Rights]:
+        """Return the device of a name and what the peer may do with it.
+
+        Raises:
+            UnknownName: If none of that name is served, or not to this peer.
+            PermissionDenied: If it may be read but not set.
+        """
+        seen = {each: rights for each in self.holdings if (rights := self._rights(peer, each)).read or rights.control}
+        found = [each for each in seen if each.answers_to(name) or (not name and len(self.holdings) == 1)]
+        if not found:
+            raise UnknownName("device of this actuator", name, [each.uri for each in seen])
+        rights = seen[found[0]]
+        if control and not rights.control:
+            raise PermissionDenied(f"the administrator's permits let {peer.name} read {found[0].uri} but not set it")
+        if not control and not rights.read:
+            raise PermissionDenied(f"the administrator's permits do not let {peer.name} read {found[0].uri}")
+        return found[0], rights
+
+    def _term(self, peer: Peer, request: Request) -> tuple[Holding, Term]:
+        """Return the device and the lease or loan that a request's token is of.
+
+        Raises:
+            LeaseOver: If it is of none.
+            PermissionDenied: If it is another user's, or the permits have changed.
+        """
+        for holding in self.holdings:
+            if (term := holding.terms.term(request.text["token"], peer)) is not None:
+                return holding, term
+        raise LeaseOver("the lease is over; take the device again")
+
+    def _own(self, peer: Peer, request: Request) -> tuple[Holding, Term]:
+        """Return the device and the lease, which is to be the peer's own and no loan.
+
+        Raises:
+            LeaseOver: If the token is of no lease.
+            PermissionDenied: If it is of a loan.
+        """
+        holding, term = self._term(peer, request)
+        if term is not holding.terms.lease:
+            raise PermissionDenied(f"only who has taken the device may {request.verb} it, not who was lent it")
+        return holding, term
+
+    def _hello(self, peer: Peer, request: Request) -> dict[str, Any]:
+        rights = {each.uri: self._rights(peer, each) for each in self.holdings}
+        return {
+            "versions": [VERSION],
+            "polythrottle": _version(),
+            "pid": os.getpid(),
+            "you": {"uid": peer.uid, "name": peer.name},
+            "read": [uri for uri, each in rights.items() if each.read],
+            "control": [uri for uri, each in rights.items() if each.control],
+            "most_s": MOST_S,
+            "writes_per_s": WRITES_PER_S,
+            "burst": BURST,
+        }
+
+    def _devices(self, peer: Peer, request: Request) -> dict[str, Any]:
+        return {"devices": [line for each in self.holdings if (line := self._device_line(peer, each))]}
+
+    def _device_line(self, peer: Peer, holding: Holding) -> dict[str, Any]:
+        rights, title = self._rights(peer, holding), ""
+        if not rights.read:
+            return {}
+        with suppress(PolythrottleError):  # one that is not there is listed all the same
+            title = holding.description()["title"]
+        terms = holding.terms
+        return {
+            "uri": holding.uri,
+            "title": title,
+            "control": rights.control,
+            "holder": terms.lease.holder if terms.lease is not None else "",
+            "lent": terms.loan is not None,
+        }
+
+    def _describe(self, peer: Peer, request: Request) -> dict[str, Any]:
+        holding, rights = self._named(peer, request.text["device"])
+        told = holding.description()
+        return {**told, "knobs": [_permitted(knob, rights) for knob in told["knobs"]]}
+
+    def _space(self, peer: Peer, request: Request) -> Job:
+        holding, rights = self._named(peer, request.text["device"])
+        self._jobs = [each for each in self._jobs if not each.over]
+        if len(self._jobs) >= _MOST_JOBS:
+            raise Later("other search spaces are being computed; ask again", 1.0)
+        self._jobs.append(Job(holding.uri, request.fields["knobs"], rights.spans if rights.control else ({},)))
+        return self._jobs[-1]
+
+    def _take(self, peer: Peer, request: Request) -> dict[str, Any]:
+        holding, _ = self._named(peer, request.text["device"], control=True)
+        text = request.text
+        return holding.take(peer, text.get("holder", ""), float(request.fields["seconds"]), text.get("token"))
+
+    def _renew(self, peer: Peer, request: Request) -> dict[str, Any]:
+        holding, term = self._term(peer, request)
+        return holding.renew(term, float(request.fields["seconds"]))
+
+    def _apply(self, peer: Peer, request: Request) -> dict[str, Any]:
+        holding, _ = self._term(peer, request)
+        return holding.apply(request.text["token"], peer, request.fields["point"], self._rights(peer, holding))
+
+    def _read(self, peer: Peer, request: Request) -> dict[str, Any]:
+        return self._named(peer, request.text["device"])[0].read()
+
+    def _verify(self, peer: Peer, request: Request) -> dict[str, Any]:
+        return {"knobs": list(self._term(peer, request)[0].altered())}
+
+    def _restore(self, peer: Peer, request: Request) -> dict[str, Any]:
+        holding, _ = self._term(peer, request)
+        holding.terms.setter(request.text["token"], peer)
+        return {"left": list(holding.restore())}
+
+    def _release(self, peer: Peer, request: Request) -> dict[str, Any]:
+        holding, term = self._term(peer, request)
+        ended = holding.end_loan if term is holding.terms.loan else holding.end
+        return {"left": list(ended(f"given back by {term.holder}"))}
+
+    def _lend(self, peer: Peer, request: Request) -> dict[str, Any]:
+        holding, _ = self._own(peer, request)
+        return holding.lend(peer, request.text.get("holder", ""), float(request.fields["seconds"]))
+
+    def _take_back(self, peer: Peer, request: Request) -> dict[str, Any]:
+        holding, _ = self._own(peer, request)
+        return {"left": list(holding.end_loan("taken back") if holding.terms.loan is not None else ())}
+
+
+def _permitted(knob: Mapping[str, Any], rights: Rights) -> dict[str, Any]:
+    """Return a knob with the levels that may be set."""
+    name, usual = knob["name"], knob["default"]
+    spans = rights.spans if rights.control else ({},)
+    levels = [each for each in knob["levels"] if each == usual or any(allowed(every, name, each) for every in spans)]
+    return {**knob, "levels": levels}
+
+
+def _version() -> str:
+    """Return the installed version; without importlib.metadata, which takes megabytes."""
+    folders = (Path(folder or ".") for folder in sys.path)
+    found = (each.name for folder in folders for each in folder.glob("polythrottle-*.dist-info"))
+    return next(found, "").removeprefix("polythrottle-").removesuffix(".dist-info")

@@ -1,0 +1,365 @@
+"""The board as the control loop sees it: through the actuator, or opened in this process."""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from time import sleep
+
+from polythrottle.actuation.wire import Later, LeaseOver, Line
+from polythrottle.clock import Clock, VirtualClock
+from polythrottle.errors import DeviceError, InvalidInput, KnobRejected
+from polythrottle.identity import identity_of
+from polythrottle.measurement import EnergyKind, Reading
+from polythrottle.ports import Device, Recorded
+from polythrottle.space import OperatingPoint
+
+LEASE_S = 15.0
+"""For how long the actuator keeps what was set after the daemon has died, if nobody says otherwise."""
+_LOAN_S = 30.0
+_LATER_S = 0.5
+_PATIENCE_S = 5.0
+TOKEN = "POLYTHROTTLE_TOKEN"
+_HOLDER = "the daemon"
+
+
+class ActuatorBoard:
+    """A board that the actuator sets for the daemon, under a lease; satisfies the port ``Board``.
+
+    The lease's token is kept in a file of its own, so that a daemon that was started again in time goes on with what
+    holds.
+
+    Args:
+        socket: Of the actuator.
+        device: URI of the device; None for the only one the actuator serves.
+        token_file: Where the token is kept, for nobody else to read.
+        clock: Of the control loop.
+        lease_s: For how long it keeps what was set after the daemon has died.
+    """
+
+    def __init__(
+        self, socket: Path, device: str | None, token_file: Path, clock: Clock, lease_s: float = LEASE_S
+    ) -> None:
+        self._line, self._socket = Line(socket, _PATIENCE_S), socket
+        self._asked, self._token_file, self._clock = device, token_file, clock
+        self._token = _kept(token_file)
+        self._held = False
+        self._lease_s = lease_s
+        self._renewed_s = 0.0
+        self._about: Mapping[str, object] = {}
+
+    @property
+    def uri(self) -> str:
+        """The device's URI; the actuator's socket until that is known."""
+        return str(self._about.get("uri", self._asked or f"actuator:{self._socket}"))
+
+    @property
+    def title(self) -> str:
+        """The name people know it by."""
+        return str(self._about.get("title", self.uri))
+
+    @property
+    def energy_kind(self) -> EnergyKind:
+        """How its joules come about."""
+        return EnergyKind(str(self._about.get("energy_kind", EnergyKind.MEASURED)))
+
+    @property
+    def boundary(self) -> str:
+        """What its joules cover."""
+        return str(self._about.get("boundary", ""))
+
+    def identity(self) -> Mapping[str, str]:
+        """Return what hardware and firmware it is; empty while the actuator cannot be asked."""
+        with suppress(DeviceError):
+            self._described()
+        found = self._about.get("identity")
+        return {str(name): str(text) for name, text in found.items()} if isinstance(found, Mapping) else {}
+
+    def take(self) -> None:
+        """Take the lease, or renew it when a third of it is over.
+
+        Raises:
+            DeviceError: If it cannot be had, or the one there was is over: then the board is as found.
+        """
+        now_s = self._clock.now()
+        if self._held and 0 <= now_s - self._renewed_s < self._lease_s / 3:
+            return
+        if self._held:
+            try:
+                self._line.ask("renew", token=self._token, seconds=self._lease_s)
+            except LeaseOver:
+                self._held = False
+                raise
+        else:
+            self._taken()
+        self._renewed_s = now_s
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Set the device's knobs of a point, others to their default.
+
+        Raises:
+            KnobRejected: If the device has no such level, refuses it or does not keep it.
+            DeviceError: If the lease is over, the actuator cannot be reached, or the device cannot be steered.
+        """
+        self._needed()
+        try:
+            try:
+                self._line.ask("apply", token=self._token, point=dict(point))
+            except Later as later:
+                sleep(min(_LATER_S, later.after_s))
+                self._line.ask("apply", token=self._token, point=dict(point))
+        except LeaseOver:
+            self._held = False
+            raise
+        except InvalidInput as error:
+            raise KnobRejected(str(error)) from error
+
+    def read(self) -> Reading:
+        """Return energy so far, temperature and clocks, now.
+
+        Raises:
+            DeviceError: If they cannot be read.
+        """
+        found = self._line.ask("read", device=self._described())
+        try:
+            temperature = found["temperature_c"]
+            return Reading(
+                float(found["time_s"]),
+                float(found["energy_j"]),
+                None if temperature is None else float(temperature),
+                {str(domain): int(hz) for domain, hz in found["clocks_hz"].items()},
+                bool(found["throttled"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DeviceError(f"the actuator's reading makes no sense: {error}") from error
+
+    def verify(self) -> tuple[str, ...]:
+        """Return the knobs that no longer hold what was applied last.
+
+        Raises:
+            DeviceError: If that cannot be told.
+        """
+        self._needed()
+        return tuple(map(str, self._line.ask("verify", token=self._token)["knobs"]))
+
+    def restore(self) -> None:
+        """Put everything back to how it was found, and keep the lease.
+
+        Raises:
+            DeviceError: If the actuator cannot be reached; it restores the board when the lease is over.
+        """
+        if self._held:
+            self._line.ask("restore", token=self._token)
+
+    def release(self) -> None:
+        """Put everything back and give the lease up.
+
+        Raises:
+            DeviceError: If the actuator cannot be reached; it restores the board when the lease is over.
+        """
+        held, self._held = self._held, False
+        try:
+            if held:
+                with suppress(LeaseOver):
+                    self._line.ask("release", token=self._token)
+        finally:
+            self._token = None
+            with suppress(OSError):
+                self._token_file.unlink(missing_ok=True)
+            self._line.close()
+
+    def lend(self) -> tuple[str, Mapping[str, str]]:
+        """Lend the board to a study; what it opens, and what its environment needs.
+
+        Raises:
+            DeviceError: If that cannot be.
+        """
+        self._needed()
+        found = self._line.ask("lend", token=self._token, seconds=_LOAN_S, holder="a study")
+        return f"actuator:{self._socket}?device={self._described()}", {TOKEN: str(found["token"])}
+
+    def take_back(self) -> None:
+        """End the loan at once; the board is as found then.
+
+        Raises:
+            DeviceError: If the actuator cannot be reached; the loan ends with the lease.
+        """
+        if self._held:
+            self._line.ask("take_back", token=self._token)
+
+    def _taken(self) -> None:
+        device = self._described(fresh=True)
+        known = {} if self._token is None else {"token": self._token}
+        found = self._line.ask("take", device=device, seconds=self._lease_s, holder=_HOLDER, **known)
+        self._token, self._held = str(found["token"]), True
+        _keep(self._token_file, self._token)
+
+    def _described(self, fresh: bool = False) -> str:
+        """Return the device's URI as the actuator has it, and what it is."""
+        if fresh or not self._about:
+            self._about = self._line.ask("describe", device=self._asked or self._only())
+        return str(self._about["uri"])
+
+    def _only(self) -> str:
+        found = [str(each["uri"]) for each in self._line.ask("devices")["devices"]]
+        if len(found) != 1:
+            known = ", ".join(found) or "none"
+            raise DeviceError(f"say which device, with --device: the actuator serves {known}")
+        return found[0]
+
+    def _needed(self) -> None:
+        if not self._held:
+            raise DeviceError("the right to set the board is not there")
+
+
+class LocalBoard:
+    """A device opened in this process, for simulations and for a daemon of root without an actuator.
+
+    It is entered when it is taken and left when it is released, which restores it.
+
+    Args:
+        device: Not entered.
+        clock: Of the control loop; a simulated device's time follows it.
+
+    Raises:
+        InvalidInput: If the device is a recorded table.
+    """
+
+    def __init__(self, device: Device, clock: Clock) -> None:
+        if isinstance(device, Recorded):
+            raise InvalidInput(f"{device.uri} is a recorded table; there is nothing to set")
+        self._device, self._clock = device, clock
+        self._entered = False
+        self._applied: OperatingPoint | None = None
+        self._followed_s = clock.now()
+
+    @property
+    def uri(self) -> str:
+        """The device's URI."""
+        return self._device.uri
+
+    @property
+    def title(self) -> str:
+        """The name people know it by."""
+        return self._device.title
+
+    @property
+    def energy_kind(self) -> EnergyKind:
+        """How its joules come about."""
+        return self._device.energy_kind
+
+    @property
+    def boundary(self) -> str:
+        """What its joules cover."""
+        return self._device.boundary
+
+    def identity(self) -> Mapping[str, str]:
+        """Return what hardware and firmware it is."""
+        return identity_of(self._device)
+
+    def take(self) -> None:
+        """Enter the device, which saves what is to be restored.
+
+        Raises:
+            DeviceError: If another process holds it, or it cannot be steered.
+        """
+        if not self._entered:
+            self._device.__enter__()
+            self._entered = True
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Set the device's knobs of a point, others to their default.
+
+        Raises:
+            KnobRejected: If a level is refused or not kept.
+            DeviceError: If the device cannot be steered.
+        """
+        if not self._entered:
+            raise DeviceError("the device is not held")
+        self._device.apply(self._device.space.default.moved(point))
+        self._applied = point
+
+    def read(self) -> Reading:
+        """Return energy so far, temperature and clocks, now."""
+        self._follow()
+        return self._device.read()
+
+    def verify(self) -> tuple[str, ...]:
+        """Return the knobs that no longer hold what was applied last, where the device can say that."""
+        altered = getattr(self._device, "altered", None)
+        return tuple(altered()) if self._applied is not None and callable(altered) else ()
+
+    def restore(self) -> None:
+        """Put everything back to how it was found."""
+        if self._entered:
+            self._device.restore()
+        self._applied = None
+
+    def release(self) -> None:
+        """Leave the device, which restores it."""
+        if self._entered:
+            self._entered, self._applied = False, None
+            self._device.__exit__(None, None, None)
+
+    def lend(self) -> tuple[str, Mapping[str, str]]:
+        """Leave the device, so that a study can enter it; its URI, and nothing for its environment."""
+        self.release()
+        return self.uri, {}
+
+    def take_back(self) -> None:
+        """Enter the device again.
+
+        Raises:
+            DeviceError: If the study's process still holds it.
+        """
+        self.take()
+
+    def _follow(self) -> None:
+        """Let as much time pass on a simulated device as has passed for the control loop."""
+        now_s = self._clock.now()
+        if isinstance(self._device.clock, VirtualClock):
+            self._device.clock.sleep(now_s - self._followed_s)
+        self._followed_s = now_s
+
+
+class SeparateLender:
+    """Lends a simulated board to a study: a study simulates one of its own.
+
+    Args:
+        uri: Of the device.
+    """
+
+    costless = True
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+
+    def lend(self) -> tuple[str, Mapping[str, str]]:
+        """Return the device's URI, which any process can open beside this one."""
+        return self._uri, {}
+
+    def take_back(self) -> None:
+        """Do nothing: nothing was lent."""
+
+
+def _kept(file: Path) -> str | None:
+    """Return the token in a file that only this user could have written; None if there is none."""
+    with suppress(OSError, ValueError):
+        about = file.lstat()
+        if about.st_uid == os.geteuid() and not about.st_mode & 0o077:
+            return file.read_text(encoding="ascii").strip() or None
+    return None
+
+
+def _keep(file: Path, token: str) -> None:
+    """Write a token whole or not at all, for this user alone; without it a daemon started again begins anew."""
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, draft = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # 0600, as mkstemp makes it
+        try:
+            with os.fdopen(handle, "w", encoding="ascii") as out:
+                out.write(token)
+            os.replace(draft, file)
+        except OSError:
+            os.unlink(draft)

@@ -1,0 +1,172 @@
+"""One look at traffic and board: what came since the look before, joined into what the controller observes."""
+
+from dataclasses import dataclass, replace
+
+from polythrottle.daemon.guards import Observed
+from polythrottle.daemon.ports import Board, Seen, Traffic
+from polythrottle.errors import PolythrottleError
+from polythrottle.measurement import Reading
+
+JUMP_S = 5.0
+"""A look that comes so late tells of a clock that jumped or a machine that stood still, and of no rate and no power."""
+_LEAST_S = 0.02
+"""Power over less than this is noise of the sensor."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What one control period showed; None for what is not known.
+
+    Args:
+        now_s: When, on the clock of the control loop.
+        period_s: Since the look before.
+        seen: Of the requests; None while the workload is not up.
+        reading: Of the board; None if its sensors cannot be read.
+        power_w: Mean over the period; ``peak_w`` over its highest part.
+        joules: Drawn in the period; None if unknown.
+        jumped: Whether the period is no measure of anything.
+    """
+
+    now_s: float
+    period_s: float
+    seen: Seen | None
+    reading: Reading | None
+    power_w: float | None = None
+    peak_w: float | None = None
+    joules: float | None = None
+    jumped: bool = False
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """Requests that came per second; None while they are not seen, or the period means nothing."""
+        if self.seen is None or self.seen.arrived is None or self.jumped:
+            return None
+        return self.seen.arrived / self.period_s
+
+    @property
+    def errors(self) -> float | None:
+        """The share of requests that failed; None if that is not known."""
+        if self.seen is None or self.seen.failed is None:
+            return None
+        ended = max(self.seen.answered or 0, self.seen.failed)
+        return self.seen.failed / ended if ended else None
+
+    @property
+    def observed(self) -> Observed:
+        """The same as the controller is told."""
+        seen, reading = self.seen or Seen(), self.reading
+        return Observed(
+            self.now_s,
+            self.period_s,
+            self.rate_per_s,
+            seen.waiting or 0,
+            seen.p99_s,
+            self.power_w,
+            self.peak_w,
+            None if reading is None else reading.temperature_c,
+            None if reading is None else reading.throttled,
+            self.errors,
+            seen.worst_s,
+        )
+
+
+class Looking:
+    """The eyes of the control loop.
+
+    Args:
+        board: Read once per period, and at each peek if ``peaks``.
+        traffic: Looked at each time.
+        now_s: The time.
+        peaks: Whether the highest power within a period matters.
+    """
+
+    def __init__(self, board: Board, traffic: Traffic, now_s: float, peaks: bool = False) -> None:
+        self.faults: dict[str, str] = {}
+        self._board, self._traffic, self._peaks = board, traffic, peaks
+        self._last_s = now_s
+        self._gathered: Seen | None = None
+        self._reading: Reading | None = None
+        self._sample: Reading | None = None
+        self._highest_w: float | None = None
+
+    def peek(self, now_s: float) -> int:
+        """Look at the traffic between two control periods.
+
+        Args:
+            now_s: When.
+
+        Returns:
+            How many requests wait.
+        """
+        self._gather(now_s)
+        if self._peaks:
+            self._sampled(self._read())
+        return 0 if self._gathered is None else self._gathered.waiting or 0
+
+    def look(self, now_s: float) -> Sight:
+        """Return what was seen since the look before."""
+        self._gather(now_s)
+        period_s, seen = now_s - self._last_s, self._gathered
+        self._last_s, self._gathered = now_s, None
+        reading = self._read()
+        self._sampled(reading)
+        before, self._reading = self._reading, reading
+        peak_w, self._highest_w = self._highest_w, None
+        jumped = not 0 < period_s < JUMP_S
+        joules, power_w = (None, None) if jumped else _drawn(before, reading)
+        return Sight(now_s, max(period_s, 1e-9), seen, reading, power_w, None if jumped else peak_w, joules, jumped)
+
+    def _gather(self, now_s: float) -> None:
+        try:
+            seen = self._traffic.look(now_s)
+        except PolythrottleError as error:
+            self.faults["traffic"] = f"requests cannot be seen: {error}"
+            seen = None
+        else:
+            self._noted(getattr(self._traffic, "note", ""))
+        self._gathered = seen if seen is None or self._gathered is None else _both(self._gathered, seen)
+
+    def _noted(self, note: str) -> None:
+        if note:
+            self.faults["traffic"] = note
+        else:
+            self.faults.pop("traffic", None)
+
+    def _read(self) -> Reading | None:
+        try:
+            reading = self._board.read()
+        except PolythrottleError as error:
+            self.faults["sensors"] = f"the board's sensors cannot be read: {error}"
+            return None
+        self.faults.pop("sensors", None)
+        return reading
+
+    def _sampled(self, reading: Reading | None) -> None:
+        before, self._sample = self._sample, reading
+        _, power_w = _drawn(before, reading)
+        if power_w is not None:
+            self._highest_w = max(power_w, self._highest_w or power_w)
+
+
+def _both(first: Seen, second: Seen) -> Seen:
+    """Return two looks as one: counts added, the rest as it was seen last."""
+    return replace(
+        second,
+        arrived=_sum(first.arrived, second.arrived),
+        answered=_sum(first.answered, second.answered),
+        failed=_sum(first.failed, second.failed),
+        model=second.model or first.model,
+        worst_s=max((each.worst_s for each in (first, second) if each.worst_s is not None), default=None),
+    )
+
+
+def _sum(first: int | None, second: int | None) -> int | None:
+    return (first or 0) + (second or 0) if (first, second) != (None, None) else None
+
+
+def _drawn(before: Reading | None, after: Reading | None) -> tuple[float | None, float | None]:
+    """Return joules and mean watts between two readings; None if either is missing or the counter began anew."""
+    if before is None or after is None:
+        return None, None
+    time_s, joules = after.time_s - before.time_s, after.energy_j - before.energy_j
+    return (joules, joules / time_s) if time_s >= _LEAST_S and joules >= 0 else (None, None)

@@ -1,0 +1,156 @@
+"""From what a daemon was told to a control loop that is ready to turn."""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from polythrottle.catalog.profiles import find_profile, read_profile
+from polythrottle.clock import Clock
+from polythrottle.daemon.accounts import Accounts
+from polythrottle.daemon.boards import ActuatorBoard, LocalBoard, SeparateLender
+from polythrottle.daemon.desk import Desk
+from polythrottle.daemon.notify import Supervisor
+from polythrottle.daemon.ports import Board, Traffic
+from polythrottle.daemon.record import Record
+from polythrottle.daemon.runner import Parts, Runner
+from polythrottle.daemon.settings import Settings, check
+from polythrottle.daemon.studying import Lender, Studies
+from polythrottle.daemon.traffic import open_traffic
+from polythrottle.daemon.tuned import Tuned, read_tuned, untuned
+from polythrottle.errors import DeviceError, InvalidInput, StorageError
+from polythrottle.state import run_dir, state_dir
+
+_ACTUATOR = "actuator.sock"
+_LATELY = "report"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A board, the requests that come to it, who lends it, and what it says it is."""
+
+    board: Board
+    traffic: Traffic
+    lender: Lender
+    identity: Callable[[], Mapping[str, str]]
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Be the only daemon that keeps its state in a folder.
+
+    Raises:
+        DeviceError: If another does.
+        StorageError: If the folder cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(folder / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be used: {error.strerror}; see POLYTHROTTLE_STATE_DIR") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DeviceError(
+                f"another daemon keeps its state in {folder}; end it with polythrottle daemon stop, "
+                "or set POLYTHROTTLE_STATE_DIR to another folder"
+            ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def build(
+    settings: Settings,
+    clock: Clock,
+    desk: Desk,
+    supervisor: Supervisor | None = None,
+    version: str = "",
+    wall: Callable[[], float] = time.time,
+) -> tuple[Runner, Record]:
+    """Return a control loop, and its record for the API to read; nothing is set before it turns.
+
+    Args:
+        settings: What it was told.
+        clock: It goes by.
+        desk: Where it is met.
+        supervisor: The service manager, if there is one.
+        version: Of polythrottle.
+        wall: Wall time, seconds since the epoch.
+
+    Raises:
+        PolythrottleError: If what it was told cannot be: says what, and what would do.
+    """
+    check(settings)
+    folder = state_dir()
+    device, workload = _asked(settings)
+    site = _site(settings, device, workload, clock, folder)
+    tuned = _tuned(settings, workload, site.identity())
+    record = Record(folder / "daemon.db", wall)
+    parts = Parts(
+        clock,
+        site.board,
+        site.traffic,
+        desk,
+        record,
+        Accounts(record, wall, settings.allowance),
+        Studies(folder, site.lender, record, clock),
+        settings.guards,
+        settings.slo,
+        site.identity,
+        wall,
+        supervisor=supervisor or Supervisor({}),
+        version=version,
+    )
+    runner = Runner(parts, tuned)
+    if settings.budget is not None:
+        runner.set_budget(settings.budget)
+    runner.go_on()
+    return runner, record
+
+
+def _asked(settings: Settings) -> tuple[str | None, str]:
+    """Return device and workload: as said, or as the profile has them."""
+    if settings.profile is None:
+        return settings.device, settings.workload or ""
+    profile = read_profile(find_profile(settings.profile))
+    if settings.workload not in (None, profile.workload):
+        raise InvalidInput(f"the profile is of {profile.workload}, not of {settings.workload}; leave --workload out")
+    return settings.device or profile.device, profile.workload
+
+
+def _site(settings: Settings, device: str | None, workload: str, clock: Clock, folder: Path) -> Site:
+    text = settings.traffic or _LATELY
+    if text.startswith("sim:"):
+        if not (device or "").startswith("sim:"):
+            raise InvalidInput(f"{text} makes up requests for a simulated board; give --device sim:<board>")
+        if not workload:
+            raise InvalidInput("say what the simulated board serves: --profile, or --workload")
+        from polythrottle.daemon.traffic.simulated import open_site
+
+        simulated = open_site(text, str(device), workload, clock)
+        uri = simulated.board.uri
+        return Site(simulated.board, simulated.traffic, SeparateLender(uri), lambda: {"board": uri.partition("?")[0]})
+    traffic = open_traffic(text)
+    simulated_alone = (device or "").startswith("sim:") and settings.actuator is None
+    if settings.local or simulated_alone:
+        if device is None:
+            raise InvalidInput("say which device: --device, or --profile")
+        from polythrottle.backends import open_device
+
+        local = LocalBoard(open_device(device), clock)
+        lender: Lender = SeparateLender(local.uri) if local.uri.startswith("sim:") else local
+        return Site(local, traffic, lender, local.identity)
+    socket = settings.actuator or run_dir() / _ACTUATOR
+    board = ActuatorBoard(socket, settings.device, folder / "lease.token", clock, settings.lease_s)
+    return Site(board, traffic, board, board.identity)
+
+
+def _tuned(settings: Settings, workload: str, identity: Mapping[str, str]) -> Tuned | None:
+    if settings.profile is not None:
+        return read_tuned(settings.profile, identity, settings.guards, settings.slo)
+    return untuned(workload, settings.guards, settings.slo) if workload else None

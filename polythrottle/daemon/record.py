@@ -1,0 +1,280 @@
+"""What the daemon remembers over restarts: events, minutes, and a few values of its own, in one SQLite file.
+
+Control never waits for it and never stops for it: what cannot be written is kept in memory, bounded, and written when
+that is possible again; a file that is no database any more is set aside and a new one begun. With a write-ahead log a
+killed daemon loses at most the minute that was under way.
+"""
+
+import contextlib
+import json
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from polythrottle.daemon.status import Happened
+
+EVENTS_MOST = 10_000
+MINUTES_MOST = 30 * 24 * 60
+_WAITING_MOST = 20_000
+_SHOWN = 1000
+_PATIENCE_S = 0.2
+_AGAIN_S = 10.0
+_TIDY = 100
+_FORMAT = 1
+_BROKEN = ("malformed", "not a database", "file is encrypted", "no such table", "no such column", "disk image")
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY, at TEXT, kind TEXT, words TEXT);
+CREATE TABLE IF NOT EXISTS minutes (
+    minute INTEGER PRIMARY KEY, seconds REAL, joules REAL, requests INTEGER, failed INTEGER, violated INTEGER,
+    p99_s REAL, limit_s REAL, saved_j REAL, saved_sd_j REAL);
+CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, value TEXT);
+"""
+_EVENT = "INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?)"
+_KEPT = "INSERT OR REPLACE INTO kept VALUES (?, ?)"
+# A minute can be written twice: by a daemon that was started again in it, or after the wall clock was set back.
+_MINUTE = """
+INSERT INTO minutes VALUES (:minute, :seconds, :joules, :requests, :failed, :violated, :p99_s, :limit_s, :saved_j,
+    :saved_sd_j)
+ON CONFLICT (minute) DO UPDATE SET seconds = seconds + excluded.seconds,
+    joules = CASE WHEN joules IS NULL OR excluded.joules IS NULL THEN NULL ELSE joules + excluded.joules END,
+    requests = requests + excluded.requests, failed = failed + excluded.failed,
+    violated = max(violated, excluded.violated),
+    p99_s = max(coalesce(p99_s, excluded.p99_s), coalesce(excluded.p99_s, p99_s)),
+    limit_s = coalesce(excluded.limit_s, limit_s),
+    saved_j = coalesce(saved_j + excluded.saved_j, saved_j, excluded.saved_j),
+    saved_sd_j = coalesce(saved_sd_j + excluded.saved_sd_j, saved_sd_j, excluded.saved_sd_j)
+"""
+
+
+@dataclass(frozen=True)
+class Minute:
+    """What a minute of wall time came to.
+
+    Args:
+        minute: Since the epoch.
+        seconds: Of it that were seen.
+        joules: Drawn; None if the sensors said nothing.
+        requests: That were answered; ``failed`` of them.
+        violated: Whether its p99 was above the limit.
+        p99_s: Of its requests; None if there were too few.
+        limit_s: Its limit.
+        saved_j: Joules saved against the default point; None if unknown.
+        saved_sd_j: Its standard deviation. It is that of what the profile says of the default, the same in each
+            minute, so that those of several minutes add up.
+    """
+
+    minute: int
+    seconds: float = 0.0
+    joules: float | None = None
+    requests: int = 0
+    failed: int = 0
+    violated: bool = False
+    p99_s: float | None = None
+    limit_s: float | None = None
+    saved_j: float | None = None
+    saved_sd_j: float | None = None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Minutes added up: joules saved with their standard deviation (None if unknown), joules drawn, requests."""
+
+    saved_j: float | None = None
+    saved_sd_j: float | None = None
+    joules: float = 0.0
+    requests: int = 0
+
+
+class Record:
+    """Events, minutes and kept values.
+
+    Args:
+        file: The database; its folder is made.
+        wall: Wall time, seconds since the epoch.
+    """
+
+    def __init__(self, file: Path, wall: Callable[[], float] = time.time) -> None:
+        self.fault = ""
+        self._file, self._wall = file, wall
+        self._waiting: deque[tuple[str, Any]] = deque(maxlen=_WAITING_MOST)
+        self._values: dict[str, Any] = {}
+        self._recent: deque[Happened] = deque(maxlen=_SHOWN)
+        self._lately: deque[Minute] = deque(maxlen=24 * 60)
+        self._database: sqlite3.Connection | None = None
+        self._failed_s = -_AGAIN_S
+        self._number = 0
+        self._open()
+
+    @property
+    def recent(self) -> tuple[Happened, ...]:
+        """The last thousand events, oldest first."""
+        return tuple(self._recent)
+
+    def tell(self, kind: str, words: str) -> Happened:
+        """Note an event and return it with its number, which rises over restarts too."""
+        self._number += 1
+        at = datetime.fromtimestamp(self._wall()).astimezone().isoformat(timespec="milliseconds")
+        event = Happened(self._number, at, kind, words)
+        self._recent.append(event)
+        self._write(_EVENT, (event.number, event.at, event.kind, event.words))
+        if event.number % _TIDY == 0:
+            self._write("DELETE FROM events WHERE number <= ?", (event.number - EVENTS_MOST,))
+        return event
+
+    def add(self, minute: Minute) -> None:
+        """Note a minute; what was noted for the same one before is added to it."""
+        self._lately.append(minute)
+        self._write(_MINUTE, asdict(minute))
+        if minute.minute % _TIDY == 0:
+            self._write("DELETE FROM minutes WHERE minute <= ?", (minute.minute - MINUTES_MOST,))
+
+    def keep(self, name: str, value: Any) -> None:
+        """Keep a value, which JSON can hold, under a name."""
+        if self._values.get(name) != value:
+            self._values[name] = value
+            self._write(_KEPT, (name, json.dumps(value)))
+
+    def kept(self, name: str) -> Any:
+        """Return the value kept under a name; None if there is none."""
+        return self._values.get(name)
+
+    def totals(self, since_s: float) -> Totals:
+        """Return the minutes from a wall time on, added up; those in memory if the database cannot be read."""
+        first = int(since_s // 60)
+        query = "SELECT sum(saved_j), sum(saved_sd_j), sum(joules), sum(requests) FROM minutes WHERE minute >= ?"
+        rows = self._asked(query, (first,))
+        if rows:
+            saved_j, sd_j, joules, requests = rows[0]
+            return Totals(saved_j, sd_j, joules or 0.0, requests or 0)
+        minutes = [each for each in self._lately if each.minute >= first]
+        known = [each for each in minutes if each.saved_j is not None]
+        return Totals(
+            sum(each.saved_j or 0.0 for each in known) if known else None,
+            sum(each.saved_sd_j or 0.0 for each in known) if known else None,
+            sum(each.joules or 0.0 for each in minutes),
+            sum(each.requests for each in minutes),
+        )
+
+    def history(self, minutes: int) -> list[dict[str, Any]]:
+        """Return the last minutes, oldest first; may be called from any thread.
+
+        Args:
+            minutes: How many to look back, at most `MINUTES_MOST`.
+        """
+        first = int(self._wall() // 60) - min(max(0, minutes), MINUTES_MOST)
+        names = [field.name for field in fields(Minute)]
+        try:
+            with contextlib.closing(sqlite3.connect(f"file:{self._file}?mode=ro", uri=True, timeout=1)) as database:
+                query = f"SELECT {', '.join(names)} FROM minutes WHERE minute > ? ORDER BY minute"
+                rows = database.execute(query, (first,)).fetchall()
+        except sqlite3.Error:
+            rows = [tuple(asdict(each).values()) for each in tuple(self._lately) if each.minute > first]
+        return [_shown(dict(zip(names, row, strict=True))) for row in rows]
+
+    def flush(self) -> None:
+        """Write what waits, unless that has failed a moment ago; to be called each turn."""
+        if self._waiting and abs(self._wall() - self._failed_s) >= _AGAIN_S:
+            self._flush()
+
+    def close(self) -> None:
+        """Write what waits and close the file."""
+        if self._waiting:
+            self._flush()
+        if self._database is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._database.close()
+        self._database = None
+
+    def _write(self, statement: str, values: Sequence[Any] | dict[str, Any]) -> None:
+        self._waiting.append((statement, values))
+
+    def _flush(self) -> None:
+        try:
+            if self._database is None:
+                self._open()
+            if self._database is None:
+                return
+            with self._database:
+                for statement, values in self._waiting:
+                    self._database.execute(statement, values)
+        except sqlite3.Error as error:
+            self._fail(error)
+        else:
+            self._waiting.clear()
+            self.fault = ""
+
+    def _asked(self, query: str, values: Sequence[Any]) -> list[Any]:
+        if self._database is None or self._waiting:
+            return []
+        try:
+            return self._database.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            self._fail(error)
+            return []
+
+    def _open(self) -> None:
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._database = sqlite3.connect(self._file, timeout=_PATIENCE_S, check_same_thread=False)
+            self._begin(self._database)
+            self._load(self._database)
+        except (sqlite3.Error, OSError, ValueError) as error:
+            self._fail(error)
+
+    @staticmethod
+    def _begin(database: sqlite3.Connection) -> None:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, _FORMAT):
+            raise ValueError(f"it is of format {version}, which this version does not know")
+        with database:
+            database.executescript(_SCHEMA)
+            database.execute(f"PRAGMA user_version = {_FORMAT}")
+
+    def _load(self, database: sqlite3.Connection) -> None:
+        newest = f"SELECT number, at, kind, words FROM events ORDER BY number DESC LIMIT {_SHOWN}"
+        found = [Happened(*row) for row in database.execute(newest)]
+        stored = {str(name): json.loads(value) for name, value in database.execute("SELECT name, value FROM kept")}
+        top = max((event.number for event in found), default=0)
+        if top and not self._recent:
+            self._recent.extend(reversed(found))
+            self._number = top
+        self._values = {**stored, **self._values}
+
+    def _fail(self, error: Exception) -> None:
+        """Say what does not work; set a file aside that is no database any more."""
+        self._failed_s = self._wall()
+        if self._database is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._database.close()
+        self._database = None
+        broken = isinstance(error, ValueError) or any(text in str(error) for text in _BROKEN)
+        if not broken:
+            self.fault = f"{self._file} cannot be written: {error}; events and history are kept in memory"
+            return
+        aside = self._file.with_suffix(f".broken-{int(self._wall())}")
+        try:
+            self._file.rename(aside)
+            for tail in ("-wal", "-shm"):
+                Path(f"{self._file}{tail}").unlink(missing_ok=True)
+        except OSError as refused:
+            self.fault = f"{self._file} is damaged and cannot be set aside: {refused.strerror}"
+            return
+        self._failed_s = -_AGAIN_S
+        self.tell("fault", f"the daemon's memory was damaged ({error}) and is set aside as {aside.name}")
+        for name, value in self._values.items():
+            self._write(_KEPT, (name, json.dumps(value)))
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a minute for people and programs: with its wall time and its mean power."""
+    at = datetime.fromtimestamp(row["minute"] * 60).astimezone().isoformat(timespec="minutes")
+    seconds, joules = row["seconds"], row["joules"]
+    power_w = None if joules is None or not seconds else joules / seconds
+    return {"at": at, **row, "violated": bool(row["violated"]), "power_w": power_w}

@@ -1,0 +1,289 @@
+"""What a daemon is told: a file of settings, and options that go before it."""
+
+import math
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from polythrottle.daemon.guards import Bounds
+from polythrottle.daemon.retuning import Allowance
+from polythrottle.daemon.wishes import SetBudget
+from polythrottle.errors import BadFile, InvalidInput, PolythrottleError, UnknownName
+from polythrottle.problem import Constraint
+from polythrottle.units import parse_quantity
+
+DEFAULT_FILE = Path("/etc/polythrottle/daemon.toml")
+_SPANS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_WH = {"Wh": 1.0, "kWh": 1e3, "mWh": 1e-3}
+_AMOUNT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z%]*)\s*")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a daemon can be told; None and empty where nothing was said.
+
+    Args:
+        profile: What to follow: a file, or ``<device>/<workload>``.
+        workload: URI of what is served, where there is no profile yet.
+        device: URI of the board; the profile's by default.
+        traffic: Where requests are seen.
+        actuator: Socket of the privileged process.
+        lease_s: For how long the actuator keeps what is set after the daemon has died.
+        local: Whether the device is opened in the daemon's own process.
+        socket: Where the API is served.
+        slo: Constraints that go before the profile's.
+        guards: Limits that go before the SLO's.
+        budget: What may be drawn; None if nothing was said.
+        allowance: What exploring may cost.
+        tcp: ``HOST:PORT`` to serve the API at besides; ``tls_cert``, ``tls_key`` and ``token_file`` protect it.
+        readers: Groups that may look; ``writers`` those that may change.
+    """
+
+    profile: str | None = None
+    workload: str | None = None
+    device: str | None = None
+    traffic: str | None = None
+    actuator: Path | None = None
+    lease_s: float = 15.0
+    local: bool = False
+    socket: Path | None = None
+    slo: tuple[str, ...] = ()
+    guards: Bounds = field(default_factory=Bounds)
+    budget: SetBudget | None = None
+    allowance: Allowance = field(default_factory=Allowance)
+    tcp: str | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    token_file: Path | None = None
+    readers: tuple[str, ...] = ()
+    writers: tuple[str, ...] = ()
+
+    def over(self, **options: Any) -> "Settings":
+        """Return the settings with those options put first that were given: neither None nor empty."""
+        return replace(self, **{name: value for name, value in options.items() if value not in (None, (), False)})
+
+    def without_actuator(self) -> "Settings":
+        """Return the settings without the actuator a file names."""
+        return replace(self, actuator=None)
+
+
+def read_settings(file: Path) -> Settings:
+    """Return the settings in a file.
+
+    Raises:
+        BadFile: If it cannot be read or is no TOML, or a key is unknown or has a value it cannot have: names the key.
+    """
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadFile(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadFile(f"{file} is not TOML: {error}") from error
+    reader = _Reader(file)
+    plain = reader.table("", document, _TOP)
+    api = reader.table("api", document.get("api", {}), _API)
+    guards = reader.table("guards", document.get("guards", {}), _GUARDS)
+    budget = reader.table("budget", document.get("budget", {}), _BUDGET)
+    exploring = reader.table("exploring", document.get("exploring", {}), _EXPLORING)
+    settings = Settings(
+        **plain,
+        **api,
+        guards=reader.made("guards", lambda: Bounds(**guards)),
+        budget=SetBudget(**budget) if budget else None,
+        allowance=reader.made("exploring", lambda: Allowance(**exploring)),
+    )
+    return replace(settings, local=document.get("actuator") is False)
+
+
+def check(settings: Settings) -> None:
+    """Check that what was said goes together.
+
+    Raises:
+        InvalidInput: If it does not.
+    """
+    if settings.local and settings.actuator is not None:
+        raise InvalidInput("--actuator and --no-actuator exclude each other; leave one out")
+    if settings.tcp is None and (settings.tls_cert or settings.tls_key or settings.token_file):
+        raise InvalidInput("--tls-cert, --tls-key and --token-file protect --tcp HOST:PORT, which was not given")
+
+
+class _Reader:
+    """Reads tables and names the key where something is wrong.
+
+    Args:
+        file: It is read from.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def table(self, name: str, table: Any, known: Mapping[str, tuple[str, Callable[[Any], Any]]]) -> dict[str, Any]:
+        """Return a table's values under the names of their fields."""
+        if not isinstance(table, dict):
+            raise BadFile(f"{self._file}: [{name}] is to be a table")
+        found = {}
+        for key, value in table.items():
+            where = f"{name}.{key}" if name else key
+            if not name and key in _TABLES:
+                continue
+            if key not in known:
+                raise BadFile(
+                    f"{self._file}: {UnknownName('key', where, [f'{name}.{k}' if name else k for k in known])}"
+                )
+            to, read = known[key]
+            found[to] = self.made(where, lambda read=read, value=value: read(value))  # type: ignore[misc]
+        return {to: value for to, value in found.items() if value is not None}
+
+    def made(self, where: str, make: Callable[[], Any]) -> Any:
+        """Return what is made, or say where it failed."""
+        try:
+            return make()
+        except (PolythrottleError, TypeError, ValueError) as error:
+            raise BadFile(f"{self._file}: {where}: {error}") from error
+
+
+def watts(text: Any) -> float:
+    """Return the watts that ``10W`` or a number mean.
+
+    Raises:
+        InvalidInput: If it is neither, or not above zero.
+    """
+    return _above_zero(text, lambda words: parse_quantity(words, "w"), "10W")
+
+
+def watt_hours(text: Any) -> float:
+    """Return the watt-hours that ``80Wh`` or a number mean.
+
+    Raises:
+        InvalidInput: If it is neither, or not above zero.
+    """
+    return _above_zero(text, lambda words: _amount(words, _WH, "80Wh"), "80Wh")
+
+
+def seconds(text: Any) -> float:
+    """Return the seconds that ``9h`` or a number mean.
+
+    Raises:
+        InvalidInput: If it is neither, or not above zero.
+    """
+    return _above_zero(text, lambda words: _amount(words, _SPANS, "9h"), "9h")
+
+
+def _amount(text: str, factors: Mapping[str, float], example: str) -> float:
+    match = _AMOUNT.fullmatch(text)
+    if match is None or match[2] not in factors:
+        raise InvalidInput(f"{text[:40]!r} is not in {', '.join(factors)}; write for example {example}")
+    return float(match[1]) * factors[match[2]]
+
+
+def _above_zero(value: Any, parse: Callable[[str], float], example: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise InvalidInput(f"{value!r} is not a quantity; write for example {example}")
+    try:
+        found = float(value)
+    except ValueError:
+        found = parse(str(value))
+    if not 0 < found < math.inf:
+        raise InvalidInput(f"{value!r} is not above zero; write for example {example}")
+    return found
+
+
+def _lease(value: Any) -> float:
+    if not 3 <= (found := seconds(value)) <= 60:
+        raise InvalidInput(f"a lease lasts between 3 s and 60 s, not {found:g} s")
+    return found
+
+
+def _millis(value: Any) -> float:
+    return _above_zero(value, lambda words: parse_quantity(words, "s") * 1e3, "25") / 1e3
+
+
+def _celsius(value: Any) -> float:
+    return _above_zero(value, lambda words: parse_quantity(words, "c"), "85")
+
+
+def _share(value: Any) -> float:
+    if isinstance(value, str) and value.strip().endswith("%"):
+        return float(value.strip()[:-1]) / 100
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(f"{value!r} is not a share; write for example 0.01 or '1%'")
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidInput(f"{value!r} is not a text")
+    return value
+
+
+def _path(value: Any) -> Path:
+    return Path(_text(value))
+
+
+def _actuator(value: Any) -> Path | None:
+    return None if value is False else _path(value)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise InvalidInput(f"{value!r} is not a list of texts")
+    return tuple(map(_text, value))
+
+
+def _slo(value: Any) -> tuple[str, ...]:
+    texts = _texts(value)
+    for text in texts:
+        Constraint.parse(text)
+    return texts
+
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{value!r} is neither true nor false")
+    return value
+
+
+_TABLES = ("api", "guards", "budget", "exploring")
+_TOP: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "profile": ("profile", _text),
+    "workload": ("workload", _text),
+    "device": ("device", _text),
+    "traffic": ("traffic", _text),
+    "actuator": ("actuator", _actuator),
+    "lease": ("lease_s", _lease),
+    "socket": ("socket", _path),
+    "slo": ("slo", _slo),
+}
+_API: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "tcp": ("tcp", _text),
+    "tls_cert": ("tls_cert", _path),
+    "tls_key": ("tls_key", _path),
+    "token_file": ("token_file", _path),
+    "readers": ("readers", _texts),
+    "writers": ("writers", _texts),
+}
+_GUARDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "p99_ms": ("p99_s", _millis),
+    "power_w": ("power_w", watts),
+    "peak_w": ("peak_w", watts),
+    "temperature_c": ("temperature_c", _celsius),
+    "errors": ("errors", _share),
+    "throttling": ("throttling", _switch),
+    "hold_s": ("hold_s", seconds),
+}
+_BUDGET: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "power": ("power_w", watts),
+    "battery": ("battery_wh", watt_hours),
+    "last": ("last_s", seconds),
+    "wh_per_day": ("wh_per_day", watt_hours),
+    "carbon": ("carbon", _text),
+}
+_EXPLORING: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "joules": ("joules", _share),
+    "violations": ("violations", _share),
+    "idle": ("idle_s", seconds),
+    "canary": ("canary", _share),
+}

@@ -1,0 +1,329 @@
+"""A simulated board and the requests that come to it, so that the daemon can be tried without hardware.
+
+Requests arrive as `polythrottle.arrivals` says and are answered in batches by one server on a simulated device, while
+the clock of the control loop, real or virtual, moves on. Everything is simulated, and its joules are called so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from polythrottle.clock import Clock
+from polythrottle.daemon.following import Switching
+from polythrottle.daemon.ports import Seen
+from polythrottle.daemon.traffic.lately import Lately
+from polythrottle.errors import InvalidInput
+from polythrottle.space import OperatingPoint
+
+if TYPE_CHECKING:
+    from polythrottle.backends.simulated import SimulatedDevice, SimulatedWorkload
+    from polythrottle.daemon.signals import Target
+    from polythrottle.measurement import EnergyKind, Reading
+
+_BATCH = "batch_size"
+_REDRAW_S = 60.0
+"""A simulated window's noise in time and power stays as it is drawn until something is applied."""
+_PATIENCE_S = 60.0
+"""After which a sender gives up, so that no queue grows for ever."""
+
+
+def _ignored(arrival_s: float, latency_s: float) -> None:
+    return
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A request that ended: when, after how long, and whether with an answer; its sender may have given up before."""
+
+    at_s: float
+    latency_s: float
+    answered: bool = True
+
+
+@dataclass(frozen=True)
+class Round:
+    """What has become of the requests of a site.
+
+    Args:
+        ended: Since it was asked before.
+        begun: How many were sent to the server or given up, so far.
+        waiting: How many wait to be sent.
+        over: Whether none is left and none will come.
+    """
+
+    ended: tuple[Ended, ...]
+    begun: int
+    waiting: int
+    over: bool
+
+
+class SimulatedSite:
+    """One server on one simulated device, and the requests that come to it; `board` and `traffic` are its two sides.
+
+    The device's own virtual time follows the clock of the control loop: whoever looks at either side lets it catch up
+    first. A batch that was begun is finished, so that it can be ahead by as much as that takes.
+
+    Args:
+        device: Not used by anybody else.
+        workload: That it serves.
+        arrivals: When requests come, in seconds from now on, never falling; the workload is down after the last.
+        clock: Of the control loop.
+        words: The URI of the traffic.
+        note: Called with each request's arrival and latency, in seconds from the start.
+        switching: What setting a knob takes, during which nothing is served.
+        patience_s: How long a request waits to be sent before its sender gives up.
+    """
+
+    def __init__(
+        self,
+        device: SimulatedDevice,
+        workload: SimulatedWorkload,
+        arrivals: Iterable[float],
+        clock: Clock,
+        words: str = "sim:",
+        note: Callable[[float, float], None] = _ignored,
+        switching: Switching | None = None,
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
+        self.device, self.workload = device, workload
+        self.board, self.traffic = SimulatedBoard(self), SimulatedTraffic(self, words)
+        self.idle_s, self.switches = 0.0, 0
+        self._clock, self._note, self._switching = clock, note, switching or Switching()
+        self._started_s, self._drawn_s, self._patience_s = clock.now(), 0.0, patience_s
+        self._coming: Iterator[float] = iter(arrivals)
+        self._queue: deque[float] = deque()
+        self._ended: deque[Ended] = deque()
+        self._point = device.space.default
+        self._batch, self._gather_s = workload.batch_size(workload.space.default), 0.0
+        self._begun = 0
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the start, on the clock of the control loop."""
+        return self._clock.now() - self._started_s
+
+    def catch_up(self) -> None:
+        """Let everything happen that happens until now."""
+        until_s, clock = self.now_s, self.device.clock
+        while (at_s := clock.now()) < until_s:
+            if at_s - self._drawn_s >= _REDRAW_S:
+                self._drawn_s = at_s
+                self.device.apply(self._point)
+            ready_s = self._ready_s()
+            if (wait_s := min(ready_s, until_s) - at_s) > 0:
+                self.idle_s += wait_s
+                clock.sleep(wait_s)
+            if ready_s <= clock.now():
+                self._serve()
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Set the device's knobs; the server stands still meanwhile.
+
+        Raises:
+            KnobRejected: If the device has no such level.
+        """
+        self.catch_up()
+        own = self.device.space.default.moved({name: level for name, level in point.items() if name != _BATCH})
+        delay_s = self._switching.delay_s(self._point, own)
+        self.device.apply(own)
+        self.device.clock.sleep(delay_s)
+        self._point = own
+        self._drawn_s = self.device.clock.now()
+        self.switches += 1
+
+    def restore(self) -> None:
+        """Set the device's knobs back to their defaults."""
+        if self._point != self.device.space.default:
+            self.apply(self.device.space.default)
+
+    def serve(self, target: Target) -> None:
+        """Set the batch and how long to gather it.
+
+        Raises:
+            KnobRejected: If the model cannot be served in such batches.
+        """
+        size = OperatingPoint({_BATCH: target.point.get(_BATCH, self.workload.space.default[_BATCH])})
+        self.workload.apply(size)
+        self._batch, self._gather_s = self.workload.batch_size(size), target.gather_s
+
+    def round(self) -> Round:
+        """Return what has become of the requests."""
+        now_s, ended = self.now_s, []
+        while self._ended and self._ended[0].at_s <= now_s:
+            ended.append(self._ended.popleft())
+        self._pull(lambda: self._queue[-1] <= now_s)
+        waiting = sum(arrival_s <= now_s for arrival_s in self._queue)
+        return Round(tuple(ended), self._begun, waiting, over=not self._queue and not self._ended)
+
+    def _ready_s(self) -> float:
+        """Return when the batch that begins with the oldest request is ready to be sent: full, or waited for."""
+        self._pull(lambda: len(self._queue) < self._batch)
+        if not self._queue:
+            return math.inf
+        full_s = self._queue[self._batch - 1] if len(self._queue) >= self._batch else math.inf
+        return min(full_s, self._queue[0] + self._gather_s)
+
+    def _pull(self, wanted: Callable[[], bool]) -> None:
+        """Look ahead at the arrivals: at one, and at more as long as they are wanted."""
+        while not self._queue or wanted():
+            arrival_s = next(self._coming, None)
+            if arrival_s is None:
+                return
+            self._queue.append(arrival_s)
+
+    def _serve(self) -> None:
+        start_s = self.device.clock.now()
+        batch: list[float] = []
+        while self._queue and self._queue[0] < start_s - self._patience_s:
+            self._end(self._queue.popleft(), start_s, answered=False)
+        while self._queue and self._queue[0] <= start_s and len(batch) < self._batch:
+            batch.append(self._queue.popleft())
+        if not batch:
+            return
+        answer_s = start_s + self.workload.query().latency_s
+        for arrival_s in batch:
+            self._end(arrival_s, answer_s, answered=True)
+
+    def _end(self, arrival_s: float, at_s: float, answered: bool) -> None:
+        self._begun += 1
+        self._ended.append(Ended(at_s, at_s - arrival_s, answered))
+        self._note(arrival_s, at_s - arrival_s)
+
+
+class SimulatedBoard:
+    """The device of a simulated site; satisfies the port ``Board``."""
+
+    def __init__(self, site: SimulatedSite) -> None:
+        self._site = site
+
+    @property
+    def uri(self) -> str:
+        """The device's URI."""
+        return self._site.device.uri
+
+    @property
+    def title(self) -> str:
+        """The name people know it by, marked as simulated."""
+        return self._site.device.title
+
+    @property
+    def energy_kind(self) -> EnergyKind:
+        """Always simulated."""
+        return self._site.device.energy_kind
+
+    @property
+    def boundary(self) -> str:
+        """What its joules cover."""
+        return self._site.device.boundary
+
+    def take(self) -> None:
+        """Do nothing: nobody else can set a simulated board."""
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Set the device's knobs of a point, others to their default.
+
+        Raises:
+            KnobRejected: If the board has no such knob or level.
+        """
+        self._site.apply(point)
+
+    def read(self) -> Reading:
+        """Return energy so far, temperature and clocks, now; ``time_s`` is on the device's own clock."""
+        self._site.catch_up()
+        return self._site.device.read()
+
+    def verify(self) -> tuple[str, ...]:
+        """Return nothing: what was applied holds."""
+        return ()
+
+    def restore(self) -> None:
+        """Put everything back to how it was found."""
+        self._site.restore()
+
+    def release(self) -> None:
+        """Likewise."""
+        self._site.restore()
+
+
+class SimulatedTraffic:
+    """The requests of a simulated site; satisfies the port ``Traffic``."""
+
+    def __init__(self, site: SimulatedSite, words: str) -> None:
+        self._site, self._words = site, words
+        self._lately = Lately()
+        self._arrived = 0
+        self.note = ""
+
+    @property
+    def uri(self) -> str:
+        """The text that opens it again."""
+        return self._words
+
+    def look(self, now_s: float) -> Seen | None:
+        """Return what was seen since the look before; None after the last request was answered.
+
+        Args:
+            now_s: On the clock of the control loop.
+        """
+        self._site.catch_up()
+        seen = self._site.round()
+        for each in seen.ended:
+            self._lately.add(each.at_s, each.latency_s)
+        self._lately.until(self._site.now_s)
+        if seen.over and not seen.ended:
+            return None
+        before, self._arrived = self._arrived, seen.begun + seen.waiting
+        failed = sum(not each.answered for each in seen.ended)
+        worst_s = max((each.latency_s for each in seen.ended), default=None)
+        lately = self._lately
+        return Seen(
+            self._arrived - before, len(seen.ended), failed, seen.waiting, lately.p99_s, lately.mean_s, worst_s=worst_s
+        )
+
+    def serve(self, target: Target) -> None:
+        """Set the batch and how long to gather it.
+
+        Raises:
+            KnobRejected: If the model cannot be served in such batches.
+        """
+        self._site.serve(target)
+
+    def close(self) -> None:
+        """Release nothing; there is nothing."""
+
+
+def open_site(
+    text: str, device: str, workload: str, clock: Clock, batches: Iterable[int] = (), seed: int = 0
+) -> SimulatedSite:
+    """Return a simulated board and its requests.
+
+    Args:
+        text: ``sim:<arrivals>`` such as ``sim:poisson:30/s``; see `polythrottle.arrivals`.
+        device: URI of a simulated device.
+        workload: What it serves: a name in ``profiles/workloads/`` or the path of such a file.
+        clock: Of the control loop.
+        batches: Sizes that will be asked for, beside those of the workload's file.
+        seed: Of the arrivals; the device has one of its own.
+
+    Raises:
+        InvalidInput: If the device is not simulated, or the text says no arrivals.
+        PolythrottleError: If device, workload or a recorded trace cannot be opened.
+    """
+    from polythrottle.arrivals import Arrivals
+    from polythrottle.backends import open_device
+    from polythrottle.backends.simulated import SimulatedDevice
+    from polythrottle.catalog import load_model
+
+    arrivals = Arrivals.parse(text.removeprefix("sim:"))
+    if (times := arrivals.times(seed)) is None:
+        raise InvalidInput("simulated requests need a rate; write for example sim:poisson:30/s")
+    board = open_device(device)
+    if not isinstance(board, SimulatedDevice):
+        raise InvalidInput(f"{text} makes up requests for a simulated board, not for {device}; give --traffic another")
+    model = load_model(workload)
+    model = replace(model, batch_sizes=tuple(sorted({*model.batch_sizes, *batches})))
+    return SimulatedSite(board, board.serve(model), times, clock, f"sim:{arrivals}")

@@ -1,0 +1,210 @@
+"""How each thing that can be asked over HTTP is answered."""
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from polythrottle.daemon.desk import Desk
+from polythrottle.daemon.ports import Seen
+from polythrottle.daemon.status import Status, StudyShown
+from polythrottle.daemon.web import bodies
+from polythrottle.daemon.web.listing import Listing
+from polythrottle.daemon.web.options import WebOptions
+from polythrottle.daemon.web.plain import Schema
+from polythrottle.daemon.web.replies import HEADERS, json_reply
+from polythrottle.daemon.web.shelf import Shelf
+from polythrottle.daemon.web.stream import KIND, EventStream, Everything, OneStudy
+from polythrottle.daemon.wishes import (
+    Answer,
+    ApplyProfile,
+    Report,
+    StopStudy,
+    Wish,
+)
+from polythrottle.errors import DeviceError, UnknownName
+
+_PATIENCE_S = 10.0
+
+
+@dataclass
+class Api:
+    """What answers are made of.
+
+    Args:
+        desk: Where the control loop is asked.
+        shelf: What it showed.
+        options: Whence history and profiles come.
+        aside: For what may wait for a disk.
+    """
+
+    desk: Desk
+    shelf: Shelf
+    options: WebOptions
+    aside: Executor
+    listing: Listing = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.listing = Listing(self.options.state)
+
+    async def ask(self, wish: Wish) -> Answer:
+        """Have the control loop do something.
+
+        Raises:
+            PolythrottleError: What it says no with; `DeviceError` if it does not answer in time.
+        """
+        answer = asyncio.wrap_future(self.desk.hand_in(wish))
+        try:
+            return await asyncio.wait_for(answer, _PATIENCE_S)
+        except TimeoutError:
+            raise DeviceError("the daemon is busy with the device and did not answer in time; ask again") from None
+
+    async def beside(self, work: Callable[[], Any]) -> Any:
+        """Return what a call returns that may take a while, without holding up other answers."""
+        return await asyncio.get_running_loop().run_in_executor(self.aside, work)
+
+    def known(self, id: str) -> StudyShown:
+        """Return a study.
+
+        Raises:
+            UnknownName: If none of that name was seen since the daemon began.
+        """
+        found = self.shelf.study(id)
+        if found is None:
+            raise UnknownName("study", id[:60], [each.id for each in self.shelf.studies])
+        return found
+
+
+Does = Callable[[Api, Request], Awaitable[Response]]
+
+
+def shown(what: Callable[[Api], Any]) -> Does:
+    """Return what answers with something the daemon shows.
+
+    Args:
+        what: Takes it from the API.
+    """
+
+    async def does(api: Api, request: Request) -> Response:
+        bodies.read_query(request, {})
+        return json_reply(what(api))
+
+    return does
+
+
+def wished(body: Schema, make: Callable[[dict[str, Any]], Wish]) -> Does:
+    """Return what hands a wish in and answers with what the control loop says.
+
+    Args:
+        body: Schema of what is sent.
+        make: From what was sent to the wish.
+    """
+
+    async def does(api: Api, request: Request) -> Response:
+        bodies.read_query(request, {})
+        wish = make(await bodies.read_body(request, body))
+        return json_reply({"words": "", **await api.ask(wish)})
+
+    return does
+
+
+async def healthz(api: Api, request: Request) -> Response:
+    """Answer whether the control loop turns.
+
+    Raises:
+        DeviceError: If it does not.
+    """
+    bodies.read_query(request, {})
+    if not api.shelf.fresh:
+        raise DeviceError("the control loop has not turned within the last 5 s")
+    return json_reply({"words": "the control loop turns", "turn": api.shelf.status.turn})
+
+
+async def metrics(api: Api, request: Request) -> Response:
+    """Answer with figures for Prometheus."""
+    from polythrottle.daemon.metrics import render
+
+    bodies.read_query(request, {})
+    body, kind = render(api.shelf.status, request.headers.get("accept", ""))
+    return Response(body, headers={**HEADERS, "content-type": kind})
+
+
+async def page(api: Api, request: Request) -> Response:
+    """Answer with the page."""
+    from polythrottle.daemon.web.page import load
+
+    bodies.read_query(request, {})
+    page = load()
+    return Response(page.body, headers={**HEADERS, **{name.lower(): text for name, text in page.headers.items()}})
+
+
+async def profiles(api: Api, request: Request) -> Response:
+    """Answer with the profiles that can be applied."""
+    bodies.read_query(request, {})
+    return json_reply({"profiles": await api.beside(api.listing.profiles)})
+
+
+async def apply(api: Api, request: Request) -> Response:
+    """Have another profile followed."""
+    bodies.read_query(request, {})
+    sent = await bodies.read_body(request, bodies.APPLY)
+    found = await api.beside(functools.partial(api.listing.find, sent["profile"]))
+    return json_reply({"words": "", **await api.ask(ApplyProfile(**{**sent, "profile": found}))})
+
+
+async def history(api: Api, request: Request) -> Response:
+    """Answer with what is kept of the last minutes."""
+    minutes = bodies.read_query(request, bodies.HISTORY_QUERY)["minutes"]
+    return json_reply({"minutes": await api.beside(functools.partial(api.options.history, minutes))})
+
+
+async def events(api: Api, request: Request) -> Response:
+    """Answer with events, or follow them."""
+    asked = bodies.read_query(request, bodies.EVENTS_QUERY)
+    after, limit, last = asked["after"], asked["limit"], bodies.last_event(request)
+    found = api.desk.events(after or 0)
+    if KIND in request.headers.get("accept", ""):
+        return EventStream(api.shelf, Everything(api.shelf, after or 0 if last is None else last))
+    return json_reply({"events": found[-limit:] if after is None else found[:limit]})
+
+
+async def study(api: Api, request: Request) -> Response:
+    """Answer with one study."""
+    bodies.read_query(request, {})
+    return json_reply(api.known(request.path_params["id"]))
+
+
+async def study_events(api: Api, request: Request) -> Response:
+    """Follow one study."""
+    bodies.read_query(request, {})
+    bodies.last_event(request)
+    return EventStream(api.shelf, OneStudy(api.shelf, api.known(request.path_params["id"]).id))
+
+
+async def stop_study(api: Api, request: Request) -> Response:
+    """End one study."""
+    bodies.read_query(request, {})
+    found = api.known(request.path_params["id"])
+    return json_reply({"words": "", **await api.ask(StopStudy(found.id))})
+
+
+async def report(api: Api, request: Request) -> Response:
+    """Take in what a serving program saw, and answer how to batch."""
+    bodies.read_query(request, {})
+    sent = await bodies.read_body(request, bodies.REPORT)
+    answer = await api.ask(Report(Seen(**sent)))
+    status = api.shelf.status
+    target = {"batch": status.point.get("batch_size"), "gather_s": status.gather_s}
+    return json_reply({"words": "", **target, **answer})
+
+
+def device(status: Status) -> list[dict[str, Any]]:
+    """Return the device that is steered, if it is known."""
+    names = ("device", "title", "energy_kind", "boundary", "leased", "reachable", "point", "clocks_hz")
+    shown = {("uri" if name == "device" else name): getattr(status, name) for name in names}
+    return [shown] if status.device else []

@@ -1,0 +1,229 @@
+"""What may be sent: a schema for each body and each query, and the reading of them."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from polythrottle.daemon.web.checking import Malformed, check
+from polythrottle.daemon.web.plain import Schema
+from polythrottle.daemon.web.replies import Refusal
+from polythrottle.errors import InvalidInput
+
+BODY_BYTES_MOST = 64 * 1024
+_DEEPEST = 32
+
+_DAY_S, _YEAR_S = 86_400, 366 * 86_400
+_WORDS = r"^[^\x00-\x1f\x7f]*$"
+
+
+def _object(properties: Mapping[str, Schema], *required: str) -> Schema:
+    named = {"required": list(required)} if required else {}
+    return {"type": "object", "properties": dict(properties), **named, "additionalProperties": False}
+
+
+def _number(most: float, words: str, least: float | None = None, **further: Any) -> Schema:
+    bound = {"exclusiveMinimum": 0} if least is None else {"minimum": least}
+    return {"type": ["number", "null"], **bound, "maximum": most, "description": words, **further}
+
+
+def _count(most: int, words: str, least: int = 0, kinds: str | list[str] = "integer") -> Schema:
+    return {"type": kinds, "minimum": least, "maximum": most, "description": words}
+
+
+def _text(pattern: str, words: str = "") -> Schema:
+    return {"type": "string", "pattern": pattern, "maxLength": 64, **({"description": words} if words else {})}
+
+
+_FIGURE = r"^[0-9]+(\.[0-9]+)?$"
+
+TUNE_OPTIONS: dict[str, Schema] = {
+    "risk": _text(_FIGURE),
+    "seed": _text(r"^[0-9]{1,9}$"),
+    "method": _text(r"^[a-z][a-z0-9-]*$"),
+    "objective": _text(r"^[a-z]+$"),
+    "minutes": _text(_FIGURE),
+    "joules": _text(_FIGURE),
+    "horizon": _text(r"^[0-9]+(\.[0-9]+)?(s|m|h|d)$"),
+    "precision": _text(r"^[0-9]+(\.[0-9]+)?%$"),
+    "seconds": _text(_FIGURE),
+    "queries": _text(r"^[1-9][0-9]{0,8}$"),
+}
+"""Words of ``polythrottle tune`` a client may add. No file, device or workload among them: a workload can be any
+command, and would run as the daemon's user."""
+
+APPLY = _object(
+    {
+        "profile": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": 240,
+            "pattern": _WORDS,
+            "description": "A file the daemon can read, or <device>/<workload>.",
+        },
+        "within_s": _number(_DAY_S, "The profile before comes back then unless confirmed; null keeps it.", default=60),
+    },
+    "profile",
+)
+RELEASE = _object({"reason": {"type": "string", "maxLength": 200, "pattern": _WORDS, "description": "For people."}})
+NOTHING = _object({})
+_NULL: Schema = {"type": "null"}
+
+
+def _supply(*names: str) -> Schema:
+    """Return the schema of a budget with these fields and not the others'; without any it has no carbon either."""
+    others = {"battery_wh", "last_s", "wh_per_day", *(() if names else ("carbon",))} - set(names)
+    given: Schema = {name: {"type": "number"} for name in names}
+    return {"required": list(names), "properties": {**given, **dict.fromkeys(sorted(others), _NULL)}}
+
+
+BUDGET = {
+    **_object(
+        {
+            "power_w": _number(1e6, "Most mean power."),
+            "battery_wh": _number(1e9, "What there is."),
+            "last_s": _number(_YEAR_S, "How long it must last."),
+            "wh_per_day": _number(1e9, "Most energy a day."),
+            "carbon": {
+                "type": ["string", "null"],
+                "minLength": 1,
+                "maxLength": 240,
+                "pattern": _WORDS,
+                "description": "A CSV file of carbon intensity along time that the daemon can read.",
+            },
+        }
+    ),
+    "description": "power_w alone, or battery_wh with last_s, or wh_per_day; carbon shares one of the last two out.",
+    "anyOf": [_supply(), _supply("battery_wh", "last_s"), _supply("wh_per_day")],
+}
+STUDY = _object(
+    {
+        "trials": {**_count(10_000, "At most.", 1), "default": 30},
+        "options": {**_object(TUNE_OPTIONS), "description": "Further words of polythrottle tune."},
+    }
+)
+_PERHAPS = ["integer", "null"]
+REPORT = _object(
+    {
+        "arrived": _count(10**9, "Requests that came since the report before."),
+        "answered": _count(10**9, "Requests answered since.", kinds=_PERHAPS),
+        "failed": _count(10**9, "Requests that failed since.", kinds=_PERHAPS),
+        "waiting": _count(10**9, "Requests that wait now.", kinds=_PERHAPS),
+        "p99_s": _number(1e6, "Of the requests answered lately.", 0),
+        "mean_s": _number(1e6, "Likewise.", 0),
+        "model": {"type": "string", "maxLength": 200, "pattern": _WORDS, "description": "The model's contents' name."},
+        "worst_s": _number(1e6, "The longest of those answered since.", 0),
+    }
+)
+
+EVENTS_QUERY = {
+    "after": _count(2**53, "Number of the last event that is known; without it, the last ones are meant."),
+    "limit": {**_count(1000, "At most so many.", 1), "default": 1000},
+}
+LAST_EVENT: Schema = {"type": "string", "pattern": "^[0-9]{1,15}$"}
+HISTORY_QUERY = {"minutes": {**_count(60 * 24 * 30, "How many.", 1), "default": 60}}
+
+
+async def read_body(request: Request, schema: Schema) -> dict[str, Any]:
+    """Return the document of a request.
+
+    Raises:
+        Refusal: If it is not called JSON, too large, no JSON, or not what the schema says.
+    """
+    _check_type(request)
+    data = await _read(request)
+    try:
+        document = json.loads(data or b"{}", parse_constant=_no_number)
+        if _depth(document) > _DEEPEST:
+            raise ValueError("nested too deep")
+    except (ValueError, RecursionError):
+        raise Refusal(400, InvalidInput, "the body is no JSON document") from None
+    _checked(document, schema, "the body")
+    return {name: _read_as(schema["properties"][name], value) for name, value in document.items()}
+
+
+def read_query(request: Request, schemas: Mapping[str, Schema]) -> dict[str, Any]:
+    """Return the whole numbers of a query; those that are not there have their default, or are None.
+
+    Raises:
+        Refusal: If one is none, is repeated, or is not known.
+    """
+    found: dict[str, Any] = {}
+    for name, text in request.query_params.multi_items():
+        if name in found:
+            raise Refusal(422, InvalidInput, f"{name[:40]} is given twice")
+        digits = text.removeprefix("-")
+        found[name] = int(text) if digits.isascii() and digits.isdecimal() and len(digits) < 20 else text
+    _checked(found, _object(schemas), "the query")
+    return {name: found.get(name, schema.get("default")) for name, schema in schemas.items()}
+
+
+def _check_type(request: Request) -> None:
+    """Demand JSON by its name, which a foreign page cannot send without being allowed to first (CSRF)."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" or request.headers.get("content-encoding", "identity").lower() != "identity":
+        words = "what changes something is sent as Content-Type: application/json, not compressed"
+        raise Refusal(415, InvalidInput, words, connection="close")
+
+
+def _read_as(schema: Schema, value: Any) -> Any:
+    """Return a whole number as one, however it is written: to JSON 3.0 is one too."""
+    whole = "integer" in schema.get("type", ()) and isinstance(value, float)
+    return int(value) if whole else value
+
+
+def last_event(request: Request) -> int | None:
+    """Return the number of the last event a client that comes back knows; None if it is new.
+
+    Raises:
+        Refusal: If it is no number.
+    """
+    text = request.headers.get("last-event-id")
+    if text is None:
+        return None
+    _checked({"Last-Event-ID": text}, _object({"Last-Event-ID": LAST_EVENT}), "the head")
+    return int(text)
+
+
+async def _read(request: Request) -> bytes:
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared[:20]) > BODY_BYTES_MOST:
+        raise _large()
+    data = bytearray()
+    try:
+        async for part in request.stream():
+            data += part
+            if len(data) > BODY_BYTES_MOST:
+                raise _large()
+    except ClientDisconnect:
+        raise Refusal(400, InvalidInput, "the body ends too early") from None
+    return bytes(data)
+
+
+def _large() -> Refusal:
+    return Refusal(413, InvalidInput, f"the body is larger than {BODY_BYTES_MOST // 1024} KiB", connection="close")
+
+
+def _checked(document: Any, schema: Schema, where: str) -> None:
+    try:
+        check(document, {"type": "object", **schema}, where)
+    except Malformed as malformed:
+        raise Refusal(422, InvalidInput, str(malformed)) from None
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(name)
+
+
+def _depth(document: Any) -> float:
+    deepest, level = 0, [document]
+    while level and deepest <= _DEEPEST:
+        deepest += 1
+        level = [each for outer in level if isinstance(outer, (dict, list)) for each in _inside(outer)]
+    return deepest if not level else math.inf
+
+
+def _inside(outer: Any) -> list[Any]:
+    return list(outer.values()) if isinstance(outer, dict) else outer

@@ -1,0 +1,51 @@
+"""The page the daemon serves: one document with its style and script inside, which asks nobody but the daemon."""
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+_SCRIPTS = ("words.js", "charts.js", "feed.js", "page.js")
+
+
+@dataclass(frozen=True)
+class Page:
+    """A document and the headers it is to be sent with."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+
+@cache
+def load() -> Page:
+    """Return the page, put together from its parts.
+
+    Its policy lets the browser run this script and this style alone, named by their hashes, and connect to nothing but
+    where the page came from (https://www.w3.org/TR/CSP3/).
+    """
+    style = _part("page.css")
+    script = "\n(() => {\n'use strict';\n" + "".join(map(_part, _SCRIPTS)) + "})();\n"
+    html = _part("page.html").replace("<style></style>", f"<style>{style}</style>")
+    body = html.replace("<script></script>", f"<script>{script}</script>").encode()
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    )
+    headers = {
+        "Content-Type": "text/html; charset=utf-8",
+        "Content-Security-Policy": policy,
+        "Cache-Control": "no-cache",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return Page(body, headers)
+
+
+def _part(name: str) -> str:
+    return files(__name__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

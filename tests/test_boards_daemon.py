@@ -1,0 +1,265 @@
+"""The board as the control loop sees it: behind an actuator on a planted Jetson, and opened in this process."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from actuators import BOARD, GPU, Bench, Process, bench
+
+from polythrottle.backends import open_device
+from polythrottle.clock import SystemClock, VirtualClock
+from polythrottle.daemon.boards import LEASE_S, ActuatorBoard, LocalBoard, SeparateLender
+from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, PolythrottleError
+from polythrottle.measurement import EnergyKind
+from polythrottle.space import OperatingPoint
+from polythrottle.testing import FakeKernel, plant
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Bench]:
+    """Serve a planted Jetson."""
+    with bench(tmp_path) as found:
+        yield found
+
+
+BOARDS_MADE: list[ActuatorBoard] = []
+
+
+@pytest.fixture(autouse=True)
+def hung_up() -> Iterator[None]:
+    """Hang up for boards that were not released."""
+    yield
+    while BOARDS_MADE:
+        BOARDS_MADE.pop()._line.close()
+
+
+def board_at(served: Bench, folder: Path, clock: VirtualClock | None = None) -> ActuatorBoard:
+    """Return a board of the actuator."""
+    BOARDS_MADE.append(ActuatorBoard(served.path, None, folder / "lease.token", clock or VirtualClock()))
+    return BOARDS_MADE[-1]
+
+
+def found(served: Bench) -> list[int]:
+    """Return the levels of the GPU clock."""
+    told = served.line().ask("describe", device=f"jetson?root={served.root}")
+    return list(next(each for each in told["knobs"] if each["name"] == GPU)["levels"])
+
+
+def low(served: Bench) -> OperatingPoint:
+    """Return a point with the lowest GPU clock."""
+    return OperatingPoint({GPU: min(found(served))})
+
+
+def test_an_applied_point_is_put_back_on_release(served: Bench, tmp_path: Path) -> None:
+    """What was applied holds, reads back, and is as found after the release; the token is gone then."""
+    board, before = board_at(served, tmp_path), served.held()
+    board.take()
+    board.apply(low(served))
+    assert served.held() != before
+    assert board.verify() == ()
+    assert board.read().energy_j >= 0
+    board.release()
+    assert served.held() == before
+    assert not (tmp_path / "lease.token").exists()
+
+
+def test_restore_keeps_the_lease(served: Bench, tmp_path: Path) -> None:
+    """After a restore the board is as found and can be set again without asking anew."""
+    board, before = board_at(served, tmp_path), served.held()
+    board.take()
+    board.apply(low(served))
+    board.restore()
+    assert served.held() == before
+    board.apply(low(served))
+    assert served.held() != before
+    board.release()
+
+
+def test_a_daemon_started_again_goes_on_with_its_lease(served: Bench, tmp_path: Path) -> None:
+    """With the token in its file a second board has what holds, and the first one's right is void."""
+    first = board_at(served, tmp_path)
+    first.take()
+    first.apply(low(served))
+    held = served.held()
+    assert (tmp_path / "lease.token").stat().st_mode & 0o777 == 0o600
+    second = board_at(served, tmp_path)
+    second.take()
+    assert served.held() == held
+    with pytest.raises(DeviceError):
+        first.apply(low(served))
+    second.release()
+
+
+def test_a_lease_of_another_is_not_taken(served: Bench, tmp_path: Path) -> None:
+    """While another holds the board, taking it fails and says who has it."""
+    first = board_at(served, tmp_path / "first")
+    first.take()
+    with pytest.raises(DeviceError, match="the daemon"):
+        board_at(served, tmp_path / "second").take()
+    first.release()
+
+
+def test_a_lease_that_ran_out_is_noticed_and_can_be_taken_again(served: Bench, tmp_path: Path) -> None:
+    """A lease nobody renewed in time is over: the board is as found, and the next take gets another."""
+    clock, before = VirtualClock(), served.held()
+    board = board_at(served, tmp_path, clock)
+    board.take()
+    board.apply(low(served))
+    served.time.now_s += LEASE_S + 1
+    clock.sleep(LEASE_S + 1)
+    with pytest.raises(DeviceError):
+        board.take()
+    assert served.held() == before
+    board.take()
+    board.apply(low(served))
+    board.release()
+
+
+def test_a_lease_is_renewed_before_it_is_over(served: Bench, tmp_path: Path) -> None:
+    """Taking it each second keeps it for as long as one does."""
+    clock = VirtualClock()
+    board = board_at(served, tmp_path, clock)
+    board.take()
+    board.apply(low(served))
+    held = served.held()
+    for _ in range(60):
+        served.time.now_s += 1.0
+        clock.sleep(1.0)
+        board.take()
+    assert served.held() == held
+    board.release()
+
+
+def test_a_level_the_board_has_not_is_rejected(served: Bench, tmp_path: Path) -> None:
+    """An unknown level is a rejected knob, and nothing is written."""
+    board, before = board_at(served, tmp_path), served.held()
+    board.take()
+    with pytest.raises((KnobRejected, PolythrottleError)):
+        board.apply(OperatingPoint({GPU: 123}))
+    assert served.held() == before
+    board.release()
+
+
+def test_another_writer_is_named_by_its_knob(served: Bench, tmp_path: Path) -> None:
+    """Verify names the knob that no longer holds what was applied."""
+    board = board_at(served, tmp_path)
+    board.take()
+    board.apply(low(served))
+    key = next(key for key in served.held() if "gpu" in key and key.endswith("/max_freq"))
+    Path(f"{served.root}{key}").write_text(f"{max(found(served))}\n")
+    assert GPU in board.verify()
+    board.release()
+
+
+def test_a_loan_keeps_the_daemon_from_writing(served: Bench, tmp_path: Path) -> None:
+    """While a study has the board the daemon cannot set it; taken back, it is as found and can be set."""
+    board, before = board_at(served, tmp_path), served.held()
+    board.take()
+    uri, environment = board.lend()
+    assert uri.startswith(f"actuator:{served.path}?device=jetson")
+    assert environment["POLYTHROTTLE_TOKEN"]
+    with pytest.raises(DeviceError):
+        board.apply(low(served))
+    board.take_back()
+    assert served.held() == before
+    board.apply(low(served))
+    board.release()
+
+
+def test_what_the_board_is_comes_from_the_actuator(served: Bench, tmp_path: Path) -> None:
+    """Title, URI and identity are those of the device behind it; unknown before it answers."""
+    board = board_at(served, tmp_path)
+    assert board.uri.startswith("actuator:")
+    assert "soc" in board.identity() or board.identity()
+    assert board.uri == f"jetson?root={served.root}"
+    assert board.title
+
+
+def test_without_an_actuator_every_verb_is_an_error(tmp_path: Path) -> None:
+    """Where nothing listens taking and reading fail in words, and releasing what was never had does not."""
+    board = ActuatorBoard(tmp_path / "none.sock", "jetson", tmp_path / "t", VirtualClock())
+    for verb in (board.take, board.read, board.verify):
+        with pytest.raises(DeviceError):
+            verb()
+    assert board.identity() == {}
+    board.release()
+
+
+def test_a_token_that_others_could_have_written_is_not_used(tmp_path: Path) -> None:
+    """A token file with loose rights counts for nothing."""
+    file = tmp_path / "lease.token"
+    file.write_text("secret")
+    file.chmod(0o644)
+    assert ActuatorBoard(tmp_path / "none.sock", None, file, VirtualClock())._token is None
+
+
+def test_an_actuator_that_was_killed_is_found_again(tmp_path: Path) -> None:
+    """A new actuator process restores what a killed one left; the lease is void, and the board can be taken anew."""
+    root = plant(BOARD, tmp_path / "b")
+    before = FakeKernel(root).snapshot()
+    process = Process(root, tmp_path / "a.sock")
+    board = ActuatorBoard(tmp_path / "a.sock", None, tmp_path / "t", SystemClock())
+    BOARDS_MADE.append(board)
+    board.take()
+    told = board._line.ask("describe", device=board.uri)
+    point = OperatingPoint({GPU: min(next(each for each in told["knobs"] if each["name"] == GPU)["levels"])})
+    board.apply(point)
+    assert FakeKernel(root).snapshot() != before
+    process.end(signal.SIGKILL)
+    with pytest.raises(DeviceError):
+        board.read()
+    process = Process(root, tmp_path / "a.sock")
+    assert FakeKernel(root).snapshot() == before
+    with pytest.raises(DeviceError):
+        board.apply(point)
+    board.take()
+    board.apply(point)
+    board.release()
+    assert FakeKernel(root).snapshot() == before
+    assert process.end()[0] == 0
+
+
+def test_a_local_board_enters_sets_and_restores() -> None:
+    """A device opened here is set once taken, not before, and left as it was found."""
+    board = LocalBoard(open_device("sim:jetson-agx-orin"), VirtualClock())
+    point = OperatingPoint({GPU: 624_750_000, "gpu_min_hz": 624_750_000})
+    with pytest.raises(DeviceError, match="not held"):
+        board.apply(point)
+    board.take()
+    board.take()
+    board.apply(point)
+    assert board.read().clocks_hz["gpu"] == 624_750_000
+    assert board.verify() == ()
+    assert board.energy_kind is EnergyKind.SIMULATED
+    board.release()
+    assert board.read().clocks_hz["gpu"] != 624_750_000
+
+
+def test_simulated_time_follows_the_loop() -> None:
+    """A simulated board draws energy while the clock of the control loop moves."""
+    clock = VirtualClock()
+    board = LocalBoard(open_device("sim:jetson-agx-orin?noise=0"), clock)
+    board.take()
+    before = board.read()
+    clock.sleep(10.0)
+    after = board.read()
+    assert after.time_s - before.time_s == pytest.approx(10.0)
+    assert after.energy_j > before.energy_j
+
+
+def test_a_recorded_table_is_no_board(tmp_path: Path) -> None:
+    """There is nothing to set on a table."""
+    table = Path(__file__).parent.parent / "examples" / "cpu-convnet-sweep.csv"
+    with pytest.raises(InvalidInput, match="recorded table"):
+        LocalBoard(open_device(f"replay:{table}"), VirtualClock())
+
+
+def test_a_local_board_is_lent_by_leaving_it() -> None:
+    """A study of a device opened here opens it itself, which needs it to be left."""
+    board = LocalBoard(open_device("sim:jetson-agx-orin"), VirtualClock())
+    board.take()
+    assert board.lend() == ("sim:jetson-agx-orin", {})
+    board.take_back()
+    board.apply(OperatingPoint({}))
+    assert SeparateLender("sim:x").lend() == ("sim:x", {})

@@ -1,0 +1,202 @@
+"""What is added up turn by turn: minutes, savings, budgets, and when to explore."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from daemons import LADDER, TUNED
+
+from polythrottle.daemon.accounts import Accounts
+from polythrottle.daemon.looking import Sight
+from polythrottle.daemon.ports import Seen
+from polythrottle.daemon.record import Record, Totals
+from polythrottle.daemon.saving import Saving, midnight_s
+from polythrottle.daemon.signals import PowerBudget, StudyOffered
+from polythrottle.daemon.state import Phase, State
+from polythrottle.daemon.wishes import SetBudget
+from polythrottle.errors import InvalidInput
+from polythrottle.measurement import EnergyKind, Interval, Latency, Measurement
+from polythrottle.profile import Profile
+from polythrottle.space import OperatingPoint
+
+UP = State(phase=Phase.FOLLOWING, plan=TUNED.plan)
+DEFAULT = Measurement(
+    *(Latency(0.01, p99_s=0.02), 0.4, 100.0, 40.0),
+    boundary="module",
+    idle_power_w=20.0,
+    intervals={"energy": Interval(0.392, 0.408)},
+)
+
+
+class Day:
+    """Accounts on a wall clock that a test moves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.wall_s = midnight_s(1_700_000_000.0) + 12 * 3600.0
+        self.begun_s = self.wall_s
+        self.record = Record(folder / "daemon.db", lambda: self.wall_s)
+        self.accounts = Accounts(self.record, lambda: self.wall_s)
+
+    def second(self, power_w: float | None = 10.0, rate: int = 20, state: State = UP) -> list[object]:
+        """Let a second pass, and return what the controller is told."""
+        self.wall_s += 1.0
+        seen = Seen(rate, rate, 1 if rate else 0, 0, 0.05, 0.02)
+        sight = Sight(self.wall_s - self.begun_s, 1.0, seen, None, power_w, power_w, power_w)
+        return list(self.accounts.turn(sight, state))
+
+
+@pytest.fixture
+def day(tmp_path: Path) -> Iterator[Day]:
+    """Return accounts at noon."""
+    made = Day(tmp_path)
+    yield made
+    made.record.close()
+
+
+def profile(default: Measurement | None = DEFAULT) -> Profile:
+    """Return a profile whose default point draws 20 W idle and 0.2 J per request besides."""
+    return Profile("jetson", "model.onnx", OperatingPoint({}), DEFAULT, default)
+
+
+def test_saving_is_what_the_default_would_have_drawn_less_what_was(day: Day) -> None:
+    """At 20 requests a second the default draws 24 W; ten seconds at 10 W save 140 J, with the profile's doubt."""
+    day.accounts.saving = Saving.of(profile())
+    for _ in range(10):
+        day.second(power_w=10.0, rate=20)
+    shown = day.accounts.shown_saving()
+    assert shown.joules == pytest.approx(140.0)
+    assert shown.requests == 200
+    assert shown.low is not None
+    assert shown.high is not None
+    # Half of 2 % of the default's energy, and what windows differ by, twice 2 %: 240 J times 6 % and a little.
+    assert shown.high - 140.0 == pytest.approx(140.0 - shown.low)
+    assert 240 * 0.05 < shown.high - 140.0 < 240 * 0.07
+    assert "measured energy" in shown.words
+
+
+@pytest.mark.parametrize(
+    ("default", "words"),
+    [
+        (None, "no profile with a measurement"),
+        (replace(DEFAULT, idle_power_w=None), "lacks the idle power"),
+        (replace(DEFAULT, energy_kind=EnergyKind.RELATIVE), "relative"),
+    ],
+)
+def test_what_cannot_be_known_is_not_claimed(day: Day, default: Measurement | None, words: str) -> None:
+    """Without the default's idle power or joules no saving is shown, and why."""
+    day.accounts.saving = Saving.of(profile(default))
+    day.second()
+    shown = day.accounts.shown_saving()
+    assert (shown.joules, shown.low, shown.high) == (None, None, None)
+    assert words in shown.words
+
+
+def test_without_intervals_a_saving_has_none(day: Day) -> None:
+    """A profile without intervals gives a figure that says so."""
+    day.accounts.saving = Saving.of(profile(replace(DEFAULT, intervals={})))
+    day.second()
+    shown = day.accounts.shown_saving()
+    assert shown.joules is not None
+    assert (shown.low, shown.high) == (None, None)
+    assert "without an interval" in shown.words
+
+
+def test_nothing_is_saved_before_a_request() -> None:
+    """Totals without requests show no figure."""
+    assert Saving.of(profile()).shown(Totals(5.0, 1.0), 0).joules is None
+
+
+def test_unknown_power_is_no_saving(day: Day) -> None:
+    """A second whose joules are unknown counts requests, and neither joules nor savings."""
+    day.accounts.saving = Saving.of(profile())
+    day.second(power_w=None)
+    assert (day.accounts.energy_j, day.accounts.requests) == (None, 20)
+    assert day.accounts.shown_saving().joules is None
+
+
+def test_savings_begin_again_at_midnight(day: Day) -> None:
+    """The day's figure counts from local midnight, over a restart of the daemon too."""
+    day.accounts.saving = Saving.of(profile())
+    for _ in range(120):
+        day.second()
+    day.accounts.close()
+    day.record.flush()
+    again = Accounts(day.record, lambda: day.wall_s)
+    again.saving = Saving.of(profile())
+    assert again.shown_saving().joules == pytest.approx(120 * 14.0)
+    day.wall_s += 12 * 3600.0
+    assert again.shown_saving().joules is None
+
+
+def test_minutes_are_noted_as_they_end(day: Day) -> None:
+    """Each minute has its joules, its requests, its p99 and whether that was above the limit."""
+    for _ in range(180):
+        day.second(power_w=12.0, rate=20)
+        day.accounts.limited(0.04)
+    day.record.flush()
+    rows = day.record.history(10)
+    assert rows[1]["power_w"] == pytest.approx(12.0)
+    assert rows[1]["requests"] == pytest.approx(1200, abs=25)
+    assert (rows[1]["p99_s"], rows[1]["violated"]) == (0.05, True)
+
+
+def test_a_clock_set_back_loses_no_minute(day: Day) -> None:
+    """After the wall clock is set back an hour, minutes are added to those that were there."""
+    for _ in range(90):
+        day.second()
+    day.wall_s -= 60.0
+    for _ in range(90):
+        day.second()
+    day.accounts.close()
+    day.record.flush()
+    assert sum(row["requests"] for row in day.record.history(100)) == 180 * 20
+
+
+def test_a_power_budget_is_told_once(day: Day) -> None:
+    """The controller learns of a limit when it changes."""
+    day.accounts.wished(SetBudget(power_w=15.0))
+    assert day.second() == [PowerBudget(15.0)]
+    assert day.second() == []
+    day.accounts.wished(SetBudget())
+    assert day.second() == [PowerBudget(None)]
+
+
+def test_a_battery_too_small_caps_power_and_says_the_nearest(day: Day) -> None:
+    """What cannot be met is capped, and the words name what would do."""
+    day.accounts.wished(SetBudget(battery_wh=5.0, last_s=9 * 3600.0))
+    told = [event for _ in range(3) for event in day.second(power_w=20.0, rate=50)]
+    assert any(isinstance(event, PowerBudget) and event.limit_w is not None for event in told)
+    shown = day.accounts.shown_budget()
+    assert shown.met is False
+    assert "would hold it" in shown.words
+    assert shown.left_j is not None
+    assert shown.left_j < 5 * 3600
+
+
+def test_a_budget_that_makes_no_sense_is_refused(day: Day) -> None:
+    """The one there was goes on."""
+    day.accounts.wished(SetBudget(power_w=15.0))
+    with pytest.raises(InvalidInput):
+        day.accounts.wished(SetBudget(battery_wh=80.0))
+    assert day.accounts.budget is not None
+
+
+def test_a_study_is_offered_after_idle_time_if_one_is_wanted(day: Day) -> None:
+    """Ten minutes without requests offer a study once there is a wish for one; under load nothing does."""
+    wanted = replace(UP, study_wanted="drift")
+    assert not any(isinstance(event, StudyOffered) for _ in range(900) for event in day.second(state=wanted, rate=50))
+    assert not any(isinstance(event, StudyOffered) for _ in range(900) for event in day.second(rate=0))
+    assert any(isinstance(event, StudyOffered) for _ in range(900) for event in day.second(state=wanted, rate=0))
+
+
+def test_values_that_cannot_be_read_any_more_begin_anew(tmp_path: Path) -> None:
+    """Kept values of another shape are passed over, not an error."""
+    record = Record(tmp_path / "daemon.db")
+    for name in ("pattern", "ledger", "budget"):
+        record.keep(name, {"x": "y"})
+    accounts = Accounts(record, lambda: 0.0)
+    accounts.resume_budget()
+    assert accounts.budget is None
+    assert LADDER.rungs
+    record.close()

@@ -1,0 +1,329 @@
+"""The daemon as people run it: real processes, on a simulated board and behind an actuator on a planted one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from actuators import BOARD, GPU, Process, until
+from daemons import LADDER
+
+from polythrottle.backends import open_device
+from polythrottle.catalog.profiles import write_profile
+from polythrottle.cli.commands import run
+from polythrottle.client import Client
+from polythrottle.daemon.ports import Seen
+from polythrottle.daemon.status import Status
+from polythrottle.errors import DeviceError, PolythrottleError
+from polythrottle.identity import identity_of
+from polythrottle.ladder import Ladder, Rung
+from polythrottle.measurement import EnergyKind, Interval, Latency, Measurement
+from polythrottle.profile import Profile
+from polythrottle.space import OperatingPoint
+from polythrottle.testing import FakeKernel, plant
+
+SEEN = Seen(30, 30, 0, 0, 0.02, 0.01)
+
+
+def measured(joules: float, kind: EnergyKind) -> Measurement:
+    """Return a measurement with all that a daemon can use."""
+    latency = Latency(0.02, p99_s=0.05)
+    ends = {"energy": Interval(0.99 * joules, 1.01 * joules)}
+    return Measurement(latency, joules, 100.0, joules * 100, kind, "module", intervals=ends, idle_power_w=joules * 50)
+
+
+def profile(device: str, points: tuple[OperatingPoint, ...], kind: EnergyKind = EnergyKind.MEASURED) -> Profile:
+    """Return a profile whose ladder has these points."""
+    rungs = tuple(
+        Rung(each.rate_per_s, replace(each.service, point=point), 0.0, each.power_w, each.p99_s)
+        for each, point in zip(LADDER.rungs, points, strict=False)
+    )
+    board = open_device(device)
+    made = Profile(device, "resnet50", points[-1], measured(0.2, kind), measured(0.4, kind), ("p99<=100 ms",))
+    known = {"workload_knobs": ("batch_size",), "identity": dict(identity_of(board)), "ladder": Ladder(0.1, rungs)}
+    return replace(made, **known)  # type: ignore[arg-type]
+
+
+class Daemon:
+    """A daemon in a process of its own."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.socket, self.log = folder / "daemon.sock", folder / "daemon.log"
+        command = [sys.executable, "-m", "polythrottle", "daemon", "run", "--socket", str(self.socket), *words]
+        environment = {**os.environ, "POLYTHROTTLE_STATE_DIR": str(folder / "daemon-state")}
+        with self.log.open("a") as log:
+            self.child = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        self.client = Client(self.socket)
+
+    def status(self) -> Status | None:
+        """Return what it shows; None while it does not answer."""
+        with suppress(PolythrottleError):
+            return self.client.status()
+        return None
+
+    def begun(self) -> "Daemon":
+        """Wait until it turns."""
+        until(lambda: self.child.poll() is not None or ((found := self.status()) is not None and found.turn > 0))
+        assert self.child.poll() is None, self.log.read_text()
+        return self
+
+    def phase(self, *wanted: str) -> Status:
+        """Wait until it is in one of some phases."""
+        until(lambda: (found := self.status()) is not None and found.phase in wanted)
+        found = self.status()
+        assert found is not None
+        return found
+
+    def close(self) -> None:
+        """Kill it if it still runs."""
+        self.client.close()
+        if self.child.poll() is None:
+            self.child.kill()
+        self.child.wait()
+
+
+@pytest.fixture
+def ends() -> Iterator[ExitStack]:
+    """End whatever a test has started."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def simulated(tmp_path: Path) -> Path:
+    """Return the file of a profile for a simulated board."""
+    points = tuple(
+        OperatingPoint({GPU: hz, "gpu_min_hz": hz, "batch_size": 1})
+        for hz in (624_750_000, 1_032_750_000, 1_300_500_000)
+    )
+    write_profile(profile("sim:jetson-agx-orin", points, EnergyKind.SIMULATED), tmp_path / "sim.toml")
+    return tmp_path / "sim.toml"
+
+
+def test_a_simulated_board_follows_simulated_requests(tmp_path: Path, simulated: Path, ends: ExitStack) -> None:
+    """Run, look, ask and end: what the first page of the manual says works, without root and without systemd."""
+    daemon = Daemon(tmp_path, "--profile", str(simulated), "--traffic", "sim:poisson:20/s")
+    ends.callback(daemon.close)
+    status = daemon.begun().phase("following", "safe")
+    assert status.energy_kind == "simulated"
+    until(lambda: (found := daemon.status()) is not None and found.power_w and found.saved.joules is not None)
+    assert run(["daemon", "status", "--socket", str(daemon.socket)]) == 0
+    assert run(["daemon", "stop", "--socket", str(daemon.socket)]) == 0
+    assert daemon.child.wait(timeout=60) == 0
+    log = daemon.log.read_text()
+    assert "Traceback" not in log
+    assert "the daemon has ended; the board is as it was found" in log
+    assert not daemon.socket.exists()
+
+
+def test_status_is_a_document_for_programs(
+    tmp_path: Path, simulated: Path, ends: ExitStack, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """``--json`` prints what the API says."""
+    daemon = Daemon(tmp_path, "--profile", str(simulated), "--traffic", "sim:poisson:20/s")
+    ends.callback(daemon.close)
+    daemon.begun()
+    assert run(["daemon", "status", "--json", "--socket", str(daemon.socket)]) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert document["device"] == "sim:jetson-agx-orin"
+    assert document["workload"]["profile"] == str(simulated)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
+def test_signals_end_it_in_order(tmp_path: Path, simulated: Path, ends: ExitStack, number: int, code: int) -> None:
+    """A signal ends it after the turn, also if a second one comes, with the code shells expect."""
+    daemon = Daemon(tmp_path, "--profile", str(simulated), "--traffic", "sim:poisson:20/s")
+    ends.callback(daemon.close)
+    daemon.begun()
+    daemon.child.send_signal(number)
+    daemon.child.send_signal(number)
+    assert daemon.child.wait(timeout=60) == code
+    assert "the board is as it was found" in daemon.log.read_text()
+
+
+def test_there_is_one_daemon_per_state_folder(tmp_path: Path, simulated: Path, ends: ExitStack) -> None:
+    """A second one with the same state ends with one line that says what to do."""
+    words = ("--profile", str(simulated), "--traffic", "sim:poisson:20/s")
+    first = Daemon(tmp_path, *words)
+    ends.callback(first.close)
+    first.begun()
+    second = Daemon(tmp_path, *words)
+    ends.callback(second.close)
+    assert second.child.wait(timeout=60) == DeviceError.exit_code
+    assert "another daemon keeps its state" in second.log.read_text()
+    assert first.status() is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--profile", "none.toml"], 3, "unknown profile"),
+        (["--profile", "PROFILE", "--device", "sim:jetson-nano", "--traffic", "sim:poisson:1/s"], 4, "was tuned on"),
+        (["--profile", "PROFILE", "--traffic", "sim:closed"], 2, "rate"),
+        (["--profile", "PROFILE", "--traffic", "wire:tap"], 3, "unknown traffic"),
+        (["--profile", "PROFILE", "--device", "jetson", "--traffic", "sim:poisson:1/s"], 2, "simulated board"),
+        (["--profile", "PROFILE", "--power", "10 sheep"], 2, "sheep"),
+        (["--profile", "PROFILE", "--battery", "80Wh"], 2, "--last"),
+        (["--profile", "PROFILE", "--tcp", "0.0.0.0:1", "--token-file", "x"], 2, "TLS"),
+        (["--profile", "PROFILE", "--token-file", "x"], 2, "--tcp"),
+        (["--profile", "PROFILE", "--no-actuator", "--actuator", "x"], 2, "exclude"),
+        (["--config", "none.toml"], 4, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    tmp_path: Path, simulated: Path, ends: ExitStack, words: list[str], code: int, said: str
+) -> None:
+    """Every mistake ends with its own exit code and one line, before anything is set."""
+    daemon = Daemon(tmp_path, *[str(simulated) if word == "PROFILE" else word for word in words])
+    ends.callback(daemon.close)
+    assert daemon.child.wait(timeout=60) == code
+    (line,) = daemon.log.read_text().splitlines()
+    assert said in line
+
+
+def test_without_a_daemon_the_commands_say_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Looking at or ending what does not run is an error of the device, in one line."""
+    for command in ("status", "stop"):
+        assert run(["daemon", command, "--socket", str(tmp_path / "none.sock")]) == DeviceError.exit_code
+        assert "no daemon runs" in capfd.readouterr().err
+
+
+def test_what_was_lost_by_a_kill_is_less_than_a_minute(tmp_path: Path, simulated: Path, ends: ExitStack) -> None:
+    """A daemon killed without warning leaves no socket in the way, and the next one knows its events."""
+    words = ("--profile", str(simulated), "--traffic", "sim:poisson:20/s")
+    first = Daemon(tmp_path, *words)
+    ends.callback(first.close)
+    first.begun().phase("following", "safe")
+    first.child.kill()
+    first.child.wait()
+    second = Daemon(tmp_path, *words)
+    ends.callback(second.close)
+    second.begun()
+    assert [event.kind for event in second.client.events() if event.kind == "start"] == ["start", "start"]
+
+
+class Pair:
+    """An actuator on a planted board, and a daemon behind it that follows what is reported to it."""
+
+    def __init__(self, folder: Path, ends: ExitStack) -> None:
+        self.root, self.ends, self.folder = plant(BOARD, folder / "b"), ends, folder
+        self.found = FakeKernel(self.root).snapshot()
+        self.actuator = self.started()
+        device = open_device(f"jetson?root={self.root}")
+        levels = device.space.knob(GPU).levels
+        points = tuple(device.space.default.moved({GPU: hz, "batch_size": 1}) for hz in (levels[0], levels[1]))
+        write_profile(profile(f"jetson?root={self.root}", points), folder / "p.toml")
+        (folder / "daemon.toml").write_text('lease = 3\ntraffic = "report?quiet=10min"\n')
+        words = ("--config", str(folder / "daemon.toml"), "--profile", str(folder / "p.toml"))
+        self.words = (*words, "--actuator", str(folder / "a.sock"))
+        self.daemon = self.begun()
+
+    def started(self) -> Process:
+        """Start an actuator."""
+        process = Process(self.root, self.folder / "a.sock")
+        self.ends.callback(lambda: process.child.poll() is None and process.end())
+        return process
+
+    def begun(self) -> Daemon:
+        """Start a daemon, and tell it of requests."""
+        daemon = Daemon(self.folder, *self.words)
+        self.ends.callback(daemon.close)
+        daemon.begun().client.report(SEEN)
+        daemon.phase("following", "safe")
+        return daemon
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the board is otherwise than it was found."""
+        return FakeKernel(self.root).snapshot() != self.found
+
+
+@pytest.fixture
+def pair(tmp_path: Path, ends: ExitStack) -> Pair:
+    """Return a daemon that has set a planted board."""
+    made = Pair(tmp_path, ends)
+    until(lambda: made.is_set)
+    return made
+
+
+def test_a_study_sets_the_board_through_the_actuator(pair: Pair, tmp_path: Path) -> None:
+    """Under a loan of the daemon's lease a real study runs, and what it finds is followed in turns with what was."""
+    pair.daemon.child.terminate()
+    pair.daemon.child.wait()
+    file = tmp_path / "p.toml"
+    file.write_text(file.read_text().replace('workload = "resnet50"', 'workload = "cmd:true"'))
+    pair.daemon = pair.begun()
+    client = pair.daemon.client
+    client.start_study(2, {"method": "random", "seconds": "0.1", "queries": "2"})
+    until(lambda: client.status().study and client.status().study.state != "running")
+    assert client.status().study.state == "ended"  # type: ignore[union-attr]
+    assert any("compared in turns" in event.words for event in client.events())
+    until(lambda: pair.is_set)
+
+
+def test_a_killed_daemon_leaves_the_board_as_found(pair: Pair) -> None:
+    """Once its lease is over the actuator restores the board, which no daemon asked it to."""
+    pair.daemon.child.kill()
+    until(lambda: not pair.is_set)
+    assert pair.actuator.child.poll() is None
+
+
+def test_a_killed_actuator_is_said_and_found_again(pair: Pair) -> None:
+    """The daemon shows that it cannot set the board, goes on, and sets it when there is an actuator again."""
+    pair.actuator.end(signal.SIGKILL)
+    until(lambda: (found := pair.daemon.status()) is not None and not found.leased and found.faults)
+    assert pair.daemon.child.poll() is None
+    pair.started()
+    until(lambda: (found := pair.daemon.status()) is not None and found.leased and pair.is_set)
+    kinds = [event.kind for event in pair.daemon.client.events()]
+    assert "lease" in kinds
+
+
+def test_a_stopped_daemon_restores_at_once(pair: Pair) -> None:
+    """Ending it in order puts the board back before it ends, whatever its lease."""
+    pair.daemon.child.terminate()
+    assert pair.daemon.child.wait(timeout=60) == 0
+    assert not pair.is_set
+
+
+def test_a_daemon_started_again_in_time_keeps_the_point(pair: Pair) -> None:
+    """A killed daemon whose successor comes within the lease loses nothing: it goes on with the old lease."""
+    pair.daemon.child.kill()
+    pair.daemon.child.wait()
+    pair.daemon = pair.begun()
+    until(lambda: (found := pair.daemon.status()) is not None and found.leased and pair.is_set)
+
+
+def test_a_profile_for_another_firmware_is_refused(pair: Pair, tmp_path: Path) -> None:
+    """A profile that was tuned under another release is not followed, and the one before goes on."""
+    text = (tmp_path / "p.toml").read_text()
+    assert "[identity]" in text
+    head, _, tail = text.partition("[identity]\n")
+    mine, gap, rest = tail.partition("\n\n")
+    other = "\n".join(f'{line.partition(" = ")[0]} = "other"' for line in mine.splitlines())
+    (tmp_path / "other.toml").write_text(f"{head}[identity]\n{other}{gap}{rest}")
+    with pytest.raises(PolythrottleError, match="was tuned on"):
+        pair.daemon.client.apply(tmp_path / "other.toml")
+    assert pair.is_set
+
+
+def test_installing_without_root_names_the_command(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Who may not install is told what to run."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert run(["daemon", "install"]) == 0
+    assert "sudo BINDIR=" in capfd.readouterr().out
+
+
+def test_installing_below_a_folder_lays_the_units(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """With another root nothing outside it is touched."""
+    assert run(["daemon", "install", "--root", str(tmp_path / "root"), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["installed"]
+    assert list((tmp_path / "root").rglob("*.service"))

@@ -1,0 +1,179 @@
+"""What a window's own interval says is noise the models know of: vague windows count for less than precise ones."""
+
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from builders import measured
+
+from polythrottle.measurement import Interval, Measurement
+from polythrottle.optimize import Options, make_optimizer
+from polythrottle.optimize.quantities import DRAW, ENERGY, TIME, doubts, usual
+from polythrottle.problem import Constraint, Problem
+from polythrottle.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.study import Study, Trial
+
+if TYPE_CHECKING:
+    from polythrottle.optimize.surrogate import Belief
+
+CLOCKS_HZ = tuple(range(400_000_000, 1_400_000_000, 100_000_000))
+QUANTITIES = (TIME, DRAW, "p99")
+
+
+def clocks() -> SearchSpace:
+    """Return ten clocks, the highest of them the default."""
+    return SearchSpace.grid((Knob("gpu_max_hz", CLOCKS_HZ),), {"gpu_max_hz": CLOCKS_HZ[-1]})
+
+
+def seen(latency_s: float = 0.01, energy_j: float = 1.0, **shares: float) -> Measurement:
+    """Return a measurement whose intervals reach so far, as shares of their metric, to both sides."""
+    whole = measured(latency_s, energy_j)
+    values = {"energy": energy_j, "throughput": whole.throughput_per_s, "power": whole.power_w, "p99": 1.2 * latency_s}
+    around = {name: Interval((1 - share) * (values[name] or 0.0), (1 + share) * (values[name] or 0.0))
+              for name, share in shares.items()}  # fmt: skip
+    return replace(whole, intervals=around)
+
+
+def study(*visits: tuple[int, Measurement], slo: str = "p99<=1s") -> Study:
+    """Return a study that saw these measurements at these clocks, in MHz."""
+    trials = [Trial(i, OperatingPoint({"gpu_max_hz": mhz * 10**6}), seen) for i, (mhz, seen) in enumerate(visits)]
+    return Study(Problem(clocks(), (Constraint.parse(slo),), "sim:test", "model"), "bayes", 0, tuple(trials))
+
+
+def believed(known: Study, options: Options | None = None) -> "Belief":
+    """Return what the models say; their libraries warn of each other when they are loaded and fitted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from polythrottle.optimize import beliefs
+
+        belief = beliefs.measured(known, QUANTITIES, options or Options())
+    assert belief is not None
+    return belief
+
+
+def mean_at(known: Study, mhz: int, options: Options | None = None) -> float:
+    """Return what the models expect of log time at a clock."""
+    belief = believed(known, options)
+    return float(belief.mean[known.problem.space.index(OperatingPoint({"gpu_max_hz": mhz * 10**6})), 0])
+
+
+def test_an_interval_is_a_variance_on_the_scale_of_the_models() -> None:
+    """Ninety-five per cent are 1.96 deviations, relative because the models know logarithms."""
+    found = doubts([seen(throughput=0.098, p99=0.0196), seen()], QUANTITIES)
+    assert found == pytest.approx(np.array([[0.05**2, 0.0, 0.01**2], [0.0, 0.0, 0.0]]))
+
+
+def test_temperature_is_on_its_own_scale() -> None:
+    """Its unit is 40 °C, whatever the temperature is."""
+    warm = replace(measured(), temperature_c=60.0, intervals={"temperature": Interval(58.04, 61.96)})
+    assert doubts([warm], ["temperature"])[0, 0] == pytest.approx((1.0 / 40.0) ** 2)
+
+
+def test_an_open_interval_is_as_wide_as_the_widest() -> None:
+    """A p99 without an upper end is not a precise one."""
+    few = replace(seen(), intervals={"p99": Interval(0.0119, float("inf"))})
+    found = doubts([few, seen(p99=0.1), seen(p99=0.2)], ["p99"])[:, 0]
+    assert found[0] == found[2] > found[1]
+    alone = doubts([few], ["p99"])[0, 0]
+    assert 0 < alone < found[1]
+
+
+def test_a_window_cut_short_is_as_sure_as_its_lower_end() -> None:
+    """What plainly broke a limit may be even further beyond it, which says no less."""
+    cut = replace(seen(), intervals={"p99": Interval(0.0119, float("inf"))}, censored=True)
+    found = doubts([cut, replace(cut, censored=False), seen(p99=0.1)], ["p99"])[:, 0]
+    assert found[0] == pytest.approx((0.0001 / 0.012 / 1.645) ** 2)
+    assert found[0] < found[1] == found[2]
+
+
+def test_what_all_energies_share_moves_no_point() -> None:
+    """A sensor's factor is in every interval of energy, and the same in all of them: only the rest is noise."""
+    found = doubts([seen(energy=0.03, power=0.03), seen(energy=0.05, power=0.03)], [DRAW, ENERGY])
+    assert found[:, 0] == pytest.approx([0.0, 0.0])
+    assert found[:, 1] == pytest.approx([0.0, (0.05**2 - 0.03**2) / 1.96**2])
+
+
+def test_the_usual_doubt_is_that_of_most() -> None:
+    """One window that was cut short does not make all others vague."""
+    assert usual(np.array([[0.01], [0.01], [4.0]])) == pytest.approx([0.01])
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_the_models_follow_the_precise_of_two_neighbours(history: bool) -> None:
+    """Where two windows contradict each other, the one with the narrow interval is believed."""
+    past = study(*((mhz, seen(1e7 / mhz / 1e6)) for mhz in (400, 700, 1000, 1300)))
+    options = Options(history=[past] if history else ())
+    slow, fast = 0.02, 0.01
+    precise, vague = {"throughput": 0.001}, {"throughput": 1.0}
+
+    def middle(slowly: dict[str, float], quickly: dict[str, float]) -> float:
+        known = study((1300, seen(0.01, **precise)), (800, seen(slow, **slowly)), (900, seen(fast, **quickly)))
+        return (mean_at(known, 800, options) + mean_at(known, 900, options)) / 2
+
+    believes_slow, between, believes_fast = (
+        middle(*both) for both in ((precise, vague), (precise, precise), (vague, precise))
+    )
+    assert believes_fast < between - 0.05
+    assert between + 0.05 < believes_slow
+
+
+def test_only_what_intervals_do_not_say_is_fitted() -> None:
+    """Honest intervals leave less for the fitted noise, and together both are about what was there."""
+    rng = np.random.default_rng(1)
+    shaken = [(mhz, 1e7 / mhz / 1e6 * float(np.exp(0.1 * rng.standard_normal()))) for mhz in range(400, 1400, 100)]
+    silent, honest = (
+        believed(study(*((mhz, seen(late, **said)) for mhz, late in shaken))) for said in ({}, {"throughput": 0.196})
+    )
+    assert float(honest.noise[0]) >= 0.1**2
+    assert float(honest.noise[0]) - 0.1**2 < 0.02**2 < float(silent.noise[0]) + 0.01
+    assert float(honest.noise[1]) > 0
+
+
+def test_equal_intervals_of_energy_change_no_suggestion() -> None:
+    """Where every window is as good as any other there is nothing to tell them apart by."""
+    path = [(1300, 0.010, 1.0), (900, 0.012, 0.8), (500, 0.018, 0.7)]
+    plain = study(*((mhz, seen(late, energy)) for mhz, late, energy in path), slo="p99<=20ms")
+    equal = study(*((mhz, seen(late, energy, energy=0.02, power=0.02)) for mhz, late, energy in path), slo="p99<=20ms")
+    assert make_optimizer("bayes").suggest(plain) == make_optimizer("bayes").suggest(equal)
+
+
+def test_equally_vague_latencies_change_the_trend_by_little() -> None:
+    """Equal noise moves the means by far less than it is itself."""
+    path = [(1300, 0.010), (1100, 0.011), (900, 0.0125), (700, 0.0145), (500, 0.018)]
+    plain = study(*((mhz, seen(late)) for mhz, late in path))
+    equal = study(*((mhz, seen(late, throughput=0.02, p99=0.02)) for mhz, late in path))
+    assert [mean_at(equal, mhz) for mhz in (600, 800, 1000)] == pytest.approx(
+        [mean_at(plain, mhz) for mhz in (600, 800, 1000)], abs=0.01
+    )
+
+
+def test_what_is_explained_is_made_of_the_same_models() -> None:
+    """A vague trial is foretold by the others, and does not foretell them."""
+    believed(study((1300, seen())))
+    from polythrottle.optimize.anatomy import dissect
+
+    path = [(1300, 0.010, 0.0), (1100, 0.011, 0.0), (900, 0.025, 1.5), (700, 0.0145, 0.0), (500, 0.018, 0.0)]
+    vague, precise = (
+        dissect(
+            study(*((mhz, seen(late, throughput=share * on)) for mhz, late, share in path)),
+            QUANTITIES,
+            [clocks().default],
+        )
+        for on in (1.0, 0.0)
+    )
+    assert vague is not None
+    assert precise is not None
+    assert vague.missed[2, 0] == pytest.approx(np.log(0.025 / 0.0125), abs=0.1)
+    assert abs(vague.missed[[1, 3], 0]).max() < 0.05 < abs(precise.missed[[1, 3], 0]).max()
+
+
+@pytest.mark.parametrize("interval", [Interval(0.0, float("inf")), Interval(-float("inf"), float("inf")),
+                                      Interval(0.0, 1e300), Interval(1e-300, 1e-300)])  # fmt: skip
+def test_no_interval_is_too_odd(interval: Interval) -> None:
+    """Whatever an interval says, its variance is a number and a next point is found."""
+    odd = replace(seen(), intervals=dict.fromkeys(("throughput", "power", "energy", "p99"), interval))
+    assert np.isfinite(doubts([odd, seen(0.02)], (*QUANTITIES, ENERGY))).all()
+    known = study((1300, odd), (900, seen(0.02)))
+    assert make_optimizer("bayes").suggest(known) not in known.visited
