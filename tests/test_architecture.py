@@ -22,7 +22,7 @@ USE = (
 ENTRY = ("api", "client", "outcome", "studies", "plan", "setup", "sides", "cli", "testing", "__main__", "__init__")
 ACROSS = {("backends", "catalog"), ("backends", "actuation")}
 HEAVY = {
-    "torch": ("optimize", "workloads", "profiling"),
+    "torch": ("optimize", "workloads", "profiling", "finetune"),
     "gpytorch": ("optimize",),
     "botorch": ("optimize",),
     "onnx": ("profiling",),

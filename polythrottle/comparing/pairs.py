@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from polythrottle.arrivals import CLOSED, Arrivals
@@ -37,10 +37,18 @@ class Comparison:
     Args:
         pairs: Of A and B, in the order they were taken.
         failures: Windows that told nothing and were taken again.
+        device: URI of what they were taken on.
+        workload: URI of what was served.
+        arrivals: When requests were meant to be sent.
+        recorded: Whether they were looked up in a table, which answers the same every time.
     """
 
     pairs: tuple[tuple[Measurement, Measurement], ...] = ()
     failures: int = 0
+    device: str = ""
+    workload: str = ""
+    arrivals: str = str(CLOSED)
+    recorded: bool = False
 
     def ratio(self, metric: str = "energy") -> Interval:
         """Return the 95 % interval of B ÷ A, valid however often it is looked at; (0, inf) while unknown.
@@ -118,20 +126,21 @@ def compare(
         TrialError: If five windows in a row told nothing.
         DeviceError: If the device is lost.
     """
-    order, found, failed = random.Random(seed), Comparison(), 0
+    order, recorded, failed = random.Random(seed), isinstance(device, Recorded), 0
+    found = Comparison(device=device.uri, workload=workload.uri, arrivals=str(arrivals), recorded=recorded)
     # A recorded table answers the same at every look: one pair is all there is.
-    most = 1 if isinstance(device, Recorded) else most_pairs
+    most = 1 if recorded else most_pairs
     while len(found.pairs) < most and not found.settled:
         number = len(found.pairs) + found.failures
         try:
             pair = _pair(device, workload, points, window, arrivals, seed + number, order.random() < 0.5)
         except TrialError:
             failed += 1
-            found = Comparison(found.pairs, found.failures + 1)
+            found = replace(found, failures=found.failures + 1)
             if failed == _FAILURES_IN_A_ROW:
                 raise
             continue
-        failed, found = 0, Comparison((*found.pairs, pair), found.failures)
+        failed, found = 0, replace(found, pairs=(*found.pairs, pair))
         yield found
 
 

@@ -6,10 +6,10 @@ for the many looks, is above that one's upper end; a percentile that is bounded 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from polythrottle.measurement import FLOORS, Interval, Query, Window
+from polythrottle.measurement import FLOORS, Interval, Window
 from polythrottle.meter.joules import Joules
 from polythrottle.meter.percentiles import SHARES
 from polythrottle.problem import Constraint
@@ -59,18 +59,14 @@ class Enough:
         self._next = max(queries + 1, math.ceil(queries * _GROWTH))
         return True
 
-    def reached(
-        self, joules: Joules, queries: Sequence[Query], interval: Callable[[str], Interval | None], value_j: float
-    ) -> bool:
+    def reached(self, joules: Joules, interval: Callable[[str], Interval | None]) -> bool:
         """Return whether the window may end.
 
         Args:
             joules: Of the window so far.
-            queries: Likewise.
             interval: Returns the interval of a metric so far, or None if it has none.
-            value_j: Energy per item so far.
         """
-        energy = joules.per_item
+        energy, value_j = joules.per_item, joules.item_j
         if energy is None:
             return False
         best_j = self._goal.beat_j

@@ -1,13 +1,20 @@
 """What a device draws without work, at the point it is set to."""
 
+from polythrottle.errors import TrialError
+from polythrottle.meter.joules import Joules
+from polythrottle.meter.looks import Look, course
+from polythrottle.meter.validity import check_readings
 from polythrottle.ports import Device
 from polythrottle.sensors import Sensor
+
+_LOOKS = 40
 
 
 def idle_power_w(device: Device, duration_s: float, sensor: Sensor) -> float | None:
     """Return the power of a device that is left alone, in watts; None if that was not asked or cannot be told.
 
-    Measured right after a window, when the board is as warm as it was in it, for leakage grows with heat.
+    Measured right after a window, when the board is as warm as it was in it, for leakage grows with heat. It cannot be
+    told where the energy reading stops, falls or jumps meanwhile.
 
     Args:
         device: Set to a point, and without work.
@@ -17,9 +24,12 @@ def idle_power_w(device: Device, duration_s: float, sensor: Sensor) -> float | N
     if duration_s <= 0:
         return None
     device.clock.sleep(sensor.settle_s)
-    start = device.read()
-    device.clock.sleep(max(duration_s, sensor.least_s))
-    end = device.read()
-    if end.time_s <= start.time_s or end.energy_j <= start.energy_j:
+    looks = [Look(device.read())]
+    for _ in range(_LOOKS):
+        device.clock.sleep(max(duration_s, sensor.least_s) / _LOOKS)
+        looks.append(Look(device.read()))
+    try:
+        check_readings(looks, sensor, closed=False)
+    except TrialError:
         return None
-    return (end.energy_j - start.energy_j) / (end.time_s - start.time_s) * sensor.factor
+    return Joules(course(looks, sensor), sensor).watts

@@ -5,13 +5,19 @@ is cut into pieces long enough to know nothing of each other (`Sensor.batch_s`),
 from what its items should have drawn is Student's with two degrees of freedom less than there are batches (Law and
 Kelton, Simulation Modeling and Analysis, §9.5.3). A straight drift is taken out first: it is of the window, and would
 otherwise pass for chance. What the sensor adds does not show in batches and is added from what is known of it.
+
+Where requests come at random around a rate that is known, how many came is chance that can be taken out: energy is
+regressed on requests over the batches, and read off at the rate (a control variate; Law and Kelton, §11.4). Joules per
+item are then those at that rate in the long run, with the error of what requests do not explain.
 """
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from polythrottle.arrivals import CLOSED, FEWEST_CYCLES, Arrivals
 from polythrottle.measurement import Interval
 from polythrottle.meter.looks import Array, Course
 from polythrottle.sensors import Bounded, Normal, Rounded, Sensor, Student, Triangular, half_width
@@ -49,27 +55,56 @@ class Joules:
     Args:
         course: Of the window.
         sensor: What the energy was read with.
+        arrivals: When requests were meant to be sent, if all of them were served.
     """
 
-    def __init__(self, course: Course, sensor: Sensor) -> None:
-        self._course, self._sensor = course, sensor
-        self._places = _places(course, sensor)
+    def __init__(self, course: Course, sensor: Sensor, arrivals: Arrivals = CLOSED) -> None:
+        self._course, self._sensor, self._arrivals = course, sensor, arrivals
+        self._places = _places(course, sensor, arrivals)
+
+    @property
+    def item_j(self) -> float:
+        """Joules per item."""
+        return self._share(self._course.served[:, ITEMS])
 
     @property
     def per_item(self) -> Interval | None:
-        """Joules per item; None if the window is too short to say."""
+        """The interval of joules per item; None if the window is too short to say."""
         return self._energy_interval(self._course.served[:, ITEMS])
 
     @property
+    def watts(self) -> float:
+        """Mean power."""
+        return self._share(self._course.time_s)
+
+    @property
     def power(self) -> Interval | None:
-        """Watts."""
+        """The interval of mean power, in watts."""
         return self._energy_interval(self._course.time_s)
 
     @property
+    def token_j(self) -> float:
+        """Joules per token."""
+        return self._share(self._course.served[:, TOKENS])
+
+    @property
     def tokens_per_j(self) -> Interval | None:
-        """Tokens per joule."""
+        """The interval of tokens per joule."""
         found = self._energy_interval(self._course.served[:, TOKENS])
         return Interval(1 / found.high, 1 / found.low if found.low > 0 else math.inf) if found else None
+
+    def _share(self, per: Array) -> float:
+        """Return the joules of the course, as a reference meter would have them, over what grew meanwhile."""
+        course, at = self._course, self._at_rate
+        if per[-1] <= per[0]:
+            return math.inf
+        if at is None:
+            return float(course.energy_j[-1] - course.energy_j[0]) / float(per[-1] - per[0]) * self._sensor.factor
+        if per is course.time_s:
+            return at.ratio * self._sensor.factor
+        requests = float(course.served[-1, QUERIES] - course.served[0, QUERIES])
+        each_w = at.ratio / (self._arrivals.offered_per_s or math.nan) * self._sensor.factor
+        return each_w / float(per[-1] - per[0]) * requests
 
     @property
     def throughput(self) -> Interval | None:
@@ -85,20 +120,20 @@ class Joules:
         return seen.drift if seen is not None and seen.drifted else None
 
     @property
-    def power_w(self) -> float:
+    def _sensed_w(self) -> float:
         """Mean power over the course, in watts of the sensor."""
         return float(self._course.energy_j[-1] - self._course.energy_j[0]) / self._course.window_s
 
     @property
     def _edge_j(self) -> float:
-        return self.power_w * self._course.edge_s
+        return self._sensed_w * self._course.edge_s
 
     def _energy_interval(self, per: Array) -> Interval | None:
         """Return the interval of energy over something that grew; None if it did not, or too little was seen."""
-        seen = self._varied(self._course.energy_j, per, self._edge_j) if per[-1] > per[0] else None
-        if seen is None:
+        seen = self._at_rate or self._varied(self._course.energy_j, per, self._edge_j)
+        if seen is None or per[-1] <= per[0]:
             return None
-        watts = self.power_w
+        watts = self._sensed_w
         relative: list[Error] = [
             Triangular(self._course.edge_s / self._course.window_s),
             *([Rounded(self._sensor.quantum_w / watts, self._stirred_w() / watts)] if self._sensor.quantum_w else []),
@@ -107,7 +142,7 @@ class Joules:
             *([Bounded(hidden)] if (hidden := self._aliasing()) else []),
             Student(seen.deviation / seen.ratio, seen.freedom),
         ]
-        value = seen.ratio * self._sensor.factor
+        value = self._share(per)
         return _around(value, value * half_width(relative))
 
     def _varied(self, what: Array, per: Array, edge: float) -> Varied | None:
@@ -133,6 +168,33 @@ class Joules:
         drifted = abs(slope) > _SURE * error
         deviation = math.sqrt(count * within) / float(shares.sum())
         return Varied(ratio, deviation, count - 2, slope * count / float(gains.mean()), drifted)
+
+    @cached_property
+    def _at_rate(self) -> Varied | None:
+        """How power at the rate of random arrivals varied; None for others, or if the window has too few batches."""
+        course, rate_per_s = self._course, self._arrivals.offered_per_s
+        count = len(self._places) - 1
+        if rate_per_s is None or not self._arrivals.random or count < LEAST_BATCHES:
+            return None
+        gains, times_s = np.diff(course.energy_j[self._places]), np.diff(course.time_s[self._places])
+        beyond = np.diff(course.served[self._places, QUERIES]) - rate_per_s * times_s
+        # Batches end at looks, so they are not equally long, and a long one varies more: each is weighted by that.
+        weight = np.sqrt(times_s.mean() / times_s)
+        design = np.column_stack([times_s, beyond, np.arange(count) - (count - 1) / 2]) * weight[:, None]
+        fitted, _, rank, _ = np.linalg.lstsq(design, gains * weight, rcond=None)
+        if rank < design.shape[1] or fitted[0] <= 0:
+            return None
+        rest = gains * weight - design @ fitted
+        variance = float(rest @ rest) / (count - 3)
+        # Errors of a batch's ends cancel in the sum of all, but not in the slope by which the rate is gone to. Where
+        # steps were found, requests are counted at the same moments, so that only what time alone takes is off.
+        found = course.edge_s < self._sensor.step_s
+        edge_j = course.edge_s * abs(float(fitted[0] - (fitted[1] * rate_per_s if found else 0.0)))
+        within = max(variance - edge_j**2 / 6, 0.1 * variance) * self._hidden
+        alone = 1 / float(design[:, 0] @ design[:, 0])
+        sloped = max(0.0, float(np.linalg.inv(design.T @ design)[0, 0]) - alone)
+        deviation = math.sqrt(max(within * alone + variance * sloped, _uneven(design, rest) if edge_j == 0 else 0.0))
+        return Varied(float(fitted[0]), deviation, count - 3, float(fitted[2]) * count / float(gains.mean()), False)
 
     @property
     def _hidden(self) -> float:
@@ -164,9 +226,23 @@ class Joules:
         return 0.0 if wandered >= _COVERED or turns > _MOST_BATCHES else (1 - sensor.duty) / 2
 
 
-def _places(course: Course, sensor: Sensor) -> Array:
-    """Return which points of a course its batches begin and end at, evenly in time."""
-    shortest_s = max(sensor.batch_s, _EDGES * course.edge_s if course.edge_s < sensor.step_s else 0.0)
+def _uneven(design: Array, rest: Array) -> float:
+    """Return the variance of the first coefficient where batches vary unevenly, as those of more requests do.
+
+    The HC3 estimator of MacKinnon and White, J. Econometrics 29 (1985): each residual stands for its own batch.
+    """
+    inverse = np.linalg.inv(design.T @ design)
+    lever = np.einsum("ij,jk,ik->i", design, inverse, design)
+    scores = (design @ inverse[0]) * rest / np.maximum(1 - lever, 0.05)
+    return float(scores @ scores)
+
+
+def _places(course: Course, sensor: Sensor, arrivals: Arrivals) -> Array:
+    """Return which points of a course its batches begin and end at, evenly in time; no batch where bursts are few."""
+    cycle_s = arrivals.cycle_s
+    if course.window_s < FEWEST_CYCLES * cycle_s:
+        return np.zeros(1, dtype=int)
+    shortest_s = max(sensor.batch_s, cycle_s, _EDGES * course.edge_s if course.edge_s < sensor.step_s else 0.0)
     fits = _MOST_BATCHES if shortest_s == 0 else int(course.window_s / shortest_s * (1 + 1e-9))
     count = max(
         0, min(_MOST_BATCHES, fits if fits >= LEAST_BATCHES else _enough(course, sensor), len(course.time_s) - 1)

@@ -61,10 +61,8 @@ def course(looks: Sequence[Look], sensor: Sensor) -> Course:
         looks: At least two.
         sensor: What made the total.
     """
-    first = looks[0].reading
-    time_s = np.array([look.reading.time_s - first.time_s for look in looks])
-    energy_j = np.array([look.reading.energy_j - first.energy_j for look in looks])
-    served = np.array([(look.queries, look.items, look.tokens) for look in looks], dtype=float)
+    whole = every(looks)
+    time_s, energy_j, served = whole.time_s, whole.energy_j, whole.served
     step_s = _step_s(sensor, time_s, energy_j)
     moved = np.flatnonzero(np.diff(energy_j) > 0) + 1
     gap_s = float(np.mean(time_s[moved] - time_s[moved - 1])) if len(moved) else step_s
@@ -73,6 +71,19 @@ def course(looks: Sequence[Look], sensor: Sensor) -> Course:
     at_s = (time_s[moved] + time_s[moved - 1]) / 2
     there = np.column_stack([np.interp(at_s, time_s, column) for column in served.T])
     return Course(at_s, energy_j[moved], there, gap_s)
+
+
+def every(looks: Sequence[Look]) -> Course:
+    """Return what looks say if each is exact.
+
+    Args:
+        looks: At least two.
+    """
+    first = looks[0].reading
+    time_s = np.array([look.reading.time_s - first.time_s for look in looks])
+    energy_j = np.array([look.reading.energy_j - first.energy_j for look in looks])
+    served = np.array([(look.queries, look.items, look.tokens) for look in looks], dtype=float)
+    return Course(time_s, energy_j, served, 0.0)
 
 
 def _step_s(sensor: Sensor, time_s: Array, energy_j: Array) -> float:

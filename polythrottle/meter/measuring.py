@@ -64,29 +64,35 @@ def measure(
     _cool(device, window)
     batch = batch_of(workload, point)
     with drive(workload, arrivals, device.clock, seed, batch=batch, timeout_s=window.timeout_s, device=device) as load:
-        found, requests = _repeated(device, load, window, sensor, goal, arrivals.closed)
+        found, requests = _repeated(device, load, window, sensor, goal, arrivals)
+        sender = load.report
     idle_w = idle_power_w(device, window.idle_s, sensor)
-    return replace(found, requests=requests, idle_power_w=idle_w)
+    return replace(
+        found, requests=requests, idle_power_w=idle_w, late_p99_s=sender.late_p99_s, sender_s=sender.cpu_s or None
+    )
 
 
 def _repeated(
-    device: Device, load: Iterator[Query], window: Window, sensor: Sensor, goal: Goal, closed: bool
+    device: Device, load: Iterator[Query], window: Window, sensor: Sensor, goal: Goal, arrivals: Arrivals
 ) -> tuple[Measurement, int]:
     """Return the first window that was not disturbed, and how many queries that took.
 
     Raises:
         TrialError: If all were.
     """
-    requests = 0
+    requests, before = 0, ""
     for left in range(REPEATS, -1, -1):
         requests += _warm_up(load, device.clock, window, sensor)
-        seen, censored = watch(load, device, window, sensor, goal)
+        seen, censored = watch(load, device, window, sensor, goal, arrivals)
         requests += len(seen.queries)
         try:
-            return judged(seen, censored, closed), requests
+            return judged(seen, censored), requests
         except Disturbed as error:
             if not left:
                 raise TrialError(f"{error} (and so in {REPEATS + 1} windows)") from error
+            before = f"{error}; in the window after it "
+        except TrialError as error:
+            raise TrialError(f"{before}{error}") from error
     raise AssertionError
 
 

@@ -11,6 +11,9 @@ Two things a plug-in of tau misses, both seen in simulation (benchmarks/coverage
 clusters has a low percentile and a low tau at once, so the upper end takes the largest tau of several higher
 thresholds, and the lower end that of its own. And where fewer than `_LEAST_CLUSTERS` clusters are expected above a
 percentile, its upper end is not known: the lower end is then one-sided.
+
+Before a queue, requests wait together for far longer than `_LAGS`: through a burst, or while a server near its limit is
+never free. There tau is also that of the counts of whole blocks, the largest of several thresholds, for both ends.
 """
 
 import math
@@ -26,6 +29,7 @@ Array = NDArray[np.float64]
 SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _LAGS = 24
 _DEPTHS = (0.4, 0.3)
+_ALL_DEPTHS = (0.3, 0.5, 2.0, 4.0)
 _SHALLOWEST = 4.0
 _LEAST_CLUSTERS = 3.0
 _RARE = 0.2
@@ -44,19 +48,20 @@ def percentile_intervals(latencies_s: Sequence[float], names: Sequence[str] = tu
     return {name: percentile_interval(times, SHARES[name]) for name in names} if times.size > 1 else {}
 
 
-def percentile_interval(times: Array, share: float) -> Interval:
+def percentile_interval(times: Array, share: float, block: int = 0) -> Interval:
     """Return the 95 % interval of one percentile.
 
     Args:
         times: In the order in which the queries were sent, shape (queries,).
         share: Of the queries that stay within it.
+        block: How many queries belong together besides, such as those of a burst and a calm; 0 if none do.
     """
-    above = Above(times, share)
+    above = Above(times, share, block)
     low_cdf, high_cdf, tau = above.counts()
     if high_cdf[0] > _TAIL or above.expected / tau < _LEAST_CLUSTERS:
-        return Interval(above.at(low_cdf, 1 - 2 * _TAIL), math.inf)
-    low, high = above.at(low_cdf, 1 - _TAIL), above.at(high_cdf, _TAIL)
-    return Interval(min(low, high), max(low, high))
+        return Interval(min(above.seen, above.at(low_cdf, 1 - 2 * _TAIL)), math.inf)
+    ends = (above.at(low_cdf, 1 - _TAIL), above.seen, above.at(high_cdf, _TAIL))
+    return Interval(min(ends), max(ends))
 
 
 class Above:
@@ -65,17 +70,26 @@ class Above:
     Args:
         times: In the order in which the queries were sent.
         share: Of the queries that stay within the percentile.
+        block: How many belong together besides.
     """
 
-    def __init__(self, times: Array, share: float) -> None:
-        self._times, self._share = times, share
+    def __init__(self, times: Array, share: float, block: int = 0) -> None:
+        self._times, self._share, self._block = times, share, block
         self._falling = np.sort(times)[::-1]
         self.expected = len(times) * (1 - share)
         self._rank = max(1, math.floor(self.expected + 1e-9))
 
+    @property
+    def seen(self) -> float:
+        """The percentile of the queries themselves, one of their times (as `Latency.of` has it)."""
+        return float(np.quantile(self._times, self._share, method="inverted_cdf"))
+
     def counts(self) -> tuple[Array, Array, float]:
         """Return the distributions to take the lower and the upper end by, and the variance ratio of the latter."""
         here = self._tau(self._rank)
+        if self._block:
+            most = max(here, *(self._tau(depth * self._rank) for depth in _ALL_DEPTHS))
+            return self._cdf(most), self._cdf(most), most
         low_rank = _rank(self._cdf(here), 1 - _TAIL)
         deeper = [
             self._tau(depth * self._rank)
@@ -91,7 +105,8 @@ class Above:
 
     def _tau(self, rank: float) -> float:
         place = int(min(max(rank, 2), max(1, len(self._times) - 2)))
-        return _variance_ratio(self._times > self._falling[min(place, len(self._times) - 1)])
+        above = self._times > self._falling[min(place, len(self._times) - 1)]
+        return max(_variance_ratio(above), _block_ratio(above, self._block) if self._block else 1.0)
 
     def _cdf(self, tau: float) -> Array:
         """Return the distribution function of the count, shape (counts,), mixed over what tau may be."""
@@ -115,6 +130,15 @@ def _variance_ratio(above: NDArray[np.bool_]) -> float:
         return 1.0
     lags = range(1, min(_LAGS, len(off) - 1) + 1)
     return max(1.0, 1 + sum(2 * min(1.0, 2 * (1 - k / (_LAGS + 1))) * float(off[k:] @ off[:-k]) for k in lags) / whole)
+
+
+def _block_ratio(above: NDArray[np.bool_], block: int) -> float:
+    """Return tau as the counts of whole blocks say, for what belongs together beyond `_LAGS` queries."""
+    share, blocks = float(above.mean()), len(above) // block
+    if blocks < 2 or not 0 < share < 1:
+        return 1.0
+    counts = above[len(above) - blocks * block :].reshape(blocks, block).sum(axis=1)
+    return float(counts.var(ddof=1)) / (block * share * (1 - share))
 
 
 def _counts(mean: float, variance: float, most: int) -> Array:

@@ -1,30 +1,39 @@
 """Whether a window may be believed: sensors that stop or fall, devices that slow down, somebody who came between."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
 from polythrottle.errors import TrialError
-from polythrottle.measurement import Query
+from polythrottle.measurement import Query, Reading
 from polythrottle.meter.looks import Look
 from polythrottle.sensors import Sensor
 
 DRIFT_MOST = 0.05
 """By what fraction power may drift over a window; more is a board that has not settled."""
 _HOLE_S, _HOLES = 0.25, 20.0
-_STOPPED, _STOPPED_S = 6.0, 0.5
+_STILL, _STILL_S = 2.5, 0.25
+_FEWEST_MOVES = 5
+_STEADY, _UNSTEADY = 2.0, 4.0
+"""How many times the power of any other stretch one may show: back to back, and where requests come unevenly."""
 
 
 class Disturbed(TrialError):
     """A window that something came into; another one may be better."""
 
 
-def check_readings(looks: Sequence[Look], sensor: Sensor) -> None:
-    """Check that clock and energy went forward, and did not stop.
+def check_readings(looks: Sequence[Look], sensor: Sensor, closed: bool) -> None:
+    """Check that clock and energy went forward, evenly enough to be believed.
+
+    Args:
+        looks: At the device.
+        sensor: What it reads its energy with.
+        closed: Whether it worked all the time, so that its power was steady.
 
     Raises:
-        TrialError: If they did not, or the window is shorter than the sensor's step.
+        Disturbed: If the energy fell, stood still for a while, or jumped; in another window it may not.
+        TrialError: If it is no number or never moves, the clock went back, or the window is shorter than a step.
     """
     first, last = looks[0].reading, looks[-1].reading
     elapsed_s = last.time_s - first.time_s
@@ -36,7 +45,7 @@ def check_readings(looks: Sequence[Look], sensor: Sensor) -> None:
         if after.time_s < before.time_s:
             raise TrialError(f"the clock went back by {before.time_s - after.time_s:.3g} s within the window")
         if after.energy_j < before.energy_j and last.energy_j > first.energy_j:
-            raise TrialError(f"the energy reading fell by {before.energy_j - after.energy_j:.3g} J within the window")
+            raise Disturbed(f"the energy reading fell by {before.energy_j - after.energy_j:.3g} J within the window")
     if last.energy_j <= first.energy_j:
         raise TrialError(f"the energy reading did not move in {elapsed_s:.3g} s; use a longer window")
     if elapsed_s < sensor.step_s:
@@ -44,19 +53,44 @@ def check_readings(looks: Sequence[Look], sensor: Sensor) -> None:
             f"the window took {elapsed_s:.3g} s, and the energy reading moves every {sensor.step_s:.3g} s; use a "
             f"longer window"
         )
-    _check_moving(looks, sensor)
+    moved = [looks[0].reading, *(after for before, after in _pairs(looks) if after.energy_j > before.energy_j)]
+    step_s = max(sensor.step_s, median(after.time_s - before.time_s for before, after in pairwise(moved)))
+    _check_moving(looks, step_s)
+    _check_even(moved, step_s, _STEADY if closed else _UNSTEADY)
 
 
-def _check_moving(looks: Sequence[Look], sensor: Sensor) -> None:
-    """Check that the total did not stand still at the end for far longer than it ever did before."""
-    pairs = list(pairwise(look.reading for look in looks))
-    moved_s = [looks[0].reading.time_s, *(after.time_s for before, after in pairs if after.energy_j > before.energy_j)]
-    gaps_s = [late - early for early, late in pairwise(moved_s)]
-    looked_s = max(after.time_s - before.time_s for before, after in pairs)
-    still_s = looks[-1].reading.time_s - moved_s[-1]
-    longest_s = max([*gaps_s, sensor.step_s, looked_s])
-    if still_s > max(_STOPPED * longest_s, _STOPPED_S):
-        raise TrialError(f"the energy reading stopped moving {still_s:.3g} s before the window ended")
+def _pairs(looks: Sequence[Look]) -> Iterator[tuple[Reading, Reading]]:
+    return pairwise(look.reading for look in looks)
+
+
+def _check_moving(looks: Sequence[Look], step_s: float) -> None:
+    """Check that the total never stood still for far longer than it usually does, at the end neither."""
+    since_s = looks[0].reading.time_s
+    for before, after in _pairs(looks):
+        if after.energy_j > before.energy_j:
+            since_s = after.time_s
+        elif (still_s := after.time_s - since_s) > max(_STILL * step_s, _STILL_S):
+            end_s = looks[-1].reading.time_s
+            if since_s >= max(now.time_s for was, now in _pairs(looks) if now.energy_j > was.energy_j):
+                raise Disturbed(f"the energy reading stopped moving {end_s - since_s:.3g} s before the window ended")
+            raise Disturbed(f"the energy reading stood still for {still_s:.3g} s or more within the window")
+
+
+def _check_even(moved: Sequence[Reading], step_s: float, most: float) -> None:
+    """Check that no stretch between two moves shows many times the power of any other.
+
+    A step is added to each, for a move that is seen late makes the next stretch seem short.
+    """
+    stretches = [(b.energy_j - a.energy_j, b.time_s - a.time_s + step_s) for a, b in pairwise(moved)]
+    if len(stretches) < _FEWEST_MOVES:
+        return
+    second_w, largest_w = sorted(gain_j / span_s for gain_j, span_s in stretches)[-2:]
+    if largest_w > most * second_w:
+        gain_j, span_s = max(stretches, key=lambda each: each[0] / each[1])
+        raise Disturbed(
+            f"the energy reading jumped by {gain_j:.3g} J in {span_s - step_s:.3g} s, {largest_w / second_w:.2g} times "
+            f"the power of any other time"
+        )
 
 
 def check_undisturbed(looks: Sequence[Look], queries: Sequence[Query], ends_s: Sequence[float], closed: bool) -> None:

@@ -9,7 +9,6 @@ import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,12 @@ from polythrottle.errors import BadFile, InvalidInput
 from polythrottle.sensors import Sensor
 
 Array = NDArray[np.float64]
-_LEAST_PAIRS, _LEAST_CORRELATION = 10, 0.8
+_LEAST_PAIRS, _LEAST_CORRELATION, _LEAST_COVERED = 10, 0.8, 0.8
 _AS_GOOD, _MOSTLY = 0.02, 0.8
+_FACTORS = (0.2, 5.0)
+"""What a factor can be: no supply wastes four fifths, and a sensor that sees less than a fifth is none."""
+_REST = "(beyond the heading)"
+_FINEST_S, _MOST_SHIFTS = 0.02, 200_000
 
 
 @dataclass(frozen=True)
@@ -63,31 +66,79 @@ def fit_wall(device: Sequence[tuple[float, float]], wall: Sequence[tuple[float, 
         wall: Times in seconds, of whatever clock, and watts; one a second is enough.
 
     Raises:
-        InvalidInput: If they have too little in common to say.
+        InvalidInput: If they have too little in common to say, or the factor is none that can be.
     """
     energy, meter = np.array(device, dtype=float), np.array(wall, dtype=float)
-    if len(energy) < _LEAST_PAIRS or len(meter) < _LEAST_PAIRS:
-        raise InvalidInput(f"a calibration needs {_LEAST_PAIRS} readings of both, not {len(energy)} and {len(meter)}")
-    if np.any(np.diff(meter[:, 0]) <= 0) or not np.all(np.isfinite(meter)):
-        raise InvalidInput("the meter's times must rise, and its powers be numbers")
-    ours_w, theirs_w, shift_s = _aligned(energy, meter)
-    correlation = _correlation(ours_w, theirs_w)
+    _see_that_they_tell(energy, meter)
+    ours_w, theirs_w, covered_s, shift_s = _aligned(energy, meter)
+    correlation, length_s = _correlation(ours_w, theirs_w), float(energy[-1, 0] - energy[0, 0])
+    if correlation is None:
+        raise InvalidInput("wherever the meter's log is laid over the self-test, one of the two does not move")
     if correlation < _LEAST_CORRELATION:
         raise InvalidInput(
             f"the meter's log does not go with the device's power (correlation {correlation:.2f}); let it record "
             f"all of a run of polythrottle calibrate"
         )
-    return _line(ours_w, theirs_w, shift_s, correlation)
+    _see_that_it_covers(covered_s, length_s)
+    return _checked(_line(ours_w, theirs_w, shift_s, correlation))
 
 
-def _aligned(energy: Array, meter: Array) -> tuple[Array, Array, float]:
-    """Return both powers at the shift where they go together best; of several, the longest overlap."""
-    pairs = [_paired(energy, meter, shift) for shift in _shifts(energy, meter).tolist()]
-    found = [_correlation(ours_w, theirs_w) for ours_w, theirs_w, _ in pairs]
-    good = [pair for pair, value in zip(pairs, found, strict=True) if value >= max(found) - _AS_GOOD]
-    longest = max(len(pair[0]) for pair in good)
-    nearly = [(value, pair) for value, pair in zip(found, pairs, strict=True) if len(pair[0]) >= _MOSTLY * longest]
-    return max(nearly, key=lambda each: each[0])[1]
+def _see_that_they_tell(energy: Array, meter: Array) -> None:
+    """Raise InvalidInput if nothing can be learnt from them."""
+    if len(energy) < _LEAST_PAIRS or len(meter) < _LEAST_PAIRS:
+        raise InvalidInput(f"a calibration needs {_LEAST_PAIRS} readings of both, not {len(energy)} and {len(meter)}")
+    if np.any(np.diff(meter[:, 0]) <= 0) or not np.all(np.isfinite(meter)):
+        raise InvalidInput("the meter's times must rise, and its powers be numbers")
+    if np.any(meter[:, 1] < 0):
+        raise InvalidInput("the meter shows less than 0 W; see whether its clamp is the wrong way round")
+    if np.any(np.diff(energy[:, 0]) <= 0) or not np.all(np.isfinite(energy)):
+        raise InvalidInput("the self-test's times do not rise; run polythrottle calibrate again")
+    _see_that_it_covers(float(meter[-1, 0] - meter[0, 0]), float(energy[-1, 0] - energy[0, 0]))
+    if np.ptp(meter[:, 1]) == 0:
+        raise InvalidInput(
+            f"the meter did not move: it shows {meter[0, 1]:g} W all along; see whether it is the meter of this "
+            f"machine, and the column that of the power"
+        )
+
+
+def _see_that_it_covers(covered_s: float, length_s: float) -> None:
+    if covered_s < _LEAST_COVERED * length_s:
+        raise InvalidInput(
+            f"the meter's log covers {covered_s:.1f} s of the {length_s:.1f} s of the self-test; let it record all of "
+            f"it, {_LEAST_COVERED:.0%} at least, with times in seconds"
+        )
+
+
+def _checked(fit: WallFit) -> WallFit:
+    """Return a fit whose factor can be.
+
+    Raises:
+        InvalidInput: If it cannot.
+    """
+    least, most = _FACTORS
+    if not least <= fit.factor <= most:
+        raise InvalidInput(
+            f"a factor of {fit.factor:.4g} cannot be right, only {least:g} to {most:g} can: see whether the column is "
+            f"power and in watts (not mW or kW), and the meter that of this machine"
+        )
+    return fit
+
+
+def _aligned(energy: Array, meter: Array) -> tuple[Array, Array, float, float]:
+    """Return both powers, how long they cover, and the shift where they go together best; of several, the longest.
+
+    Raises:
+        InvalidInput: If they have too little in common at every shift.
+    """
+    found = [(_paired(energy, meter, shift), shift) for shift in _shifts(energy, meter).tolist()]
+    rated = [(-1.0 if (value := _correlation(*pair[:2])) is None else value, pair, shift) for pair, shift in found]
+    best = max((value for value, *_ in rated), default=-1.0)
+    longest = max((len(pair[0]) for value, pair, _ in rated if value >= best - _AS_GOOD), default=0)
+    if longest < _LEAST_PAIRS - 1:
+        raise InvalidInput(f"the meter's log has fewer than {_LEAST_PAIRS} readings in the time of the self-test")
+    nearly = [each for each in rated if len(each[1][0]) >= _MOSTLY * longest]
+    _, (ours_w, theirs_w, covered_s), shift_s = max(nearly, key=lambda each: each[0])
+    return ours_w, theirs_w, covered_s, shift_s
 
 
 def _line(ours_w: Array, theirs_w: Array, shift_s: float, correlation: float) -> WallFit:
@@ -102,27 +153,37 @@ def _line(ours_w: Array, theirs_w: Array, shift_s: float, correlation: float) ->
 
 
 def _shifts(energy: Array, meter: Array) -> Array:
-    """Return by how much the meter's clock may be ahead: every half period over all overlaps of half a record."""
-    period_s = float(np.median(np.diff(meter[:, 0])))
+    """Return by how much the meter's clock may be ahead: every half period over all overlaps of half a record.
+
+    Raises:
+        InvalidInput: If there are too many to try.
+    """
+    step_s = max(float(np.median(np.diff(meter[:, 0]))) / 2, _FINEST_S)
     least_s = min(energy[-1, 0] - energy[0, 0], meter[-1, 0] - meter[0, 0]) / 2
     first, last = meter[0, 0] - energy[-1, 0] + least_s, meter[-1, 0] - energy[0, 0] - least_s
-    return np.arange(first, last + period_s / 2, period_s / 2)
+    if (last - first) / step_s > _MOST_SHIFTS:
+        raise InvalidInput(
+            f"the meter's log is {(meter[-1, 0] - meter[0, 0]) / 3600:.1f} h long; cut it down to the time around the "
+            f"self-test, and see that its times are in seconds"
+        )
+    return np.arange(first, last + step_s, step_s)
 
 
 def _paired(energy: Array, meter: Array, shift_s: float) -> tuple[Array, Array, float]:
-    """Return mean power of both between the meter's readings, where both are known."""
-    at_s = meter[:, 0] - shift_s
-    inside = np.flatnonzero((at_s >= energy[0, 0]) & (at_s <= energy[-1, 0]))
-    if len(inside) < _LEAST_PAIRS:
-        return np.zeros(0), np.zeros(0), shift_s
-    ours_w = np.diff(np.interp(at_s[inside], energy[:, 0], energy[:, 1])) / np.diff(at_s[inside])
-    theirs_w = np.array([(meter[i, 1] + meter[j, 1]) / 2 for i, j in pairwise(inside.tolist())])
-    return ours_w, theirs_w, float(shift_s)
+    """Return mean power of both between the meter's readings, where both are known, and for how long that is."""
+    ends_s = energy[[0, -1], 0] + shift_s
+    first, last = np.searchsorted(meter[:, 0], ends_s[0], "left"), np.searchsorted(meter[:, 0], ends_s[1], "right")
+    if last - first < _LEAST_PAIRS:
+        return np.zeros(0), np.zeros(0), 0.0
+    at_s, shown_w = meter[first:last, 0] - shift_s, meter[first:last, 1]
+    ours_w = np.diff(np.interp(at_s, energy[:, 0], energy[:, 1])) / np.diff(at_s)
+    return ours_w, (shown_w[1:] + shown_w[:-1]) / 2, float(at_s[-1] - at_s[0])
 
 
-def _correlation(ours_w: Array, theirs_w: Array) -> float:
+def _correlation(ours_w: Array, theirs_w: Array) -> float | None:
+    """Return how two powers go together; None if one of them does not move."""
     if len(ours_w) < _LEAST_PAIRS - 1 or ours_w.std() == 0 or theirs_w.std() == 0:
-        return -1.0
+        return None
     return float(np.corrcoef(ours_w, theirs_w)[0, 1])
 
 
@@ -137,11 +198,14 @@ def read_wall(path: Path, column: str | None = None, time_column: str | None = N
     Raises:
         BadFile: If there is no such file or column, or a line is not two numbers.
     """
+    if path.exists() and not path.is_file():
+        raise BadFile(f"{path} is no regular file")
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file, restkey=_REST))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadFile(f"{path} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BadFile(f"{path} cannot be read: {why}") from error
     if not rows:
         raise BadFile(f"{path} holds no reading")
     power = column or _named(path, rows[0], lambda name: "power" in name or name.endswith(("_w", "(w)", "watts")))

@@ -1,24 +1,27 @@
 """One window: queries driven, the device looked at between them, and what that amounts to."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from polythrottle.arrivals import CLOSED, LATENCY_CYCLES, Arrivals
 from polythrottle.errors import InvalidInput, TrialError
 from polythrottle.measurement import Interval, Latency, Measurement, Query, Window
+from polythrottle.meter.backlog import backlog_per_s
 from polythrottle.meter.censor import Censor
 from polythrottle.meter.enough import Enough, Goal
 from polythrottle.meter.joules import Joules
-from polythrottle.meter.looks import Look, course
+from polythrottle.meter.looks import Look, course, every
 from polythrottle.meter.percentiles import SHARES, percentile_interval
 from polythrottle.meter.validity import check_drift, check_readings, check_undisturbed
 from polythrottle.ports import Device
-from polythrottle.sensors import Sensor, Student, half_width
+from polythrottle.sensors import EXACT, Sensor, Student, half_width
 
 _SHARE_OF_STEP, _LOOKS, _GROWTH = 8.0, 40.0, 1.06
-_BATCHES = 10
+_BATCHES, _BATCHES_QUEUED, _BLOCKS = 10, 5, 10
+_ROUNDING = 1e-9
 _TIMES = {"ttft": "first_s", "tpot": "per_token_s"}
 
 
@@ -31,10 +34,12 @@ class Watched:
         sensor: What it reads its energy with.
         queries: Answered, in order; ``ends_s`` are when, on the device's clock.
         looks: At the device.
+        arrivals: When requests were meant to be sent.
     """
 
     device: Device
     sensor: Sensor
+    arrivals: Arrivals = CLOSED
     queries: list[Query] = field(default_factory=list)
     ends_s: list[float] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
@@ -57,20 +62,45 @@ class Watched:
         """Since the first look."""
         return self.device.clock.now() - self.looks[0].reading.time_s
 
+    @property
+    def backlog_per_s(self) -> float | None:
+        """By how many requests a second the queue grew; None if it did not."""
+        sure_per_s = self.arrivals.sure_per_s(self.looked_s)
+        if sure_per_s is None:
+            return None
+        return backlog_per_s(self.queries, len(self.queries) / self.looked_s, sure_per_s)
+
+    @property
+    def looked_s(self) -> float:
+        """From the first look to the last."""
+        return self.looks[-1].reading.time_s - self.looks[0].reading.time_s
+
     def joules(self) -> Joules:
-        """Return what the looks say."""
-        return Joules(course(self.looks, self.sensor), self.sensor)
+        """Return what the looks say; at the rate of the arrivals, where that is what was served."""
+        served = CLOSED if self.backlog_per_s else self.arrivals
+        return Joules(course(self.looks, self.sensor), self.sensor, served)
 
     def interval(self, metric: str) -> Interval | None:
         """Return the interval of a metric; None if it has none."""
-        if metric in ("power", "throughput", "tokens_per_j"):
+        if metric == "throughput":
+            return Joules(every(self.looks), EXACT, self.arrivals).throughput
+        if metric in ("power", "tokens_per_j"):
             found: Interval | None = getattr(self.joules(), metric)
             return found
+        found = self._of_times(metric)
+        return found if found is None or not self.backlog_per_s else Interval(found.low, math.inf)
+
+    def _of_times(self, metric: str) -> Interval | None:
+        """Return the interval of a mean or a percentile, if nothing changes; None where too few bursts were seen."""
         name, _, tail = metric.partition("_")
-        values = self.values(_TIMES.get(name, "latency_s"))
+        values, cycle_s = self.values(_TIMES.get(name, "latency_s")), self.arrivals.cycle_s
+        if self.looked_s < LATENCY_CYCLES * cycle_s:
+            return None
+        batches = _BATCHES if self.arrivals.closed else _BATCHES_QUEUED
         if (tail or metric) in SHARES and values.size > 1:
-            return percentile_interval(values, SHARES[tail or metric])
-        return mean_interval(values) if metric == "mean" else None
+            block = max(values.size // _BLOCKS, math.ceil(values.size * cycle_s / self.looked_s))
+            return percentile_interval(values, SHARES[tail or metric], 0 if self.arrivals.closed else block)
+        return mean_interval(values, batches) if metric == "mean" else None
 
     def values(self, name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Return what the queries say of a time, in the order in which they were sent, shape (queries that say,)."""
@@ -78,7 +108,9 @@ class Watched:
         return np.array([value for query in ordered if (value := getattr(query, name)) is not None], dtype=float)
 
 
-def watch(load: Iterator[Query], device: Device, window: Window, sensor: Sensor, goal: Goal) -> tuple[Watched, bool]:
+def watch(
+    load: Iterator[Query], device: Device, window: Window, sensor: Sensor, goal: Goal, arrivals: Arrivals = CLOSED
+) -> tuple[Watched, bool]:
     """Drive a window to where it ends; return what was seen, and whether it was cut short.
 
     Args:
@@ -87,8 +119,9 @@ def watch(load: Iterator[Query], device: Device, window: Window, sensor: Sensor,
         window: When to end.
         sensor: What the energy is read with.
         goal: What would be enough, where the window has a precision.
+        arrivals: When the queries were meant to be sent.
     """
-    seen = Watched(device, sensor)
+    seen = Watched(device, sensor, arrivals)
     seen.look()
     censor, enough = Censor(device, window, goal.limits, seen.looks[0].reading), Enough(window, goal)
     least_s = max(window.duration_s, sensor.least_s)
@@ -133,53 +166,74 @@ def _over(seen: Watched, window: Window, least_s: float, enough: Enough) -> bool
     if not enough.due(len(seen.queries)):
         return False
     seen.look()
-    return _moved(seen) and enough.reached(seen.joules(), seen.queries, seen.interval, _per_item_j(seen))
+    return _moved(seen) and enough.reached(seen.joules(), seen.interval)
 
 
 def _moved(seen: Watched) -> bool:
     return seen.device.read().energy_j > seen.looks[0].reading.energy_j
 
 
-def _per_item_j(seen: Watched) -> float:
-    gain_j = seen.looks[-1].reading.energy_j - seen.looks[0].reading.energy_j
-    return gain_j * seen.sensor.factor / seen.items
-
-
-def judged(seen: Watched, censored: bool, closed: bool) -> Measurement:
+def judged(seen: Watched, censored: bool) -> Measurement:
     """Return the measurement a window amounts to.
 
     Args:
         seen: All of it.
         censored: Whether it was cut short.
-        closed: Whether each query went out as soon as the one before was answered.
 
     Raises:
         TrialError: If it amounts to none; `Disturbed` if another window may.
     """
     if not seen.queries:
         raise TrialError("no query was answered within the window")
-    check_readings(seen.looks, seen.sensor)
+    closed = seen.arrivals.closed
+    check_readings(seen.looks, seen.sensor, closed)
     check_undisturbed(seen.looks, seen.queries, seen.ends_s, closed)
     joules = seen.joules()
     if not censored:
         check_drift(joules.drift)
-    elapsed_s = seen.looks[-1].reading.time_s - seen.looks[0].reading.time_s
     try:
-        return Measurement(
-            latency=Latency.of([query.latency_s for query in seen.queries]),
-            energy_j=_per_item_j(seen),
-            throughput_per_s=seen.items / elapsed_s,
-            power_w=_per_item_j(seen) * seen.items / elapsed_s,
-            energy_kind=seen.device.energy_kind,
-            boundary="; ".join(filter(None, (seen.device.boundary, seen.sensor.note))),
-            temperature_c=_hottest(seen.looks),
-            window_s=elapsed_s,
-            censored=censored,
-            intervals=_intervals(seen, joules),
-            extras=_extras(seen),
-        )
+        return with_intervals(_values(seen, joules, censored), _intervals(seen, joules))
     except InvalidInput as error:
         raise TrialError(f"the window tells nothing: {error}") from error
+
+
+def _values(seen: Watched, joules: Joules, censored: bool) -> Measurement:
+    """Return what a window saw, without intervals."""
+    each, offered_per_s, grown_per_s = seen.items / len(seen.queries), seen.arrivals.offered_per_s, seen.backlog_per_s
+    return Measurement(
+        latency=Latency.of([query.latency_s for query in seen.queries]),
+        energy_j=joules.item_j,
+        throughput_per_s=seen.items / seen.looked_s,
+        power_w=joules.watts,
+        energy_kind=seen.device.energy_kind,
+        boundary="; ".join(filter(None, (seen.device.boundary, seen.sensor.note))),
+        temperature_c=_hottest(seen.looks),
+        window_s=seen.looked_s,
+        censored=censored,
+        extras=_extras(seen, joules),
+        offered_per_s=None if offered_per_s is None else offered_per_s * each,
+        backlog_per_s=None if grown_per_s is None else grown_per_s * each,
+    )
+
+
+def with_intervals(found: Measurement, intervals: Mapping[str, Interval]) -> Measurement:
+    """Return a measurement with its intervals, each of which holds its value.
+
+    Args:
+        found: Without them.
+        intervals: By metric.
+
+    Raises:
+        TrialError: If a value is not in its interval: then neither can be believed.
+    """
+    held = {}
+    for name, interval in intervals.items():
+        value = found.energy_j if name == "energy" else found.metric(name) or math.nan
+        wider = Interval(interval.low * (1 - _ROUNDING), interval.high * (1 + _ROUNDING))
+        if value not in wider:
+            raise TrialError(f"{name} is {value:.6g} and its interval {interval.low:.6g} to {interval.high:.6g}")
+        held[name] = Interval(min(interval.low, value), max(interval.high, value))
+    return replace(found, intervals=held)
 
 
 def _intervals(seen: Watched, joules: Joules) -> dict[str, Interval]:
@@ -191,7 +245,7 @@ def _intervals(seen: Watched, joules: Joules) -> dict[str, Interval]:
     return {name: interval for name, interval in found.items() if interval is not None}
 
 
-def _extras(seen: Watched) -> dict[str, float]:
+def _extras(seen: Watched, joules: Joules) -> dict[str, float]:
     """Return what only some workloads have: times to the first token and between tokens, tokens per joule."""
     found: dict[str, float] = {}
     for name, attribute in _TIMES.items():
@@ -200,21 +254,22 @@ def _extras(seen: Watched) -> dict[str, float]:
             p50, p99 = np.quantile(values, [0.5, 0.99], method="inverted_cdf").tolist()
             found |= {f"{name}_p50": p50, f"{name}_p99": p99}
     if seen.tokens:
-        found["tokens_per_j"] = seen.tokens / (_per_item_j(seen) * seen.items)
+        found["tokens_per_j"] = 1 / joules.token_j
     return found
 
 
-def mean_interval(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Interval | None:
+def mean_interval(values: np.ndarray[tuple[int], np.dtype[np.float64]], batches: int = _BATCHES) -> Interval | None:
     """Return the 95 % interval of a mean by batch means; None if there are too few values.
 
     Args:
         values: In order, shape (values,).
+        batches: How many; fewer and longer ones where values resemble each other for long.
     """
-    size = len(values) // _BATCHES
+    size = len(values) // batches
     if size == 0:
         return None
-    means = values[len(values) - size * _BATCHES :].reshape(_BATCHES, size).mean(axis=1)
-    half = half_width([Student(float(means.std(ddof=1)) / math.sqrt(_BATCHES), _BATCHES - 1)])
+    means = values[len(values) - size * batches :].reshape(batches, size).mean(axis=1)
+    half = half_width([Student(float(means.std(ddof=1)) / math.sqrt(batches), batches - 1)])
     mean = float(values.mean())
     return Interval(max(0.0, mean - half), mean + half)
 

@@ -15,9 +15,9 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from polythrottle.optimize.features import Array, coordinates
-from polythrottle.optimize.quantities import table
+from polythrottle.optimize.quantities import doubts, table
 from polythrottle.optimize.remaining import Rows
-from polythrottle.optimize.surrogate import fitted
+from polythrottle.optimize.surrogate import fitted, noise_ahead, noise_of
 from polythrottle.optimize.threads import one_thread
 from polythrottle.optimize.trend import basis, expected
 from polythrottle.space import OperatingPoint, SearchSpace
@@ -36,7 +36,7 @@ class Anatomy:
         variance: Likewise, of the quantity itself, without noise.
         mixed: Posterior mean at the points asked for beside, shape (asked, quantities).
         covariance: Posterior covariance among those, shape (quantities, asked, asked).
-        noise: Variance one measurement adds, shape (quantities,).
+        noise: Variance one more measurement adds, shape (quantities,).
         trials: The trials the models are made of.
         missed: What each of them measured less what the others foretell, shape (trials, quantities).
     """
@@ -62,7 +62,8 @@ def dissect(study: Study, quantities: Sequence[str], asked: Sequence[OperatingPo
         asked: Points of the study's knobs and levels; they need not be in its space.
     """
     trials = [trial for trial in study.completed if trial.point in study.problem.space]
-    values = table([trial.measurement for trial in trials if trial.measurement], quantities)
+    measurements = [trial.measurement for trial in trials if trial.measurement]
+    values = table(measurements, quantities)
     whole = np.isfinite(values).all(axis=1)
     if not whole.any():
         return None
@@ -72,7 +73,8 @@ def dissect(study: Study, quantities: Sequence[str], asked: Sequence[OperatingPo
     try:
         with warnings.catch_warnings(), one_thread():
             warnings.simplefilter("ignore")
-            found = _posterior(wide, quantities, (rows, seen), values[whole], study.seed)
+            doubt = doubts([trial.measurement for trial in kept if trial.measurement], quantities)
+            found = _posterior(wide, quantities, (rows, seen), (values[whole], doubt), study.seed)
     except RuntimeError:  # what torch and gpytorch raise when a matrix cannot be decomposed
         return None
     size, (mean, variance, covariance, noise, missed) = len(study.problem.space), found
@@ -89,7 +91,7 @@ def _widened(space: SearchSpace, asked: Sequence[OperatingPoint]) -> tuple[Searc
 
 
 def _posterior(
-    wide: SearchSpace, quantities: Sequence[str], rows: tuple[Rows, Rows], values: Array, seed: int
+    wide: SearchSpace, quantities: Sequence[str], rows: tuple[Rows, Rows], told: tuple[Array, Array], seed: int
 ) -> tuple[Array, ...]:
     """Return mean and variance everywhere, covariance among the rows asked for, noise, and what each trial misses by.
 
@@ -97,13 +99,13 @@ def _posterior(
     the trend's prior mean: the posterior mean is kᵀK⁻¹y, the covariance the prior's less kᵀK⁻¹k, and trial i is missed
     by [K⁻¹y]ᵢ / [K⁻¹]ᵢᵢ.
     """
-    (asked, seen), where = rows, coordinates(wide)
+    (asked, seen), (values, doubt), where = rows, told, coordinates(wide)
     inputs = torch.from_numpy(np.hstack([where.unit, basis(wide.knobs, where)]))
     prior = expected(wide.knobs, where, quantities)
     centre = (values - prior[seen]).mean(axis=0)
     targets = torch.from_numpy(values - prior[seen] - centre)
     with manual_seed(seed):
-        model = fitted(inputs[seen], targets, where.unit.shape[1])
+        model = fitted(inputs[seen], targets, where.unit.shape[1], doubt)
     with torch.no_grad():
         inverse = _inverse(model, inputs[seen], targets.shape[1])
         weights = inverse @ targets.T.unsqueeze(-1)
@@ -111,7 +113,7 @@ def _posterior(
         mean, variance = _everywhere(model, inputs, inputs[seen], inverse, weights)
         joint = _joint(model, inputs[asked], inputs[seen], inverse)
     mean = mean + torch.from_numpy(prior + centre)
-    return tuple(_array(one) for one in (mean, variance, joint, model.likelihood.noise.reshape(-1), missed.T))
+    return tuple(_array(one) for one in (mean, variance, joint, noise_ahead(model, doubt), missed.T))
 
 
 def _array(tensor: Tensor) -> Array:
@@ -126,8 +128,8 @@ def _covariance(model: SingleTaskGP, one: Tensor, other: Tensor) -> Tensor:
 
 def _inverse(model: SingleTaskGP, seen: Tensor, count: int) -> Tensor:
     """Return K⁻¹, shape (quantities, trials, trials)."""
-    noise = (model.likelihood.noise.reshape(count, 1) + _JITTER).expand(-1, len(seen))
-    return torch.cholesky_inverse(psd_safe_cholesky(_covariance(model, seen, seen) + torch.diag_embed(noise)))
+    noise = torch.diag_embed(noise_of(model, count, len(seen)) + _JITTER)
+    return torch.cholesky_inverse(psd_safe_cholesky(_covariance(model, seen, seen) + noise))
 
 
 def _everywhere(

@@ -6,6 +6,8 @@ scored. A suggestion is a function of the study alone.
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +18,7 @@ from polythrottle.optimize.options import Options
 from polythrottle.optimize.remaining import generator, remaining_rows, untried_rows
 from polythrottle.problem import Constraint, Objective
 from polythrottle.space import OperatingPoint
-from polythrottle.study import Study
+from polythrottle.study import Study, Trial
 
 if TYPE_CHECKING:
     from polythrottle.optimize.worth import Worth
@@ -60,6 +62,24 @@ class ConstrainedBayes:
             return math.inf
         return objective.of(best.measurement) * math.exp(min(float(np.nanmax(worth.total[rows])), 0.0))
 
+    def answer(self, study: Study) -> Trial | None:
+        """Return the trial whose point is best as the models have it; None if no trial holds every limit.
+
+        Of windows that differ by chance the luckiest is rarely at the best point. What is on record, which has no
+        intervals, does not: there it is the least figure.
+
+        Raises:
+            InvalidInput: If a relative limit has nothing to multiply.
+        """
+        held = {trial.point for trial in study.completed if study.feasible(trial)}
+        by_chance = any(trial.measurement and trial.measurement.intervals for trial in study.completed)
+        if len(held) < 2 or not by_chance:
+            return study.best
+        with _quiet():
+            from polythrottle.optimize.answer import likeliest  # loads torch
+
+            return likeliest(study, self._options)
+
     def _worth(self, study: Study) -> "Worth":
         """Return what a trial at each point is worth; remembered, because a study is asked about more than once."""
         if self._newest is None or self._newest[0] is not study:
@@ -68,16 +88,23 @@ class ConstrainedBayes:
 
 
 def _appraise(study: Study, options: Options) -> "Worth":
-    """Return what a trial at each point is worth.
-
-    Warnings are held back: gpytorch's import uses deprecated parts of torch, and the models' inputs are not scaled the
-    way BoTorch advises because they have units.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    """Return what a trial at each point is worth."""
+    with _quiet():
         from polythrottle.optimize.worth import appraise  # loads torch
 
         return appraise(study, _constraints(study), options)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold warnings back.
+
+    The import of gpytorch uses deprecated parts of torch, and the models' inputs are not scaled the way BoTorch advises
+    because they have units.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _constraints(study: Study) -> tuple[Constraint, ...]:

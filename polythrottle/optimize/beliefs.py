@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polythrottle.optimize.features import Array, coordinates
 from polythrottle.optimize.options import Ingredient, Options
-from polythrottle.optimize.quantities import table
+from polythrottle.optimize.quantities import doubts, table
 from polythrottle.optimize.remaining import Rows
 from polythrottle.optimize.surrogate import Belief, believe
 from polythrottle.optimize.transfer import informed
@@ -22,24 +22,34 @@ from polythrottle.study import Study, Trial
 def measured(study: Study, quantities: tuple[str, ...], options: Options) -> Belief | None:
     """Return what the completed trials say of each quantity at each point; None if they say nothing."""
     trials = [trial for trial in study.completed if trial.point in study.problem.space]
-    values = table([trial.measurement for trial in trials if trial.measurement], quantities)
+    measurements = [trial.measurement for trial in trials if trial.measurement]
+    values = table(measurements, quantities)
     whole = np.isfinite(values).all(axis=1)
-    seen = rows_of(study, trials)[whole]
+    seen, kept = rows_of(study, trials)[whole], [measurements[int(i)] for i in np.flatnonzero(whole)]
     prior = prior_mean(study, quantities, options)
-    belief = learnt(study, seen, values[whole] - prior.numpy()[seen], options)
+    belief = learnt(study, seen, values[whole] - prior.numpy()[seen], options, doubts(kept, quantities))
     cold = belief and Belief(belief.mean + prior, belief.variance, belief.noise)
     if cold is None or not options.history:
         return cold
-    return informed(study, quantities, seen, values[whole], cold, options.history)
+    return informed(study, quantities, seen, kept, cold, options.history)
 
 
-def learnt(study: Study, seen: Rows, values: Array, options: Options) -> Belief | None:
-    """Return the posterior given values at some rows, shape (trials, quantities); None if there is none."""
+def learnt(study: Study, seen: Rows, values: Array, options: Options, doubt: Array | None = None) -> Belief | None:
+    """Return the posterior given values at some rows; None if there is none.
+
+    Args:
+        study: Whose space and seed they are of.
+        seen: The rows, shape (trials,).
+        values: Shape (trials, quantities).
+        options: Which ingredients to leave out.
+        doubt: The variance of each value that is known; None for none.
+    """
     space = study.problem.space
     where = coordinates(space)
     functions = basis(space.knobs, where, options.without)
     try:
-        return believe(where.unit, functions, seen, values, study.seed) if len(seen) else None
+        known = np.zeros_like(values) if doubt is None else doubt
+        return believe(where.unit, functions, seen, values, study.seed, known) if len(seen) else None
     except RuntimeError:  # what torch and gpytorch raise when a matrix cannot be decomposed
         return None
 

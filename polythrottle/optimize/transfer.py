@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from polythrottle.measurement import Measurement
 from polythrottle.optimize.features import Array, coordinates
-from polythrottle.optimize.quantities import ENERGY
+from polythrottle.optimize.quantities import ENERGY, doubts, table
 from polythrottle.optimize.remaining import Rows
 from polythrottle.optimize.surrogate import Belief
 from polythrottle.optimize.transfer_process import Correlation, Posterior, Prior
@@ -79,9 +80,9 @@ class Heard:
     log_evidence: float
 
     @classmethod
-    def of(cls, voice: Voice, correlation: Correlation, values: Array) -> "Heard":
-        """Return a voice after values at the measured points, shape (trials,)."""
-        posteriors = [Posterior.of(prior, correlation, values) for prior in voice.priors]
+    def of(cls, voice: Voice, correlation: Correlation, values: Array, doubt: Array) -> "Heard":
+        """Return a voice after values at the measured points, and their known variances, shape (trials,) each."""
+        posteriors = [Posterior.of(prior, correlation, values, doubt) for prior in voice.priors]
         logs = np.array([posterior.log_evidence for posterior in posteriors])
         weights = np.exp(logs - logs.max())
         shares = np.where(weights < _LEAST_PRIOR * weights.sum(), 0.0, weights)
@@ -90,7 +91,12 @@ class Heard:
 
 
 def informed(
-    study: Study, quantities: tuple[str, ...], seen: Rows, values: Array, cold: Belief, history: Sequence[Study]
+    study: Study,
+    quantities: tuple[str, ...],
+    seen: Rows,
+    measurements: Sequence[Measurement],
+    cold: Belief,
+    history: Sequence[Study],
 ) -> Belief:
     """Return the belief of a study that has earlier ones to learn from.
 
@@ -98,7 +104,7 @@ def informed(
         study: What has been seen.
         quantities: Names; time and draw first.
         seen: Row number of each measured point, shape (trials,).
-        values: What was measured there, shape (trials, quantities).
+        measurements: What was measured there; each has all quantities.
         cold: What would be believed without the earlier studies.
         history: The earlier studies.
     """
@@ -108,6 +114,7 @@ def informed(
     sources = [(past, found) for past, found in told if found is not None]
     if not sources:
         return cold
+    values, doubt = table(measurements, quantities), doubts(measurements, names)
     whole = np.column_stack([values, values[:, 0] + values[:, 1]])
     likeness = _likeness(sources, problem, seen, whole[:, 1])
     kinship = _kinship(sources, problem, likeness)
@@ -117,7 +124,7 @@ def informed(
     try:
         heard = [
             [
-                Heard.of(voice, correlation, whole[:, k] - level[k])
+                Heard.of(voice, correlation, whole[:, k] - level[k], doubt[:, k])
                 for voice in _voices(problem, surfaces, kinship, likeness, names, k)
             ]
             for k in range(len(names))
@@ -271,4 +278,4 @@ def _moments(
 
 def _said(posterior: Posterior, level: float) -> tuple[Array, Array, float]:
     mean, variance = posterior.predict()
-    return mean + level, variance, posterior.prior.noise_sd**2
+    return mean + level, variance, posterior.noise

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polythrottle.optimize.features import Array
+from polythrottle.optimize.quantities import usual
 from polythrottle.optimize.remaining import Rows
 from polythrottle.optimize.surrogate import LENGTH
 
@@ -26,7 +27,7 @@ class Prior:
         mean: Shape (points,).
         functions: Each times its coefficient's deviation, shape (points, functions).
         doubt: Deviation of what the functions leave over, shape (points,).
-        noise_sd: Deviation of one measurement.
+        noise_sd: Deviation of one measurement besides its own doubt.
     """
 
     mean: Array
@@ -68,16 +69,18 @@ class Posterior:
         correlation: Of the points.
         root: Cholesky factor of the covariance of the measurements, shape (trials, trials).
         white: The measurements less the prior mean, whitened by it, shape (trials,).
+        noise: Variance one more measurement adds.
     """
 
     prior: Prior
     correlation: Correlation
     root: Array
     white: Array
+    noise: float
 
     @classmethod
-    def of(cls, prior: Prior, correlation: Correlation, values: Array) -> "Posterior":
-        """Return the posterior given a value at each measured point, shape (trials,).
+    def of(cls, prior: Prior, correlation: Correlation, values: Array, known: Array) -> "Posterior":
+        """Return the posterior given a value at each measured point, and its known variance, shape (trials,) each.
 
         Raises:
             numpy.linalg.LinAlgError: If the covariance cannot be decomposed.
@@ -85,10 +88,11 @@ class Posterior:
         seen = correlation.seen
         functions, doubt = prior.functions[seen], prior.doubt[seen]
         covariance = functions @ functions.T + np.outer(doubt, doubt) * correlation.near
-        covariance[np.diag_indices(len(seen))] += prior.noise_sd**2 + _JITTER
+        covariance[np.diag_indices(len(seen))] += prior.noise_sd**2 + known + _JITTER
         root = np.asarray(np.linalg.cholesky(covariance), dtype=float)
         white = np.linalg.solve(root, values - prior.mean[seen])
-        return cls(prior, correlation, root, np.asarray(white, dtype=float))
+        noise = prior.noise_sd**2 + float(usual(known))
+        return cls(prior, correlation, root, np.asarray(white, dtype=float), noise)
 
     @property
     def log_evidence(self) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 
 from polythrottle.measurement import Measurement
 from polythrottle.optimize.features import Array, Coordinates
-from polythrottle.optimize.quantities import DRAW, table
+from polythrottle.optimize.quantities import DRAW, doubts, table
 from polythrottle.optimize.remaining import Rows
 from polythrottle.optimize.surrogate import RESIDUAL_SD, believe
 from polythrottle.optimize.transfer_map import Common, common
@@ -83,43 +83,58 @@ class _Question:
 
 @lru_cache(maxsize=64)
 def _surface(question: _Question) -> Surface | None:
-    rows, values, known = _seen(question.earlier, question.quantities, _most_rows(len(question.target.space)))
-    if not len(rows):
+    seen = _seen(question.earlier, question.quantities, _most_rows(len(question.target.space)))
+    if not len(seen.rows):
         return None
     shared, start = common(question.earlier.problem, question.target), len(question.earlier.problem.space)
     points = np.arange(start, len(shared.where.unit))
-    names = tuple(name for name, is_known in zip(question.quantities, known, strict=True) if is_known)
-    learnt = _posterior(_only(shared, np.concatenate([rows, points])), names, values[:, known])
-    return learnt and _whole(_only(shared, points), question, learnt, known)
+    learnt = _posterior(_only(shared, np.concatenate([seen.rows, points])), question.quantities, seen)
+    return learnt and _whole(_only(shared, points), question, learnt, seen.known)
 
 
 def _most_rows(points: int) -> int:
     return max(FEWEST_ROWS, min(MOST_ROWS, _MOST_PAIRS // points))
 
 
-def _seen(study: Study, quantities: Sequence[str], most: int) -> tuple[Rows, Array, Rows]:
-    """Return the rows of at most so many trials, their values, and which quantities are known.
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """What trials of an earlier study measured.
 
-    Returns:
-        Shapes (trials,), (trials, quantities) and (quantities,); no rows if no quantity is known.
+    Args:
+        rows: Of their points in its space, shape (trials,); none if no quantity is known.
+        values: Of the known quantities, shape (trials, known quantities); ``doubt``, their variances, likewise.
+        known: Which quantities are, shape (quantities,).
     """
+
+    rows: Rows
+    values: Array
+    doubt: Array
+    known: Rows
+
+
+def _seen(study: Study, quantities: Sequence[str], most: int) -> _Seen:
+    """Return what at most so many trials measured."""
     trials = [trial for trial in study.completed if trial.point in study.problem.space]
-    values = _recorded([trial.measurement for trial in trials if trial.measurement], quantities)
+    measurements = [trial.measurement for trial in trials if trial.measurement]
+    names = _recorded(measurements, quantities)
+    values = table(measurements, names)
     known = np.isfinite(values).sum(axis=0) > len(values) // 2
     whole = np.flatnonzero(np.isfinite(values[:, known]).all(axis=1) & known.any())
     if len(whole) > most:
         whole = np.sort(np.random.default_rng(0).permutation(whole)[:most])
     rows = np.array([study.problem.space.index(trials[i].point) for i in whole], dtype=np.intp)
-    return rows, values[whole], known
+    doubt = doubts([measurements[int(i)] for i in whole], names)
+    return _Seen(rows, values[whole][:, known], doubt[:, known], known)
 
 
-def _recorded(measurements: Sequence[Measurement], quantities: Sequence[str]) -> Array:
-    """Return each quantity, or what stands in for it, of each measurement, shape (measurements, quantities)."""
-    columns = []
+def _recorded(measurements: Sequence[Measurement], quantities: Sequence[str]) -> list[str]:
+    """Return the name of each quantity, or of what stands in for it because it was recorded and that was not."""
+    names = []
     for name in quantities:
-        options = table(measurements, (name, *_STAND_INS.get(name, ())))
-        columns.append(options[:, int(np.argmax(np.isfinite(options).sum(axis=0) > len(options) // 2))])
-    return np.column_stack(columns)
+        options = (name, *_STAND_INS.get(name, ()))
+        values = table(measurements, options)
+        names.append(options[int(np.argmax(np.isfinite(values).sum(axis=0) > len(values) // 2))])
+    return names
 
 
 def _only(shared: Common, rows: Rows) -> Common:
@@ -127,13 +142,16 @@ def _only(shared: Common, rows: Rows) -> Common:
     return Common(shared.knobs, Coordinates(where.unit[rows], where.offset[rows], where.span))
 
 
-def _posterior(shared: Common, quantities: Sequence[str], values: Array) -> tuple[Array, Array] | None:
-    """Return mean and variance at the points that follow the first ``len(values)``; None if there is none."""
-    count, prior = len(values), expected(shared.knobs, shared.where, quantities)
+def _posterior(shared: Common, quantities: Sequence[str], seen: _Seen) -> tuple[Array, Array] | None:
+    """Return mean and variance of what is known, at the points that follow those of the trials; None if there is none.
+
+    The first points are those of the trials.
+    """
+    names = [name for name, known in zip(quantities, seen.known, strict=True) if known]
+    count, prior = len(seen.values), expected(shared.knobs, shared.where, names)
+    functions, first = basis(shared.knobs, shared.where), np.arange(len(seen.values))
     try:
-        belief = believe(
-            shared.where.unit, basis(shared.knobs, shared.where), np.arange(count), values - prior[:count], seed=0
-        )
+        belief = believe(shared.where.unit, functions, first, seen.values - prior[:count], 0, seen.doubt)
     except RuntimeError:  # what torch and gpytorch raise when a matrix cannot be decomposed
         return None
     mean = belief.mean.numpy()[count:] + prior[count:]

@@ -69,14 +69,14 @@ def appraise(study: Study, constraints: Sequence[Constraint], options: Options) 
     """
     held = _held(study, constraints)
     bounds = [bound(constraint) for constraint in constraints]
-    quantities = _modelled(bounds, delay(study), options)
+    quantities = modelled(bounds, delay(study), options)
     sound, belief = _log_sound(study, options), measured(study, quantities, options)
     if belief is None:
         gain = -prior_mean(study, terms(study), options).sum(dim=1)
         unknown = np.zeros(len(gain))
         return Worth(_array(gain), unknown, _array(sound), improving=False, assured=unknown)
     feasible = _log_feasible(belief, quantities, bounds)
-    energy = _log_energy(belief, options)
+    energy = log_energy(belief, options)
     if held:
         gain = log_gain(study, belief, quantities, energy, held, bounds)
     else:
@@ -85,13 +85,13 @@ def appraise(study: Study, constraints: Sequence[Constraint], options: Options) 
     return Worth(_array(gain), _array(feasible), _array(sound), improving=bool(held), assured=assured)
 
 
-def _modelled(bounds: Sequence[Bound], delay: str | None, options: Options) -> tuple[str, ...]:
+def modelled(bounds: Sequence[Bound], delay: str | None, options: Options) -> tuple[str, ...]:
     """Return every quantity to model; without keeping time and draw apart, energy for itself is the last."""
     found = tuple(dict.fromkeys((*names(bounds), *(() if delay is None else (delay,)))))
     return found if Ingredient.APART not in options.without else (*found, ENERGY)
 
 
-def _log_energy(belief: Belief, options: Options) -> tuple[Tensor, Tensor]:
+def log_energy(belief: Belief, options: Options) -> tuple[Tensor, Tensor]:
     """Return mean and variance of log energy per item, shape (points,) each."""
     return belief.energy if Ingredient.APART not in options.without else (belief.mean[:, -1], belief.variance[:, -1])
 

@@ -11,7 +11,8 @@ nothing else::
     knobs = { gpu_max_mhz = [306, 1300], power_mode = ["15W", "30W"], mem_mhz = true }   # all if left out
 
 Without the file the user ``polythrottle``, as whom the daemon runs, may set everything within limits.toml, and the
-group of that name may read. Root and the actuator's own user always may. What a knob was found at may always be set: it is how the device is without anybody.
+group of that name may read. Root and the actuator's own user always may. What a knob was found at may always be set: it
+is how the device is without anybody.
 """
 
 import os
