@@ -121,7 +121,7 @@ def tune(
     if not 0 <= seed < 2**63:
         raise InvalidInput(f"a seed is a whole number from 0 to 2^63 - 1, not {seed}")
     out = _checked_out(out, journal)
-    setup = setup or Setup(device, workload)
+    setup = (setup or Setup(device, workload)).searching
     budget = Budget(trials, None if minutes is None else 60 * minutes, joules)
     rule, goal = Rule(None if horizon is None else span_s(horizon), early_stop), Objective.parse(objective)
     _check_horizon(horizon, goal)

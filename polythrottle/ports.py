@@ -13,7 +13,7 @@ from polythrottle.clock import Clock
 from polythrottle.findings import Finding
 from polythrottle.measurement import EnergyKind, Measurement, Query, Reading
 from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
-from polythrottle.study import Study
+from polythrottle.study import Study, Trial
 
 
 class Device(Protocol):
@@ -240,6 +240,14 @@ class Optimizer(Protocol):
         Raises:
             Exhausted: If every point has been tried.
         """
+
+
+@runtime_checkable
+class Chooser(Protocol):
+    """A search method that can say which of the points visited is the answer, where figures differ by chance."""
+
+    def answer(self, study: Study) -> Trial | None:
+        """Return the trial whose point is the answer; None if no trial holds every limit. Pure as a suggestion is."""
 
 
 @runtime_checkable

@@ -101,6 +101,7 @@ class Study:
         seed: Its randomness.
         trials: Every visit so far, numbered from 0 without gaps.
         references: Presets measured for comparison.
+        answer: Number of the trial whose point was chosen when the search ended; None leaves that to the figures.
 
     Raises:
         InvalidInput: If the trials are not numbered 0, 1, 2, ….
@@ -111,14 +112,16 @@ class Study:
     seed: int = 0
     trials: tuple[Trial, ...] = ()
     references: tuple[Reference, ...] = ()
+    answer: int | None = None
 
     def __post_init__(self) -> None:
         if [trial.number for trial in self.trials] != list(range(len(self.trials))):
             raise InvalidInput("the trials of a study are numbered from 0 without gaps")
 
     def with_trial(self, trial: Trial) -> "Study":
-        """Return this study with a trial added, or replaced if its number is taken."""
-        return replace(self, trials=(*self.trials[: trial.number], trial, *self.trials[trial.number + 1 :]))
+        """Return this study with a trial added, or replaced if its number is taken; what was chosen before is open."""
+        trials = (*self.trials[: trial.number], trial, *self.trials[trial.number + 1 :])
+        return replace(self, trials=trials, answer=None)
 
     def with_reference(self, reference: Reference) -> "Study":
         """Return this study with a reference added, or replaced if its name is taken."""
@@ -214,8 +217,10 @@ class Study:
 
     @property
     def best(self) -> Trial | None:
-        """The feasible trial that is best by the objective; the earliest of equals."""
-        return least((trial for trial in self.completed if self.feasible(trial)), self.problem.objective)
+        """The feasible trial whose point was chosen, else the one that is best by the objective; earliest of equals."""
+        held = [trial for trial in self.completed if self.feasible(trial)]
+        chosen = next((trial for trial in held if trial.number == self.answer), None)
+        return chosen or least(held, self.problem.objective)
 
     @property
     def front_metric(self) -> str:

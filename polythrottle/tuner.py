@@ -7,7 +7,7 @@ from polythrottle.errors import Exhausted, TrialError
 from polythrottle.journal import Journal
 from polythrottle.measurement import Measurement, Reading
 from polythrottle.meter import Goal, check_reference, measure
-from polythrottle.ports import Device, Optimizer, Recorded, Rewindable, Workload
+from polythrottle.ports import Chooser, Device, Optimizer, Recorded, Rewindable, Workload
 from polythrottle.problem import Constraint, Objective
 from polythrottle.space import OperatingPoint
 from polythrottle.stopping import ALL_TRIED, Budget, Outlook, Rule
@@ -44,19 +44,19 @@ def tune(
         while (used := budget.used(journal.study)) is None:
             start = _begin(device, len(journal.study.trials))
             if (enough := rule.reason(journal.study, outlook.saving_left)) is not None:
-                journal.finish(enough)
+                _finish(journal, optimizer, enough)
                 return
             try:
                 point = _next(optimizer, journal.study, device)
             except Exhausted as error:
                 count, points = len(journal.study.visited), len(journal.study.problem.space)
-                journal.finish(f"{ALL_TRIED}: {points}" if count >= points else str(error))
+                _finish(journal, optimizer, f"{ALL_TRIED}: {points}" if count >= points else str(error))
                 return
             trial = Trial(len(journal.study.trials), point)
             yield journal.started(trial)
             yield _visit(device, workload, journal, trial, start)
             _give_up_if_hopeless(journal)
-        journal.finish(used)
+        _finish(journal, optimizer, used)
 
 
 def compare(device: Device, workload: Workload, journal: Journal) -> Generator[Study]:
@@ -83,6 +83,12 @@ def compare(device: Device, workload: Workload, journal: Journal) -> Generator[S
             except TrialError:
                 continue
             yield journal.referred(Reference(name, whole, measurement))
+
+
+def _finish(journal: Journal, optimizer: Optimizer, reason: str) -> None:
+    """End a study, with the point that its search method chooses, if it does."""
+    chosen = optimizer.answer(journal.study) if isinstance(optimizer, Chooser) and journal.study.judgeable else None
+    journal.finish(reason, None if chosen is None else chosen.number)
 
 
 def _next(optimizer: Optimizer, study: Study, device: Device) -> OperatingPoint:

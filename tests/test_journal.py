@@ -264,3 +264,31 @@ def test_a_heading_says_what_a_journal_is_about(tmp_path: Path) -> None:
         path.write_text(text + "\n", encoding="utf-8", errors="surrogateescape")
         with pytest.raises(BadFile, match="line 1"):
             journals.heading(path)
+
+
+def test_the_point_that_was_chosen_is_kept(tmp_path: Path) -> None:
+    """A search may choose another trial than the one whose figure is best; a later trial opens that again."""
+    path = tmp_path / "a.jsonl"
+    assert begun(path).best == begun(tmp_path / "b.jsonl").trials[0]
+    with Journal.reopen(path) as journal:
+        journal.finish("nothing more to gain", 2)
+        assert journal.study.best == journal.study.trials[2]
+    back = read(path)
+    assert back.answer == 2
+    assert back.best == back.trials[2]
+    with Journal.reopen(path) as journal:
+        journal.started(Trial(3, ORDER[3]))
+        journal.completed(Trial(3, ORDER[3], measured(energy_j=9.0), cost=Cost(1.0, 1.0)))
+    assert read(path).answer is None
+    assert read(path).best == back.trials[0]
+
+
+def test_a_chosen_point_that_does_not_hold_is_not_the_answer(tmp_path: Path) -> None:
+    """What was chosen must have held every limit in its own window."""
+    path = tmp_path / "a.jsonl"
+    begun(path)
+    with Journal.reopen(path) as journal:
+        journal.started(Trial(3, ORDER[3]))
+        journal.completed(Trial(3, ORDER[3], measured(latency_s=9.0, energy_j=0.1), cost=Cost(1.0, 1.0)))
+        journal.finish("all budget used", 3)
+        assert journal.study.best == journal.study.trials[0]

@@ -112,7 +112,11 @@ class SetupOptions(OptionGroup):
     ] = None
     precision: Annotated[
         str | None,
-        typer.Option("--precision", metavar="2%", help="End a trial once it knows enough, and its energy to this."),
+        typer.Option(
+            "--precision",
+            metavar="2%",
+            help="End a trial once it knows enough, and its energy to this; tune: 2% unless --queries or --seconds.",
+        ),
     ] = None
     settle: Annotated[float, typer.Option("--settle", metavar="S", help="Warm up for at least so long; 0.")] = 0.0
     cool: Annotated[

@@ -6,7 +6,9 @@
     {"v": 2, "event": "failed", "number": 1, "failure": "…", "cost": {…}}
     {"v": 2, "event": "interrupted", "number": 2}               found running on reopening; the trial is made again
     {"v": 2, "event": "reference", "name": "30W", "point": {…}, "measurement": {…}}
-    {"v": 2, "event": "finished", "reason": "…"}
+    {"v": 2, "event": "finished", "reason": "…", "answer": 5}
+
+Without an ``answer`` the trial whose figure is best is it.
 
 Format 1 had no costs, no ``censored`` in a measurement and no objective but energy; it is still read, and continued in
 format 2.

@@ -33,14 +33,16 @@ class Fold:
             return
         if event != "reference":
             self.finished = str(line["reason"]) if event == "finished" else None
-        if event != "finished":
-            self.study = self._changed(event, line)
+        self.study = self._changed(event, line)
 
     def _changed(self, event: str, line: Mapping[str, Any]) -> Study:
         assert self.study is not None
         if event == "reference":
             point, measurement = OperatingPoint(line["point"]), measurement_from(line["measurement"])
             return self.study.with_reference(Reference(str(line["name"]), point, measurement))
+        if event == "finished":
+            answer = typed(line["answer"], int) if "answer" in line else None
+            return replace(self.study, answer=answer)
         number, trials = typed(line["number"], int), self.study.trials
         if event == "started":
             if number != len(trials) or self.running is not None:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -134,11 +135,17 @@ class Journal:
         self.study = self.study.with_reference(reference)
         return self.study
 
-    def finish(self, reason: str) -> None:
-        """Record that the study has ended, and why."""
-        if self.finished != reason:
-            self._append({"event": "finished", "reason": reason})
-            self.finished = reason
+    def finish(self, reason: str, answer: int | None = None) -> None:
+        """Record that the study has ended, and why.
+
+        Args:
+            reason: In words.
+            answer: Number of the trial whose point was chosen; None leaves that to the figures.
+        """
+        if (self.finished, self.study.answer) != (reason, answer):
+            chosen = {} if answer is None else {"answer": answer}
+            self._append({"event": "finished", "reason": reason, **chosen})
+            self.finished, self.study = reason, replace(self.study, answer=answer)
 
     def _with(self, trial: Trial) -> Study:
         self.study = self.study.with_trial(trial)
