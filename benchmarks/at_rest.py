@@ -35,7 +35,8 @@ def main() -> None:
     print("| | RSS | PSS | share of a core | threads | loaded of what is heavy |")
     print("| --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
-        for name, processes in (("planted", planted(Path(folder) / "a", given.board)), ("sim", sim(Path(folder) / "b"))):
+        pairs = {"planted": planted(Path(folder) / "a", given.board), "sim": sim(Path(folder) / "b")}
+        for name, processes in pairs.items():
             with processes as running:
                 report(name, running, given.seconds)
 
@@ -94,7 +95,7 @@ def begun(ends: ExitStack, folder: Path, *words: str) -> int:
 def started(ends: ExitStack, folder: Path, module: str, *words: str) -> int:
     """Start a module as a process of its own that ends with this one."""
     folder.mkdir(exist_ok=True)
-    log = ends.enter_context(open(folder / f"{module}.log", "w"))
+    log = ends.enter_context((folder / f"{module}.log").open("w"))
     environment = {**os.environ, "POLYTHROTTLE_STATE_DIR": str(folder / "state")}
     child = subprocess.Popen([sys.executable, "-m", module, *words], stderr=log, stdout=log, env=environment)
     ends.callback(child.wait)

@@ -307,20 +307,48 @@ def test_a_budget_goes_before_the_load() -> None:
 
 
 def test_late_requests_press_and_time_relieves() -> None:
-    """Each look with a late request is a step, up to the most; each minute takes one back; no limit, no pressure."""
-    manner, pressure = Manner(), 0.0
+    """Each look with a late request is a step, up to the most; time takes them back; no limit, no pressure."""
+    manner, pressure = Manner(relief_s=60.0), 0.0
     for _ in range(10):
-        pressure = pressed_by(pressure, 0.2, Observed(0.0, worst_s=0.3), manner)
+        pressure = pressed_by(pressure, 0.2, Observed(0.0, worst_s=0.3), False, manner)
     assert pressure == manner.press_most
-    assert pressed_by(pressure, 0.2, Observed(0.0, 30.0, worst_s=0.1), manner) == pytest.approx(pressure - 0.5)
-    assert pressed_by(0.2, 0.2, Observed(0.0, 60.0), manner) == 0.0
-    assert pressed_by(1.0, None, Observed(0.0, worst_s=9.0), manner) == 1.0
+    calm = Observed(0.0, 30.0, worst_s=0.1)
+    assert pressed_by(pressure, 0.2, calm, False, manner) == pytest.approx(pressure - 0.5)
+    assert pressed_by(0.2, 0.2, Observed(0.0, 60.0), False, manner) == 0.0
+    assert pressed_by(1.0, None, Observed(0.0, worst_s=9.0), False, manner) == 1.0
+    assert pressed_by(1.0, 0.2, Observed(0.0, p99_s=0.195), False, manner) == 2.0
+
+
+def test_a_steady_load_far_from_its_limit_is_taken_for_lower() -> None:
+    """Pressure falls below zero step by step, stops as the p99 draws near, and is gone at once with a late request."""
+    manner, pressure, far = Manner(relief_s=60.0, relax_most=2.0), 0.0, Observed(0.0, 30.0, p99_s=0.1, worst_s=0.1)
+    for _ in range(10):
+        pressure = pressed_by(pressure, 0.2, far, True, manner)
+    assert pressure == -2.0
+    assert pressed_by(-1.0, 0.2, replace(far, p99_s=0.17), True, manner) == -1.0
+    for seen, steady in ((replace(far, p99_s=0.19), True), (far, False), (replace(far, p99_s=None), True)):
+        assert pressed_by(-1.0, 0.2, seen, steady, manner) == 0.0
+    assert pressed_by(-2.0, 0.2, replace(far, worst_s=0.3), True, manner) == 1.0
+
+
+def test_a_load_is_steady_without_a_peak() -> None:
+    """A rate that stays is steady; one that was four times as high a minute ago is not."""
+    forecast = Forecast()
+    assert not forecast.steady
+    for second in range(60):
+        forecast = forecast.seen(float(second), 5.0, 1.0)
+    assert forecast.steady
+    for second in range(60, 70):
+        forecast = forecast.seen(float(second), 20.0, 1.0)
+    for second in range(70, 130):
+        forecast = forecast.seen(float(second), 5.0, 1.0)
+    assert not forecast.steady
 
 
 def test_a_share_of_the_recent_peak_is_kept_ready() -> None:
     """With a reserve one does not go below what the share of the last minutes' peak asks for; the peak fades."""
     rates = [15.0, *[0.5] * 30]
-    assert _footing_after(rates, Manner(dwell_s=1.0))[-1] == 0
+    assert _footing_after(rates, Manner(dwell_s=1.0, reserve=0.0))[-1] == 0
     assert _footing_after(rates, Manner(dwell_s=1.0, reserve=0.2))[-1] == 1
     forecast = Forecast().seen(0.0, 10.0, 1.0)
     for second in range(1, 601):

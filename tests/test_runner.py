@@ -35,8 +35,8 @@ def test_the_load_is_followed_down_and_up(house: House) -> None:
     house.turns(30)
     assert house.desk.status.rung is not None
     assert house.desk.status.rung.number == 0
-    house.traffic.rate_per_s = 100.0
-    house.turns(5)
+    house.traffic.rate_per_s = 150.0
+    house.turns(15)
     assert house.board.applied == LADDER.rungs[2].service.point
     assert house.traffic.served[-1].point == house.board.applied
 

@@ -2,18 +2,21 @@
 
 An archive is a gzipped tar of plain files, and of links that stay inside it. Everything else is refused as a whole:
 paths that lead out, links that lead out or that another member passes through, devices, sparse files, doubles, and
-whatever unpacks to more than a board can hold.
+whatever unpacks to more than a board can hold. What unpacks is loaded with the first archive: the daemon reads none.
 """
 
-import gzip
-import tarfile
-import zlib
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 from polythrottle.errors import BadFile
+
+if TYPE_CHECKING:
+    import gzip
+    import tarfile
 
 SUFFIXES = (".tar.gz", ".tgz")
 MOST_MEMBERS = 6_000
@@ -62,6 +65,9 @@ def read_archive(path: Path) -> Mapping[str, Member]:
     Raises:
         BadFile: If it cannot be read, is no archive, or holds what no snapshot holds; says what.
     """
+    import tarfile
+    import zlib
+
     try:
         if path.stat().st_size > _MOST_PACKED:
             raise ValueError(f"it is larger than {_MOST_PACKED // 1_000_000} MB")
@@ -93,6 +99,9 @@ def read_member(path: Path, name: str) -> str:
 
 
 def _members(path: Path) -> Iterator[tuple[str, Member]]:
+    import gzip
+    import tarfile
+
     seen: set[str] = set()
     with gzip.open(path) as packed, tarfile.open(fileobj=cast("IO[bytes]", _Bounded(packed)), mode="r|") as tar:
         for info in tar:
@@ -108,6 +117,8 @@ def _members(path: Path) -> Iterator[tuple[str, Member]]:
 
 
 def _member(tar: tarfile.TarFile, info: tarfile.TarInfo, name: str) -> Member:
+    import tarfile
+
     if info.type == tarfile.SYMTYPE:
         return Member(link=info.linkname)
     if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.issparse():

@@ -1,7 +1,6 @@
 """Tuned profiles as TOML files: ``profiles/tuned/<device>/<workload>.toml``."""
 
 import os
-import tempfile
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -133,6 +132,8 @@ def replace_file(path: Path, data: bytes) -> None:
     Raises:
         StorageError: If it cannot be written.
     """
+    import tempfile
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -20,7 +20,7 @@ from polythrottle.ladder import Ladder
 _BUDGET, _PATTERN, _LEDGER = "budget", "pattern", "ledger"
 T = TypeVar("T")
 _STUDY_S = 600.0
-"""How long a study is taken to last as long as none has been seen."""
+"""How long a study is taken to last while none has been seen."""
 
 
 class Accounts:
@@ -47,7 +47,8 @@ class Accounts:
         self._pattern = _restored(record.kept(_PATTERN), _pattern) or Pattern()
         rules = allowance or Allowance()
         self._ledger = _restored(record.kept(_LEDGER), lambda kept: _ledger(kept, rules)) or Ledger(rules)
-        self._study_s, self._study_j = 0.0, 0.0
+        self._study_s, self._study_j = _STUDY_S, 0.0
+        self._studied_s, self._studied_j = 0.0, 0.0
 
     def wished(self, wish: SetBudget) -> Budget | None:
         """Take a budget over, from now on; a wish of nothing lifts it.
@@ -193,11 +194,21 @@ class Accounts:
         self._ledger = self._ledger.seen(
             sight.now_s, sight.period_s, sight.joules or 0.0, requests, requests if over else 0, state.study_runs, quiet
         )
+        self._studied(sight, state.study_runs)
         if not state.study_wanted or state.study_runs:
             return
-        since_s, study_s = self._since_midnight_s(self._wall()), self._study_s or _STUDY_S
-        if self._ledger.offer(sight.now_s, since_s, self._pattern, study_s, self._study_j):
+        since_s = self._since_midnight_s(self._wall())
+        if self._ledger.offer(sight.now_s, since_s, self._pattern, self._study_s, self._study_j):
             yield StudyOffered()
+
+    def _studied(self, sight: Sight, runs: bool) -> None:
+        """Note how long a study takes and how much energy, for the next is taken to be like the last."""
+        if runs:
+            self._studied_s += sight.period_s
+            self._studied_j += sight.joules or 0.0
+        elif self._studied_s:
+            self._study_s, self._study_j = self._studied_s, self._studied_j
+            self._studied_s = self._studied_j = 0.0
 
     @staticmethod
     def _since_midnight_s(wall_s: float) -> float:

@@ -1,7 +1,6 @@
 """The board as the control loop sees it: through the actuator, or opened in this process."""
 
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -354,12 +353,10 @@ def _kept(file: Path) -> str | None:
 
 def _keep(file: Path, token: str) -> None:
     """Write a token whole or not at all, for this user alone; without it a daemon started again begins anew."""
+    draft = file.with_name(f".{file.name}.draft")
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, draft = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # 0600, as mkstemp makes it
-        try:
-            with os.fdopen(handle, "w", encoding="ascii") as out:
-                out.write(token)
-            os.replace(draft, file)
-        except OSError:
-            os.unlink(draft)
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as out:
+            out.write(token)
+        os.replace(draft, file)

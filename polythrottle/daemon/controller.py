@@ -304,13 +304,22 @@ def _observed(state: State, seen: Observed) -> Told:
     forecast = state.forecast.seen(seen.now_s, seen.rate_per_s, seen.period_s)
     if (plan := state.plan) is None or state.phase in (Phase.DOWN, Phase.YIELDED):
         return state, ()
-    state = replace(state, forecast=forecast.raised(seen.rate_per_s) if hurried(state, seen.waiting) else forecast)
+    state = replace(
+        state, forecast=forecast.raised(_burst_per_s(plan, seen)) if hurried(state, seen.waiting) else forecast
+    )
     trips = tripped(plan.bounds, seen)
     if state.phase is Phase.SAFE:
         return _held(state, seen, trips)
     if trips:
         return _tripping(state, seen, trips)
     return (_followed(state, seen) if state.phase is Phase.FOLLOWING else state), ()
+
+
+def _burst_per_s(plan: Plan, seen: Observed) -> float | None:
+    """Return the rate of a look, over no less than the SLO: a few requests in a tenth of a second are no burst."""
+    if plan.ladder is None or seen.rate_per_s is None:
+        return seen.rate_per_s
+    return seen.rate_per_s * min(1.0, seen.period_s / plan.ladder.slo_s)
 
 
 def _tripping(state: State, seen: Observed, trips: tuple[Trip, ...]) -> Told:
@@ -365,7 +374,7 @@ def _followed(state: State, seen: Observed) -> State:
     assert state.plan is not None
     if state.plan.ladder is None:
         return _up(state)
-    pressure = pressed_by(state.pressure, state.plan.bounds.p99_s, seen, state.manner)
+    pressure = pressed_by(state.pressure, state.plan.bounds.p99_s, seen, state.forecast.steady, state.manner)
     pressed = replace(state, pressure=pressure, heat_w=_heat_w(state, seen))
     limits_w = [limit_w for limit_w in (pressed.budget_w, pressed.heat_w) if limit_w is not None]
     footing = follow(

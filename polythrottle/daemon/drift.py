@@ -16,7 +16,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import fmean, stdev
 
 from polythrottle.errors import InvalidInput
 from polythrottle.measurement import BETWEEN_WINDOWS
@@ -66,8 +65,10 @@ class Baseline:
             raise InvalidInput(f"a baseline needs {_LEAST} samples, not {len(residuals)}")
         freedom = len(residuals) - 1
         low = freedom * (1 - 2 / (9 * freedom) - 1.645 * math.sqrt(2 / (9 * freedom))) ** 3
-        raised = stdev(residuals) * math.sqrt(freedom / low) * math.sqrt(1 + 1 / len(residuals))
-        return cls(fmean(residuals), max(BETWEEN_WINDOWS, raised))
+        mean = math.fsum(residuals) / len(residuals)
+        spread = math.sqrt(math.fsum((each - mean) ** 2 for each in residuals) / freedom)
+        raised = spread * math.sqrt(freedom / low) * math.sqrt(1 + 1 / len(residuals))
+        return cls(mean, max(BETWEEN_WINDOWS, raised))
 
 
 def run_length(shift: float, slack: float, threshold: float) -> float:

@@ -9,6 +9,8 @@ from polythrottle.ladder import Ladder, Rung
 from polythrottle.space import Level, OperatingPoint
 
 _PATIENCE, _NEAR = 0.5, 0.95
+_FAR, _FULL, _BACK_S = 0.8, 0.9, 5.0
+"""The shares of the p99's limit below which a steady load is taken for lower, and above which it is not; how soon."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,9 @@ class Switching:
 class Manner:
     """How eagerly a load is followed.
 
-    The defaults did best on bursts of 20 s and on a recorded trace, of some thirty tried in rounds
-    (benchmarks/following.py): where one goes up within a tenth of a second, little is gained by being prepared, and
-    much by coming down soon.
+    The defaults did best of some fifty tried in rounds on a recorded trace, on bursts of 20 s and on a day
+    (benchmarks/following.py): where one goes up within a tenth of a second, a quarter of the recent peak is enough to
+    be prepared for, and much is gained by coming down soon.
 
     Args:
         headroom: Demand is multiplied by this.
@@ -57,6 +59,7 @@ class Manner:
         press: The load is taken for this many times higher with each step of pressure.
         press_most: The most steps.
         relief_s: How long it takes until one of them is taken back.
+        relax_most: The most steps below zero.
         reserve: The share of the load's recent peak that one is always prepared for.
         switching: What a switch takes.
     """
@@ -65,11 +68,12 @@ class Manner:
     slack: float = 0.9
     dwell_s: float = 3.0
     stay_s: float = 20.0
-    clear: float = 1.5
+    clear: float = 0.75
     press: float = 1.25
     press_most: int = 4
-    relief_s: float = 60.0
-    reserve: float = 0.0
+    relief_s: float = 180.0
+    relax_most: float = 2.0
+    reserve: float = 0.25
     switching: Switching = field(default_factory=Switching)
 
 
@@ -112,7 +116,7 @@ def follow(
     if forecast.demand_per_s is None:
         return Footing(ladder.best(ladder.rungs[-1].rate_per_s, 0.0, budget_w))
     here = ladder.rungs[min(footing.rung, ladder.top)]
-    queued = max(0, waiting - here.service.batch + 1)  # the others only wait for a batch to be gathered
+    queued = waiting if waiting > patience(ladder, here) else 0  # the others wait no longer than they may
     demand_per_s = forecast.demand_per_s * manner.headroom + queued / (manner.clear * ladder.slo_s)
     demand_per_s = max(demand_per_s, manner.reserve * manner.headroom * forecast.peak_per_s)
     mean_per_s = forecast.slow_per_s
@@ -131,21 +135,30 @@ def follow(
     )
 
 
-def pressed_by(pressure: float, limit_s: float | None, seen: Observed, manner: Manner) -> float:
+def pressed_by(pressure: float, limit_s: float | None, seen: Observed, steady: bool, manner: Manner) -> float:
     """Return the pressure after a look: a step more with requests that were too late, and less with time.
+
+    Under a steady load it goes on below zero while the p99 stays far from its limit, for a ladder is made to hold in
+    nearly every minute, and comes back when the p99 draws near.
 
     Args:
         pressure: Before it, in steps.
         limit_s: Of the p99; None presses nobody.
         seen: Where the slowest request of the look is not known, a p99 near its limit is taken for too late.
+        steady: Whether the load has had no peaks lately.
         manner: How much.
     """
     if limit_s is None:
         return pressure
-    near = seen.worst_s is None and seen.p99_s is not None and seen.p99_s > _NEAR * limit_s
+    share = None if seen.p99_s is None else seen.p99_s / limit_s
+    near = seen.worst_s is None and share is not None and share > _NEAR
     if near or (seen.worst_s is not None and seen.worst_s > limit_s):
-        return min(manner.press_most, pressure + 1)
-    return max(0.0, pressure - seen.period_s / manner.relief_s)
+        return min(manner.press_most, max(0.0, pressure) + 1)
+    if pressure > 0:
+        return max(0.0, pressure - seen.period_s / manner.relief_s)
+    if not steady or share is None or share > _FULL:
+        return min(0.0, pressure + seen.period_s / _BACK_S)
+    return max(-manner.relax_most, pressure - seen.period_s / manner.relief_s) if share < _FAR else pressure
 
 
 def patience(ladder: Ladder, rung: Rung) -> int:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from polythrottle.errors import InvalidInput
 
+_STEADY = 2.0
+
 
 @dataclass(frozen=True)
 class Outlook:
@@ -21,7 +23,7 @@ class Outlook:
         InvalidInput: If a time is not positive, or the share is not one.
     """
 
-    fast_s: float = 4.0
+    fast_s: float = 6.0
     slow_s: float = 30.0
     memory_s: float = 3.0
     share: float = 0.9
@@ -70,7 +72,7 @@ class Forecast:
         return replace(self, fast_per_s=fast, slow_per_s=slow, recent=(*kept, (now_s, fast)), peak_per_s=peak)
 
     def raised(self, rate_per_s: float | None) -> "Forecast":
-        """Return the forecast that takes the rate of the last look, where it is higher, for the average at once."""
+        """Return the forecast that takes a rate, where it is higher, for the average at once."""
         if self.fast_per_s is None or rate_per_s is None or rate_per_s <= self.fast_per_s:
             return self
         return replace(self, fast_per_s=rate_per_s, recent=(*self.recent[:-1], (self.recent[-1][0], rate_per_s)))
@@ -80,6 +82,11 @@ class Forecast:
         if average is None:
             return value
         return value + (average - value) * math.exp(-max(0.0, period_s) / constant_s)
+
+    @property
+    def steady(self) -> bool:
+        """Whether no recent peak stands far above the load of now."""
+        return self.fast_per_s is not None and self.peak_per_s <= _STEADY * self.fast_per_s
 
     @property
     def demand_per_s(self) -> float | None:

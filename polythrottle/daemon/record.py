@@ -233,6 +233,8 @@ class Record:
         version = database.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, _FORMAT):
             raise ValueError(f"it is of format {version}, which this version does not know")
+        if version == _FORMAT:  # nothing is to be written, so that what is there can be read from a full disk too
+            return
         with database:
             database.executescript(_SCHEMA)
             database.execute(f"PRAGMA user_version = {_FORMAT}")

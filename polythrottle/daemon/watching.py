@@ -8,7 +8,6 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import Any
 
 from polythrottle.daemon.drift import SAMPLE_S, Baseline, Watch
@@ -148,7 +147,7 @@ class Watching:
             known: Whether there is a baseline, to which a rung adds its own mean alone.
         """
         if known and len(learnt) >= _FIRST // 2:
-            return ratio / math.exp(fmean(learnt))
+            return ratio / math.exp(_mean(learnt))
         learnt.append(math.log(ratio))
         return None
 
@@ -164,7 +163,11 @@ class Watching:
 
 
 def _about_means(rungs: list[list[float]]) -> list[float]:
-    return [each - fmean(rung) for rung in rungs if len(rung) > 1 for each in rung]
+    return [each - _mean(rung) for rung in rungs if len(rung) > 1 for each in rung]
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def _latency_s(rung: Rung, rate_per_s: float) -> float:

@@ -1,0 +1,115 @@
+"""Which profile is followed: applied by hand, confirmed, rolled back, and remembered."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from daemons import LADDER, TUNED, House
+from test_studying import profile
+
+from polythrottle.catalog.profiles import write_profile
+from polythrottle.daemon.wishes import ApplyProfile, Confirm, Wish
+from polythrottle.errors import BadFile, InvalidInput, UnknownName
+from polythrottle.ladder import Ladder
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    """Return a control loop on a scripted board that follows its first profile."""
+    made = House(tmp_path / "daemon")
+    made.turns(5)
+    return made
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> str:
+    """Return the file of another profile, of two rungs."""
+    path = tmp_path / "other.toml"
+    write_profile(profile(Ladder(0.1, LADDER.rungs[1:])), path)
+    return str(path)
+
+
+def wish(house: House, wished: Wish) -> str:
+    """Hand a wish in, let the loop answer, and return its words."""
+    answer = house.desk.hand_in(wished)
+    house.runner.answer()
+    return str(answer.result(timeout=0)["words"])
+
+
+def followed(house: House) -> str | None:
+    """Return the profile the status shows."""
+    shown = house.desk.status.workload
+    return None if shown is None else shown.profile
+
+
+def test_an_applied_profile_is_followed_and_rolled_back_unless_confirmed(house: House, other: str) -> None:
+    """Without a confirmation the profile before comes back when the time is over, and an event says so."""
+    assert "comes back in 10 s" in wish(house, ApplyProfile(other, 10.0))
+    assert (followed(house), house.desk.status.unconfirmed) == (other, other)
+    house.turns(5)
+    assert followed(house) == other
+    assert house.desk.status.rung is not None
+    assert house.desk.status.rung.of == 2
+    assert house.desk.status.confirm_left_s == pytest.approx(6.0, abs=1.5)
+    house.turns(10)
+    assert followed(house) == TUNED.name
+    assert any("nobody confirmed" in words for words in house.words("profile"))
+
+
+def test_a_confirmed_profile_stays(house: House, other: str) -> None:
+    """Confirmed, it is followed for good, and there is nothing more to confirm."""
+    wish(house, ApplyProfile(other, 10.0))
+    assert "is kept" in wish(house, Confirm())
+    house.turns(20)
+    assert followed(house) == other
+    assert house.desk.status.unconfirmed == ""
+    with pytest.raises(InvalidInput, match="no profile to confirm"):
+        wish(house, Confirm())
+
+
+def test_the_one_before_two_unconfirmed_ones_comes_back(house: House, other: str) -> None:
+    """Applying twice without confirming goes back to what was followed before both."""
+    wish(house, ApplyProfile(other, 10.0))
+    wish(house, ApplyProfile(other, 10.0))
+    house.turns(15)
+    assert followed(house) == TUNED.name
+
+
+def test_a_kept_profile_is_followed_by_the_next_daemon(tmp_path: Path, house: House, other: str) -> None:
+    """A daemon started with the same profile goes on with what was kept; one started with another does not."""
+    wish(house, ApplyProfile(other, None))
+    house.turns(1)
+    same = House(tmp_path / "daemon")
+    same.runner.go_on()
+    same.turns(1)
+    assert followed(same) == other
+    elsewhere = House(tmp_path / "daemon", replace(TUNED, name="b.toml"))
+    elsewhere.runner.go_on()
+    elsewhere.turns(1)
+    assert followed(elsewhere) == "b.toml"
+
+
+def test_a_kept_profile_that_is_gone_is_said(tmp_path: Path, house: House, other: str) -> None:
+    """If its file cannot be read any more, the one given is followed, and an event says why."""
+    wish(house, ApplyProfile(other, None))
+    house.turns(1)
+    Path(other).unlink()
+    again = House(tmp_path / "daemon")
+    again.runner.go_on()
+    again.turns(1)
+    assert followed(again) == TUNED.name
+    assert any("cannot be followed any more" in words for words in again.words("profile"))
+
+
+def test_profiles_that_cannot_be_followed_are_refused(tmp_path: Path, house: House, other: str) -> None:
+    """Unknown, broken, for another workload or another board: an error in words, and nothing changes."""
+    (tmp_path / "broken.toml").write_text("device = 5")
+    write_profile(replace(profile(), workload="another.onnx"), tmp_path / "another.toml")
+    write_profile(replace(profile(), identity={"l4t": "35.1"}), tmp_path / "old.toml")
+    for name, error in (("none", UnknownName), ("broken", BadFile), ("another", InvalidInput), ("old", BadFile)):
+        house.identity = {"l4t": "36.3"} if name == "old" else {}
+        with pytest.raises(error):
+            wish(house, ApplyProfile(str(tmp_path / f"{name}.toml")))
+    with pytest.raises(InvalidInput, match="above zero"):
+        wish(house, ApplyProfile(other, 0.0))
+    assert followed(house) == TUNED.name

@@ -1,0 +1,99 @@
+"""One look at traffic and board, and the clock that is waited on."""
+
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from polythrottle.clock import VirtualClock
+from polythrottle.daemon.looking import Looking
+from polythrottle.daemon.ports import Seen
+from polythrottle.daemon.waking import WakingClock
+from polythrottle.measurement import Reading
+
+
+@dataclass
+class Script:
+    """A board and its traffic that answer from a list."""
+
+    seen: list[Seen | None] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
+    uri: str = "script"
+
+    def look(self, now_s: float) -> Seen | None:
+        """Return the next."""
+        return self.seen.pop(0) if self.seen else None
+
+    def read(self) -> Reading:
+        """Return the next."""
+        return self.readings.pop(0)
+
+
+def looking(script: Script, peaks: bool = False) -> Looking:
+    """Return eyes on a script."""
+    return Looking(script, script, 0.0, peaks)  # type: ignore[arg-type]
+
+
+def test_looks_in_between_are_added_up() -> None:
+    """Counts of all looks since the last turn are one sum; the rest is as seen last, the worst as the worst."""
+    script = Script([Seen(3, 2, 0, 5, 0.1, worst_s=0.3), Seen(4, 1, 1, 2, 0.2, worst_s=0.1)], [Reading(1.0, 5.0)])
+    eyes = looking(script)
+    assert eyes.peek(0.5) == 5
+    sight = eyes.look(1.0)
+    assert sight.seen == Seen(7, 3, 1, 2, 0.2, worst_s=0.3)
+    assert sight.rate_per_s == pytest.approx(7.0)
+    assert sight.errors == pytest.approx(1 / 3)
+
+
+def test_power_is_energy_over_the_boards_own_time() -> None:
+    """A board whose clock runs apart from the loop's is believed about its own time."""
+    script = Script([Seen(), Seen()], [Reading(100.0, 50.0), Reading(102.0, 74.0)])
+    eyes = looking(script)
+    assert eyes.look(1.0).power_w is None
+    sight = eyes.look(2.0)
+    assert (sight.power_w, sight.joules) == (12.0, 24.0)
+
+
+def test_a_counter_that_begins_anew_is_unknown_not_negative() -> None:
+    """After the energy counter has fallen, one period's power is unknown."""
+    script = Script([], [Reading(1.0, 50.0), Reading(2.0, 1.0), Reading(3.0, 11.0)])
+    eyes = looking(script)
+    eyes.look(1.0)
+    assert eyes.look(2.0).power_w is None
+    assert eyes.look(3.0).power_w == 10.0
+
+
+def test_the_highest_part_of_a_period_is_its_peak() -> None:
+    """With a guard on peaks the board is read at each peek, and the highest mean between two readings counts."""
+    script = Script([], [Reading(0.1, 1.0), Reading(0.2, 4.0), Reading(0.3, 5.0)])
+    eyes = looking(script, peaks=True)
+    eyes.peek(0.1)
+    eyes.peek(0.2)
+    assert eyes.look(0.3).peak_w == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize("now_s", [3600.0, -5.0])
+def test_a_period_of_a_clock_that_jumped_means_nothing(now_s: float) -> None:
+    """Neither rate nor power is made of it."""
+    sight = looking(Script([Seen(5)], [Reading(now_s, 5.0)])).look(now_s)
+    assert sight.jumped
+    assert (sight.rate_per_s, sight.power_w) == (None, None)
+
+
+def test_a_sleep_ends_when_somebody_wakes_it() -> None:
+    """An hour's sleep ends at once; what woke before it began counts too."""
+    clock = WakingClock()
+    begun_s = clock.now()
+    threading.Timer(0.05, clock.wake).start()
+    clock.sleep(3600.0)
+    clock.wake()
+    clock.sleep(3600.0)
+    assert clock.now() - begun_s < 600.0
+    clock.sleep(0.0)
+    clock.close()
+
+
+def test_a_virtual_clock_will_do() -> None:
+    """The loop needs nothing of a clock but what any has."""
+    clock = VirtualClock()
+    assert looking(Script([], [Reading(1.0, 0.0)])).look(clock.now() + 1.0).seen is None
