@@ -439,3 +439,24 @@ def test_a_queue_hurries_the_next_look() -> None:
     assert not hurried(state, 1)
     assert hurried(state, 50)
     assert not hurried(State(), 50)
+
+
+def test_a_budget_below_what_the_load_takes_is_not_overruled_by_the_p99() -> None:
+    """Requests wait because energy is short; the safe point, which draws more, would break the budget for them."""
+    late = Observed(1.0, rate_per_s=9.0, p99_s=0.5, power_w=12.0)
+    state, _ = _told(WorkloadUp(PLAN), PowerBudget(15.0), Observed(0.0, rate_per_s=9.0), late)
+    assert state.phase is Phase.FOLLOWING
+    assert state.rung == LADDER.rungs[0]
+    lifted, actions = step(state, PowerBudget(None))
+    assert lifted.phase is Phase.FOLLOWING
+    lifted, actions = step(lifted, replace(late, now_s=2.0))
+    assert lifted.phase is Phase.SAFE
+    assert _of(GoSafe, actions)
+
+
+def test_a_budget_that_suffices_leaves_the_p99_guarded() -> None:
+    """A limit that does not bind is no excuse; nor does one excuse failed requests."""
+    late = Observed(1.0, rate_per_s=9.0, p99_s=0.5, power_w=12.0)
+    assert _told(WorkloadUp(PLAN), PowerBudget(45.0), late)[0].phase is Phase.SAFE
+    failing = Observed(1.0, rate_per_s=9.0, errors=0.5, power_w=12.0)
+    assert _told(WorkloadUp(PLAN), PowerBudget(15.0), failing)[0].phase is Phase.SAFE

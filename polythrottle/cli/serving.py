@@ -48,7 +48,8 @@ def become(words: Mapping[str, Any]) -> None:
     sys.stderr.flush()
     given = json.dumps({name: value for name, value in words.items() if value})
     try:
-        os.execv(sys.executable, [sys.executable, "-m", _MODULE, given])
+        # Docstrings take a megabyte and a half of the sixty that both processes may have.
+        os.execv(sys.executable, [sys.executable, "-OO", "-m", _MODULE, given])
     except OSError as error:
         raise DeviceError(f"the daemon cannot be started: {sys.executable}: {error.strerror}") from error
 

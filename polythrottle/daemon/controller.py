@@ -28,7 +28,8 @@
       Replanned                 another profile for the same workload; its load stays known, a guard that holds goes on
       DriftFound                a study is wanted; the phase stays
       StudyAsked                a study is wanted and offered at once
-      PowerBudget, heat         bound the choice of the rung; if none is within, the one that draws least
+      PowerBudget, heat         bound the choice of the rung; if none is within, the one that draws least; while a
+                                budget is below what the load takes, a broken p99 is its price and trips no guard
       requests come late        the load is taken for higher than it is ("pressure"), for minutes
       too many requests wait    the rate since the last look is believed at once, and the looks come sooner (`hurried`)
 
@@ -42,7 +43,7 @@ from dataclasses import replace
 
 from polythrottle.daemon.following import Footing, follow, patience, pressed_by
 from polythrottle.daemon.forecast import Forecast
-from polythrottle.daemon.guards import Observed, Trip, tripped
+from polythrottle.daemon.guards import Guard, Observed, Trip, tripped
 from polythrottle.daemon.signals import (
     Action,
     Apply,
@@ -307,7 +308,7 @@ def _observed(state: State, seen: Observed) -> Told:
     state = replace(
         state, forecast=forecast.raised(_burst_per_s(plan, seen)) if hurried(state, seen.waiting) else forecast
     )
-    trips = tripped(plan.bounds, seen)
+    trips = tuple(trip for trip in tripped(plan.bounds, seen) if trip.guard is not Guard.P99 or not _rationed(state))
     if state.phase is Phase.SAFE:
         return _held(state, seen, trips)
     if trips:
@@ -352,6 +353,16 @@ def _held(state: State, seen: Observed, trips: tuple[Trip, ...]) -> Told:
     if hold.hardware and sound is not None and seen.now_s - sound >= wait_s:
         return replace(state, hold=replace(hold, target=plan.safe, hardware=False)), ()
     return replace(state, hold=hold), ()
+
+
+def _rationed(state: State) -> bool:
+    """Return whether requests wait because there is too little energy: a point that draws more is no answer then."""
+    plan, demand_per_s = state.plan, state.forecast.demand_per_s
+    if plan is None or plan.ladder is None or state.budget_w is None or demand_per_s is None:
+        return False
+    mean_per_s = state.forecast.slow_per_s
+    wanted = plan.ladder.best(demand_per_s, mean_per_s)
+    return plan.ladder.best(demand_per_s, mean_per_s, state.budget_w) != wanted
 
 
 def _since(since_s: float | None, now_s: float, holds: bool) -> float | None:
