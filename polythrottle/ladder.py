@@ -96,9 +96,10 @@ class Rung:
         gather_s: How long the server may keep a request waiting for others.
         power_w: Predicted mean at that rate.
         p99_s: Predicted at that rate.
+        relief_w_per_s: What the SLO costs there: the watts that one more second of its p99 would save; None if unknown.
 
     Raises:
-        InvalidInput: If one of them is not finite and positive; only the time to gather may be 0.
+        InvalidInput: If one of them is not finite and positive; only the time to gather and the relief may be 0.
     """
 
     rate_per_s: float
@@ -106,12 +107,16 @@ class Rung:
     gather_s: float
     power_w: float
     p99_s: float
+    relief_w_per_s: float | None = None
 
     def __post_init__(self) -> None:
         _held(self, "gather_s", "p99_s")
         positive = (self.rate_per_s, self.power_w, self.p99_s)
         if not all(0 < value < math.inf for value in positive) or not 0 <= self.gather_s < math.inf:
             raise InvalidInput(f"no rung is for {self.rate_per_s}/s at {self.power_w} W and a p99 of {self.p99_s} s")
+
+        if self.relief_w_per_s is not None and not 0 <= self.relief_w_per_s < math.inf:
+            raise InvalidInput(f"a longer limit cannot save {self.relief_w_per_s} W/s")
 
     def power_at(self, rate_per_s: float) -> float:
         """Return the mean power at another rate, in watts.

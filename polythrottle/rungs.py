@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from polythrottle.measurement import EnergyKind, Measurement
 from polythrottle.queueing import queueing
 from polythrottle.study import Study
 
+_LAX = 1.1
+"""By how much the SLO is relaxed to see what it costs."""
 _STEP = 1.25
 """From one rate to the next."""
 _LOWEST = 1 / 64
@@ -39,7 +41,8 @@ def ladder_of(services: Iterable[Service], slo_s: float, seed: int = 0) -> Ladde
     Raises:
         SloUnmet: If no point holds it even at the lowest rate.
     """
-    able = undominated(service for service in services if service.tail_s <= _MARGIN * slo_s)
+    lax_s, known = _LAX * slo_s, list(services)
+    able, more = (undominated(each for each in known if each.tail_s <= _MARGIN * held_s) for held_s in (slo_s, lax_s))
     gaps = np.random.default_rng([seed, 0x1ADD]).standard_exponential(_REQUESTS)
     times = np.cumsum(gaps)
     top = max((service.most_per_s for service in able), default=0.0)
@@ -48,7 +51,14 @@ def ladder_of(services: Iterable[Service], slo_s: float, seed: int = 0) -> Ladde
     rungs = tuple(rung for rung in found if rung is not None)
     if not rungs:
         raise SloUnmet(f"no point holds p99<={slo_s * 1e3:g}ms at any rate of requests")
-    return Ladder(slo_s, rungs)
+    lax = [_rung(more, rung.rate_per_s, times, lax_s) for rung in rungs]
+    return Ladder(slo_s, tuple(_priced(*pair, lax_s - slo_s) for pair in zip(rungs, lax, strict=True)))
+
+
+def _priced(rung: Rung, lax: Rung | None, longer_s: float) -> Rung:
+    """Return a rung with what its SLO costs, seen from the rung for a longer one."""
+    saved_w = 0.0 if lax is None else max(0.0, rung.power_w - lax.power_w)
+    return replace(rung, relief_w_per_s=round(saved_w / longer_s, 6))
 
 
 def ladder_of_study(study: Study, slo_s: float) -> Ladder:

@@ -167,7 +167,7 @@ def test_a_battery_too_small_caps_power_and_says_the_nearest(day: Day) -> None:
     day.accounts.wished(SetBudget(battery_wh=5.0, last_s=9 * 3600.0))
     told = [event for _ in range(3) for event in day.second(power_w=20.0, rate=50)]
     assert any(isinstance(event, PowerBudget) and event.limit_w is not None for event in told)
-    shown = day.accounts.shown_budget()
+    shown = day.accounts.shown_budget(None)
     assert shown.met is False
     assert "would hold it" in shown.words
     assert shown.left_j is not None

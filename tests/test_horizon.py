@@ -4,20 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polythrottle.daemon.horizon import DAY_S, Pattern, Stretch, Supply, price_w_per_s, ration, weighted
+from polythrottle.daemon.horizon import DAY_S, Pattern, Stretch, Supply, ration, weighted
 from polythrottle.errors import InvalidInput
 from polythrottle.ladder import Ladder, Rung, Service
 from polythrottle.space import OperatingPoint
 
 
-def _ladder(slo_s: float = 0.7, cheaper_w: float = 0.0) -> Ladder:
+def _ladder() -> Ladder:
     rungs = []
-    for rate, interval_s, whole_w in ((1.0, 0.3, 5.0), (4.0, 0.1, 10.0), (20.0, 0.02, 20.0)):
-        idle_w = whole_w - cheaper_w
+    for rate, interval_s, idle_w in ((1.0, 0.3, 5.0), (4.0, 0.1, 10.0), (20.0, 0.02, 20.0)):
         point = OperatingPoint({"gpu_max_hz": round(1e9 / interval_s), "batch_size": 1})
         service = Service(point, 1, interval_s, interval_s, interval_s, idle_w * interval_s + 2.0, idle_w)
         rungs.append(Rung(rate, service, 0.0, idle_w + 2.0 * rate, 0.5))
-    return Ladder(slo_s, tuple(rungs))
+    return Ladder(0.7, tuple(rungs))
 
 
 _parts = st.lists(
@@ -137,11 +136,3 @@ def test_a_supply_is_a_number_above_zero(joules: float) -> None:
     """Anything else is refused."""
     with pytest.raises(InvalidInput):
         Supply(joules, 0.0, 1.0)
-
-
-def test_the_price_of_the_slo_is_what_a_laxer_one_saves() -> None:
-    """Watts per second of p99, None beyond what both ladders answer."""
-    strict, lax = _ladder(0.7), _ladder(0.8, cheaper_w=1.0)
-    assert price_w_per_s(strict, lax, 3.0) == pytest.approx(10.0, rel=0.2)
-    assert price_w_per_s(strict, lax, 30.0) is None
-    assert price_w_per_s(lax, strict, 3.0) is None

@@ -321,7 +321,7 @@ def test_late_requests_press_and_time_relieves() -> None:
 
 def test_a_steady_load_far_from_its_limit_is_taken_for_lower() -> None:
     """Pressure falls below zero step by step, stops as the p99 draws near, and is gone at once with a late request."""
-    manner, pressure, far = Manner(relief_s=60.0, relax_most=2.0), 0.0, Observed(0.0, 30.0, p99_s=0.1, worst_s=0.1)
+    manner, pressure, far = Manner(relax_s=60.0, relax_most=2.0), 0.0, Observed(0.0, 30.0, p99_s=0.1, worst_s=0.1)
     for _ in range(10):
         pressure = pressed_by(pressure, 0.2, far, True, manner)
     assert pressure == -2.0
@@ -379,3 +379,15 @@ def test_nearly_every_minute_is_planned_for() -> None:
 def test_nothing_known_is_the_top() -> None:
     """Before anything was seen of a load, the top rung is taken."""
     assert follow(_ladder(), Footing(0), Forecast(), 0.0, 0).rung == 2
+
+
+def test_a_rung_says_what_its_slo_costs() -> None:
+    """The watts that a second more of p99 would save: much where only it forbids the cheaper point, nothing without."""
+    fast, slow = _service(0.02, idle_w=20.0), _service(0.1, idle_w=10.0)
+    slos_s = [0.11 + 0.02 * number for number in range(40)]
+    longer_s = next(slo_s for slo_s in slos_s if ladder_of([fast, slow], slo_s).rungs[0].service == slow)
+    strict, lax = ladder_of([fast, slow], longer_s - 0.02), ladder_of([fast, slow], 1.1 * (longer_s - 0.02))
+    saved_w = strict.rungs[0].power_w - lax.rungs[0].power_w
+    assert strict.rungs[0].relief_w_per_s == pytest.approx(saved_w / (0.1 * strict.slo_s))
+    assert saved_w > 5.0
+    assert all(rung.relief_w_per_s == 0.0 for rung in ladder_of([fast], 0.3).rungs)

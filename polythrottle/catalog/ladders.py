@@ -49,6 +49,7 @@ def _rung_table(rung: Rung) -> dict[str, Any]:
         "gather_ms": _to_ms(rung.gather_s),
         "power_w": rung.power_w,
         "p99_ms": _to_ms(rung.p99_s),
+        **({} if rung.relief_w_per_s is None else {"relief_w_per_ms": round(rung.relief_w_per_s / _MILLI, 9)}),
         "batch": service.batch,
         "interval_ms": _to_ms(service.interval_s),
         "latency_ms": _to_ms(service.latency_s),
@@ -85,9 +86,14 @@ def _rung(table: Any, where: str, point: OperatingPoint) -> Rung:
     if int(service.point.get(_BATCH, service.batch)) != service.batch:
         raise BadFile(f"{where}.batch is {service.batch}, and its point says {service.point[_BATCH]}")
     rate_per_s, power_w = (_number(table, key, where) for key in ("rate_per_s", "power_w"))
-    return Rung(
-        rate_per_s, service, _time_s(table, "gather_ms", where, least=0.0), power_w, _time_s(table, "p99_ms", where)
-    )
+    gather_s, p99_s = _time_s(table, "gather_ms", where, least=0.0), _time_s(table, "p99_ms", where)
+    return Rung(rate_per_s, service, gather_s, power_w, p99_s, _relief_w_per_s(table, where))
+
+
+def _relief_w_per_s(table: Mapping[str, Any], where: str) -> float | None:
+    if "relief_w_per_ms" not in table:
+        return None
+    return round(_number(table, "relief_w_per_ms", where, least=0.0) * _MILLI, 6)
 
 
 def _point(table: Any, where: str, like: OperatingPoint) -> OperatingPoint:

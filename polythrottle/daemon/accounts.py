@@ -15,7 +15,7 @@ from polythrottle.daemon.state import Phase, State
 from polythrottle.daemon.status import BudgetShown, SavedShown
 from polythrottle.daemon.wishes import SetBudget
 from polythrottle.errors import PolythrottleError
-from polythrottle.ladder import Ladder
+from polythrottle.ladder import Ladder, Rung
 
 _BUDGET, _PATTERN, _LEDGER = "budget", "pattern", "ledger"
 T = TypeVar("T")
@@ -107,9 +107,11 @@ class Accounts:
         )
         return self.saving.shown(totals, totals.requests)
 
-    def shown_budget(self) -> BudgetShown:
-        """Return the budget as people see it."""
-        return BudgetShown() if self.budget is None else self.budget.shown(self._wall())
+    def shown_budget(self, rung: Rung | None) -> BudgetShown:
+        """Return the budget as people see it, and what the SLO costs at a rung."""
+        relief_w_per_s = None if rung is None else rung.relief_w_per_s
+        shadow = None if relief_w_per_s is None else relief_w_per_s / 1e3
+        return BudgetShown(shadow_w_per_ms=shadow) if self.budget is None else self.budget.shown(self._wall(), shadow)
 
     def close(self) -> None:
         """Note the minute under way and what must outlive the daemon."""

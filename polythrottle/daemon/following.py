@@ -59,7 +59,7 @@ class Manner:
         press: The load is taken for this many times higher with each step of pressure.
         press_most: The most steps.
         relief_s: How long it takes until one of them is taken back.
-        relax_most: The most steps below zero.
+        relax_most: The most steps below zero; ``relax_s`` how long one takes.
         reserve: The share of the load's recent peak that one is always prepared for.
         switching: What a switch takes.
     """
@@ -72,7 +72,8 @@ class Manner:
     press: float = 1.25
     press_most: int = 4
     relief_s: float = 180.0
-    relax_most: float = 2.0
+    relax_most: float = 3.0
+    relax_s: float = 60.0
     reserve: float = 0.25
     switching: Switching = field(default_factory=Switching)
 
@@ -158,7 +159,7 @@ def pressed_by(pressure: float, limit_s: float | None, seen: Observed, steady: b
         return max(0.0, pressure - seen.period_s / manner.relief_s)
     if not steady or share is None or share > _FULL:
         return min(0.0, pressure + seen.period_s / _BACK_S)
-    return max(-manner.relax_most, pressure - seen.period_s / manner.relief_s) if share < _FAR else pressure
+    return max(-manner.relax_most, pressure - seen.period_s / manner.relax_s) if share < _FAR else pressure
 
 
 def patience(ladder: Ladder, rung: Rung) -> int:

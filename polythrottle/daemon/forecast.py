@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from polythrottle.errors import InvalidInput
 
-_STEADY = 2.0
+_STEADY = 3.0
+"""How many times the load of now a peak may be that is no burst, but chance."""
 
 
 @dataclass(frozen=True)

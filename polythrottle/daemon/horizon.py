@@ -216,20 +216,6 @@ def weighted(ahead: Sequence[Stretch], intensities: Sequence[float]) -> tuple[St
     return tuple(replace(part, weight=value / mean) for part, value in zip(ahead, intensities, strict=True))
 
 
-def price_w_per_s(strict: Ladder, lax: Ladder, rate_per_s: float) -> float | None:
-    """Return what the SLO costs: the watts that one more second of its p99 would save at a rate; never negative.
-
-    Args:
-        strict: The ladder that is followed.
-        lax: Of the same points, for a longer p99.
-        rate_per_s: Requests per second; None is returned beyond what either ladder answers.
-    """
-    if lax.slo_s <= strict.slo_s or rate_per_s > min(strict.rungs[-1].rate_per_s, lax.rungs[-1].rate_per_s):
-        return None
-    saved_w = _need_w(strict, rate_per_s) - _need_w(lax, rate_per_s)
-    return max(0.0, saved_w) / (lax.slo_s - strict.slo_s)
-
-
 def _wh(joules: float) -> str:
     return show(joules / 3600, "Wh")
 

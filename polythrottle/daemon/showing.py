@@ -73,7 +73,7 @@ def status_of(frame: Frame, turn: Turn, state: State, sight: Sight, tuned: Tuned
         workload=_workload(frame, state, tuned),
         leased=state.leased and not turn.released,
         guards=() if tuned is None else guards_of(tuned.plan.bounds, sight.observed),
-        budget=accounts.shown_budget(),
+        budget=accounts.shown_budget(state.rung),
         saved=accounts.shown_saving(),
         energy_j=accounts.energy_j,
         requests=accounts.requests,
