@@ -13,11 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from soak import faults
-from soak.faults import Hit
-from soak.load import SLO_S, profile
-from soak.world import REFUSALS, Eyes, Killed, World
-
 from polythrottle.daemon.accounts import Accounts
 from polythrottle.daemon.boards import ActuatorBoard
 from polythrottle.daemon.desk import Desk
@@ -28,6 +23,10 @@ from polythrottle.daemon.showing import resident_bytes
 from polythrottle.daemon.studying import Studies
 from polythrottle.daemon.tuned import read_tuned
 from polythrottle.daemon.wishes import Take
+from soak import faults
+from soak.faults import Hit
+from soak.load import SLO_S, profile
+from soak.world import REFUSALS, Eyes, Killed, World
 
 AFTER_S = 60.0
 """How long after a fault a minute is still counted as its."""
@@ -64,13 +63,15 @@ class Report:
     Args:
         hours: How long it was; ``seed`` of it all.
         hits: What went wrong.
-        turns: Of the control loop; ``slowest_s`` and ``mean_s`` of the real time they took.
+        turns: Of the control loop; ``slowest_s`` the real time of the slowest, ``real_s`` of the whole day.
         phases: Turns in each phase.
         told: Events of each kind.
-        starts: Of the daemon.
         lost: With each kill.
-        answered: Requests that ended in the whole day; ``missed`` of them while no daemon ran.
-        written: Requests in the minutes on the disk; ``seconds`` of control likewise, of ``controlled_s``.
+        asked: Requests to the actuator, by verb.
+        starts: Of the daemon; ``reclaims`` of the board, by somebody who saw that the daemon had given way.
+        ended: Requests, in the world; ``written`` of them are in the minutes on the disk.
+        missed: Of them, while no daemon ran; ``between`` seen by a daemon that was killed before it had counted them.
+        controlled_s: Time that a daemon turned; ``seconds`` of it are in the minutes on the disk.
         true_j: What the board drew; ``written_j`` of it on the disk.
         p99_s: Per minute of the world's clock; ``counts`` requests.
         yielded: Minutes in which the daemon had given way to somebody else or a refusing board.
@@ -90,7 +91,7 @@ class Report:
     starts: int = 0
     reclaims: int = 0
     lost: list[Lost] = field(default_factory=list)
-    answered: int = 0
+    ended: int = 0
     missed: int = 0
     between: int = 0
     written: int = 0
@@ -123,6 +124,13 @@ class Report:
         return sum(self.p99_s[each] <= SLO_S for each in minutes), len(minutes)
 
     @property
+    def grown(self) -> tuple[int, int]:
+        """By how many bytes and how many objects the process has grown from the first hour to the last."""
+        weighed = self.resident_bytes or [0]
+        counted = self.objects or [0]
+        return weighed[-1] - weighed[0], counted[-1] - counted[0]
+
+    @property
     def clean(self) -> set[int]:
         """Minutes without any fault near, and not after the daemon has given way."""
         return set(range(len(self.p99_s))) - self.minutes() - self.yielded
@@ -146,6 +154,7 @@ class Day:
         self._ends: list[tuple[float, Hit]] = []
         self._runner: Runner | None = None
         self._told: dict[int, str] = {}
+        self._twice: list[int] = []
         self._before = (0, 0.0)
         self._full_s = -math.inf
         self._yielded_s: float | None = None
@@ -162,6 +171,7 @@ class Day:
                 self._hour()
                 self._due()
                 self._lived()
+            self._hour()
             self._end()
             report.true_j = world.site.board.read().energy_j - first_j
         report.real_s = time.perf_counter() - begun_s
@@ -174,9 +184,7 @@ class Day:
 
     def _due(self) -> None:
         now_s = self._world.clock.now()
-        for ends in sorted(each for each in self._ends if each[0] <= now_s):
-            self._ends.remove(ends)
-            self._over(ends[1])
+        self._ended(now_s)
         while self._coming and self._coming[0].at_s <= now_s:
             self._strike(self._coming.pop(0))
 
@@ -185,17 +193,6 @@ class Day:
         match hit.kind:
             case faults.DAEMON | faults.BOTH:
                 self._kill(hit)
-            case faults.ACTUATOR:
-                world.kill_actuator(guarded=hit.draw < 0.5)
-            case faults.BLIND:
-                world.blind = True
-            case faults.REFUSING:
-                world.refusal = REFUSALS[int(hit.draw * 2)]
-            case faults.FOREIGN:
-                points = world.device.space
-                world.interfere(points[int(hit.draw * len(points))])
-            case faults.FULL:
-                world.full, self._full_s = True, max(self._full_s, hit.until_s)
             case faults.WALL:
                 world.shift_s += (hit.draw - 0.5) * 12 * 3600
             case faults.SUSPEND:
@@ -203,8 +200,31 @@ class Day:
                 world.tick()
             case faults.STALL:
                 world.wait(hit.span_s)
-        if hit.kind in (faults.ACTUATOR, faults.BLIND, faults.REFUSING, faults.FOREIGN, faults.FULL):
-            self._ends.append((hit.until_s, hit))
+            case _:
+                self._begun(hit)
+                self._ends.append((hit.until_s, hit))
+
+    def _begun(self, hit: Hit) -> None:
+        """Begin what lasts for a while, in which the daemon lives."""
+        world = self._world
+        match hit.kind:
+            case faults.ACTUATOR:
+                world.kill_actuator(guarded=hit.draw < 0.5)
+            case faults.BLIND:
+                world.blind = True
+            case faults.REFUSING:
+                world.refusal = REFUSALS[int(hit.draw * len(REFUSALS))]
+            case faults.FOREIGN:
+                points = world.device.space
+                world.interfere(points[int(hit.draw * len(points))])
+            case faults.FULL:
+                world.full, self._full_s = True, max(self._full_s, hit.until_s)
+
+    def _ended(self, now_s: float) -> None:
+        over = [each for each in self._ends if each[0] <= now_s]
+        self._ends = [each for each in self._ends if each[0] > now_s]
+        for _, hit in over:
+            self._over(hit)
 
     def _over(self, hit: Hit) -> None:
         world = self._world
@@ -236,9 +256,7 @@ class Day:
         world.wait(max(0.0, hit.until_s - world.clock.now()))
         if world.service is None and not any(each.kind == faults.ACTUATOR for _, each in self._ends):
             world.start_actuator()
-        for ends in sorted(each for each in self._ends if each[0] <= world.clock.now()):
-            self._ends.remove(ends)
-            self._over(ends[1])
+        self._ended(world.clock.now())
         self._start()
 
     # The daemon
@@ -261,7 +279,7 @@ class Day:
         )
         tuned = read_tuned(str(self._file), board.identity(), _GUARDS)
         self._seen_number = max((event.number for event in self._record.recent), default=0)
-        self._begun_s, self._turns_s = world.clock.now(), 0.0
+        self._alive_s = 0.0
         self._runner = Runner(parts, tuned)
         self._runner.go_on()
 
@@ -276,6 +294,7 @@ class Day:
             report.turns += 1
             self._noted()
             runner._wait()
+            self._alive_s += world.clock.now() - before_s
             report.controlled_s += world.clock.now() - before_s
         except Killed:
             world.fatal = None
@@ -298,7 +317,9 @@ class Day:
 
     def _told_since(self) -> None:
         for event in self._desk.events(self._seen_number):
-            self._told[event.number] = event.words
+            if self._told.setdefault(event.number, event.words) != event.words:
+                self._twice.append(event.number)
+                self._told[event.number] = event.words
             self._report.told[event.kind] += 1
             self._seen_number = event.number
         for old in [number for number in self._told if number <= self._seen_number - EVENTS_MOST]:
@@ -317,12 +338,11 @@ class Day:
         gone = [number for number in self._told if number > top]
         for number in gone:
             del self._told[number]
-        alive_s = world.clock.now() - self._begun_s
         report.lost.append(
             Lost(
                 world.clock.now(),
                 counted - (requests - self._before[0]),
-                alive_s - (seconds - self._before[1]),
+                self._alive_s - (seconds - self._before[1]),
                 len(gone),
                 world.clock.now() < self._full_s + _UNDER_WAY_S,
             )
@@ -333,10 +353,9 @@ class Day:
         """End what still goes wrong, let the daemon see it for a minute, and stop it as the service manager does."""
         world, runner = self._world, self._runner
         self._coming.clear()
-        for _, hit in sorted(self._ends):
-            world.wait(max(0.0, hit.until_s - world.clock.now()))
-        while self._ends:
-            self._over(self._ends.pop()[1])
+        last_s = max((until_s for until_s, _ in self._ends), default=0.0)
+        world.wait(max(0.0, last_s - world.clock.now()))
+        self._ended(math.inf)
         until_s = world.clock.now() + 240
         while world.clock.now() < until_s:
             self._lived()
@@ -348,7 +367,6 @@ class Day:
         world.site.catch_up()
         left = world.site.round()
         self._report.missed += len(left.ended)
-        self._report.answered = self._report.missed + self._report.between
         world.minutes.judge(world.clock.now())
         assert world.service is not None
         world.service.close()
@@ -396,6 +414,9 @@ class Day:
         wrong = [number for number, words in self._told.items() if number >= first and found.get(number) != words]
         if wrong:
             broken.append(f"{len(wrong)} events are not on the disk as they were told, such as number {wrong[0]}")
+        if self._twice:
+            numbers = ", ".join(map(str, self._twice[:5]))
+            broken.append(f"{len(self._twice)} numbers of events were given twice, such as {numbers}")
         if check != "ok":
             broken.append(f"the database is damaged: {check}")
         if world.point != world.default or world.saved is not None:
@@ -405,10 +426,9 @@ class Day:
     def _compare_counts(self) -> None:
         report, broken = self._report, self._report.broken
         counted = report.written + sum(each.requests for each in report.lost)
-        unseen = report.answered
-        total = self._world.minutes.sent
-        if not 0 <= total - counted - unseen <= 8:  # a batch under way at the end
-            broken.append(f"{total} requests ended, {counted} were counted and {unseen} came while no daemon looked")
+        unseen, report.ended = report.missed + report.between, self._world.minutes.sent
+        if not 0 <= report.ended - counted - unseen <= 8:  # a batch under way at the end
+            broken.append(f"{report.ended} requests ended, {counted} were counted and {unseen} could not be")
         for each in report.lost:
             if each.full:
                 continue

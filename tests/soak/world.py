@@ -17,8 +17,6 @@ from types import TracebackType
 from typing import Any, Self
 from unittest import mock
 
-from soak.load import arrivals, opened
-
 from polythrottle.actuation.wire import VERSION, decode, encode, error_from, error_line
 from polythrottle.clock import Clock, SystemClock, VirtualClock
 from polythrottle.daemon.actuator.peers import Peer
@@ -32,6 +30,7 @@ from polythrottle.errors import DeviceError, KnobRejected, PolythrottleError
 from polythrottle.measurement import EnergyKind, Reading
 from polythrottle.ports import Offer
 from polythrottle.space import OperatingPoint, SearchSpace
+from soak.load import arrivals, opened
 
 EPOCH_S = 1_700_000_000.0
 _US = Peer(1, 0)
@@ -83,7 +82,7 @@ class World:
         self.foreign: OperatingPoint | None = None
         self.service: Service | None = None
         self.blind = self.full = False
-        self.refusal: PolythrottleError | None = None
+        self.refusal: tuple[type[PolythrottleError], str] | None = None
         self.fatal: tuple[str, int] | None = None
         self.asked: Counter[str] = Counter()
         self._folder, self._state = folder, 0
@@ -335,7 +334,8 @@ class SiteDevice:
         """
         world = self._world
         if world.refusal is not None:
-            raise world.refusal
+            kind, words = world.refusal
+            raise kind(words)
         assert world.saved is not None, "nothing may be written before it is known what was there"
         world.applied = world.default.moved(point)
         world.write(world.applied)
@@ -432,7 +432,8 @@ class Minutes:
             self.p99_s.append(found[-(-99 * len(found) // 100) - 1] if found else 0.0)
 
 
-REFUSALS = (
-    KnobRejected("gpu_max_hz was set to 1300500000 Hz and holds 918000000 Hz"),
-    DeviceError("/sys/class/devfreq/17000000.gpu/max_freq cannot be written: Input/output error"),
+REFUSALS: tuple[tuple[type[PolythrottleError], str], ...] = (
+    (KnobRejected, "gpu_max_hz was set to 1300500000 Hz and holds 918000000 Hz"),
+    (DeviceError, "/sys/class/devfreq/17000000.gpu/max_freq cannot be written: Input/output error"),
 )
+"""Made anew each time: an error that is raised twice keeps the frames of both."""
