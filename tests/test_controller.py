@@ -460,3 +460,19 @@ def test_a_budget_that_suffices_leaves_the_p99_guarded() -> None:
     assert _told(WorkloadUp(PLAN), PowerBudget(45.0), late)[0].phase is Phase.SAFE
     failing = Observed(1.0, rate_per_s=9.0, errors=0.5, power_w=12.0)
     assert _told(WorkloadUp(PLAN), PowerBudget(15.0), failing)[0].phase is Phase.SAFE
+
+
+def test_way_is_given_for_a_while_and_then_longer() -> None:
+    """A board that refuses, or another that writes, is tried again by itself: after two minutes, then after four."""
+    state, _ = _told(WorkloadUp(PLAN), Refused("no"), Refused("no"))
+    assert state.phase is Phase.YIELDED
+    state, _ = _told(Observed(0.0), Observed(119.0), state=state)
+    assert state.phase is Phase.YIELDED
+    state, actions = _told(Observed(120.0), state=state)
+    assert state.phase is Phase.FOLLOWING
+    assert _of(Apply, actions[0])
+    state, _ = _told(Refused("no"), Refused("no"), Observed(200.0), Observed(439.0), state=state)
+    assert state.phase is Phase.YIELDED
+    state, _ = _told(Observed(440.0), state=state)
+    assert state.phase is Phase.FOLLOWING
+    assert _told(WorkloadDown(), WorkloadUp(PLAN), state=state)[0].giving_s == 120.0

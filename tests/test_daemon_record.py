@@ -45,9 +45,9 @@ def test_minutes_add_up(tmp_path: Path) -> None:
     """Totals are the sums of minutes; a minute noted twice is one."""
     record = record_at(tmp_path)
     minute = int(EPOCH_S // 60)
-    record.add(Minute(minute - 1, 60.0, 600.0, 30, 0, False, 0.05, 0.1, 90.0, 9.0))
-    record.add(Minute(minute, 30.0, 300.0, 10, 1, True, 0.2, 0.1, 40.0, 4.0))
-    record.add(Minute(minute, 20.0, 200.0, 5, 0, False, 0.06, 0.1, 10.0, 1.0))
+    record.add(Minute(minute - 1, 60.0, 600.0, 30, 0, False, 0.05, 0.1, 90.0, 9.0, 60.0))
+    record.add(Minute(minute, 30.0, 300.0, 10, 1, True, 0.2, 0.1, 40.0, 4.0, 30.0))
+    record.add(Minute(minute, 20.0, 200.0, 5, 0, False, 0.06, 0.1, 10.0, 1.0, 20.0))
     record.flush()
     totals = record.totals(EPOCH_S - 300)
     assert (totals.saved_j, totals.saved_sd_j, totals.joules, totals.requests) == (140.0, 14.0, 1100.0, 45)
@@ -222,3 +222,37 @@ def _count(folder: Path) -> int:
         return 0
     finally:
         database.close()
+
+
+def test_parts_of_a_minute_are_one_minute_in_memory_too(tmp_path: Path) -> None:
+    """History is the same whether the file can be read or not; power is over the seconds that were metered."""
+    record = record_at(tmp_path)
+    minute = int(EPOCH_S // 60)
+    record.add(Minute(minute, 10.0, 100.0, 4, 0, False, 0.05, 0.1, 9.0, 1.0, 10.0))
+    record.add(Minute(minute, 10.0, None, 3, 1, True, 0.2, 0.1))
+    record.flush()
+    on_disk = record.history(5)
+    assert [(row["seconds"], row["joules"], row["power_w"], row["requests"]) for row in on_disk] == [(20, 100, 10, 7)]
+    record.close()
+    (tmp_path / "daemon.db").rename(tmp_path / "away.db")
+    assert record.history(5) == on_disk
+
+
+def test_numbers_go_on_where_the_file_can_only_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk so full that not even the log's index finds room nothing that was kept is begun anew."""
+    first = record_at(tmp_path)
+    first.tell("phase", "one")
+    first.keep("released", "asked for")
+    first.close()
+
+    def full(database: sqlite3.Connection) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(Record, "_begin", staticmethod(full))
+    second = record_at(tmp_path)
+    assert second.fault
+    assert second.kept("released") == "asked for"
+    assert second.tell("phase", "two").number == 2
+    monkeypatch.undo()
+    second.close()
+    assert [event.words for event in record_at(tmp_path).recent] == ["one", "two"]

@@ -21,9 +21,9 @@ def output(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def test_there_are_three_examples() -> None:
-    """A simulated board, a recorded table, a model of one's own."""
-    assert [path.stem for path in EXAMPLES] == ["own_torch_model", "replay_table", "simulated_orin"]
+def test_there_are_four_examples() -> None:
+    """A simulated board, a recorded table, a model of one's own, and fine-tuning one."""
+    assert [path.stem for path in EXAMPLES] == ["finetune", "own_torch_model", "replay_table", "simulated_orin"]
     assert all(len(path.read_text().splitlines()) < 60 for path in EXAMPLES)
 
 

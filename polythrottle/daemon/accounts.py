@@ -17,6 +17,8 @@ from polythrottle.daemon.wishes import SetBudget
 from polythrottle.errors import PolythrottleError
 from polythrottle.ladder import Ladder, Rung
 
+_PART_S = 10.0
+"""How long a part of a minute is, which is the most that a kill loses."""
 _BUDGET, _PATTERN, _LEDGER = "budget", "pattern", "ledger"
 T = TypeVar("T")
 _STUDY_S = 600.0
@@ -129,8 +131,9 @@ class Accounts:
             minute = replace(minute, failed=minute.failed + seen.failed)
         seconds = 0.0 if sight.jumped else sight.period_s
         p99_s = minute.p99_s if seen is None or seen.p99_s is None else seen.p99_s
-        self._minute = replace(minute, seconds=minute.seconds + seconds, joules=_sum(minute.joules, sight.joules))
-        self._minute = replace(self._minute, p99_s=p99_s)
+        metered_s = minute.metered_s + (0.0 if sight.joules is None else seconds)
+        minute = replace(minute, seconds=minute.seconds + seconds, metered_s=metered_s, p99_s=p99_s)
+        self._minute = replace(minute, joules=_sum(minute.joules, sight.joules))
         if sight.rate_per_s is not None and sight.joules is not None:
             self._saved(self.saving.in_turn(sight.rate_per_s, sight.joules, sight.period_s))
 
@@ -146,9 +149,9 @@ class Accounts:
         self._minute = replace(self._minute, limit_s=limit_s, violated=violated)
 
     def _roll(self) -> None:
-        """Begin a new minute where one is over; a wall clock set back begins one too."""
+        """Begin a new minute, or the next part of one, where one is over; a wall clock set back begins one too."""
         number = int(self._wall() // 60)
-        if number != self._minute.minute:
+        if number != self._minute.minute or self._minute.seconds >= _PART_S:
             over, self._minute = self._minute, Minute(number)
             self._close_minute(over)
 

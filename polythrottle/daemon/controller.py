@@ -23,7 +23,8 @@
       LeaseLost … LeaseGained   nothing is written in between, for the board is restored by whoever keeps the lease;
                                 then what holds is verified and set anew
       DriverReload              what holds is verified and set anew
-      ForeignWrite              likewise, twice in ten minutes; the third time the daemon gives way (YIELDED)
+      ForeignWrite              likewise, twice in ten minutes; the third time the daemon gives way (YIELDED), and tries
+                                again after two minutes, then four, … an hour
       ModelChanged              the new model's ladder, or SAFE and a study wanted if it has none
       Replanned                 another profile for the same workload; its load stays known, a guard that holds goes on
       DriftFound                a study is wanted; the phase stays
@@ -80,6 +81,7 @@ from polythrottle.ladder import Ladder
 _FOREIGN_MOST, _FOREIGN_S = 3, 600.0
 _UNTOLD = 16
 _AGAIN_S, _HOLD_MOST_S = 60.0, 600.0
+_GIVING_S, _GIVEN_MOST_S = 120.0, 3600.0
 _WARM_C, _COOLED_C, _COOLING = 5.0, 8.0, 0.95
 """How near its limit a temperature takes power away, how far below it gives it back, and what is left at each look."""
 
@@ -172,7 +174,8 @@ def _folded(state: State, event: Event) -> Told:  # noqa: PLR0911 - one line per
         case ForeignWrite():
             return _interfered(state, event)
         case Reclaim():
-            return (_up(replace(state, phase=Phase.FOLLOWING)) if _is(state, Phase.YIELDED) else state), ()
+            taken = replace(state, phase=Phase.FOLLOWING, given_s=None, giving_s=_GIVING_S)
+            return (_up(taken) if _is(state, Phase.YIELDED) else state), ()
         case Refused(words):
             return _refused(state, words), (Raise("refused", words),)
         case ModelChanged() | DriftFound() | StudyOffered() | StudyAsked() | StudyEnded():
@@ -237,6 +240,8 @@ def _begun(state: State, plan: Plan) -> State:
         heat_w=None,
         study_wanted=wanted,
         foreign_s=(),
+        given_s=None,
+        giving_s=_GIVING_S,
     )
     return _up(fresh)
 
@@ -296,14 +301,16 @@ def _interfered(state: State, event: ForeignWrite) -> Told:
         return state, ()
     if len(lately) >= _FOREIGN_MOST:
         given = replace(state, phase=Phase.YIELDED, hold=None, foreign_s=())
-        return given, (Raise("foreign", f"somebody else keeps setting {named}; the daemon gives way until reclaimed"),)
+        return given, (Raise("foreign", f"somebody else keeps setting {named}; the daemon gives way for a while"),)
     again = replace(state, foreign_s=lately, stale=f"somebody else has set {named}")
     return again, (Raise("foreign", f"somebody else has set {named}; it is set again"),)
 
 
 def _observed(state: State, seen: Observed) -> Told:
     forecast = state.forecast.seen(seen.now_s, seen.rate_per_s, seen.period_s)
-    if (plan := state.plan) is None or state.phase in (Phase.DOWN, Phase.YIELDED):
+    if _is(state, Phase.YIELDED):
+        return _reconsidered(state, seen.now_s)
+    if (plan := state.plan) is None or state.phase is Phase.DOWN:
         return state, ()
     state = replace(
         state, forecast=forecast.raised(_burst_per_s(plan, seen)) if hurried(state, seen.waiting) else forecast
@@ -353,6 +360,16 @@ def _held(state: State, seen: Observed, trips: tuple[Trip, ...]) -> Told:
     if hold.hardware and sound is not None and seen.now_s - sound >= wait_s:
         return replace(state, hold=replace(hold, target=plan.safe, hardware=False)), ()
     return replace(state, hold=hold), ()
+
+
+def _reconsidered(state: State, now_s: float) -> Told:
+    """Set the board again once way was given for long enough; the next time it is given for twice as long."""
+    since_s = now_s if state.given_s is None else min(state.given_s, now_s)
+    if now_s - since_s < state.giving_s:
+        return replace(state, given_s=since_s), ()
+    longer_s = min(_GIVEN_MOST_S, 2 * state.giving_s)
+    again = _up(replace(state, phase=Phase.FOLLOWING, given_s=None, giving_s=longer_s))
+    return again, (Raise("phase", f"way was given for {now_s - since_s:.0f} s; the board is set again"),)
 
 
 def _rationed(state: State) -> bool:

@@ -2,7 +2,7 @@
 
 Control never waits for it and never stops for it: what cannot be written is kept in memory, bounded, and written when
 that is possible again; a file that is no database any more is set aside and a new one begun. With a write-ahead log a
-killed daemon loses at most the minute that was under way.
+killed daemon loses what was not noted yet, which is seconds.
 """
 
 import contextlib
@@ -31,17 +31,18 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY, at TEXT, kind TEXT, words TEXT);
 CREATE TABLE IF NOT EXISTS minutes (
     minute INTEGER PRIMARY KEY, seconds REAL, joules REAL, requests INTEGER, failed INTEGER, violated INTEGER,
-    p99_s REAL, limit_s REAL, saved_j REAL, saved_sd_j REAL);
+    p99_s REAL, limit_s REAL, saved_j REAL, saved_sd_j REAL, metered_s REAL);
 CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, value TEXT);
 """
 _EVENT = "INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?)"
 _KEPT = "INSERT OR REPLACE INTO kept VALUES (?, ?)"
-# A minute can be written twice: by a daemon that was started again in it, or after the wall clock was set back.
+# A minute is written in parts, so that a kill loses seconds of it.
 _MINUTE = """
 INSERT INTO minutes VALUES (:minute, :seconds, :joules, :requests, :failed, :violated, :p99_s, :limit_s, :saved_j,
-    :saved_sd_j)
+    :saved_sd_j, :metered_s)
 ON CONFLICT (minute) DO UPDATE SET seconds = seconds + excluded.seconds,
-    joules = CASE WHEN joules IS NULL OR excluded.joules IS NULL THEN NULL ELSE joules + excluded.joules END,
+    metered_s = metered_s + excluded.metered_s,
+    joules = coalesce(joules + excluded.joules, joules, excluded.joules),
     requests = requests + excluded.requests, failed = failed + excluded.failed,
     violated = max(violated, excluded.violated),
     p99_s = max(coalesce(p99_s, excluded.p99_s), coalesce(excluded.p99_s, p99_s)),
@@ -58,7 +59,7 @@ class Minute:
     Args:
         minute: Since the epoch.
         seconds: Of it that were seen.
-        joules: Drawn; None if the sensors said nothing.
+        joules: Drawn in ``metered_s`` of those; None if the sensors said nothing.
         requests: That were answered; ``failed`` of them.
         violated: Whether its p99 was above the limit.
         p99_s: Of its requests; None if there were too few.
@@ -66,6 +67,7 @@ class Minute:
         saved_j: Joules saved against the default point; None if unknown.
         saved_sd_j: Its standard deviation. It is that of what the profile says of the default, the same in each
             minute, so that those of several minutes add up.
+        metered_s: Of the seconds with a reading of the sensors.
     """
 
     minute: int
@@ -78,6 +80,27 @@ class Minute:
     limit_s: float | None = None
     saved_j: float | None = None
     saved_sd_j: float | None = None
+    metered_s: float = 0.0
+
+    def plus(self, part: "Minute") -> "Minute":
+        """Return the minute with a part of it added, as the database does."""
+        return Minute(
+            self.minute,
+            self.seconds + part.seconds,
+            _sum(self.joules, part.joules),
+            self.requests + part.requests,
+            self.failed + part.failed,
+            self.violated or part.violated,
+            max((each for each in (self.p99_s, part.p99_s) if each is not None), default=None),
+            self.limit_s if part.limit_s is None else part.limit_s,
+            _sum(self.saved_j, part.saved_j),
+            _sum(self.saved_sd_j, part.saved_sd_j),
+            self.metered_s + part.metered_s,
+        )
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return one if other is None else other if one is None else one + other
 
 
 @dataclass(frozen=True)
@@ -127,8 +150,11 @@ class Record:
         return event
 
     def add(self, minute: Minute) -> None:
-        """Note a minute; what was noted for the same one before is added to it."""
-        self._lately.append(minute)
+        """Note a minute, or a part of one: what was noted for the same one before is added to it."""
+        whole = minute
+        if self._lately and self._lately[-1].minute == minute.minute:
+            whole = self._lately.pop().plus(minute)
+        self._lately.append(whole)
         self._write(_MINUTE, asdict(minute))
         if minute.minute % _TIDY == 0:
             self._write("DELETE FROM minutes WHERE minute <= ?", (minute.minute - MINUTES_MOST,))
@@ -169,7 +195,8 @@ class Record:
         first = int(self._wall() // 60) - min(max(0, minutes), MINUTES_MOST)
         names = [field.name for field in fields(Minute)]
         try:
-            with contextlib.closing(sqlite3.connect(f"file:{self._file}?mode=ro", uri=True, timeout=1)) as database:
+            source = f"{self._file.absolute().as_uri()}?mode=ro"
+            with contextlib.closing(sqlite3.connect(source, uri=True, timeout=1)) as database:
                 query = f"SELECT {', '.join(names)} FROM minutes WHERE minute > ? ORDER BY minute"
                 rows = database.execute(query, (first,)).fetchall()
         except sqlite3.Error:
@@ -225,6 +252,15 @@ class Record:
             self._load(self._database)
         except (sqlite3.Error, OSError, ValueError) as error:
             self._fail(error)
+        if self._database is None and not self._recent:
+            self._look()
+
+    def _look(self) -> None:
+        """Read what is there without a single write, as on a disk so full that the log's index finds no room."""
+        with contextlib.suppress(sqlite3.Error, OSError, ValueError):
+            source = f"{self._file.absolute().as_uri()}?mode=ro&immutable=1"
+            with contextlib.closing(sqlite3.connect(source, uri=True)) as database:
+                self._load(database)
 
     @staticmethod
     def _begin(database: sqlite3.Connection) -> None:
@@ -277,6 +313,6 @@ class Record:
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     """Return a minute for people and programs: with its wall time and its mean power."""
     at = datetime.fromtimestamp(row["minute"] * 60).astimezone().isoformat(timespec="minutes")
-    seconds, joules = row["seconds"], row["joules"]
-    power_w = None if joules is None or not seconds else joules / seconds
+    metered_s, joules = row["metered_s"], row["joules"]
+    power_w = None if joules is None or not metered_s else joules / metered_s
     return {"at": at, **row, "violated": bool(row["violated"]), "power_w": power_w}

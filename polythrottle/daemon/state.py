@@ -63,6 +63,7 @@ class State:
         study_runs: Whether a study was started and has not ended.
         study_wanted: Why a study is wanted; empty if none is.
         foreign_s: When somebody else wrote, lately.
+        given_s: Since when way is given; ``giving_s`` for how long it is before the board is set again.
         untold: What happened while the machine slept.
         manner: How eagerly the load is followed.
     """
@@ -84,6 +85,8 @@ class State:
     study_runs: bool = False
     study_wanted: str = ""
     foreign_s: tuple[float, ...] = ()
+    given_s: float | None = None
+    giving_s: float = 120.0
     untold: tuple[Raise, ...] = ()
     manner: Manner = field(default_factory=Manner)
 
