@@ -1,27 +1,31 @@
 """What following the load saves on simulated boards, against points that stay and against knowing the future.
 
-    python benchmarks/following.py [--minutes 57] [--seed 0] [--trace arrivals.csv.gz] [--write benchmarks/following.md]
+    python benchmarks/following.py --trace arrivals.csv.gz [--minutes 100] [--seeds 7 8 2 3 4] [--jobs 2] [--write FILE]
 
 Three loads are replayed, request by request, on the simulated AGX Orin and A100: a recorded trace (the times of the
 Azure LLM inference trace 2023, code: on Orin a third of its requests, drawn at random, for its peaks are beyond what
-the board can answer; on the A100 its rate of each second times 1.5, Poisson within the second), bursts (a
-Markov-modulated Poisson process, four times the mean rate for 20 s on average), and a day squeezed into the length of
-the replay. Every request runs on the simulated device, with its noise, heat and delays; writing a knob takes 17 ms
-during which nothing is served, which is more than real. The device's power noise, which stays as it is drawn until
-something is applied, is drawn anew each minute for everyone alike. One request is one image; a batch that is not full
-costs as much as a full one.
+the board can answer; on the A100 its rate of each second times 1.5, Poisson within the second; gone through again, and
+drawn anew, when it ends after 57 minutes), bursts (a Markov-modulated Poisson process, four times the mean rate for 20
+s on average), and a day squeezed into the length of the replay. Every request runs on the simulated device, with its
+noise, heat and delays; writing a knob takes 17 ms during which nothing is served, which is more than real. The device's
+power noise, which stays as it is drawn until something is applied, is drawn anew each minute for everyone alike. One
+request is one image; a batch that is not full costs as much as a full one. The board and its requests are those of
+`polythrottle daemon run --traffic sim:…`, looked at each second and, while the controller hurries, ten times a second.
 
-How the load is followed was chosen on seeds 0 and 1, on Orin for the most part; the report is of seed 2. The loads were
-made as light as they are after heavier ones: of the whole trace or half of it on Orin, and of 2 to 12 times it on the
-A100, not even the top rung holds 99 % of the minutes, nor does the controller always; bursts and day on the A100 were
-brought down from 30/s to 18/s, as the top rung held 70 % of the minutes of bursts at 30/s.
+How the load is followed and how the ladder is made were chosen on seeds 0 and 1, on both boards, against the
+clairvoyant by minutes. After a first look at seeds 2 to 6 some constants were chosen anew, on 0 and 1 again; seeds 7
+and 8 were not looked at before they were reported. The loads were made as light as they are after heavier ones: of the
+whole trace or half of it on Orin, and of 2 to 12 times it on the A100, not even the top rung holds 99 % of the minutes,
+nor does the controller always; bursts and day on the A100 were brought down from 30/s to 18/s, as the top rung held 70
+% of the minutes of bursts at 30/s.
 
 The ladder is made from what the device does back to back, at points whose lowest GPU clock is the highest, and knows
 nothing of the traces. Beside it:
 
-MAXN            the board's default, one request at a time
-best single     the cheapest point that holds the p99 in 99 % of the minutes if it stays: found with hindsight; in less
-                than a hundred minutes that is all of them, so the cheapest that holds 96 % is shown too
+presets         the vendor's, one request at a time; the first is the board's default
+best single     the cheapest point that holds the p99 in 99 % of the minutes if it stays: found with hindsight among the
+                twelve cheapest that a queue predicts to, the rungs and the presets; one that holds 96 % is shown too
+the top rung    the ladder's highest if it stays: where it breaks the p99 too, the load is beyond the board
 race-to-idle    the top clocks, one at a time, while there is work, the cheapest to idle at otherwise; switching free
 clairvoyant     each minute (or each second) the cheapest rung of the ladder that would hold the SLO there, switching
                 free and no queue carried over; for seconds: at which no request at all would break it
@@ -60,8 +64,8 @@ from polythrottle.space import OperatingPoint
 
 _HELD, _SAVING, _NEAR = 0.99, 0.10, 0.05
 _BATCH = "batch_size"
-_SHORTLIST, _PROMISING, _LAX = 30, 0.96, 0.96
-_SINGLE, _CLAIRVOYANT = "best single point", "clairvoyant, minutes"
+_SHORTLIST, _PROMISING, _LAX = 12, 0.98, 0.96
+_SINGLE, _CLAIRVOYANT, _TOP = "best single point", "clairvoyant, minutes", "the top rung, always"
 
 
 @dataclass(frozen=True)
@@ -349,11 +353,11 @@ class Compared:
         yield "| | W | J/request | to best single | to clairvoyant (min) | minutes held | |"
         yield "| --- | --- | --- | --- | --- | --- | --- |"
         for name, joules, held, note in self.rows:
-            single, near = (joules / self.joules(other) - 1 for other in (_SINGLE, _CLAIRVOYANT))
+            single, near = (_over(joules, self.joules(other)) for other in (_SINGLE, _CLAIRVOYANT))
             held_text = "" if held is None else f"{held:.1%}"
             yield (
-                f"| {name} | {joules / self.length_s:.2f} | {joules / self.requests:.2f} | {single:+.1%} | "
-                f"{near:+.1%} | {held_text} | {note} |"
+                f"| {name} | {joules / self.length_s:.2f} | {joules / self.requests:.2f} | {single} | "
+                f"{near} | {held_text} | {note} |"
             )
         yield ""
 
@@ -364,7 +368,13 @@ class Compared:
         energy = self.energy_met or "**missed**"
         kept = f"{held:.1%}" if held >= _HELD else f"**{held:.1%}**"
         named = f"{self.site.board} | {self.load} | {self.seed} | {joules / self.length_s:.2f}"
-        return f"| {named} | {single:+.1%} | {near:+.1%} | {energy} | {kept} |"
+        over = "none holds" if math.isnan(single) else f"{single:+.1%}"
+        top = next(held for name, _, held, _ in self.rows if name == _TOP)
+        return f"| {named} | {over} | {near:+.1%} | {energy} | {kept} | {top:.1%} |"
+
+
+def _over(joules: float, other_j: float) -> str:
+    return "" if math.isnan(other_j) else f"{joules / other_j - 1:+.1%}"
 
 
 def compare(site: Site, load: str, trace: Path, length_s: float, seed: int) -> Compared:
@@ -394,6 +404,7 @@ def compare(site: Site, load: str, trace: Path, length_s: float, seed: int) -> C
         row("**controller**", ours, f"{ours.applied} switches, {ours.safe} s safe"),
         *(row(name, run) for name, run in named if run is not None),
         *(row(name, run) for name, run in presets.items()),
+        row(_TOP, stays[-1]),
         ("race-to-idle", float(race_j), racing.held(site.slo_s), "switching free"),
         (_CLAIRVOYANT, clairvoyant(stays, site.slo_s, 60), None, ""),
         ("clairvoyant, seconds", clairvoyant(stays, site.slo_s, 1), None, ""),
@@ -432,8 +443,9 @@ def report(sites: Sequence[Site], trace: Path, minutes: float, seeds: Sequence[i
     met = sum(bool(each.energy_met) and each.ours[1] >= _HELD for each in found)
     yield f"Both bars are met in {met} of {len(found)} replays of {minutes:g} minutes."
     yield ""
-    yield "| board | load | seed | W | to best single | to clairvoyant (min) | energy met against | minutes held |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    headings = ("board", "load", "seed", "W", "to best single", "to clairvoyant (min)", "energy met against")
+    yield f"| {' | '.join((*headings, 'minutes held', 'by the top rung'))} |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     yield from (each.line() for each in found)
     for site in sites:
         device, _ = site.opened()

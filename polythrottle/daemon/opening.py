@@ -123,6 +123,15 @@ def _asked(settings: Settings) -> tuple[str | None, str]:
     return settings.device or profile.device, profile.workload
 
 
+def _batches(settings: Settings) -> set[int]:
+    """Return the batches that the profile will ask for."""
+    if settings.profile is None:
+        return set()
+    profile = read_profile(find_profile(settings.profile))
+    points = [profile.point, *(rung.service.point for rung in (profile.ladder.rungs if profile.ladder else ()))]
+    return {int(point["batch_size"]) for point in points if "batch_size" in point}
+
+
 def _site(settings: Settings, device: str | None, workload: str, clock: Clock, folder: Path) -> Site:
     text = settings.traffic or _LATELY
     if text.startswith("sim:"):
@@ -132,7 +141,7 @@ def _site(settings: Settings, device: str | None, workload: str, clock: Clock, f
             raise InvalidInput("say what the simulated board serves: --profile, or --workload")
         from polythrottle.daemon.traffic.simulated import open_site
 
-        simulated = open_site(text, str(device), workload, clock)
+        simulated = open_site(text, str(device), workload, clock, _batches(settings))
         uri = simulated.board.uri
         return Site(simulated.board, simulated.traffic, SeparateLender(uri), lambda: {"board": uri.partition("?")[0]})
     traffic = open_traffic(text)
