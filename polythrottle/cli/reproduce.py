@@ -44,6 +44,28 @@ def paper(
         _print(found)
 
 
+@app.command("scheduler")
+def scheduler(
+    replays: Annotated[int, typer.Option("--replays", metavar="N", help="Of each stream, 30 s each.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Print how policies let fine-tuning in on the streams of arXiv 2310.19991; all of ours is simulated."""
+    import json
+
+    from polythrottle.cli.live import LiveSweep
+    from polythrottle.cli.schedules import show
+    from polythrottle.reproduce.scheduler import document
+
+    if replays < 1:
+        raise InvalidInput("--replays must be at least 1")
+    with LiveSweep("replaying") as live:
+        found = document(replays, live.counted)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2, allow_nan=False))
+    else:
+        show(found)
+
+
 def _trials(seeds: int, jobs: int) -> Any:
     from polythrottle.cli.live import LiveSweep
     from polythrottle.reproduce import CELLS, trials

@@ -1,0 +1,1 @@
+"""Fine-tuning beside inference: who may use the device when, and what that costs."""

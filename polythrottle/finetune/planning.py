@@ -1,0 +1,201 @@
+"""How much can be fine-tuned by some time within some power, and what that costs: ranges, never points."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from polythrottle.daemon.horizon import DAY_S, Stretch
+from polythrottle.errors import InvalidInput, SloUnmet, UnknownName
+from polythrottle.finetune.job import Job
+from polythrottle.finetune.options import Menu, Option
+from polythrottle.finetune.scheduler import POLICIES, Moment, OffPeak
+
+_OFF = 0.2
+"""By which share a load of a day is taken to differ from the forecast at most; assumed."""
+_ATTAINED = 0.8
+"""The least share of the predicted pace that is reached; assumed: slices are cut short by requests that wait."""
+_LATE = 0.01
+"""Share of requests that a tail of the 99th percentile lets be late."""
+_POLICIES = ("interleave", "off-peak")
+
+
+@dataclass(frozen=True)
+class Range:
+    """From the least to the most that is expected."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a job comes to by the end of a horizon.
+
+    Args:
+        epochs: That are done by then, at most those of the job.
+        joules: What the device draws until then, both kinds of work.
+        added_j: How much of that is for fine-tuning.
+        late: Requests beyond their limit until then.
+        requests: Expected until then.
+        done_s: After which time the job is done; infinite where that is after the horizon.
+    """
+
+    epochs: Range
+    joules: Range
+    added_j: Range
+    late: Range
+    requests: Range
+    done_s: Range
+
+
+class _Sum(NamedTuple):
+    samples: float = 0.0
+    joules: float = 0.0
+    added_j: float = 0.0
+    late: float = 0.0
+    requests: float = 0.0
+    done_s: float = math.inf
+
+
+class _Part(NamedTuple):
+    pace: float
+    alone_w: float
+    added_w: float
+    held: bool
+
+
+def until_s(now_s: float, by_s: float) -> float:
+    """Return how long it is until a time of day.
+
+    Args:
+        now_s: Seconds since midnight.
+        by_s: Likewise; the next day if it is not later.
+
+    Raises:
+        InvalidInput: If one of them is not of a day.
+    """
+    if not (0 <= now_s < DAY_S and 0 <= by_s <= DAY_S):
+        raise InvalidInput("a time of day lies between 00:00 and 24:00")
+    return by_s - now_s if by_s > now_s else by_s - now_s + DAY_S
+
+
+def plan(
+    menu: Menu,
+    job: Job,
+    ahead: Sequence[Stretch],
+    slo_s: float,
+    policy: str = "interleave",
+    power_w: float | None = None,
+    quiet: OffPeak | None = None,
+) -> Plan:
+    """Return what a job comes to over a horizon: from a heavy load and a slow pace to a light one and the predicted.
+
+    Args:
+        menu: What the device can do at which point.
+        job: The fine-tuning.
+        ahead: Requests that are expected, such as by `Pattern.ahead`; at least one stretch.
+        slo_s: The limit of each request from its arrival.
+        policy: ``interleave`` or ``off-peak``, whose pace can be predicted.
+        power_w: The most mean power, of both kinds of work; None for any.
+        quiet: When ``off-peak`` may fine-tune; None for its defaults, by load.
+
+    Raises:
+        InvalidInput: If the horizon is empty, the policy's pace cannot be predicted, or a figure is out of range.
+        SloUnmet: If inference alone cannot hold the limit at the heaviest load that is expected.
+        UnknownName: If there is no such policy.
+    """
+    if policy not in POLICIES:
+        raise UnknownName("policy", policy, _POLICIES)
+    if policy not in _POLICIES:
+        raise InvalidInput(
+            f"{policy} shares the device, so its misses cannot be planned; take {' or '.join(_POLICIES)}"
+        )
+    if not ahead or not sum(each.length_s for each in ahead) > 0 or (power_w is not None and not power_w > 0):
+        raise InvalidInput("a plan needs a horizon longer than 0 s, and a power above 0 W if one is given")
+    _held(menu, max(each.rate_per_s for each in ahead), slo_s)
+    off_peak = None if policy == "interleave" else quiet or OffPeak()
+    low = _summed(menu, job, ahead, slo_s, power_w, off_peak, 1 + _OFF, _ATTAINED)
+    high = _summed(menu, job, ahead, slo_s, power_w, off_peak, 1 - _OFF, 1.0)
+    return Plan(
+        Range(low.samples / job.samples, high.samples / job.samples),
+        _ordered(high.joules, low.joules),
+        _ordered(low.added_j, high.added_j),
+        Range(0.0, low.late),
+        _ordered(high.requests, low.requests),
+        _ordered(high.done_s, low.done_s),
+    )
+
+
+def _ordered(one: float, other: float) -> Range:
+    return Range(min(one, other), max(one, other))
+
+
+def _held(menu: Menu, rate_per_s: float, slo_s: float) -> None:
+    if not any(each.in_time((), rate_per_s, slo_s, 0.0) for each in menu.options):
+        least_s = min(each.services[0].tail_s for each in menu.options)
+        raise SloUnmet(
+            f"inference alone does not hold {slo_s * 1e3:g} ms at {rate_per_s:g}/s at any point; a single request "
+            f"takes {least_s * 1e3:.3g} ms at its 99th percentile; allow more time or send fewer requests"
+        )
+
+
+def _summed(
+    menu: Menu,
+    job: Job,
+    ahead: Sequence[Stretch],
+    slo_s: float,
+    power_w: float | None,
+    off_peak: OffPeak | None,
+    load: float,
+    attained: float,
+) -> _Sum:
+    total, at_s = _Sum(), 0.0
+    for each in ahead:
+        rate = each.rate_per_s * load
+        part = _part(menu, rate, slo_s, power_w, off_peak)
+        pace, left = attained * part.pace, job.work - total.samples
+        busy_s = min(each.length_s, left / pace) if pace > 0 else 0.0
+        added_j, requests = part.added_w * busy_s, rate * each.length_s
+        ends = math.isinf(total.done_s) and pace > 0 and busy_s >= left / pace
+        total = _Sum(
+            min(float(job.work), total.samples + pace * busy_s),
+            total.joules + part.alone_w * each.length_s + added_j,
+            total.added_j + added_j,
+            total.late + requests * (_LATE if part.held else 1.0),
+            total.requests + requests,
+            at_s + busy_s if ends else total.done_s,
+        )
+        at_s += each.length_s
+    return total
+
+
+def _part(menu: Menu, rate_per_s: float, slo_s: float, power_w: float | None, off_peak: OffPeak | None) -> _Part:
+    """Return the pace and power of a stretch: where the policy would go, or where most is done within a power."""
+    alone = next(iter(menu.ranked(rate_per_s, slo_s, False)), menu.fastest)
+    held = alone.in_time((), rate_per_s, slo_s, 0.0) or menu.fastest.in_time((), rate_per_s, slo_s, 0.0)
+    alone_w = _alone_w(alone, rate_per_s, slo_s)
+    if off_peak is not None and not off_peak.quiet(Moment(0.0, (), alone, slo_s, expected_per_s=rate_per_s)):
+        return _Part(0.0, alone_w, 0.0, held)
+    able = menu.ranked(rate_per_s, slo_s, True)
+    chosen = able[:1] if power_w is None else able
+    paces = [_within(option, rate_per_s, slo_s, power_w) for option in chosen]
+    pace, both_w = max(paces, default=(0.0, alone_w))
+    return _Part(pace, alone_w, max(0.0, both_w - alone_w), held) if pace > 0 else _Part(0.0, alone_w, 0.0, held)
+
+
+def _alone_w(option: Option, rate_per_s: float, slo_s: float) -> float:
+    service = option.gathered(rate_per_s, slo_s)
+    busy = min(1.0, rate_per_s * service.interval_s / service.batch)
+    return busy * service.batch_j / service.interval_s + (1 - busy) * service.idle_w
+
+
+def _within(option: Option, rate_per_s: float, slo_s: float, power_w: float | None) -> tuple[float, float]:
+    """Return the pace at an option within a power, and that power; paused for part of the time if it would be more."""
+    pace, piece = option.pace(rate_per_s, slo_s), option.gap(rate_per_s, slo_s)
+    alone_w = _alone_w(option, rate_per_s, slo_s)
+    if piece is None or piece.joules is None or pace <= 0:
+        return 0.0, alone_w
+    added_w = (piece.joules / piece.alone_s - option.services[0].idle_w) * pace * piece.alone_s / piece.samples
+    share = 1.0 if power_w is None or added_w <= 0 else min(1.0, max(0.0, (power_w - alone_w) / added_w))
+    return share * pace, alone_w + share * added_w

@@ -1,0 +1,256 @@
+"""Who gets the device next, inference or fine-tuning: policies, each a pure function of the moment."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from polythrottle.errors import InvalidInput, UnknownName
+from polythrottle.finetune.job import Slice
+from polythrottle.finetune.options import Menu, Option
+from polythrottle.ladder import Service
+from polythrottle.space import OperatingPoint
+
+_THRIFTY = 0.6
+"""A slice that runs while requests wait does at least this share of what the best does per second."""
+HOUR_S = 3600.0
+_DAY_S = 24 * HOUR_S
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Everything a policy may look at.
+
+    Args:
+        now_s: By any clock that only rises.
+        ages_s: How long each request has waited, oldest first.
+        option: What the device can do at the point it is at.
+        slo_s: The limit of a request, from its arrival.
+        left: Samples left of the step at hand; 0 if there is nothing to fine-tune.
+        expected_per_s: Requests to be prepared for; None if nothing is known of them.
+        busy_until_s: When the inference in flight ends, as far as is known; None if there is none.
+        training: Whether a slice is in flight.
+        batch: The largest batch that policies use that choose none.
+        menu: Points to choose from; None to stay.
+        day_s: Seconds since midnight, of wall time; None if unknown.
+        mean_per_s: Requests on average, by which costs are counted; None for those expected.
+
+    Raises:
+        InvalidInput: If a time or a rate is negative or not finite, or the requests are not in order.
+    """
+
+    now_s: float
+    ages_s: tuple[float, ...]
+    option: Option
+    slo_s: float
+    left: int = 0
+    expected_per_s: float | None = None
+    busy_until_s: float | None = None
+    training: bool = False
+    batch: int = 1
+    menu: Menu | None = None
+    day_s: float | None = None
+    mean_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.slo_s < math.inf or not 0 <= (self.expected_per_s or 0.0) < math.inf:
+            raise InvalidInput("a limit is above 0 s, and a rate is finite and not negative")
+        if self.left < 0 or self.batch < 1 or any(not 0 <= age < math.inf for age in self.ages_s):
+            raise InvalidInput("ages, and samples that are left, are not negative, and a batch has at least 1 request")
+        if any(after > before for before, after in zip(self.ages_s, self.ages_s[1:], strict=False)):
+            raise InvalidInput("requests wait oldest first")
+
+    @property
+    def serving(self) -> bool:
+        """Whether inference is in flight."""
+        return self.busy_until_s is not None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be done now; several things at once only under policies that share the device.
+
+    Args:
+        reason: In words.
+        run: A slice to start.
+        batch: Requests to answer, the oldest; 0 for none.
+        drop: Requests to give up, the oldest, before that.
+        point: To be applied before anything else, and then the policy asked again.
+        until_s: When to ask again even if nothing happens.
+    """
+
+    reason: str
+    run: Slice | None = None
+    batch: int = 0
+    drop: int = 0
+    point: OperatingPoint | None = None
+    until_s: float | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is to be started."""
+        return self.run is None and not self.batch and not self.drop and self.point is None
+
+
+Policy = Callable[[Moment], Decision]
+
+
+def in_time(moment: Moment, spent_s: float) -> bool:
+    """Return whether all requests stay in time if nothing is served for a while; see `Option.in_time`."""
+    return moment.option.in_time(moment.ages_s, moment.expected_per_s, moment.slo_s, spent_s)
+
+
+def alone(moment: Moment) -> Decision:
+    """Answer requests as they come, in batches up to the one that was deployed; fine-tune nothing."""
+    return _greedily(replace(moment, left=0))
+
+
+def greedy(moment: Moment) -> Decision:
+    """Fine-tune whenever there is work, whole steps, beside inference; give up requests whose limit has passed."""
+    return _greedily(moment)
+
+
+def _greedily(moment: Moment) -> Decision:
+    late = sum(age >= moment.slo_s for age in moment.ages_s)
+    waiting = len(moment.ages_s) - late
+    step = None if moment.training else moment.option.fits(math.inf, moment.left)
+    batch = 0 if moment.serving or not waiting else moment.option.serves(min(waiting, moment.batch)).batch
+    return Decision("whatever there is", step, min(batch, waiting), late)
+
+
+def paper(moment: Moment) -> Decision:
+    """Fine-tune step by step beside inference while a prediction says that its batch stays within the limit.
+
+    That is the policy of arXiv 2310.19991: when the batch at hand would not, a smaller one is looked for; if none is
+    found, fine-tuning waits. Requests whose limit has passed are given up. A step cannot be interrupted.
+    """
+    late = sum(age >= moment.slo_s for age in moment.ages_s)
+    waiting = moment.ages_s[late:]
+    able = [each for each, shared_s in _shared(moment.option) if _holds(waiting, each, shared_s, moment.slo_s)]
+    begins = bool(moment.left and not moment.training and able)
+    beside = moment.training or begins
+    service = able[-1] if beside and able else moment.option.widest(moment.slo_s)
+    batch = 0 if moment.serving else min(len(waiting), moment.option.serves(min(len(waiting), service.batch)).batch)
+    step = moment.option.fits(math.inf, moment.left) if begins else None
+    reason = "the prediction holds the limit" if able else "no batch would hold the limit beside a step"
+    return Decision(reason, step, batch, late)
+
+
+def _shared(option: Option) -> list[tuple[Service, float]]:
+    if not option.shared_s:
+        raise InvalidInput(
+            "the paper's policy needs a prediction of latencies beside fine-tuning; profile co-runs first"
+        )
+    return list(zip(option.services, option.shared_s, strict=True))
+
+
+def _holds(ages_s: tuple[float, ...], service: Service, shared_s: float, slo_s: float) -> bool:
+    """Return whether the last request that waits is answered in time, batch after batch."""
+    batches = max(1, -(-len(ages_s) // service.batch))
+    return (ages_s[0] if ages_s else 0.0) + batches * shared_s <= slo_s
+
+
+def interleave(moment: Moment) -> Decision:
+    """Fine-tune in slices between batches, never beside them, each as long as all requests stay in time by its tail.
+
+    Requests wait for a fuller batch as long as that costs none of them its limit, so that slices fit in between. What
+    runs is let end, which is soon: a slice is no longer than what the queue and the forecast leave. Where there are
+    points to choose from, the one that costs least per unit of useful work is applied first.
+    """
+    if moment.serving or moment.training:
+        return Decision("what runs is let end")
+    if (better := _better(moment)) is not None:
+        return Decision("costs less for the work to come", point=better.point)
+    waiting, piece = len(moment.ages_s), _slice(moment)
+    widest = moment.option.widest(moment.slo_s)
+    if waiting >= widest.batch or (waiting and piece is None and not _can_wait(moment)):
+        return Decision("requests are due", batch=min(waiting, moment.option.serves(min(waiting, widest.batch)).batch))
+    if piece is not None:
+        return Decision(f"{piece.samples} samples fit before the next batch", piece)
+    return Decision("nothing to do", until_s=_latest_s(moment) if waiting else None)
+
+
+def _better(moment: Moment) -> Option | None:
+    if moment.menu is None or moment.expected_per_s is None:
+        return None
+    demand = moment.expected_per_s
+    mean = demand if moment.mean_per_s is None else moment.mean_per_s
+    best = moment.menu.best(moment.ages_s, demand, mean, moment.slo_s, moment.left > 0, moment.option)
+    return best if best.point != moment.option.point else None
+
+
+def _slice(moment: Moment) -> Slice | None:
+    """Return the largest slice after which all requests are still in time; None if none is, or none is worth it."""
+    slices = [each for each in moment.option.slices if each.samples <= moment.left]
+    piece = next((each for each in reversed(slices) if in_time(moment, each.tail_s)), None)
+    if piece is None or not moment.ages_s:
+        return piece
+    thrifty = moment.option.sample_s * piece.samples >= _THRIFTY * piece.alone_s
+    return piece if thrifty or piece.samples == moment.left else None
+
+
+def _can_wait(moment: Moment) -> bool:
+    """Return whether it is worth waiting for a fuller batch: nothing is left to fine-tune, and time is."""
+    return moment.left == 0 and _latest_s(moment) > moment.now_s
+
+
+def _latest_s(moment: Moment) -> float:
+    """Return until when requests may be left to wait, found by halving."""
+    low_s, high_s = 0.0, moment.slo_s
+    if not in_time(moment, low_s):
+        return moment.now_s
+    for _ in range(10):
+        middle_s = (low_s + high_s) / 2
+        low_s, high_s = (middle_s, high_s) if in_time(moment, middle_s) else (low_s, middle_s)
+    return moment.now_s + low_s if low_s > 1e-3 else moment.now_s
+
+
+@dataclass(frozen=True)
+class OffPeak:
+    """Fine-tune as `interleave` does, but only at quiet times.
+
+    Args:
+        share: Of what the device can answer; it is quiet when no more than this is expected.
+        hours: From when to when it is quiet whatever is expected, in seconds since midnight; may span midnight.
+
+    Raises:
+        InvalidInput: If the share is not one, or an hour is not of a day.
+    """
+
+    share: float = 0.3
+    hours: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1 or (self.hours and not all(0 <= hour <= _DAY_S for hour in self.hours)):
+            raise InvalidInput(
+                "quiet is a share between 0 and 1 of the capacity, or from one time of the day to another"
+            )
+
+    def __call__(self, moment: Moment) -> Decision:
+        """Return what is to be done now."""
+        return interleave(moment if self.quiet(moment) else replace(moment, left=0))
+
+    def quiet(self, moment: Moment) -> bool:
+        """Return whether it is quiet: by the hour if hours are given and the time is known, else by the forecast."""
+        if self.hours is not None and moment.day_s is not None:
+            begin_s, end_s = self.hours
+            within = begin_s <= moment.day_s < end_s
+            return within if begin_s <= end_s else not (end_s <= moment.day_s < begin_s)
+        if moment.expected_per_s is None:
+            return False
+        return moment.expected_per_s <= self.share * moment.option.widest(moment.slo_s).most_per_s
+
+
+off_peak = OffPeak()
+
+POLICIES: Mapping[str, Policy] = {"greedy": greedy, "paper": paper, "interleave": interleave, "off-peak": off_peak}
+
+
+def policy(name: str) -> Policy:
+    """Return a policy by its name.
+
+    Raises:
+        UnknownName: If there is none; names the nearest.
+    """
+    if name not in POLICIES:
+        raise UnknownName("policy", name, POLICIES)
+    return POLICIES[name]

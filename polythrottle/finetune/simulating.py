@@ -1,0 +1,352 @@
+"""A stream of requests and a fine-tuning job on a simulated board under a policy, event by event. Simulated."""
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from polythrottle.backends.simulated.noise import Noise
+from polythrottle.backends.simulated.power import static_w
+from polythrottle.backends.simulated.thermal import warmed_c
+from polythrottle.daemon.forecast import Forecast
+from polythrottle.errors import InvalidInput
+from polythrottle.finetune.host import Host, Piece
+from polythrottle.finetune.options import Menu, Option
+from polythrottle.finetune.scheduler import Decision, Moment, Policy
+from polythrottle.space import OperatingPoint
+
+_LOOK_S = 1.0
+"""How often the forecast is told what came."""
+_PATIENCE = 50.0
+"""A job that takes this many times as long as the stream and itself alone is given up: nothing makes it end."""
+_INSTANT_S = 1e-9
+_ASKED = 100
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Requests that are to be answered.
+
+    Args:
+        times_s: When they arrive, ascending.
+        length_s: How long the stream lasts.
+        slo_s: The limit of each from its arrival.
+        rate_per_s: The mean that was announced.
+
+    Raises:
+        InvalidInput: If a request comes after the end, or the limit is not positive and finite.
+    """
+
+    times_s: tuple[float, ...]
+    length_s: float
+    slo_s: float
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        if list(self.times_s) != sorted(self.times_s) or (self.times_s and self.times_s[-1] > self.length_s):
+            raise InvalidInput("requests come one after another, and before the stream ends")
+        if not 0 < self.slo_s < math.inf:
+            raise InvalidInput(f"a limit is above 0 s, not {self.slo_s}")
+
+
+@dataclass(frozen=True)
+class Account:
+    """What came of a stream and a job; everything simulated.
+
+    Args:
+        requests: That arrived.
+        late: Of those, answered after their limit or never.
+        dropped: Of those, never answered.
+        latencies_s: Of those that were answered, in the order of their answers.
+        samples: Fine-tuned until the stream ended.
+        done_s: When the job was done; None if it was not.
+        energy_j: Until both were done, or the stream ended if the job had no end.
+        span_s: How long that took.
+        inference_s: Time the device spent on inference, shared time counted by what was done.
+        room: Samples that the rest of the stream's time would have been enough for at the clocks of then, had
+            fine-tuning got all of it in its best slices.
+    """
+
+    requests: int
+    late: int
+    dropped: int
+    latencies_s: tuple[float, ...]
+    samples: int
+    done_s: float | None
+    energy_j: float
+    span_s: float
+    inference_s: float
+    room: float
+
+    @property
+    def violation_rate(self) -> float:
+        """The share of requests not answered within their limit."""
+        return self.late / self.requests if self.requests else 0.0
+
+
+@dataclass
+class _Flight:
+    """A piece under way: what is left of it, and what it is for."""
+
+    piece: Piece
+    left_s: float
+    samples: int = 0
+    arrived_s: tuple[float, ...] = ()
+
+
+def simulate(
+    host: Host,
+    stream: Stream,
+    policy: Policy,
+    menu: Menu,
+    seed: int = 0,
+    batch: int = 1,
+    endless: bool = False,
+    choose: bool = True,
+) -> Account:
+    """Return what comes of a stream and the host's job under a policy.
+
+    Args:
+        host: The board and both kinds of work.
+        stream: The requests.
+        policy: Who gets the device next.
+        menu: The points; the board starts at the first.
+        seed: Of the noise.
+        batch: The largest batch of policies that choose none.
+        endless: Whether the job never ends, so that the account is of the stream's length.
+        choose: Whether the policy may choose another point than the first.
+
+    Raises:
+        InvalidInput: If the policy neither ends nor lets anything happen.
+    """
+    return _World(host, stream, policy, menu, seed, batch, endless, choose).run()
+
+
+class _World:
+    def __init__(
+        self,
+        host: Host,
+        stream: Stream,
+        policy: Policy,
+        menu: Menu,
+        seed: int,
+        batch: int,
+        endless: bool,
+        choose: bool,
+    ) -> None:
+        self._host, self._stream, self._policy = host, stream, policy
+        self._menu, self._batch, self._choose = menu, batch, choose
+        self._noise: Iterator[float] | None = Noise(host.noise, seed, 0).queries() if host.noise else None
+        self._total = math.inf if endless else float(host.job.work)
+        self._option, self._idle_w = menu.options[0], host.idle_w(menu.options[0].point)
+        self._ahead, self._waiting = deque(stream.times_s), deque[float]()
+        self._serving: _Flight | None = None
+        self._learning: _Flight | None = None
+        self._now_s = self._joules = self._inference_s = self._room = 0.0
+        self._temperature_c = host.engine.simulation.thermal.start_c
+        self._idle_since_s, self._last = -math.inf, ""
+        self._samples = self._in_stream = 0
+        self._done_s: float | None = None
+        self._latencies: list[float] = []
+        self._late = self._dropped = self._seen = 0
+        self._forecast, self._look_s = Forecast().seen(0.0, stream.rate_per_s, _LOOK_S), _LOOK_S
+
+    def run(self) -> Account:
+        """Return the account once both are done."""
+        most_s = _PATIENCE * (self._stream.length_s + self._host.job.work * self._menu.options[0].sample_s)
+        while not self._over():
+            until_s = self._ask()
+            self._pass(self._next_s(until_s))
+            if self._now_s > most_s:
+                break
+        return Account(
+            len(self._stream.times_s),
+            self._late,
+            self._dropped,
+            tuple(self._latencies),
+            self._in_stream,
+            self._done_s,
+            self._joules,
+            self._now_s,
+            self._inference_s,
+            self._room,
+        )
+
+    def _over(self) -> bool:
+        busy = self._ahead or self._waiting or self._serving
+        if busy or self._now_s < self._stream.length_s - _INSTANT_S:
+            return False
+        return math.isinf(self._total) or self._samples >= self._total
+
+    def _left(self) -> int:
+        job = self._host.job
+        if self._samples >= self._total:
+            return 0
+        done = self._samples % job.samples
+        step = done // job.batch
+        return job.step_samples(step) - (done - step * job.batch)
+
+    def _moment(self) -> Moment:
+        serving = self._serving
+        return Moment(
+            self._now_s,
+            tuple(max(0.0, self._now_s - each) for each in self._waiting),
+            self._option,
+            self._stream.slo_s,
+            0 if self._learning else self._left(),
+            self._forecast.demand_per_s,
+            None if serving is None else self._now_s + serving.left_s,
+            self._learning is not None,
+            self._batch,
+            self._menu if self._choose else None,
+            mean_per_s=self._forecast.slow_per_s,
+        )
+
+    def _ask(self) -> float | None:
+        for _ in range(_ASKED):
+            decision = self._policy(self._moment())
+            if decision.idle:
+                return decision.until_s
+            self._do(decision)
+        raise InvalidInput("the policy never comes to rest: it changes the operating point again and again")
+
+    def _do(self, decision: Decision) -> None:
+        if decision.point is not None:
+            self._move(decision.point)
+            return
+        for _ in range(decision.drop):
+            self._waiting.popleft()
+            self._late, self._dropped = self._late + 1, self._dropped + 1
+        if decision.run is not None:
+            samples = decision.run.samples
+            self._learning = self._start("learning", samples, samples=samples)
+        if decision.batch:
+            arrived = tuple(self._waiting.popleft() for _ in range(decision.batch))
+            self._serving = self._start("serving", len(arrived), arrived_s=arrived)
+
+    def _start(self, kind: str, size: int, samples: int = 0, arrived_s: tuple[float, ...] = ()) -> _Flight:
+        beside = self._serving is not None or self._learning is not None
+        waited_s = 0.0 if beside else min(10.0, self._now_s - self._idle_since_s)
+        take = self._host.serving if kind == "serving" else self._host.learning
+        piece = take(self._option.point, size, waited_s, beside)
+        warmup_s = self._host.sharing.warmup_s if self._last not in ("", kind) else 0.0
+        self._last = kind
+        factor = next(self._noise) if self._noise is not None else 1.0
+        return _Flight(piece, piece.work_s * factor + warmup_s, samples, arrived_s)
+
+    def _move(self, point: OperatingPoint) -> None:
+        delays, before = self._host.engine.simulation.actuation, self._option.point
+        changed = {name for name in point if point[name] != before[name]}
+        delay_s = delays.gpu_s * bool(changed & {"gpu_min_hz", "gpu_max_hz"}) + delays.memory_s * ("mem_hz" in changed)
+        self._option = self._found(point)
+        self._idle_w = self._host.idle_w(point)
+        end_s = self._now_s + delay_s
+        while self._now_s < end_s - _INSTANT_S:
+            self._pass(min(end_s, self._next_s(None)))
+
+    def _found(self, point: OperatingPoint) -> Option:
+        return next(each for each in self._menu.options if each.point == point)
+
+    def _paces(self) -> tuple[float, float]:
+        if self._serving is None or self._learning is None:
+            return 1.0, 1.0
+        both = self._host.paces(self._serving.piece, self._learning.piece)
+        return both.inference, both.training
+
+    def _next_s(self, until_s: float | None) -> float:
+        """Return when something happens next: an arrival, an end, a look, or the time a policy asked for."""
+        inference, training = self._paces()
+        ends = [self._look_s, math.inf if until_s is None else until_s]
+        ends += [self._ahead[0]] if self._ahead else []
+        ends += [self._now_s + self._serving.left_s / inference] if self._serving else []
+        ends += [self._now_s + self._learning.left_s / training] if self._learning else []
+        return max(self._now_s + _INSTANT_S, min(ends))
+
+    def _pass(self, then_s: float) -> None:
+        """Let time pass, and take note of what has ended and arrived."""
+        self._draw(then_s - self._now_s)
+        self._now_s = then_s
+        self._end_serving()
+        self._end_learning()
+        while self._ahead and self._ahead[0] <= self._now_s + _INSTANT_S:
+            self._waiting.append(self._ahead.popleft())
+            self._seen += 1
+        if self._now_s >= self._look_s - _INSTANT_S:
+            rate_per_s = self._seen / _LOOK_S
+            self._forecast = self._forecast.seen(self._now_s, rate_per_s, _LOOK_S)
+            self._seen, self._look_s = 0, self._look_s + _LOOK_S
+
+    def _draw(self, duration_s: float) -> None:
+        """Draw energy for some time, and get that much done."""
+        inference, training = self._paces()
+        power_w = self._idle_w
+        flights = [flight for flight in (self._serving, self._learning) if flight is not None]
+        if flights:
+            power_w = sum(flight.piece.power_w for flight in flights) / len(flights)
+            self._idle_since_s = self._now_s + duration_s
+        heat = self._host.engine.simulation.thermal
+        joules = (power_w + static_w(heat, self._temperature_c)) * duration_s
+        self._joules += joules
+        self._temperature_c = warmed_c(heat, self._temperature_c, joules / duration_s, duration_s)
+        served_s = 0.0 if self._serving is None else duration_s * inference
+        if self._serving is not None:
+            self._serving.left_s -= served_s
+            self._inference_s += served_s
+        if self._now_s < self._stream.length_s:
+            self._room += (duration_s - served_s) / self._option.sample_s
+        if self._learning is not None:
+            self._learning.left_s -= duration_s * training
+
+    def _end_serving(self) -> None:
+        flight = self._serving
+        if flight is None or flight.left_s > _INSTANT_S:
+            return
+        took = [self._now_s + flight.piece.lag_s - arrived_s for arrived_s in flight.arrived_s]
+        self._latencies += took
+        self._late += sum(each > self._stream.slo_s for each in took)
+        self._serving = None
+
+    def _end_learning(self) -> None:
+        flight = self._learning
+        if flight is None or flight.left_s > _INSTANT_S:
+            return
+        self._samples += flight.samples
+        if self._now_s <= self._stream.length_s:
+            self._in_stream += flight.samples
+        if self._samples >= self._total:
+            self._done_s = self._now_s
+        self._learning = None
+
+
+def least_busy_s(stream: Stream, option: Option) -> float:
+    """Return the least time that inference can take at an option if every request is to be in time.
+
+    All arrivals are known. They are cut into batches in their order; a batch starts when its last request is there and
+    ends before its first is late, by the mean of its time. Batches that would overlap are let, so no schedule
+    leaves more time than this says.
+
+    Args:
+        stream: The requests.
+        option: What is used to answer them.
+    """
+    times_s, best = stream.times_s, [0.0] + [math.inf] * len(stream.times_s)
+    for after in range(1, len(times_s) + 1):
+        for service in option.services:
+            first = after - service.batch
+            if first < 0:
+                break
+            in_time = times_s[after - 1] + service.latency_s <= times_s[first] + stream.slo_s
+            if in_time or service is option.services[0]:
+                best[after] = min(best[after], best[first] + service.interval_s)
+    return best[-1]
+
+
+def most_samples(stream: Stream, option: Option) -> float:
+    """Return the most samples that could be fine-tuned in the time that inference leaves; see `least_busy_s`."""
+    return max(0.0, stream.length_s - least_busy_s(stream, option)) / option.sample_s
+
+
+def predicted(menu: Menu, shared_s: Sequence[Sequence[float]]) -> Menu:
+    """Return a menu with latencies predicted beside fine-tuning, for each option one per service."""
+    pairs = zip(menu.options, shared_s, strict=True)
+    return Menu(tuple(replace(option, shared_s=tuple(each)) for option, each in pairs))
