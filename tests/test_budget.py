@@ -1,4 +1,5 @@
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -178,3 +179,11 @@ def test_carbon_without_energy_to_share_out_is_refused(tmp_path: Path) -> None:
         Budget.of(SetBudget(power_w=10.0, carbon=str(path)), 0.0, 0.0)
     with pytest.raises(BadFile, match="cannot be read"):
         Budget.of(SetBudget(wh_per_day=10.0, carbon=str(tmp_path / "none.csv")), 0.0, 0.0)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    """A device without end or a pipe without a writer would hold up the control loop for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path, Path("x\0y")):
+        with pytest.raises(BadFile):
+            Carbon.read(path)

@@ -256,3 +256,27 @@ def test_numbers_go_on_where_the_file_can_only_be_read(tmp_path: Path, monkeypat
     monkeypatch.undo()
     second.close()
     assert [event.words for event in record_at(tmp_path).recent] == ["one", "two"]
+
+
+def test_the_day_goes_on_after_a_restart(tmp_path: Path) -> None:
+    """What was counted before is there at once, also while something waits to be written."""
+    first = record_at(tmp_path)
+    first.add(Minute(int(EPOCH_S // 60), 10.0, 100.0, 4, saved_j=9.0, saved_sd_j=1.0, metered_s=10.0))
+    first.close()
+    second = record_at(tmp_path)
+    second.tell("start", "again")
+    assert second.totals(EPOCH_S - 300).saved_j == 9.0
+    second.close()
+
+
+def test_odd_values_in_the_file_are_no_power(tmp_path: Path) -> None:
+    """A minute whose joules are text has no power; the others are shown."""
+    record = record_at(tmp_path)
+    record.add(Minute(int(EPOCH_S // 60), 10.0, 100.0, 4, metered_s=10.0))
+    record.close()
+    with sqlite3.connect(tmp_path / "daemon.db") as database:
+        database.execute("UPDATE minutes SET joules = 'many'")
+    database.close()
+    again = record_at(tmp_path)
+    assert [row["power_w"] for row in again.history(5)] == [None]
+    again.close()

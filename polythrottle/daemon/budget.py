@@ -2,6 +2,7 @@
 
 import csv
 import math
+import stat
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,8 @@ _AGAIN_S = 60.0
 _TRUSTED = (0.5, 2.0)
 """Between these what is drawn over what was predicted is believed; beyond them something else is wrong."""
 _LEARNING = 0.1
+_MOST_BYTES = 4_000_000
+"""Of a table of intensities: it is read between two turns of the control loop."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,12 @@ class Carbon:
             BadFile: If it cannot be read, or is no such table; names the line.
         """
         try:
+            seen = path.stat()
+            if not stat.S_ISREG(seen.st_mode) or seen.st_size > _MOST_BYTES:
+                raise BadFile(f"{path} is no table: it must be a file of at most {_MOST_BYTES // 1_000_000} MB")
             with path.open(newline="", encoding="utf-8") as file:
                 rows = list(csv.reader(file))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
+        except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
             raise BadFile(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
         if not rows or [name.strip() for name in rows[0]] != ["time", "g_per_kwh"]:
             raise BadFile(f"{path} must begin with the line time,g_per_kwh")

@@ -25,7 +25,7 @@ _SHOWN = 1000
 _PATIENCE_S = 0.2
 _AGAIN_S = 10.0
 _TIDY = 100
-_FORMAT = 1
+_FORMAT = 2
 _BROKEN = ("malformed", "not a database", "file is encrypted", "no such table", "no such column", "disk image")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY, at TEXT, kind TEXT, words TEXT);
@@ -236,6 +236,8 @@ class Record:
             self.fault = ""
 
     def _asked(self, query: str, values: Sequence[Any]) -> list[Any]:
+        if self._waiting:
+            self._flush()
         if self._database is None or self._waiting:
             return []
         try:
@@ -314,5 +316,6 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     """Return a minute for people and programs: with its wall time and its mean power."""
     at = datetime.fromtimestamp(row["minute"] * 60).astimezone().isoformat(timespec="minutes")
     metered_s, joules = row["metered_s"], row["joules"]
-    power_w = None if joules is None or not metered_s else joules / metered_s
+    known = isinstance(joules, int | float) and isinstance(metered_s, int | float) and metered_s > 0
+    power_w = joules / metered_s if known else None
     return {"at": at, **row, "violated": bool(row["violated"]), "power_w": power_w}
