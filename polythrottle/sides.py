@@ -2,14 +2,16 @@
 
 import contextlib
 import math
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import geometric_mean
 
 from polythrottle.applying import check_same_kind, parted
 from polythrottle.arrivals import CLOSED
 from polythrottle.catalog.profiles import find_profile, read_profile
 from polythrottle.comparing import MOST_PAIRS, Comparison, compare, interval
-from polythrottle.errors import InvalidInput, TrialError, UnknownName
+from polythrottle.errors import BadFile, InvalidInput, PolythrottleError, TrialError, UnknownName
 from polythrottle.measurement import Interval, Measurement
 from polythrottle.meter import measure
 from polythrottle.ports import Device, Recorded, Rewindable, Workload
@@ -20,6 +22,7 @@ from polythrottle.space import OperatingPoint
 
 DEFAULT = "default"
 LEAST_WINDOWS = 4
+_PERCENTILE = re.compile(r"(.*_)?p\d+")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,10 @@ class Checked:
         workload: URI of what was served.
         arrivals: When requests were meant to be sent.
         tuned_at: When they were while the profile was tuned; None if it does not say, as older ones do not.
+        short: Limits on percentiles that these windows are too short to show, and the quantity now ÷ the limit as far
+            as they do: it has no upper end, for the tail is what few queries miss.
+        recorded: Whether they were looked up in a table, which answers the same every time.
+        middle: Energy per item now ÷ then, the geometric mean of the windows.
     """
 
     energy: Interval
@@ -47,6 +54,9 @@ class Checked:
     workload: str = ""
     arrivals: str = str(CLOSED)
     tuned_at: str | None = None
+    short: Mapping[str, Interval] = field(default_factory=dict, hash=False)
+    recorded: bool = False
+    middle: float = math.nan
 
     @property
     def regressed(self) -> bool:
@@ -62,11 +72,11 @@ class Checked:
     @property
     def sound(self) -> bool:
         """Whether it is proven that energy has not grown by more than allowed, and that every limit holds."""
-        return (
-            self._keeps_up
-            and self.energy.high <= 1.0 + self.most
-            and all(ratio.high <= 1.0 for ratio in self.limits.values())
-        )
+        return self._keeps_up and self._within and all(ratio.high <= 1.0 for ratio in self.limits.values())
+
+    @property
+    def _within(self) -> bool:
+        return self.energy.high <= 1.0 + self.most
 
     @property
     def _keeps_up(self) -> bool:
@@ -75,7 +85,9 @@ class Checked:
     @property
     def settled(self) -> bool:
         """Whether more windows would change nothing."""
-        return self.windows >= LEAST_WINDOWS and (self.sound or self.regressed or bool(self.broken))
+        seen = {**self.limits, **self.short}
+        clear = self._within and all(ratio.high <= 1.0 for ratio in seen.values())
+        return self.windows >= LEAST_WINDOWS and (clear or self.regressed or bool(self.broken))
 
 
 def compare_sides(names: Sequence[str], setup: Setup, most_pairs: int = MOST_PAIRS) -> Generator[Comparison]:
@@ -110,22 +122,28 @@ def check_profile(name: str, setup: Setup, most: float, most_windows: int = MOST
         most_windows: After how many windows to give up.
 
     Raises:
-        InvalidInput: If the share is not a sensible one, or the profile was tuned at other arrivals.
+        InvalidInput: If the share is not a sensible one, or the profile was not tuned at the arrivals given.
+        BadFile: If its limits are none, or its joules are not those measured here.
         PolythrottleError: As `compare_sides`.
     """
-    if not 0 <= most < math.inf:
-        raise InvalidInput(f"--max-regress is a share of the energy, zero or more, such as 3%, not {most:g}")
+    if not 0 <= most < 1:
+        raise InvalidInput(
+            f"--max-regress is a share of the energy, from zero to below 100 %, such as 3%, not {most:g}"
+        )
     profile = read_profile(find_profile(name))
     _check_arrivals(profile, setup)
     seen: list[Measurement] = []
-    limits = tuple(Constraint.parse(text) for text in profile.slo)
+    limits = _limits(name, profile)
     with _opened((name,), setup) as (device, workload, (point,), words):
-        most_windows = LEAST_WINDOWS if isinstance(device, Recorded) else most_windows
+        recorded = isinstance(device, Recorded)
+        # A recorded table answers the same at every look: one is all there is.
+        most_windows = 1 if recorded else most_windows
         found = None
         while len(seen) < most_windows and not (found and found.settled):
             if isinstance(device, Rewindable):
                 device.rewind(len(seen))
             look = measure(device, workload, point, words.window(device), arrivals=words.traffic, seed=len(seen))
+            _check_same_joules(name, profile.measurement, look)
             seen.append(look)
             found = replace(
                 _checked(profile, limits, seen, most),
@@ -133,14 +151,19 @@ def check_profile(name: str, setup: Setup, most: float, most_windows: int = MOST
                 workload=workload.uri,
                 arrivals=str(words.traffic),
                 tuned_at=_arrivals(profile),
+                recorded=recorded,
             )
             yield found
 
 
 def _check_arrivals(profile: Profile, setup: Setup) -> None:
-    """Check that a profile is held to the load it was tuned at, where it says which."""
+    """Check that a profile is held to no other load than the one it was tuned at."""
     tuned = _arrivals(profile)
-    if setup.arrivals is not None and tuned is not None and str(setup.traffic) != tuned:
+    if setup.arrivals is None:
+        return
+    if tuned is None:
+        raise InvalidInput("the profile does not say at which load it was tuned; tune again, or leave --arrivals out")
+    if str(setup.traffic) != tuned:
         raise InvalidInput(
             f"the profile was tuned at arrivals {tuned}, and promises nothing at {setup.traffic}; leave --arrivals out"
         )
@@ -152,13 +175,58 @@ def _arrivals(profile: Profile) -> str | None:
     return None if said is None else str(said)
 
 
+def _limits(name: str, profile: Profile) -> tuple[Constraint, ...]:
+    try:
+        limits = tuple(Constraint.parse(str(text)) for text in profile.slo)
+    except PolythrottleError as error:
+        raise BadFile(f"{name} holds a limit that is none: {error}") from error
+    if multiple := next((limit for limit in limits if limit.relative), None):
+        raise BadFile(f"{name} holds the limit {multiple}, but a profile's limits are absolute, such as p99<=25ms")
+    return limits
+
+
+def _check_same_joules(name: str, then: Measurement, now: Measurement) -> None:
+    """Check that the joules of a profile came about as those measured now, and cover the same."""
+    if then.energy_kind is not now.energy_kind:
+        raise BadFile(
+            f"the joules of {name} are {then.energy_kind} and those here {now.energy_kind}, "
+            "which do not compare; tune again here"
+        )
+    if then.boundary != now.boundary:
+        was, covers = (each.boundary or "nothing that is stated" for each in (then, now))
+        raise BadFile(
+            f"the joules of {name} cover {was}, and those here {covers}, which do not compare; tune again here"
+        )
+
+
 def _checked(profile: Profile, limits: Sequence[Constraint], seen: list[Measurement], most: float) -> Checked:
     then = profile.measurement
     known = then.intervals.get("energy")
     blur = 0.0 if known is None else math.log(min(known.high / then.energy_j, then.energy_j / known.low))
-    energy = _ratio([look.energy_j / then.energy_j for look in seen], abs(blur))
-    bounds = {str(limit): _ratio([_excess(limit, look) for look in seen]) for limit in limits}
-    return Checked(energy, bounds, len(seen), most, tuple(seen))
+    ratios = [look.energy_j / then.energy_j for look in seen]
+    told = {limit: _ratio([_excess(limit, look) for look in seen]) for limit in limits}
+    bounds = {str(limit): _held(limit, ratio, seen) for limit, ratio in told.items()}
+    short = {str(limit): ratio for limit, ratio in told.items() if not _shown(limit, seen)}
+    energy = _ratio(ratios, abs(blur))
+    return Checked(energy, bounds, len(seen), most, tuple(seen), short=short, middle=geometric_mean(ratios))
+
+
+def _held(limit: Constraint, ratio: Interval, seen: Sequence[Measurement]) -> Interval:
+    """Return a ratio with the upper end that only windows may give whose own has one.
+
+    A percentile of few queries lies too low, so that what they show above the limit is above it all the same.
+    """
+    shown = _shown(limit, seen)
+    high = _ratio([_excess(limit, look) for look in shown]).high if shown else math.inf
+    return Interval(ratio.low, max(ratio.low, high))
+
+
+def _shown(limit: Constraint, seen: Sequence[Measurement]) -> list[Measurement]:
+    """Return the windows that show how high a quantity is; none if most do not, for the rest are then the calm ones."""
+    if not _PERCENTILE.fullmatch(limit.metric):
+        return list(seen)
+    shown = [look for look in seen if (own := look.intervals.get(limit.metric)) is not None and own.known]
+    return shown if 2 * len(shown) >= len(seen) else []
 
 
 def _excess(limit: Constraint, look: Measurement) -> float:
@@ -210,10 +278,13 @@ def _completed(setup: Setup, profiles: Sequence[Profile]) -> Setup:
     if setup.arrivals is None and len(loads) > 1:
         raise InvalidInput(f"the profiles were tuned at {' and '.join(sorted(loads))}; say which with --arrivals")
     knobs = tuple(dict.fromkeys(knob for profile in profiles for knob in parted(profile)[0]))
-    replayed = profiles[0].device.startswith("replay:") and setup.device == "auto"
+    device = profiles[0].device if setup.device == "auto" else setup.device
+    replayed = device.startswith("replay:")
+    if replayed and setup.arrivals is None and loads - {str(CLOSED)}:
+        raise InvalidInput(f"the profile was tuned at {loads.pop()}, a load that a recorded table cannot show")
     return replace(
         setup,
-        device=profiles[0].device if setup.device == "auto" else setup.device,
+        device=device,
         workload=setup.workload if setup.workload or replayed else profiles[0].workload,
         knobs=setup.knobs if setup.knobs or replayed else knobs or None,
         arrivals=setup.arrivals or next(iter(loads), None),

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -68,6 +69,18 @@ def test_too_few_pairs_say_nothing() -> None:
     assert pairs(0.1, 0.01, 1, 0).verdict is Verdict.NOT_PROVEN
     assert Comparison().middle() is None
     assert pairs(0.5, 0.01, 8, 0).ratio("temperature").high == math.inf
+
+
+def test_a_growing_queue_leaves_everything_unknown() -> None:
+    """A side behind in half its windows or more has no saving; behind in fewer, the windows may be mistaken."""
+    whole = pairs(0.8, 0.01, 8, 3).pairs
+    late = [(a, replace(b, backlog_per_s=5.0)) for a, b in whole]
+    found = Comparison((*late[:4], *whole[4:]))
+    assert found.keeps_up == (True, False)
+    assert (found.verdict, found.ratio().high, found.settled) == (Verdict.NOT_PROVEN, math.inf, True)
+    assert not Comparison(tuple(late[:3])).settled
+    assert Comparison((*late[:3], *whole[3:])).verdict is Verdict.SAVES
+    assert Comparison().keeps_up == (True, True)
 
 
 def turns(setup: Setup, *points: dict[str, int], most_pairs: int = 40) -> Comparison:

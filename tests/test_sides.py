@@ -77,6 +77,9 @@ def test_a_regression_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: 
         (("measure", "default", "none/such.toml"), "unknown profile"),
         (("check", PROFILE, "--max-regress", "much"), "not a share"),
         (("check", PROFILE, "--max-regress", "-1%"), "not a share"),
+        (("check", PROFILE, "--max-regress", "3"), "would allow 300 % more energy; write 3%"),
+        (("check", PROFILE, "--max-regress", "150%"), "would allow 150 % more energy; write 3%"),
+        (("check", PROFILE, "--arrivals", "poisson:10/s"), "tune again, or leave --arrivals out"),
         (("check", PROFILE, "-d", "sim:jetson-nano"), "this profile was tuned on"),
         (("check", PROFILE, "--workload", "resnet50"), "is for efficientnet-b4, not for resnet50; leave --workload"),
         (("check", "nosuch"), "unknown profile"),
@@ -109,8 +112,6 @@ def test_a_profile_is_held_to_the_load_it_was_tuned_at(capsys: pytest.CaptureFix
     assert found["device"].startswith("sim:jetson-agx-orin")
     assert (found["arrivals"], found["tuned_at"], found["offered_per_s"]) == ("poisson:10/s", "poisson:10/s", 10.0)
     assert found["precision"] is None
-    _, out, _ = said(capsys, "check", PROFILE, "--arrivals", "poisson:10/s", *SHORT)
-    assert "does not say at which arrivals" in out
 
 
 def test_sides_are_compared_at_the_load_of_the_profile(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -124,21 +125,112 @@ def test_sides_are_compared_at_the_load_of_the_profile(capsys: pytest.CaptureFix
     assert "tuned at poisson:10/s and poisson:5/s; say which with --arrivals" in err
 
 
-def test_a_load_that_is_not_kept_up_with_breaks_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_load_that_is_not_kept_up_with_breaks_a_profile(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """However long its limit: latency grows for as long as one looks."""
-    code, _, err = said(capsys, "check", PROFILE, "--arrivals", "poisson:5000/s", "--queries", "200")
+    code, _, err = said(capsys, "check", tuned_at(tmp_path, "poisson:5000/s"), "--queries", "200")
     assert code == 9
     assert "the rate of poisson:5000/s is broken" in err
 
 
-def test_a_table_is_said_to_have_no_noise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Nothing can be proven against what answers the same every time."""
+def test_a_side_that_does_not_keep_up_proves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """The default serves 96 items a second and the profile 220; at 150 nothing is claimed, though it took less."""
+    words = ("measure", "default", PROFILE, "--arrivals", "poisson:150/s", "--queries", "500")
+    code, out, _ = said(capsys, *words)
+    assert (code, "A does not keep up: the queue grows" in out, "p99" in out) == (0, True, False)
+    code, out, err = said(capsys, *words, "--json", "--require")
+    found = json.loads(out)
+    assert (code, "A does not keep up" in err) == (9, True)
+    assert found["keeps_up"] == {"a": False, "b": True}
+    assert (found["verdict"], found["saving"]["low"]) == ("not proven", None)
+
+
+def test_short_windows_do_not_prove_a_p99(capsys: pytest.CaptureFixture[str]) -> None:
+    """Their own p99 has no upper end, so the limit is open, and it is said how many queries would do."""
+    words = ("check", PROFILE, "--max-regress", "6%", *SHORT)
+    code, out, err = said(capsys, *words, "--require")
+    assert (code, "queries cannot show a p99; give --queries 1000" in " ".join(out.split())) == (9, True)
+    assert "cannot show a p99" in err
+    found = json.loads(said(capsys, *words, "--json")[1])
+    assert (found["proven"], found["broken"], found["limits"]["p99<=15.48 ms"]["high"]) == (False, [], None)
+    assert list(found["unknown"]) == ["p99<=15.48 ms"]
+    assert found["windows"] < 40
+    found = json.loads(said(capsys, "check", PROFILE, "--max-regress", "6%", "--json")[1])
+    assert (found["proven"], found["unknown"]) == (True, {})
+
+
+def changed(tmp_path: Path, before: str, after: str) -> str:
+    """Return the profile with another text in it."""
+    text = Path(PROFILE).read_text()
+    assert before in text
+    (tmp_path / "changed.toml").write_text(text.replace(before, after))
+    return os.fspath(tmp_path / "changed.toml")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("p99<=15.48 ms", "p99<=1.2x", "a profile's limits are absolute"),
+        ('"p99<=15.48 ms"', "3", "holds a limit that is none"),
+        ('energy_kind = "simulated"', 'energy_kind = "measured"', "are measured and those here simulated"),
+        ("VIN_SYS_5V0", "VIN_SYS_5V0 × 1.1", "which do not compare; tune again here"),
+        ('boundary = "VDD', 'note = "VDD', "cover nothing that is stated, and those here VDD_GPU_SOC"),
+    ],
+)
+def test_what_does_not_compare_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, before: str, after: str, says: str
+) -> None:
+    """Limits that are multiples, and joules of another kind or boundary, are each one line."""
+    code, out, err = said(capsys, "check", changed(tmp_path, before, after), *SHORT)
+    assert (code, out, err.count("\n")) == (4, "", 1)
+    assert says in err
+
+
+def test_the_joules_are_said_to_be_of_their_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    """Text and document of both commands name kind and boundary."""
+    for words in (("check", PROFILE, *SHORT), ("measure", "default", PROFILE, *SHORT)):
+        assert "simulated: VDD_GPU_SOC" in said(capsys, *words)[1]
+        found = json.loads(said(capsys, *words, "--json")[1])
+        assert (found["energy_kind"], found["boundary"][:11]) == ("simulated", "VDD_GPU_SOC")
+
+
+def table(tmp_path: Path) -> str:
+    """Return the URI of a small recorded table."""
     (tmp_path / "t.csv").write_text(
         "gpu_freq_hz,batch_size,latency_s,energy_j\n600000000,1,0.02,0.1\n1200000000,1,0.01,0.12\n"
     )
-    shutil.copy(PROFILE, tmp_path / "p.toml")
-    _, out, _ = said(capsys, "measure", "default", "default", "-d", f"replay:{tmp_path / 't.csv'}")
-    assert "a table answers the same every time" in " ".join(out.split())
+    return f"replay:{tmp_path / 't.csv'}"
+
+
+def test_a_table_is_said_to_have_no_noise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Nothing can be proven against what answers the same every time."""
+    _, out, _ = said(capsys, "measure", "default", "default", "-d", table(tmp_path))
+    assert "a recorded table has no noise of its own, so there is nothing to prove" in " ".join(out.split())
+
+
+def test_a_profile_of_a_table_is_looked_up_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It takes what it says, nothing is proven by it, and noise put on its joules makes them other joules."""
+    uri, profile = table(tmp_path), os.fspath(tmp_path / "p.toml")
+    assert run(("tune", "-d", uri, "--out", profile, "--journal", os.fspath(tmp_path / "j.jsonl"))) == 0
+    capsys.readouterr()
+    code, out, _ = said(capsys, "check", profile)
+    text = " ".join(out.split())
+    assert (code, "1.000 times what the profile says" in text) == (0, True)
+    assert "1, looked up: a recorded table has no noise of its own" in text
+    code, _, err = said(capsys, "check", profile, "--require")
+    assert (code, "not proven" in err) == (9, True)
+    code, _, err = said(capsys, "check", profile, "-d", f"{uri}?noise=0.2")
+    assert code == 4
+    assert "which do not compare" in err
+
+
+def test_a_profile_of_a_board_is_not_told_to_leave_out_what_was_not_given(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """On a table it is refused for its point, or for its load, and not for a workload that nobody named."""
+    code, _, err = said(capsys, "check", PROFILE, "-d", f"{table(tmp_path)}?noise=0.2")
+    assert (code, "--workload" in err, "does not take the point" in err) == (2, False, True)
+    code, _, err = said(capsys, "check", tuned_at(tmp_path, "poisson:10/s"), "-d", table(tmp_path))
+    assert (code, "a load that a recorded table cannot show" in err) == (2, True)
 
 
 def test_a_corrupt_profile_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from polythrottle.daemon.web import Tcp
 from polythrottle.daemon.web.document import document
 from polythrottle.daemon.web.operations import OPERATIONS
 
+pytestmark = pytest.mark.schema
 TOKEN = "0123456789abcdef-secret"
 EXAMPLES = 60
 SCHEMA = schemathesis.openapi.from_dict(document())

@@ -29,8 +29,9 @@ def run_comparison(names: list[str], setup: SetupOptions, require: bool, as_json
         found = _last(compare_sides(names, words), lambda seen: f"{len(seen.pairs)} pairs: {_percent(seen.saving)}")
     answer((names, found, words.precision), as_json, _print_comparison, _comparison_document)
     if require and found.verdict is not Verdict.SAVES:
+        because = "".join(f"; {line}" for line in _behind(found))
         raise ClaimFailed(
-            f"it is {found.verdict} that {names[1]} saves energy against {names[0]}"
+            f"it is {found.verdict} that {names[1]} saves energy against {names[0]}{because}"
             if found.verdict is Verdict.NOT_PROVEN
             else f"{names[1]} costs energy against {names[0]}"
         )
@@ -62,7 +63,8 @@ def check(
         ]
         raise ClaimFailed(f"{profile} does not keep its word: {' and '.join(what)}")
     if require and not found.sound:
-        raise ClaimFailed(f"it is not proven that {profile} keeps its word within {most:.3g}")
+        because = "".join(f"; {line}" for line in _unshown(found).values())
+        raise ClaimFailed(f"it is not proven that {profile} keeps its word within {most:.3g}{because}")
 
 
 def _last(steps: "Iterable[Step]", said: Any) -> "Step":
@@ -93,6 +95,9 @@ def _share(text: str) -> float:
         raise InvalidInput(f"{text!r} is not a share; write for example 3%") from None
     if not 0 <= share < math.inf:
         raise InvalidInput(f"{text!r} is not a share of zero or more; write for example 3%")
+    if share >= 1:
+        meant = number if share < 100 and not text.strip().endswith("%") else "3"
+        raise InvalidInput(f"{text!r} would allow {100 * share:g} % more energy; write {meant}%")
     return share
 
 
@@ -124,11 +129,14 @@ def _comparison_lines(names: list[str], found: Any) -> Iterator[tuple[str, str]]
     yield "B", names[1]
     for first, _ in found.pairs[-1:]:
         yield "joules", show_boundary(first)
-    for name in ("energy", "mean", "p99"):
+    # Of a side that does not keep up, latency is how long one has looked.
+    for name in ("energy", "mean", "p99") if all(found.keeps_up) else ("energy",):
         if (middle := found.middle(name)) is not None:
             item = " per item" if name == "energy" else ""
             yield name, f"B takes {middle:.3f} of A{item} ({_times(found.ratio(name))})"
     yield "pairs", _taken(found)
+    for line in _behind(found):
+        yield "load", line
     yield "verdict", _verdict(found)
 
 
@@ -137,14 +145,24 @@ def _served(found: Any) -> str:
     return f"{found.device}  {found.workload}" + ("" if found.arrivals == "closed" else f"  at {found.arrivals}")
 
 
+def _behind(found: Any) -> list[str]:
+    sides = zip("AB", found.keeps_up, strict=True)
+    return [f"{side} does not keep up: the queue grows" for side, keeps_up in sides if not keeps_up]
+
+
+_LOOKED_UP = "1, looked up: a recorded table has no noise of its own, so there is nothing to prove"
+
+
 def _taken(found: Any) -> str:
     if found.recorded:
-        return "1, looked up: a table answers the same every time, so there is no noise to prove anything against"
+        return _LOOKED_UP
     failed = f"; {found.failures} more told nothing" if found.failures else ""
     return f"{len(found.pairs)}, in turns{failed}"
 
 
 def _verdict(found: Any) -> str:
+    if not all(found.keeps_up):
+        return "not proven: nothing is claimed of a side whose queue grows"
     if found.verdict == "saves":
         return f"B {_percent(found.saving)} of the energy per item, with 95 % confidence"
     if found.verdict == "costs":
@@ -161,16 +179,41 @@ def _print_check(value: Any) -> None:
 
 
 def _check_lines(name: str, found: Any) -> Iterator[tuple[str, str]]:
+    from polythrottle.cli.texts import show_boundary
+
     yield "device", _served(found)
     yield "profile", name
-    yield "energy", f"{_times(found.energy)} what the profile says, allowed {1 + found.most:.3f}"
+    yield "joules", show_boundary(found.measured[-1])
+    times = f"{found.middle:.3f} times" if found.recorded else _times(found.energy)
+    yield "energy", f"{times} what the profile says, allowed {1 + found.most:.3f}"
     for limit, ratio in found.limits.items():
-        yield "limit", f"{limit}: at {_times(ratio)} the limit"
-    yield "windows", str(found.windows)
-    if found.tuned_at is None and found.arrivals != "closed":
-        yield "note", "the profile does not say at which arrivals it was tuned"
-    verdict = "keeps its word" if found.sound else "not proven, nothing found against it"
-    yield "verdict", "does not keep its word" if found.regressed or found.broken else verdict
+        yield "limit", f"{limit}: {_of_limit(ratio)}"
+    for line in _unshown(found).values():
+        yield "note", line
+    yield "windows", _LOOKED_UP if found.recorded else str(found.windows)
+    if found.regressed or found.broken:
+        yield "verdict", "does not keep its word"
+    else:
+        yield "verdict", "keeps its word" if found.sound else "not proven, nothing found against it"
+
+
+def _of_limit(ratio: Any) -> str:
+    if ratio.low > 0 and not math.isfinite(ratio.high):
+        return f"at {ratio.low:.3f} times the limit or above"
+    return "nothing is known yet" if not math.isfinite(ratio.high) else f"at {_times(ratio)} the limit"
+
+
+def _unshown(found: Any) -> dict[str, str]:
+    """Return the limits that these windows are too short to prove, each with what would do."""
+    if found.recorded:
+        return {}
+    queries = max((look.latency.queries or 0 for look in found.measured), default=0)
+    cannot, longer = f"windows of {queries} queries cannot show a", 1000 if queries < 500 else 4 * queries
+    return {
+        limit: f"{limit} not proven: {cannot} {limit.partition('<')[0]}; give --queries {longer}"
+        for limit in found.short
+        if limit not in found.broken
+    }
 
 
 def _bounds(interval: Any) -> dict[str, float | None]:
@@ -189,6 +232,13 @@ def _where(found: Any) -> dict[str, Any]:
     }
 
 
+def _joules(measured: Any) -> dict[str, str | None]:
+    """Return how joules came about and what they cover; null for what nobody says."""
+    if measured is None:
+        return {"energy_kind": None, "boundary": None}
+    return {"energy_kind": str(measured.energy_kind), "boundary": measured.boundary or None}
+
+
 def _comparison_document(value: Any) -> dict[str, Any]:
     names, found, precision = value
     return {
@@ -197,6 +247,7 @@ def _comparison_document(value: Any) -> dict[str, Any]:
         "recorded": found.recorded,
         "a": names[0],
         "b": names[1],
+        "keeps_up": dict(zip("ab", found.keeps_up, strict=True)),
         "pairs": [[a.energy_j, b.energy_j] for a, b in found.pairs],
         "failures": found.failures,
         "saving": _bounds(found.saving),
@@ -205,7 +256,7 @@ def _comparison_document(value: Any) -> dict[str, Any]:
             name: {"ratio": found.middle(name), **_bounds(found.ratio(name))} for name in ("mean", "p99")
         },
         "verdict": str(found.verdict),
-        "energy_kind": str(found.pairs[-1][0].energy_kind) if found.pairs else None,
+        **_joules(found.pairs[-1][0] if found.pairs else None),
     }
 
 
@@ -215,6 +266,8 @@ def _check_document(value: Any) -> dict[str, Any]:
         **_where(found),
         "precision": precision,
         "tuned_at": found.tuned_at,
+        "recorded": found.recorded,
+        **_joules(found.measured[-1]),
         "profile": name,
         "energy_ratio": _bounds(found.energy),
         "limits": {limit: _bounds(ratio) for limit, ratio in found.limits.items()},
@@ -223,4 +276,5 @@ def _check_document(value: Any) -> dict[str, Any]:
         "regressed": found.regressed,
         "broken": list(found.broken),
         "proven": found.sound,
+        "unknown": _unshown(found),
     }

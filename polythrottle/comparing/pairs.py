@@ -20,6 +20,8 @@ RESOLUTION = 0.005
 PRECISION = 0.05
 """A proven saving is told to five points."""
 _FAILURES_IN_A_ROW = 5
+_BEHIND = 4
+"""After so many pairs a side that does not keep up is taken for one that will not."""
 
 
 class Verdict(StrEnum):
@@ -53,11 +55,13 @@ class Comparison:
     def ratio(self, metric: str = "energy") -> Interval:
         """Return the 95 % interval of B ÷ A, valid however often it is looked at; (0, inf) while unknown.
 
+        It stays unknown where a side does not keep up: what a growing queue shows depends on how long one looks.
+
         Args:
             metric: ``energy`` or one of `polythrottle.measurement.METRICS`.
         """
         logs = self._logs(metric)
-        if len(logs) < len(self.pairs):
+        if len(logs) < len(self.pairs) or not all(self.keeps_up):
             return Interval(0.0, math.inf)
         found = interval(logs)
         return Interval(_exp(found.low), _exp(found.high))
@@ -70,6 +74,13 @@ class Comparison:
     def _logs(self, metric: str) -> list[float]:
         seen = [(_metric(a, metric), _metric(b, metric)) for a, b in self.pairs]
         return [math.log(b / a) for a, b in seen if a is not None and b is not None]
+
+    @property
+    def keeps_up(self) -> tuple[bool, bool]:
+        """Whether A and B each served what came, in most of their windows: a single one may be mistaken."""
+        behind = [sum(not pair[side].keeps_up for pair in self.pairs) for side in (0, 1)]
+        a, b = (count == 0 or 2 * count < len(self.pairs) for count in behind)
+        return a, b
 
     @property
     def saving(self) -> Interval:
@@ -87,6 +98,8 @@ class Comparison:
     @property
     def settled(self) -> bool:
         """Whether more pairs would change nothing that matters."""
+        if not all(self.keeps_up):
+            return len(self.pairs) >= _BEHIND
         width = self.saving.high - self.saving.low
         return width < (2 * RESOLUTION if self.verdict is Verdict.NOT_PROVEN else PRECISION)
 

@@ -311,6 +311,16 @@ def test_the_policy_lets_no_other_script_run(opens: Any) -> None:
     assert view.page.is_visible("#title")
 
 
+def least(tools: Any) -> dict[str, float]:
+    """Return the browser's figures, each at its least over some collections of garbage: one may come too early."""
+    found: list[dict[str, float]] = []
+    for _ in range(5):
+        tools.send("HeapProfiler.collectGarbage")
+        metrics = tools.send("Performance.getMetrics")["metrics"]
+        found.append({each["name"]: each["value"] for each in metrics})
+    return {name: min(each[name] for each in found) for name in found[0]}
+
+
 def test_a_day_does_not_make_it_grow(opens: Any) -> None:
     """Over 2,000 updates, each drawn, neither nodes nor listeners nor the heap grow."""
     script = Daemon(status=status(1))
@@ -330,8 +340,7 @@ def test_a_day_does_not_make_it_grow(opens: Any) -> None:
                 script.tell("phase", f"turn {turn}")
             if turn % 100 == 0:
                 view.wait("events", f"turn {turn}")
-        tools.send("HeapProfiler.collectGarbage")
-        return {each["name"]: each["value"] for each in tools.send("Performance.getMetrics")["metrics"]}
+        return least(tools)
 
     before, after = run(range(1, 701)), run(range(701, 2701))
     assert after["Nodes"] <= before["Nodes"] * 1.05
