@@ -135,10 +135,11 @@ class Client:
         Args:
             profile: A file, or ``<device>/<workload>``.
             within_s: When the one before comes back unless `confirm` is called; None keeps it.
+
+        Raises:
+            InvalidInput: If no file can have that name, or it may not be looked for.
         """
-        path = Path(profile)
-        name = str(path.absolute()) if path.is_file() else str(profile)
-        return self._asked("POST", "/v1/apply", {"profile": name, "within_s": within_s})
+        return self._asked("POST", "/v1/apply", {"profile": _whole_name(profile), "within_s": within_s})
 
     def confirm(self) -> Answer:
         """Keep the profile applied last."""
@@ -293,6 +294,17 @@ def default_socket() -> Path:
     """Return where this user's daemon listens, or else the machine's."""
     own, shared = run_dir() / SOCKET, Path("/run/polythrottle") / SOCKET
     return shared if shared.exists() and not own.exists() and not os.environ.get("POLYTHROTTLE_RUN_DIR") else own
+
+
+def _whole_name(profile: str | Path) -> str:
+    """Return a profile's absolute path if it is a file; else its name as given."""
+    path = Path(profile)
+    try:
+        return str(path.absolute()) if path.is_file() else str(profile)
+    except OSError as error:
+        shown = str(profile)
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        raise InvalidInput(f"{shown!r} is no profile: {error.strerror}; name a file or <device>/<workload>") from error
 
 
 class _Translated:

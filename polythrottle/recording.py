@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 _MOST_ARRIVALS = 20_000_000
+_LEAST_S, _MOST_S = 1e-12, 1e24
+"""Traces of any unit are within, and what is computed of them is far from where numbers end."""
 _COLUMN = re.compile(r"(?:arrivals?|arrived|arrival_time|timestamp|time|t)(?:_(s|ms|us|ns))?", re.IGNORECASE)
 _UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _GZIP = b"\x1f\x8b"
@@ -46,6 +48,8 @@ def recorded(path: Path) -> NDArray[np.float64]:
         raise BadFile(f"{path} is not a CSV file, or is damaged: {error}") from error
     if len(times) < 2 or times[-1] <= times[0]:
         raise BadFile(f"{path} holds {len(times)} arrivals over no time; two at different times are the least")
+    if not _LEAST_S <= (span_s := times[-1].item() - times[0].item()) <= _MOST_S:
+        raise BadFile(f"{path} goes over {span_s:g} s, which cannot be stretched to a rate; look at its times")
     return np.asarray(times - times[0])
 
 

@@ -51,6 +51,7 @@ class FakeBoard:
     applied: OperatingPoint | None = None
     taken: bool = False
     foreign: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
     temperature_c: float | None = 50.0
     power_w: float = 12.0
     fails: dict[str, Exception] = field(default_factory=dict)
@@ -93,10 +94,11 @@ class FakeBoard:
         self._try("restore")
         self.applied = None
 
-    def release(self) -> None:
+    def release(self) -> tuple[str, ...]:
         """Give it up."""
         self._try("release")
         self.applied, self.taken = None, False
+        return self.left
 
     def lend(self) -> tuple[str, Mapping[str, str]]:
         """Lend it."""

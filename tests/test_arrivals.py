@@ -190,6 +190,8 @@ def test_times_may_be_numbers_or_dates(tmp_path: Path, text: str, name: str) -> 
         ("arrival_s\n1\nnan\n", "line 3"), ("a,arrival_s\n1,1\n2", "line 3: ''"), ("arrival_s\n2\n1", "line 3: goes"),
         ("arrival_s\n1\n", "1 arrivals"), ("arrival_s\n1\n1\n", "no time"), ("arrival_s\n1\n2024-01-01\n1\n", "line 4"),
         ('arrival_s\n"1\n' + "1" * 200_000, "not a CSV"), ("arrival_s\n1\n\x00\n", "line 3"),
+        ("arrival_s\n0\n1e308\n", r"goes over 1e\+308 s"), ("arrival_s\n-1e308\n1e308\n", "goes over inf s"),
+        ("arrival_s\n0\n1e-320\n", "cannot be stretched to a rate; look at its times"),
         ("arrival_s\n1\n2,5\n", "line 3: '2,5' has 2 fields, the header 1; write 2.5, not 2,5"),
     ],
 )  # fmt: skip

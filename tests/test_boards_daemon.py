@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from actuators import BOARD, GPU, Bench, Process, bench
 
+from polythrottle.actuation.wire import Line
 from polythrottle.backends import open_device
 from polythrottle.clock import SystemClock, VirtualClock
 from polythrottle.daemon.boards import LEASE_S, ActuatorBoard, LocalBoard, SeparateLender
@@ -62,6 +63,30 @@ def test_an_applied_point_is_put_back_on_release(served: Bench, tmp_path: Path) 
     board.release()
     assert served.held() == before
     assert not (tmp_path / "lease.token").exists()
+
+
+def test_what_a_release_leaves_is_said(served: Bench, tmp_path: Path) -> None:
+    """A control that somebody else has set is named by the release, by a second one too, until it is taken again."""
+    board = board_at(served, tmp_path)
+    board.take()
+    board.apply(low(served))
+    key = next(key for key in served.held() if "gpu" in key and key.endswith("/max_freq"))
+    other = next(hz for hz in sorted(found(served), reverse=True)[1:] if str(hz) != served.held()[key])
+    Path(f"{served.root}{key}").write_text(f"{other}\n")
+    (left,) = board.release()
+    assert f"{key} holds {other}" in left
+    assert board.release() == (left,)
+
+
+def test_an_actuator_that_does_not_answer_a_release_is_not_passed_over(served: Bench, tmp_path: Path) -> None:
+    """A release that failed leaves it unknown whether the board was restored, the second time too."""
+    board = board_at(served, tmp_path)
+    board.take()
+    board._line.close()
+    board._line = Line(tmp_path / "none.sock", 1.0)
+    with pytest.raises(DeviceError):
+        board.release()
+    assert board.release() == ("whether the board was restored is not known",)
 
 
 def test_restore_keeps_the_lease(served: Bench, tmp_path: Path) -> None:

@@ -156,6 +156,13 @@ def test_a_body_the_daemon_refuses_is_an_error_of_input(script: Script, where: P
         Client(where).release("x" * 2_000_000)
 
 
+def test_a_profile_no_file_can_be_named_like_is_one_line(where: Path) -> None:
+    """A name too long for any file is an error of input, shown in part, before a daemon is asked."""
+    with pytest.raises(InvalidInput, match="name too long") as caught:
+        Client(where).apply("x" * 300)
+    assert len(str(caught.value)) < 200
+
+
 def test_no_daemon_is_one_line(where: Path) -> None:
     """Whether there was never one or it has died."""
     with pytest.raises(DeviceError, match=r"no daemon runs at .*; start one: polythrottle daemon run"):

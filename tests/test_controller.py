@@ -181,7 +181,10 @@ def _check_guards(before: State, state: State, seen: Observed, actions: tuple[Ac
     """Check that a tripped guard has led to the right point, and that people were told why."""
     if before.plan is None or before.phase in (Phase.DOWN, Phase.YIELDED):
         return
-    trips = tripped(before.plan.bounds, seen)
+    # With a budget a broken p99 may be its price; see the tests of that.
+    trips = [
+        each for each in tripped(before.plan.bounds, seen) if before.budget_w is None or each.guard is not Guard.P99
+    ]
     if not trips:
         return
     assert state.phase is Phase.SAFE

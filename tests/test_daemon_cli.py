@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -17,8 +18,10 @@ from daemons import LADDER
 from polythrottle.backends import open_device
 from polythrottle.catalog.profiles import write_profile
 from polythrottle.cli.commands import run
+from polythrottle.cli.daemon import _print_status
 from polythrottle.client import Client
 from polythrottle.daemon.ports import Seen
+from polythrottle.daemon.showing import stamp
 from polythrottle.daemon.status import Status
 from polythrottle.errors import DeviceError, PolythrottleError
 from polythrottle.identity import identity_of
@@ -106,7 +109,9 @@ def simulated(tmp_path: Path) -> Path:
     return tmp_path / "sim.toml"
 
 
-def test_a_simulated_board_follows_simulated_requests(tmp_path: Path, simulated: Path, ends: ExitStack) -> None:
+def test_a_simulated_board_follows_simulated_requests(
+    tmp_path: Path, simulated: Path, ends: ExitStack, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Run, look, ask and end: what the first page of the manual says works, without root and without systemd."""
     daemon = Daemon(tmp_path, "--profile", str(simulated), "--traffic", "sim:poisson:20/s")
     ends.callback(daemon.close)
@@ -114,12 +119,27 @@ def test_a_simulated_board_follows_simulated_requests(tmp_path: Path, simulated:
     assert status.energy_kind == "simulated"
     until(lambda: (found := daemon.status()) is not None and found.power_w and found.saved.joules is not None)
     assert run(["daemon", "status", "--socket", str(daemon.socket)]) == 0
+    capfd.readouterr()
     assert run(["daemon", "stop", "--socket", str(daemon.socket)]) == 0
+    assert capfd.readouterr().out == "the daemon has ended; the board is as it was found\n"
     assert daemon.child.wait(timeout=60) == 0
     log = daemon.log.read_text()
     assert "Traceback" not in log
     assert "the daemon has ended; the board is as it was found" in log
     assert not daemon.socket.exists()
+
+
+def test_a_loop_that_hangs_is_seen_in_the_status(capsys: pytest.CaptureFixture[str]) -> None:
+    """A status of long ago says first for how long the loop has not turned; a fresh one, or one without time, not."""
+    _print_status(Status(at=stamp(time.time() - 60), title="a board", rate_per_s=3.0))
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first in ("the control loop has not turned for 60 s", "the control loop has not turned for 61 s")
+    assert any("3/s, – waiting" in line for line in rest)
+    for at in (stamp(time.time() + 60), ""):
+        _print_status(Status(at=at, title="a board", rate_per_s=3.0, waiting=0))
+        out = capsys.readouterr().out
+        assert "has not turned" not in out
+        assert "3/s, 0 waiting" in out
 
 
 def test_status_is_a_document_for_programs(

@@ -494,6 +494,50 @@ def test_an_answer_without_a_declared_output_spoils_the_query(serve: Serve) -> N
         workload.query()
 
 
+@pytest.mark.parametrize("binary", [False, True])
+def test_an_answer_to_another_batch_spoils_the_query(serve: Serve, binary: bool) -> None:
+    """Else one item would be counted as eight; what the model declares says how many there are."""
+    server = serve(X, extensions=("binary_tensor_data",) if binary else ())
+    declared = {"name": "m", "inputs": [X], "outputs": [{**Y, "shape": [-1, 4]}]}
+    server.answers["GET", "/v2/models/m"] = lambda handler, _: handler.document(declared)
+
+    def answering(rows: int, columns: int) -> Callable[[Handler, bytes], None]:
+        head, count = {**Y, "shape": [rows, columns]}, rows * columns
+        if not binary:
+            return lambda handler, _: handler.document({"outputs": [{**head, "data": [0.5] * count}]})
+        text = json.dumps({"outputs": [{**head, "parameters": {"binary_data_size": 4 * count}}]}).encode()
+        return lambda handler, _: handler.raw(text + b"\0" * 4 * count, **{HEADER_LENGTH: str(len(text))})
+
+    with opened(server, batch_sizes=[8]) as workload:
+        for rows, columns in ((1, 4), (7, 4), (8, 3)):
+            server.answers[INFER] = answering(rows, columns)
+            with pytest.raises(TrialError, match=rf"^m answers with {rows}x{columns} for its output y, which .* is 8$"):
+                workload.query()
+        server.answers[INFER] = answering(8, 4)
+        assert workload.query().items == 8
+
+
+def test_outputs_need_no_batch_where_inputs_have_none(serve: Serve) -> None:
+    """An open first dimension is then something else, such as how many objects were found."""
+    server = serve()
+    fixed = {"name": "m", "inputs": [{**X, "shape": [2, 4]}], "outputs": [{**Y, "shape": [-1, 4]}]}
+    server.answers["GET", "/v2/models/m"] = lambda handler, _: handler.document(fixed)
+    server.answers[INFER] = lambda handler, _: handler.document({"outputs": [{**Y, "data": NUMBERS}]})
+    with opened(server) as workload:
+        assert workload.query().items == 2
+
+
+@pytest.mark.parametrize("shape", [None, "x", [None], 5, [[1]]])
+def test_an_output_whose_declared_shape_is_none_is_known_by_name_only(serve: Serve, shape: Any) -> None:
+    """Nothing can be compared then."""
+    server = serve()
+    declared = {"name": "m", "inputs": [X], "outputs": [{"name": "y", "datatype": "FP32", "shape": shape}]}
+    server.answers["GET", "/v2/models/m"] = lambda handler, _: handler.document(declared)
+    server.answers[INFER] = lambda handler, _: handler.document({"outputs": [{**Y, "data": NUMBERS}]})
+    with opened(server, batch_sizes=[8]) as workload:
+        assert workload.query().items == 8
+
+
 def test_long_answers_like_one_that_was_whole_are_not_looked_through_again(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Models behind KServe v2 over gRPC, on a server that answers as it is told to; the real ones are in tests/services."""
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -67,7 +68,7 @@ def put(answer: Any, *, datatype: str = "FP32", shape: Any = (1, 4), raw: int | 
     [{"raw": 16}, {"fp32_contents": [1.0] * 4}, {"datatype": "INT8", "int_contents": [1] * 4},
      {"datatype": "UINT16", "uint_contents": [1] * 4}, {"datatype": "BOOL", "bool_contents": [True] * 4},
      {"datatype": "BYTES", "raw": 99}, {"datatype": "BYTES", "bytes_contents": [b"a"] * 4},
-     {"datatype": "FP16", "raw": 8}, {"shape": (0, 4), "raw": 0}],
+     {"datatype": "FP16", "raw": 8}, {"shape": (), "raw": 4}],
 )  # fmt: skip
 def test_an_answer_that_holds_what_it_says_is_taken(served: tuple[Servicer, str], output: dict[str, Any]) -> None:
     """As bytes or in the field of its type."""
@@ -122,6 +123,26 @@ def test_missing_tensors_and_outputs_spoil_the_query(served: tuple[Servicer, str
     workload = open_workload(uri)
     with pytest.raises(TrialError, match="m answers without z, which it declares"):
         workload.query()
+    workload.close()
+
+
+@pytest.mark.parametrize(
+    ("shape", "line"),
+    [
+        ([1, 4], "1x4 for its output y, which it declares as [?]x4; the batch that was sent is 8"),
+        ([8, 3], "8x3 for its output y, which it declares as [?]x4; the batch that was sent is 8"),
+        ([0, 4], "[?]x4 for its output y"),
+    ],
+)
+def test_an_answer_to_another_batch_spoils_the_query(served: tuple[Servicer, str], shape: Any, line: str) -> None:
+    """Else one item would be counted as eight."""
+    servicer, uri = served
+    workload = open_workload(uri, batch_sizes=[8])
+    servicer.made = lambda answer: put(answer, shape=shape, raw=4 * math.prod(shape))
+    with pytest.raises(TrialError, match=f"^m answers with {line}"):
+        workload.query()
+    servicer.made = lambda answer: put(answer, shape=[8, 4], raw=128)
+    assert workload.query().items == 8
     workload.close()
 
 

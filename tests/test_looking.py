@@ -45,6 +45,13 @@ def test_looks_in_between_are_added_up() -> None:
     assert sight.errors == pytest.approx(1 / 3)
 
 
+def test_a_rate_over_an_instant_is_unknown() -> None:
+    """Three requests in two milliseconds are no 1500 a second; in a tenth of a second they count."""
+    eyes = looking(Script([Seen(3), Seen(3)], [Reading(1.0, 5.0), Reading(2.0, 6.0)]))
+    assert eyes.look(0.002).rate_per_s is None
+    assert eyes.look(0.102).rate_per_s == pytest.approx(30.0)
+
+
 def test_power_is_energy_over_the_boards_own_time() -> None:
     """A board whose clock runs apart from the loop's is believed about its own time."""
     script = Script([Seen(), Seen()], [Reading(100.0, 50.0), Reading(102.0, 74.0)])

@@ -153,8 +153,8 @@ def test_an_answer_that_comes_all_at_once_has_no_time_per_token() -> None:
 def test_an_answer_without_text_has_no_first_token() -> None:
     """When it came is then unknown, not zero."""
     found = TokenStream("m", 0.0)
-    found.take(b'{"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": {"completion_tokens": 0}}', 1.0)
-    assert (found.query().first_s, found.query().tokens, found.query().per_token_s) == (None, 0, None)
+    found.take(b'{"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": {"completion_tokens": 3}}', 1.0)
+    assert (found.query().first_s, found.query().tokens, found.query().per_token_s) == (None, 3, None)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
@@ -413,9 +413,43 @@ def test_an_error_within_the_stream_spoils_the_query(serve: Serve, part: bytes, 
             workload.query()
 
 
-@pytest.mark.parametrize("tokens", [10**9, 64 + 9, 0, -1])
+@pytest.mark.parametrize("counted", [(), (usage(0),)])
+@pytest.mark.parametrize("reason", ["stop", "content_filter", "length"])
+def test_an_empty_answer_is_none(serve: Serve, reason: str, counted: tuple[bytes, ...]) -> None:
+    """It would be the fastest of all, though nothing was made; the server's reason is passed on."""
+    empty, server = (
+        (piece(""), piece("", reason), *counted, DONE),
+        serve(*(WHOLE if counted else (piece("a", "stop"),))),
+    )
+    with opened(server) as workload:
+        server.answers[CHAT] = lambda handler, _: stream(handler, *empty)
+        with pytest.raises(TrialError, match=rf"^the answer of org/m is empty \(finish reason {reason}\)$"):
+            workload.query()
+
+
+def test_a_server_whose_first_answer_is_empty_is_not_measured(serve: Serve) -> None:
+    """Unless that one token was all it was to make: text may need more than one."""
+    with pytest.raises(TrialError, match=r"is empty \(finish reason content_filter\)"):
+        open_workload(f"openai://{serve(piece('', 'content_filter'), DONE).where}/org/m")
+    with opened(serve(piece("", "length"), DONE)) as workload, pytest.raises(TrialError, match="is empty"):
+        workload.query()
+
+
+def test_tokens_without_text_count_only_where_the_server_counts(serve: Serve) -> None:
+    """Where pieces are counted, an answer without any would have no tokens."""
+    hidden = (piece("", "stop"), usage(5), DONE)
+    with opened(serve(*hidden)) as workload:
+        assert workload.query().tokens == 5
+    server = serve(piece("a", "stop"), DONE)
+    with opened(server) as workload:
+        server.answers[CHAT] = lambda handler, _: stream(handler, *hidden)
+        with pytest.raises(TrialError, match="is empty"):
+            workload.query()
+
+
+@pytest.mark.parametrize("tokens", [10**9, 64 + 9, 1, 0, -1])
 def test_a_count_that_cannot_be_is_not_believed(serve: Serve, tokens: int) -> None:
-    """More than were asked for and came, none where there were pieces."""
+    """More than were asked for and came, or fewer than there were pieces, none of which is less than a token."""
     server = serve(piece("a"), piece("b", "stop"), usage(tokens), DONE)
     with opened(server) as workload, pytest.raises(TrialError, match=rf"says that 2 pieces are {tokens:,} tokens, of"):
         workload.query()
@@ -471,9 +505,9 @@ def test_a_stream_that_is_not_closed_has_stalled(serve: Serve) -> None:
 
 
 def test_the_key_is_not_shown_where_the_stream_repeats_it(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in an error nor in something that is no JSON."""
+    """Neither in an error nor in something that is no JSON, nor as the reason to end."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    for part in (event({"error": f"bad key {KEY}"}), f"data: {KEY}\n\n".encode()):
+    for part in (event({"error": f"bad key {KEY}"}), f"data: {KEY}\n\n".encode(), piece("", KEY)):
         with pytest.raises(TrialError, match="…") as caught, opened(serve(part)):
             pass
         assert KEY not in str(caught.value)

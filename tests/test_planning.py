@@ -28,13 +28,13 @@ def _ladder() -> Ladder:
 
 
 def test_a_profile_without_a_ladder_keeps_its_point_for_all_loads() -> None:
-    """One rung: the profile's point, up to 95 % of what it answered, with power between idle and full."""
+    """One rung: the profile's point, up to 70 % of what it answered, with power between idle and full."""
     plan = plan_of(_profile())
     assert plan.ladder is not None
     (rung,) = plan.ladder.rungs
     assert rung.service.point == _POINT
-    assert rung.rate_per_s == pytest.approx(38.0)
-    assert rung.power_at(1.0) < rung.power_at(38.0) == pytest.approx(8 + 0.95 * 12)
+    assert rung.rate_per_s == pytest.approx(28.0)
+    assert rung.power_at(1.0) < rung.power_at(28.0) == pytest.approx(8 + 0.7 * 12)
     assert plan.ladder.slo_s == 0.2
 
 
@@ -56,6 +56,14 @@ def test_the_safe_point_is_the_default_only_where_that_is_safe() -> None:
         assert plan_of(_profile(ladder=_ladder(), default=default)).safe == top
     unknown = replace(quick, latency=Latency(0.1))
     assert plan_of(_profile(ladder=_ladder(), default=unknown)).safe == top
+
+
+def test_without_a_ladder_a_default_that_held_the_slo_is_safe() -> None:
+    """However little it answers: the only rung is the point that would be violating."""
+    slow = replace(_SEEN, throughput_per_s=5.0, energy_j=4.0)
+    assert plan_of(_profile(default=slow)).safe == UNTOUCHED
+    assert plan_of(_profile(default=replace(slow, latency=Latency(0.1, p99_s=0.3)))).safe.point == _POINT
+    assert plan_of(_profile()).safe.point == _POINT
 
 
 def test_the_cool_point_draws_least() -> None:

@@ -335,7 +335,8 @@ def test_a_stop_restores_the_board(house: House) -> None:
     house.turns(3)
     answer = house.desk.hand_in(Stop())
     house.runner.run()
-    assert "the board is restored" in answer.result(timeout=0)["words"]
+    assert "gives the board back" in answer.result(timeout=0)["words"]
+    assert house.words("stop") == ["the daemon has ended; the board is as it was found"]
     assert (house.board.taken, house.board.applied, house.traffic.closed) == (False, None, True)
 
 
@@ -347,6 +348,63 @@ def test_a_board_that_cannot_be_restored_is_not_passed_over(house: House) -> Non
     with pytest.raises(PolythrottleError, match="cannot be reached"):
         house.runner.run()
     assert house.traffic.closed
+    assert house.words("stop") == [f"the daemon has ended; the board may not be as it was found: {GONE}"]
+
+
+def test_what_is_left_on_the_board_is_named_at_the_end(house: House) -> None:
+    """A control that somebody else has set is in the stop event and in the error the daemon ends with."""
+    house.turns(3)
+    house.board.left = ("gpu_max holds 5, was 9: changed by someone else",)
+    house.runner.stop()
+    with pytest.raises(DeviceError, match="gpu_max holds 5") as ended:
+        house.runner.run()
+    assert ended.value.exit_code == 6
+    assert "may not be as it was found: gpu_max holds 5" in house.words("stop")[0]
+
+
+def test_what_is_left_on_a_released_board_is_named(house: House) -> None:
+    """Who has the board released is told what is not as it was found."""
+    house.turns(3)
+    house.board.left = ("gpu_max holds 5, was 9",)
+    assert "not as found (gpu_max holds 5, was 9)" in wish(house, Release("maintenance"))
+
+
+def test_the_reason_is_that_of_now(house: House) -> None:
+    """Once the load is known the reason says it, though the point has not changed since it was not."""
+    house.traffic.rate_per_s = 150.0
+    house.turns(30)
+    assert house.board.done.count("apply") == 1
+    assert house.desk.status.reason.startswith("a load of 15")
+
+
+def test_a_board_that_was_never_had_is_said_with_its_cause(house: House) -> None:
+    """Without an actuator from the beginning, event and reason say that the board cannot be set, and why."""
+    house.board.fails.update(take=GONE, apply=GONE, read=GONE)
+    house.turns(3)
+    assert house.words("lease") == [f"the board cannot be set: {GONE}"]
+    assert house.desk.status.reason == f"not set: {GONE}"
+
+
+def test_a_right_that_is_lost_is_said_with_its_cause(house: House) -> None:
+    """An actuator that goes away is an event with its words."""
+    house.turns(5)
+    house.board.fails.update(take=GONE, apply=GONE, read=GONE)
+    house.turns(3)
+    assert house.words("lease") == [f"the right to set the board is lost: {GONE}"]
+
+
+def test_a_study_that_could_not_be_started_is_not_started_later(house: House) -> None:
+    """A wish for a study that was answered with an error is taken back."""
+    house.traffic.p99_s = 0.2
+    house.turns(2)
+    assert house.desk.status.phase == "safe"
+    with pytest.raises(DeviceError, match="while the daemon is safe"):
+        wish(house, StartStudy(5))
+    assert house.runner.acting.state.study_wanted == ""
+    house.traffic.p99_s = 0.05
+    house.turns(700)
+    assert house.desk.status.phase == "following"
+    assert house.words("study") == []
 
 
 def test_a_daemon_without_anything_to_follow_looks_on(tmp_path: Path) -> None:

@@ -77,6 +77,28 @@ def test_setting_a_knob_takes_time_in_which_nothing_is_served() -> None:
     assert site.switches == 3
 
 
+def test_requests_before_the_first_point_was_set_are_not_held_against_it() -> None:
+    """They are counted, but nobody learns how long they took; all later ones are seen, after later writes too."""
+    site = _site([0.01 * number for number in range(1, 5)] + [3.0, 6.0], clock := VirtualClock(), warming=True)
+    clock.sleep(0.02)
+    assert site.traffic.look(clock.now()) is not None
+    point = site.device.space.default.moved({"gpu_max_hz": 828_750_000, "gpu_min_hz": 114_750_000})
+    site.board.apply(point)
+    first = site.traffic.look(clock.now())
+    assert first is not None
+    assert (first.answered, first.worst_s, first.mean_s, first.waiting) == (0, None, None, 0)
+    clock.sleep(2.0)
+    quiet = site.traffic.look(clock.now())
+    assert quiet is not None
+    assert (quiet.answered, quiet.mean_s) == (0, None)
+    clock.sleep(2.0)
+    site.board.restore()
+    later = site.traffic.look(clock.now())
+    assert later is not None
+    assert (later.arrived, later.answered) == (1, 1)
+    assert later.worst_s is not None
+
+
 def test_a_refused_level_changes_nothing() -> None:
     """A knob or batch that is not there is refused, and what held goes on holding."""
     site = _site([0.5], clock := VirtualClock())

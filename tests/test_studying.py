@@ -175,7 +175,8 @@ def test_a_study_that_does_not_end_is_killed(tmp_path: Path, lender: Lender) -> 
     [
         ("sys.exit(5)", False, "no point that was tried"),
         ("sys.stderr.write('polythrottle: the model is gone\\n'); sys.exit(6)", True, "the model is gone"),
-        ("os.kill(os.getpid(), 9)", True, "exit code -9"),
+        ("os.kill(os.getpid(), 9)", True, "it was ended by signal 9"),
+        ("sys.stderr.write('a remark\\n'); sys.stderr.flush(); os.kill(os.getpid(), 9)", True, "ended by signal 9"),
         ("sys.exit(0)", False, "no point that was tried"),
     ],
 )

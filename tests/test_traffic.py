@@ -133,6 +133,19 @@ def test_reports_are_folded_and_none_for_long_means_down() -> None:
     assert traffic.look(100.0) is not None
 
 
+def test_a_report_every_other_turn_is_no_rate_that_jumps() -> None:
+    """Ten requests in the two seconds since the report before are five a second; none is lost or counted twice."""
+    traffic, counted = ReportedTraffic(), []
+    for turn in range(1, 9):
+        if turn % 2:
+            traffic.report(Seen(10, 10), float(turn))
+        seen = traffic.look(float(turn))
+        assert seen is not None
+        counted.append(seen.arrived)
+    assert counted == [10, 0, 5, 5, 5, 5, 5, 5]
+    assert [(traffic.look(at_s) or Seen(-1)).arrived for at_s in (8.5, 11.5, 12.5)] == [None, 0, -1]
+
+
 def test_a_process_is_up_while_it_runs_and_nothing_else_is_known() -> None:
     """A program is found by its name, is gone when it ends, and its rate is unknown, not 0."""
     name = f"poly{os.getpid()}"[:15]

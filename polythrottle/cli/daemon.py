@@ -4,8 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _WAIT_S = 20.0
+_HUNG_S = 5.0
 _ACTUATOR = "polythrottle.daemon.actuator"
 SocketOption = Annotated[Path | None, typer.Option("--socket", metavar="PATH", help="Where the API is served.")]
 
@@ -104,14 +108,20 @@ def status(
 
 @app.command()
 def stop(socket: SocketOption = None, as_json: JsonOption = False) -> None:
-    """End the daemon: study stopped, board restored."""
+    """End the daemon: study stopped, board given back; say what it says of that at the end."""
     from polythrottle.client import Client
 
-    with Client(socket) as client:
+    with Client(socket) as client, Client(socket) as listener:
+        last = max((each.number for each in client.events()), default=0)
+        said: list[str] = []
+        hearing = threading.Thread(target=_hear, args=(listener, last, said), daemon=True)
+        hearing.start()
         client.stop()
         if not _gone(client):
             raise DeviceError(f"the daemon at {client.where} was told to end and has not within {_WAIT_S:g} s")
-        answer({"stopped": client.where}, as_json, lambda _: typer.echo("the daemon has ended; the board is restored"))
+        hearing.join(timeout=1.0)
+        words = said[0] if said else "the daemon has ended; what became of the board, its log says"
+        answer({"stopped": client.where, "words": words}, as_json, lambda _: typer.echo(words))
 
 
 @app.command(
@@ -160,6 +170,19 @@ def _installer() -> Path:
     raise StorageError("this installation lacks packaging/install-units; take it from the source of this version")
 
 
+def _hear(client: Any, after: int, said: list[str]) -> None:
+    """Note the words with which a daemon ends; returns when it has ended."""
+    from polythrottle.client import Gone
+    from polythrottle.daemon.status import Happened
+
+    with suppress(PolythrottleError):
+        for each in client.follow(after):
+            if isinstance(each, Happened) and each.kind == "stop":
+                said.append(each.words)
+            if said or isinstance(each, Gone):
+                return
+
+
 def _gone(client: Any) -> bool:
     until_s = time.monotonic() + _WAIT_S
     while time.monotonic() < until_s:
@@ -199,8 +222,18 @@ def _print_status(status: Any) -> None:
     from polythrottle.units import show
 
     console = Console(highlight=False, markup=False)
+    if hung := _hung(status.at):
+        console.print(Text(hung, "bold"))
     console.print(Text(status.title or status.device, "bold"))
     console.print(named_lines([pair for pair in _lines(status, show) if pair[1]]))
+
+
+def _hung(at: str) -> str:
+    """Say for how long the status is old already, where that is longer than a turn can take; "" if it is not."""
+    with suppress(ValueError):
+        age_s = time.time() - datetime.fromisoformat(at).timestamp()
+        return f"the control loop has not turned for {age_s:.0f} s" if age_s > _HUNG_S else ""
+    return ""
 
 
 def _lines(status: Any, show: Any) -> Iterator[tuple[str, str]]:
@@ -216,7 +249,8 @@ def _lines(status: Any, show: Any) -> Iterator[tuple[str, str]]:
     yield "set", show_point(OperatingPoint(status.point)) if status.point else "as found"
     if status.rung is not None:
         yield "rung", f"{status.rung.number + 1} of {status.rung.of}, up to {status.rung.rate_per_s:.3g}/s"
-    yield "requests", "" if status.rate_per_s is None else f"{status.rate_per_s:.3g}/s, {status.waiting or 0} waiting"
+    waiting = "–" if status.waiting is None else status.waiting
+    yield "requests", "" if status.rate_per_s is None else f"{status.rate_per_s:.3g}/s, {waiting} waiting"
     yield "p99", "" if status.p99_s is None else f"{show(status.p99_s, 's')} (limit {show(status.limit_s, 's')})"
     yield "power", "" if status.power_w is None else f"{show(status.power_w, 'W')} ({status.energy_kind})"
     yield "heat", "" if status.temperature_c is None else f"{status.temperature_c:.1f} °C"

@@ -3,9 +3,10 @@
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from polythrottle.clock import Clock
-from polythrottle.daemon.controller import step
+from polythrottle.daemon.controller import reason, step
 from polythrottle.daemon.planning import UNTOUCHED
 from polythrottle.daemon.ports import Board, Traffic
 from polythrottle.daemon.signals import (
@@ -56,7 +57,7 @@ class Acting:
         self, clock: Clock, board: Board, traffic: Traffic, studies: Studies, tell: Callable[[str, str], None]
     ) -> None:
         self.state = State()
-        self._why = "nothing was set yet"
+        self._why = ""
         self.released = ""
         self.faults: dict[str, str] = {}
         self.part: Callable[[OperatingPoint], OperatingPoint] = whole
@@ -68,11 +69,14 @@ class Acting:
 
     @property
     def reason(self) -> str:
-        """Why what is set is set."""
+        """Why what is set is set, as far as is known now; or why nothing is."""
         if self.released:
             return f"released: {self.released}"
-        hold = self.state.hold
-        return self._why if hold is None or self.state.phase is not Phase.SAFE else hold.reason
+        if not self.state.leased:
+            return f"not set: {self.faults.get('board', 'the right to set the board is not there')}"
+        if not self._why:
+            return "nothing was set yet"
+        return self._why if self.state.phase is Phase.STUDYING else reason(self.state)
 
     def do(self, event: Event) -> None:
         """Tell the controller of an event and carry out what it says, and what follows from that."""
@@ -99,8 +103,8 @@ class Acting:
         try:
             self._board.take()
         except PolythrottleError as error:
-            self._had = False
-            self._lost(str(error))
+            had, self._had = self._had, False
+            self._lost(str(error), had)
             return False
         self.faults.pop("board", None)
         self._retry_s = 1.0
@@ -132,15 +136,22 @@ class Acting:
         if knobs:
             self.do(ForeignWrite(now_s, knobs))
 
-    def give_back(self, reason: str) -> None:
+    def want_study(self, words: str) -> None:
+        """Want a study for this reason instead of the one there is; for none, if it is empty."""
+        self.state = replace(self.state, study_wanted=words)
+
+    def give_back(self, reason: str) -> tuple[str, ...]:
         """Put everything back and give up the right to set the board, until `take_again`.
+
+        Returns:
+            What may not be as it was found.
 
         Raises:
             DeviceError: If the board could not be restored from here.
         """
         self.released, self._had = reason, False
         self._serve(UNTOUCHED)
-        self._board.release()
+        return self._board.release()
 
     def take_again(self) -> None:
         """Take the right to set the board again.
@@ -176,7 +187,7 @@ class Acting:
             yield Refused(str(error))
         except DeviceError as error:
             self._fault(str(error))
-            yield LeaseLost()
+            yield LeaseLost(f"the right to set the board is lost: {error}")
 
     def _applied(self, target: Target) -> None:
         self._board.apply(self.part(target.point))
@@ -208,10 +219,10 @@ class Acting:
         else:
             self._tell("study", f"a study has begun: {reason}")
 
-    def _lost(self, words: str) -> None:
+    def _lost(self, words: str, had: bool) -> None:
         self._fault(words)
         if self.state.leased:
-            self.do(LeaseLost())
+            self.do(LeaseLost(f"{'the right to set the board is lost' if had else 'the board cannot be set'}: {words}"))
 
     def _fault(self, words: str) -> None:
         self.faults["board"] = words

@@ -21,6 +21,7 @@ _LATER_S = 0.5
 _PATIENCE_S = 5.0
 TOKEN = "POLYTHROTTLE_TOKEN"
 _HOLDER = "the daemon"
+_UNTOLD = "whether the board was restored is not known"
 
 
 class ActuatorBoard:
@@ -47,6 +48,7 @@ class ActuatorBoard:
         self._lease_s = lease_s
         self._renewed_s = 0.0
         self._about: Mapping[str, object] = {}
+        self._left: tuple[str, ...] = ()
 
     @property
     def uri(self) -> str:
@@ -151,8 +153,11 @@ class ActuatorBoard:
         if self._held:
             self._line.ask("restore", token=self._token)
 
-    def release(self) -> None:
-        """Put everything back and give the lease up.
+    def release(self) -> tuple[str, ...]:
+        """Put everything back and give the lease up; where that was done before, say again what came of it.
+
+        Returns:
+            What is not as it was found, as the actuator says it; empty if everything is.
 
         Raises:
             DeviceError: If the actuator cannot be reached; it restores the board when the lease is over.
@@ -160,8 +165,9 @@ class ActuatorBoard:
         held, self._held = self._held, False
         try:
             if held:
-                with suppress(LeaseOver):
-                    self._line.ask("release", token=self._token)
+                self._left = (_UNTOLD,)
+                self._left = self._given_up()
+            return self._left
         finally:
             self._token = None
             with suppress(OSError):
@@ -191,8 +197,13 @@ class ActuatorBoard:
         device = self._described(fresh=True)
         known = {} if self._token is None else {"token": self._token}
         found = self._line.ask("take", device=device, seconds=self._lease_s, holder=_HOLDER, **known)
-        self._token, self._held = str(found["token"]), True
+        self._token, self._held, self._left = str(found["token"]), True, ()
         _keep(self._token_file, self._token)
+
+    def _given_up(self) -> tuple[str, ...]:
+        with suppress(LeaseOver):
+            return tuple(map(str, self._line.ask("release", token=self._token).get("left", ())))
+        return ()
 
     def _described(self, fresh: bool = False) -> str:
         """Return the device's URI as the actuator has it, and what it is."""
@@ -230,6 +241,7 @@ class LocalBoard:
             raise InvalidInput(f"{device.uri} is a recorded table; there is nothing to set")
         self._device, self._clock = device, clock
         self._entered = False
+        self._left: tuple[str, ...] = ()
         self._applied: OperatingPoint | None = None
         self._followed_s = clock.now()
 
@@ -265,7 +277,7 @@ class LocalBoard:
         """
         if not self._entered:
             self._device.__enter__()
-            self._entered = True
+            self._entered, self._left = True, ()
 
     def apply(self, point: OperatingPoint) -> None:
         """Set the device's knobs of a point, others to their default.
@@ -295,11 +307,14 @@ class LocalBoard:
             self._device.restore()
         self._applied = None
 
-    def release(self) -> None:
-        """Leave the device, which restores it."""
+    def release(self) -> tuple[str, ...]:
+        """Leave the device, which restores it; what it left as somebody else has set it, where it can say that."""
         if self._entered:
-            self._entered, self._applied = False, None
+            before = self._differences()
+            self._entered, self._applied, self._left = False, None, (_UNTOLD,)
             self._device.__exit__(None, None, None)
+            self._left = tuple(each for each in self._differences() if each not in before)
+        return self._left
 
     def lend(self) -> tuple[str, Mapping[str, str]]:
         """Leave the device, so that a study can enter it; its URI, and nothing for its environment."""
@@ -313,6 +328,9 @@ class LocalBoard:
             DeviceError: If the study's process still holds it.
         """
         self.take()
+
+    def _differences(self) -> tuple[str, ...]:
+        return tuple(map(str, getattr(self._device, "differences", ())))
 
     def _follow(self) -> None:
         """Let as much time pass on a simulated device as has passed for the control loop."""

@@ -117,6 +117,11 @@ def hurried(state: State, waiting: int) -> bool:
     return waiting > patience(state.plan.ladder, rung)
 
 
+def reason(state: State) -> str:
+    """Return why what is to hold now is to hold; no study may run."""
+    return _target(state)[1]
+
+
 def _stopped(state: State) -> tuple[tuple[Action, ...], State]:
     """End a study that may no longer set the board; it is wanted as before."""
     allowed = state.phase is Phase.STUDYING and state.leased and not state.suspended
@@ -207,9 +212,9 @@ def _machine(state: State, event: Suspend | Resume | DriverReload | LeaseLost | 
             return replace(state, suspended=False, stale="the machine slept"), ()
         case DriverReload():
             return replace(state, stale="the driver was loaded anew"), (Raise("driver", "the driver was loaded anew"),)
-        case LeaseLost():
+        case LeaseLost(words):
             lost = replace(state, leased=False, applied=None, touched=False)
-            return lost, (Raise("lease", "the right to set the board is lost"),)
+            return lost, (Raise("lease", words),)
         case LeaseGained():
             return replace(state, leased=True, stale="the right to set the board was lost"), ()
 

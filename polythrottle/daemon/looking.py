@@ -11,6 +11,8 @@ JUMP_S = 5.0
 """A look that comes so late tells of a clock that jumped or a machine that stood still, and of no rate and no power."""
 _LEAST_S = 0.02
 """Power over less than this is noise of the sensor."""
+_RATE_LEAST_S = 0.05
+"""A rate over less than this, half the time between hurried looks, is chance: 3 requests in 2 ms are not 1500/s."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class Sight:
 
     @property
     def rate_per_s(self) -> float | None:
-        """Requests that came per second; None while they are not seen, or the period means nothing."""
-        if self.seen is None or self.seen.arrived is None or self.jumped:
+        """Requests that came per second; None while they are not seen, or the period is too short or none."""
+        if self.seen is None or self.seen.arrived is None or self.jumped or self.period_s < _RATE_LEAST_S:
             return None
         return self.seen.arrived / self.period_s
 

@@ -15,6 +15,9 @@ from polythrottle.space import OperatingPoint
 _BATCH = "batch_size"
 _AMPLE = 10.0
 """Times its tail that a workload without a limit on its p99 may take, for want of another measure of too long."""
+_ROOM = 0.7
+"""The share of its capacity that a lone point is planned for: it was measured back to back, and requests that come
+when they like queue, at full load without end (Kleinrock, Queueing Systems, volume 1, 1975)."""
 UNTOUCHED = Target(OperatingPoint({}))
 """Every knob of device and workload as it is when nobody tunes it."""
 
@@ -23,7 +26,8 @@ def plan_of(profile: Profile, asked: Bounds | None = None) -> Plan:
     """Return what the controller follows for a profile.
 
     The safe point is the device's default if that was measured to hold the SLO and to answer what the top rung can,
-    else the top rung; the cool point is the coolest rung.
+    else the top rung; the cool point is the coolest rung. A profile without a ladder has no rung to compare with or to
+    go to, so that its default need only hold the SLO.
 
     Args:
         profile: With a ladder or without.
@@ -31,7 +35,8 @@ def plan_of(profile: Profile, asked: Bounds | None = None) -> Plan:
     """
     ladder = profile.ladder or single(profile)
     top, cool = ladder.rungs[ladder.top], ladder.rungs[ladder.coolest]
-    safe = UNTOUCHED if _holds(profile.default, profile.slo, top.rate_per_s) else target_of(top)
+    needed_per_s = 0.0 if profile.ladder is None else top.rate_per_s
+    safe = UNTOUCHED if _holds(profile.default, profile.slo, needed_per_s) else target_of(top)
     return Plan(ladder, safe, target_of(cool), bounds_of(profile.slo, asked))
 
 
@@ -43,7 +48,9 @@ def target_of(rung: Rung) -> Target:
 def single(profile: Profile) -> Ladder:
     """Return the ladder of a profile's one point, for all loads.
 
-    Without its idle power, nothing says that it draws less at partial load, so that nothing less is predicted.
+    It is for at most 70 % of what it answered back to back, to leave room for the queue; its p99 is the one measured,
+    to which waiting adds. Without its idle power, nothing says that it draws less at partial load, so that nothing less
+    is predicted.
     """
     point, seen = profile.point, profile.measurement
     batch = int(point.get(_BATCH, 1))
@@ -53,8 +60,8 @@ def single(profile: Profile) -> Ladder:
     service = Service(
         point, batch, batch / seen.throughput_per_s, seen.latency.mean_s, tail_s, seen.energy_j * batch, idle_w
     )
-    rate_per_s = FULL * service.most_per_s
-    drawn_w = idle_w + FULL * (power_w - idle_w)
+    rate_per_s = _ROOM * service.most_per_s
+    drawn_w = idle_w + _ROOM * (power_w - idle_w)
     return Ladder(p99_limit_s(profile.slo) or _AMPLE * tail_s, (Rung(rate_per_s, service, 0.0, drawn_w, tail_s),))
 
 

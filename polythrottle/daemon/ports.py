@@ -112,5 +112,5 @@ class Board(Protocol):
     def restore(self) -> None:
         """Put everything back to how it was found, and keep the right to set it."""
 
-    def release(self) -> None:
-        """Put everything back and give the right to set it up."""
+    def release(self) -> tuple[str, ...]:
+        """Put everything back and give the right to set it up; return what may not be as found, in words."""

@@ -199,7 +199,7 @@ class Runner:
     def stop(self) -> str:
         """End the loop after the turn under way."""
         self._stopping = True
-        return "the daemon ends; the board is restored"
+        return "the daemon ends, and gives the board back"
 
     def apply_profile(self, name: str, within_s: float | None) -> str:
         """Follow another profile; see `ApplyProfile`.
@@ -237,8 +237,9 @@ class Runner:
         self._acting.do(WorkloadDown())
         self._parts.record.keep(_RELEASED, reason)
         self.tell("phase", f"released: {reason}; nothing is set until it is taken again")
-        self._acting.give_back(reason)
-        return "the board is as found, and left alone until it is taken again"
+        left = "; ".join(self._acting.give_back(reason))
+        found = f"not as found ({left})" if left else "as found"
+        return f"the board is {found}, and left alone until it is taken again"
 
     def take(self) -> str:
         """Set the board again.
@@ -277,9 +278,11 @@ class Runner:
         if self._acting.released or not self._acting.up:
             raise DeviceError("a study needs the workload to be up and the board not to be released")
         studies.ask(wish.trials, wish.options)
+        before = self._acting.state.study_wanted
         self._acting.do(StudyAsked("somebody asked for it"))
         if not studies.runs or studies.shown is None:
-            raise DeviceError(f"no study could be started while the daemon is {self._acting.state.phase}")
+            self._acting.want_study(before)
+            raise DeviceError(f"no study could be started while the daemon is {self._acting.state.phase}; ask again")
         return studies.shown.id, f"study {studies.shown.id} has begun"
 
     def stop_study(self, name: str) -> str:
@@ -462,9 +465,22 @@ class Runner:
         with ExitStack() as ends:
             ends.callback(parts.record.close)
             ends.callback(parts.accounts.close)
-            ends.callback(self.tell, "stop", "the daemon has ended; the board is as it was found")
             ends.callback(parts.traffic.close)
-            ends.callback(self._acting.give_back, "the daemon ends")
+            ends.callback(self._given_back)
             ends.callback(parts.studies.close)
             parts.supervisor.stopping()
             parts.record.keep(_RELEASED, None)
+
+    def _given_back(self) -> None:
+        """Give the board back and say what is known of it; where it may differ, that is how the daemon ends."""
+        left = "whether the board was restored is not known"
+        try:
+            left = "; ".join(self._acting.give_back("the daemon ends"))
+        except PolythrottleError as error:
+            left = str(error)
+            raise
+        finally:
+            words = f"the board may not be as it was found: {left}" if left else "the board is as it was found"
+            self.tell("stop", f"the daemon has ended; {words}")
+        if left:
+            raise DeviceError(words)

@@ -130,9 +130,8 @@ class _Reader:
             if not name and key in _TABLES:
                 continue
             if key not in known:
-                raise BadFile(
-                    f"{self._file}: {UnknownName('key', where, [f'{name}.{k}' if name else k for k in known])}"
-                )
+                names = [f"{name}.{each}" for each in known] if name else [*known, *(f"[{each}]" for each in _TABLES)]
+                raise BadFile(f"{self._file}: {UnknownName('key', where, names)}")
             to, read = known[key]
             found[to] = self.made(where, lambda read=read, value=value: read(value))  # type: ignore[misc]
         return {to: value for to, value in found.items() if value is not None}
@@ -206,11 +205,17 @@ def _celsius(value: Any) -> float:
 
 
 def _share(value: Any) -> float:
-    if isinstance(value, str) and value.strip().endswith("%"):
-        return float(value.strip()[:-1]) / 100
+    if isinstance(value, str) and (match := _AMOUNT.fullmatch(value)) and match[2] == "%":
+        return float(match[1]) / 100
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidInput(f"{value!r} is not a share; write for example 0.01 or '1%'")
     return float(value)
+
+
+def _part(value: Any) -> float:
+    if not 0 <= (found := _share(value)) < 1:
+        raise InvalidInput(f"{value!r} is not a share from 0 up to below 1; write for example 0.01 or '1%'")
+    return found
 
 
 def _text(value: Any) -> str:
@@ -270,7 +275,7 @@ _GUARDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "power_w": ("power_w", watts),
     "peak_w": ("peak_w", watts),
     "temperature_c": ("temperature_c", _celsius),
-    "errors": ("errors", _share),
+    "errors": ("errors", _part),
     "throttling": ("throttling", _switch),
     "hold_s": ("hold_s", seconds),
 }

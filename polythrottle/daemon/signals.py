@@ -128,7 +128,9 @@ class Refused:
 
 @dataclass(frozen=True)
 class LeaseLost:
-    """The right to write is gone; whoever keeps it has restored the board or does so."""
+    """The right to write is gone; whoever keeps it has restored the board or does so. ``words`` say what happened."""
+
+    words: str = "the right to set the board is lost"
 
 
 @dataclass(frozen=True)

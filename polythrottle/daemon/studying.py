@@ -275,6 +275,8 @@ class Studies:
             return Ended(child.out, "the study has ended")
         if code in (0, _UNMET):
             return Ended(None, "the study has ended; no point that was tried is to be followed")
+        if code < 0:
+            return Ended(None, f"the study failed: it was ended by signal {-code}", failed=True)
         return Ended(None, f"the study failed: {_last_line(child.errors) or f'exit code {code}'}", failed=True)
 
     def _show(self, state: str, words: str) -> None:

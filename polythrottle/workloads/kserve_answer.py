@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any, NoReturn
 
 from polythrottle.errors import TrialError
+from polythrottle.workloads.kserve_shapes import Shapes
 from polythrottle.workloads.refusal import said
 
 _INTEGERS = {f"{kind}{8 * width}": width for kind in ("INT", "UINT") for width in (1, 2, 4, 8)}
@@ -80,8 +81,8 @@ class _Output:
             raise TrialError(f"answers with {what} in its output {self.name}, which it calls {self.datatype}")
 
 
-def see_json(who: str, text: bytes, behind: int) -> frozenset[str]:
-    """Look an answer over HTTP through; return the names of its outputs.
+def see_json(who: str, text: bytes, behind: int) -> Shapes:
+    """Look an answer over HTTP through; return the shapes of its outputs.
 
     Args:
         who: The model, for people.
@@ -97,7 +98,7 @@ def see_json(who: str, text: bytes, behind: int) -> frozenset[str]:
         sizes = [_seen(head, each) for head, each in zip(heads, outputs, strict=True)]
         if sum(sizes) != behind:
             raise TrialError(f"answers with {behind:,} bytes behind the JSON instead of {sum(sizes):,}: it is cut off")
-    return frozenset(head.name for head in heads)
+    return {head.name: head.shape for head in heads}
 
 
 @contextmanager
@@ -141,8 +142,8 @@ def _seen(output: _Output, each: Mapping[str, Any]) -> int:
     return size
 
 
-def see_message(who: str, outputs: Sequence[Any], raw: Sequence[bytes]) -> frozenset[str]:
-    """Look an answer over gRPC through; return the names of its outputs.
+def see_message(who: str, outputs: Sequence[Any], raw: Sequence[bytes]) -> Shapes:
+    """Look an answer over gRPC through; return the shapes of its outputs.
 
     Args:
         who: The model, for people.
@@ -163,4 +164,4 @@ def see_message(who: str, outputs: Sequence[Any], raw: Sequence[bytes]) -> froze
                 head.see_bytes(len(raw[place]))
             else:  # half precision has no field of its own, so it cannot be here
                 head.see(len(getattr(outputs[place].contents, _FIELDS.get(head.datatype, "bytes_contents"))))
-    return frozenset(head.name for head in heads)
+    return {head.name: head.shape for head in heads}

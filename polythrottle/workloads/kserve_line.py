@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from polythrottle.errors import TrialError
 from polythrottle.workloads.declared import Declared
+from polythrottle.workloads.kserve_shapes import Shape, Shapes
 
 _DTYPES = {"FP16": "float16", "FP32": "float32", "FP64": "float64"}
 KNOWN_EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository")
@@ -25,11 +26,11 @@ class Tensors:
 
     Args:
         inputs: Empty if it declares none.
-        outputs: Their names.
+        outputs: Their shapes; without dimensions where the model does not say.
     """
 
     inputs: tuple[Declared, ...]
-    outputs: frozenset[str]
+    outputs: Shapes
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,11 @@ class Inferred:
 
     Args:
         latency_s: How long all of it took.
-        outputs: Names of its outputs; None if it was long and not looked through again.
+        outputs: Shapes of its outputs; None if it was long and not looked through again.
     """
 
     latency_s: float
-    outputs: frozenset[str] | None = None
+    outputs: Shapes | None = None
 
 
 class KserveLine(Protocol):
@@ -113,8 +114,16 @@ def tensors(found: Any) -> Tensors:
     listed = {name: found.get(name) or () for name in ("inputs", "outputs")} if isinstance(found, Mapping) else {}
     if not listed or not all(isinstance(each, list | tuple) for each in listed.values()):
         raise TrialError(f"the server describes the model as {str(found)[:100]}, which is not KServe v2")
-    outputs = [each.get("name") if isinstance(each, Mapping) else None for each in listed["outputs"]]
-    return Tensors(tuple(map(_declared, listed["inputs"])), frozenset(name for name in outputs if name))
+    outputs = [each for each in listed["outputs"] if isinstance(each, Mapping) and each.get("name")]
+    return Tensors(tuple(map(_declared, listed["inputs"])), {str(each["name"]): _shape(each) for each in outputs})
+
+
+def _shape(output: Mapping[str, Any]) -> Shape:
+    """Return the shape of an output; one without dimensions if there is none to be read."""
+    try:
+        return tuple(int(size) for size in output["shape"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return ()
 
 
 def _declared(tensor: Any) -> Declared:

@@ -4,7 +4,8 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from polythrottle.errors import DeviceError, InvalidInput, PermissionDenied, TrialError, UnknownName
@@ -23,7 +24,7 @@ _OPTIONS = ("endpoint", "prompt_tokens", "max_tokens", "prompts", "stall", "igno
 _PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 _OK, _REFUSAL, _SERVER_FAULT = 200, 400, 500
 _REFUSED, _MISSING, _BUSY = (401, 403), (404, 405), (408, 425, 429)
-_COUNTING = "stream_options"
+_COUNTING, _ALL_TOKENS = "stream_options", "length"
 _LISTING_S = 5.0
 
 
@@ -130,7 +131,10 @@ class OpenaiWorkload(Service["Web"]):
                 raise
             del self._fields[_COUNTING]
             stream = await self._streamed(self._lent(), self._body("Hello", max_tokens=1))
-        stream.query(by_usage=False)
+        stream.see_over()
+        if stream.reason != _ALL_TOKENS:  # else one token came, which may hold no text yet
+            with self._unkeyed():
+                stream.see_filled()
         self._by_usage = stream.counted is not None
         known = await self._models()
         self._listed = known if self._address.model not in known else []
@@ -170,7 +174,8 @@ class OpenaiWorkload(Service["Web"]):
 
     async def _ask(self, line: "Web") -> Query:
         stream = await self._streamed(line, self._body(next(self._prompts)))
-        return stream.query(self._by_usage, self._fields["max_tokens"])
+        with self._unkeyed():
+            return stream.query(self._by_usage, self._fields["max_tokens"])
 
     async def _streamed(self, line: "Web", body: bytes) -> TokenStream:
         """Ask, and return the whole answer."""
@@ -182,11 +187,17 @@ class OpenaiWorkload(Service["Web"]):
             if kind.strip().lower() != "text/event-stream":
                 said_so = kind[:50] or "something of no type"
                 raise TrialError(f"{self._address.where} answers with {said_so} instead of a stream of tokens")
-            try:
+            with self._unkeyed():
                 await self._read(answer.content, stream)
-            except TrialError as err:
-                raise TrialError(self._said(str(err).encode())) from None
         return stream
+
+    @contextmanager
+    def _unkeyed(self) -> Iterator[None]:
+        """Leave the key out of what is wrong with an answer, should the server repeat it there."""
+        try:
+            yield
+        except TrialError as err:
+            raise TrialError(self._said(str(err).encode())) from None
 
     async def _read(self, content: Any, stream: TokenStream) -> None:
         """Read a stream to its end; once it has begun, it may not stall."""

@@ -57,6 +57,7 @@ class TokenStream:
         chunks: How many pieces of text there were.
         counted: How many tokens the server says there were; None if it does not say.
         over: Whether the answer has ended as it should.
+        reason: Why the server says that it ended; empty before it does.
     """
 
     who: str
@@ -64,6 +65,7 @@ class TokenStream:
     chunks: int = 0
     counted: int | None = None
     over: bool = False
+    reason: str = ""
     first_s: float | None = None
     last_s: float | None = None
 
@@ -103,7 +105,18 @@ class TokenStream:
         if reason := choice.get("finish_reason"):
             if reason in _BROKEN:
                 raise TrialError(f"{self.who} breaks off after {self.chunks} pieces: {reason}")
-            self.over, self.last_s = True, now_s
+            self.over, self.last_s, self.reason = True, now_s, str(reason)
+
+    def see_over(self) -> float:
+        """Return when the answer ended; raise TrialError unless it has, as it should."""
+        if not self.over or self.last_s is None:
+            raise TrialError(f"the answer of {self.who} was cut off after {self.chunks} pieces")
+        return self.last_s
+
+    def see_filled(self, by_usage: bool = True) -> None:
+        """Raise TrialError if nothing came: no text, and no token that the server counted where that is believed."""
+        if not self.chunks and not (by_usage and self.counted):
+            raise TrialError(f"the answer of {self.who} is empty (finish reason {self.reason})")
 
     def query(self, by_usage: bool | None = None, most_tokens: int | None = None) -> Query:
         """Return the query that this was the answer to.
@@ -113,22 +126,21 @@ class TokenStream:
             most_tokens: How many were asked for.
 
         Raises:
-            TrialError: If the answer did not end as it should, or the server's count cannot be right.
+            TrialError: If the answer did not end as it should or is empty, or the server's count cannot be right.
         """
-        if not self.over or self.last_s is None:
-            raise TrialError(f"the answer of {self.who} was cut off after {self.chunks} pieces")
-        first_s = None if self.first_s is None else self.first_s - self.start_s
         by_usage = self.counted is not None if by_usage is None else by_usage
+        end_s = self.see_over()
+        self.see_filled(by_usage)
+        first_s = None if self.first_s is None else self.first_s - self.start_s
         tokens = self._believed(most_tokens) if by_usage else self.chunks
-        return Query(self.last_s - self.start_s, first_s=first_s, tokens=tokens)
+        return Query(end_s - self.start_s, first_s=first_s, tokens=tokens)
 
     def _believed(self, most_tokens: int | None) -> int:
         """Return how many tokens the server says there were, if that can be."""
         if self.counted is None:
             raise TrialError(f"{self.who} does not say how many tokens this answer has, as it did before")
-        least = min(1, self.chunks)
         most = math.inf if most_tokens is None else max(most_tokens, self.chunks) + _BESIDES
-        if not least <= self.counted <= most:
+        if not self.chunks <= self.counted <= most:
             asked = "" if most_tokens is None else f", of which at most {most_tokens:,} were asked for"
             raise TrialError(f"{self.who} says that {self.chunks:,} pieces are {self.counted:,} tokens{asked}")
         return self.counted

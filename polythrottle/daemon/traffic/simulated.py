@@ -76,6 +76,8 @@ class SimulatedSite:
         note: Called with each request's arrival and latency, in seconds from the start.
         switching: What setting a knob takes, during which nothing is served.
         patience_s: How long a request waits to be sent before its sender gives up.
+        warming: Whether requests that come before the first point is set, and while it is, are counted but their
+            latencies forgotten: nothing was promised yet, and that takes longer than many an SLO.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class SimulatedSite:
         note: Callable[[float, float], None] = _ignored,
         switching: Switching | None = None,
         patience_s: float = _PATIENCE_S,
+        warming: bool = False,
     ) -> None:
         self.device, self.workload = device, workload
         self.board, self.traffic = SimulatedBoard(self), SimulatedTraffic(self, words)
@@ -99,7 +102,7 @@ class SimulatedSite:
         self._ended: deque[Ended] = deque()
         self._point = device.space.default
         self._batch, self._gather_s = workload.batch_size(workload.space.default), 0.0
-        self._begun = 0
+        self._begun, self._warming = 0, warming
 
     @property
     def now_s(self) -> float:
@@ -134,6 +137,8 @@ class SimulatedSite:
         self._point = own
         self._drawn_s = self.device.clock.now()
         self.switches += 1
+        if self._warming:
+            self._warmed()
 
     def restore(self) -> None:
         """Set the device's knobs back to their defaults."""
@@ -158,6 +163,16 @@ class SimulatedSite:
         self._pull(lambda: self._queue[-1] <= now_s)
         waiting = sum(arrival_s <= now_s for arrival_s in self._queue)
         return Round(tuple(ended), self._begun, waiting, over=not self._queue and not self._ended)
+
+    def _warmed(self) -> None:
+        """Forget how long the requests take that came until now."""
+        now_s, self._warming = self.device.clock.now(), False
+        self._pull(lambda: self._queue[-1] <= now_s)
+        while self._queue and self._queue[0] <= now_s:
+            self._queue.popleft()
+            self._begun += 1
+        self._ended.clear()
+        self.traffic.forget()
 
     def _ready_s(self) -> float:
         """Return when the batch that begins with the oldest request is ready to be sent: full, or waited for."""
@@ -244,9 +259,10 @@ class SimulatedBoard:
         """Put everything back to how it was found."""
         self._site.restore()
 
-    def release(self) -> None:
-        """Likewise."""
+    def release(self) -> tuple[str, ...]:
+        """Likewise; nothing is left."""
         self._site.restore()
+        return ()
 
 
 class SimulatedTraffic:
@@ -283,6 +299,10 @@ class SimulatedTraffic:
         return Seen(
             self._arrived - before, len(seen.ended), failed, seen.waiting, lately.p99_s, lately.mean_s, worst_s=worst_s
         )
+
+    def forget(self) -> None:
+        """Forget how long requests took so far."""
+        self._lately.clear()
 
     def serve(self, target: Target) -> None:
         """Set the batch and how long to gather it.
@@ -326,4 +346,4 @@ def open_site(
         raise InvalidInput(f"{text} makes up requests for a simulated board, not for {device}; give --traffic another")
     model = load_model(workload)
     model = replace(model, batch_sizes=tuple(sorted({*model.batch_sizes, *batches})))
-    return SimulatedSite(board, board.serve(model), times, clock, f"sim:{arrivals}")
+    return SimulatedSite(board, board.serve(model), times, clock, f"sim:{arrivals}", warming=True)

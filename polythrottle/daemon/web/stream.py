@@ -141,11 +141,11 @@ class EventStream(Response):
     async def _parts(self, left: "asyncio.Future[None]") -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
         yield _AGAIN
-        while not (left.done() or self._shelf.closing):
+        while not left.done():
             changed = self._shelf.changed
             for part in self._news.due(loop.time()):
                 yield part
-            if self._news.over:
+            if self._news.over or self._shelf.closing:
                 return
             if not await _either(changed, left, self._news.wait_s(loop.time())):
                 yield _STILL
