@@ -6,10 +6,10 @@ READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test hw-test test-faults test-services test-browser test-daemon test-search lint format bench-search install-units clean
+.PHONY: help demo test hw-test test-faults test-services test-browser test-daemon soak test-search lint format bench-search install-units clean
 
 help:  ## Say what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY)  ## Tune EfficientNet-B4 on a simulated Jetson AGX Orin
 	POLYTHROTTLE_STATE_DIR=demo $(BIN)/polythrottle tune --device sim:jetson-agx-orin --workload efficientnet-b4 \
@@ -30,8 +30,11 @@ test-services: $(READY)  ## Measure and tune models on real servers, which are i
 test-browser: $(READY)  ## Look at the daemon's page in Chromium, which must be installed
 	$(BIN)/python -m pytest -q -rfE -m browser tests/browser
 
-test-daemon: $(READY)  ## A day of the daemon with a fault a minute, and its API under schemathesis (minutes)
+test-daemon: $(READY)  ## Hours of the daemon with a fault a minute, and its API under schemathesis (minutes)
 	$(BIN)/python -m pytest -q -rfE -n auto -m 'soak or schema'
+
+soak: $(READY)  ## A whole simulated day of the daemon with a fault a minute, into benchmarks/soak.md (minutes)
+	$(BIN)/python benchmarks/soak.py --write benchmarks/soak.md
 
 hw-test: $(READY)  ## Check a real NVIDIA GPU by reading alone, and print what that cannot prove
 	$(BIN)/python -m pytest -q -rfE -m hardware tests/hardware
