@@ -54,7 +54,7 @@ def ask(path: Path, method: str, route: str, body: Any = None, **headers: str) -
     """Return status, document and headers of an answer."""
     line = Line(path)
     data = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
-    written = {} if data is None else {"Content-Type": "application/json"}
+    written = {} if data is None else {"content-type": "application/json"}
     with suppress(BrokenPipeError):  # it was closed before all was sent; what it said can still be read
         line.request(
             method, route, data, {**written, **{name.replace("_", "-"): text for name, text in headers.items()}}
@@ -197,10 +197,8 @@ def test_no_word_of_tune_that_names_a_file_or_a_workload_may_be_added() -> None:
 
 def test_writes_want_json_in_their_name(script: Script, where: Path) -> None:
     """A form of a foreign page is refused with 415."""
-    line = Line(where)
-    line.request("POST", "/v1/stop", b"a=b", {"Content-Type": "application/x-www-form-urlencoded"})
-    assert line.getresponse().status == 415
-    line.close()
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    assert ask(where, "POST", "/v1/stop", b"a=b", **form)[0] == 415
     assert script.wishes == []
 
 

@@ -12,7 +12,27 @@ from textual.containers import Grid, Horizontal
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from polythrottle.cli import topview
+from polythrottle.cli.topview import (
+    BAD,
+    DIM,
+    GOOD,
+    HERE,
+    WARN,
+    clock_time,
+    event_line,
+    guards_line,
+    kind,
+    knob_lines,
+    load_words,
+    p99_words,
+    power_words,
+    rung_lines,
+    saved_words,
+    spark,
+    study_words,
+    troubles,
+    written,
+)
 from polythrottle.client import Client, Gone
 from polythrottle.daemon.status import Happened, Status
 from polythrottle.errors import PolythrottleError
@@ -68,22 +88,22 @@ class Gauge(Static):
         width, height = self.size.width, max(1, self.size.height - 1)
         now = values[-1] if values else None
         bad = limit is not None and now is not None and now > limit
-        text = Text.assemble((f"{name} ", topview.DIM), (words[0], topview.BAD if bad else "bold"), f"  {words[1]}")
+        text = Text.assemble((f"{name} ", DIM), (words[0], BAD if bad else "bold"), f"  {words[1]}")
         if values is not None:
             self._chart(text, list(values), limit, (width, height))
         elif len(words[1]) + len(name) + len(words[0]) + 3 > width:
-            text = Text.assemble((f"{name} ", topview.DIM), (words[0], "bold"), f"\n{words[1]}")
+            text = Text.assemble((f"{name} ", DIM), (words[0], "bold"), f"\n{words[1]}")
         self.update(text)
 
     def _chart(self, text: Text, values: list[float | None], limit: float | None, size: tuple[int, int]) -> None:
         top = 1.05 * max((each for each in (*values, limit) if each is not None), default=1.0) or 1.0
         shown = values[-size[0] :]
-        for line in topview.spark(values, *size, top):
+        for line in spark(values, *size, top):
             text.append("\n")
             for index, each in enumerate(line, len(shown) - size[0]):
                 value = shown[index] if index >= 0 else None
                 over = limit is not None and value is not None and value > limit
-                text.append(each, topview.BAD if over else topview.GOOD)
+                text.append(each, BAD if over else GOOD)
 
 
 class TopScreen(App[None]):
@@ -205,7 +225,7 @@ class TopScreen(App[None]):
         self.run_worker(work, thread=True, group="ask")
 
     def _say(self, words: str) -> None:
-        self.query_one("#said", Static).update(Text(topview.written(words), "bold"))
+        self.query_one("#said", Static).update(Text(written(words), "bold"))
 
     def _listen(self) -> None:
         """Take in what the daemon tells, on a thread of its own, until the screen closes."""
@@ -250,10 +270,10 @@ class TopScreen(App[None]):
         status = self._status
         self._draw_head()
         gauges = (
-            ("power", "Power", topview.power_words(status), "power_w", status.budget.limit_w),
-            ("p99", "p99", topview.p99_words(status), "p99_s", status.limit_s),
-            ("load", "Load", topview.load_words(status), "rate_per_s", None),
-            ("saved", "Saved today", topview.saved_words(status), None, None),
+            ("power", "Power", power_words(status), "power_w", status.budget.limit_w),
+            ("p99", "p99", p99_words(status), "p99_s", status.limit_s),
+            ("load", "Load", load_words(status), "rate_per_s", None),
+            ("saved", "Saved today", saved_words(status), None, None),
         )
         for id, name, words, series, limit in gauges:
             self.query_one(f"#{id}", Gauge).draw(name, words, self._past[series] if series else None, limit)
@@ -263,12 +283,12 @@ class TopScreen(App[None]):
         status, still_s = self._status, time.monotonic() - self._heard_s
         old = bool(self._gone) or still_s > _STALE_S
         live = "no answer" if self._gone else "old" if old else "live"
-        title = topview.written(status.title or status.device)
-        marks = " · ".join(filter(None, (topview.written(status.phase), topview.kind(status), live)))
-        right = f"{marks} {topview.clock_time(status.at)}"
+        title = written(status.title or status.device)
+        marks = " · ".join(filter(None, (written(status.phase), kind(status), live)))
+        right = f"{marks} {clock_time(status.at)}"
         width = self.size.width
         head = Text(f" {title}"[: max(0, width - len(right) - 2)].ljust(width - len(right) - 1), "bold")
-        style = topview.BAD if old else topview.WARN if status.phase in ("safe", "yielded") else topview.GOOD
+        style = BAD if old else WARN if status.phase in ("safe", "yielded") else GOOD
         self.query_one("#head", Static).update(head.append(right, style))
         self.query_one("#why", Static).update(self._why(still_s, old))
         self.query_one("#gauges").set_class(old, "old")
@@ -276,28 +296,28 @@ class TopScreen(App[None]):
 
     def _why(self, still_s: float, old: bool) -> Text:
         status = self._status
-        wrong = list(topview.troubles(status))
+        wrong = list(troubles(status))
         if self._gone:
-            words, style = f"{self._gone}; trying again", topview.BAD
+            words, style = f"{self._gone}; trying again", BAD
         elif old:
-            words, style = f"the daemon's control loop has not turned for {still_s:.0f} s: old figures", topview.BAD
+            words, style = f"the daemon's control loop has not turned for {still_s:.0f} s: old figures", BAD
         elif status.unconfirmed:
-            words, style = f"{status.unconfirmed} is tried; press c to keep it", topview.HERE
+            words, style = f"{status.unconfirmed} is tried; press c to keep it", HERE
         else:
-            words, style = "; ".join(filter(None, (status.reason, *wrong))), topview.BAD if wrong else ""
-        return Text(f" {topview.written(words)}", style)
+            words, style = "; ".join(filter(None, (status.reason, *wrong))), BAD if wrong else ""
+        return Text(f" {written(words)}", style)
 
     def _draw_tables(self, status: Status) -> None:
         rows = max(1, self.query_one("#middle").size.height - 1)
-        ladder = [Text("  good to     power       p99", topview.DIM), *topview.rung_lines(status, rows)]
+        ladder = [Text("  good to     power       p99", DIM), *rung_lines(status, rows)]
         if not status.ladder:
-            ladder = [Text("no profile with points along load", topview.DIM)]
+            ladder = [Text("no profile with points along load", DIM)]
         self.query_one("#ladder", Static).update(Text("\n").join(ladder))
-        knobs = [Text(f"{'set':<21}running", topview.DIM), *topview.knob_lines(status)[:rows]]
+        knobs = [Text(f"{'set':<21}running", DIM), *knob_lines(status)[:rows]]
         self.query_one("#knobs", Static).update(Text("\n").join(knobs))
-        self.query_one("#guards", Static).update(topview.guards_line(status))
+        self.query_one("#guards", Static).update(guards_line(status))
         most = max(1, self.query_one("#events").size.height - 1)
-        head = Text(f"study: {topview.study_words(status)}", topview.DIM)
-        events = [topview.event_line(each) for each in list(self._events)[:most]]
+        head = Text(f"study: {study_words(status)}", DIM)
+        events = [event_line(each) for each in list(self._events)[:most]]
         lines = Text("\n").join([head, *events])
         self.query_one("#events", Static).update(lines)

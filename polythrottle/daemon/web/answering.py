@@ -13,7 +13,7 @@ from starlette.responses import Response
 from polythrottle.daemon.desk import Desk
 from polythrottle.daemon.ports import Seen
 from polythrottle.daemon.status import Status, StudyShown
-from polythrottle.daemon.web import bodies
+from polythrottle.daemon.web.bodies import APPLY, EVENTS_QUERY, HISTORY_QUERY, REPORT, last_event, read_body, read_query
 from polythrottle.daemon.web.listing import Listing
 from polythrottle.daemon.web.options import WebOptions
 from polythrottle.daemon.web.plain import Schema
@@ -91,7 +91,7 @@ def shown(what: Callable[[Api], Any]) -> Does:
     """
 
     async def does(api: Api, request: Request) -> Response:
-        bodies.read_query(request, {})
+        read_query(request, {})
         return json_reply(what(api))
 
     return does
@@ -106,8 +106,8 @@ def wished(body: Schema, make: Callable[[dict[str, Any]], Wish]) -> Does:
     """
 
     async def does(api: Api, request: Request) -> Response:
-        bodies.read_query(request, {})
-        wish = make(await bodies.read_body(request, body))
+        read_query(request, {})
+        wish = make(await read_body(request, body))
         return json_reply({"words": "", **await api.ask(wish)})
 
     return does
@@ -119,7 +119,7 @@ async def healthz(api: Api, request: Request) -> Response:
     Raises:
         DeviceError: If it does not.
     """
-    bodies.read_query(request, {})
+    read_query(request, {})
     if not api.shelf.fresh:
         raise DeviceError("the control loop has not turned within the last 5 s")
     return json_reply({"words": "the control loop turns", "turn": api.shelf.status.turn})
@@ -129,7 +129,7 @@ async def metrics(api: Api, request: Request) -> Response:
     """Answer with figures for Prometheus."""
     from polythrottle.daemon.metrics import render
 
-    bodies.read_query(request, {})
+    read_query(request, {})
     body, kind = render(api.shelf.status, request.headers.get("accept", ""))
     return Response(body, headers={**HEADERS, "content-type": kind})
 
@@ -138,35 +138,35 @@ async def page(api: Api, request: Request) -> Response:
     """Answer with the page."""
     from polythrottle.daemon.web.page import load
 
-    bodies.read_query(request, {})
+    read_query(request, {})
     page = load()
     return Response(page.body, headers={**HEADERS, **{name.lower(): text for name, text in page.headers.items()}})
 
 
 async def profiles(api: Api, request: Request) -> Response:
     """Answer with the profiles that can be applied."""
-    bodies.read_query(request, {})
+    read_query(request, {})
     return json_reply({"profiles": await api.beside(api.listing.profiles)})
 
 
 async def apply(api: Api, request: Request) -> Response:
     """Have another profile followed."""
-    bodies.read_query(request, {})
-    sent = await bodies.read_body(request, bodies.APPLY)
+    read_query(request, {})
+    sent = await read_body(request, APPLY)
     found = await api.beside(functools.partial(api.listing.find, sent["profile"]))
     return json_reply({"words": "", **await api.ask(ApplyProfile(**{**sent, "profile": found}))})
 
 
 async def history(api: Api, request: Request) -> Response:
     """Answer with what is kept of the last minutes."""
-    minutes = bodies.read_query(request, bodies.HISTORY_QUERY)["minutes"]
+    minutes = read_query(request, HISTORY_QUERY)["minutes"]
     return json_reply({"minutes": await api.beside(functools.partial(api.options.history, minutes))})
 
 
 async def events(api: Api, request: Request) -> Response:
     """Answer with events, or follow them."""
-    asked = bodies.read_query(request, bodies.EVENTS_QUERY)
-    after, limit, last = asked["after"], asked["limit"], bodies.last_event(request)
+    asked = read_query(request, EVENTS_QUERY)
+    after, limit, last = asked["after"], asked["limit"], last_event(request)
     found = api.desk.events(after or 0)
     if KIND in request.headers.get("accept", ""):
         return EventStream(api.shelf, Everything(api.shelf, after or 0 if last is None else last))
@@ -175,28 +175,28 @@ async def events(api: Api, request: Request) -> Response:
 
 async def study(api: Api, request: Request) -> Response:
     """Answer with one study."""
-    bodies.read_query(request, {})
+    read_query(request, {})
     return json_reply(api.known(request.path_params["id"]))
 
 
 async def study_events(api: Api, request: Request) -> Response:
     """Follow one study."""
-    bodies.read_query(request, {})
-    bodies.last_event(request)
+    read_query(request, {})
+    last_event(request)
     return EventStream(api.shelf, OneStudy(api.shelf, api.known(request.path_params["id"]).id))
 
 
 async def stop_study(api: Api, request: Request) -> Response:
     """End one study."""
-    bodies.read_query(request, {})
+    read_query(request, {})
     found = api.known(request.path_params["id"])
     return json_reply({"words": "", **await api.ask(StopStudy(found.id))})
 
 
 async def report(api: Api, request: Request) -> Response:
     """Take in what a serving program saw, and answer how to batch."""
-    bodies.read_query(request, {})
-    sent = await bodies.read_body(request, bodies.REPORT)
+    read_query(request, {})
+    sent = await read_body(request, REPORT)
     answer = await api.ask(Report(Seen(**sent)))
     status = api.shelf.status
     target = {"batch": status.point.get("batch_size"), "gather_s": status.gather_s}

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from polythrottle.daemon.web import bodies
 from polythrottle.daemon.web.answering import Api
+from polythrottle.daemon.web.bodies import read_query
 from polythrottle.daemon.web.document import document
 from polythrottle.daemon.web.gate import Gate
 from polythrottle.daemon.web.operations import OPERATIONS, Operation
@@ -52,7 +52,7 @@ def _endpoint(api: Api, here: dict[str, Operation]) -> Callable[[Request], Await
 
 async def _document(request: Request) -> Response:
     try:
-        bodies.read_query(request, {})
+        read_query(request, {})
     except Refusal as refusal:
         return refusal.reply()
     return json_reply(_written())

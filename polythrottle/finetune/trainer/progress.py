@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle.errors import BadFile, InvalidInput
-from polythrottle.finetune.trainer import checkpoint
-from polythrottle.finetune.trainer.checkpoint import Place
+from polythrottle.finetune.trainer.checkpoint import Place, newest
 from polythrottle.finetune.trainer.files import read_json
 from polythrottle.finetune.trainer.listing import Listing
 from polythrottle.finetune.trainer.task import Task
@@ -69,7 +68,7 @@ def read_progress(folder: Path) -> Progress:
     begun = read_begun(folder)
     if begun is None:
         raise BadFile(f"{folder} holds no fine-tuning job; polythrottle finetune run begins one")
-    found, damaged = checkpoint.newest(folder)
+    found, damaged = newest(folder)
     place = found.place if found else Place()
     samples = len(Listing.load(folder, place.listing).split(begun.task.held_out)[0]) if place.listing else None
     runs, validation = _held(folder / LOCK), read_json(folder / VALIDATION)
