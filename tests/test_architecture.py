@@ -23,7 +23,10 @@ USE = (
 ENTRY = ("api", "client", "outcome", "studies", "plan", "setup", "sides", "cli", "testing", "__main__", "__init__")
 ACROSS = {("backends", "catalog"), ("backends", "actuation")}
 HEAVY = {
-    "torch": ("optimize", "workloads", "profiling", "finetune"),
+    "torch": ("optimize", "workloads", "profiling", "finetune", "cluster"),
+    "sklearn": ("cluster",),
+    "ray": ("cluster",),
+    "fsspec": ("cluster",),
     "gpytorch": ("optimize",),
     "botorch": ("optimize",),
     "onnx": ("profiling",),

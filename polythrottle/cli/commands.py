@@ -13,6 +13,7 @@ from polythrottle.cli.answers import answer, complain, own_stdout
 from polythrottle.cli.apply import apply, restore
 from polythrottle.cli.benchmark import app as benchmarks
 from polythrottle.cli.calibrate import calibrate
+from polythrottle.cli.cluster import app as clusters
 from polythrottle.cli.comparing import RequireOption, check, run_comparison
 from polythrottle.cli.daemon import app as daemons
 from polythrottle.cli.doctor import doctor
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.add_typer(benchmarks, name="bench")
 app.add_typer(reproductions, name="reproduce")
 app.add_typer(daemons, name="daemon")
+app.add_typer(clusters, name="cluster")
 
 
 @app.callback(invoke_without_command=True)
