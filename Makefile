@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test hw-test test-faults test-services test-browser test-daemon soak test-search lint format bench-search install-units clean
+.PHONY: help demo test hw-test test-faults test-services test-browser test-daemon test-cluster soak test-search lint format bench-search install-units clean
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,7 +16,7 @@ demo: $(READY)  ## Tune EfficientNet-B4 on a simulated Jetson AGX Orin
 		--slo 'p99<=1.2x' --out demo/profile.toml
 
 test: $(READY)  ## Run the tests
-	$(BIN)/python -m pytest -n auto -m 'not search and not faults and not hardware and not services and not browser and not soak and not schema'
+	$(BIN)/python -m pytest -n auto -m 'not (search or faults or hardware or services or browser or soak or schema or cluster)'
 
 test-search: $(READY)  ## Run the search over all measured tables (minutes; needs ../shared)
 	$(BIN)/python -m pytest -n auto -m search
@@ -32,6 +32,9 @@ test-browser: $(READY)  ## Look at the daemon's page in Chromium, which must be 
 
 test-daemon: $(READY)  ## Hours of the daemon with a fault a minute, and its API under schemathesis (minutes)
 	$(BIN)/python -m pytest -q -rfE -n auto -m 'soak or schema'
+
+test-cluster: $(READY)  ## Kill and bring back real nodes: torchrun, and two Slurm nodes where Slurm is installed (minutes)
+	$(BIN)/python -m pytest -q -rfE -m cluster tests/cluster
 
 soak: $(READY)  ## A whole simulated day of the daemon with a fault a minute, into benchmarks/soak.md (minutes)
 	$(BIN)/python benchmarks/soak.py --write benchmarks/soak.md
