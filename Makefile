@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
+RAY := .ray/.ready
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test hw-test test-faults test-services test-browser test-daemon test-cluster soak test-search lint format bench-search install-units clean
@@ -33,8 +34,8 @@ test-browser: $(READY)  ## Look at the daemon's page in Chromium, which must be 
 test-daemon: $(READY)  ## Hours of the daemon with a fault a minute, and its API under schemathesis (minutes)
 	$(BIN)/python -m pytest -q -rfE -n auto -m 'soak or schema'
 
-test-cluster: $(READY)  ## Kill and bring back real nodes: torchrun, and two Slurm nodes where Slurm is installed (minutes)
-	$(BIN)/python -m pytest -q -rfE -m cluster tests/cluster
+test-cluster: $(RAY)  ## Kill and bring back real nodes: torchrun, and two Slurm nodes where Slurm is installed (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rfE -m cluster tests/cluster
 
 soak: $(READY)  ## A whole simulated day of the daemon with a fault a minute, into benchmarks/soak.md (minutes)
 	$(BIN)/python benchmarks/soak.py --write benchmarks/soak.md
@@ -58,7 +59,7 @@ install-units:  ## Lay systemd units, udev rules and the group below DESTDIR, fo
 	@DESTDIR='$(DESTDIR)' BINDIR='$(or $(BINDIR),/usr/local/bin)' packaging/install-units
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) .services demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .ray .services demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -66,4 +67,12 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--editable '.[dev,onnx,serving]'
+	touch $@
+
+# Ray pins what the rest leaves open, so it has an environment of its own, which sees the other one's packages behind it.
+$(RAY): $(READY)
+	$(PYTHON) -m venv .ray
+	.ray/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt 'ray[default,train]>=2.60'
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)", sep="\n")' > \
+		"$$(.ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/polythrottle.pth"
 	touch $@

@@ -9,7 +9,7 @@ import argparse
 import statistics
 import sys
 
-from polythrottle.comparing import Comparison, Verdict, compare
+from polythrottle.comparing.pairs import Comparison, Verdict, compare
 from polythrottle.measurement import Window
 from polythrottle.setup import Setup
 from polythrottle.space import OperatingPoint

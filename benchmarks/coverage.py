@@ -1,8 +1,9 @@
 """How often a stated 95 % interval holds the truth: energy through sensors and at random arrivals, and percentiles.
 
-    python benchmarks/coverage.py [--runs 400] [--queries 2000] [--first 0] [--json FILE]
+    python benchmarks/coverage.py [--runs 400] [--queries 2000] [--first 0] [--only PART …] [--json FILE]
 
-Every run is one window of the meter itself on a rig whose truth is known (`polythrottle.testing.sensing`). Beside it
+Every run is one window of the meter itself on a rig whose truth is known (`polythrottle.testing.sensing`): of so many
+queries, or (`early`) of 30 to 1,000, ended once energy is known to 2 %; their truth is the long run's. Beside it
 stand naive readers: mean power at the window's looks x time / items with the textbook interval of that mean; at random
 arrivals all joules / requests with the textbook interval of their number; order statistics that take queries as
 independent.
@@ -21,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from polythrottle.arrivals import Arrivals
+from polythrottle.errors import TrialError
 from polythrottle.measurement import Interval, Measurement, Window
 from polythrottle.meter import measure
 from polythrottle.meter.percentiles import SHARES
@@ -44,6 +46,17 @@ OPEN: Mapping[str, tuple[str, float]] = {
 }
 """Arrivals before a server that takes 10 ms, and how its counter steps."""
 CYCLES = 20
+PRECISION, LEAST, MOST = 0.02, 30, 1000
+"""Windows that end once energy is known to 2 %, as `tune` has them."""
+SLOW = ("1 s average, 10 Hz", "lag 0.5 s, 10 Hz", "1 Hz")
+"""Sensors that need longer than so many queries last."""
+WANDERING: Mapping[str, Traffic] = {
+    "power of queries independent": Traffic(held=0.0),
+    "power wanders over 39 queries": Traffic(held=0.95),
+    "power wanders over 199 queries": Traffic(held=0.99),
+}
+"""Beside those over 9 queries: the variance of a mean of n is that of n over so many independent ones."""
+PARTS = ("energy", "early", "random", "percentiles")
 DRIFT = "drift of 2 %, 100 ms steps"
 
 
@@ -75,8 +88,18 @@ class Row:
         return BAR[0] <= self.covered <= BAR[1]
 
 
-def one(traffic: Traffic, name: str, seed: int, queries: int) -> tuple[Rig, Measurement, Interval]:
-    """Return a rig, what the meter says of a window on it, and what a naive reader says of its energy."""
+def one(
+    traffic: Traffic, name: str, seed: int, queries: int, precision: float | None = None
+) -> tuple[Rig, Measurement, Interval]:
+    """Return a rig, what the meter says of a window on it, and what a naive reader says of its energy.
+
+    Args:
+        traffic: What its queries are like.
+        name: Of its sensor.
+        seed: Of everything.
+        queries: How many a window has, or at most if there is a precision.
+        precision: At which the window may end.
+    """
     rng = np.random.default_rng([seed, 1, zlib.crc32(repr((traffic, name)).encode())])
     varied = replace(traffic, usual_s=rng.uniform(0.008, 0.014), power_w=rng.uniform(15.0, 30.0))
     if traffic.drift_per_s:
@@ -84,7 +107,8 @@ def one(traffic: Traffic, name: str, seed: int, queries: int) -> tuple[Rig, Meas
     distortion = SENSORS[name]
     before = 20 + math.ceil(1.3 * distortion.sensor.settle_s / varied.usual_s)
     rig = Rig(varied, distortion, int(rng.integers(2**62)), 3 * (queries + before))
-    window = Window(queries, 0.0, queries, timeout_s=3600.0)
+    least = queries if precision is None else LEAST
+    window = Window(least, 0.0, queries, timeout_s=3600.0, precision=precision)
     measured = measure(rig, rig, OperatingPoint({}), window, sensor=distortion.sensor)
     return rig, measured, naive_energy(rig, measured)
 
@@ -92,8 +116,9 @@ def one(traffic: Traffic, name: str, seed: int, queries: int) -> tuple[Rig, Meas
 def naive_energy(rig: Rig, measured: Measurement) -> Interval:
     """Return mean power x time per item, with the textbook interval of a mean of independent readings."""
     end_s, window_s = rig.clock.now(), measured.window_s or 0.0
-    readings = [rig.read_at(time_s) for time_s in np.arange(end_s - window_s, end_s, 1.0)]
-    powers_w = np.diff(readings)
+    apart_s = min(1.0, window_s / 10)
+    readings = [rig.read_at(time_s) for time_s in np.arange(end_s - window_s, end_s, apart_s)]
+    powers_w = np.diff(readings) / apart_s
     scale = 1 / measured.throughput_per_s
     half = 1.96 * powers_w.std(ddof=1) / math.sqrt(len(powers_w))
     return Interval(float(powers_w.mean() - half) * scale, float(powers_w.mean() + half) * scale)
@@ -113,6 +138,21 @@ def energies(runs: int, queries: int, first: int) -> Iterator[Row]:
             truth = rig.true_energy_j(end_s - (measured.window_s or 0.0), end_s)
             found.append((truth, measured.intervals.get("energy", Interval(-math.inf, math.inf)), naive))
         yield row("energy", label, found)
+
+
+def early(runs: int, first: int) -> Iterator[Row]:
+    """Yield a row for each sensor and for each way in which power wanders, of windows that end when they may."""
+    wandering = [(label, "exact", traffic) for label, traffic in WANDERING.items()]
+    for label, name, traffic in [*((name, name, Traffic()) for name in SENSORS if name not in SLOW), *wandering]:
+        found = []
+        for seed in range(first, first + runs):
+            try:
+                rig, measured, naive = one(traffic, name, seed, MOST, PRECISION)
+            except TrialError:  # power drifted by more than 5 % in all three windows
+                continue
+            known = measured.intervals.get("energy", Interval(-math.inf, math.inf))
+            found.append((rig.traffic.energy_j, known, naive))
+        yield row("early", label, found)
 
 
 def at_random(runs: int, queries: int, first: int) -> Iterator[Row]:
@@ -187,13 +227,20 @@ def main(say: Callable[[str], None] = print) -> None:
     parser.add_argument("--runs", type=int, default=400)
     parser.add_argument("--queries", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--only", nargs="+", default=PARTS, choices=PARTS, help="some of it")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     say(f"{given.runs} runs of {given.queries} queries; how often 95 % intervals hold; bar {BAR[0]:.0%}-{BAR[1]:.0%}")
     say(f"{'':7} {'':34} {'covered':>8} {'± med.':>8} {'unknown':>8}   naive: {'covered':>8} {'± med.':>8}")
     rows = []
     asked = (given.runs, given.queries, given.first)
-    for each in chain(energies(*asked), at_random(*asked), percentiles(*asked)):
+    parts = {
+        "energy": energies(*asked),
+        "early": early(given.runs, given.first),
+        "random": at_random(*asked),
+        "percentiles": percentiles(*asked),
+    }
+    for each in chain(*(rows for part, rows in parts.items() if part in given.only)):
         rows.append(each)
         say(
             f"{each.what:7} {each.where:34} {each.covered:8.2%} {each.half:8.2%} {each.unknown:8.1%}   "

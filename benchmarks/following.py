@@ -25,7 +25,8 @@ nothing of the traces. Beside it:
 presets         the vendor's, one request at a time; the first is the board's default
 best single     the cheapest point that holds the p99 in 99 % of the minutes if it stays: found with hindsight among the
                 twelve cheapest that a queue predicts to, the rungs and the presets; one that holds 96 % is shown too
-the top rung    the ladder's highest if it stays: where it breaks the p99 too, the load is beyond the board
+the top rung    the ladder's highest if it stays: where it breaks the p99 too, the load is beyond the board, and a
+                minute that the controller misses as well could have been held by none; such minutes are counted
 race-to-idle    the top clocks, one at a time, while there is work, the cheapest to idle at otherwise; switching free
 clairvoyant     each minute (or each second) the cheapest rung of the ladder that would hold the SLO there, switching
                 free and no queue carried over; for seconds: at which no request at all would break it
@@ -115,6 +116,10 @@ class Run:
     def held(self, slo_s: float) -> float:
         """Return the share of minutes whose p99 held."""
         return float(np.mean(self.p99_s(60) <= slo_s))
+
+    def missed(self, slo_s: float) -> frozenset[int]:
+        """Return the numbers of the minutes whose p99 did not hold."""
+        return frozenset(np.flatnonzero(self.p99_s(60) > slo_s).tolist())
 
 
 class Replay:
@@ -313,7 +318,7 @@ def clairvoyant(runs: Sequence[Run], slo_s: float, period_s: int) -> float:
 
 @dataclass(frozen=True)
 class Compared:
-    """One load: joules and share of minutes held by name, and what to say of it."""
+    """One load: joules and share of minutes held by name, what to say of it, and which minutes were missed."""
 
     site: Site
     load: str
@@ -322,6 +327,8 @@ class Compared:
     requests: int
     peak_per_s: float
     rows: tuple[tuple[str, float, float | None, str], ...]
+    missed: frozenset[int] = frozenset()
+    missed_by_top: frozenset[int] = frozenset()
 
     def joules(self, name: str) -> float:
         """Return the joules of a row; not a number if there is none."""
@@ -370,7 +377,8 @@ class Compared:
         named = f"{self.site.board} | {self.load} | {self.seed} | {joules / self.length_s:.2f}"
         over = "none holds" if math.isnan(single) else f"{single:+.1%}"
         top = next(held for name, _, held, _ in self.rows if name == _TOP)
-        return f"| {named} | {over} | {near:+.1%} | {energy} | {kept} | {top:.1%} |"
+        both = len(self.missed & self.missed_by_top)
+        return f"| {named} | {over} | {near:+.1%} | {energy} | {kept} | {top:.1%} | {both} of {len(self.missed)} |"
 
 
 def _over(joules: float, other_j: float) -> str:
@@ -410,7 +418,8 @@ def compare(site: Site, load: str, trace: Path, length_s: float, seed: int) -> C
         ("clairvoyant, seconds", clairvoyant(stays, site.slo_s, 1), None, ""),
     )
     peak_per_s = float(np.bincount((np.array(times_s) / 10).astype(int)).max() / 10)
-    return Compared(site, load, seed, length_s, len(times_s), peak_per_s, rows)
+    missed = (run.missed(site.slo_s) for run in (ours, stays[-1]))
+    return Compared(site, load, seed, length_s, len(times_s), peak_per_s, rows, *missed)
 
 
 def _presets(device: SimulatedDevice) -> list[tuple[str, OperatingPoint]]:
@@ -444,8 +453,8 @@ def report(sites: Sequence[Site], trace: Path, minutes: float, seeds: Sequence[i
     yield f"Both bars are met in {met} of {len(found)} replays of {minutes:g} minutes."
     yield ""
     headings = ("board", "load", "seed", "W", "to best single", "to clairvoyant (min)", "energy met against")
-    yield f"| {' | '.join((*headings, 'minutes held', 'by the top rung'))} |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    yield f"| {' | '.join((*headings, 'minutes held', 'by the top rung', 'missed by the top point too'))} |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     yield from (each.line() for each in found)
     for site in sites:
         device, _ = site.opened()

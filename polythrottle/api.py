@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from polythrottle.errors import InvalidInput, UnknownName
 from polythrottle.journal import Journal
@@ -25,6 +25,9 @@ from polythrottle.space import Level, OperatingPoint, SearchSpace
 from polythrottle.stopping import Budget, Rule, span_s
 from polythrottle.studies import check_same_problem, open_study
 from polythrottle.study import Study
+
+if TYPE_CHECKING:
+    from polythrottle.meter import Attribution
 
 _IDLE_S = 1.0
 """How long the device is looked at without work: by `measure`, and by `tune` where the p99 is limited."""
@@ -228,6 +231,7 @@ def measure(
     setup: Setup | None = None,
     window: Window | None = None,
     told: Callable[[str], object] | None = None,
+    kept: "Callable[[Attribution], object] | None" = None,
 ) -> tuple[OperatingPoint, Measurement]:
     """Return the measurement of one point, and the point.
 
@@ -239,24 +243,29 @@ def measure(
         setup: Device and workload with all their options; overrides both names.
         window: How long to look.
         told: Called with each line a user should read beside the figures.
+        kept: Called with the energy of the window request by request (`polythrottle.meter.Attribution`).
 
     Raises:
         UnknownName: If the device and workload have no such knob or preset.
-        InvalidInput: If a knob has no such level; names the nearest.
+        InvalidInput: If a knob has no such level; names the nearest. Or if single requests of a recorded table are
+            asked for.
         PolythrottleError: As `tune`.
     """
     from polythrottle.meter import measure as measure_point
+    from polythrottle.meter.calibration import passed_over
 
     setup, tell = setup or Setup(device, workload), told or (lambda line: None)
     board, served = setup.open()
     with contextlib.closing(served), board:
         start = _preset(board, preset) if preset is not None else OperatingPoint({})
         whole = start.moved(_point(board.space * served.space, {**start, **(point or {})}, start))
-        for line in _notes(served):
+        before = _notes(served)
+        for line in (*passed_over(board), *before):
             tell(line)
         looks = window or replace(setup.window(board), idle_s=_IDLE_S)
-        found = measure_point(board, served, whole, looks, arrivals=setup.traffic)
-        for line in afterwards(found, looks, setup.traffic, setup.seconds):
+        found = measure_point(board, served, whole, looks, arrivals=setup.traffic, kept=kept)
+        late = tuple(line for line in _notes(served) if line not in before)
+        for line in (*late, *afterwards(found, looks, setup.traffic, setup.seconds)):
             tell(line)
         return whole, found
 
@@ -315,10 +324,13 @@ def _run(
     board: Device, served: Workload, kept: Journal, plan: Plan, past: Past, force: bool, watcher: Watcher
 ) -> Tuning:
     from polythrottle import tuner
+    from polythrottle.meter.calibration import passed_over
 
     watcher.opened(kept.study, kept.path, plan.budget.trials)
+    before = _notes(served)
     advice = "; --no-history starts afresh" if plan.history is None else ""
-    for line in (*past.words(kept.study.problem, advice), *beforehand(kept.study), *unsteered(board), *_notes(served)):
+    known = (*past.words(kept.study.problem, advice), *beforehand(kept.study), *passed_over(board))
+    for line in (*known, *unsteered(board), *before):
         watcher.told(line)
     presets = tuple(OperatingPoint({**served.space.default, **point}) for point in board.presets.values())
     optimizer = make_optimizer(kept.study.method, Options(past.studies, plan.risk, presets))
@@ -330,6 +342,8 @@ def _run(
             watcher.changed(study)
             for line in meanwhile(study, plan.risk):
                 watcher.told(line)
+    for line in (line for line in _notes(served) if line not in before):
+        watcher.told(line)
     if plan.presets:
         with contextlib.closing(tuner.compare(board, served, kept)) as loop:
             for study in loop:

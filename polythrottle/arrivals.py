@@ -217,7 +217,9 @@ class Burst(_Open):
     @classmethod
     def _parsed(cls, rest: str) -> Arrivals:
         rate, _, words = rest.partition("?")
-        given = dict(_option(word) for word in words.split("&") if word)
+        options = [_option(word) for word in words.split("&") if word]
+        if len(given := dict(options)) < len(options):
+            raise InvalidInput(f"an option of burst is given twice in {words[:60]!r}; say each once")
         return cls(_rate(rate), **given)
 
     @property

@@ -21,11 +21,10 @@ from polythrottle.daemon.ports import Seen
 from polythrottle.daemon.status import Happened, Status, StudyShown
 from polythrottle.daemon.wishes import Answer
 from polythrottle.errors import DeviceError, InvalidInput, PermissionDenied, PolythrottleError
-from polythrottle.state import run_dir
+from polythrottle.state import DAEMON_SOCKET, socket_path
 
 Shown = TypeVar("Shown")
 
-SOCKET = "daemon.sock"
 _AGAIN_S, _AGAIN_MOST_S = 0.5, 5.0
 _SILENT_S = 20.0
 """A stream says at least that nothing happened twice as often as this."""
@@ -292,8 +291,7 @@ class Client:
 
 def default_socket() -> Path:
     """Return where this user's daemon listens, or else the machine's."""
-    own, shared = run_dir() / SOCKET, Path("/run/polythrottle") / SOCKET
-    return shared if shared.exists() and not own.exists() and not os.environ.get("POLYTHROTTLE_RUN_DIR") else own
+    return socket_path(DAEMON_SOCKET)
 
 
 def _whole_name(profile: str | Path) -> str:

@@ -8,7 +8,8 @@
     ├── DeviceError          6   the device cannot be reached or steered
     │   └── PermissionDenied     it could be with more rights; says which
     ├── TrialError           7   one trial is spoilt; the study goes on
-    │   └── KnobRejected         the device refused a level or did not keep it
+    │   ├── KnobRejected         the device refused a level or did not keep it
+    │   └── Unanswered           a query got no answer in all the time it was given
     ├── Exhausted            1   every point has been tried; ends a study, never reaches a user
     ├── StorageError         8   a result cannot be written: disk full, read-only, no permission
     └── ClaimFailed          9   what was to be shown was not: a saving, or that nothing has become worse
@@ -74,6 +75,10 @@ class TrialError(PolythrottleError):
 
 class KnobRejected(TrialError):
     """The device refused a level, or did not keep it."""
+
+
+class Unanswered(TrialError):
+    """A query got no answer in all the time it was given; whoever asks again waits as long again."""
 
 
 class StorageError(PolythrottleError):

@@ -45,8 +45,12 @@ class Query:
             himself hides nothing ("coordinated omission": Tene, How NOT to Measure Latency, 2013).
         items: How many.
         start_s: That moment, on the clock of the device; None if whoever sent it did not note it.
+        sent_s: When it was sent, or taken out of the queue before a single server; None if that is ``start_s``.
         first_s: From then until the first token, where the answer comes in parts.
         tokens: How many tokens the answer had, where it has any.
+        more: Whether what answered this one has answered another already, which comes next.
+        at_once: Whether all that it says came in one moment, as from a server or a proxy that holds tokens back.
+        step_s: What its latency may be off by because it was told in so many decimal places only.
 
     Raises:
         InvalidInput: If the latency is not a positive, finite time, there are no items, or the rest makes no sense.
@@ -57,6 +61,10 @@ class Query:
     start_s: float | None = None
     first_s: float | None = None
     tokens: int | None = None
+    sent_s: float | None = None
+    more: bool = False
+    at_once: bool = False
+    step_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.latency_s) and self.latency_s > 0) or self.items < 1:
@@ -73,7 +81,9 @@ class Query:
     @property
     def per_token_s(self) -> float | None:
         """The time per token after the first; None if that is not known: no second one, or all came at once."""
-        if self.first_s is None or self.tokens is None or self.tokens < 2 or self.first_s == self.latency_s:
+        if self.first_s is None or self.tokens is None or self.tokens < 2:
+            return None
+        if self.at_once or self.first_s == self.latency_s:
             return None
         return (self.latency_s - self.first_s) / (self.tokens - 1)
 
@@ -296,6 +306,10 @@ def saving_interval(after: Measurement, before: Measurement) -> Interval | None:
     return Interval(1 - ratio * math.exp(half), 1 - ratio * math.exp(-half))
 
 
+LONGEST_S, MOST_QUERIES = 86_400.0, 1_000_000
+"""What a window lasts, and how many queries it needs, at most; more is a slip of the pen."""
+
+
 @dataclass(frozen=True)
 class Window:
     """How long a trial looks.
@@ -316,8 +330,8 @@ class Window:
         idle_s: How long to look at the device without work after it; 0 if not at all.
 
     Raises:
-        InvalidInput: If a count or a duration is not positive, the most is below the least, or the precision is no
-            fraction between 0.0001 and 0.5.
+        InvalidInput: If a count or a duration is not positive, or of a size that makes no window, the most is below the
+            least, or the precision is no fraction between 0.0001 and 0.5.
     """
 
     queries: int = 100
@@ -335,16 +349,24 @@ class Window:
             raise InvalidInput(f"a window needs 1 query or more, and no less than 0 before it, not {self.queries}")
         if self.queries > self.most_queries:
             raise InvalidInput(f"a window cannot need {self.queries} queries and end after {self.most_queries}")
-        if not (0 <= self.duration_s < math.inf and 0 < self.timeout_s < math.inf):
-            raise InvalidInput(f"a window lasts 0 seconds or more, not {self.duration_s:g}")
-        if self.duration_s > self.timeout_s:
-            raise InvalidInput(f"a window cannot last {self.duration_s:g} s and be given up after {self.timeout_s:g} s")
-        if not (0 <= self.settle_s < math.inf and 0 <= self.idle_s < math.inf):
-            raise InvalidInput(f"a window cannot settle for {self.settle_s:g} s or idle for {self.idle_s:g} s")
+        if self.queries > MOST_QUERIES:
+            raise InvalidInput(f"a window holds {MOST_QUERIES:,} queries at most, not {self.queries:,}")
+        self._check_times()
         if self.cool_c is not None and not -100 <= self.cool_c <= 200:
             raise InvalidInput(f"a device cools to between -100 °C and 200 °C before a window, not {self.cool_c:g} °C")
         if self.precision is not None and not 1e-4 <= self.precision <= 0.5:
             raise InvalidInput(f"a window can be precise to between 0.01 % and 50 %, not {100 * self.precision:.3g} %")
+
+    def _check_times(self) -> None:
+        if not (0 <= self.duration_s < math.inf and 0 < self.timeout_s < math.inf):
+            raise InvalidInput(f"a window lasts 0 seconds or more, not {self.duration_s:g}")
+        for does, time_s in (("lasts", self.duration_s), ("settles for", self.settle_s), ("idles for", self.idle_s)):
+            if LONGEST_S < time_s < math.inf:
+                raise InvalidInput(f"a window {does} a day at most ({LONGEST_S:g} seconds), not {time_s:g} seconds")
+        if self.duration_s > self.timeout_s:
+            raise InvalidInput(f"a window cannot last {self.duration_s:g} s and be given up after {self.timeout_s:g} s")
+        if not (0 <= self.settle_s < math.inf and 0 <= self.idle_s < math.inf):
+            raise InvalidInput(f"a window cannot settle for {self.settle_s:g} s or idle for {self.idle_s:g} s")
 
     @property
     def fields(self) -> dict[str, float | None]:

@@ -259,3 +259,14 @@ class Forecaster(Protocol):
 
         Pure as a suggestion is; 0 if nothing is left, inf if that is unknown.
         """
+
+
+@runtime_checkable
+class Wary(Protocol):
+    """A search method that can say whether it is about to take a risk."""
+
+    def dares(self, study: Study) -> bool:
+        """Return whether the next point is likelier to break a limit than any risk it takes for a real gain.
+
+        Pure as a suggestion is.
+        """

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from polythrottle.actuation.limits import KNOBS
 from polythrottle.arrivals import FEWEST_CYCLES, LATENCY_CYCLES, Arrivals, Trace
-from polythrottle.measurement import Measurement, Window
+from polythrottle.measurement import MOST_QUERIES, Measurement, Window
 from polythrottle.ports import Device, Inspectable
 from polythrottle.problem import Objective
 from polythrottle.study import Study, TrialState
@@ -84,7 +84,9 @@ def _cut_short(
         yield f"the window was given up after {show(length_s, 's')}, with {seen:,} of {window.queries:,} queries"
     elif asked_s is not None and length_s < asked_s:
         queries = _needed(seen / length_s * asked_s)
-        yield f"the window ended with {seen:,} queries, before {asked_s:g} s; --queries {queries} makes it last"
+        fits = queries <= MOST_QUERIES
+        advice = f"--queries {queries} makes it last" if fits else f"none of {MOST_QUERIES:,} queries lasts so long"
+        yield f"the window ended with {seen:,} queries, before {asked_s:g} s; {advice}"
 
 
 def _needed(queries: float) -> int:

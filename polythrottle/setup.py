@@ -14,7 +14,7 @@ from polythrottle.catalog import names
 from polythrottle.catalog.places import locate
 from polythrottle.clock import VirtualClock
 from polythrottle.errors import BadFile, InvalidInput
-from polythrottle.measurement import EnergyKind, Window
+from polythrottle.measurement import LONGEST_S, EnergyKind, Window
 from polythrottle.meter.enough import LEAST_QUERIES
 from polythrottle.ports import Concurrent, Device, Workload
 
@@ -118,6 +118,10 @@ class Setup:
         Raises:
             PolythrottleError: If either cannot be opened; says why and what would do.
         """
+        if not 0 < self.timeout_s <= LONGEST_S:
+            raise InvalidInput(
+                f"a query is given up after a time above zero and of a day at most, not {self.timeout_s:g} s"
+            )
         self.traffic.times(0)  # says at once if they are no arrivals, or a table of them that cannot be read
         device = open_device(self.device, self.knobs)
         served = self._serve(device)

@@ -5,6 +5,10 @@ from pathlib import Path
 
 from polythrottle.errors import StorageError
 
+_SHARED = Path("/run/polythrottle")
+DAEMON_SOCKET, ACTUATOR_SOCKET = "daemon/daemon.sock", "actuator.sock"
+"""Below the run folder: the daemon's lies in a folder of its own, for it has less rights than the actuator."""
+
 
 def state_dir() -> Path:
     """Return the folder for everything that must outlive a process; it need not exist yet.
@@ -35,11 +39,23 @@ def run_dir() -> Path:
     """
     if chosen := os.environ.get("POLYTHROTTLE_RUN_DIR"):
         return Path(chosen).absolute()
-    shared = Path("/run/polythrottle")
-    if os.geteuid() == 0 or (shared.is_dir() and os.access(shared, os.W_OK | os.X_OK)):
-        return shared
+    if os.geteuid() == 0 or (_SHARED.is_dir() and os.access(_SHARED, os.W_OK | os.X_OK)):
+        return _SHARED
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
     return runtime / "polythrottle" if runtime.is_absolute() else state_dir() / "run"
+
+
+def socket_path(name: str) -> Path:
+    """Return a socket of this user's own processes in `run_dir`, or the machine's where only that one is there.
+
+    Args:
+        name: Of the socket, below the folder.
+
+    Raises:
+        StorageError: If the user has no home folder.
+    """
+    own, shared = run_dir() / name, _SHARED / name
+    return shared if not os.environ.get("POLYTHROTTLE_RUN_DIR") and not own.exists() and shared.exists() else own
 
 
 def _home() -> Path:

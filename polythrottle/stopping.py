@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from polythrottle.errors import InvalidInput
-from polythrottle.ports import Forecaster, Optimizer
+from polythrottle.ports import Forecaster, Optimizer, Wary
 from polythrottle.study import ENOUGH, Study
 from polythrottle.units import show
 
@@ -58,7 +58,8 @@ class Rule:
 
     With a horizon: when all it is expected to save, over all items served until then, is less than it costs. Without:
     when it is expected to save less than `WORTHLESS` of the objective, twice in a row, and `ENOUGH` were completed;
-    `WORTHLESS_IDLE` is enough once `IDLE` trials were no better than the best, as where nothing matters but noise.
+    `WORTHLESS_IDLE` is enough once `IDLE` trials were no better than the best, as where nothing matters but noise, and
+    at once where that trial would be likely to break a limit: to make sure is not worth a risk.
     Neither holds while no feasible point is known.
 
     Args:
@@ -78,23 +79,30 @@ class Rule:
         if self.horizon_s is not None and not self.early:
             raise InvalidInput("a horizon says when to stop early; leave --horizon or --no-early-stop out")
 
-    def reason(self, study: Study, saving_left: Callable[[Study], float]) -> str | None:
+    def reason(
+        self,
+        study: Study,
+        saving_left: Callable[[Study], float],
+        dares: Callable[[Study], bool] = lambda study: False,
+    ) -> str | None:
         """Return why a study should not go on, in words; None if it should.
 
         Args:
             study: Between two trials.
             saving_left: What one more trial is expected to save, in joules per item; see `Forecaster`.
+            dares: Whether that trial is likely to break a limit; see `Wary`.
         """
         if not self.early or not study.judgeable or study.best is None:
             return None
-        return self._flat(study, saving_left) if self.horizon_s is None else self._unpaid(study, saving_left)
+        return self._flat(study, saving_left, dares) if self.horizon_s is None else self._unpaid(study, saving_left)
 
-    def _flat(self, study: Study, saving_left: Callable[[Study], float]) -> str | None:
+    def _flat(self, study: Study, saving_left: Callable[[Study], float], dares: Callable[[Study], bool]) -> str | None:
         if len(study.completed) < ENOUGH:
             return None
         share = _share(study, saving_left)
         worthless = WORTHLESS_IDLE if _idle(study) >= IDLE else WORTHLESS
-        if share >= worthless or _share(_before(study), saving_left) >= worthless:
+        flat = share < worthless and _share(_before(study), saving_left) < worthless
+        if not flat and not (share < WORTHLESS_IDLE and dares(study)):
             return None
         return f"{NOTHING_LEFT}: one more trial would save {_percent(share)} of the {study.problem.objective.words}"
 
@@ -112,14 +120,15 @@ class Rule:
 
 
 class Outlook:
-    """What a search method expects one more trial to save; asked once for each length of a study.
+    """What a search method expects one more trial to save, asked once for each length of a study, and to risk.
 
     Args:
-        optimizer: If it is a `Forecaster`; of any other nothing is known.
+        optimizer: If it is a `Forecaster`, and `Wary`; of any other nothing is known.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._forecaster = optimizer if isinstance(optimizer, Forecaster) else None
+        self._wary = optimizer if isinstance(optimizer, Wary) else None
         self._known: dict[int, float] = {}
 
     def saving_left(self, study: Study) -> float:
@@ -130,6 +139,10 @@ class Outlook:
         if count not in self._known:
             self._known[count] = self._forecaster.saving_left(study)
         return self._known[count]
+
+    def dares(self, study: Study) -> bool:
+        """Return whether the next trial is likely to break a limit; False if unknown."""
+        return self._wary is not None and self._wary.dares(study)
 
 
 def is_conclusive(reason: str | None) -> bool:

@@ -4,7 +4,7 @@ import contextlib
 import csv
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,7 @@ from polythrottle.errors import BadFile, InvalidInput, StorageError, TrialError
 from polythrottle.measurement import EnergyKind, Measurement, Window
 from polythrottle.meter import measure
 from polythrottle.ports import Device, Rewindable, Workload
-from polythrottle.space import OperatingPoint, SearchSpace
+from polythrottle.space import Level, OperatingPoint, SearchSpace
 
 _MEASURED: dict[str, Callable[[Measurement], object]] = {
     "latency_s": lambda m: m.latency.mean_s,
@@ -31,6 +31,10 @@ _MEASURED: dict[str, Callable[[Measurement], object]] = {
     "energy_kind": lambda m: m.energy_kind,
     "boundary": lambda m: m.boundary,
 }
+_OFFERED: dict[str, Callable[[Measurement], object]] = {
+    "offered_per_s": lambda m: m.offered_per_s,
+    "backlog_per_s": lambda m: m.backlog_per_s,
+}
 _IDENTITY = ("device", "workload", "window")
 
 
@@ -45,6 +49,8 @@ class Swept:
         kept: How many were in the table already.
         failed: Points that could not be measured, and why; they are not in the table.
         energy_kind: How the joules came about.
+        overloaded: How many points of the table did not serve what came: their row says by how much the queue grew,
+            and none of them holds a limit.
     """
 
     path: Path
@@ -53,6 +59,7 @@ class Swept:
     kept: int
     failed: tuple[tuple[OperatingPoint, str], ...]
     energy_kind: EnergyKind
+    overloaded: int = 0
 
 
 def sweep(
@@ -84,20 +91,22 @@ def sweep(
             raise InvalidInput(f"{device.title} with {workload.uri} has no knob to sweep")
         load = "" if arrivals.closed else f", {arrivals}"
         identity = (device.uri, workload.uri, f"{window.queries} queries, {window.duration_s:g} s{load}")
-        kept = _begun(path, space, identity)
+        columns = _MEASURED if arrivals.closed else {**_MEASURED, **_OFFERED}
+        kept = _begun(path, space, identity, tuple(columns))
         failed: list[tuple[OperatingPoint, str]] = []
         with device:
             for number, point in enumerate(space):
                 if point not in kept:
                     try:
                         seen = _visit(device, workload, window, number, point, arrivals)
-                        _append(path, space, point, seen, identity)
+                        _append(path, [point[name] for name in space.names], columns, seen, identity)
                     except TrialError as error:
                         failed.append((point, str(error)))
                         _give_up_if_hopeless(failed, number + 1)
                 advanced(number + 1, len(space), point)
     measured = len(space) - len(kept) - len(failed)
-    return Swept(path, len(space), measured, len(kept), tuple(failed), device.energy_kind)
+    overloaded = sum(not row.keeps_up for row in Table.read(path).measurements)
+    return Swept(path, len(space), measured, len(kept), tuple(failed), device.energy_kind, overloaded)
 
 
 def _visit(
@@ -113,11 +122,13 @@ def _give_up_if_hopeless(failed: list[tuple[OperatingPoint, str]], tried: int) -
         raise TrialError(f"the first {tried} points could not be measured; the last: {failed[-1][1]}")
 
 
-def _begun(path: Path, space: SearchSpace, identity: tuple[str, ...]) -> frozenset[OperatingPoint]:
+def _begun(
+    path: Path, space: SearchSpace, identity: tuple[str, ...], columns: tuple[str, ...]
+) -> frozenset[OperatingPoint]:
     """Return the points an earlier sweep has put into the table; start the table if there is none."""
     if path.suffix != ".csv":
         raise InvalidInput(f"{path}: a sweep writes a table whose name ends in .csv")
-    header = _lines([[*space.names, *_MEASURED, *_IDENTITY]])
+    header = _lines([[*space.names, *columns, *_IDENTITY]])
     begun = _content(path)
     if not begun.startswith(header) and not header.startswith(begun):
         raise BadFile(f"{path} is not the beginning of this sweep: its columns are others; give a new --out")
@@ -153,10 +164,13 @@ def _content(path: Path) -> bytes:
 
 
 def _append(
-    path: Path, space: SearchSpace, point: OperatingPoint, measurement: Measurement, identity: tuple[str, ...]
+    path: Path,
+    levels: list[Level],
+    columns: Mapping[str, Callable[[Measurement], object]],
+    measurement: Measurement,
+    identity: tuple[str, ...],
 ) -> None:
-    levels = [point[name] for name in space.names]
-    row = levels + ["" if (value := take(measurement)) is None else value for take in _MEASURED.values()]
+    row = [*levels, *("" if (value := take(measurement)) is None else value for take in columns.values())]
     _write(path, "ab", _lines([[*row, *identity]]))
 
 

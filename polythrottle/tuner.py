@@ -43,7 +43,7 @@ def tune(
     with device:
         while (used := budget.used(journal.study)) is None:
             start = _begin(device, len(journal.study.trials))
-            if (enough := rule.reason(journal.study, outlook.saving_left)) is not None:
+            if (enough := rule.reason(journal.study, outlook.saving_left, outlook.dares)) is not None:
                 _finish(journal, optimizer, enough)
                 return
             try:

@@ -31,6 +31,15 @@ def tables() -> Path:
     return TABLES
 
 
+@pytest.fixture(scope="session")
+def transient() -> Path:
+    """Return the folder of tables of transient machines, or skip: they are not part of the project."""
+    folder = TABLES.parent / "transient"
+    if not folder.is_dir():
+        pytest.skip("the tables of transient machines (../shared/data/transient) are not beside this checkout")
+    return folder
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Where nothing may be skipped (POLYTHROTTLE_NO_SKIPS), turn a run with skips into a failed one."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

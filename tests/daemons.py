@@ -7,11 +7,13 @@ from pathlib import Path
 from polythrottle.clock import VirtualClock
 from polythrottle.daemon.accounts import Accounts
 from polythrottle.daemon.desk import Desk
+from polythrottle.daemon.finetuning import Finetuning
 from polythrottle.daemon.guards import Bounds
+from polythrottle.daemon.parts import Parts
 from polythrottle.daemon.planning import UNTOUCHED
 from polythrottle.daemon.ports import Seen
 from polythrottle.daemon.record import Record
-from polythrottle.daemon.runner import Parts, Runner
+from polythrottle.daemon.runner import Runner
 from polythrottle.daemon.signals import Plan, Target
 from polythrottle.daemon.studying import Studies
 from polythrottle.daemon.tuned import Tuned
@@ -152,9 +154,15 @@ class FakeTraffic:
 class House:
     """A control loop with all it needs, in virtual time."""
 
-    def __init__(self, folder: Path, tuned: Tuned | None = TUNED, program: tuple[str, ...] = ("false",)) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tuned: Tuned | None = TUNED,
+        program: tuple[str, ...] = ("false",),
+        board: str = "jetson",
+    ) -> None:
         self.clock = VirtualClock()
-        self.board, self.traffic, self.desk = FakeBoard(self.clock), FakeTraffic(self.clock), Desk()
+        self.board, self.traffic, self.desk = FakeBoard(self.clock, board), FakeTraffic(self.clock), Desk()
         self.slept_s = 0.0
         self.identity: Mapping[str, str] = {}
         self.record = Record(folder / "daemon.db", self.wall)
@@ -165,6 +173,7 @@ class House:
             identity=lambda: self.identity,
             wall=self.wall,
             slept_s=lambda: self.slept_s,
+            finetuning=Finetuning((folder / "finetune",), self.wall),
         )
         self.runner = Runner(parts, tuned)
 

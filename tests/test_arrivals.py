@@ -73,6 +73,7 @@ def test_an_unknown_kind_is_told_the_known(text: str, told: str) -> None:
         ("trace:@30/s", "a file and a rate"), ("burst:30/s?peak=1", "above 1"), ("burst:30/s?peak=20", "1/peak"),
         ("burst:30/s?share=0", "share"), ("burst:30/s?peak=x", "not a number"), ("burst:30/s?peak=nan", "above 1"),
         ("burst:30/s?length=2", "quantity"), ("burst:30/s?length=0s", "1 ms"),
+        ("burst:30/s?peak=3&peak=4", "given twice"),
     ],
 )  # fmt: skip
 def test_malformed_arrivals_are_one_clear_line(text: str, told: str) -> None:

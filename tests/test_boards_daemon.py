@@ -10,9 +10,10 @@ from actuators import BOARD, GPU, Bench, Process, bench
 from polythrottle.actuation.wire import Line
 from polythrottle.backends import open_device
 from polythrottle.clock import SystemClock, VirtualClock
+from polythrottle.daemon.actuator.opening import Meter
 from polythrottle.daemon.boards import LEASE_S, ActuatorBoard, LocalBoard, SeparateLender
 from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, PolythrottleError
-from polythrottle.measurement import EnergyKind
+from polythrottle.measurement import EnergyKind, Reading
 from polythrottle.space import OperatingPoint
 from polythrottle.testing import FakeKernel, plant
 
@@ -288,3 +289,28 @@ def test_a_local_board_is_lent_by_leaving_it() -> None:
     board.take_back()
     board.apply(OperatingPoint({}))
     assert SeparateLender("sim:x").lend() == ("sim:x", {})
+
+
+def test_a_local_counter_that_falls_began_anew() -> None:
+    """It is counted while the device is held, and not over a loan, after which the counter is another."""
+    clock = VirtualClock()
+    board = LocalBoard(open_device("sim:jetson-agx-orin"), clock)
+    board.take()
+    joules = iter([50.0, 60.0, 1.0, 2.0, 0.5])
+    board._device.read = lambda: Reading(clock.now(), next(joules))  # type: ignore[method-assign]
+    assert [(board.read(), board.anew)[1] for _ in range(4)] == [0, 0, 1, 1]
+    board.release()
+    board.take()
+    assert (board.read().energy_j, board.anew) == (0.5, 1)
+    board.release()
+
+
+def test_the_actuator_tells_of_a_counter_that_began_anew() -> None:
+    """Its own total never falls, so that it says how often the device's did."""
+    device = open_device("sim:jetson-agx-orin")
+    meter = Meter()
+    joules = iter([50.0, 60.0, 1.0, 3.0])
+    device.read = lambda: Reading(0.0, next(joules))  # type: ignore[method-assign]
+    found = [meter.read(device) for _ in range(4)]
+    assert [each["anew"] for each in found] == [0, 0, 1, 1]
+    assert [each["energy_j"] for each in found] == [0.0, 10.0, 10.0, 12.0]

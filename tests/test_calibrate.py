@@ -1,6 +1,8 @@
 """Calibrating energy readings: what a self-test finds, and the factor against an external meter."""
 
+import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +11,10 @@ from builders import FakeDevice
 
 from polythrottle.cli.commands import run
 from polythrottle.errors import BadFile, InvalidInput, TrialError
-from polythrottle.measurement import Reading
+from polythrottle.measurement import EnergyKind, Reading
 from polythrottle.meter.calibration import (
     calibration_path,
+    passed_over,
     read_calibration,
     read_recording,
     recording_path,
@@ -20,8 +23,9 @@ from polythrottle.meter.calibration import (
     write_recording,
 )
 from polythrottle.meter.self_test import self_test
-from polythrottle.meter.wall import fit_wall, read_wall
-from polythrottle.sensors import Sensor
+from polythrottle.meter.wall import fit_wall
+from polythrottle.meter.wall_log import WallLog, read_wall
+from polythrottle.sensors import Sensor, usual
 
 
 class Loaded(FakeDevice):
@@ -106,7 +110,7 @@ def test_a_log_that_does_not_go_with_the_device_is_refused(tmp_path: Path) -> No
     with pytest.raises(BadFile, match="not a number"):
         read_wall(table)
     table.write_text("time_s,power_w\n0,1\n1,2\n")
-    assert read_wall(table) == ((0.0, 1.0), (1.0, 2.0))
+    assert read_wall(table) == WallLog("power_w", ((0.0, 1.0), (1.0, 2.0)))
     with pytest.raises(BadFile, match="no column 'watts'"):
         read_wall(table, "watts")
 
@@ -190,7 +194,33 @@ def test_what_is_no_file_of_readings_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="cannot be read: No such file"):
         read_wall(tmp_path / "none.csv")
     (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbftime_s,power_w\n0,1\n")
-    assert read_wall(tmp_path / "a.csv") == ((0.0, 1.0),)
+    assert read_wall(tmp_path / "a.csv").readings == ((0.0, 1.0),)
+
+
+@pytest.mark.parametrize(
+    ("beside", "power"),
+    [
+        ("power_factor,apparent_power_va,power_var", "power_w"),
+        ("PowerFactor,Power (VA),Reactive Power", "Active Power (W)"),
+        ("power_limit_w,power_setpoint,target_w", "input [W]"),
+        ("set_power_w,pf,volts", "Watts"),
+    ],
+)
+def test_other_columns_of_a_power_meter_are_not_its_power(tmp_path: Path, beside: str, power: str) -> None:
+    """Volt-amperes, a factor or what was set go up with the load as well, and would give a factor all the same."""
+    (tmp_path / "a.csv").write_text(f"time_s,{beside},{power}\n0,1,2,3,10\n1,1,2,3,20\n")
+    assert read_wall(tmp_path / "a.csv") == WallLog(power, ((0.0, 10.0), (1.0, 20.0)))
+
+
+def test_of_several_powers_none_is_taken(tmp_path: Path) -> None:
+    """Two sockets of one strip: who records says which; without a time the option is named too."""
+    (tmp_path / "a.csv").write_text("time_s,power_1_w,power_2_w\n0,1,2\n")
+    with pytest.raises(BadFile, match=r"power_1_w, power_2_w may all be the power; say which column it is with --colu"):
+        read_wall(tmp_path / "a.csv")
+    assert read_wall(tmp_path / "a.csv", "power_2_w").readings == ((0.0, 2.0),)
+    (tmp_path / "a.csv").write_text("when,power_w\n0,1\n")
+    with pytest.raises(BadFile, match="the time with --time-column; it has when, power_w"):
+        read_wall(tmp_path / "a.csv")
 
 
 def test_a_calibration_is_kept_by_identity_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +241,52 @@ def test_a_calibration_is_kept_by_identity_and_used(tmp_path: Path, monkeypatch:
         sensor_of(device)
     with pytest.raises(BadFile, match="no self-test"):
         read_recording(tmp_path / "none.csv")
+
+
+@dataclass
+class Estimating(FakeDevice):
+    """A processor whose joules come about in one of several ways."""
+
+    uri: str = "cpu"
+    energy_kind: EnergyKind = EnergyKind.ESTIMATED
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+
+def test_a_factor_is_for_the_joules_it_was_fitted_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other watts per core, other programs counted, or joules that are measured: none of them takes it over."""
+    monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(tmp_path))
+    fitted = Estimating("cpu?idle_w=4&watts_per_core=10")
+    write_calibration(calibration_path(fitted), fitted, Sensor(factor=1.2, source="wall meter, a.csv"))
+    assert sensor_of(Estimating("cpu?watts_per_core=10&idle_w=4")).factor == 1.2
+    for other in (
+        Estimating("cpu?idle_w=4&watts_per_core=20"),
+        Estimating("cpu?busy=everyone&idle_w=4&watts_per_core=10"),
+        Estimating("cpu"),
+        Estimating("cpu?idle_w=4&watts_per_core=10", EnergyKind.MEASURED),
+    ):
+        assert sensor_of(other) == usual("cpu")
+        assert list(passed_over(other)) == []
+
+
+def test_a_calibration_that_does_not_say_of_which_joules_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an earlier version is not used, which is said with what to do until there is a new one."""
+    monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(tmp_path))
+    device = Estimating("cpu?watts_per_core=10")
+    earlier = (
+        tmp_path / "calibrations" / f"{hashlib.sha256(json.dumps({'board': 'cpu'}).encode()).hexdigest()[:16]}.json"
+    )
+    earlier.parent.mkdir()
+    earlier.write_text((Path(__file__).parent / "data" / "calibration-1.json").read_text())
+    assert sensor_of(device) == usual("cpu")
+    (line,) = passed_over(device)
+    assert "does not say" in line
+    assert "run polythrottle calibrate --device 'cpu?watts_per_core=10' again" in line
+    write_calibration(calibration_path(device), device, Sensor(factor=1.1))
+    assert list(passed_over(device)) == []
 
 
 def test_calibrate_finds_keeps_and_tells(

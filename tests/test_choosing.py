@@ -113,3 +113,29 @@ def test_profiles_that_cannot_be_followed_are_refused(tmp_path: Path, house: Hou
     with pytest.raises(InvalidInput, match="above zero"):
         wish(house, ApplyProfile(other, 0.0))
     assert followed(house) == TUNED.name
+
+
+def test_a_comparison_goes_on_after_a_kill(tmp_path: Path, house: House, other: str) -> None:
+    """The next daemon compares the two again, and one that is started after its end does not."""
+    house.runner._found(other)
+    house.turns(2)
+    assert followed(house) == other
+    again = House(tmp_path / "daemon")
+    again.runner.go_on()
+    again.turns(2)
+    assert any("is compared in turns" in words for words in again.words("study"))
+    assert followed(again) == other
+    wish(again, ApplyProfile(TUNED.name if Path(TUNED.name).exists() else other, None))
+    again.turns(1)
+    third = House(tmp_path / "daemon")
+    assert third.runner.choosing.compared is None
+
+
+def test_a_comparison_of_another_profile_is_not_gone_on_with(tmp_path: Path, house: House, other: str) -> None:
+    """A daemon that was started with another profile has nothing to compare it with."""
+    house.runner._found(other)
+    house.turns(2)
+    elsewhere = House(tmp_path / "daemon", replace(TUNED, name="b.toml"))
+    elsewhere.runner.go_on()
+    assert followed(elsewhere) in (None, "b.toml")
+    assert not any("is compared" in words for words in elsewhere.words("study")[1:])

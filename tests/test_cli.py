@@ -265,6 +265,13 @@ BAD: dict[str, tuple[list[str], int, str]] = {
     "profile into a file": (["tune", "-d", "replay:t.csv", "--out", "t.csv/p.toml"], 8, "cannot be written"),
     "sweep of nothing": (["sweep", "-d", "cpu", "-w", "cmd:true", "--out", "x.csv"], 2, "no knob"),
     "negative window": (["measure", "-d", "sim:v100", "-w", "resnet50", "--seconds", "-1"], 2, "seconds"),
+    "window of years": (["measure", "-d", "sim:v100", "-w", "resnet50", "--seconds", "1e9"], 2, "a day at most"),
+    "settling for years": (["measure", "-d", "sim:v100", "-w", "resnet50", "--settle", "1e9"], 2, "a day at most"),
+    "endless queries": (["measure", "-d", "sim:v100", "-w", "resnet50", "--queries", "9" * 30], 2, "1,000,000"),
+    "no time to answer": (["measure", "-d", "sim:v100", "-w", "resnet50", "--timeout", "0"], 2, "above zero"),
+    "burst peaks twice": (
+        ["measure", "-d", "sim:v100", "-w", "resnet50", "--arrivals", "burst:9/s?peak=5&peak=3"], 2, "given twice"
+    ),
 }  # fmt: skip
 
 

@@ -334,7 +334,7 @@ def test_a_daemon_is_named_once(where: Path, tmp_path: Path) -> None:
 
 def test_the_default_socket_is_in_the_run_folder(tmp_path: Path) -> None:
     """Where the daemon of the same user listens by default."""
-    assert default_socket() == tmp_path / "run" / "daemon.sock"
+    assert default_socket() == tmp_path / "run" / "daemon" / "daemon.sock"
     assert Client().where == str(default_socket())
 
 

@@ -56,3 +56,10 @@ def test_a_curve_that_is_none_is_refused(ages: tuple[float, ...], alive: tuple[f
     """Survival starts at 1 and never rises."""
     with pytest.raises(InvalidInput):
         Observed(ages, alive)
+
+
+def test_a_short_life_is_expected_to_be_short_however_far_one_looks() -> None:
+    """Ten hours on average stay ten hours over a hundred and over a hundred million."""
+    for horizon_h in (100, 1e4, 1e8):
+        assert remaining_s(Steady(0.1), 0, horizon_h * HOUR_S) == pytest.approx(10 * HOUR_S, rel=0.001)
+    assert remaining_s(Observed((0.0, 60.0), (1.0, 0.5)), 0, 1e6) == pytest.approx(45 + 0.5 * (1e6 - 60), rel=0.001)

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from polythrottle.comparing import Comparison, Verdict, compare, half_width, interval
-from polythrottle.errors import TrialError
+from polythrottle.comparing.pairs import Comparison, Verdict, compare
+from polythrottle.comparing.sequential import half_width, interval
+from polythrottle.errors import TrialError, Unanswered
 from polythrottle.measurement import Latency, Measurement, Window
 from polythrottle.setup import Setup
 from polythrottle.space import OperatingPoint
@@ -127,3 +128,30 @@ def test_windows_that_fail_again_and_again_end_the_comparison() -> None:
     point = OperatingPoint({**device.space.default, **workload.space.default})
     with device, pytest.raises(TrialError, match="errors"):
         list(compare(device, Failing(workload), (point, point), Window(10, 0.1, 10)))  # type: ignore[arg-type]
+
+
+class Silent(Failing):
+    """A workload that answers so many queries, and then no more."""
+
+    def __init__(self, inner: object, answers: int) -> None:
+        super().__init__(inner)
+        self.left, self.unanswered = answers, 0
+
+    def query(self) -> object:
+        """Answer, or let nobody answer."""
+        self.left -= 1
+        if self.left >= 0:
+            return self._inner.query()  # type: ignore[attr-defined]
+        self.unanswered += 1
+        raise Unanswered("m did not answer within 60 s")
+
+
+@pytest.mark.parametrize(("answers", "waits"), [(0, 1), (5, 1), (100, 2)])
+def test_a_server_that_falls_silent_is_waited_for_once_or_twice(answers: int, waits: int) -> None:
+    """Each wait takes all the time a query has: one is enough at first, two in a row once pairs were measured."""
+    device, workload = SIMULATED.open()
+    point = OperatingPoint({**device.space.default, **workload.space.default})
+    silent = Silent(workload, answers)
+    with device, pytest.raises(Unanswered, match="did not answer"):
+        list(compare(device, silent, (point, point), Window(10, 0.1, 10)))  # type: ignore[arg-type]
+    assert silent.unanswered == waits

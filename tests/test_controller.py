@@ -14,6 +14,7 @@ from polythrottle.daemon.signals import (
     DriftFound,
     DriverReload,
     Event,
+    Finetuned,
     ForeignWrite,
     GoSafe,
     LeaseGained,
@@ -28,6 +29,7 @@ from polythrottle.daemon.signals import (
     Resume,
     StartStudy,
     StopStudy,
+    StudyAsked,
     StudyEnded,
     StudyOffered,
     Suspend,
@@ -118,6 +120,7 @@ EVENTS = st.one_of(
     st.builds(ModelChanged, LADDERS),
     st.sampled_from([DriftFound("energy drifts"), StudyOffered(), StudyOffered(), Refused("no")]),
     st.builds(StudyEnded, LADDERS),
+    st.builds(Finetuned, st.booleans(), st.just("fine-tuning")),
     st.sampled_from([LeaseLost(), LeaseGained(), LeaseGained()]),
 )
 
@@ -421,6 +424,26 @@ def test_a_study_ends_with_the_right_to_set_the_board(end: Event) -> None:
     """Sleep, a lost lease and another workload or none stop a study in the same step."""
     _, done = _told(DriftFound("energy drifts"), StudyOffered(), end, state=_following())
     assert isinstance(done[-1][0], StopStudy)
+
+
+def test_beside_a_trainer_nothing_drifts_and_no_study_begins() -> None:
+    """While fine-tuning runs a profile is not blamed and nothing is explored; afterwards a study may begin."""
+    beside, _ = _told(Finetuned(True, "fine-tuning is running"), state=_following())
+    state, actions = _told(DriftFound("energy drifts"), StudyAsked("a person"), StudyOffered(), state=beside)
+    assert not any(actions)
+    assert (state.phase, state.study_wanted) == (Phase.FOLLOWING, "a person")
+    state, actions = _told(Finetuned(False, "fine-tuning is finished"), StudyOffered(), state=state)
+    assert actions == [(Raise("finetuning", "fine-tuning is finished"),), (StartStudy("a person"),)]
+    assert state.phase is Phase.STUDYING
+
+
+def test_a_study_ends_when_a_trainer_begins_and_is_wanted_again() -> None:
+    """What a study measures beside a trainer is not the workload's: it is stopped at once, and goes on later."""
+    studying, _ = _told(DriftFound("energy drifts"), StudyOffered(), state=_following())
+    state, (actions,) = _told(Finetuned(True, "fine-tuning is running"), state=studying)
+    assert _of(StopStudy, actions)
+    assert _of(Apply, actions)
+    assert (state.phase, state.study_wanted) == (Phase.FOLLOWING, "it was interrupted")
 
 
 def test_a_study_nobody_wants_is_not_started() -> None:

@@ -196,7 +196,20 @@ def test_values_that_cannot_be_read_any_more_begin_anew(tmp_path: Path) -> None:
     for name in ("pattern", "ledger", "budget"):
         record.keep(name, {"x": "y"})
     accounts = Accounts(record, lambda: 0.0)
-    accounts.resume_budget()
+    assert accounts.resume_budget("jetson") == ""
     assert accounts.budget is None
     assert LADDER.rungs
     record.close()
+
+
+def test_the_same_battery_asked_for_again_is_gone_on_with(day: Day) -> None:
+    """A daemon that is started again with the same words does not fill it up; one that is over is begun anew."""
+    battery = SetBudget(battery_wh=80.0, last_s=3600.0)
+    assert not day.accounts.goes_on(battery)
+    day.accounts.wished(battery)
+    assert day.accounts.goes_on(battery)
+    assert not day.accounts.goes_on(replace(battery, battery_wh=70.0))
+    day.wall_s += 3601.0
+    assert not day.accounts.goes_on(battery)
+    day.accounts.wished(SetBudget(power_w=15.0))
+    assert day.accounts.goes_on(SetBudget(power_w=15.0))

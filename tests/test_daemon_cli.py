@@ -347,3 +347,34 @@ def test_installing_below_a_folder_lays_the_units(tmp_path: Path, capfd: pytest.
     assert run(["daemon", "install", "--root", str(tmp_path / "root"), "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["installed"]
     assert list((tmp_path / "root").rglob("*.service"))
+
+
+def test_a_budget_is_set_shown_and_lifted(
+    tmp_path: Path, simulated: Path, ends: ExitStack, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On a running daemon, in words and as a document; one that no point can keep is refused."""
+    daemon = Daemon(tmp_path, "--profile", str(simulated), "--traffic", "sim:poisson:20/s", "--power", "30W")
+    ends.callback(daemon.close)
+    daemon.begun()
+
+    def told(*words: str) -> tuple[int, str, str]:
+        code = run(["daemon", "budget", "--socket", str(daemon.socket), *words])
+        return code, *capfd.readouterr()
+
+    assert told() == (0, "at most 30 W\n", "")
+    assert told("--power", "25W") == (0, "budget: at most 25 W\n", "")
+    code, _, error = told("--power", "1W")
+    assert code == 2
+    assert "cannot be kept" in error
+    assert json.loads(told("--json")[1])["limit_w"] == 25.0
+    assert told("--no-budget") == (0, "no budget limits the power\n", "")
+    assert told() == (0, "no budget limits the power\n", "")
+
+
+def test_a_power_no_point_can_keep_ends_the_start(tmp_path: Path, simulated: Path, ends: ExitStack) -> None:
+    """In one line, and nothing is set."""
+    daemon = Daemon(tmp_path, "--profile", str(simulated), "--traffic", "sim:poisson:20/s", "--power", "1W")
+    ends.callback(daemon.close)
+    assert daemon.child.wait(timeout=60) == 2
+    (line,) = daemon.log.read_text().splitlines()
+    assert "at most 1 W cannot be kept" in line

@@ -280,3 +280,26 @@ def test_odd_values_in_the_file_are_no_power(tmp_path: Path) -> None:
     again = record_at(tmp_path)
     assert [row["power_w"] for row in again.history(5)] == [None]
     again.close()
+
+
+def test_a_clock_that_jumps_ahead_takes_no_history(tmp_path: Path) -> None:
+    """Minutes are dropped by their number: one of next year leaves those of today."""
+    record = record_at(tmp_path)
+    for number in range(300):
+        record.add(Minute(number, 60.0, 1.0))
+    record.add(Minute(600_000, 60.0, 1.0))
+    record.flush()
+    assert record.totals(0.0).joules == 301.0
+    record.close()
+
+
+def test_only_so_many_minutes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest go first, once there are more than are kept."""
+    monkeypatch.setattr("polythrottle.daemon.record.MINUTES_MOST", 250)
+    record = record_at(tmp_path)
+    for number in range(1, 401):
+        record.add(Minute(number, 60.0, 1.0))
+    record.flush()
+    assert record.totals(0.0).joules == 250.0
+    assert record.totals(60.0 * 151).joules == 250.0
+    record.close()

@@ -159,9 +159,29 @@ def test_units_of_people() -> None:
     assert (seconds("9h"), seconds("90min"), seconds(30), seconds("1d")) == (32400.0, 5400.0, 30.0, 86400.0)
 
 
+def test_folders_of_fine_tuning_are_named_as_often_as_one_likes(tmp_path: Path) -> None:
+    """Options name them from here, a file by whole paths; what is no list or begins nowhere is one line."""
+    assert settings_of({"profile": "x", "finetune": ["a", "/b"]}).finetune == (Path("a").absolute(), Path("/b"))
+    file = tmp_path / "daemon.toml"
+    file.write_text('finetune = ["/srv/flowers"]')
+    assert read_settings(file).finetune == (Path("/srv/flowers"),)
+    for text in ('finetune = "/srv/flowers"', 'finetune = ["flowers"]', "finetune = [1]"):
+        file.write_text(text)
+        with pytest.raises(BadFile, match="finetune"):
+            read_settings(file)
+
+
 def test_what_excludes_each_other_is_refused() -> None:
     """An actuator and none, and keys without a port, are mistakes."""
     with pytest.raises(InvalidInput, match="exclude"):
         check(Settings(local=True, actuator=Path("x")))
     with pytest.raises(InvalidInput, match="--tcp"):
         check(Settings(token_file=Path("x")))
+
+
+def test_no_budget_is_a_budget_of_its_own() -> None:
+    """It goes before what a file says and before what was kept, and excludes limits."""
+    assert settings_of({"profile": "x", "no_budget": True}).budget == SetBudget()
+    assert settings_of({"profile": "x"}).budget is None
+    with pytest.raises(InvalidInput, match="lifts every limit"):
+        settings_of({"profile": "x", "no_budget": True, "power": "10W"})

@@ -21,9 +21,10 @@ def output(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def test_there_are_four_examples() -> None:
-    """A simulated board, a recorded table, a model of one's own, and fine-tuning one."""
-    assert [path.stem for path in EXAMPLES] == ["finetune", "own_torch_model", "replay_table", "simulated_orin"]
+def test_there_are_five_examples() -> None:
+    """Elastic training, fine-tuning a model, a model of one's own, a recorded table, and a simulated board."""
+    names = ["elastic_training", "finetune", "own_torch_model", "replay_table", "simulated_orin"]
+    assert [path.stem for path in EXAMPLES] == names
     assert all(len(path.read_text().splitlines()) < 60 for path in EXAMPLES)
 
 

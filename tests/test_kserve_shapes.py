@@ -3,7 +3,7 @@
 import pytest
 
 from polythrottle.errors import TrialError
-from polythrottle.workloads.kserve_shapes import Shape, see_declared
+from polythrottle.workloads.kserve_shapes import Shape, see_counted, see_declared
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,39 @@ def test_a_missing_output_is_named() -> None:
     """Whatever the others hold."""
     with pytest.raises(TrialError, match=r"^m answers without y, z, which it declares$"):
         see_declared("m", {"x": (-1,), "z": (), "y": (1,)}, {"x": (8,)}, 8)
+
+
+def test_an_output_may_count_something_of_its_own() -> None:
+    """Objects found in all pictures of a batch are not the batch, if somebody says so; other dimensions hold."""
+    declared, found = {"boxes": (-1, 7), "seen": (-1,)}, {"boxes": (21, 7), "seen": (8,)}
+    with pytest.raises(
+        TrialError, match=r"the batch that was sent is 8; if the first .* add unbatched=boxes to the URI"
+    ):
+        see_declared("m", declared, found, 8)
+    see_declared("m", declared, found, 8, {"boxes"})
+    see_declared("m", declared, {**found, "boxes": (0, 7)}, 8, {"boxes"})
+    with pytest.raises(TrialError, match=r"21x6 for its output boxes, which it declares as \?x7; the batch .* is 8$"):
+        see_declared("m", declared, {**found, "boxes": (21, 6)}, 8, {"boxes"})
+
+
+@pytest.mark.parametrize(
+    ("declared", "found", "batch_size"),
+    [({"y": (-1, 2)}, {"y": (8, 2)}, 8), ({"y": (-1,)}, {"y": (8, 1)}, 8), ({"y": (-1, 4)}, {"y": (32,)}, 8),
+     ({}, {"y": (8,)}, 8), ({"y": (1, 4)}, {"y": (8, 4)}, 8), ({"y": (-1, 2)}, {"y": (1, 2)}, 1),
+     ({"y": (-1, 2)}, {"y": (1, 2)}, None), ({"y": (-1, 7), "n": (-1,)}, {"y": (21, 7), "n": (8,)}, 8)],
+)  # fmt: skip
+def test_an_answer_counts_its_items_by_one_output(
+    declared: dict[str, Shape], found: dict[str, Shape], batch_size: int | None
+) -> None:
+    """The others may be of any length; a single item needs no count."""
+    see_counted("m", declared, found, batch_size)
+
+
+@pytest.mark.parametrize(("declared", "found"), [((-1, 2), (1, 2)), ((1, 4), (1, 4)), ((), (3,)), ((-1, 7), (21, 7))])
+def test_an_answer_that_counts_no_items_is_refused_unless_somebody_vouches(declared: Shape, found: Shape) -> None:
+    """All outputs are named then; those of which it was said already stay so."""
+    with pytest.raises(TrialError, match=r"^m answers a batch of 8 with y .*; leave batches above 1 .* unbatched=y to"):
+        see_counted("m", {"y": declared}, {"y": found}, 8)
+    with pytest.raises(TrialError, match=r"add unbatched=x,y to the URI"):
+        see_counted("m", {"y": declared}, {"y": found, "x": (8,)}, 8, {"x"})
+    see_counted("m", {"y": declared}, {"y": found}, 8, {"y"})

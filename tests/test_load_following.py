@@ -11,7 +11,7 @@ from polythrottle.arrivals import Arrivals, Poisson
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.catalog import load_board, load_model
 from polythrottle.clock import VirtualClock
-from polythrottle.daemon.following import Footing, Manner, Switching, follow, pressed_by
+from polythrottle.daemon.following import Footing, Manner, Switching, follow, patience, pressed_by
 from polythrottle.daemon.forecast import Forecast, Outlook
 from polythrottle.daemon.guards import Observed
 from polythrottle.driving import drive
@@ -278,6 +278,29 @@ def test_one_goes_up_at_once_and_down_after_a_while() -> None:
 def test_a_short_dip_moves_nothing() -> None:
     """A load that returns within the dwell leaves the rung alone."""
     assert _footing_after([3.0, 0.5, 0.5, 3.0, 0.5, 0.5, 3.0], Manner(dwell_s=3.0)) == [1] * 7
+
+
+def test_nobody_goes_down_while_the_load_rises() -> None:
+    """After the dwell one still stays where the last look brought certainly more than the looks before."""
+    rising = Forecast(fast_per_s=0.5, slow_per_s=0.5, recent=((9.0, 0.5),), quick_per_s=0.2)
+    assert not rising.rises
+    stood = Footing(1, low_since_s=0.0)
+    assert follow(_ladder(), stood, rising, 10.0, 0).rung == 0
+    risen = replace(rising, fast_per_s=0.3, quick_per_s=0.9)
+    assert risen.rises
+    assert follow(_ladder(), stood, risen, 10.0, 0) == stood
+    assert not Forecast().rises
+
+
+def test_fewer_requests_may_wait_in_a_lull() -> None:
+    """Half of what a rung clears within its SLO under a steady load, a fifth between peaks, and more than a batch."""
+    ladder = _ladder()
+    assert [patience(ladder, rung) for rung in ladder.rungs] == [2, 4, 18]
+    assert [patience(ladder, rung, lull=True) for rung in ladder.rungs] == [2, 2, 7]
+    batched = replace(ladder.rungs[0], service=replace(ladder.rungs[0].service, batch=8))
+    assert patience(ladder, batched, lull=True) > 8
+    assert Forecast(fast_per_s=9.0, slow_per_s=2.0, peak_per_s=9.0).lull
+    assert not Forecast(fast_per_s=9.0, slow_per_s=3.5, peak_per_s=9.0).lull
 
 
 def test_a_load_at_the_edge_does_not_flutter() -> None:

@@ -9,6 +9,7 @@ from polythrottle.clock import VirtualClock
 from polythrottle.daemon.looking import Looking
 from polythrottle.daemon.ports import Seen
 from polythrottle.daemon.waking import WakingClock
+from polythrottle.errors import DeviceError
 from polythrottle.measurement import Reading
 
 
@@ -104,3 +105,54 @@ def test_a_virtual_clock_will_do() -> None:
     """The loop needs nothing of a clock but what any has."""
     clock = VirtualClock()
     assert looking(Script([], [Reading(1.0, 0.0)])).look(clock.now() + 1.0).seen is None
+
+
+@dataclass
+class Failing(Script):
+    """A board some of whose readings fail."""
+
+    def read(self) -> Reading:
+        """Return the next; one at a time below zero fails."""
+        reading = super().read()
+        if reading.time_s < 0:
+            raise DeviceError("the sensor does not answer")
+        return reading
+
+
+def test_joules_of_a_failed_reading_come_with_the_next() -> None:
+    """None is lost, the time they cover is said, and they are not taken for those of the last period alone."""
+    failed = Reading(-1.0, 0.0)
+    eyes = looking(Failing([], [Reading(1.0, 50.0), failed, failed, Reading(4.0, 86.0), Reading(5.0, 98.0)]))
+    eyes.look(1.0)
+    assert [eyes.look(at_s).joules for at_s in (2.0, 3.0)] == [None, None]
+    assert "sensors" in eyes.faults
+    bridged = eyes.look(4.0)
+    assert (bridged.joules, bridged.unread_s, bridged.power_w, bridged.own_j) == (36.0, 2.0, 12.0, None)
+    after = eyes.look(5.0)
+    assert (after.joules, after.unread_s, after.own_j) == (12.0, 0.0, 12.0)
+
+
+def test_a_clock_that_jumps_while_nothing_can_be_read_bridges_nothing() -> None:
+    """How long the time was is not known then, so that nothing is said of its joules."""
+    failed = Reading(-1.0, 0.0)
+    eyes = looking(Failing([], [Reading(1.0, 50.0), failed, Reading(3.0, 70.0)]))
+    eyes.look(1.0)
+    assert eyes.look(3600.0).jumped
+    assert eyes.look(3601.0).joules is None
+
+
+def test_a_counter_that_began_anew_is_told_once() -> None:
+    """A board that counts how often that was lets the loop know in the look in which it rose."""
+    board = Counting([], [Reading(float(at_s), 10.0) for at_s in range(3)])
+    eyes = looking(board)
+    assert not eyes.look(1.0).anew
+    board.anew = 1
+    assert eyes.look(2.0).anew
+    assert not eyes.look(3.0).anew
+
+
+@dataclass
+class Counting(Script):
+    """A board that counts how often its counter began anew."""
+
+    anew: int = 0

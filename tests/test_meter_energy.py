@@ -11,7 +11,8 @@ from polythrottle.errors import TrialError
 from polythrottle.measurement import Interval, Measurement, Query, Reading, Window, saving_interval
 from polythrottle.meter import measure
 from polythrottle.meter.attribution import attribute
-from polythrottle.meter.window import with_intervals
+from polythrottle.meter.looks import Look
+from polythrottle.meter.window import Watched, with_intervals
 from polythrottle.sensors import Sensor
 from polythrottle.space import OperatingPoint
 from polythrottle.testing.sensing import SENSORS, Fault, Rig, Traffic
@@ -54,6 +55,14 @@ def test_a_window_too_short_for_its_sensor_is_made_longer() -> None:
     )
     assert 12.0 <= (measured.window_s or 0.0) < 13.0
     assert "energy" in measured.intervals
+
+
+def test_a_window_that_ends_by_its_queries_has_been_looked_at() -> None:
+    """A thousand queries are over long before a thousand seconds, and their energy has an interval all the same."""
+    rig = Rig(Traffic(), SENSORS["exact"], 0, 3000)
+    measured = measure(rig, rig, RIG, Window(100, 1000.0, 1000, timeout_s=2000.0))
+    assert measured.latency.queries == 1000
+    assert measured.intervals["energy"].half < 0.02 * measured.energy_j
 
 
 def test_a_window_shorter_than_a_step_is_no_number() -> None:
@@ -200,6 +209,20 @@ def test_a_window_that_was_held_up_is_repeated() -> None:
     assert measured.latency.queries == 100
     with pytest.raises(TrialError, match=r"held it up \(and so in 3 windows\)"):
         measure(device, Hiccup(device, tuple(range(50, 1000, 50))), POINT, window)
+
+
+@pytest.mark.parametrize(("name", "metric"), [("per_token_s", "tpot_p99"), ("first_s", "ttft_p99")])
+def test_times_that_too_many_answers_do_not_tell_are_unknown(name: str, metric: str) -> None:
+    """One in a hundred may be missing; of more, the slow ones may be. Answers with no second token owe no time."""
+    whole, single = Query(2.0, first_s=1.0, tokens=5), Query(1.0, first_s=1.0, tokens=1)
+    mute = replace(whole, first_s=None)
+    for missing, told in ((0, True), (1, True), (2, False), (100, False)):
+        window = Watched(FakeDevice(), Sensor())
+        window.queries = [mute] * missing + [whole] * (100 - missing) + [single] * (name == "per_token_s")
+        assert len(window.values(name)) == (100 - missing if told else 0)
+        assert len(window.values("latency_s")) == len(window.queries)
+    window.looks = [Look(Reading(at_s, at_s), 0, 0, 0) for at_s in (0.0, 1.0)]
+    assert window.interval(metric) is None
 
 
 def test_idle_power_is_measured_apart() -> None:

@@ -13,11 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from scripted_daemon import status
 
 from polythrottle.daemon.metrics import FIGURES, KINDS, render
-from polythrottle.daemon.status import BudgetShown, SavedShown, Status, StudyShown
+from polythrottle.daemon.status import BudgetShown, FinetuningShown, SavedShown, Status, StudyShown
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 BASE_UNITS = ("seconds", "joules", "watts", "celsius", "hertz", "bytes", "total", "info")
-COUNTS = ("faults", "requests_waiting", "rung", "rungs", "study_trials", "study_trials_most")
+COUNTS = ("faults", "requests_waiting", "rung", "rungs", "study_trials", "study_trials_most", "finetuning_epochs_done")
 WHETHER = ("phase", "reachable", "leased", "up", "throttled", "tripped", "drifted", "met", "running")
 DAEMON = Path(__file__).resolve().parent.parent / "polythrottle" / "daemon"
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
@@ -25,7 +25,14 @@ DOCS = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 
 def full() -> Status:
     """Return a status in which nothing is unknown."""
-    return status(study=StudyShown("s1", "running", 7, 30), told={"guard": 2, "unheard of": 3})
+    return status(study=StudyShown("s1", "running", 7, 30), finetuning=training(), told={"guard": 2, "unheard of": 3})
+
+
+def training(state: str = "running", rate_per_s: float | None = 41.5) -> FinetuningShown:
+    """Return a job beside the workload."""
+    return FinetuningShown(
+        state, "/srv/flowers", "flowers.pt2", 1, 3, 64, None, 20, rate_per_s, "2026-03-14T06:00:00+00:00"
+    )
 
 
 def samples(shown: Status, accept: str = "") -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -68,6 +75,18 @@ def test_figures_are_those_of_the_status() -> None:
     assert one(shown, "polythrottle_start_time_seconds") == 1773468000
     assert one(shown, "polythrottle_budget_shadow_watts_per_second") == pytest.approx(410)
     assert one(shown, "polythrottle_saved_low_joules", energy_kind="simulated") == pytest.approx(shown.saved.low)
+
+
+def test_fine_tuning_is_absent_without_a_job() -> None:
+    """A trainer that works is 1, one that does not is 0 and has no rate; without a job there is neither."""
+    assert (one(full(), "polythrottle_finetuning_running"), one(full(), "polythrottle_finetuning_epochs_done")) == (
+        1,
+        1,
+    )
+    paused = status(finetuning=training("paused", None))
+    assert one(paused, "polythrottle_finetuning_running") == 0
+    assert one(paused, "polythrottle_finetuning_samples_per_second") is None
+    assert not [name for name, _ in samples(status()) if "finetuning" in name]
 
 
 def test_the_phase_is_a_set_of_states() -> None:

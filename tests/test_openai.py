@@ -122,7 +122,7 @@ def test_pieces_are_counted_where_the_server_does_not_count_and_that_is_noted(se
     with opened(serve(piece("a"), piece("b"), piece("c", "stop"), DONE)) as workload:
         assert isinstance(workload, Noting)
         assert workload.query().tokens == 3
-        assert "does not say how many tokens" in workload.notes[-1]
+        assert "does not say how many tokens" in workload.notes[0]
     with opened(serve()) as workload:
         assert isinstance(workload, Noting)
         assert workload.notes == ()
@@ -150,11 +150,33 @@ def test_an_answer_that_comes_all_at_once_has_no_time_per_token() -> None:
     assert (found.query().first_s, found.query().tokens, found.query().per_token_s) == (1.0, 2, None)
 
 
-def test_an_answer_without_text_has_no_first_token() -> None:
-    """When it came is then unknown, not zero."""
+def test_an_answer_in_one_piece_has_no_time_per_token_though_its_end_comes_later() -> None:
+    """What lies between the piece and the end is no time per token; two pieces are."""
+    found = TokenStream("m", 0.0)
+    for now_s, data in (
+        (1.0, {"choices": [{"delta": {"content": "a" * 16}}]}),
+        (1.00005, {"choices": [{"delta": {}, "finish_reason": "length"}], "usage": {"completion_tokens": 16}}),
+    ):
+        found.take(json.dumps(data).encode(), now_s)
+    assert (found.query().first_s, found.query().tokens, found.query().per_token_s) == (1.0, 16, None)
+
+
+def test_answers_in_one_piece_are_noted(serve: Serve) -> None:
+    """So that a user learns why there is no time per token."""
+    with opened(serve(piece("a" * 7), piece("", "length"), usage(7), DONE)) as workload:
+        assert isinstance(workload, Noting)
+        before = workload.notes
+        assert workload.query().per_token_s is None
+        assert "1 of 1 answers of" in workload.notes[-1]
+        assert "(tpot) is unknown" in workload.notes[-1]
+        assert len(workload.notes) == len(before) + 1
+
+
+def test_the_first_token_of_an_answer_without_text_is_its_end() -> None:
+    """It had come by then; were it left out, slow answers would be missing from the percentiles."""
     found = TokenStream("m", 0.0)
     found.take(b'{"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": {"completion_tokens": 3}}', 1.0)
-    assert (found.query().first_s, found.query().tokens, found.query().per_token_s) == (None, 3, None)
+    assert (found.query().first_s, found.query().tokens, found.query().per_token_s) == (1.0, 3, None)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from hypothesis import strategies as st
 from polythrottle.errors import Exhausted, InvalidInput, UnknownName
 from polythrottle.measurement import Latency, Measurement
 from polythrottle.optimize import METHODS, make_optimizer
+from polythrottle.optimize.choice import beyond_caps, equals
+from polythrottle.optimize.options import Options
 from polythrottle.optimize.quantities import bound, in_units, table
 from polythrottle.ports import Optimizer
 from polythrottle.problem import Constraint, Problem
@@ -381,3 +385,25 @@ def test_tokens_per_joule_are_bounded_from_below() -> None:
     seen = replace(measured(), extras={"tokens_per_j": 4.0})
     assert table([seen], [limit.quantity])[0, 0] < limit.limit
     assert in_units("tokens_per_j", table([seen], [limit.quantity]))[0, 0] == pytest.approx(4.0)
+
+
+def worth(*promises: tuple[float, float]) -> Any:
+    """Return what trials promise: of each the share it is expected to save if it holds, and the chance that it does."""
+    gain, feasible = np.log(np.array(promises)).T
+    return SimpleNamespace(total=gain + feasible, feasible=feasible, assured=feasible, improving=True)
+
+
+@pytest.mark.parametrize(
+    ("promises", "chosen", "beyond"),
+    [
+        (((0.02, 0.9), (0.5, 0.1)), 0, False),  # the first cap leaves something to gain
+        (((0.001, 0.9), (0.02, 0.6)), 1, False),  # the next cap does
+        (((0.001, 0.9), (0.02, 0.1)), 1, True),  # only beyond all caps there is anything
+    ],
+)
+def test_caps_on_risk_are_opened_one_after_the_other(
+    promises: tuple[tuple[float, float], ...], chosen: int, beyond: bool
+) -> None:
+    """A point beyond them all is known as one, so that a search may end rather than go there for next to nothing."""
+    rows = equals(worth(*promises), np.arange(len(promises)), Options())
+    assert (rows.tolist(), beyond_caps(worth(*promises), rows)) == ([chosen], beyond)

@@ -442,3 +442,83 @@ def test_the_profile_is_named(house: House) -> None:
     shown = house.desk.status.workload
     assert shown is not None
     assert (shown.profile, shown.slo, shown.up) == (TUNED.name, TUNED.slo, True)
+
+
+def test_a_driver_that_was_loaded_anew_is_noticed(house: House) -> None:
+    """A counter of energy that began anew says so: what holds is verified and set again, and an event tells it."""
+    house.turns(5)
+    before = house.board.done.count("apply")
+    house.board.anew = 1  # type: ignore[attr-defined]
+    house.turns(1)
+    assert house.words("driver") == ["the driver was loaded anew"]
+    assert house.board.done.count("apply") == before + 1
+    house.turns(5)
+    assert len(house.words("driver")) == 1
+
+
+def test_a_failed_reading_loses_no_joules(house: House) -> None:
+    """What was drawn while the sensors were away is in the total once they are back."""
+    house.turns(5)
+    house.board.fails["read"] = GONE
+    house.turns(4)
+    house.board.fails.clear()
+    house.turns(2)
+    assert house.desk.status.energy_j == pytest.approx(12.0 * 10)
+
+
+def test_a_budget_of_another_board_is_not_followed(tmp_path: Path) -> None:
+    """It is said, and forgotten; on the same board, whatever its options are, it goes on."""
+    first = House(tmp_path / "daemon")
+    wish(first, SetBudget(power_w=25.0))
+    first.turns(2)
+    first.record.flush()
+    same = House(tmp_path / "daemon", board="jetson?root=/elsewhere")
+    assert same.accounts.budget is not None
+    same.turns(2)
+    same.record.flush()
+    other = House(tmp_path / "daemon", board="nvml:0")
+    assert other.accounts.budget is None
+    assert any("is one for jetson" in words for words in other.words("budget"))
+
+
+def test_a_power_no_point_can_keep_is_refused_at_once(house: House) -> None:
+    """Below what the lowest rung draws without a request, the answer names what can be kept; the budget stays."""
+    house.turns(2)
+    with pytest.raises(InvalidInput, match=r"at most 4 W cannot be kept.*5 W"):
+        wish(house, SetBudget(power_w=4.0))
+    assert house.accounts.budget is None
+    assert "at most 6 W" in wish(house, SetBudget(power_w=6.0))
+
+
+def test_taking_says_what_becomes_of_the_board(house: House) -> None:
+    """It is set again, or as soon as the workload is up, or was not given back at all."""
+    house.turns(5)
+    assert "was not given back" in wish(house, Take())
+    wish(house, Release("maintenance"))
+    house.turns(2)
+    assert "as soon as the workload is up" in wish(house, Take())
+    house.turns(2)
+    assert house.desk.status.phase == "following"
+
+
+def test_a_workload_is_up_while_the_board_is_released(house: House) -> None:
+    """What is served does not go away because its board is left alone."""
+    house.turns(5)
+    wish(house, Release("maintenance"))
+    house.turns(2)
+    assert house.desk.status.workload is not None
+    assert house.desk.status.workload.up
+    house.traffic.rate_per_s = None
+    house.turns(2)
+    assert not house.desk.status.workload.up
+
+
+def test_what_a_refused_study_was_to_be_like_is_forgotten(tmp_path: Path) -> None:
+    """The next one, begun by the daemon itself, has its own number of trials."""
+    house = House(tmp_path / "daemon")
+    house.turns(3)
+    house.board.fails["lend"] = GONE
+    before = house.studies.asked
+    with pytest.raises(PolythrottleError, match="no study could be started"):
+        wish(house, StartStudy(3, {"risk": "0.5"}))
+    assert house.studies.asked == before

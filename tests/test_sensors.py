@@ -55,6 +55,8 @@ def test_a_sensor_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
 def test_what_is_usual_goes_by_the_kind_of_device() -> None:
     """NVML steps and looks a quarter of the time; simulated boards are exact; what nobody knows is too."""
     assert (usual("nvml:0").step_s, usual("nvml:0").duty) == (0.1, 0.25)
+    assert usual("jetson?hz=5") == usual("jetson") != EXACT
+    assert usual("cpu?watts_per_core=10") == usual("cpu") != EXACT
     assert usual("sim:jetson-nano") == usual("something:else") == EXACT
     assert "1.1" in Sensor(factor=1.1, source="wall meter").note
     assert Sensor().note == ""

@@ -203,3 +203,21 @@ def test_lately_is_bounded() -> None:
     assert lately.p99_s == 1000.0
     lately.clear()
     assert (len(lately), lately.mean_s) == (0, None)
+
+
+def test_requests_while_the_board_is_released_are_not_held_against_the_next_point() -> None:
+    """From a release on until the next point is set nothing is promised, as before the first one."""
+    site = _site([0.5 * number for number in range(1, 30)], clock := VirtualClock(), warming=True)
+    point = site.device.space.default.moved({"gpu_max_hz": 828_750_000, "gpu_min_hz": 114_750_000})
+    site.board.apply(point)
+    clock.sleep(3.0)
+    before = site.traffic.look(clock.now())
+    assert before is not None
+    assert before.mean_s is not None
+    site.board.release()
+    clock.sleep(3.0)
+    site.traffic.look(clock.now())
+    site.board.apply(point)
+    after = site.traffic.look(clock.now())
+    assert after is not None
+    assert (after.mean_s, after.worst_s) == (None, None)

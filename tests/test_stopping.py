@@ -40,6 +40,15 @@ def test_after_ten_idle_trials_less_is_enough() -> None:
     assert Rule().reason(costly(12), lambda _: 0.002) is not None
 
 
+def test_next_to_nothing_is_not_worth_a_risk() -> None:
+    """What would save 0.2 % ends a search at once where it is likely to break a limit, and 0.4 % does not."""
+    for share, dares, ends in ((0.002, True, True), (0.002, False, False), (0.004, True, False)):
+        assert (Rule().reason(costly(8), lambda _, s=share: s, lambda _, d=dares: d) is not None) == ends  # type: ignore[misc]
+    assert Rule(early=False).reason(costly(8), lambda _: 0.0, lambda _: True) is None
+    assert Rule().reason(costly(5), lambda _: 0.0, lambda _: True) is None
+    assert not Outlook(Listed()).dares(costly(3))
+
+
 def test_a_horizon_excludes_going_on_regardless() -> None:
     """Two wishes that contradict each other are refused."""
     with pytest.raises(InvalidInput, match=r"leave --horizon or --no-early-stop out"):

@@ -1,12 +1,25 @@
+import csv
 from pathlib import Path
 
 import pytest
 from builders import FakeDevice, FakeWorkload
 
+from polythrottle import tune
+from polythrottle.arrivals import Arrivals
 from polythrottle.backends.replay import ReplayDevice
 from polythrottle.errors import BadFile, InvalidInput, TrialError
-from polythrottle.measurement import EnergyKind, Window
+from polythrottle.measurement import EnergyKind, Query, Window
 from polythrottle.sweep import Swept, sweep
+
+
+class Gathering(FakeWorkload):
+    """A workload that takes 25 ms a query, whatever its batch, and draws less the smaller that is."""
+
+    def query(self) -> Query:
+        """Take 25 ms of virtual time."""
+        self.device.power_w = float(self.batch)
+        self.device.clock.sleep(0.025)
+        return Query(0.025, self.batch)
 
 
 def run(path: Path, error: BaseException | None = None, after: int = 0) -> Swept:
@@ -73,3 +86,33 @@ def test_another_table_is_never_overwritten(tmp_path: Path) -> None:
         assert path.read_text() == text
     with pytest.raises(InvalidInput, match=r"\.csv"):
         run(tmp_path / "t.txt")
+
+
+def test_points_that_do_not_keep_up_are_marked_and_never_best(tmp_path: Path) -> None:
+    """Of arrivals at 50/s three quarters serve; the table says by how much the queue grew, and tune leaves them out."""
+    device, path = FakeDevice(), tmp_path / "t.csv"
+    swept = sweep(
+        device, Gathering(device), Window(queries=200, duration_s=0.0), path, arrivals=Arrivals.parse("uniform:50/s")
+    )
+    assert (swept.measured, swept.overloaded) == (12, 3)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert {row["offered_per_s"] for row in rows} == {"50.0"}
+    marked = [row for row in rows if row["backlog_per_s"]]
+    assert {row["batch_size"] for row in marked} == {"1"}
+    assert min(float(row["backlog_per_s"]) for row in marked) > 5
+    replay = ReplayDevice(path)
+    assert replay.reference["mean"] == min(float(row["latency_s"]) for row in rows if not row["backlog_per_s"])
+    tuning = tune(f"replay:{path}", slo=["mean<=100s"], trials=12, early_stop=False)
+    assert tuning.study.best is not None
+    assert tuning.study.best.point["batch_size"] != 1
+    again = sweep(
+        device, Gathering(device), Window(queries=200, duration_s=0.0), path, arrivals=Arrivals.parse("uniform:50/s")
+    )
+    assert (again.measured, again.kept, again.overloaded) == (0, 12, 3)
+
+
+def test_a_table_of_a_closed_loop_has_no_columns_for_what_was_offered(tmp_path: Path) -> None:
+    """So a sweep that was begun by an earlier version goes on."""
+    run(tmp_path / "t.csv")
+    assert "backlog_per_s" not in (tmp_path / "t.csv").read_text()
+    assert run(tmp_path / "t.csv").overloaded == 0

@@ -64,3 +64,17 @@ def test_idle_power_above_the_window_is_said_to_split_nothing(capsys: pytest.Cap
     """With how much it was."""
     out = printed(capsys, measured(idle_power_w=120.0))
     assert "cannot be told apart: idle power, 120 W, was not below that of the window" in out
+
+
+def test_a_recorded_load_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody gave arrivals to a table that was swept under some."""
+    assert "load as recorded: 60/s offered, 100/s served" in printed(capsys, measured(offered_per_s=60.0))
+
+
+def test_energy_without_an_interval_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """A window that was too short for its meter, and how many queries to ask for; a table was never looked at."""
+    short = replace(measured(), window_s=0.25, latency=replace(measured().latency, queries=500))
+    assert "no ± 250 ms are too short for the meter to tell it; give --queries 2000" in printed(capsys, short)
+    known = replace(short, intervals={"energy": Interval(short.energy_j * 0.9, short.energy_j * 1.1)})
+    assert "too short" not in printed(capsys, known)
+    assert "too short" not in printed(capsys, replace(short, window_s=None))

@@ -13,6 +13,7 @@ from scripted import Script, daemon
 from polythrottle.catalog.profiles import write_profile
 from polythrottle.cli.commands import run
 from polythrottle.cli.through import same_device
+from polythrottle.client import default_socket
 from polythrottle.daemon.wishes import ApplyProfile, Confirm, Release
 from polythrottle.errors import DeviceError
 from polythrottle.profile import Profile
@@ -25,7 +26,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("POLYTHROTTLE_RUN_DIR", folder)
         monkeypatch.setattr("scripted.PROFILES", _Every())
-        with daemon(Path(folder) / "daemon.sock") as (script, _):
+        with daemon(default_socket()) as (script, _):
             yield script
 
 
@@ -66,7 +67,7 @@ def test_apply_tells_programs_the_same(script: Script, profile: Path, capsys: py
     found = json.loads(out)
     assert (code, err, script.wishes) == (0, "", [ApplyProfile(str(profile), None)])
     assert (found["through"], found["point"], found["simulated"]) == (
-        str(Path(os.environ["POLYTHROTTLE_RUN_DIR"]) / "daemon.sock"),
+        str(Path(os.environ["POLYTHROTTLE_RUN_DIR"]) / "daemon" / "daemon.sock"),
         {"gpu_max_hz": 828_750_000},
         True,
     )
@@ -140,7 +141,8 @@ def test_a_dead_daemons_socket_is_no_daemon(
     """Everything works as without one."""
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("POLYTHROTTLE_RUN_DIR", folder)
-        (Path(folder) / "daemon.sock").touch()
+        default_socket().parent.mkdir()
+        default_socket().touch()
         assert told(capsys, "apply", str(profile))[0] == 0
         assert told(capsys, "restore")[:2] == (0, "nothing stands changed\n")
 

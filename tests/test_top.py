@@ -16,7 +16,7 @@ from polythrottle.cli import topview
 from polythrottle.cli.commands import run
 from polythrottle.cli.topscreen import TopScreen
 from polythrottle.client import Client
-from polythrottle.daemon.status import GuardShown, Happened, SavedShown, Status, StudyShown
+from polythrottle.daemon.status import FinetuningShown, GuardShown, Happened, SavedShown, Status, StudyShown
 
 _COLUMN = 12.2
 """Width of a column in the picture of a screen."""
@@ -114,6 +114,26 @@ def test_figures_and_events_follow_the_daemon(script: Daemon) -> None:
         await screen.until("drift    energy is 8 % above")
 
     watch(script, play)
+
+
+def test_fine_tuning_has_a_line_while_there_is_some(script: Daemon) -> None:
+    """State, epoch, rate and folder stand in one line below the study; without a job there is none."""
+    job = FinetuningShown(
+        "running", f"/srv/{HOSTILE}", "a.pt2", 1, 3, 1280, None, 60, 41.5, "2026-03-14T06:00:00+00:00"
+    )
+
+    async def play(screen: Watched) -> None:
+        assert "fine-tuning" not in screen.text
+        script.show(status(4601, finetuning=job))
+        await screen.until("epoch 2 of 3, 1,280 done at 41.5/s; /srv/")
+        assert "fine-tuning running since" in screen.text
+        assert len(screen.text.splitlines()) <= 24
+        assert max(map(len, screen.text.splitlines())) <= 80
+
+    watch(script, play)
+    lines = dict(topview.status_lines(status(4601, finetuning=job)))
+    assert "1,280 done at 41.5/s" in lines["training"]
+    assert lines["training"].isprintable()
 
 
 def test_a_daemon_that_goes_is_waited_for(script: Daemon) -> None:
@@ -327,7 +347,7 @@ def test_no_daemon_is_one_line_and_exit_code_6(
     assert run(["top"]) == 6
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert f"no daemon runs at {tmp_path}/daemon.sock; start one: polythrottle daemon run" in said
+    assert f"no daemon runs at {tmp_path}/daemon/daemon.sock; start one: polythrottle daemon run" in said
 
 
 def test_a_token_is_read_from_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

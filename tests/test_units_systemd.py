@@ -139,7 +139,7 @@ def test_the_daemon_has_no_right_but_to_ask() -> None:
     assert found["User"] == "polythrottle"
     assert found["CapabilityBoundingSet"] == found["AmbientCapabilities"] == ""
     assert found["ProtectSystem"] == "strict"
-    assert found["ReadWritePaths"] == "/run/polythrottle"
+    assert found["ReadWritePaths"] == "/run/polythrottle/daemon"
     assert (found["IPAddressDeny"], found["IPAddressAllow"]) == ("any", "localhost")
     yes = ("NoNewPrivileges", "PrivateDevices", "ProtectKernelTunables", "ProtectHome", "MemoryDenyWriteExecute")
     assert all(found[name] == "yes" for name in yes)
@@ -192,8 +192,13 @@ def test_group_and_folders_are_made(laid: Path) -> None:
     assert "polythrottle:" in (laid / "etc/passwd").read_text()
     if os.geteuid() == 0:
         quietly("systemd-tmpfiles", f"--root={laid}", "--create", "polythrottle.conf")
-        for name, mode in (("var/lib/polythrottle", 0o700), ("run/polythrottle", 0o1770)):
+        modes = {"var/lib/polythrottle": 0o700, "run/polythrottle": 0o755, "run/polythrottle/daemon": 0o755}
+        for name, mode in modes.items():
             assert stat.S_IMODE((laid / name).stat().st_mode) == mode
+        users = (laid / "etc/passwd").read_text().splitlines()
+        owner = next(line for line in users if line.startswith("polythrottle:"))
+        assert (laid / "run/polythrottle").stat().st_uid == 0
+        assert (laid / "run/polythrottle/daemon").stat().st_uid == int(owner.split(":")[2])
 
 
 def test_the_example_of_limits_can_be_read(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_what_was_learnt_survives_a_restart(tmp_path: Path) -> None:
     record = Record(tmp_path / "daemon.db", lambda: EPOCH_S)
     first, random_ = Watching(record), random.Random(3)
     first.over(LADDER)
-    minutes(first, random_, 1.0, 15)
+    minutes(first, random_, 1.0, 25)
     record.close()
     again = Record(tmp_path / "daemon.db", lambda: EPOCH_S)
     second = Watching(again)
@@ -108,7 +108,7 @@ def test_without_load_nothing_is_learnt(tmp_path: Path) -> None:
 
 def contested(new: float, old: float, seed: int = 0, trouble: bool = False) -> tuple[bool | None, int]:
     """Return how a contest between profiles that draw so many times the prediction ends, and after how many turns."""
-    contest, random_ = Contest(TUNED, replace(TUNED, name="b.toml"), 0.02), random.Random(seed)
+    contest, random_ = Contest(TUNED, replace(TUNED, name="b.toml")), random.Random(seed)
     for number in range(200 * 65):
         factor = (new if contest.turn is contest.new else old) * math.exp(random_.gauss(0, 0.02 * math.sqrt(60)) / 60)
         power_w = factor * LADDER.rungs[LADDER.best(RATE_PER_S, RATE_PER_S)].power_at(RATE_PER_S)
@@ -137,7 +137,7 @@ def test_one_that_breaks_the_limit_twice_is_rolled_back() -> None:
 
 def test_nothing_is_compared_without_load() -> None:
     """Idle time decides nothing and changes no sides."""
-    contest = Contest(TUNED, replace(TUNED, name="b.toml"), 0.02)
+    contest = Contest(TUNED, replace(TUNED, name="b.toml"))
     for number in range(1000):
         contest.seen(Sight(float(number), 1.0, Seen(0), None, 10.0, None, 10.0), False)
     assert contest.over is None

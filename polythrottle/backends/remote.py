@@ -21,12 +21,11 @@ from polythrottle.findings import Finding
 from polythrottle.measurement import EnergyKind, Reading
 from polythrottle.ports import Offer
 from polythrottle.space import Knob, OperatingPoint, SearchSpace
-from polythrottle.state import run_dir
+from polythrottle.state import ACTUATOR_SOCKET, socket_path
 
 TOKEN = "POLYTHROTTLE_TOKEN"
 """The environment variable with the token of a loan, which a process that starts a study gives it."""
 
-_SOCKET = "actuator.sock"
 _TRIES = 5
 T = TypeVar("T")
 
@@ -60,7 +59,7 @@ class RemoteDevice:
         token: str = "",
         patience_s: float = 60.0,
     ) -> None:
-        self._path = Path(path) if path else run_dir() / _SOCKET
+        self._path = Path(path) if path else socket_path(ACTUATOR_SOCKET)
         self._device, self._knobs = device, None if knobs is None else tuple(knobs)
         self._line, self._turn = Line(self._path, patience_s), threading.Lock()
         self._lent = token or os.environ.get(TOKEN, "")
@@ -200,6 +199,7 @@ class RemoteDevice:
         """
         line = self._ask("read", device=self._device)
         try:
+            line.pop("anew", None)  # how often the counter began anew, which concerns the daemon alone
             return Reading(**line)
         except TypeError as err:
             raise DeviceError(f"the actuator at {self._path} is of another version: {err}") from err

@@ -103,8 +103,8 @@ class Table:
 
     @property
     def fastest(self) -> Measurement:
-        """The row of least mean latency: what relative limits multiply."""
-        return min(self.measurements, key=lambda measurement: measurement.latency.mean_s)
+        """The row of least mean latency, of those that kept up with their load: what relative limits multiply."""
+        return min(self.measurements, key=_slowness)
 
 
 class ReplayDevice:
@@ -172,9 +172,7 @@ class ReplayDevice:
     def reference(self) -> Mapping[str, float]:
         """Every metric of the fastest row that is searched, by name: what relative limits multiply."""
         table = self._table
-        fastest = min(
-            (table.measurements[table.space.index(point)] for point in self.space), key=lambda m: m.latency.mean_s
-        )
+        fastest = min((table.measurements[table.space.index(point)] for point in self.space), key=_slowness)
         values = {name: fastest.metric(name) for name in METRICS}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -235,6 +233,10 @@ class ReplayDevice:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.restore()
+
+
+def _slowness(measurement: Measurement) -> tuple[bool, float]:
+    return not measurement.keeps_up, measurement.latency.mean_s
 
 
 def _searched(space: SearchSpace, knobs: Sequence[str]) -> SearchSpace:
@@ -356,6 +358,8 @@ class _Row:
             self._kind(kind),
             self.fields.get("boundary") or boundary,
             self.number_in("temperature_c"),
+            offered_per_s=self.number_in("offered_per_s"),
+            backlog_per_s=self.number_in("backlog_per_s"),
         )
 
     def _batch(self) -> float:

@@ -106,11 +106,13 @@ def _compared(board: "Device", wall: Path, column: str | None, time_column: str 
         sensor_of,
         write_calibration,
     )
-    from polythrottle.meter.wall import fit_wall, read_wall
+    from polythrottle.meter.wall import fit_wall
+    from polythrottle.meter.wall_log import read_wall
 
-    path = calibration_path(board)
-    fit = fit_wall(read_recording(recording_path(path)), read_wall(wall, column, time_column))
-    sensor = fit.applied(sensor_of(board), wall.name)
+    path, known = calibration_path(board), sensor_of(board)
+    log = read_wall(wall, column, time_column)
+    fit = fit_wall(read_recording(recording_path(path)), log.readings, known.memory_s)
+    sensor = fit.applied(known, f"{wall.name}, column {log.column}")
     write_calibration(path, board, sensor)
     return Calibrated(board.uri, sensor, path, fit=fit)
 
@@ -140,6 +142,10 @@ def _print(done: Calibrated) -> None:
     console.print(f"kept in  {done.path}", soft_wrap=True)
 
 
+def _clock(shift_s: float) -> str:
+    return f"{abs(shift_s):.1f} s {'ahead' if shift_s > 0 else 'behind'}"
+
+
 def _lines(done: Calibrated) -> list[tuple[str, Any]]:
     from polythrottle.units import show
 
@@ -154,9 +160,14 @@ def _lines(done: Calibrated) -> list[tuple[str, Any]]:
         ]
     if fit is not None:
         lines += [
-            ("factor", f"{fit.factor:.4f} ± {1.96 * fit.factor * fit.factor_sd:.2g}, applied from now on"),
+            ("factor", f"{fit.factor:.4f} ± {fit.factor * fit.half:.2g} (95 %), applied from now on"),
+            ("from", sensor.source),
+            ("for", "this device with these options and this kind of energy alone"),
             ("besides", f"{fit.constant_w:.3g} W that the sensor does not see, whatever the load; not applied"),
             ("residual", f"{show(fit.residual_w, 'W')} over {fit.pairs} powers, correlation {fit.correlation:.3f}"),
-            ("clocks", f"the meter's is {fit.shift_s:+.3g} s ahead"),
+            (
+                "meter",
+                f"follows within {show(fit.lag_s, 's')}, which is allowed for; its clock is {_clock(fit.shift_s)}",
+            ),
         ]
     return [*lines, ("windows", f"of {show(sensor.least_s, 's')} at least" if sensor.least_s else "of any length")]

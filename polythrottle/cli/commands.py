@@ -11,19 +11,21 @@ import typer
 
 from polythrottle.cli.answers import answer, complain, own_stdout
 from polythrottle.cli.apply import apply, restore
+from polythrottle.cli.attributing import AttributeOption, Attributing
 from polythrottle.cli.benchmark import app as benchmarks
 from polythrottle.cli.calibrate import calibrate
 from polythrottle.cli.cluster import app as clusters
 from polythrottle.cli.comparing import RequireOption, check, run_comparison
 from polythrottle.cli.daemon import app as daemons
 from polythrottle.cli.doctor import doctor
+from polythrottle.cli.finetune import app as finetunes
 from polythrottle.cli.options import JsonOption, SetupOptions, levels, spread
 from polythrottle.cli.profiling import profile_model
 from polythrottle.cli.reproduce import app as reproductions
 from polythrottle.cli.snapshot import snapshot
 from polythrottle.cli.top import top
 from polythrottle.cli.tuning import tune
-from polythrottle.errors import PolythrottleError, StorageError
+from polythrottle.errors import InvalidInput, PolythrottleError, StorageError
 
 INTERRUPTED = 130
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -39,6 +41,7 @@ app = typer.Typer(
 app.add_typer(benchmarks, name="bench")
 app.add_typer(reproductions, name="reproduce")
 app.add_typer(daemons, name="daemon")
+app.add_typer(finetunes, name="finetune")
 app.add_typer(clusters, name="cluster")
 
 
@@ -98,6 +101,7 @@ def measure(
         str | None, typer.Option("--point", metavar="K=V,…", help="gpu_max_mhz=900,batch_size=4; the rest at default.")
     ] = None,
     preset: Annotated[str | None, typer.Option("--preset", metavar="NAME", help="Start from a preset: MAXN, …")] = None,
+    attribute: AttributeOption = None,
     require: RequireOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -107,12 +111,32 @@ def measure(
     from polythrottle.cli.texts import print_measurement
 
     if sides:
+        _check_two_sides(point, preset, attribute)
         run_comparison(sides, setup, require, as_json)
         return
-    words = setup.setup()
+    if require:
+        raise InvalidInput("--require belongs to a comparison, such as: polythrottle measure default profile.toml")
+    words, table = setup.setup(), None if attribute is None else Attributing(attribute)
+    kept = None if table is None else table.keep
     with own_stdout():
-        where, measured = api.measure(point=levels(point), preset=preset, setup=words, told=complain)
-    answer((words, where, measured), as_json, print_measurement, measure_document)
+        where, measured = api.measure(point=levels(point), preset=preset, setup=words, told=complain, kept=kept)
+    failed = None if table is None else table.written(measured)
+    besides = {} if table is None else table.lines(measured)
+    document = {} if table is None else table.document
+    answer(
+        (words, where, measured),
+        as_json,
+        lambda found: print_measurement(found, besides),
+        lambda found: {**measure_document(found), **document},
+    )
+    if failed is not None:
+        raise failed
+
+
+def _check_two_sides(point: str | None, preset: str | None, attribute: Path | None) -> None:
+    given = {"--point": point, "--preset": preset, "--attribute": attribute}
+    if wrong := [option for option, value in given.items() if value is not None]:
+        raise InvalidInput(f"a comparison of two sides takes no {wrong[0]}; its sides are profiles, presets or default")
 
 
 @app.command()
@@ -183,7 +207,7 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         return complain(f"{error.filename or 'standard output'}: {error.strerror}", StorageError.exit_code)
     if code == INTERRUPTED:  # typer returns it where it meets the interrupt itself
-        complain("interrupted; the device is restored and what was measured is kept")
+        complain("interrupted; what was measured is kept")
     return code if isinstance(code, int) else 0
 
 

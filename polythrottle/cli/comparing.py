@@ -21,7 +21,7 @@ def run_comparison(names: list[str], setup: SetupOptions, require: bool, as_json
         ClaimFailed: If a saving is required and not proven.
         PolythrottleError: As `polythrottle.sides.compare_sides`.
     """
-    from polythrottle.comparing import Verdict
+    from polythrottle.comparing.pairs import Verdict
     from polythrottle.sides import compare_sides
 
     words = setup.setup(look=False)
@@ -184,7 +184,7 @@ def _check_lines(name: str, found: Any) -> Iterator[tuple[str, str]]:
     yield "device", _served(found)
     yield "profile", name
     yield "joules", show_boundary(found.measured[-1])
-    times = f"{found.middle:.3f} times" if found.recorded else _times(found.energy)
+    times = _times(found.energy) if found.sure and not found.recorded else f"{found.middle:.3f} times"
     yield "energy", f"{times} what the profile says, allowed {1 + found.most:.3f}"
     for limit, ratio in found.limits.items():
         yield "limit", f"{limit}: {_of_limit(ratio)}"
@@ -194,7 +194,8 @@ def _check_lines(name: str, found: Any) -> Iterator[tuple[str, str]]:
     if found.regressed or found.broken:
         yield "verdict", "does not keep its word"
     else:
-        yield "verdict", "keeps its word" if found.sound else "not proven, nothing found against it"
+        against = "some windows speak against it" if found.over else "nothing found against it"
+        yield "verdict", "keeps its word" if found.sound else f"not proven, {against}"
 
 
 def _of_limit(ratio: Any) -> str:
@@ -204,16 +205,21 @@ def _of_limit(ratio: Any) -> str:
 
 
 def _unshown(found: Any) -> dict[str, str]:
-    """Return the limits that these windows are too short to prove, each with what would do."""
+    """Return what these windows cannot prove, energy or limits, each with why and what would do."""
     if found.recorded:
         return {}
     queries = max((look.latency.queries or 0 for look in found.measured), default=0)
     cannot, longer = f"windows of {queries} queries cannot show a", 1000 if queries < 500 else 4 * queries
-    return {
-        limit: f"{limit} not proven: {cannot} {limit.partition('<')[0]}; give --queries {longer}"
+    unsure = {} if found.sure else {"energy": "energy not proven: the profile does not say how well its own is known"}
+    short = {
+        limit: f"{limit} not proven: "
+        + (f"{over} of {found.windows} windows saw more" if over else f"{cannot} {limit.partition('<')[0]}")
+        + f"; give --queries {longer}"
         for limit in found.short
         if limit not in found.broken
+        for over in (found.over.get(limit, 0),)
     }
+    return {**unsure, **short}
 
 
 def _bounds(interval: Any) -> dict[str, float | None]:

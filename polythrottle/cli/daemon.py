@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +29,15 @@ _WAIT_S = 20.0
 _HUNG_S = 5.0
 _ACTUATOR = "polythrottle.daemon.actuator"
 SocketOption = Annotated[Path | None, typer.Option("--socket", metavar="PATH", help="Where the API is served.")]
+
+PowerOption = Annotated[str | None, typer.Option("--power", metavar="10W", help="Most mean power.")]
+BatteryOption = Annotated[str | None, typer.Option("--battery", metavar="80Wh", help="With --last: what there is.")]
+LastOption = Annotated[str | None, typer.Option("--last", metavar="9h", help="How long the battery must do.")]
+WhPerDayOption = Annotated[str | None, typer.Option("--wh-per-day", metavar="400", help="Most energy a day.")]
+CarbonOption = Annotated[
+    Path | None, typer.Option("--carbon", metavar="FILE", help="Table of time,g_per_kwh to share energy out by.")
+]
+NoBudgetOption = Annotated[bool, typer.Option("--no-budget", help="Lift the budget, one kept from before too.")]
 
 
 @app.command("run")
@@ -58,27 +68,28 @@ def run_daemon(
     ] = None,
     no_actuator: Annotated[bool, typer.Option("--no-actuator", help="Set the board from this process.")] = False,
     socket: SocketOption = None,
-    power: Annotated[str | None, typer.Option("--power", metavar="10W", help="Most mean power.")] = None,
-    battery: Annotated[
-        str | None, typer.Option("--battery", metavar="80Wh", help="With --last: what there is.")
-    ] = None,
-    last: Annotated[str | None, typer.Option("--last", metavar="9h", help="How long the battery must do.")] = None,
-    wh_per_day: Annotated[str | None, typer.Option("--wh-per-day", metavar="400", help="Most energy a day.")] = None,
-    carbon: Annotated[
-        Path | None, typer.Option("--carbon", metavar="FILE", help="Table of time,g_per_kwh to share energy out by.")
-    ] = None,
+    power: PowerOption = None,
+    battery: BatteryOption = None,
+    last: LastOption = None,
+    wh_per_day: WhPerDayOption = None,
+    carbon: CarbonOption = None,
+    no_budget: NoBudgetOption = False,
     tcp: Annotated[str | None, typer.Option("--tcp", metavar="HOST:PORT", help="Serve the API there too.")] = None,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its key, PEM.")] = None,
     token_file: Annotated[
         Path | None, typer.Option("--token-file", metavar="FILE", help="What clients on TCP must know.")
     ] = None,
+    finetune: Annotated[
+        list[str] | None,
+        typer.Option("--finetune", metavar="FOLDER", help="A fine-tuning job, or a folder of such, to heed; repeats."),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option("--config", metavar="FILE", help="Settings; /etc/polythrottle/daemon.toml without a profile."),
     ] = None,
 ) -> None:
-    """Follow the load with a tuned profile until Ctrl-C; the board is restored then.
+    """Follow the load with a tuned profile until Ctrl-C; the board is given back then.
 
     To try it without hardware: --profile FILE --traffic sim:poisson:30/s with a profile tuned on a sim: device.
     """
@@ -122,6 +133,33 @@ def stop(socket: SocketOption = None, as_json: JsonOption = False) -> None:
         hearing.join(timeout=1.0)
         words = said[0] if said else "the daemon has ended; what became of the board, its log says"
         answer({"stopped": client.where, "words": words}, as_json, lambda _: typer.echo(words))
+
+
+@app.command()
+def budget(
+    power: PowerOption = None,
+    battery: BatteryOption = None,
+    last: LastOption = None,
+    wh_per_day: WhPerDayOption = None,
+    carbon: CarbonOption = None,
+    no_budget: NoBudgetOption = False,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a running daemon may draw, change that, or lift it; it is kept until it is changed again."""
+    from polythrottle.cli.serving import budget_of
+    from polythrottle.client import Client
+
+    given = {"power": power, "battery": battery, "last": last, "wh_per_day": wh_per_day, "carbon": carbon}
+    wish = budget_of({**given, "no_budget": no_budget})
+    with Client(socket) as client:
+        if wish is None:
+            shown = client.status().budget
+            words = shown.words or "no budget limits the power"
+            answer(shown, as_json, lambda _: typer.echo(words), asdict)
+        else:
+            done = client.budget(**asdict(wish))
+            answer(done, as_json, lambda found: typer.echo(found["words"]))
 
 
 @app.command(
@@ -238,6 +276,7 @@ def _hung(at: str) -> str:
 
 def _lines(status: Any, show: Any) -> Iterator[tuple[str, str]]:
     from polythrottle.cli.texts import show_point
+    from polythrottle.cli.topview import finetuning_words
     from polythrottle.space import OperatingPoint
 
     yield "phase", f"{status.phase}: {status.reason}"
@@ -257,6 +296,7 @@ def _lines(status: Any, show: Any) -> Iterator[tuple[str, str]]:
     yield "saved", _saved(status.saved, show)
     yield "budget", status.budget.words
     yield "study", "" if status.study is None else f"{status.study.id} {status.study.state}: {status.study.words}"
+    yield "training", finetuning_words(status)
     yield "drift", status.drift
     for fault in status.faults:
         yield "fault", fault

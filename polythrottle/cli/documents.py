@@ -102,6 +102,7 @@ def sweep_document(swept: "Swept") -> dict[str, Any]:
         "measured": swept.measured,
         "kept": swept.kept,
         "failed": [{"point": dict(point), "failure": failure} for point, failure in swept.failed],
+        "overloaded": swept.overloaded,
         "energy_kind": str(swept.energy_kind),
         "simulated": swept.energy_kind is EnergyKind.SIMULATED,
     }

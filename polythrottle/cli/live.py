@@ -87,7 +87,8 @@ class LiveSweep:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._console.is_terminal:
+            self._progress.stop()
 
     def advanced(self, done: int, total: int, point: OperatingPoint) -> None:
         """Show that ``done`` of ``total`` points are in the table."""

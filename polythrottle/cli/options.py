@@ -80,7 +80,8 @@ class SetupOptions(OptionGroup):
             "--workload",
             "-w",
             metavar="URI",
-            help="model.onnx, model.pt2, package.module:callable, kserve://…, openai://…, cmd:<words>, or a name.",
+            help="model.onnx, model.pt2, package.module:callable, kserve://…, openai://…, a name, or cmd:<words>, "
+            'which may print its latencies: 12.5ms or {"latency_s": 0.0125} a line.',
         ),
     ] = None
     knobs: Annotated[

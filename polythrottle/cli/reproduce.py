@@ -1,22 +1,23 @@
-"""`polythrottle reproduce`: a paper's figures beside those of the simulator."""
+"""`polythrottle reproduce`: a paper's figures beside those computed here."""
 
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polythrottle.cli.transient import transient
 from polythrottle.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-app = typer.Typer(help="Print a paper's figures beside those of the simulator.", rich_markup_mode=None)
+app = typer.Typer(help="Print a paper's figures beside those computed here.", rich_markup_mode=None)
 
 
 @app.callback()
 def reproduce() -> None:
-    """Print a paper's figures beside those of the simulator."""
+    """Print a paper's figures beside those computed here."""
 
 
 @app.command("polythrottle")
@@ -64,6 +65,9 @@ def scheduler(
         typer.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
         show(found)
+
+
+app.command("transient")(transient)
 
 
 def _trials(seeds: int, jobs: int) -> Any:

@@ -21,7 +21,6 @@ _POLICIES = {
 def show(found: dict[str, Any]) -> None:
     """Print the document of `polythrottle.reproduce.scheduler`."""
     from rich.console import Console
-    from rich.text import Text
 
     console = Console(highlight=False, markup=False, width=80)
     console.print(f"Published: {found['source']}. Ours: simulated, {found['replays']} replays of 30 s.\n", style="dim")
@@ -33,7 +32,15 @@ def show(found: dict[str, Any]) -> None:
     for line in found["assumed"]:
         _say(console, line, "- ")
     console.print()
-    for bar in found["bars"]:
+    _bars(console, found["bars"])
+    console.print("\nRead more strictly", style="bold")
+    _bars(console, found["stricter"])
+
+
+def _bars(console: "Console", bars: Iterable[dict[str, Any]]) -> None:
+    from rich.text import Text
+
+    for bar in bars:
         word, style = ("holds", "green") if bar["holds"] else ("does not hold", "red")
         lines = textwrap.wrap(f"{bar['what']}: {bar['value']}", 64)
         console.print(Text.assemble((f"{word:<14}", style), ("\n" + 14 * " ").join(lines)))

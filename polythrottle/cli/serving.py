@@ -23,12 +23,11 @@ from polythrottle.daemon.settings import DEFAULT_FILE, Settings, read_settings, 
 from polythrottle.daemon.status import Status
 from polythrottle.daemon.waking import WakingClock
 from polythrottle.daemon.wishes import SetBudget
-from polythrottle.errors import DeviceError, PolythrottleError
-from polythrottle.state import run_dir, state_dir
+from polythrottle.errors import DeviceError, InvalidInput, PolythrottleError
+from polythrottle.state import DAEMON_SOCKET, run_dir, state_dir
 from polythrottle.units import show
 
 INTERRUPTED = 130
-_SOCKET = "daemon.sock"
 _WIDTH = 79
 _MODULE = "polythrottle.cli.serving"
 
@@ -64,20 +63,28 @@ def settings_of(words: Mapping[str, Any]) -> Settings:
     settings = Settings() if file is None else read_settings(Path(file))
     paths = {name: Path(words[name]) for name in _PATHS if words.get(name)}
     plain = {name: words.get(name) for name in ("profile", "workload", "device", "tcp")}
-    budget = _budget(words)
+    budget = budget_of(words)
     traffic = words.get("traffic") or (f"sim:{words['arrivals']}" if words.get("arrivals") else None)
     local = bool(words.get("no_actuator"))
     if local:
         settings = settings.without_actuator()
-    return settings.over(
-        **plain, **paths, traffic=traffic, slo=tuple(words.get("slo") or ()), budget=budget, local=local
-    )
+    finetune = tuple(Path(folder).absolute() for folder in words.get("finetune") or ())
+    slo = tuple(words.get("slo") or ())
+    return settings.over(**plain, **paths, traffic=traffic, slo=slo, budget=budget, local=local, finetune=finetune)
 
 
 _PATHS = ("actuator", "socket", "tls_cert", "tls_key", "token_file")
 
 
-def _budget(words: Mapping[str, Any]) -> SetBudget | None:
+def budget_of(words: Mapping[str, Any]) -> SetBudget | None:
+    """Return the budget that options make; None if none was given.
+
+    Args:
+        words: The options by name, as they were given.
+
+    Raises:
+        InvalidInput: If one is not what it should be, or some exclude each other.
+    """
     read = {
         "power_w": ("power", watts),
         "battery_wh": ("battery", watt_hours),
@@ -86,6 +93,10 @@ def _budget(words: Mapping[str, Any]) -> SetBudget | None:
     }
     found = {to: parse(words[name]) for to, (name, parse) in read.items() if words.get(name)}
     carbon = words.get("carbon")
+    if words.get("no_budget"):
+        if found or carbon:
+            raise InvalidInput("--no-budget lifts every limit; leave it out, or the limits")
+        return SetBudget()
     return SetBudget(**found, carbon=str(Path(carbon).absolute()) if carbon else None) if found or carbon else None
 
 
@@ -105,7 +116,7 @@ def _served(settings: Settings) -> int:
     tcp = None
     if settings.tcp is not None:
         tcp = Tcp.parse(settings.tcp, settings.tls_cert, settings.tls_key, settings.token_file)
-    socket = settings.socket or run_dir() / _SOCKET
+    socket = settings.socket or run_dir() / DAEMON_SOCKET
     clock, desk, supervisor = WakingClock(), Desk(), Supervisor()
     with ExitStack() as ends:
         ends.enter_context(alone(state_dir()))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from polythrottle.cli.documents import energy_kind
 from polythrottle.cli.unpadded import Unpadded
-from polythrottle.measurement import EnergyKind, Measurement
+from polythrottle.measurement import MOST_QUERIES, EnergyKind, Measurement
 from polythrottle.problem import Objective
 from polythrottle.space import OperatingPoint
 from polythrottle.stopping import is_conclusive, show_span
@@ -41,8 +42,10 @@ def print_tuning(tuning: "Tuning") -> None:
             console.print(Text.assemble((f"{name:<9}", "dim"), str(_near(path))), soft_wrap=True)
 
 
-def print_measurement(found: "tuple[Setup, OperatingPoint, Measurement]") -> None:
-    """Print one measurement in at most 80 columns."""
+def print_measurement(
+    found: "tuple[Setup, OperatingPoint, Measurement]", besides: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Print one measurement in at most 80 columns, and lines that belong to it under their names."""
     setup, point, measured = found
     lines = {
         "point": show_point(point),
@@ -52,9 +55,11 @@ def print_measurement(found: "tuple[Setup, OperatingPoint, Measurement]") -> Non
         **_tokens(measured),
         "energy": f"{_joules(measured)} per item, {show_boundary(measured)}",
         "power": f"{_with_interval(measured, 'power', 'W')}, {measured.throughput_per_s:.4g} items/s",
+        **_unsure(measured),
         **_idle(measured),
         **_load(setup, measured),
         **_window(measured),
+        **besides,
     }
     _print_grid(_console(), (setup.device, setup.workload or ""), lines.items())
 
@@ -84,12 +89,21 @@ def _load(setup: "Setup", measured: Measurement) -> dict[str, str]:
     if measured.offered_per_s is not None:
         grows = "; the queue grows" if measured.backlog_per_s else ""
         served = f"{measured.offered_per_s:.4g}/s offered, {measured.throughput_per_s:.4g}/s served"
-        said.append(f"{setup.arrivals}: {served}{grows}")
+        said.append(f"{setup.arrivals or 'as recorded'}: {served}{grows}")
     if measured.late_p99_s is not None and measured.late_p99_s > _PUNCTUAL_S:
         said.append(f"99 % sent within {show(measured.late_p99_s, 's')} of their moment")
     if measured.sender_s is not None:
         said.append(f"the sender took {show(measured.sender_s, 's')} of processor time")
     return {"load": "; ".join(said)} if said else {}
+
+
+def _unsure(measured: Measurement) -> dict[str, str]:
+    """Return why a window's energy has no ±, and what would give it one; nothing where it has, or was looked up."""
+    queries = measured.latency.queries
+    if "energy" in measured.intervals or measured.window_s is None or queries is None:
+        return {}
+    longer = f"--queries {min(MOST_QUERIES, max(1000, 4 * queries))}"
+    return {"no ±": f"{show(measured.window_s, 's')} are too short for the meter to tell it; give {longer}"}
 
 
 def _idle(measured: Measurement) -> dict[str, str]:
@@ -130,6 +144,12 @@ def print_sweep(swept: "Swept") -> None:
     console.print(f"{swept.measured} points measured{kept}{failed} ({swept.energy_kind} energy)", soft_wrap=True)
     for point, failure in swept.failed[:5]:
         console.print(f"  failed: {show_point(point)}: {failure}", soft_wrap=True, markup=False)
+    if swept.overloaded:
+        console.print(
+            f"{swept.overloaded} of {swept.points} did not serve what came: column backlog_per_s says by how much the\n"
+            "queue grew, their latencies are of their window only, and none of them holds a limit",
+            soft_wrap=True,
+        )
     console.print(f"table  {swept.path}", soft_wrap=True, markup=False)
 
 
@@ -240,7 +260,7 @@ def _saving(study: Study) -> Text:
     style = "bold green" if saving > 0 else "yellow"
     words = study.problem.objective.words
     if (interval := study.saving) is None:
-        return Text.assemble((f"{saving:.1%}", style), f" of the {words} ({kind}; no interval known)")
+        return Text.assemble(("not proven", "yellow"), f": {saving:.1%} of the {words} ({kind}; no interval known)")
     said = f"95 %: {interval.low:.1%} to {interval.high:.1%}"
     if interval.low <= 0 <= interval.high:
         return Text.assemble(("not proven", "yellow"), f": {saving:.1%} of the {words} ({kind}; {said})")

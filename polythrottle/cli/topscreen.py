@@ -20,6 +20,7 @@ from polythrottle.cli.topview import (
     WARN,
     clock_time,
     event_line,
+    finetuning_words,
     guards_line,
     kind,
     knob_lines,
@@ -316,8 +317,10 @@ class TopScreen(App[None]):
         knobs = [Text(f"{'set':<21}running", DIM), *knob_lines(status)[:rows]]
         self.query_one("#knobs", Static).update(Text("\n").join(knobs))
         self.query_one("#guards", Static).update(guards_line(status))
-        most = max(1, self.query_one("#events").size.height - 1)
-        head = Text(f"study: {study_words(status)}", DIM)
+        head = [Text(f"study: {study_words(status)}", DIM)]
+        if words := finetuning_words(status):
+            head.append(Text(f"fine-tuning {words}", DIM))
+        most = max(1, self.query_one("#events").size.height - len(head))
         events = [event_line(each) for each in list(self._events)[:most]]
-        lines = Text("\n").join([head, *events])
+        lines = Text("\n").join([*head, *events])
         self.query_one("#events", Static).update(lines)

@@ -96,6 +96,18 @@ def study_words(status: Status) -> str:
     return written(f"{study.state}, {study.trials} of at most {study.of} trials{best}")
 
 
+def finetuning_words(status: Status) -> str:
+    """Return what fine-tuning runs beside the workload; empty if there is none."""
+    job = status.finetuning
+    if job is None:
+        return ""
+    of = "" if job.samples_of is None else f" of {job.samples_of:,}"
+    within = f"epoch {job.epochs_done + 1} of {job.epochs}, {job.samples:,}{of} done"
+    epochs = f"all {job.epochs} epochs" if job.epochs_done >= job.epochs else within
+    rate = "" if job.rate_per_s is None else f" at {_rate(job.rate_per_s)}"
+    return written(f"{job.state} since {clock_time(job.since)}: {epochs}{rate}; {job.folder}")
+
+
 def guard_words(guard: GuardShown) -> str:
     """Return what a guard sees and allows."""
     if guard.name == "throttling":
@@ -214,6 +226,8 @@ def status_lines(status: Status) -> Iterator[tuple[str, str]]:
     yield "guards", f"trip: {tripped}" if tripped else f"{len(status.guards)} content"
     yield "budget", written(status.budget.words) or "none"
     yield "study", study_words(status)
+    if status.finetuning is not None:
+        yield "training", finetuning_words(status)
     yield from (("but", words) for words in troubles(status))
 
 

@@ -3,12 +3,14 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import exp, inf, log
 from typing import Protocol
 
 from polythrottle.errors import InvalidInput
 
 HOUR_S = 3600.0
+_CUTS = (0.5, 0.05, 1e-5)
 
 
 class Lifetime(Protocol):
@@ -122,8 +124,18 @@ def remaining_s(lifetime: Lifetime, age_s: float, horizon_s: float, parts: int =
     alive = lifetime.survival(age_s)
     if alive <= 0 or horizon_s <= 0:
         return 0.0
-    step_s = horizon_s / parts
-    later = [lifetime.survival(age_s + step_s * index) / alive for index in range(parts + 1)]
+    # A short life would fall between two corners of a long horizon: cut where half, few and hardly any are left.
+    falls_s = (max(0.0, lifetime.quantile_s(alive * share) - age_s) for share in _CUTS)
+    cuts_s = sorted({0.0, *(min(horizon_s, fall_s) for fall_s in falls_s)})
+    return (
+        sum(_kept_s(lifetime, age_s, begin_s, end_s, parts // len(_CUTS)) for begin_s, end_s in pairwise(cuts_s))
+        / alive
+    )
+
+
+def _kept_s(lifetime: Lifetime, age_s: float, begin_s: float, end_s: float, parts: int) -> float:
+    step_s = (end_s - begin_s) / parts
+    later = [lifetime.survival(age_s + begin_s + step_s * index) for index in range(parts + 1)]
     return step_s * (sum(later) - (later[0] + later[-1]) / 2)
 
 

@@ -1,6 +1,4 @@
-"""Compare two operating points in turns, with a test that may be looked at after every pair."""
+"""Compare two operating points in turns, with a test that may be looked at after every pair.
 
-from polythrottle.comparing.pairs import MOST_PAIRS, Comparison, Verdict, compare
-from polythrottle.comparing.sequential import half_width, interval
-
-__all__ = ["MOST_PAIRS", "Comparison", "Verdict", "compare", "half_width", "interval"]
+Names are imported from the modules, for the daemon needs the test alone and is to load no more.
+"""

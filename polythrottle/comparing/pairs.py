@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from polythrottle.arrivals import CLOSED, Arrivals
 from polythrottle.comparing.sequential import interval
-from polythrottle.errors import TrialError
+from polythrottle.errors import TrialError, Unanswered
 from polythrottle.measurement import Interval, Measurement, Window
 from polythrottle.meter import measure
 from polythrottle.ports import Device, Recorded, Rewindable, Workload
@@ -136,10 +136,11 @@ def compare(
         most_pairs: After how many pairs to give up.
 
     Raises:
-        TrialError: If five windows in a row told nothing.
+        TrialError: If five windows in a row told nothing, or nobody answered: at first, or later twice in a row.
         DeviceError: If the device is lost.
     """
-    order, recorded, failed = random.Random(seed), isinstance(device, Recorded), 0
+    order, recorded = random.Random(seed), isinstance(device, Recorded)
+    failed = silent = 0
     found = Comparison(device=device.uri, workload=workload.uri, arrivals=str(arrivals), recorded=recorded)
     # A recorded table answers the same at every look: one pair is all there is.
     most = 1 if recorded else most_pairs
@@ -147,13 +148,13 @@ def compare(
         number = len(found.pairs) + found.failures
         try:
             pair = _pair(device, workload, points, window, arrivals, seed + number, order.random() < 0.5)
-        except TrialError:
-            failed += 1
+        except TrialError as error:
+            failed, silent = failed + 1, silent + isinstance(error, Unanswered)
             found = replace(found, failures=found.failures + 1)
-            if failed == _FAILURES_IN_A_ROW:
+            if failed == _FAILURES_IN_A_ROW or silent > bool(found.pairs):
                 raise
             continue
-        failed, found = 0, replace(found, pairs=(*found.pairs, pair))
+        failed, silent, found = 0, 0, replace(found, pairs=(*found.pairs, pair))
         yield found
 
 

@@ -44,6 +44,7 @@ class Accounts:
         self._limit_w: float | None = None
         self._wish: dict[str, Any] | None = None
         self._wished_s = 0.0
+        self._board = ""
         self._minute = Minute(int(wall() // 60))
         self._today, self._day_s = Totals(), -1.0
         self._pattern = _restored(record.kept(_PATTERN), _pattern) or Pattern()
@@ -65,11 +66,32 @@ class Accounts:
         self._keep_budget()
         return self.budget
 
-    def resume_budget(self) -> None:
-        """Go on with the budget the daemon before had, and with what it had spent of it."""
-        kept = self._record.kept(_BUDGET)
+    def goes_on(self, wish: SetBudget) -> bool:
+        """Return whether a wish is the budget that is followed already, and is not over: it is not begun anew then."""
+        budget = self.budget
+        if budget is None or self._wish != asdict(wish):
+            return False
+        return budget.supply is None or budget.supply.daily or self._wall() < budget.supply.end_s
+
+    def resume_budget(self, board: str) -> str:
+        """Go on with the budget the daemon before had, and with what it had spent of it.
+
+        Args:
+            board: URI of the board that is set now; a budget of another one is not followed.
+
+        Returns:
+            That board's URI where there is such a budget, which is forgotten then; empty otherwise.
+        """
+        kept, self._board = self._record.kept(_BUDGET), _named(board)
         if not isinstance(kept, dict) or not isinstance(kept.get("wish"), dict):
-            return
+            return ""
+        other = kept.get("board")
+        if isinstance(other, str) and other and self._board not in ("", other):
+            return other
+        self._resume(kept)
+        return ""
+
+    def _resume(self, kept: dict[str, Any]) -> None:
         try:
             at_s = float(kept["at_s"])
             budget = Budget.of(SetBudget(**kept["wish"]), at_s, midnight_s(at_s))
@@ -131,11 +153,11 @@ class Accounts:
             minute = replace(minute, failed=minute.failed + seen.failed)
         seconds = 0.0 if sight.jumped else sight.period_s
         p99_s = minute.p99_s if seen is None or seen.p99_s is None else seen.p99_s
-        metered_s = minute.metered_s + (0.0 if sight.joules is None else seconds)
+        metered_s = minute.metered_s + (0.0 if sight.joules is None else seconds + sight.unread_s)
         minute = replace(minute, seconds=minute.seconds + seconds, metered_s=metered_s, p99_s=p99_s)
         self._minute = replace(minute, joules=_sum(minute.joules, sight.joules))
-        if sight.rate_per_s is not None and sight.joules is not None:
-            self._saved(self.saving.in_turn(sight.rate_per_s, sight.joules, sight.period_s))
+        if sight.rate_per_s is not None and sight.own_j is not None:
+            self._saved(self.saving.in_turn(sight.rate_per_s, sight.own_j, sight.period_s))
 
     def _saved(self, saved: tuple[float, float | None] | None) -> None:
         if saved is not None:
@@ -172,12 +194,13 @@ class Accounts:
 
     def _keep_budget(self) -> None:
         spent_j = 0.0 if self.budget is None else self.budget.spent_j
-        self._record.keep(_BUDGET, {"wish": self._wish, "at_s": self._wished_s, "spent_j": spent_j})
+        known = {"wish": self._wish, "at_s": self._wished_s, "spent_j": spent_j}
+        self._record.keep(_BUDGET, {**known, "board": self._board})
 
     def _rationed(self, sight: Sight, state: State, ladder: Ladder) -> Iterator[Event]:
         rate_per_s, budget = sight.rate_per_s, self.budget
         if budget is not None and sight.joules is not None:
-            rung = state.rung if state.phase is Phase.FOLLOWING else None
+            rung = state.rung if state.phase is Phase.FOLLOWING and sight.own_j is not None else None
             predicted_j = None if rung is None or rate_per_s is None else rung.power_at(rate_per_s) * sight.period_s
             budget = budget.drawn(sight.joules, predicted_j)
         if budget is not None:
@@ -221,6 +244,12 @@ class Accounts:
 
 
 _LASTING = ("all_j", "explored_j", "requests", "missed", "explored_s", "loaded_s")
+
+
+def _named(board: str) -> str:
+    """Return the part of a URI that tells boards apart; empty for that of an actuator whose board is not known yet."""
+    body = board.partition("?")[0]
+    return "" if body.startswith("actuator:") else body
 
 
 def _pattern(kept: Any) -> Pattern:

@@ -49,6 +49,8 @@ class ActuatorBoard:
         self._renewed_s = 0.0
         self._about: Mapping[str, object] = {}
         self._left: tuple[str, ...] = ()
+        self.anew = 0
+        """How often the device's counter of energy began anew while the actuator held it."""
 
     @property
     def uri(self) -> str:
@@ -124,7 +126,7 @@ class ActuatorBoard:
         """
         found = self._line.ask("read", device=self._described())
         try:
-            temperature = found["temperature_c"]
+            temperature, self.anew = found["temperature_c"], int(found.get("anew", 0))
             return Reading(
                 float(found["time_s"]),
                 float(found["energy_j"]),
@@ -244,6 +246,9 @@ class LocalBoard:
         self._left: tuple[str, ...] = ()
         self._applied: OperatingPoint | None = None
         self._followed_s = clock.now()
+        self._last_j: float | None = None
+        self.anew = 0
+        """How often the device's counter of energy began anew while it was held."""
 
     @property
     def uri(self) -> str:
@@ -277,7 +282,7 @@ class LocalBoard:
         """
         if not self._entered:
             self._device.__enter__()
-            self._entered, self._left = True, ()
+            self._entered, self._left, self._last_j = True, (), None
 
     def apply(self, point: OperatingPoint) -> None:
         """Set the device's knobs of a point, others to their default.
@@ -294,7 +299,11 @@ class LocalBoard:
     def read(self) -> Reading:
         """Return energy so far, temperature and clocks, now."""
         self._follow()
-        return self._device.read()
+        reading = self._device.read()
+        if self._last_j is not None and reading.energy_j < self._last_j:
+            self.anew += 1
+        self._last_j = reading.energy_j if self._entered else None
+        return reading
 
     def verify(self) -> tuple[str, ...]:
         """Return the knobs that no longer hold what was applied last, where the device can say that."""

@@ -234,6 +234,24 @@ class Budget:
         return BudgetShown(words, self.limit_w, left_j, shadow_w_per_ms, met)
 
 
+def check_power(power_w: float, ladder: Ladder) -> None:
+    """Refuse a limit below what the board is predicted to draw on every rung without a single request.
+
+    Args:
+        power_w: The limit.
+        ladder: What is followed. Of one that lacks idle powers nothing can be said.
+
+    Raises:
+        InvalidInput: If it cannot be kept; says from where on it can.
+    """
+    idle_w = [rung.service.idle_w for rung in ladder.rungs if rung.service.idle_w < rung.power_w]
+    if idle_w and power_w < min(idle_w):
+        raise InvalidInput(
+            f"at most {show(power_w, 'W')} cannot be kept: without any request the profile's lowest point draws "
+            f"{show(min(idle_w), 'W')}; give more than that, or a profile with lower points"
+        )
+
+
 def _supply(wish: SetBudget, now_s: float, midnight_s: float) -> Supply | None:
     if wish.battery_wh is not None and wish.last_s is not None:
         return Supply(wish.battery_wh * 3600, now_s, now_s + wish.last_s)

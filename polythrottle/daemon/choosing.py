@@ -11,7 +11,7 @@ from polythrottle.daemon.signals import ModelChanged, Replanned
 from polythrottle.daemon.tuned import Tuned
 from polythrottle.errors import InvalidInput
 
-_PROFILE, _MODELS = "profile", "models"
+_PROFILE, _MODELS, _CONTEST = "profile", "models", "contest"
 _MODELS_MOST = 64
 
 
@@ -40,9 +40,13 @@ class Choosing:
         self._before: Tuned | None = None
         self._until_s = 0.0
         self._contest: Contest | None = None
-        self._spread = 0.0
         if first is not None:
             self._follow(first)
+
+    @property
+    def comparing(self) -> bool:
+        """Whether two profiles are followed in turns."""
+        return self._contest is not None
 
     @property
     def unconfirmed(self) -> str:
@@ -76,12 +80,11 @@ class Choosing:
         self._keep(self.tuned)
         return f"{self.tuned.name} is kept"
 
-    def found(self, wanted: Tuned, spread: float) -> None:
+    def found(self, wanted: Tuned) -> None:
         """Follow what a study has found: at once if nothing was followed, else in turns with what was.
 
         Args:
             wanted: The new profile.
-            spread: By how much samples at one point differ, as the logarithm of a ratio.
         """
         old = self.tuned
         if old is None or old.plan.ladder is None:
@@ -90,13 +93,15 @@ class Choosing:
             self._tell("study", f"{wanted.name} is followed from now on")
             return
         self._before = None
-        self._contest = Contest(old, wanted, spread)
+        self._contest = Contest(old, wanted)
+        self._record.keep(_CONTEST, {"old": old.name, "new": wanted.name})
         self._follow(wanted)
         self._tell("study", f"{wanted.name} is compared in turns with {old.name or 'the one before'}")
 
     def expire(self, bare: Tuned) -> None:
         """Follow no profile until another is applied or found: the one there was is for another board."""
-        self._before = self._contest = None
+        self._before = None
+        self._settle()
         self._follow(bare)
 
     def turn(self, sight: Sight, trouble: bool) -> None:
@@ -139,6 +144,18 @@ class Choosing:
         chosen = kept.get("chosen")
         return chosen if isinstance(chosen, str) and chosen != self._first else None
 
+    @property
+    def compared(self) -> str | None:
+        """The profile that was compared with this one when the daemon was cut off; None if none was."""
+        kept, tuned = self._record.kept(_CONTEST), self.tuned
+        if self._contest is not None or not isinstance(kept, dict) or tuned is None or kept.get("old") != tuned.name:
+            return None
+        return kept["new"] if isinstance(kept.get("new"), str) else None
+
+    def _settle(self) -> None:
+        self._contest = None
+        self._record.keep(_CONTEST, None)
+
     def _models(self) -> dict[str, Any]:
         kept = self._record.kept(_MODELS)
         return kept if isinstance(kept, dict) else {}
@@ -158,7 +175,7 @@ class Choosing:
             if contest.turn is not self.tuned:
                 self._follow(contest.turn)
             return
-        self._contest = None
+        self._settle()
         winner = contest.new if contest.over else contest.old
         self._tell("study", contest.words)
         self._keep(winner)
@@ -166,5 +183,5 @@ class Choosing:
 
     def _end_contest(self) -> None:
         if self._contest is not None:
-            self._contest = None
+            self._settle()
             self._tell("study", "the comparison of two profiles is ended: another was asked for")

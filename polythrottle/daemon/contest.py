@@ -29,16 +29,15 @@ class Contest:
     Args:
         old: What was followed.
         new: What a study has found.
-        spread: By how much the logarithm of a turn's energy over the prediction differs from turn to turn.
     """
 
-    def __init__(self, old: Tuned, new: Tuned, spread: float) -> None:
+    def __init__(self, old: Tuned, new: Tuned) -> None:
         self.old, self.new = old, new
         self.turn = new
         self.over: bool | None = None
         """Whether the new one is to be kept; None while that is not decided."""
         self.words = ""
-        self._test = Rollback(spread * 2**0.5)
+        self._test = Rollback()
         self._sum = _Sum()
         self._first: float | None = None
         self._waited_s = 0.0
@@ -64,13 +63,13 @@ class Contest:
 
     def _added(self, sight: Sight) -> None:
         rate_per_s, ladder = sight.rate_per_s, self.old.plan.ladder
-        if not rate_per_s or sight.joules is None or ladder is None:
+        if not rate_per_s or sight.own_j is None or ladder is None:
             return
         if self._waited_s < _SKIPPED_S:
             self._waited_s += sight.period_s
             return
         rung = ladder.rungs[ladder.best(rate_per_s, rate_per_s)]
-        self._sum.joules += sight.joules
+        self._sum.joules += sight.own_j
         self._sum.reference_j += rung.power_at(rate_per_s) * sight.period_s
         self._sum.seconds += sight.period_s
 

@@ -29,6 +29,8 @@
       Replanned                 another profile for the same workload; its load stays known, a guard that holds goes on
       DriftFound                a study is wanted; the phase stays
       StudyAsked                a study is wanted and offered at once
+      Finetuned                 while a trainer works beside the workload no study begins, one that runs is ended and
+                                wanted again, and DriftFound is passed over: its joules are not the profile's fault
       PowerBudget, heat         bound the choice of the rung; if none is within, the one that draws least; while a
                                 budget is below what the load takes, a broken p99 is its price and trips no guard
       requests come late        the load is taken for higher than it is ("pressure"), for minutes
@@ -51,6 +53,7 @@ from polythrottle.daemon.signals import (
     DriftFound,
     DriverReload,
     Event,
+    Finetuned,
     ForeignWrite,
     GoSafe,
     LeaseGained,
@@ -114,7 +117,7 @@ def hurried(state: State, waiting: int) -> bool:
     rung, following = state.rung, state.phase is Phase.FOLLOWING
     if not following or rung is None or state.plan is None or state.plan.ladder is None:
         return False
-    return waiting > patience(state.plan.ladder, rung)
+    return waiting > patience(state.plan.ladder, rung, state.forecast.lull)
 
 
 def reason(state: State) -> str:
@@ -124,7 +127,7 @@ def reason(state: State) -> str:
 
 def _stopped(state: State) -> tuple[tuple[Action, ...], State]:
     """End a study that may no longer set the board; it is wanted as before."""
-    allowed = state.phase is Phase.STUDYING and state.leased and not state.suspended
+    allowed = state.phase is Phase.STUDYING and state.leased and not state.suspended and not state.finetunes
     if allowed or not state.study_runs:
         return (), state
     interrupted = state.plan is not None and state.phase in (Phase.STUDYING, Phase.SAFE)
@@ -193,6 +196,8 @@ def _learnt(state: State, event: ModelChanged | DriftFound | StudyOffered | Stud
     match event:
         case ModelChanged(ladder):
             return _changed(state, ladder), (Raise("model", "the model has changed"),)
+        case DriftFound() if state.finetunes:
+            return state, ()
         case DriftFound(words):
             wanted = words if state.plan is not None else ""
             return replace(state, study_wanted=wanted), (Raise("drift", words),)
@@ -204,8 +209,10 @@ def _learnt(state: State, event: ModelChanged | DriftFound | StudyOffered | Stud
             return _studied(state, ladder), ()
 
 
-def _machine(state: State, event: Suspend | Resume | DriverReload | LeaseLost | LeaseGained) -> Told:
+def _machine(state: State, event: Suspend | Resume | DriverReload | LeaseLost | LeaseGained | Finetuned) -> Told:
     match event:
+        case Finetuned(runs, words):
+            return replace(state, finetunes=runs), (Raise("finetuning", words),)
         case Suspend():
             return replace(state, suspended=True), ()
         case Resume():
@@ -276,7 +283,9 @@ def _replanned(state: State, plan: Plan) -> State:
 
 def _offered(state: State) -> State:
     bare = _is(state, Phase.SAFE) and state.plan is not None and state.plan.ladder is None
-    if not state.study_wanted or not state.leased or state.suspended or not (bare or _is(state, Phase.FOLLOWING)):
+    if not state.study_wanted or not state.leased or state.suspended or state.finetunes:
+        return state
+    if not (bare or _is(state, Phase.FOLLOWING)):
         return state
     return replace(state, phase=Phase.STUDYING, hold=None)
 

@@ -16,7 +16,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import stdev
 
+from polythrottle.comparing.sequential import half_width
 from polythrottle.errors import InvalidInput
 from polythrottle.measurement import BETWEEN_WINDOWS
 
@@ -244,35 +246,39 @@ class Watch:
 class Rollback:
     """Whether a new profile is worse than the old one, asked after each pair of samples: a sequential test.
 
-    Wald's sequential probability ratio test (Sequential tests of statistical hypotheses, 1945) between "as good as the
-    old" and "worse by ``harm``", on the logarithm of new over old of samples that alternate between the two.
+    The logarithms of new over old of samples that alternate between the two are taken for Gaussian. By how much they
+    differ is told by them alone (`polythrottle.comparing`): what differs from one pair to the next is mostly
+    the load, of which nothing is known beforehand, and a spread that is set too low rolls back good profiles. It is
+    never taken for less than windows differ by, however alike the first few pairs happen to be.
 
     Args:
-        spread: Standard deviation of that logarithm; above 0.
         harm: The share by which it may not be worse.
-        wrongly: The chance to roll a good one back, and to keep a bad one.
-        sum_: The log likelihood ratio so far.
+        wrongly: The chance to roll a good one back, and to keep for certain one that is worse by ``harm``.
+        ratios: The logarithms so far.
     """
 
-    spread: float
     harm: float = 0.02
     wrongly: float = 0.05
-    sum_: float = 0.0
+    ratios: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not (0 < self.spread < math.inf and self.harm > 0 and 0 < self.wrongly < 0.5):
-            raise InvalidInput("a sequential test needs a spread, a harm above 0 and a chance below one half")
+        if not (self.harm > 0 and 0 < self.wrongly < 0.5):
+            raise InvalidInput("a sequential test needs a harm above 0 and a chance below one half")
 
     def seen(self, new: float, old: float) -> "Rollback":
         """Return the test after one more pair; a pair with a value that is not positive is not counted."""
         if not (0 < new < math.inf and 0 < old < math.inf):
             return self
-        shift = math.log1p(self.harm)
-        ratio = shift * (math.log(new / old) - shift / 2) / self.spread**2
-        return replace(self, sum_=self.sum_ + ratio)
+        return replace(self, ratios=(*self.ratios, math.log(new / old)))
 
     @property
     def worse(self) -> bool | None:
         """Whether the new one is to be rolled back; None while that is not known."""
-        bound = math.log((1 - self.wrongly) / self.wrongly)
-        return None if abs(self.sum_) < bound else self.sum_ > 0
+        if len(self.ratios) < 2:
+            return None
+        spread = max(math.sqrt(2) * BETWEEN_WINDOWS, stdev(self.ratios))
+        half = half_width(len(self.ratios), spread, 2 * self.wrongly)  # each end is wrong half as often as both
+        mean = math.fsum(self.ratios) / len(self.ratios)
+        if mean - half > 0:
+            return True
+        return False if mean + half < math.log1p(self.harm) else None

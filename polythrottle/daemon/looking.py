@@ -27,6 +27,9 @@ class Sight:
         power_w: Mean over the period; ``peak_w`` over its highest part.
         joules: Drawn in the period; None if unknown.
         jumped: Whether the period is no measure of anything.
+        unread_s: For how long before the period the sensors could not be read; power and joules cover that too.
+        anew: Whether the counter of energy began anew, as when the driver is loaded again.
+        shared: Whether others than the workload drew too, such as a trainer beside it.
     """
 
     now_s: float
@@ -37,6 +40,14 @@ class Sight:
     peak_w: float | None = None
     joules: float | None = None
     jumped: bool = False
+    unread_s: float = 0.0
+    anew: bool = False
+    shared: bool = False
+
+    @property
+    def own_j(self) -> float | None:
+        """The joules of the period alone, to be compared with what it was predicted; None if that is not known."""
+        return None if self.unread_s or self.shared else self.joules
 
     @property
     def rate_per_s(self) -> float | None:
@@ -80,16 +91,21 @@ class Looking:
         traffic: Looked at each time.
         now_s: The time.
         peaks: Whether the highest power within a period matters.
+
+    Attributes:
+        shared: Whether others than the workload draw now.
     """
 
     def __init__(self, board: Board, traffic: Traffic, now_s: float, peaks: bool = False) -> None:
         self.faults: dict[str, str] = {}
+        self.shared = False
         self._board, self._traffic, self._peaks = board, traffic, peaks
         self._last_s = now_s
         self._gathered: Seen | None = None
         self._reading: Reading | None = None
         self._sample: Reading | None = None
         self._highest_w: float | None = None
+        self._unread_s, self._anew = 0.0, _anew(board)
 
     def peek(self, now_s: float) -> int:
         """Look at the traffic between two control periods.
@@ -112,11 +128,27 @@ class Looking:
         self._last_s, self._gathered = now_s, None
         reading = self._read()
         self._sampled(reading)
-        before, self._reading = self._reading, reading
         peak_w, self._highest_w = self._highest_w, None
         jumped = not 0 < period_s < JUMP_S
+        before, unread_s = self._read_before(reading, period_s, jumped)
         joules, power_w = (None, None) if jumped else _drawn(before, reading)
-        return Sight(now_s, max(period_s, 1e-9), seen, reading, power_w, None if jumped else peak_w, joules, jumped)
+        peak_w = None if jumped else peak_w
+        anew, self._anew = _anew(self._board) != self._anew, _anew(self._board)
+        length_s = max(period_s, 1e-9)
+        drawn = power_w, peak_w, joules
+        return Sight(now_s, length_s, seen, reading, *drawn, jumped, unread_s, anew, self.shared)
+
+    def _read_before(self, reading: Reading | None, period_s: float, jumped: bool) -> tuple[Reading | None, float]:
+        """Return the reading before this one, and how long the sensors could not be read between that and the period.
+
+        The counter goes on where a reading fails: what was drawn meanwhile is known with the next.
+        """
+        before, unread_s = self._reading, self._unread_s
+        if reading is None and not jumped:
+            self._unread_s += period_s
+        else:
+            self._reading, self._unread_s = reading, 0.0
+        return before, unread_s
 
     def _gather(self, now_s: float) -> None:
         try:
@@ -148,6 +180,12 @@ class Looking:
         _, power_w = _drawn(before, reading)
         if power_w is not None:
             self._highest_w = max(power_w, self._highest_w or power_w)
+
+
+def _anew(board: Board) -> int:
+    """Return how often the board's counter of energy began anew, where it tells that."""
+    count = getattr(board, "anew", 0)
+    return count if isinstance(count, int) else 0
 
 
 def _both(first: Seen, second: Seen) -> Seen:

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from polythrottle.daemon.state import Phase
-from polythrottle.daemon.status import Status
+from polythrottle.daemon.status import FinetuningShown, Status
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -35,7 +35,7 @@ KINDS = (
         "lease",
         "driver",
     ),
-    *("machine", "model", "fault", "other"),
+    *("machine", "model", "finetuning", "fault", "other"),
 )
 """Of events; one of a kind that is not listed counts as other, so that labels stay few."""
 
@@ -145,6 +145,10 @@ def _knobs(status: Status) -> Labelled:
     return {(name,): level for name, level in status.point.items() if not isinstance(level, str)}
 
 
+def _finetuning(value: Callable[[FinetuningShown], Value]) -> Callable[[Status], Value]:
+    return lambda status: None if status.finetuning is None else value(status.finetuning)
+
+
 def _told(status: Status) -> Labelled:
     counts = dict.fromkeys(KINDS, 0)
     for kind, count in status.told.items():
@@ -225,5 +229,14 @@ _WATCHED: Sequence[Figure] = (
     _plain("study_trials", "Trials of the last study so far.", lambda s: s.study.trials if s.study else None),
     _plain("study_trials_most", "Trials it may make at most.", lambda s: s.study.of if s.study else None),
 )
-FIGURES: tuple[Figure, ...] = (*_DAEMON, *_WORKLOAD, *_DEVICE, *_LADDER, *_WATCHED)
+_FINETUNING: Sequence[Figure] = (
+    _plain(
+        "finetuning_running",
+        "Whether a trainer works beside the workload.",
+        _finetuning(lambda f: f.state == "running"),
+    ),
+    _plain("finetuning_epochs_done", "Epochs it has done.", _finetuning(lambda f: f.epochs_done)),
+    _plain("finetuning_samples_per_second", "Samples it trains on lately.", _finetuning(lambda f: f.rate_per_s)),
+)
+FIGURES: tuple[Figure, ...] = (*_DAEMON, *_WORKLOAD, *_DEVICE, *_LADDER, *_WATCHED, *_FINETUNING)
 """All families but ``polythrottle_build_info``, in the order they are shown in."""

@@ -13,18 +13,20 @@ from polythrottle.clock import Clock
 from polythrottle.daemon.accounts import Accounts
 from polythrottle.daemon.boards import ActuatorBoard, LocalBoard, SeparateLender
 from polythrottle.daemon.desk import Desk
+from polythrottle.daemon.finetuning import Finetuning
 from polythrottle.daemon.notify import Supervisor
+from polythrottle.daemon.parts import Parts
 from polythrottle.daemon.ports import Board, Traffic
 from polythrottle.daemon.record import Record
-from polythrottle.daemon.runner import Parts, Runner
+from polythrottle.daemon.runner import Runner
 from polythrottle.daemon.settings import Settings, check
 from polythrottle.daemon.studying import Lender, Studies
 from polythrottle.daemon.traffic import open_traffic
 from polythrottle.daemon.tuned import Tuned, read_tuned, untuned
-from polythrottle.errors import DeviceError, InvalidInput, StorageError
-from polythrottle.state import run_dir, state_dir
+from polythrottle.errors import DeviceError, InvalidInput, PermissionDenied, StorageError
+from polythrottle.ports import Device, Recorded
+from polythrottle.state import ACTUATOR_SOCKET, socket_path, state_dir
 
-_ACTUATOR = "actuator.sock"
 _LATELY = "report"
 
 
@@ -91,13 +93,14 @@ def build(
     site = _site(settings, device, workload, clock, folder)
     tuned = _tuned(settings, workload, site.identity())
     record = Record(folder / "daemon.db", wall)
+    accounts = Accounts(record, wall, settings.allowance)
     parts = Parts(
         clock,
         site.board,
         site.traffic,
         desk,
         record,
-        Accounts(record, wall, settings.allowance),
+        accounts,
         Studies(folder, site.lender, record, clock),
         settings.guards,
         settings.slo,
@@ -105,10 +108,11 @@ def build(
         wall,
         supervisor=supervisor or Supervisor({}),
         version=version,
+        finetuning=Finetuning((folder / "finetune", *settings.finetune), wall),
     )
     runner = Runner(parts, tuned)
-    if settings.budget is not None:
-        runner.set_budget(settings.budget)
+    if settings.budget is not None and not accounts.goes_on(settings.budget):
+        runner.wishing.answer(settings.budget)
     runner.go_on()
     return runner, record
 
@@ -149,14 +153,30 @@ def _site(settings: Settings, device: str | None, workload: str, clock: Clock, f
     if settings.local or simulated_alone:
         if device is None:
             raise InvalidInput("say which device: --device, or --profile")
-        from polythrottle.backends import open_device
-
-        local = LocalBoard(open_device(device), clock)
+        local = LocalBoard(_settable(device), clock)
         lender: Lender = SeparateLender(local.uri) if local.uri.startswith("sim:") else local
         return Site(local, traffic, lender, local.identity)
-    socket = settings.actuator or run_dir() / _ACTUATOR
+    socket = settings.actuator or socket_path(ACTUATOR_SOCKET)
     board = ActuatorBoard(socket, settings.device, folder / "lease.token", clock, settings.lease_s)
     return Site(board, traffic, board, board.identity)
+
+
+def _settable(uri: str) -> Device:
+    """Return a device with every knob that this process may set.
+
+    Raises:
+        PermissionDenied: If it may set none.
+        PolythrottleError: If there is no such device.
+    """
+    from polythrottle.daemon.actuator.opening import opened
+
+    device = opened(uri)
+    if not isinstance(device, Recorded) and not device.space.names:
+        raise PermissionDenied(
+            f"this process may set nothing on {device.uri}: run it as root, or leave --no-actuator out and let "
+            "polythrottle daemon actuator set the board"
+        )
+    return device
 
 
 def _tuned(settings: Settings, workload: str, identity: Mapping[str, str]) -> Tuned | None:

@@ -34,6 +34,8 @@ CREATE TABLE IF NOT EXISTS minutes (
     p99_s REAL, limit_s REAL, saved_j REAL, saved_sd_j REAL, metered_s REAL);
 CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, value TEXT);
 """
+# By number and not by time, for a clock that jumps ahead would take all that there is.
+_TIDIED = "DELETE FROM minutes WHERE minute < (SELECT minute FROM minutes ORDER BY minute DESC LIMIT 1 OFFSET ?)"
 _EVENT = "INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?)"
 _KEPT = "INSERT OR REPLACE INTO kept VALUES (?, ?)"
 # A minute is written in parts, so that a kill loses seconds of it.
@@ -157,7 +159,7 @@ class Record:
         self._lately.append(whole)
         self._write(_MINUTE, asdict(minute))
         if minute.minute % _TIDY == 0:
-            self._write("DELETE FROM minutes WHERE minute <= ?", (minute.minute - MINUTES_MOST,))
+            self._write(_TIDIED, (MINUTES_MOST - 1,))
 
     def keep(self, name: str, value: Any) -> None:
         """Keep a value, which JSON can hold, under a name."""

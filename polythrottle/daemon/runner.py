@@ -1,30 +1,22 @@
 """The control loop: each second it answers, looks, thinks and acts; sooner if requests pile up."""
 
-import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 
-from polythrottle.clock import Clock
-from polythrottle.daemon.accounts import Accounts
 from polythrottle.daemon.acting import Acting
 from polythrottle.daemon.choosing import Choosing
 from polythrottle.daemon.controller import hurried
-from polythrottle.daemon.desk import Desk
-from polythrottle.daemon.guards import Bounds
+from polythrottle.daemon.finetuning import Doing
 from polythrottle.daemon.looking import JUMP_S, Looking, Sight
-from polythrottle.daemon.notify import Supervisor
-from polythrottle.daemon.ports import Board, Seen, Traffic
-from polythrottle.daemon.record import Record
+from polythrottle.daemon.parts import Parts
 from polythrottle.daemon.saving import Saving
 from polythrottle.daemon.showing import Frame, Turn, stamp, status_of
 from polythrottle.daemon.signals import (
     DriftFound,
-    Reclaim,
+    DriverReload,
+    Finetuned,
     Refused,
     Resume,
-    StudyAsked,
     StudyEnded,
     StudyOffered,
     Suspend,
@@ -33,12 +25,11 @@ from polythrottle.daemon.signals import (
     WorkloadUp,
 )
 from polythrottle.daemon.state import Phase
-from polythrottle.daemon.studying import Studies
 from polythrottle.daemon.tuned import Tuned, check_kind, read_tuned, untuned
 from polythrottle.daemon.watching import Watching
-from polythrottle.daemon.wishes import Report, SetBudget, StartStudy
-from polythrottle.daemon.wishing import answer
-from polythrottle.errors import BadFile, DeviceError, InvalidInput, PolythrottleError
+from polythrottle.daemon.wishes import Report
+from polythrottle.daemon.wishing import RELEASED, Wishing
+from polythrottle.errors import BadFile, DeviceError, PolythrottleError
 
 PERIOD_S = 1.0
 _STEP_S = 0.1
@@ -47,48 +38,6 @@ _GONE_S = 3.0
 _SLEPT_S = 1.0
 _LATENESSES = 1000
 _STUMBLES_MOST, _STUMBLES_S = 3, 60.0
-_RELEASED = "released"
-
-
-def slept_s() -> float:
-    """Return how long this machine has been asleep since it was started, in seconds."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What the control loop is made of.
-
-    Args:
-        clock: It goes by.
-        board: It sets.
-        traffic: It follows.
-        desk: Where it meets those who ask.
-        record: What it remembers.
-        accounts: What it adds up.
-        studies: Tune again.
-        guards: Limits that go before those of profiles; ``slo`` constraints likewise.
-        identity: Returns what the board is, to check profiles with; empty if it does not say.
-        wall: Wall time, seconds since the epoch.
-        slept_s: How long the machine has slept so far.
-        supervisor: The service manager.
-        version: Of polythrottle.
-    """
-
-    clock: Clock
-    board: Board
-    traffic: Traffic
-    desk: Desk
-    record: Record
-    accounts: Accounts
-    studies: Studies
-    guards: Bounds = field(default_factory=Bounds)
-    slo: tuple[str, ...] = ()
-    identity: Callable[[], Mapping[str, str]] = dict
-    wall: Callable[[], float] = time.time
-    slept_s: Callable[[], float] = slept_s
-    supervisor: Supervisor = field(default_factory=lambda: Supervisor({}))
-    version: str = ""
 
 
 class Runner:
@@ -107,6 +56,7 @@ class Runner:
         self._watching = Watching(parts.record)
         self._acting = Acting(parts.clock, parts.board, parts.traffic, parts.studies, self.tell)
         self._choosing = Choosing(self._acting, parts.record, first, self.tell, self._adopted)
+        self.wishing = Wishing(parts, self._acting, self._choosing, self.tell, self.stop)
         peaks = parts.guards.peak_w is not None
         self._looking = Looking(parts.board, parts.traffic, parts.clock.now(), peaks)
         self._frame = Frame(parts.board, parts.traffic, stamp(parts.wall()), parts.version)
@@ -115,6 +65,7 @@ class Runner:
         self._sight = Sight(parts.clock.now(), PERIOD_S, None, None)
         self._slept_s = parts.slept_s()
         self._gone_s: float | None = None
+        self._trained: tuple[str, str] | None = None
         self._before: tuple[Target | None, Phase] = None, Phase.DOWN
         self._stumbles: deque[float] = deque(maxlen=_STUMBLES_MOST)
         self._stopping = False
@@ -157,7 +108,10 @@ class Runner:
         if self._acting.keep_lease():
             self._recognised()
             self._acting.regained()
+        self._beside(now_s)
         sight = self._looking.look(now_s)
+        if sight.anew:
+            self._acting.do(DriverReload())
         self._presence(sight)
         self._thought(sight)
         self._acting.check()
@@ -169,7 +123,7 @@ class Runner:
         """Answer those who wait, once what they asked for can be seen in the status."""
         for asked in self._parts.desk.wishes():
             try:
-                said = answer(self, asked.wish)
+                said = self.wishing.answer(asked.wish)
                 if not isinstance(asked.wish, Report):
                     self._publish(self._sight)
                 asked.answer.set_result(said)
@@ -185,9 +139,13 @@ class Runner:
         self._parts.desk.tell([self._parts.record.tell(kind, words)])
 
     def go_on(self) -> None:
-        """Follow the profile that was followed last, where the daemon was started with the same one then."""
-        if (name := self._choosing.remembered) is None:
-            return
+        """Follow the profile followed last, where the daemon was started with the same one, and go on comparing."""
+        if (name := self._choosing.remembered) is not None:
+            self._go_on_with(name)
+        if (name := self._choosing.compared) is not None:
+            self._found(name)
+
+    def _go_on_with(self, name: str) -> None:
         try:
             wanted = read_tuned(name, self._parts.identity(), self._parts.guards, self._parts.slo)
         except PolythrottleError as error:
@@ -196,129 +154,17 @@ class Runner:
         self._choosing.apply(wanted, self._parts.clock.now(), None)
         self.tell("profile", f"{name} is followed, as when the daemon ran last")
 
-    def stop(self) -> str:
+    def stop(self) -> None:
         """End the loop after the turn under way."""
         self._stopping = True
-        return "the daemon ends, and gives the board back"
-
-    def apply_profile(self, name: str, within_s: float | None) -> str:
-        """Follow another profile; see `ApplyProfile`.
-
-        Raises:
-            PolythrottleError: If it cannot be followed.
-        """
-        parts = self._parts
-        wanted = read_tuned(name, parts.identity(), parts.guards, parts.slo)
-        now = self._choosing.tuned
-        if now is not None and now.workload and wanted.workload != now.workload:
-            raise InvalidInput(f"this profile is of {wanted.workload}, and the daemon looks after {now.workload}")
-        self._choosing.apply(wanted, parts.clock.now(), within_s)
-        self._acting.faults.pop("profile", None)
-        limit = "" if within_s is None else f"; the one before comes back in {within_s:g} s unless it is confirmed"
-        self.tell("profile", f"{wanted.name} is followed{limit}")
-        return f"{wanted.name} is followed{limit}"
-
-    def confirm(self) -> str:
-        """Keep the profile applied last.
-
-        Raises:
-            InvalidInput: If there is nothing to confirm.
-        """
-        words = self._choosing.confirm()
-        self.tell("profile", words)
-        return words
-
-    def release(self, reason: str) -> str:
-        """Put the board back and leave it alone.
-
-        Raises:
-            DeviceError: If that cannot be told to the actuator; it restores the board when the lease is over.
-        """
-        self._acting.do(WorkloadDown())
-        self._parts.record.keep(_RELEASED, reason)
-        self.tell("phase", f"released: {reason}; nothing is set until it is taken again")
-        left = "; ".join(self._acting.give_back(reason))
-        found = f"not as found ({left})" if left else "as found"
-        return f"the board is {found}, and left alone until it is taken again"
-
-    def take(self) -> str:
-        """Set the board again.
-
-        Raises:
-            DeviceError: If another holds it.
-        """
-        if self._acting.released:
-            self._acting.take_again()
-            self._parts.record.keep(_RELEASED, None)
-            self.tell("phase", "taken again")
-        else:
-            self._acting.do(Reclaim())
-        return "the board is set again"
-
-    def set_budget(self, wish: SetBudget) -> str:
-        """Take a budget over.
-
-        Raises:
-            PolythrottleError: If it makes no sense, or names a file that cannot be used.
-        """
-        budget = self._parts.accounts.wished(wish)
-        words = "no budget limits the power" if budget is None else f"budget: {budget.words}"
-        self.tell("budget", words)
-        return words
-
-    def start_study(self, wish: StartStudy) -> tuple[str, str]:
-        """Start a study now.
-
-        Raises:
-            PolythrottleError: If that cannot be.
-        """
-        studies = self._parts.studies
-        if self._parts.studies.runs:
-            raise InvalidInput("a study runs already; stop it first, or follow it")
-        if self._acting.released or not self._acting.up:
-            raise DeviceError("a study needs the workload to be up and the board not to be released")
-        studies.ask(wish.trials, wish.options)
-        before = self._acting.state.study_wanted
-        self._acting.do(StudyAsked("somebody asked for it"))
-        if not studies.runs or studies.shown is None:
-            self._acting.want_study(before)
-            raise DeviceError(f"no study could be started while the daemon is {self._acting.state.phase}; ask again")
-        return studies.shown.id, f"study {studies.shown.id} has begun"
-
-    def stop_study(self, name: str) -> str:
-        """End the study that runs.
-
-        Raises:
-            InvalidInput: If none of that name runs.
-        """
-        studies = self._parts.studies
-        if not studies.runs or studies.shown is None or name not in ("", studies.shown.id):
-            raise InvalidInput(f"no study {name} runs".replace("  ", " "))
-        studies.stop("somebody asked for it")
-        self._acting.do(StudyEnded(None))
-        self.tell("study", f"study {studies.shown.id} is stopped; its journal keeps what it knows")
-        return "the study is stopped"
-
-    def report(self, seen: Seen) -> Target | None:
-        """Take in what a serving program says of its requests.
-
-        Raises:
-            InvalidInput: If requests are seen in another way.
-        """
-        take = getattr(self._parts.traffic, "report", None)
-        if take is None:
-            raise InvalidInput(
-                f"requests are seen through {self._parts.traffic.uri}; start the daemon with --traffic report"
-            )
-        take(seen, self._parts.clock.now())
-        return self._acting.holds
 
     def _resume(self) -> None:
         """Go on where the daemon before was cut off."""
         self._parts.desk.tell(self._parts.record.recent)
         self.tell("start", f"the daemon has begun, for {self._parts.board.title}")
-        self._parts.accounts.resume_budget()
-        if isinstance(reason := self._parts.record.kept(_RELEASED), str):
+        if other := self._parts.accounts.resume_budget(self._parts.board.uri):
+            self.tell("budget", f"the budget kept is one for {other}, and is not followed here; set another")
+        if isinstance(reason := self._parts.record.kept(RELEASED), str):
             self._acting.released = reason
             self.tell("phase", f"still released: {reason}; take it again to have the board set")
 
@@ -357,6 +203,21 @@ class Runner:
             self.tell("profile", self._acting.faults["profile"])
             self._choosing.expire(untuned(tuned.workload, parts.guards, tuned.slo))
 
+    def _beside(self, now_s: float) -> None:
+        """Tell the controller when a trainer beside the workload begins or ceases to work."""
+        shown, before = self._parts.finetuning.look(now_s), self._trained
+        self._trained = None if shown is None else (shown.folder, shown.state)
+        runs = shown is not None and shown.state == Doing.RUNNING
+        if self._trained == before or (before is None and not runs):
+            return
+        words = (
+            "no fine-tuning is seen any more" if shown is None else f"fine-tuning in {shown.folder} is {shown.state}"
+        )
+        self._acting.do(Finetuned(runs, words))
+        if runs is not self._looking.shared:
+            self._looking.shared = runs
+            self._watching.over(None if (tuned := self._choosing.tuned) is None else tuned.plan.ladder)
+
     def _presence(self, sight: Sight) -> None:
         """Tell the controller when the workload has come or gone."""
         tuned, up = self._choosing.tuned, self._acting.up
@@ -386,8 +247,11 @@ class Runner:
             self.tell("study", ended.words)
             if ended.profile is not None:
                 self._found(str(ended.profile))
-        hold = acting.state.hold
-        self._choosing.turn(sight, hold is not None and not hold.hardware)
+        hold, compared = acting.state.hold, self._choosing.comparing
+        trouble = hold is not None and not hold.hardware and not acting.state.finetunes
+        self._choosing.turn(sight, trouble)
+        if compared and not self._choosing.comparing:
+            self._watching.anew()
 
     def _found(self, name: str) -> None:
         parts = self._parts
@@ -397,13 +261,17 @@ class Runner:
             self.tell("study", f"what the study has found cannot be followed: {error}")
             return
         self._watching.again()
-        self._choosing.found(wanted, self._watching.spread)
+        self._choosing.found(wanted)
 
     def _watched(self, sight: Sight) -> None:
         """Ask for drift what was seen in a period through all of which one rung was held."""
         state = self._acting.state
+        if self._choosing.comparing:  # the old one's drift is known, and why they are compared
+            return
         before, self._before = self._before, (state.applied, state.phase)
         if state.phase is not Phase.FOLLOWING or before != self._before or (rung := state.rung) is None or sight.jumped:
+            return
+        if sight.shared:
             return
         if (words := self._watching.seen(sight, state.footing.rung, rung)) is not None:
             self._acting.do(DriftFound(words))
@@ -442,6 +310,8 @@ class Runner:
         faults = {**acting.faults, **self._looking.faults}
         if parts.record.fault:
             faults["record"] = parts.record.fault
+        if parts.finetuning.fault:
+            faults["finetuning"] = parts.finetuning.fault
         late = sorted(self._latenesses)
         turn = Turn(
             self._number,
@@ -456,6 +326,7 @@ class Runner:
             dict(self._told),
             choosing.unconfirmed,
             choosing.left_s(sight.now_s),
+            parts.finetuning.shown,
         )
         parts.desk.publish(status_of(self._frame, turn, acting.state, sight, choosing.tuned, parts.accounts))
 
@@ -469,7 +340,7 @@ class Runner:
             ends.callback(self._given_back)
             ends.callback(parts.studies.close)
             parts.supervisor.stopping()
-            parts.record.keep(_RELEASED, None)
+            parts.record.keep(RELEASED, None)
 
     def _given_back(self) -> None:
         """Give the board back and say what is known of it; where it may differ, that is how the daemon ends."""

@@ -36,10 +36,11 @@ class Settings:
         socket: Where the API is served.
         slo: Constraints that go before the profile's.
         guards: Limits that go before the SLO's.
-        budget: What may be drawn; None if nothing was said.
+        budget: What may be drawn; None if nothing was said, which leaves the one kept from before.
         allowance: What exploring may cost.
         tcp: ``HOST:PORT`` to serve the API at besides; ``tls_cert``, ``tls_key`` and ``token_file`` protect it.
         readers: Groups that may look; ``writers`` those that may change.
+        finetune: Folders of fine-tuning jobs, or of several, besides ``finetune`` in the state folder.
     """
 
     profile: str | None = None
@@ -60,6 +61,7 @@ class Settings:
     token_file: Path | None = None
     readers: tuple[str, ...] = ()
     writers: tuple[str, ...] = ()
+    finetune: tuple[Path, ...] = ()
 
     def over(self, **options: Any) -> "Settings":
         """Return the settings with those options put first that were given: neither None nor empty."""
@@ -238,6 +240,15 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(map(_text, value))
 
 
+def _folders(value: Any) -> tuple[Path, ...]:
+    folders = tuple(map(Path, _texts(value)))
+    if odd := [str(folder) for folder in folders if not folder.is_absolute()]:
+        raise InvalidInput(
+            f"{odd[0]!r} is to be a whole path, such as /srv/flowers: a service has no folder of its own"
+        )
+    return folders
+
+
 def _slo(value: Any) -> tuple[str, ...]:
     texts = _texts(value)
     for text in texts:
@@ -261,6 +272,7 @@ _TOP: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "lease": ("lease_s", _lease),
     "socket": ("socket", _path),
     "slo": ("slo", _slo),
+    "finetune": ("finetune", _folders),
 }
 _API: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "tcp": ("tcp", _text),

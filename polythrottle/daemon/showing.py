@@ -9,7 +9,7 @@ from polythrottle.daemon.guards import Bounds, Guard, Observed, tripped
 from polythrottle.daemon.looking import Sight
 from polythrottle.daemon.ports import Board, Traffic
 from polythrottle.daemon.state import Phase, State
-from polythrottle.daemon.status import Front, GuardShown, RungShown, Status, StudyShown, WorkloadShown
+from polythrottle.daemon.status import FinetuningShown, Front, GuardShown, RungShown, Status, StudyShown, WorkloadShown
 from polythrottle.daemon.tuned import Tuned
 from polythrottle.ladder import Ladder
 
@@ -48,6 +48,7 @@ class Turn:
         study: That runs, or ran last.
         told: How many events of each kind there were.
         unconfirmed: The profile that must be confirmed; ``confirm_left_s`` within what.
+        finetuning: The job beside the workload.
     """
 
     number: int
@@ -62,6 +63,7 @@ class Turn:
     told: dict[str, int] = field(default_factory=dict)
     unconfirmed: str = ""
     confirm_left_s: float | None = None
+    finetuning: FinetuningShown | None = None
 
 
 def status_of(frame: Frame, turn: Turn, state: State, sight: Sight, tuned: Tuned | None, accounts: Accounts) -> Status:
@@ -70,7 +72,7 @@ def status_of(frame: Frame, turn: Turn, state: State, sight: Sight, tuned: Tuned
     return replace(
         framed,
         phase=str(Phase.YIELDED if turn.released else state.phase),
-        workload=_workload(frame, state, tuned),
+        workload=_workload(frame, state.plan is not None or (turn.released and sight.seen is not None), tuned),
         leased=state.leased and not turn.released,
         guards=() if tuned is None else guards_of(tuned.plan.bounds, sight.observed),
         budget=accounts.shown_budget(state.rung),
@@ -101,6 +103,7 @@ def _framed(frame: Frame, turn: Turn) -> Status:
         told=turn.told,
         unconfirmed=turn.unconfirmed,
         confirm_left_s=turn.confirm_left_s,
+        finetuning=turn.finetuning,
     )
 
 
@@ -158,11 +161,10 @@ def resident_bytes() -> int:
         return 0
 
 
-def _workload(frame: Frame, state: State, tuned: Tuned | None) -> WorkloadShown | None:
+def _workload(frame: Frame, up: bool, tuned: Tuned | None) -> WorkloadShown | None:
     if tuned is None:
         return None
     name = tuned.workload.rpartition("/")[2] or tuned.workload
-    up = state.plan is not None
     return WorkloadShown(name, tuned.workload, frame.traffic.uri, tuned.slo, up, tuned.name or None)
 
 

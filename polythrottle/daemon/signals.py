@@ -120,6 +120,14 @@ class StudyEnded:
 
 
 @dataclass(frozen=True)
+class Finetuned:
+    """A trainer beside the workload has begun or ceased to work; ``runs`` is whether it does, ``words`` say it."""
+
+    runs: bool
+    words: str
+
+
+@dataclass(frozen=True)
 class Refused:
     """What was to be applied could not be: the device refused it, or is not there."""
 
@@ -154,6 +162,7 @@ Event = (
     | StudyOffered
     | StudyAsked
     | StudyEnded
+    | Finetuned
     | Refused
     | LeaseLost
     | LeaseGained

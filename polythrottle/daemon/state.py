@@ -66,6 +66,7 @@ class State:
         given_s: Since when way is given; ``giving_s`` for how long it is before the board is set again.
         untold: What happened while the machine slept.
         manner: How eagerly the load is followed.
+        finetunes: Whether a trainer works beside the workload, whose joules and delays are not the profile's.
     """
 
     phase: Phase = Phase.DOWN
@@ -89,6 +90,7 @@ class State:
     giving_s: float = 120.0
     untold: tuple[Raise, ...] = ()
     manner: Manner = field(default_factory=Manner)
+    finetunes: bool = False
 
     @property
     def rung(self) -> Rung | None:

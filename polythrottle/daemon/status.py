@@ -18,7 +18,7 @@ class Happened:
         number: Rises by one with each, over restarts too.
         at: Wall time, ISO 8601 with zone, for people.
         kind: One word for machines: start, stop, phase, guard, drift, profile, study, budget, foreign, refused, lease,
-            driver, machine, model or fault.
+            driver, machine, model, finetuning or fault.
         words: For people.
     """
 
@@ -113,6 +113,33 @@ class StudyShown:
 
 
 @dataclass(frozen=True)
+class FinetuningShown:
+    """A fine-tuning job beside the workload.
+
+    Args:
+        state: running, paused, finished or gone, see `polythrottle.daemon.finetuning`.
+        folder: Of the job; ``model`` what is trained.
+        epochs_done: Whole ones; ``epochs`` of so many.
+        samples: Done of the epoch that runs, by the newest checkpoint.
+        samples_of: It has; None between epochs, or if they are very many.
+        steps: Done in all.
+        rate_per_s: Samples a second lately; None unless it runs and enough was seen.
+        since: Wall time it has been so since.
+    """
+
+    state: str
+    folder: str
+    model: str
+    epochs_done: int
+    epochs: int
+    samples: int
+    samples_of: int | None
+    steps: int
+    rate_per_s: float | None
+    since: str
+
+
+@dataclass(frozen=True)
 class Front:
     """A point of the ladder for the page's figure: watts and p99 at a rate."""
 
@@ -148,6 +175,7 @@ class Status:
         requests: How many were answered since the daemon began; ``failed`` how many of them failed; None if unknown.
         told: How many events of each kind there were since the daemon began.
         unconfirmed: The profile that is rolled back unless it is confirmed, and ``confirm_left_s`` when; empty if none.
+        finetuning: The job of fine-tuning that runs beside the workload, or did lately; None if there is none.
     """
 
     turn: int = 0
@@ -194,6 +222,7 @@ class Status:
     told: Mapping[str, int] = field(default_factory=dict)
     unconfirmed: str = ""
     confirm_left_s: float | None = None
+    finetuning: FinetuningShown | None = None
 
     @property
     def document(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -66,6 +66,19 @@ class Ended:
     failed: bool = False
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What the next study is to be like.
+
+    Args:
+        trials: At most.
+        options: Further words of ``tune``, by name.
+    """
+
+    trials: int = _TRIALS
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass
 class _Child:
     process: "subprocess.Popen[bytes]"
@@ -105,8 +118,7 @@ class Studies:
         self._program = tuple(program)
         self._child: _Child | None = None
         self._stopping: _Child | None = None
-        self._trials = _TRIALS
-        self._options: dict[str, str] = {}
+        self.asked = Asked()
 
     @property
     def costless(self) -> bool:
@@ -132,7 +144,7 @@ class Studies:
                 raise InvalidInput(f"{name[:40]!r} is not an option of a study that can be given here")
             if not isinstance(value, str) or value.startswith("-"):
                 raise InvalidInput(f"{name} cannot be {str(value)[:40]!r}")
-        self._trials, self._options = trials, dict(options)
+        self.asked = Asked(trials, dict(options))
 
     def start(self, reason: str) -> None:
         """Start a study of what is followed, or continue the one that was interrupted.
@@ -155,7 +167,7 @@ class Studies:
         except (OSError, StorageError) as error:
             self._take_back()
             raise DeviceError(f"no study could be started: {error}") from error
-        self.shown = StudyShown(name, "running", 0, self._trials, journal=str(journal), words=reason)
+        self.shown = StudyShown(name, "running", 0, self.asked.trials, journal=str(journal), words=reason)
         self._remember(done=False)
 
     def poll(self) -> Ended | None:
@@ -172,6 +184,8 @@ class Studies:
         ended = self._came_out(child, code)
         self._show("failed" if ended.failed else "ended", ended.words)
         self._remember(done=not ended.failed)
+        if not ended.failed:
+            self.asked = Asked()
         child.errors.close()
         return ended
 
@@ -205,8 +219,8 @@ class Studies:
 
     def _words(self, tuned: Tuned, device: str, journal: Path, out: Path) -> list[str]:
         slo = [word for text in tuned.slo for word in ("--slo", text)]
-        prior = ["--as-prior", tuned.name] if tuned.profile is not None and "as-prior" not in self._options else []
-        extra = [word for name, value in self._options.items() for word in (f"--{name.replace('_', '-')}", value)]
+        prior = ["--as-prior", tuned.name] if tuned.profile is not None and "as-prior" not in self.asked.options else []
+        extra = [word for name, value in self.asked.options.items() for word in (f"--{name.replace('_', '-')}", value)]
         where = ["--device", device, "--workload", tuned.workload, "--journal", str(journal), "--out", str(out)]
         return [
             *self._program,
@@ -216,7 +230,7 @@ class Studies:
             *prior,
             *extra,
             "--trials",
-            str(self._trials),
+            str(self.asked.trials),
             "--force",
             "--json",
         ]

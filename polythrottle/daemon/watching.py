@@ -1,7 +1,8 @@
-"""Whether a profile's predictions still hold: a sample of energy and latency for every minute of load on a rung.
+"""Whether a profile's predictions still hold: a sample of energy and latency for every minute of load.
 
-What a rung's prediction is off by from the beginning is learnt from its first samples, and how much samples differ from
-the samples of all rungs; from then on each sample is asked for drift.
+What a rung's prediction is off by from the beginning is learnt from its first samples, each of a minute on that rung,
+and how much samples differ from the samples of all rungs. From then on the time on all rungs that are known makes up
+samples together, so that a load that is followed up and down is asked for drift as often as one that stays.
 """
 
 import math
@@ -14,11 +15,11 @@ from polythrottle.daemon.drift import SAMPLE_S, Baseline, Watch
 from polythrottle.daemon.looking import Sight
 from polythrottle.daemon.record import Record
 from polythrottle.ladder import Ladder, Rung
-from polythrottle.measurement import BETWEEN_WINDOWS
 
 _LEARNT = "watch"
-_FIRST = 10
-"""How many samples a baseline is made of; of each rung half as many, before it is asked for drift."""
+_FIRST, _FIRST_HERE = 20, 5
+"""How many samples a baseline is made of, and how many of each rung, before it is asked for drift: with ten the spread
+must be taken for half as much again as with twenty, and a drift takes so much longer to be found."""
 _REQUESTS = 20
 _BUSY_MOST = 0.95
 _UNKNOWN = Baseline(0.0, 1.0)
@@ -27,12 +28,13 @@ _UNKNOWN = Baseline(0.0, 1.0)
 
 @dataclass
 class _Stay:
-    """What was seen on a rung since its last sample."""
+    """What was seen since the last sample, on one rung or on several."""
 
     seconds: float = 0.0
     joules: float = 0.0
     predicted_j: float = 0.0
     requests: int = 0
+    rungs: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Watching:
         self._key = 0
         self._learnt: dict[int, _Learnt] = {}
         self._stays: dict[int, _Stay] = {}
+        self._known = _Stay()
         self._watch: Watch | None = None
         self._timed = False
         self._here, self._here_s = -1, 0.0
@@ -67,7 +70,7 @@ class Watching:
     def over(self, ladder: Ladder | None) -> None:
         """Watch the predictions of a ladder from now on; nothing has drifted then."""
         key = 0 if ladder is None else zlib.crc32(repr(ladder).encode())
-        self._stays, self._here, self._here_s = {}, -1, 0.0
+        self._stays, self._known, self._here, self._here_s = {}, _Stay(), -1, 0.0
         if key == self._key:
             return
         self._key, self.words = key, ""
@@ -79,14 +82,14 @@ class Watching:
         self.words = ""
         self._fresh()
 
+    def anew(self) -> None:
+        """Forget what was learnt too: what a profile predicts is to be learnt from what is seen from now on."""
+        self._learnt, self._stays, self._known = {}, {}, _Stay()
+        self.again()
+
     def _fresh(self) -> None:
         self._watch, self._timed = None, False
         self._begin()
-
-    @property
-    def spread(self) -> float:
-        """By how much samples at one point differ, as the logarithm of a ratio; assumed before it is known."""
-        return math.sqrt(2) * BETWEEN_WINDOWS if self._watch is None else self._watch.energy.baseline.spread
 
     def seen(self, sight: Sight, number: int, rung: Rung) -> str | None:
         """Take one control period in, through all of which a rung was held.
@@ -102,36 +105,58 @@ class Watching:
         self._here_s = sight.period_s + (self._here_s if number == self._here else 0.0)
         self._here = number
         rate_per_s, seen = sight.rate_per_s, sight.seen
-        if not rate_per_s or sight.joules is None or seen is None:
+        if not rate_per_s or sight.own_j is None or seen is None:
             return None
-        stay = self._stays.setdefault(number, _Stay())
+        stay, off = self._stay(number)
         stay.seconds += sight.period_s
-        stay.joules += sight.joules
-        stay.predicted_j += rung.power_at(rate_per_s) * sight.period_s
+        stay.joules += sight.own_j
+        stay.predicted_j += math.exp(off) * rung.power_at(rate_per_s) * sight.period_s
         stay.requests += seen.arrived or 0
+        stay.rungs.add(number)
         if stay.seconds < SAMPLE_S:
             return None
-        del self._stays[number]
+        if stay is self._known:
+            self._known = _Stay()
+        else:
+            del self._stays[number]
         if stay.requests < _REQUESTS or stay.predicted_j <= 0 or stay.joules <= 0:
             return None
-        # The mean latency is of the last minute, all of which must have been spent here.
-        alone = seen.mean_s is not None and self._here_s >= SAMPLE_S
-        latency = seen.mean_s / _latency_s(rung, stay.requests / stay.seconds) if alone and seen.mean_s else None
-        return self._sampled(number, stay.joules / stay.predicted_j, latency)
+        return self._sampled(number, stay, self._slower(stay, seen.mean_s, rung))
 
-    def _sampled(self, number: int, energy: float, latency: float | None) -> str | None:
-        """Learn from a sample, or ask it for drift; both figures are observed over predicted."""
-        learnt = self._learnt.setdefault(number, _Learnt())
-        asked_j = self._learn(learnt.energies, energy, self._watch is not None)
+    def _stay(self, number: int) -> tuple[_Stay, float]:
+        """Return the sample that time on a rung is a part of, and the logarithm of what that is known to be off by."""
+        learnt = self._learnt.get(number)
+        if self._watch is None or learnt is None or len(learnt.energies) < _FIRST_HERE:
+            return self._stays.setdefault(number, _Stay()), 0.0
+        return self._known, _mean(learnt.energies)
+
+    def _slower(self, stay: _Stay, mean_s: float | None, rung: Rung) -> float | None:
+        """Return the mean latency over the predicted; None unless the last minute, which it is of, was spent there."""
+        if not mean_s or self._here_s < SAMPLE_S or len(stay.rungs) > 1:
+            return None
+        return mean_s / _latency_s(rung, stay.requests / stay.seconds)
+
+    def _sampled(self, number: int, stay: _Stay, latency: float | None) -> str | None:
+        """Learn from a sample, or ask it for drift.
+
+        Args:
+            number: Of the rung it ended on.
+            stay: What it is made of.
+            latency: Observed over predicted; None if there is none.
+        """
+        learnt, energy = self._learnt.setdefault(number, _Learnt()), stay.joules / stay.predicted_j
+        known = self._watch is not None and len(learnt.energies) >= _FIRST_HERE
+        if not known:
+            learnt.energies.append(math.log(energy))
         asked_s = None if latency is None else self._learn(learnt.latencies, latency, self._timed)
-        if asked_j is None or (latency is not None and asked_s is None):
+        if not known or (latency is not None and asked_s is None):
             self._record.keep(
                 _LEARNT, {"key": self._key, "rungs": {str(n): each.lists for n, each in self._learnt.items()}}
             )
             self._begin()
         if self._watch is None:
             return None
-        self._watch = self._watch.seen(asked_j or math.nan, 1.0, asked_s or math.nan, 1.0)
+        self._watch = self._watch.seen(energy if known else math.nan, 1.0, asked_s or math.nan, 1.0)
         if self.words or (words := self._watch.words) is None:
             return None
         self.words = words
@@ -146,7 +171,7 @@ class Watching:
             ratio: Observed over predicted.
             known: Whether there is a baseline, to which a rung adds its own mean alone.
         """
-        if known and len(learnt) >= _FIRST // 2:
+        if known and len(learnt) >= _FIRST_HERE:
             return ratio / math.exp(_mean(learnt))
         learnt.append(math.log(ratio))
         return None

@@ -1,10 +1,15 @@
-"""What the control loop answers to those who ask: each wish becomes one call of its hands."""
+"""What the control loop does for those who ask: each wish of `polythrottle.daemon.wishes`, and what is said of it."""
 
 import math
-from typing import Protocol
+from collections.abc import Callable
 
-from polythrottle.daemon.ports import Seen
-from polythrottle.daemon.signals import Target
+from polythrottle.daemon.acting import Acting
+from polythrottle.daemon.budget import check_power
+from polythrottle.daemon.choosing import Choosing
+from polythrottle.daemon.parts import Parts
+from polythrottle.daemon.signals import Reclaim, StudyAsked, StudyEnded, Target, WorkloadDown
+from polythrottle.daemon.state import Phase
+from polythrottle.daemon.tuned import read_tuned
 from polythrottle.daemon.wishes import (
     Answer,
     ApplyProfile,
@@ -18,76 +23,154 @@ from polythrottle.daemon.wishes import (
     Take,
     Wish,
 )
-from polythrottle.errors import InvalidInput
+from polythrottle.errors import DeviceError, InvalidInput
+
+RELEASED = "released"
+"""The name under which it is kept that, and why, the board is left alone."""
 
 
-class Hands(Protocol):
-    """What can be asked of the control loop; each method returns words for people."""
+class Wishing:
+    """The control loop's ear.
 
-    def apply_profile(self, name: str, within_s: float | None) -> str:
-        """Follow another profile."""
-
-    def confirm(self) -> str:
-        """Keep it."""
-
-    def release(self, reason: str) -> str:
-        """Leave the board alone."""
-
-    def take(self) -> str:
-        """Set it again."""
-
-    def set_budget(self, wish: SetBudget) -> str:
-        """Limit what is drawn."""
-
-    def start_study(self, wish: StartStudy) -> tuple[str, str]:
-        """Start a study; return its id and words."""
-
-    def stop_study(self, name: str) -> str:
-        """End it."""
-
-    def report(self, seen: Seen) -> Target | None:
-        """Return what is to hold at the server; None while nothing is set."""
-
-    def stop(self) -> str:
-        """End the daemon."""
-
-
-def answer(hands: Hands, wish: Wish) -> Answer:
-    """Do what is wished and say so.
-
-    Raises:
-        PolythrottleError: If it cannot be done; says why.
+    Args:
+        parts: What the loop is made of.
+        acting: Carries out.
+        choosing: Knows which profile is followed.
+        tell: Takes an event's kind and words.
+        stop: Ends the loop after the turn under way.
     """
-    match wish:
-        case Report(seen):
-            return _target(hands.report(seen))
-        case StartStudy():
-            name, words = hands.start_study(wish)
-            return {"words": words, "id": name}
-        case _:
-            return {"words": _done(hands, wish)}
 
+    def __init__(
+        self,
+        parts: Parts,
+        acting: Acting,
+        choosing: Choosing,
+        tell: Callable[[str, str], None],
+        stop: Callable[[], None],
+    ) -> None:
+        self._parts, self._acting, self._choosing = parts, acting, choosing
+        self._tell, self._stop = tell, stop
 
-def _done(hands: Hands, wish: Wish) -> str:  # noqa: PLR0911 - one line per wish
-    match wish:
-        case ApplyProfile(profile, within_s):
-            if within_s is not None and not 0 < within_s < math.inf:
-                raise InvalidInput(f"a profile is to be confirmed within a time above zero, not {within_s:g} s")
-            return hands.apply_profile(profile, within_s)
-        case Confirm():
-            return hands.confirm()
-        case Release(reason):
-            return hands.release(reason)
-        case Take():
-            return hands.take()
-        case SetBudget():
-            return hands.set_budget(wish)
-        case StopStudy(name):
-            return hands.stop_study(name)
-        case Stop():
-            return hands.stop()
-        case _:
-            raise InvalidInput(f"the daemon does not know how to {type(wish).__name__}")
+    def answer(self, wish: Wish) -> Answer:
+        """Do what is wished and say so.
+
+        Raises:
+            PolythrottleError: If it cannot be done; says why.
+        """
+        match wish:
+            case Report():
+                return _target(self._reported(wish))
+            case StartStudy():
+                name, words = self._study_started(wish)
+                return {"words": words, "id": name}
+            case _:
+                return {"words": self._done(wish)}
+
+    def _done(self, wish: Wish) -> str:  # noqa: PLR0911 - one line per wish
+        match wish:
+            case ApplyProfile(profile, within_s):
+                return self._profile_applied(profile, within_s)
+            case Confirm():
+                return self._confirmed()
+            case Release(reason):
+                return self._released(reason)
+            case Take():
+                return self._taken()
+            case SetBudget():
+                return self._budget_set(wish)
+            case StopStudy(name):
+                return self._study_stopped(name)
+            case Stop():
+                self._stop()
+                return "the daemon ends, and gives the board back"
+            case _:
+                raise InvalidInput(f"the daemon does not know how to {type(wish).__name__}")
+
+    def _profile_applied(self, name: str, within_s: float | None) -> str:
+        if within_s is not None and not 0 < within_s < math.inf:
+            raise InvalidInput(f"a profile is to be confirmed within a time above zero, not {within_s:g} s")
+        parts = self._parts
+        wanted = read_tuned(name, parts.identity(), parts.guards, parts.slo)
+        now = self._choosing.tuned
+        if now is not None and now.workload and wanted.workload != now.workload:
+            raise InvalidInput(f"this profile is of {wanted.workload}, and the daemon looks after {now.workload}")
+        self._choosing.apply(wanted, parts.clock.now(), within_s)
+        self._acting.faults.pop("profile", None)
+        limit = "" if within_s is None else f"; the one before comes back in {within_s:g} s unless it is confirmed"
+        self._tell("profile", f"{wanted.name} is followed{limit}")
+        return f"{wanted.name} is followed{limit}"
+
+    def _confirmed(self) -> str:
+        words = self._choosing.confirm()
+        self._tell("profile", words)
+        return words
+
+    def _released(self, reason: str) -> str:
+        self._acting.do(WorkloadDown())
+        self._parts.record.keep(RELEASED, reason)
+        self._tell("phase", f"released: {reason}; nothing is set until it is taken again")
+        left = "; ".join(self._acting.give_back(reason))
+        found = f"not as found ({left})" if left else "as found"
+        return f"the board is {found}, and left alone until it is taken again"
+
+    def _taken(self) -> str:
+        if self._acting.released:
+            self._acting.take_again()
+            self._parts.record.keep(RELEASED, None)
+            self._tell("phase", "taken again")
+        elif self._acting.state.phase is Phase.YIELDED:
+            self._acting.do(Reclaim())
+        elif self._acting.up:
+            return "the board was not given back; the daemon goes on setting it"
+        if self._acting.holds is None:
+            return "the board is taken again, and set as soon as the workload is up"
+        return "the board is set again"
+
+    def _budget_set(self, wish: SetBudget) -> str:
+        tuned = self._choosing.tuned
+        if tuned is not None and tuned.plan.ladder is not None and wish.power_w is not None:
+            check_power(wish.power_w, tuned.plan.ladder)
+        budget = self._parts.accounts.wished(wish)
+        words = "no budget limits the power" if budget is None else f"budget: {budget.words}"
+        self._tell("budget", words)
+        return words
+
+    def _study_started(self, wish: StartStudy) -> tuple[str, str]:
+        studies = self._parts.studies
+        if self._parts.studies.runs:
+            raise InvalidInput("a study runs already; stop it first, or follow it")
+        if self._acting.released or not self._acting.up:
+            raise DeviceError("a study needs the workload to be up and the board not to be released")
+        if self._acting.state.finetunes:
+            raise DeviceError(
+                "fine-tuning runs, and a study would measure both; end it, or ask again once it has ended"
+            )
+        asked, before = studies.asked, self._acting.state.study_wanted
+        studies.ask(wish.trials, wish.options)
+        self._acting.do(StudyAsked("somebody asked for it"))
+        if not studies.runs or studies.shown is None:
+            self._acting.want_study(before)
+            studies.asked = asked
+            raise DeviceError(f"no study could be started while the daemon is {self._acting.state.phase}; ask again")
+        return studies.shown.id, f"study {studies.shown.id} has begun"
+
+    def _study_stopped(self, name: str) -> str:
+        studies = self._parts.studies
+        if not studies.runs or studies.shown is None or name not in ("", studies.shown.id):
+            raise InvalidInput(f"no study {name} runs".replace("  ", " "))
+        studies.stop("somebody asked for it")
+        self._acting.do(StudyEnded(None))
+        self._tell("study", f"study {studies.shown.id} is stopped; its journal keeps what it knows")
+        return "the study is stopped"
+
+    def _reported(self, wish: Report) -> Target | None:
+        take = getattr(self._parts.traffic, "report", None)
+        if take is None:
+            raise InvalidInput(
+                f"requests are seen through {self._parts.traffic.uri}; start the daemon with --traffic report"
+            )
+        take(wish.seen, self._parts.clock.now())
+        return self._acting.holds
 
 
 def _target(target: Target | None) -> Answer:

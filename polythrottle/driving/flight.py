@@ -14,7 +14,7 @@ from polythrottle.clock import Clock
 from polythrottle.driving.ledger import Ledger
 from polythrottle.driving.sharing import shared
 from polythrottle.driving.waiting import AWAKE_S, PunctualSelector
-from polythrottle.errors import TrialError
+from polythrottle.errors import Unanswered
 from polythrottle.measurement import Query
 from polythrottle.ports import Concurrent
 
@@ -82,7 +82,7 @@ class _Flight:
         try:
             back = self._back.get(timeout=timeout_s)
         except queue.Empty:
-            raise TrialError(f"no query was answered in {timeout_s:g} s") from None
+            raise Unanswered(f"no query was answered in {timeout_s:g} s") from None
         if isinstance(back, BaseException):
             raise back
         return back
@@ -123,9 +123,10 @@ class _Flight:
         """Send one query after another, as others like this do beside it."""
         while True:
             started_s = self._clock.now()
-            self._ledger.sent += 1
+            number = self._ledger.begin(started_s)
             query = await self._workload.send()
             self._land(query if query.start_s is not None else replace(query, start_s=started_s))
+            self._ledger.end(number)
             await asyncio.sleep(0)  # a query may come back without waiting for anything
 
     async def _send_in_time(self, group: asyncio.TaskGroup, times: Iterator[float]) -> None:
@@ -149,13 +150,15 @@ class _Flight:
 
     async def _send(self, intended_s: Sequence[float], ready_s: float, places: asyncio.Semaphore) -> None:
         started_s = self._clock.now()
-        self._ledger.sent += 1
+        number = self._ledger.begin(started_s)
         self._ledger.note(started_s - ready_s)
         query = await self._workload.send()
         places.release()
         for part in shared(query, intended_s, started_s, self._clock.now()):
             self._land(part)
+        self._ledger.end(number)
 
     def _land(self, query: Query) -> None:
         self._ledger.cpu_s = time.thread_time()
         self._back.put(query)
+        self._ledger.landed += 1

@@ -25,12 +25,32 @@ class LoadReport:
 
 
 class Ledger:
-    """The figures of a load while it runs; one thread writes, others may read."""
+    """The figures of a load while it runs; one thread writes, others may read.
+
+    ``sent`` counts queries, and ``landed`` the requests of those that were answered.
+    """
 
     def __init__(self) -> None:
         self.sent = 0
+        self.landed = 0
         self.cpu_s = 0.0
+        self._under_way: dict[int, float] = {}
         self._late: dict[int, int] = {}
+
+    def begin(self, started_s: float) -> int:
+        """Count a query that is sent now, and return its number."""
+        self.sent += 1
+        self._under_way[self.sent] = started_s
+        return self.sent
+
+    def end(self, number: int) -> None:
+        """Take note that all requests of a query have landed."""
+        del self._under_way[number]
+
+    @property
+    def oldest_s(self) -> float:
+        """When the oldest query was sent that is under way; inf if there is none."""
+        return min(self._under_way.copy().values(), default=math.inf)
 
     def note(self, late_s: float) -> None:
         """Count a query that was sent some seconds late.

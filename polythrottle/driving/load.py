@@ -27,6 +27,7 @@ class Load(Iterator[Query]):
     ) -> None:
         self._queries, self._ledger, self._device = queries, ledger, device
         self._left_out_s = 0.0
+        self._taken = 0
 
     def __next__(self) -> Query:
         """Return the next request that is answered.
@@ -35,10 +36,25 @@ class Load(Iterator[Query]):
             TrialError: If a query fails, or takes too long.
         """
         query = next(self._queries)
+        self._taken += 1
         if self._device is not None and (busy_s := self._ledger.cpu_s) > self._left_out_s:
             self._device.leave_out(busy_s - self._left_out_s)
             self._left_out_s = busy_s
         return query
+
+    def rest(self, moment_s: float) -> Iterator[Query]:
+        """Yield requests until all that were sent before a moment are answered; some sent after it are among them.
+
+        Args:
+            moment_s: On the clock of the device; not in the future.
+
+        Raises:
+            TrialError: If a query fails, or takes too long.
+        """
+        while self._ledger.oldest_s < moment_s:
+            yield next(self)
+        for _ in range(self._ledger.landed - self._taken):
+            yield next(self)
 
     @property
     def report(self) -> LoadReport:

@@ -36,6 +36,7 @@ def shared(query: Query, intended_s: Sequence[float], started_s: float, ended_s:
             latency_s=latency_s,
             items=query.items // count,
             start_s=intended,
+            sent_s=intended + max(0.0, latency_s - query.latency_s),
             first_s=None if query.first_s is None else query.first_s + latency_s - query.latency_s,
             tokens=None if query.tokens is None else query.tokens // count + (number < query.tokens % count),
         )

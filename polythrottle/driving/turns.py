@@ -27,6 +27,7 @@ def back_to_back(workload: Workload, clock: Clock, ledger: Ledger) -> Generator[
         started_s, begun_s = clock.now(), time.thread_time() if elsewhere else 0.0
         query = workload.query()
         ledger.sent += 1
+        ledger.landed += 1
         ledger.cpu_s += time.thread_time() - begun_s if elsewhere else 0.0
         yield query if query.start_s is not None else replace(query, start_s=started_s)
 
@@ -61,6 +62,9 @@ def in_turn(
         started_s = clock.now()
         query = workload.query()
         ended_s = clock.now()
+        if query.more:
+            raise TrialError("what answers several requests a run sends them itself; leave --arrivals out")
         ledger.sent += 1
+        ledger.landed += batch
         ledger.note(started_s - ready_s)
         yield from shared(query, intended_s, started_s, ended_s)

@@ -85,10 +85,17 @@ class MeasuredBench:
         """Every batch alone and beside every slice at every share; the clocks stay as they are."""
         names = self._workload.space.names
         batches = [int(level) for level in self._workload.space.knob(_BATCH).levels] if _BATCH in names else [1]
-        alone = [self._case(batch, 0, 0.0) for batch in batches]
-        return tuple(alone + [self._case(*each) for each in product(batches, self._slices, SHARES)])
+        alone = [self.case(batch, 0, 0.0) for batch in batches]
+        return tuple(alone + [self.case(*each) for each in product(batches, self._slices, SHARES)])
 
-    def _case(self, batch: int, samples: int, share: float) -> CoRun:
+    def case(self, batch: int, samples: int, share: float) -> CoRun:
+        """Return a co-run without its latency.
+
+        Args:
+            batch: Items of a query.
+            samples: Of a slice; 0 alone.
+            share: Of the time at which the trainer works, 0 to 1.
+        """
         operations, moved, own = self._item.of(batch)
         step_operations, step_moved, step = self._sample.of(samples)
         return CoRun(

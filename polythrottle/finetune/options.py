@@ -18,6 +18,12 @@ _FULL = 0.9
 """The share of its time that inference may need at most at a point that is chosen."""
 _NEAR = 1.03
 """A device stays where it is as long as nothing is cheaper by more than this factor."""
+_BRISK = 0.9
+"""Fine-tuning should get at least this share done of what there would be room for without choosing points."""
+_CUT = 0.1
+"""The share of its pace that fine-tuning loses beside a device's full load, to slices that requests cut short."""
+_NEAREST = 0.9
+"""Where no point is as brisk, those are that come so near to the briskest."""
 _LOOK = 64
 """So many batches ahead a queue is followed until it is taken to grow without end."""
 _SIGMAS = 1.0
@@ -171,8 +177,9 @@ class Menu:
         """Return the option that costs least per unit of useful work, of those at which no request would be late.
 
         A unit of useful work is what the first option does in a second, of either kind. Options at which fine-tuning
-        gets on as fast as the first has room for beside single requests go before those at which it is slower, and
-        those at which it finds no room come last. If requests would be late at all of them, it is the fastest.
+        gets most of that done which the first has room for beside full batches go before those at which it is slower
+        (where none does, those that come near the briskest), and those at which it finds no room come last. If requests
+        would be late at all of them, it is the fastest.
 
         Args:
             ages_s: How long each request has waited, oldest first.
@@ -206,8 +213,9 @@ class Menu:
         request_s = min(each.interval_s / each.batch for each in first.services)
         tiers: list[tuple[Sequence[Option], float | None]] = [(every, None)]
         if training:
-            least = self._idle_pace(rate_per_s)
-            brisk = [each for each in every if each.pace(rate_per_s, slo_s) >= least]
+            paces = {each.point: each.pace(rate_per_s, slo_s) for each in every}
+            least = min(self._brisk(rate_per_s, slo_s), _NEAREST * max(paces.values()))
+            brisk = [each for each in every if paces[each.point] >= least]
             tiers = [(brisk, first.sample_s), (every, first.sample_s), *tiers]
         found: dict[OperatingPoint, _Place] = {}
         for tier, (options, sample_s) in enumerate(tiers):
@@ -217,10 +225,12 @@ class Menu:
                     found.setdefault(each.point, _Place(tier, cost, each))
         return list(found.values())
 
-    def _idle_pace(self, rate_per_s: float) -> float:
-        """Return the samples per second there is room for at the first option while single requests are answered."""
+    def _brisk(self, rate_per_s: float, slo_s: float) -> float:
+        """Return the pace at which most is done of what fits beside requests at the first option, in full batches."""
         first = self.options[0]
-        return max(0.0, 1 - rate_per_s * first.services[0].interval_s) / first.sample_s
+        service = first.gathered(rate_per_s, slo_s)
+        busy = min(1.0, rate_per_s * service.interval_s / service.batch)
+        return _BRISK * (1 - busy) / (1 - _CUT * busy) / first.sample_s
 
     @cached_property
     def fastest(self) -> Option:

@@ -113,7 +113,7 @@ def plan(
         )
     if not ahead or not sum(each.length_s for each in ahead) > 0 or (power_w is not None and not power_w > 0):
         raise InvalidInput("a plan needs a horizon longer than 0 s, and a power above 0 W if one is given")
-    _held(menu, max(each.rate_per_s for each in ahead), slo_s)
+    check_held(menu, max(each.rate_per_s for each in ahead), slo_s)
     off_peak = None if policy == "interleave" else quiet or OffPeak()
     low = _summed(menu, job, ahead, slo_s, power_w, off_peak, 1 + _OFF, _ATTAINED)
     high = _summed(menu, job, ahead, slo_s, power_w, off_peak, 1 - _OFF, 1.0)
@@ -131,12 +131,19 @@ def _ordered(one: float, other: float) -> Range:
     return Range(min(one, other), max(one, other))
 
 
-def _held(menu: Menu, rate_per_s: float, slo_s: float) -> None:
+def check_held(menu: Menu, rate_per_s: float, slo_s: float) -> None:
+    """Check that inference alone holds a limit at one of a device's points.
+
+    Raises:
+        SloUnmet: If it does not.
+    """
     if not any(each.in_time((), rate_per_s, slo_s, 0.0) for each in menu.options):
         least_s = min(each.services[0].tail_s for each in menu.options)
+        most = max(service.most_per_s for each in menu.options for service in each.services)
         raise SloUnmet(
             f"inference alone does not hold {slo_s * 1e3:g} ms at {rate_per_s:g}/s at any point; a single request "
-            f"takes {least_s * 1e3:.3g} ms at its 99th percentile; allow more time or send fewer requests"
+            f"takes {least_s * 1e3:.3g} ms at its 99th percentile, and {most:.3g}/s is the most that is answered; "
+            "allow more time or send fewer requests"
         )
 
 
@@ -159,7 +166,7 @@ def _summed(
         added_j, requests = part.added_w * busy_s, rate * each.length_s
         ends = math.isinf(total.done_s) and pace > 0 and busy_s >= left / pace
         total = _Sum(
-            min(float(job.work), total.samples + pace * busy_s),
+            float(job.work) if ends or left <= 0 else min(float(job.work), total.samples + pace * busy_s),
             total.joules + part.alone_w * each.length_s + added_j,
             total.added_j + added_j,
             total.late + requests * (_LATE if part.held else 1.0),

@@ -1,9 +1,14 @@
-"""What was found out about a device's own sensor: kept by the device's identity, and used from then on."""
+"""What was found out about a device's own sensor: kept by what its joules are, and used for the same joules again.
+
+A factor fitted for one kind of joules says nothing of another: not one of an estimate at 10 W a core of one at 20, nor
+of what RAPL counts. So a calibration belongs to the hardware, the kind of energy, and every option of the device's URI,
+for each of them changes what is read or how.
+"""
 
 import csv
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,7 +18,8 @@ from polythrottle.ports import Device
 from polythrottle.sensors import Sensor, usual
 from polythrottle.state import state_dir
 
-FORMAT = 1
+FORMAT = 2
+"""Files of format 1 lie elsewhere: they do not say which joules they are of, so they are not used."""
 _COLUMNS = ("time_s", "energy_j")
 
 
@@ -28,10 +34,31 @@ def sensor_of(device: Device) -> Sensor:
     return read_calibration(calibration_path(device)) or usual(device.uri)
 
 
+def passed_over(device: Device) -> Iterator[str]:
+    """Yield that there is a calibration which is not used because it does not say which joules it is of, if so."""
+    before = _path(_hardware(device))
+    if not calibration_path(device).exists() and before.exists():
+        yield (
+            f"the calibration {before} does not say for which options and which kind of energy it was made, so it is "
+            f"not used; run polythrottle calibrate --device '{device.uri}' again"
+        )
+
+
 def calibration_path(device: Device) -> Path:
     """Return where the calibration of a device is kept, whether there is one or not."""
-    identity = json.dumps(dict(sorted(identity_of(device).items())))
-    return state_dir() / "calibrations" / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+    return _path({**_hardware(device), "energy": str(device.energy_kind), "options": _options(device)})
+
+
+def _hardware(device: Device) -> dict[str, str]:
+    return dict(sorted(identity_of(device).items()))
+
+
+def _options(device: Device) -> str:
+    return "&".join(sorted(filter(None, device.uri.partition("?")[2].split("&"))))
+
+
+def _path(key: dict[str, str]) -> Path:
+    return state_dir() / "calibrations" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
 
 
 def read_calibration(path: Path) -> Sensor | None:
@@ -57,7 +84,13 @@ def write_calibration(path: Path, device: Device, sensor: Sensor) -> None:
     Raises:
         StorageError: If it cannot be written.
     """
-    document = {"v": FORMAT, "device": device.uri, "identity": dict(identity_of(device)), "sensor": asdict(sensor)}
+    document = {
+        "v": FORMAT,
+        "device": device.uri,
+        "energy_kind": str(device.energy_kind),
+        "identity": dict(identity_of(device)),
+        "sensor": asdict(sensor),
+    }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_suffix(".new")

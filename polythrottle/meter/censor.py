@@ -41,12 +41,12 @@ class Censor:
         self._look = 0
 
     def gives_up(self, queries: Sequence[Query]) -> bool:
-        """Return whether the window can end here; called once after every query.
+        """Return whether the window can end here; called once after every query, or all that came with it.
 
         Args:
             queries: All of the window so far.
         """
-        self._ends_s.append(self._device.clock.now() - self._start_s)
+        self._ends_s += [self._device.clock.now() - self._start_s] * (len(queries) - len(self._ends_s))
         share = self._share(len(queries), self._ends_s[-1])
         look = math.floor(share * _LOOKS + 1e-9)
         if not self._limits or look == self._look:

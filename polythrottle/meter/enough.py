@@ -18,6 +18,8 @@ LEAST_QUERIES = 30
 _GROWTH = 1.1
 _LOOKED_OFTEN = 1.3
 """By what a 95 % interval is widened where a verdict is looked for again and again: to 99 %."""
+_LEAST_BATCHES = 10
+"""How many a window must have before it may end because its energy seems precise: of six, too many do so by luck."""
 _MARGIN = 0.01
 """Windows at one point differ by more than their intervals say: by this fraction of the energy, assumed."""
 
@@ -72,7 +74,7 @@ class Enough:
         best_j = self._goal.beat_j
         if best_j is not None and value_j - _LOOKED_OFTEN * energy.half > best_j * (1 + _MARGIN):
             return True
-        tight = energy.half <= self._tolerance * value_j
+        tight = joules.batches >= _LEAST_BATCHES and energy.half <= self._tolerance * value_j
         return (
             tight and all(map(self._clear, self._goal.limits, map(interval, self._metrics))) and self._known(interval)
         )

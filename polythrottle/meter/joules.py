@@ -3,8 +3,9 @@
 A ratio such as joules per item is estimated by the window's totals. How much it varies is seen from batches: the window
 is cut into pieces long enough to know nothing of each other (`Sensor.batch_s`), and the deviation of what each drew
 from what its items should have drawn is Student's with two degrees of freedom less than there are batches (Law and
-Kelton, Simulation Modeling and Analysis, §9.5.3). A straight drift is taken out first: it is of the window, and would
-otherwise pass for chance. What the sensor adds does not show in batches and is added from what is known of it.
+Kelton, Simulation Modeling and Analysis, §9.5.3), wider by how far queries may resemble each other over more than a
+batch (`polythrottle.meter.likeness`). A straight drift is taken out first: it is of the window, and would otherwise
+pass for chance. What the sensor adds does not show in batches and is added from what is known of it.
 
 Where requests come at random around a rate that is known, how many came is chance that can be taken out: energy is
 regressed on requests over the batches, and read off at the rate (a control variate; Law and Kelton, §11.4). Joules per
@@ -19,8 +20,9 @@ import numpy as np
 
 from polythrottle.arrivals import CLOSED, FEWEST_CYCLES, Arrivals
 from polythrottle.measurement import Interval
+from polythrottle.meter.likeness import doubt_of_mean
 from polythrottle.meter.looks import Array, Course
-from polythrottle.sensors import Bounded, Normal, Rounded, Sensor, Student, Triangular, half_width
+from polythrottle.sensors import Bounded, Mixed, Normal, Rounded, Sensor, Student, Triangular, half_width
 from polythrottle.sensors.errors import Error
 from polythrottle.sensors.sensor import LEAST_BATCHES
 
@@ -36,17 +38,22 @@ class Varied:
 
     Args:
         ratio: Of the totals.
-        deviation: One standard deviation of it.
-        freedom: Degrees of freedom that is known with.
+        deviation: One standard deviation of it, if batches know nothing of each other.
+        doubt: What its error is, over that.
         drift: By what fraction of itself it rose over the window.
         drifted: Whether that is more than chance.
     """
 
     ratio: float
     deviation: float
-    freedom: int
+    doubt: Student | Mixed
     drift: float
     drifted: bool
+
+    @property
+    def error(self) -> Student | Mixed:
+        """Its error, as a fraction of it."""
+        return self.doubt.scaled(self.deviation / self.ratio)
 
 
 class Joules:
@@ -102,15 +109,14 @@ class Joules:
             return float(course.energy_j[-1] - course.energy_j[0]) / float(per[-1] - per[0]) * self._sensor.factor
         if per is course.time_s:
             return at.ratio * self._sensor.factor
-        requests = float(course.served[-1, QUERIES] - course.served[0, QUERIES])
         each_w = at.ratio / (self._arrivals.offered_per_s or math.nan) * self._sensor.factor
-        return each_w / float(per[-1] - per[0]) * requests
+        return each_w / float(per[-1] - per[0]) * self._queries
 
     @property
     def throughput(self) -> Interval | None:
         """Items per second."""
         seen = self._varied(self._course.served[:, ITEMS], self._course.time_s, 0.0)
-        return _around(seen.ratio, half_width([Student(seen.deviation, seen.freedom)])) if seen else None
+        return _around(seen.ratio, seen.ratio * half_width([seen.error])) if seen else None
 
     @property
     def drift(self) -> float | None:
@@ -140,7 +146,7 @@ class Joules:
             *([Triangular(self._sensor.quantum_j / watts / self._course.window_s)] if self._sensor.quantum_j else []),
             *([Normal(self._sensor.factor_sd)] if self._sensor.factor_sd else []),
             *([Bounded(hidden)] if (hidden := self._aliasing()) else []),
-            Student(seen.deviation / seen.ratio, seen.freedom),
+            seen.error,
         ]
         value = self._share(per)
         return _around(value, value * half_width(relative))
@@ -153,7 +159,7 @@ class Joules:
             per: What it is shared by.
             edge: How far a point of ``what`` may be off either way: seen twice in each batch, but not in the sum.
         """
-        count = len(self._places) - 1
+        count = self.batches
         if count < LEAST_BATCHES or what[-1] <= what[0]:
             return None
         gains, shares = np.diff(what[self._places]), np.diff(per[self._places])
@@ -167,13 +173,14 @@ class Joules:
         error = math.sqrt(variance / float(along @ along))
         drifted = abs(slope) > _SURE * error
         deviation = math.sqrt(count * within) / float(shares.sum())
-        return Varied(ratio, deviation, count - 2, slope * count / float(gains.mean()), drifted)
+        doubt = doubt_of_mean(off, self._queries / count)
+        return Varied(ratio, deviation, doubt, slope * count / float(gains.mean()), drifted)
 
     @cached_property
     def _at_rate(self) -> Varied | None:
         """How power at the rate of random arrivals varied; None for others, or if the window has too few batches."""
         course, rate_per_s = self._course, self._arrivals.offered_per_s
-        count = len(self._places) - 1
+        count = self.batches
         if rate_per_s is None or not self._arrivals.random or count < LEAST_BATCHES:
             return None
         gains, times_s = np.diff(course.energy_j[self._places]), np.diff(course.time_s[self._places])
@@ -187,19 +194,31 @@ class Joules:
         rest = gains * weight - design @ fitted
         variance = float(rest @ rest) / (count - 3)
         # Errors of a batch's ends cancel in the sum of all, but not in the slope by which the rate is gone to. Where
-        # steps were found, requests are counted at the same moments, so that only what time alone takes is off.
+        # steps were found, requests are counted at the same moments, so that only what time alone takes is off, and of
+        # the request that is under way then, any part.
         found = course.edge_s < self._sensor.step_s
         edge_j = course.edge_s * abs(float(fitted[0] - (fitted[1] * rate_per_s if found else 0.0)))
-        within = max(variance - edge_j**2 / 6, 0.1 * variance) * self._hidden
+        request_j = float(fitted[1]) if found else 0.0
+        within = max(variance - (edge_j**2 + request_j**2) / 6, 0.1 * variance) * self._hidden
         alone = 1 / float(design[:, 0] @ design[:, 0])
         sloped = max(0.0, float(np.linalg.inv(design.T @ design)[0, 0]) - alone)
         deviation = math.sqrt(max(within * alone + variance * sloped, _uneven(design, rest) if edge_j == 0 else 0.0))
-        return Varied(float(fitted[0]), deviation, count - 3, float(fitted[2]) * count / float(gains.mean()), False)
+        rose = float(fitted[2]) * count / float(gains.mean())
+        return Varied(float(fitted[0]), deviation, Student(1.0, count - 3), rose, False)
+
+    @property
+    def batches(self) -> int:
+        """Into how many the window is cut."""
+        return len(self._places) - 1
+
+    @property
+    def _queries(self) -> float:
+        return float(self._course.served[-1, QUERIES] - self._course.served[0, QUERIES])
 
     @property
     def _hidden(self) -> float:
         """By what the variance of a batch is larger than a sensor with a memory lets it seem."""
-        batch_s = self._course.window_s / max(1, len(self._places) - 1)
+        batch_s = self._course.window_s / max(1, self.batches)
         return 1 / (1 - min(0.5, self._sensor.smoothed_s / batch_s))
 
     def _stirred_w(self) -> float:
@@ -218,10 +237,9 @@ class Joules:
         not see them all twice may have seen always the same one, which says nothing of the rest.
         """
         sensor, course = self._sensor, self._course
-        queries = float(course.served[-1, QUERIES] - course.served[0, QUERIES])
-        if sensor.duty == 1 or queries == 0:
+        if sensor.duty == 1 or self._queries == 0:
             return 0.0
-        turns = sensor.period_s * queries / course.window_s
+        turns = sensor.period_s * self._queries / course.window_s
         wandered = abs(turns - round(turns)) * course.window_s / sensor.period_s
         return 0.0 if wandered >= _COVERED or turns > _MOST_BATCHES else (1 - sensor.duty) / 2
 

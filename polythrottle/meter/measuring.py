@@ -1,18 +1,19 @@
 """What a point does on a workload: everything around a window, and another window where one was disturbed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from polythrottle.arrivals import CLOSED, Arrivals
 from polythrottle.clock import Clock
-from polythrottle.driving import batch_of, drive
-from polythrottle.errors import TrialError
+from polythrottle.driving import Load, batch_of, drive
+from polythrottle.errors import InvalidInput, TrialError
 from polythrottle.measurement import Measurement, Query, Window
+from polythrottle.meter.attribution import Attribution, attributed
 from polythrottle.meter.calibration import sensor_of
 from polythrottle.meter.enough import Goal
 from polythrottle.meter.idle import idle_power_w
 from polythrottle.meter.validity import Disturbed
-from polythrottle.meter.window import judged, watch
+from polythrottle.meter.window import Watched, judged, watch
 from polythrottle.ports import Device, Recorded, Workload
 from polythrottle.problem import Constraint
 from polythrottle.sensors import Sensor
@@ -33,6 +34,7 @@ def measure(
     seed: int = 0,
     goal: Goal | None = None,
     sensor: Sensor | None = None,
+    kept: Callable[[Attribution], object] | None = None,
 ) -> Measurement:
     """Return what a point does on a workload, with 95 % intervals where they can be told.
 
@@ -49,11 +51,15 @@ def measure(
         seed: Of the arrivals.
         goal: What a window with a precision is for; its limits are ``limits`` if not given.
         sensor: What the device reads its energy with; if None, what was calibrated, or is usual for its kind.
+        kept: Called with the energy of the window request by request, once all that were under way are answered.
 
     Raises:
+        InvalidInput: If single requests are to be kept of a recorded device, which knows none.
         TrialError: If a level is refused, a query fails, or the window tells nothing.
         DeviceError: If the device cannot be reached.
     """
+    if kept is not None and isinstance(device, Recorded):
+        raise InvalidInput("a recorded table knows no single requests, so none has a share; leave --attribute out")
     own = set(workload.space.names)
     workload.apply(point.only(own))
     if isinstance(device, Recorded):
@@ -64,18 +70,21 @@ def measure(
     _cool(device, window)
     batch = batch_of(workload, point)
     with drive(workload, arrivals, device.clock, seed, batch=batch, timeout_s=window.timeout_s, device=device) as load:
-        found, requests = _repeated(device, load, window, sensor, goal, arrivals)
+        found, requests, seen = _repeated(device, load, window, sensor, goal, arrivals)
         sender = load.report
+        queries = [] if kept is None else [*seen.queries, *load.rest(seen.looks[-1].reading.time_s)]
     idle_w = idle_power_w(device, window.idle_s, sensor)
+    if kept is not None:
+        kept(attributed(queries, seen.readings, sensor.factor, idle_w))
     return replace(
         found, requests=requests, idle_power_w=idle_w, late_p99_s=sender.late_p99_s, sender_s=sender.cpu_s or None
     )
 
 
 def _repeated(
-    device: Device, load: Iterator[Query], window: Window, sensor: Sensor, goal: Goal, arrivals: Arrivals
-) -> tuple[Measurement, int]:
-    """Return the first window that was not disturbed, and how many queries that took.
+    device: Device, load: Load, window: Window, sensor: Sensor, goal: Goal, arrivals: Arrivals
+) -> tuple[Measurement, int, Watched]:
+    """Return the first window that was not disturbed, how many queries that took, and what was seen.
 
     Raises:
         TrialError: If all were.
@@ -86,7 +95,7 @@ def _repeated(
         seen, censored = watch(load, device, window, sensor, goal, arrivals)
         requests += len(seen.queries)
         try:
-            return judged(seen, censored), requests
+            return judged(seen, censored), requests, seen
         except Disturbed as error:
             if not left:
                 raise TrialError(f"{error} (and so in {REPEATS + 1} windows)") from error
@@ -99,8 +108,9 @@ def _repeated(
 def _warm_up(load: Iterator[Query], clock: Clock, window: Window, sensor: Sensor) -> int:
     """Serve until the warm-up is over and the sensor shows nothing from before; return how many queries that took."""
     start_s, settle_s, count = clock.now(), max(window.settle_s, sensor.settle_s), 0
-    while count < window.warmup or clock.now() - start_s < settle_s:
-        next(load)
+    more = False
+    while more or count < window.warmup or clock.now() - start_s < settle_s:
+        more = next(load).more
         count += 1
     return count
 

@@ -19,6 +19,8 @@ Array = NDArray[np.float64]
 _LEAST_STEPS = 5
 _PHASE_S, _LOOK_S = 10.0, 0.002
 _TURNS = (1.0, 1.0, 0.6, 1.4, 1.0)
+PHASES = sum(_TURNS)
+"""How many phases of the length that is asked for a self-test lasts."""
 _OFTEN, _APART = 0.7, 1.2
 
 

@@ -1,29 +1,36 @@
 """A device's joules against those of an external meter: a factor, how sure it is, and what the meter sees besides.
 
-A straight line is fitted through mean powers over equal times, the meter's clock first shifted to where both go
-together best. The slope is the factor. A constant, such as a fan or a carrier board the sensor does not see, is shown
-and left out: it does not depend on the point. The two-run shape, record and then compare, is that of MLPerf Power.
+A straight line goes through both powers; its slope is the factor. A constant, such as a fan or a carrier board the
+sensor does not see, is shown and left out: it does not depend on the point. Meters are slow and have clocks of their
+own, which is part of what is fitted (`polythrottle.meter.trailing`). The two-run shape, record and then compare, is
+that of MLPerf Power.
 """
 
-import csv
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polythrottle.errors import BadFile, InvalidInput
-from polythrottle.sensors import Sensor
+from polythrottle.errors import InvalidInput
+from polythrottle.meter.overlay import Overlay, overlay
+from polythrottle.meter.rounding import step_of
+from polythrottle.meter.self_test import PHASES
+from polythrottle.meter.trailing import FITTED, Line, Trace, lagging, line_between
+from polythrottle.sensors import Sensor, Student, half_width
 
 Array = NDArray[np.float64]
 _LEAST_PAIRS, _LEAST_CORRELATION, _LEAST_COVERED = 10, 0.8, 0.8
-_AS_GOOD, _MOSTLY = 0.02, 0.8
 _FACTORS = (0.2, 5.0)
 """What a factor can be: no supply wastes four fifths, and a sensor that sees less than a fifth is none."""
-_REST = "(beyond the heading)"
-_FINEST_S, _MOST_SHIFTS = 0.02, 200_000
+_MOST_HALF, _AIMED_HALF = 0.05, 0.04
+"""The widest 95 % interval with which a factor is applied, and the one that is aimed at, as fractions."""
+_SLOWEST, _LONG_ENOUGH, _LONGEST_S = 0.6, 3.0, 600.0
+"""How slow a meter may be, as a share of a phase, and how many times that a phase should last."""
+_SURE = 1.96
+_MOSTLY = 0.7
+"""The share of a deviation that is half of its variance."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +41,10 @@ class WallFit:
         factor: What the device's joules are multiplied by.
         factor_sd: One standard deviation of it, as a fraction.
         constant_w: What the meter sees besides, whatever the load.
-        residual_w: Deviation of single powers from the line.
-        shift_s: By how much the meter's clock is ahead.
-        pairs: Of how many powers that is made.
+        residual_w: Deviation of single readings from the line.
+        shift_s: By how much the meter's clock is ahead, a delay included.
+        lag_s: How slowly the meter follows, beyond the device's own sensor.
+        pairs: Of how many readings of the meter that is made.
         correlation: Between the two.
     """
 
@@ -45,8 +53,14 @@ class WallFit:
     constant_w: float
     residual_w: float
     shift_s: float
+    lag_s: float
     pairs: int
     correlation: float
+
+    @property
+    def half(self) -> float:
+        """How far the factor may be off, as a fraction, with 95 % probability."""
+        return _SURE * self.factor_sd
 
     def applied(self, sensor: Sensor, name: str) -> Sensor:
         """Return a sensor with this factor.
@@ -58,29 +72,33 @@ class WallFit:
         return replace(sensor, factor=self.factor, factor_sd=self.factor_sd, source=f"wall meter, {name}")
 
 
-def fit_wall(device: Sequence[tuple[float, float]], wall: Sequence[tuple[float, float]]) -> WallFit:
-    """Return how a device's power goes with that of an external meter: least squares with an intercept.
+def fit_wall(device: Sequence[tuple[float, float]], wall: Sequence[tuple[float, float]], lag_s: float = 0.0) -> WallFit:
+    """Return how a device's power goes with that of an external meter.
 
     Args:
-        device: Times in seconds and running total of joules, in order.
+        device: Times in seconds and running total of joules, in order: of a self-test, idle and loaded by turns.
         wall: Times in seconds, of whatever clock, and watts; one a second is enough.
+        lag_s: Time constant with which the device's own sensor follows.
 
     Raises:
-        InvalidInput: If they have too little in common to say, or the factor is none that can be.
+        InvalidInput: If they have too little in common to say, the meter is too slow for the phases, or the factor is
+            none that can be or not known well enough.
     """
     energy, meter = np.array(device, dtype=float), np.array(wall, dtype=float)
     _see_that_they_tell(energy, meter)
-    ours_w, theirs_w, covered_s, shift_s = _aligned(energy, meter)
-    correlation, length_s = _correlation(ours_w, theirs_w), float(energy[-1, 0] - energy[0, 0])
-    if correlation is None:
-        raise InvalidInput("wherever the meter's log is laid over the self-test, one of the two does not move")
-    if correlation < _LEAST_CORRELATION:
-        raise InvalidInput(
-            f"the meter's log does not go with the device's power (correlation {correlation:.2f}); let it record "
-            f"all of a run of polythrottle calibrate"
-        )
-    _see_that_it_covers(covered_s, length_s)
-    return _checked(_line(ours_w, theirs_w, shift_s, correlation))
+    period_s = float(np.median(np.diff(meter[:, 0])))
+    trace = Trace(energy, period_s)
+    place = overlay(trace, meter, period_s)
+    _see_that_they_go_together(place, trace.length_s)
+    reach_s, length_s = 2 * period_s + place.lag_s, trace.length_s
+    begin_s, end_s = trace.begin_s + place.shift_s - reach_s, trace.end_s + place.shift_s + reach_s
+    near = meter[(meter[:, 0] >= begin_s) & (meter[:, 0] <= end_s)]
+    shifts_s = place.shift_s - reach_s, place.shift_s + reach_s
+    step_w, phase_s = step_of(meter[:, 1]), length_s / PHASES
+    line = line_between(trace, lagging(near, lag_s), shifts_s, phase_s, phase_s / 2, step_w)
+    if line is None or line.readings < _LEAST_PAIRS - 1:
+        raise InvalidInput(f"the meter's log has fewer than {_LEAST_PAIRS} readings in the time of the self-test")
+    return _checked(line, phase_s, step_w)
 
 
 def _see_that_they_tell(energy: Array, meter: Array) -> None:
@@ -109,117 +127,60 @@ def _see_that_it_covers(covered_s: float, length_s: float) -> None:
         )
 
 
-def _checked(fit: WallFit) -> WallFit:
-    """Return a fit whose factor can be.
+def _see_that_they_go_together(place: Overlay, length_s: float) -> None:
+    if place.correlation is None:
+        raise InvalidInput("wherever the meter's log is laid over the self-test, one of the two does not move")
+    if place.correlation < _LEAST_CORRELATION:
+        raise InvalidInput(
+            f"the meter's log does not go with the device's power (correlation {place.correlation:.2f}); let it record "
+            f"all of a run of polythrottle calibrate"
+        )
+    _see_that_it_covers(place.covered_s, length_s)
+
+
+def _checked(line: Line, phase_s: float, step_w: float) -> WallFit:
+    """Return a fit whose factor can be, and is known well enough to be applied.
 
     Raises:
-        InvalidInput: If it cannot.
+        InvalidInput: If it cannot or is not.
     """
     least, most = _FACTORS
-    if not least <= fit.factor <= most:
+    if not least <= line.slope <= most:
         raise InvalidInput(
-            f"a factor of {fit.factor:.4g} cannot be right, only {least:g} to {most:g} can: see whether the column is "
+            f"a factor of {line.slope:.4g} cannot be right, only {least:g} to {most:g} can: see whether the column is "
             f"power and in watts (not mW or kW), and the meter that of this machine"
         )
-    return fit
-
-
-def _aligned(energy: Array, meter: Array) -> tuple[Array, Array, float, float]:
-    """Return both powers, how long they cover, and the shift where they go together best; of several, the longest.
-
-    Raises:
-        InvalidInput: If they have too little in common at every shift.
-    """
-    found = [(_paired(energy, meter, shift), shift) for shift in _shifts(energy, meter).tolist()]
-    rated = [(-1.0 if (value := _correlation(*pair[:2])) is None else value, pair, shift) for pair, shift in found]
-    best = max((value for value, *_ in rated), default=-1.0)
-    longest = max((len(pair[0]) for value, pair, _ in rated if value >= best - _AS_GOOD), default=0)
-    if longest < _LEAST_PAIRS - 1:
-        raise InvalidInput(f"the meter's log has fewer than {_LEAST_PAIRS} readings in the time of the self-test")
-    nearly = [each for each in rated if len(each[1][0]) >= _MOSTLY * longest]
-    _, (ours_w, theirs_w, covered_s), shift_s = max(nearly, key=lambda each: each[0])
-    return ours_w, theirs_w, covered_s, shift_s
-
-
-def _line(ours_w: Array, theirs_w: Array, shift_s: float, correlation: float) -> WallFit:
-    design = np.column_stack([ours_w, np.ones_like(ours_w)])
-    (slope, constant), *_ = np.linalg.lstsq(design, theirs_w, rcond=None)
-    rest = theirs_w - design @ np.array([slope, constant])
-    residual = math.sqrt(float(rest @ rest) / (len(rest) - 2))
-    spread = math.sqrt(float(np.sum((ours_w - ours_w.mean()) ** 2)))
+    if line.memory_s > _SLOWEST * phase_s:
+        raise InvalidInput(
+            f"the meter follows within {line.memory_s:.2g} s or more, too slowly for phases of {phase_s:.3g} s; "
+            f"{_again(_LONG_ENOUGH * line.memory_s)}"
+        )
+    sure = half_width([Student(line.slope_sd / line.slope, line.readings - FITTED)])
+    if sure > _MOST_HALF and line.rounded_sd > _MOSTLY * line.slope_sd:
+        raise InvalidInput(
+            f"the factor is {line.slope:.3g} give or take {sure:.0%}, and nothing beyond {_MOST_HALF:.0%} is applied: "
+            f"as far as its log shows, the meter moves in steps of {step_w:.3g} W; let it show more decimal places, "
+            f"or take a finer meter or a heavier load"
+        )
+    if sure > _MOST_HALF:
+        raise InvalidInput(
+            f"the factor is {line.slope:.3g} give or take {sure:.0%}, and nothing beyond {_MOST_HALF:.0%} is applied "
+            f"(the meter's readings are {line.residual_w:.2g} W off and it follows within {line.memory_s:.2g} s); "
+            f"{_again(phase_s * (sure / _AIMED_HALF) ** 2)}"
+        )
     return WallFit(
-        float(slope), residual / spread / float(slope), float(constant), residual, shift_s, len(rest), correlation
+        factor=line.slope,
+        factor_sd=sure / _SURE,
+        constant_w=line.constant_w,
+        residual_w=line.residual_w,
+        shift_s=line.shift_s,
+        lag_s=line.memory_s,
+        pairs=line.readings,
+        correlation=line.correlation,
     )
 
 
-def _shifts(energy: Array, meter: Array) -> Array:
-    """Return by how much the meter's clock may be ahead: every half period over all overlaps of half a record.
-
-    Raises:
-        InvalidInput: If there are too many to try.
-    """
-    step_s = max(float(np.median(np.diff(meter[:, 0]))) / 2, _FINEST_S)
-    least_s = min(energy[-1, 0] - energy[0, 0], meter[-1, 0] - meter[0, 0]) / 2
-    first, last = meter[0, 0] - energy[-1, 0] + least_s, meter[-1, 0] - energy[0, 0] - least_s
-    if (last - first) / step_s > _MOST_SHIFTS:
-        raise InvalidInput(
-            f"the meter's log is {(meter[-1, 0] - meter[0, 0]) / 3600:.1f} h long; cut it down to the time around the "
-            f"self-test, and see that its times are in seconds"
-        )
-    return np.arange(first, last + step_s, step_s)
-
-
-def _paired(energy: Array, meter: Array, shift_s: float) -> tuple[Array, Array, float]:
-    """Return mean power of both between the meter's readings, where both are known, and for how long that is."""
-    ends_s = energy[[0, -1], 0] + shift_s
-    first, last = np.searchsorted(meter[:, 0], ends_s[0], "left"), np.searchsorted(meter[:, 0], ends_s[1], "right")
-    if last - first < _LEAST_PAIRS:
-        return np.zeros(0), np.zeros(0), 0.0
-    at_s, shown_w = meter[first:last, 0] - shift_s, meter[first:last, 1]
-    ours_w = np.diff(np.interp(at_s, energy[:, 0], energy[:, 1])) / np.diff(at_s)
-    return ours_w, (shown_w[1:] + shown_w[:-1]) / 2, float(at_s[-1] - at_s[0])
-
-
-def _correlation(ours_w: Array, theirs_w: Array) -> float | None:
-    """Return how two powers go together; None if one of them does not move."""
-    if len(ours_w) < _LEAST_PAIRS - 1 or ours_w.std() == 0 or theirs_w.std() == 0:
-        return None
-    return float(np.corrcoef(ours_w, theirs_w)[0, 1])
-
-
-def read_wall(path: Path, column: str | None = None, time_column: str | None = None) -> tuple[tuple[float, float], ...]:
-    """Return the log of an external meter: times in seconds and watts.
-
-    Args:
-        path: A CSV file with a header.
-        column: Which column is the power; the only one whose name says power or ends in ``_w`` if None.
-        time_column: Which is the time, in seconds; the first whose name says time if None.
-
-    Raises:
-        BadFile: If there is no such file or column, or a line is not two numbers.
-    """
-    if path.exists() and not path.is_file():
-        raise BadFile(f"{path} is no regular file")
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file, restkey=_REST))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise BadFile(f"{path} cannot be read: {why}") from error
-    if not rows:
-        raise BadFile(f"{path} holds no reading")
-    power = column or _named(path, rows[0], lambda name: "power" in name or name.endswith(("_w", "(w)", "watts")))
-    time = time_column or _named(path, rows[0], lambda name: "time" in name or name in ("t", "t_s"))
-    try:
-        return tuple((float(row[time]), float(row[power])) for row in rows)
-    except KeyError as error:
-        raise BadFile(f"{path} has no column {error}; it has {', '.join(rows[0])}") from error
-    except (TypeError, ValueError) as error:
-        raise BadFile(f"{path} holds something that is not a number: {error}") from error
-
-
-def _named(path: Path, row: Mapping[str, str], fits: Callable[[str], bool]) -> str:
-    found = [name for name in row if name and fits(name.strip().lower())]
-    if not found:
-        raise BadFile(f"{path}: say which column it is with --column; it has {', '.join(map(str, row))}")
-    return found[0]
+def _again(phase_s: float) -> str:
+    """Return what to do where phases were too short."""
+    seconds = min(_LONGEST_S, 5 * math.ceil(phase_s / 5))
+    return f"run polythrottle calibrate --seconds {seconds:g} while the meter records, then compare again"

@@ -8,7 +8,7 @@ import numpy as np
 
 from polythrottle.arrivals import CLOSED, LATENCY_CYCLES, Arrivals
 from polythrottle.errors import InvalidInput, TrialError
-from polythrottle.measurement import Interval, Latency, Measurement, Query, Window
+from polythrottle.measurement import Interval, Latency, Measurement, Query, Reading, Window
 from polythrottle.meter.backlog import backlog_per_s
 from polythrottle.meter.censor import Censor
 from polythrottle.meter.enough import Enough, Goal
@@ -20,9 +20,13 @@ from polythrottle.ports import Device
 from polythrottle.sensors import EXACT, Sensor, Student, half_width
 
 _SHARE_OF_STEP, _LOOKS, _GROWTH = 8.0, 40.0, 1.06
-_BATCHES, _BATCHES_QUEUED, _BLOCKS = 10, 5, 10
+_BATCHES, _BATCHES_QUEUED, _BLOCKS, _EDGES = 10, 5, 10, 10.0
 _ROUNDING = 1e-9
 _TIMES = {"ttft": "first_s", "tpot": "per_token_s"}
+_OWED = {"first_s": 1, "per_token_s": 2}
+"""How many tokens an answer has at least that should tell a time."""
+_MOST_UNTOLD = 0.01
+"""Of so many answers that do not tell it a p99 can still be known; what is missing is not just any of them."""
 
 
 @dataclass
@@ -75,6 +79,21 @@ class Watched:
         """From the first look to the last."""
         return self.looks[-1].reading.time_s - self.looks[0].reading.time_s
 
+    @property
+    def readings(self) -> list[Reading]:
+        """Time and energy as the sensor tells them, no closer together than it can tell: the first, and on to the last.
+
+        A total that moves in steps is off by what is drawn in one, so that close to each other two of them say nothing.
+        """
+        seen, begin_s = course(self.looks, self.sensor), self.looks[0].reading.time_s
+        apart_s = max(self.sensor.batch_s, _EDGES * seen.edge_s)
+        points = list(zip(seen.time_s.tolist(), seen.energy_j.tolist(), strict=True))
+        taken = [points[0]]
+        for time_s, energy_j in points[1:-1]:
+            if min(time_s - taken[-1][0], points[-1][0] - time_s) >= apart_s:
+                taken.append((time_s, energy_j))
+        return [Reading(begin_s + time_s, energy_j) for time_s, energy_j in (*taken, points[-1])]
+
     def joules(self) -> Joules:
         """Return what the looks say; at the rate of the arrivals, where that is what was served."""
         served = CLOSED if self.backlog_per_s else self.arrivals
@@ -88,6 +107,8 @@ class Watched:
             found: Interval | None = getattr(self.joules(), metric)
             return found
         found = self._of_times(metric)
+        if found is not None and (step_s := max((query.step_s for query in self.queries), default=0.0)):
+            found = Interval(max(0.0, found.low - step_s), found.high + step_s)
         return found if found is None or not self.backlog_per_s else Interval(found.low, math.inf)
 
     def _of_times(self, metric: str) -> Interval | None:
@@ -103,9 +124,14 @@ class Watched:
         return mean_interval(values, batches) if metric == "mean" else None
 
     def values(self, name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Return what the queries say of a time, in the order in which they were sent, shape (queries that say,)."""
+        """Return what the queries say of a time, in the order in which they were sent, shape (queries that say,).
+
+        Nothing where too many do not say that should, such as time per token where tokens come all in one piece.
+        """
         ordered = sorted(self.queries, key=lambda query: query.start_s or 0.0)
-        return np.array([value for query in ordered if (value := getattr(query, name)) is not None], dtype=float)
+        told = [value for query in ordered if (value := getattr(query, name)) is not None]
+        owed = sum((query.tokens or 0) >= _OWED[name] for query in ordered) if name in _OWED else 0
+        return np.array(told if len(told) >= (1 - _MOST_UNTOLD) * owed else [], dtype=float)
 
 
 def watch(
@@ -127,7 +153,7 @@ def watch(
     least_s = max(window.duration_s, sensor.least_s)
     due = _Due(window, sensor)
     while len(seen.queries) < window.most_queries and seen.elapsed_s < window.timeout_s:
-        seen.take(next(load))
+        _take_whole(seen, load)
         if due.now(len(seen.queries), seen.elapsed_s):
             seen.look()
         if _over(seen, window, least_s, enough):
@@ -140,18 +166,30 @@ def watch(
     return seen, False
 
 
+def _take_whole(seen: Watched, load: Iterator[Query]) -> None:
+    """Take the next query, and those answered with it: the energy of one run is that of all of them."""
+    while True:
+        seen.take(query := next(load))
+        if not query.more:
+            return
+
+
 class _Due:
-    """When to look at the device: about forty times a window, and often enough to see a counter step."""
+    """When to look at the device: about forty times a window, and often enough to see a counter step.
+
+    A window may end by its most queries long before its time.
+    """
 
     def __init__(self, window: Window, sensor: Sensor) -> None:
         spaced_s = window.duration_s / _LOOKS
         self._apart_s = min(spaced_s, sensor.step_s / _SHARE_OF_STEP) if sensor.step_s else spaced_s
-        self._stepping = sensor.step_s > 0
+        self._stepping, self._many = sensor.step_s > 0, math.ceil(window.most_queries / _LOOKS)
         self._queries, self._time_s = 0, 0.0
 
     def now(self, queries: int, elapsed_s: float) -> bool:
         grown = self._stepping or queries >= max(self._queries + 1, math.ceil(self._queries * _GROWTH))
-        if not grown or elapsed_s - self._time_s < self._apart_s:
+        soon = elapsed_s - self._time_s < self._apart_s and queries - self._queries < self._many
+        if not grown or soon:
             return False
         self._queries, self._time_s = queries, elapsed_s
         return True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from polythrottle.errors import InvalidInput
-from polythrottle.optimize.choice import equals
+from polythrottle.optimize.choice import beyond_caps, equals
 from polythrottle.optimize.options import Options
 from polythrottle.optimize.remaining import generator, remaining_rows, untried_rows
 from polythrottle.problem import Constraint, Objective
@@ -61,6 +61,13 @@ class ConstrainedBayes:
         if not worth.improving:
             return math.inf
         return objective.of(best.measurement) * math.exp(min(float(np.nanmax(worth.total[rows])), 0.0))
+
+    def dares(self, study: Study) -> bool:
+        """Return whether the next point is beyond every cap on risk, as where nothing is to be gained within them."""
+        rows = untried_rows(study)
+        if not len(rows) or not (worth := self._worth(study)).improving or self._options.risk is not None:
+            return False
+        return beyond_caps(worth, equals(worth, rows, self._options))
 
     def answer(self, study: Study) -> Trial | None:
         """Return the trial whose point is best as the models have it; None if no trial holds every limit.

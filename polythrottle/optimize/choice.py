@@ -41,6 +41,16 @@ def equals(worth: "Worth", rows: Rows, options: Options) -> Rows:
     return best
 
 
+def beyond_caps(worth: "Worth", rows: Rows) -> bool:
+    """Return whether each of some rows is likelier to break a limit than the last of `RISKS`.
+
+    Args:
+        worth: Of every point.
+        rows: At least one.
+    """
+    return not len(_below(RISKS[-1], worth.feasible, rows))
+
+
 def _within(worth: "Worth", rows: Rows, options: Options) -> Rows:
     """Return the rows a trial may go to: all while nothing feasible is known, those within the risk after that."""
     if not worth.improving or Ingredient.CAP in options.without:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from polythrottle.ports import Forecaster, Optimizer
+from polythrottle.ports import Forecaster, Optimizer, Wary
 from polythrottle.space import Level, OperatingPoint, SearchSpace
 from polythrottle.study import Study
 from polythrottle.units import show_level, show_name
@@ -38,6 +38,10 @@ class Primed:
         if self._left(study) or not isinstance(self._method, Forecaster):
             return math.inf
         return self._method.saving_left(study)
+
+    def dares(self, study: Study) -> bool:
+        """Return whether the method does; never while a prior is to be tried."""
+        return not self._left(study) and isinstance(self._method, Wary) and self._method.dares(study)
 
     def words(self, space: SearchSpace) -> str:
         """Return in a line which points of a space come right after the default."""

@@ -37,9 +37,39 @@ class Student:
     deviation: float
     freedom: int
 
+    def scaled(self, factor: float) -> Student:
+        """Return it times a factor, above 0."""
+        return Student(factor * self.deviation, self.freedom)
+
     def draw(self, slot: int) -> Draws:
         """Return draws."""
         return self.deviation * _student(self.freedom, slot)
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What varied within the window, where several deviations are likely: one of them, each with its weight.
+
+    Args:
+        deviations: Of which one is true.
+        weights: How likely each is, 1 together.
+        freedom: Degrees of freedom each is known with.
+    """
+
+    deviations: tuple[float, ...]
+    weights: tuple[float, ...]
+    freedom: int
+
+    def scaled(self, factor: float) -> Mixed:
+        """Return it times a factor, above 0."""
+        return Mixed(tuple(factor * each for each in self.deviations), self.weights, self.freedom)
+
+    def draw(self, slot: int) -> Draws:
+        """Return draws."""
+        import numpy as np
+
+        place = np.searchsorted(np.cumsum(self.weights)[:-1], _uniform(slot), side="right")
+        return np.asarray(self.deviations)[place] * _student(self.freedom, slot)
 
 
 @dataclass(frozen=True)

@@ -100,4 +100,4 @@ def usual(uri: str) -> Sensor:
     Args:
         uri: Of the device; one of a kind that is not known has an exact sensor, for want of anything better.
     """
-    return _USUAL.get(uri.partition(":")[0], EXACT)
+    return _USUAL.get(uri.partition("?")[0].partition(":")[0], EXACT)

@@ -1,4 +1,4 @@
-"""Any command as a workload: one run is one query."""
+"""Any command as a workload: one run is one query, or as many as it prints latencies of."""
 
 import os
 import select
@@ -8,14 +8,16 @@ import signal
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
-from polythrottle.errors import InvalidInput, TrialError
+from polythrottle.errors import InvalidInput, TrialError, Unanswered
 from polythrottle.measurement import Query
 from polythrottle.space import OperatingPoint, SearchSpace
 from polythrottle.workloads.knobs import BATCH_SIZE, THREADS, batch_knob, chosen, count, grid_of, threads_knob
+from polythrottle.workloads.printed import FORMS, Printed
 
 _TAIL = 4096
 _PIPE = 1 << 20  # no pipe of an ordinary user holds more (/proc/sys/fs/pipe-max-size)
@@ -27,8 +29,10 @@ class CommandWorkload:
 
     It gets the batch size and the number of threads where its words say ``{batch_size}`` and ``{threads}``, and as
     ``POLYTHROTTLE_BATCH_SIZE`` and ``POLYTHROTTLE_THREADS``; each knob exists if its placeholder does or its levels are
-    given. No shell is involved. Standard input is empty, standard output is dropped, and whatever the command leaves
-    running is killed when it ends.
+    given. No shell is involved, standard input is empty, and whatever the command leaves running is killed at its end.
+
+    A command that measures itself prints a latency a line (`polythrottle.workloads.printed`): each is then a query of
+    a batch, and the run is all of them. What else it prints is dropped, and where it prints none a run is one query.
 
     Args:
         uri: ``cmd:`` and the shell words.
@@ -51,6 +55,9 @@ class CommandWorkload:
         if not 0 < timeout_s < threading.TIMEOUT_MAX:
             raise InvalidInput(f"the timeout of a command must be above zero, not {timeout_s:g} s")
         self.uri, self._timeout_s = uri, timeout_s
+        self._left: deque[Query] = deque()
+        self._prints: bool | None = None
+        self._near = ""
         self._words = _split(uri)
         knobs = []
         if batch_sizes is not None or self._mentions(BATCH_SIZE):
@@ -71,24 +78,58 @@ class CommandWorkload:
         Raises:
             KnobRejected: If the point is not in the space.
         """
+        self._left.clear()
         self._point = chosen(self.space, point)
         self._command = [_filled(word, self._point) for word in self._words]
         named = {f"POLYTHROTTLE_{name.upper()}": str(level) for name, level in self._point.items()}
         self._environment = {**os.environ, **named}
 
     def query(self) -> Query:
-        """Run the command once, to its end.
+        """Run the command once, to its end, or return the next of the queries that the last run printed.
 
         Raises:
-            TrialError: If it cannot be started, fails, or does not end in time.
+            TrialError: If it cannot be started, fails, does not end in time, or prints latencies that cannot be.
         """
+        if not self._left:
+            self._left.extend(self._run())
+        return self._left.popleft()
+
+    def _run(self) -> list[Query]:
+        """Return the queries of a run."""
         start_s = time.perf_counter()
         run = _Run(self._command, self._environment)
         failure = run.wait(self._timeout_s)
-        latency_s = run.ended_s - start_s
+        elapsed_s = run.ended_s - start_s
         if failure:
-            raise TrialError(failure)
-        return Query(latency_s, count(self._point, BATCH_SIZE))
+            raise Unanswered(failure) if run.timed_out else TrialError(failure)
+        run.printed.end(elapsed_s)
+        latencies = run.printed.latencies
+        self._check_as_before(bool(latencies))
+        self._near = "" if latencies else run.printed.near
+        told, size = latencies or [(elapsed_s, None)], count(self._point, BATCH_SIZE)
+        step_s = run.printed.step_s if latencies else 0.0
+        return [
+            Query(latency_s, items or size, more=number < len(told), step_s=step_s)
+            for number, (latency_s, items) in enumerate(told, start=1)
+        ]
+
+    def _check_as_before(self, prints: bool) -> None:
+        if self._prints is not None and prints is not self._prints:
+            before, now = ("printed latencies", "none") if self._prints else ("printed no latencies", "some")
+            raise TrialError(f"{self._words[0]} {before} in the run before, and {now} in this; write {FORMS}")
+        self._prints = prints
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What latencies and joules are of, once a run has shown it."""
+        if self._prints:
+            return ("latencies are those the command prints; joules are of its whole runs, start and end included",)
+        if self._near:
+            return (
+                f"the command prints {self._near!r}, which has not the form of a latency, so latency is of whole runs; "
+                f"if it is one, write {FORMS}",
+            )
+        return ()
 
     def close(self) -> None:
         """Do nothing: every run has ended."""
@@ -99,16 +140,16 @@ class _Run:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._name = command[0]
-        self._tail = b""
+        self._tail, self.printed = b"", Printed()
         self._over = threading.Event()
-        self._timed_out = False
+        self.timed_out = False
         self.ended_s = 0.0
         try:
             self._process = subprocess.Popen(
                 command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # its own group, to be killed as one; and Ctrl-C is ours to handle
             )
@@ -132,18 +173,20 @@ class _Run:
             code = self._process.wait()
             self._over.set()
             drain.join()
-            self._stderr.close()
-        if self._timed_out:
+            for stream in self._streams:
+                stream.close()
+        if self.timed_out:
             return f"{self._name} did not end within {timeout_s:g} s and was killed"
         return self._fault(code)
 
     @property
-    def _stderr(self) -> IO[bytes]:
+    def _streams(self) -> tuple[IO[bytes], IO[bytes]]:
+        assert self._process.stdout is not None
         assert self._process.stderr is not None
-        return self._process.stderr
+        return self._process.stdout, self._process.stderr
 
     def _give_up(self) -> None:
-        self._timed_out = True
+        self.timed_out = True
         self._kill_group()
 
     def _kill_group(self) -> None:
@@ -152,16 +195,20 @@ class _Run:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _drain(self) -> None:
-        """Keep the end of standard error; all of it must be read, or the command would block."""
-        handle = self._stderr.fileno()
-        ended = over = False
-        while not ended and not over:
+        """Take latencies, and keep the end of standard error; all must be read, or the command would block."""
+        stdout, stderr = (stream.fileno() for stream in self._streams)
+        left, over = [stdout, stderr], False
+        while left and not over:
             # One look after the end suffices; somebody who left the group may hold the other end open for ever.
             over = self._over.is_set()
-            ready, _, _ = select.select([handle], [], [], 0 if over else 0.05)
-            chunk = os.read(handle, _PIPE) if ready else b""
-            self._tail = (self._tail + chunk)[-_TAIL:]
-            ended = bool(ready) and not chunk
+            for handle in select.select(left, [], [], 0 if over else 0.05)[0]:
+                chunk = os.read(handle, _PIPE)
+                if not chunk:
+                    left.remove(handle)
+                elif handle == stdout:
+                    self.printed.feed(chunk)
+                else:
+                    self._tail = (self._tail + chunk)[-_TAIL:]
 
     def _fault(self, code: int) -> str | None:
         if code == 0:

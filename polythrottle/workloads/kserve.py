@@ -12,12 +12,12 @@ from polythrottle.workloads.declared import Fed, batch_knobs, fed, made_up
 from polythrottle.workloads.knobs import BATCH_SIZE, chosen, count
 from polythrottle.workloads.kserve_levers import OPTIONS, Levers
 from polythrottle.workloads.kserve_line import KNOWN_EXTENSIONS, Described, KserveLine
-from polythrottle.workloads.kserve_shapes import see_declared
+from polythrottle.workloads.kserve_shapes import UNBATCHED, see_counted, see_declared
 from polythrottle.workloads.service import CONCURRENCY, Service
 from polythrottle.workloads.tensors import Input, parse_inputs
 
 _READY = "READY"
-_OPTIONS = (CONCURRENCY, "version", *OPTIONS.values())
+_OPTIONS = (CONCURRENCY, "version", UNBATCHED, *OPTIONS.values())
 
 
 class KserveWorkload(Service[KserveLine]):
@@ -26,6 +26,10 @@ class KserveWorkload(Service[KserveLine]):
     Where the URI lists levels for ``queue_delay_us`` or ``instances``, those are knobs too: setting one loads the
     model anew with that configuration, and closing the workload loads it as it was found. Otherwise nothing on the
     server is ever written.
+
+    An open first dimension of an output is taken for the batch, unless the URI lists the output as ``unbatched`` or the
+    model's configuration has a ``max_batch_size`` of 0: then it may count anything, such as the objects found. One
+    output at least must come with the batch, though, or all be listed: else nothing shows that every item is answered.
 
     Args:
         uri: ``kserve://host:port/model`` for HTTP, ``kserve+grpc://host:port/model``.
@@ -54,6 +58,7 @@ class KserveWorkload(Service[KserveLine]):
         with self._opening():
             self._described = self._wait_for(self._in_time(self._describe()))
             self._fed = self._inputs(given)
+            self._unbatched = self._described.unbatched(self._address.options.get(UNBATCHED, ""), self._address.model)
             self._levers = self._tried_levers()
             batch = batch_knobs(uri, self._fed, self._batches(batch_sizes))
             self._open([*batch, *self._levers.knobs], self._levers.default)
@@ -177,7 +182,9 @@ class KserveWorkload(Service[KserveLine]):
         if found.outputs is not None:
             batched = any(None in each.shape for each in self._fed)
             sent = self._batch_size if batched else None
-            see_declared(self._address.model, self._described.tensors.outputs, found.outputs, sent)
+            who, declared = self._address.model, self._described.tensors.outputs
+            see_declared(who, declared, found.outputs, sent, self._unbatched | self._described.own)
+            see_counted(who, declared, found.outputs, sent, self._unbatched)
         return Query(found.latency_s, self._batch_size)
 
     def close(self) -> None:

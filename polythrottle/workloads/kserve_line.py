@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from polythrottle.errors import TrialError
+from polythrottle.errors import TrialError, UnknownName
 from polythrottle.workloads.declared import Declared
 from polythrottle.workloads.kserve_shapes import Shape, Shapes
 
@@ -103,6 +103,30 @@ class Described:
     def most(self) -> int | None:
         """The largest batch the server takes; None if it does not tell."""
         return int(self.config.get("max_batch_size", 0)) or None
+
+    @property
+    def own(self) -> frozenset[str]:
+        """The outputs whose dimensions are all the model's own: every one if the server makes no batches.
+
+        That is where the configuration has a ``max_batch_size`` of 0.
+        """
+        return frozenset(self.tensors.outputs if self.config and self.most is None else ())
+
+    def unbatched(self, named: str, who: str) -> frozenset[str]:
+        """Return the outputs that were named as those whose first dimension is not the batch.
+
+        Args:
+            named: Names of outputs with commas between; empty for none.
+            who: The model, for people.
+
+        Raises:
+            UnknownName: If the model declares outputs, but none of that name.
+        """
+        known = self.tensors.outputs
+        names = [name for name in named.split(",") if name]
+        if known and (strange := sorted(set(names) - set(known))):
+            raise UnknownName(f"output of {who}", strange[0], known)
+        return frozenset(names)
 
 
 def tensors(found: Any) -> Tensors:

@@ -26,6 +26,8 @@ _OK, _REFUSAL, _SERVER_FAULT = 200, 400, 500
 _REFUSED, _MISSING, _BUSY = (401, 403), (404, 405), (408, 425, 429)
 _COUNTING, _ALL_TOKENS = "stream_options", "length"
 _LISTING_S = 5.0
+_FEW = 0.01
+"""So small a share of answers that do not tell a time does not keep its p99 from being known."""
 
 
 class OpenaiWorkload(Service["Web"]):
@@ -71,6 +73,7 @@ class OpenaiWorkload(Service["Web"]):
         self._prompts = self._asked()
         self._fields = self._common_fields(address)
         self._by_usage = True
+        self._answers = self._lumped = 0
         self._listed: list[str] = []
         self._open([])
         with self._opening(asking=True):
@@ -85,6 +88,9 @@ class OpenaiWorkload(Service["Web"]):
         if self._listed:
             model, others = self._address.model, ", ".join(self._listed[:3])
             found.append(f"{where} answers as {model} but does not list it (it lists {others}): see which it serves")
+        if self._lumped > _FEW * self._answers:
+            some = f"{self._lumped:,} of {self._answers:,} answers of {where} came with all tokens in one piece"
+            found.append(f"{some}: time per token (tpot) is unknown")
         return tuple(found)
 
     def _asked(self) -> Any:
@@ -175,7 +181,10 @@ class OpenaiWorkload(Service["Web"]):
     async def _ask(self, line: "Web") -> Query:
         stream = await self._streamed(line, self._body(next(self._prompts)))
         with self._unkeyed():
-            return stream.query(self._by_usage, self._fields["max_tokens"])
+            query = stream.query(self._by_usage, self._fields["max_tokens"])
+        self._answers += 1
+        self._lumped += query.at_once and (query.tokens or 0) > 1
+        return query
 
     async def _streamed(self, line: "Web", body: bytes) -> TokenStream:
         """Ask, and return the whole answer."""

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
-from polythrottle.errors import DeviceError, InvalidInput, PolythrottleError, TrialError
+from polythrottle.errors import DeviceError, InvalidInput, PolythrottleError, TrialError, Unanswered
 from polythrottle.measurement import Query
 from polythrottle.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.workloads.address import Address
@@ -166,10 +166,10 @@ class Service(ABC, Generic[LineT]):
         """Return what ``work`` returns.
 
         Raises:
-            TrialError: If it does not come in time.
+            Unanswered: If it does not come in time.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await work
         except TimeoutError:
-            raise TrialError(f"{self._address.where} did not answer within {self._timeout_s:g} s") from None
+            raise Unanswered(f"{self._address.where} did not answer within {self._timeout_s:g} s") from None

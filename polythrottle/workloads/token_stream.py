@@ -57,6 +57,7 @@ class TokenStream:
         chunks: How many pieces of text there were.
         counted: How many tokens the server says there were; None if it does not say.
         over: Whether the answer has ended as it should.
+        first_s: When the first text came; ``text_s`` is when the last did, and ``last_s`` when the answer ended.
         reason: Why the server says that it ended; empty before it does.
     """
 
@@ -67,6 +68,7 @@ class TokenStream:
     over: bool = False
     reason: str = ""
     first_s: float | None = None
+    text_s: float | None = None
     last_s: float | None = None
 
     def take(self, data: bytes, now_s: float) -> None:
@@ -101,7 +103,7 @@ class TokenStream:
         if any(said_now.get(name) for name in _TEXTS):
             self.chunks += 1
             self.first_s = now_s if self.first_s is None else self.first_s
-            self.last_s = now_s
+            self.text_s = self.last_s = now_s
         if reason := choice.get("finish_reason"):
             if reason in _BROKEN:
                 raise TrialError(f"{self.who} breaks off after {self.chunks} pieces: {reason}")
@@ -131,9 +133,11 @@ class TokenStream:
         by_usage = self.counted is not None if by_usage is None else by_usage
         end_s = self.see_over()
         self.see_filled(by_usage)
-        first_s = None if self.first_s is None else self.first_s - self.start_s
+        # Tokens that hold no text show only at the end; left out, slow ones would be missing from every percentile.
+        first_s = end_s if self.first_s is None else self.first_s
         tokens = self._believed(most_tokens) if by_usage else self.chunks
-        return Query(end_s - self.start_s, first_s=first_s, tokens=tokens)
+        at_once = self.first_s == self.text_s
+        return Query(end_s - self.start_s, first_s=first_s - self.start_s, tokens=tokens, at_once=at_once)
 
     def _believed(self, most_tokens: int | None) -> int:
         """Return how many tokens the server says there were, if that can be."""

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 from scripted_daemon import BEGAN, EVENTS, Daemon, status
 
-from polythrottle.daemon.status import Front, GuardShown, Happened, SavedShown, Status, StudyShown, WorkloadShown
+from polythrottle.daemon.status import (
+    FinetuningShown,
+    Front,
+    GuardShown,
+    Happened,
+    SavedShown,
+    Status,
+    StudyShown,
+    WorkloadShown,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -47,6 +56,18 @@ def test_figures_follow_the_daemon(opens: Any) -> None:
     assert "over-limit" in view.page.get_attribute("#p99", "class")
     view.script.tell("drift", "energy is 8 % above what the profile predicts")
     view.wait("events", "energy is 8 % above")
+
+
+def test_fine_tuning_has_a_line_while_there_is_some(opens: Any) -> None:
+    """State, epoch, rate and folder of the job are shown as they are told, and nothing without one."""
+    view = opens()
+    assert not view.page.is_visible("#finetuning")
+    job = FinetuningShown("running", HOSTILE, "a.pt2", 1, 3, 1280, None, 60, 41.5, BEGAN.isoformat())
+    view.script.show(status(4001, finetuning=job))
+    view.wait("finetuning", "epoch 2 of 3, 1,280 samples of it at 41.5/s")
+    assert HOSTILE in view.text("finetuning")
+    view.script.show(status(4002, finetuning=replace(job, state="finished", epochs_done=3, rate_per_s=None)))
+    view.wait("finetuning", "all 3 epochs")
 
 
 def test_the_present_point_is_marked_on_the_ladder(opens: Any) -> None:

@@ -17,8 +17,9 @@ from polythrottle.daemon.accounts import Accounts
 from polythrottle.daemon.boards import ActuatorBoard
 from polythrottle.daemon.desk import Desk
 from polythrottle.daemon.guards import Bounds
+from polythrottle.daemon.parts import Parts
 from polythrottle.daemon.record import EVENTS_MOST, Record
-from polythrottle.daemon.runner import Parts, Runner
+from polythrottle.daemon.runner import Runner
 from polythrottle.daemon.showing import resident_bytes
 from polythrottle.daemon.studying import Studies
 from polythrottle.daemon.tuned import read_tuned

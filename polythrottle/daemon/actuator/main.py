@@ -20,10 +20,10 @@ from polythrottle.daemon.actuator.permits import GROUP, Permits
 from polythrottle.daemon.actuator.server import Server
 from polythrottle.daemon.actuator.service import Service
 from polythrottle.daemon.notify import Supervisor
+from polythrottle.daemon.sockets import check_folder
 from polythrottle.errors import DeviceError, InvalidInput, PolythrottleError, StorageError
-from polythrottle.state import run_dir
+from polythrottle.state import ACTUATOR_SOCKET, run_dir
 
-SOCKET = "actuator.sock"
 _BACKLOG = 64
 _LONGEST_PATH = 107  # unix(7): sun_path
 
@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(path: Path | None, devices: Sequence[str] | None, permits_file: Path | None) -> int:
     uris = [served(each) for each in devices or [find_device().uri]]
     permits = Permits.read(permits_file)
-    with listening(path if path is not None else run_dir() / SOCKET) as listener:
+    with listening(path if path is not None else run_dir() / ACTUATOR_SOCKET) as listener:
         service, supervisor = Service(uris, permits), Supervisor()
         for text in service.start():
             _say(f"left from before: {text}")
@@ -101,13 +101,14 @@ def listening(path: Path) -> Iterator[socket.socket]:
         InvalidInput: If the path is too long for a socket, or something else is there.
         DeviceError: If another actuator listens there.
         StorageError: If the socket cannot be made.
+        PermissionDenied: If others may write to its folder.
     """
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise InvalidInput(f"{path} is too long for a socket, which may have {_LONGEST_PATH} bytes")
     group = group_id(GROUP) if os.geteuid() == 0 else None
     try:
-        _make_folder(path.parent, group)
-        # Not beside the socket: others may write there.
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        check_folder(path)
         site = Site.of(f"actuator {zlib.crc32(os.fsencode(path.absolute())):08x}")
         site.prepare()
         lock = opened(site.lock)
@@ -120,14 +121,6 @@ def listening(path: Path) -> Iterator[socket.socket]:
             path.unlink(missing_ok=True)
     finally:
         os.close(lock)
-
-
-def _make_folder(folder: Path, group: int | None) -> None:
-    if folder.is_dir():
-        return
-    folder.mkdir(parents=True, mode=0o750)
-    if group is not None:
-        os.chown(folder, 0, group)
 
 
 def _only(lock: int, path: Path) -> None:

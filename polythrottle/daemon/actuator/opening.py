@@ -92,6 +92,7 @@ class Meter:
         self._total_j = 0.0
         self._last_j: float | None = None
         self._seen_s: float | None = None
+        self._anew = 0
 
     def begin(self) -> None:
         """Go on with another device."""
@@ -122,11 +123,13 @@ class Meter:
             "temperature_c": reading.temperature_c,
             "clocks_hz": dict(reading.clocks_hz),
             "throttled": reading.throttled,
+            "anew": self._anew,
         }
 
     def _add(self, energy_j: float) -> None:
         if self._last_j is not None:
             self._total_j += max(0.0, energy_j - self._last_j)
+            self._anew += energy_j < self._last_j
         self._last_j = energy_j
 
     def end(self, device: Device) -> None:

@@ -76,8 +76,8 @@ class SimulatedSite:
         note: Called with each request's arrival and latency, in seconds from the start.
         switching: What setting a knob takes, during which nothing is served.
         patience_s: How long a request waits to be sent before its sender gives up.
-        warming: Whether requests that come before the first point is set, and while it is, are counted but their
-            latencies forgotten: nothing was promised yet, and that takes longer than many an SLO.
+        warming: Whether requests that come before the first point is set, after a release too, and while it is, are
+            counted but their latencies forgotten: nothing was promised yet, and that takes longer than many an SLO.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class SimulatedSite:
         self._ended: deque[Ended] = deque()
         self._point = device.space.default
         self._batch, self._gather_s = workload.batch_size(workload.space.default), 0.0
-        self._begun, self._warming = 0, warming
+        self._begun, self._warms, self._warming = 0, warming, warming
 
     @property
     def now_s(self) -> float:
@@ -144,6 +144,11 @@ class SimulatedSite:
         """Set the device's knobs back to their defaults."""
         if self._point != self.device.space.default:
             self.apply(self.device.space.default)
+
+    def release(self) -> None:
+        """Likewise, and promise nothing until the first point is set again."""
+        self.restore()
+        self._warming = self._warms
 
     def serve(self, target: Target) -> None:
         """Set the batch and how long to gather it.
@@ -261,7 +266,7 @@ class SimulatedBoard:
 
     def release(self) -> tuple[str, ...]:
         """Likewise; nothing is left."""
-        self._site.restore()
+        self._site.release()
         return ()
 
 

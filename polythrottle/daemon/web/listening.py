@@ -6,6 +6,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from polythrottle.daemon.sockets import check_folder
 from polythrottle.daemon.web.options import Tcp
 from polythrottle.errors import DeviceError, InvalidInput, StorageError
 
@@ -21,12 +22,14 @@ def unix_socket(path: Path, groups: frozenset[int]) -> socket.socket:
         InvalidInput: If its path is too long.
         DeviceError: If another daemon answers there.
         StorageError: If it cannot be made, or something else is there.
+        PermissionDenied: If others may write to its folder.
     """
     if len(os.fsencode(path)) > _PATH_MOST:
         raise InvalidInput(f"the path of a socket has at most {_PATH_MOST} bytes: {path}")
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        check_folder(path)
         _clear(path)
         mask = os.umask(0o177)
         try:

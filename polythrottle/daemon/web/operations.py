@@ -237,7 +237,7 @@ OPERATIONS: tuple[Operation, ...] = (
         refuses=(409, 503),
     ),
     Operation(
-        *("POST", "/v1/stop", "stop", "End the daemon; the board is restored."),
+        *("POST", "/v1/stop", "stop", "End the daemon; the board is given back."),
         wished(NOTHING, lambda _: Stop()),
         _done(),
         NOTHING,

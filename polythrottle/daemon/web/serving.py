@@ -40,7 +40,7 @@ class Server:
         DeviceError: If another daemon answers at the socket.
         StorageError: If the socket cannot be made.
         BadFile: If certificate, key or token cannot be used.
-        PermissionDenied: If others could read the token.
+        PermissionDenied: If others could read the token, or listen at the socket first.
     """
 
     def __init__(self, desk: Desk, options: WebOptions) -> None:

@@ -18,6 +18,7 @@ from polythrottle.finetune.trainer.files import put
 FORMAT = 1
 KEPT = 2
 _SUFFIX = ".checkpoint"
+_HEAD_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,17 @@ def newest(folder: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
     return None, ()
 
 
+def newest_place(folder: Path) -> Place | None:
+    """Return where the newest checkpoint says that a job stands; None if there is none that says so.
+
+    Only its first line is read, so that a look is cheap: whether what follows is whole is not asked.
+    """
+    for path in _paths(folder):
+        with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError), path.open("rb") as file:
+            return _place(json.loads(file.readline(_HEAD_BYTES)))
+    return None
+
+
 def _read(path: Path) -> Checkpoint:
     """Return a checkpoint.
 
@@ -98,10 +110,14 @@ def _read(path: Path) -> Checkpoint:
         told = head.pop("sha256")
         if head["v"] != FORMAT or told != _checksum(head, learnt):
             raise ValueError("checksum")
-        place = Place(**{name: value for name, value in head.items() if name not in ("v", "bytes")})
+        place = _place(head)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         raise BadFile(f"{path} is no whole checkpoint") from err
     return Checkpoint(place, learnt)
+
+
+def _place(head: dict[str, Any]) -> Place:
+    return Place(**{name: value for name, value in head.items() if name not in ("v", "bytes", "sha256")})
 
 
 def _paths(folder: Path) -> list[Path]:

@@ -279,6 +279,10 @@ class Trainer:
             self._line.close()
         self._line = self._posted = None
 
+    def abandon(self) -> None:
+        """End the process at once while another thread waits for its answer, which then is that it has died."""
+        self._signal(signal.SIGKILL)
+
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
             self._process.send_signal(number)
@@ -313,8 +317,13 @@ class Trainer:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Return the environment of a trainer: it finds the modules that this process finds, and keeps to its threads."""
-    return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(sys.path)}
+    """Return the environment of a trainer: it finds the modules that this process finds, and keeps to its threads.
+
+    Between slices its threads sleep: by default they would spin for a while and keep inference from the processors
+    (GNU libgomp manual, OMP_WAIT_POLICY and GOMP_SPINCOUNT).
+    """
+    ours = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(sys.path)}
+    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **ours}
 
 
 def _ending(code: int) -> str:

@@ -107,7 +107,7 @@ class Listing:
         Raises:
             StorageError: If it cannot be written.
         """
-        path = _path(folder, self.digest)
+        path = listing_path(folder, self.digest)
         if not path.exists():
             put_json(path, [[each.file, each.label, each.size_bytes, each.changed_ns] for each in self.samples])
 
@@ -118,7 +118,7 @@ class Listing:
         Raises:
             BadFile: If it is not there or not whole.
         """
-        path = _path(folder, digest)
+        path = listing_path(folder, digest)
         rows: Any = read_json(path)
         try:
             found = cls(tuple(Sample(*row) for row in rows))
@@ -148,7 +148,8 @@ def shown(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _path(folder: Path, digest: str) -> Path:
+def listing_path(folder: Path, digest: str) -> Path:
+    """Return where a job's folder keeps the listing of a digest."""
     return folder / f"listing-{digest}.json"
 
 

@@ -71,7 +71,7 @@ def read_progress(folder: Path) -> Progress:
     found, damaged = newest(folder)
     place = found.place if found else Place()
     samples = len(Listing.load(folder, place.listing).split(begun.task.held_out)[0]) if place.listing else None
-    runs, validation = _held(folder / LOCK), read_json(folder / VALIDATION)
+    runs, validation = held(folder / LOCK), read_json(folder / VALIDATION)
     return Progress(begun.task, begun.classes, place, samples, runs, validation, damaged)
 
 
@@ -91,7 +91,8 @@ def read_begun(folder: Path) -> Begun | None:
         raise BadFile(f"{folder / TASK} is damaged") from err
 
 
-def _held(lock: Path) -> bool:
+def held(lock: Path) -> bool:
+    """Return whether a trainer holds the lock of a job's folder; False where it may not be opened."""
     try:
         handle = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

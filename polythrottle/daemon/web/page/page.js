@@ -132,6 +132,9 @@ const steering = (now) => {
   if (offered !== offer) { offered = offer; profiles().catch(() => {}); }  // a study that ended has written one
   tell('study', !study ? 'No study has run.' : `Study ${study.state}: ${study.trials} of at most ${study.of} trials${known(study.best_j) ? `, best ${joules(study.best_j)} ${now.energy_kind && now.energy_kind !== 'measured' ? `${now.energy_kind} ` : ''}per item` : ''}${study.words ? ` · ${study.words}` : ''}`);
   hide('progress', !runs);
+  const job = now.finetuning;
+  hide('finetuning', !job);
+  if (job) tell('finetuning', `Fine-tuning is ${job.state} since ${dayTime(job.since)}: ${job.epochs_done >= job.epochs ? `all ${job.epochs} epochs` : `epoch ${job.epochs_done + 1} of ${job.epochs}, ${job.samples.toLocaleString('en')}${known(job.samples_of) ? ` of ${job.samples_of.toLocaleString('en')}` : ''} samples of it`}${known(job.rate_per_s) ? ` at ${rate(job.rate_per_s)}` : ''} · ${job.folder}`);
   if (runs && study.of > 0) { at('progress').max = study.of; at('progress').value = study.trials; }
   hide('study-start', runs);
   hide('study-stop', !runs);

@@ -1,0 +1,222 @@
+"""What rules would have done on recorded machines and prices, as lines for people and as parts of a document."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polythrottle.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from polythrottle.cluster.catalogue import Catalogue
+    from polythrottle.cluster.plan.front import Plan
+    from polythrottle.cluster.plan.moving import Journey
+    from polythrottle.cluster.plan.offer import Option
+
+_BEGINNINGS = 24
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one deadline rule did from several beginnings on a record, means.
+
+    Attributes:
+        name: Of the rule.
+        usd: Mean cost.
+        energy_j: Mean joules of what was rented.
+        on_demand: Mean share of the paid time that was on demand.
+        met: Share of beginnings from which the deadline was met.
+    """
+
+    name: str
+    usd: float
+    energy_j: float
+    on_demand: float
+    met: float
+
+
+@dataclass(frozen=True)
+class Replays:
+    """Replays asked for beside a plan.
+
+    Attributes:
+        rules: What the deadline rules did, the one recommended first; the last is on-demand throughout.
+        available: Share of the record's time with enough machines, None without a record.
+        moved: How the job went moving between places.
+        stayed: How it went staying in its first.
+        usd_per_kwh: The price of energy they were compared at.
+    """
+
+    rules: tuple[Rule, ...] = ()
+    available: float | None = None
+    moved: "Journey | None" = None
+    stayed: "Journey | None" = None
+    usd_per_kwh: float = 0.0
+    succession: "Succession | None" = None
+
+
+@dataclass(frozen=True)
+class Succession:
+    """When to ask for the successor of a machine whose end is known: a provider's limit, a wall time, a notice.
+
+    Attributes:
+        lead_s: How long before its end, in seconds.
+        mean_s: Mean wait of those recorded, in seconds.
+        count: How many were recorded.
+        usd: What asking then is expected to cost in overlap and interruption.
+        mean_usd: What asking at the mean wait would.
+    """
+
+    lead_s: float
+    mean_s: float
+    count: int
+    usd: float
+    mean_usd: float
+
+
+def replays(
+    catalogue: "Catalogue", plan: "Plan", trace: Path | None, moves: bool, waits: Path | None = None
+) -> Replays:
+    """Return what was asked for.
+
+    Args:
+        catalogue: What is on offer.
+        plan: The plan; its chosen option, or the nearest, is replayed.
+        trace: A record of spot machines for the deadline rules, or None.
+        moves: Whether to replay moving between places.
+        waits: A table of waits for a machine, or None.
+
+    Raises:
+        BadFile: If the record is none.
+        InvalidInput: If the job cannot be replayed: no price on both markets, no price table.
+    """
+    option = (plan.chosen or plan.nearest).option
+    rules, available = _deadline_rules(option, plan.nearest.limits.deadline_s, trace) if trace else ((), None)
+    usd_per_kwh = catalogue.work.usd_per_kwh
+    after = None if waits is None else _succession(option, waits)
+    if not moves:
+        return Replays(rules, available, succession=after)
+    return Replays(rules, available, *_journeys(catalogue, option, usd_per_kwh), usd_per_kwh, after)
+
+
+def _succession(option: "Option", path: Path) -> Succession:
+    from polythrottle.cluster.provision.successor import expected_usd, lead_s, read_waits, stakes_of
+
+    waits = read_waits(path, option.offer.machine.gpu)
+    if not option.usd_per_h:
+        raise InvalidInput(
+            f"--waits needs a price of {option.offer.machine.name} above 0: it weighs early against late"
+        )
+    # A place that stands empty loses the progress its rent would have bought; the others go on.
+    stakes = stakes_of(option.usd_per_h, option.offer.machine.idle_w, option.work.usd_per_kwh)
+    ahead_s = lead_s(waits, stakes)
+    costs = (expected_usd(at_s, waits, stakes) for at_s in (ahead_s, waits.mean_s))
+    return Succession(ahead_s, waits.mean_s, len(waits.times_s), *costs)
+
+
+def _deadline_rules(option: "Option", deadline_s: float, trace: Path) -> tuple[tuple[Rule, ...], float]:
+    from polythrottle.cluster.availability import read_availability
+    from polythrottle.cluster.machine import Market
+    from polythrottle.cluster.plan import deadline as rules
+
+    prices = dict(option.offer.machine.usd_per_h)
+    if set(prices) != set(Market):
+        raise InvalidInput(f"--trace needs a spot and an on-demand price of {option.offer.machine.name}")
+    record = read_availability(trace, option.machines)
+    step_s = option.offer.together_s(option.machines) * option.choice.cap.slowdown
+    work_s, delay_s = option.work.steps * step_s, option.offer.startup_s
+
+    def tried(name: str, policy: "rules.Policy") -> Rule:
+        begins = [record.ends_s * index / _BEGINNINGS for index in range(_BEGINNINGS)]
+        done = [rules.replay(policy, record, work_s, deadline_s, delay_s, begin_s) for begin_s in begins]
+        held_s = sum(sum(each.held_s.values()) for each in done)
+        return Rule(
+            name,
+            sum(each.usd(prices) for each in done) * option.machines / len(done),
+            sum(each.energy_j(option.choice.cap.power_w) for each in done) * option.machines / len(done),
+            sum(each.held_s[Market.ON_DEMAND] for each in done) / held_s,
+            sum(each.met for each in done) / len(done),
+        )
+
+    known = {"uniform progress": rules.uniform_progress, "greedy": rules.greedy}
+    best = rules.policy_for(work_s, deadline_s, record.share)
+    found = [tried(name, policy) for name, policy in sorted(known.items(), key=lambda each: each[1] is not best)]
+    return (*found, tried("on-demand", lambda seen: Market.ON_DEMAND)), record.share
+
+
+def _journeys(catalogue: "Catalogue", option: "Option", usd_per_kwh: float) -> "tuple[Journey, Journey]":
+    from polythrottle.cluster.plan.moving import Moving, stay, travel
+
+    places = catalogue.places(option.machines)
+    if not places:
+        raise InvalidInput("--moves needs a catalogue whose spot prices are tables: usd_per_h.spot = { table = … }")
+    begin_s = max(place.history.times_s[0] for place in places)
+    moving = Moving(usd_per_kwh, move_s=option.offer.startup_s)
+    return travel(places, option.work.steps, begin_s, moving), stay(places, option.work.steps, begin_s, moving)
+
+
+def replay_lines(found: Replays) -> Iterator[tuple[str, str]]:
+    """Yield the lines of replays, each with its name."""
+    if found.rules:
+        names = ", ".join(f"{rule.name} {rule.usd:.4g} usd ({rule.on_demand:.0%} on demand)" for rule in found.rules)
+        late = [f"{rule.name} misses the deadline in {1 - rule.met:.0%}" for rule in found.rules if rule.met < 1]
+        yield "deadline", f"simulated on the trace, enough spot {found.available:.0%} of the time: {names}"
+        yield "", f"rule: {found.rules[0].name}{'; ' + '; '.join(late) if late else '; the deadline is always met'}"
+    if found.moved is not None and found.stayed is not None:
+        moved, stayed = found.moved.cost_usd(found.usd_per_kwh), found.stayed.cost_usd(found.usd_per_kwh)
+        ends = "" if found.moved.done == found.stayed.done else "; the record ends first"
+        yield (
+            "moves",
+            f"{moved:.4g} usd with {found.moved.moves} moves, at most one a day, against {stayed:.4g} usd staying:"
+            f" {1 - moved / stayed:+.2%} saved, simulated on recorded prices{ends}",
+        )
+    if found.succession is not None:
+        yield "successor", _successor_line(found.succession)
+
+
+def _successor_line(found: Succession) -> str:
+    mean = f"{found.mean_usd:.3g} at the mean of {found.count} recorded waits, {found.mean_s:.4g} s"
+    return (
+        f"ask {found.lead_s:.4g} s before a machine's known end (limit, wall time, notice):"
+        f" {found.usd:.3g} usd of overlap and gap each time, {mean}; estimated"
+    )
+
+
+def replay_document(found: Replays) -> dict[str, Any]:
+    """Return the parts of a document that replays add."""
+    parts: dict[str, Any] = {}
+    if found.succession is not None:
+        parts["successor"] = {**asdict(found.succession), "kind": "estimated"}
+    if found.rules:
+        parts["deadline_rules"] = {
+            "kind": "simulated",
+            "available": found.available,
+            "recommended": found.rules[0].name,
+            "rules": [
+                {
+                    "rule": rule.name,
+                    "cost_usd": rule.usd,
+                    "energy_j": rule.energy_j,
+                    "on_demand_share": rule.on_demand,
+                    "met_share": rule.met,
+                }
+                for rule in found.rules
+            ],
+        }
+    if found.moved is not None and found.stayed is not None:
+        parts["moves"] = {
+            "kind": "simulated",
+            "usd_per_kwh": found.usd_per_kwh,
+            **{
+                name: {
+                    "cost_usd": each.usd,
+                    "energy_j": each.energy_j,
+                    "time_s": each.time_s,
+                    "moves": each.moves,
+                    "places": each.places,
+                    "steps": each.done,
+                }
+                for name, each in (("moved", found.moved), ("stayed", found.stayed))
+            },
+        }
+    return parts

@@ -1,0 +1,363 @@
+"""`polythrottle finetune`: fine-tune a model beside its inference, foretell what that costs, and see how it stands."""
+
+import contextlib
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polythrottle.cli.answers import answer, own_stdout
+from polythrottle.cli.options import JsonOption, OptionGroup, counts, spread
+from polythrottle.errors import InvalidInput
+from polythrottle.state import state_dir
+
+if TYPE_CHECKING:
+    from polythrottle.arrivals import Arrivals
+    from polythrottle.finetune.coruns import Profiled
+    from polythrottle.finetune.job import Job
+    from polythrottle.finetune.opening import Place
+    from polythrottle.finetune.options import Menu
+    from polythrottle.finetune.result import Result
+    from polythrottle.finetune.running import Terms
+    from polythrottle.finetune.trainer.task import Task
+
+app = typer.Typer(help="Fine-tune a model beside its inference, within the latency limit.", rich_markup_mode=None)
+_DAY_S = 24 * 3600.0
+_ENDLESS = 1_000_000
+_INTERRUPTED = 130
+
+
+@app.callback()
+def finetune() -> None:
+    """Fine-tune a model beside its inference, within the latency limit."""
+
+
+@dataclass(frozen=True)
+class PlaceOptions(OptionGroup):
+    """Where, and what is served there."""
+
+    device: Annotated[str, typer.Option("--device", "-d", metavar="URI", help="sim:<board>, cpu, … or auto.")] = "auto"
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            "--workload", "-w", metavar="URI", help="package.module:callable, model.pt2, …; simulated: a name."
+        ),
+    ] = None
+    batch: Annotated[
+        str | None, typer.Option("--batch", metavar="1,2,4", help="Sizes of a batch of requests; 1, simulated to 8.")
+    ] = None
+    threads: Annotated[int | None, typer.Option("--threads", metavar="N", help="Threads of inference.")] = None
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", metavar="SHAPE", help="Shape of an input without its batch.")
+    ] = None
+
+    def place(self) -> "Place":
+        """Return the place these words mean.
+
+        Raises:
+            InvalidInput: If no workload is named, or a count is none.
+        """
+        from polythrottle.finetune.opening import Place
+
+        if not self.workload:
+            raise InvalidInput("say what is served: --workload package.module:callable, or a name on a simulated board")
+        if self.threads is not None and self.threads < 1:
+            raise InvalidInput(f"--threads must be at least 1, not {self.threads}")
+        batches = counts("--batch", self.batch) or ()
+        return Place(self.device, self.workload, batches, self.threads, tuple(self.inputs or ()))
+
+
+@dataclass(frozen=True)
+class JobOptions(OptionGroup):
+    """What is fine-tuned."""
+
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="FOLDER", help="Samples: a folder per label, or labels.csv.")
+    ] = None
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="FOLDER", help="Where the job is kept; goes on with one there.")
+    ] = None
+    model: Annotated[
+        str | None, typer.Option("--train", metavar="MODEL", help="What is trained; the workload by default.")
+    ] = None
+    step: Annotated[int, typer.Option("--train-batch", metavar="N", help="Samples of a step.")] = 32
+    epochs: Annotated[int, typer.Option("--epochs", metavar="N", help="How often each sample is seen.")] = 1
+    rate: Annotated[float, typer.Option("--learning-rate", metavar="R", help="Of Adam.")] = 1e-3
+    adapters: Annotated[bool, typer.Option("--adapters", help="Train low-rank adapters too, not the head alone.")] = (
+        False
+    )
+    cores: Annotated[int, typer.Option("--train-threads", metavar="N", help="Threads of the trainer.")] = 1
+    served: Annotated[
+        str | None, typer.Option("--replace", metavar="FILE", help="Model file to replace once the new one is as good.")
+    ] = None
+    samples: Annotated[int, typer.Option("--samples", metavar="N", help="Simulated: samples of an epoch.")] = 640
+    output: Annotated[int, typer.Option("--output", metavar="N", help="Simulated: classes of the head.")] = 1000
+
+    def simulated(self, model: str) -> "Job":
+        """Return the job on a simulated board.
+
+        Raises:
+            InvalidInput: If a count is below 1, or words belong to real jobs.
+        """
+        from polythrottle.finetune.job import Job
+
+        if self.data or self.job or self.model or self.served:
+            raise InvalidInput(
+                "a simulated board trains no real model: leave --data, --job, --train and --replace out, and say "
+                "--samples, --train-batch and --epochs"
+            )
+        return Job(self.samples, self.step, self.epochs, self.output, model)
+
+    def task(self, place: "Place", job: str | None = None) -> "Task":
+        """Return the real job.
+
+        Raises:
+            InvalidInput: If data or folder is missing, or a value out of its range.
+        """
+        from polythrottle.finetune.trainer.task import ADAPTERS, HEAD, Task
+
+        folder = job or self.job
+        if not self.data or not folder:
+            raise InvalidInput("a real job needs --data FOLDER, its samples, and --job FOLDER, where it is kept")
+        return Task(
+            self.model or place.workload,
+            self.data,
+            folder,
+            batch=self.step,
+            epochs=self.epochs,
+            trained=ADAPTERS if self.adapters else HEAD,
+            learning_rate=self.rate,
+            served=self.served or "",
+            threads=self.cores,
+        )
+
+
+@dataclass(frozen=True)
+class TrafficOptions(OptionGroup):
+    """The requests, and their limit."""
+
+    slo: Annotated[str | None, typer.Option("--slo", metavar="SLO", help="p99<=700ms: of a request, with waiting.")] = (
+        None
+    )
+    per_s: Annotated[
+        str | None, typer.Option("--rate", metavar="8/s", help="Requests, at random (Poisson) at this rate.")
+    ] = None
+    arrivals: Annotated[
+        str | None, typer.Option("--arrivals", metavar="HOW", help="uniform:8/s, burst:8/s, trace:FILE@8/s, …")
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the arrivals.")] = 0
+
+    def terms(self, policy: str, seconds: float | None) -> "Terms":
+        """Return what is to be kept to.
+
+        Raises:
+            InvalidInput: If the limit is no p99, or the requests are none.
+            UnknownName: If there is no such policy.
+        """
+        from polythrottle.finetune.running import Terms
+
+        if self.seed < 0:
+            raise InvalidInput(f"--seed must be 0 or more, not {self.seed}")
+        return Terms(self._slo_s(), self._arrivals(), policy, seconds, self.seed)
+
+    def _slo_s(self) -> float:
+        from polythrottle.problem import Constraint
+
+        if not self.slo:
+            raise InvalidInput("say the limit of a request: --slo 'p99<=700ms'")
+        limit = Constraint.parse(self.slo)
+        if limit.metric != "p99" or limit.relative:
+            raise InvalidInput(f"fine-tuning keeps to a p99 in seconds, not {self.slo!r}; write for example p99<=700ms")
+        return limit.limit
+
+    def _arrivals(self) -> "Arrivals":
+        from polythrottle.arrivals import Arrivals, Poisson
+        from polythrottle.units import parse_quantity
+
+        if bool(self.per_s) == bool(self.arrivals):
+            raise InvalidInput("say how requests come: --rate 8/s, or --arrivals uniform:8/s, and only one of the two")
+        return Poisson(parse_quantity(str(self.per_s), "per_s")) if self.per_s else Arrivals.parse(str(self.arrivals))
+
+
+PolicyOption = Annotated[
+    str, typer.Option("--policy", metavar="NAME", help="interleave, off-peak, paper, greedy, or none.")
+]
+
+
+@app.command("run")
+@spread
+def run_both(
+    place: PlaceOptions,
+    traffic: TrafficOptions,
+    job: JobOptions,
+    policy: PolicyOption = "interleave",
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", metavar="S", help="How long requests come; simulated 30.")
+    ] = None,
+    by: Annotated[str | None, typer.Option("--by", metavar="06:00", help="Run until this time of day.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve requests and fine-tune in between; on a real device until the job is done, unless told otherwise.
+
+    The same command goes on with a job that is not done. Exit code 5: inference alone cannot hold the limit.
+    """
+    from polythrottle.cli.finetuned import print_result
+
+    where = place.place()
+    if seconds is not None and by is not None:
+        raise InvalidInput("--seconds and --by both say when to end; leave one out")
+    terms = traffic.terms(policy, _until_s(by) if by is not None else seconds)
+    found = _simulated(where, terms, job) if where.simulated else _real(where, terms, job)
+    answer(found, as_json, print_result, lambda each: each.document())
+    if found.interrupted:
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _simulated(place: "Place", terms: "Terms", job: JobOptions) -> "Result":
+    from polythrottle.finetune.simulated_run import run_simulated
+
+    seeded = replace(terms, seed=terms.seed or place.seed)
+    return run_simulated(place.scene(job.simulated(place.workload)), seeded)
+
+
+def _real(place: "Place", terms: "Terms", job: JobOptions) -> "Result":
+    from polythrottle.cli.finetuned import LiveRun
+    from polythrottle.daemon.finetuning import leave_link
+    from polythrottle.finetune.running import run
+    from polythrottle.finetune.trainer.driver import Trainer
+
+    task = job.task(place)
+    device, server = place.open()
+    leave_link(Path(task.folder), state_dir() / "finetune")
+    with contextlib.closing(server.workload), own_stdout(), LiveRun(terms) as live:
+        return run(device, server, Trainer(task), terms, live.told)
+
+
+@app.command()
+@spread
+def plan(
+    place: PlaceOptions,
+    traffic: TrafficOptions,
+    job: JobOptions,
+    by: Annotated[str | None, typer.Option("--by", metavar="06:00", help="By this time of day.")] = None,
+    hours: Annotated[float | None, typer.Option("--hours", metavar="H", help="Within so many hours.")] = None,
+    power: Annotated[str | None, typer.Option("--power", metavar="20W", help="Mean power of both at most.")] = None,
+    policy: PolicyOption = "interleave",
+    as_json: JsonOption = False,
+) -> None:
+    """Foretell how many epochs are done by when, and at what cost: ranges, not points.
+
+    On a real device what batches and slices take is measured first, for which the job is really begun.
+    """
+    from polythrottle.cli.finetuned import Foretold, plan_document, print_plan
+    from polythrottle.daemon.horizon import Stretch
+    from polythrottle.finetune.planning import plan as foretell
+    from polythrottle.units import parse_quantity
+
+    where, terms = place.place(), traffic.terms(policy, None)
+    if (by is None) == (hours is None):
+        raise InvalidInput("say by when: --by 06:00, or --hours 8, and only one of the two")
+    length_s = _until_s(by) if by is not None else 3600.0 * (hours or 0.0)
+    power_w = None if power is None else parse_quantity(power, "w")
+    if not 0 < length_s < math.inf or (power_w is not None and not power_w > 0):
+        raise InvalidInput("--hours and --power must be above 0 and finite")
+    menu, planned = _known(where, terms, job)
+    made = foretell(menu, planned, [Stretch(length_s, terms.rate_per_s)], terms.slo_s, policy, power_w)
+    told = Foretold(made, length_s, planned, where.simulated, policy)
+    answer(told, as_json, print_plan, plan_document)
+
+
+def _known(place: "Place", terms: "Terms", job: JobOptions) -> "tuple[Menu, Job]":
+    """Return what a device can do, and the job."""
+    from polythrottle.finetune.rehearsing import known
+    from polythrottle.finetune.trainer.driver import Trainer
+
+    if place.simulated:
+        simulated = job.simulated(place.workload)
+        return place.scene(simulated).menu, simulated
+    task = job.task(place)
+    device, server = place.open()
+    with contextlib.closing(server.workload), own_stdout():
+        return known(device, server, Trainer(task), task)
+
+
+@app.command()
+@spread
+def profile(
+    place: PlaceOptions,
+    job: JobOptions,
+    requests: Annotated[
+        int, typer.Option("--requests", metavar="N", help="Single requests to learn from afterwards.")
+    ] = 0,
+    held_out: Annotated[int, typer.Option("--held-out", metavar="N", help="Co-runs to judge by.")] = 12,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure inference beside fine-tuning, fit what predicts it, and say how far off that is where it was not fitted.
+
+    On a real device a job of its own is trained for it and thrown away.
+    """
+    from polythrottle.cli.finetuned import print_profile
+
+    where = place.place()
+    if where.simulated:
+        from polythrottle.finetune.coruns import profile as make
+        from polythrottle.finetune.simulated_coruns import SimulatedBench
+
+        scene = where.scene(job.simulated(where.workload))
+        bench = SimulatedBench(scene.board, scene.host.model, scene.host.job, where.noise, where.seed)
+        found = make(bench, held_out=held_out, requests=requests, seed=where.seed)
+    else:
+        found = _profiled(where, job, held_out, requests)
+    answer(found, as_json, print_profile, lambda each: each.document())
+
+
+def _profiled(place: "Place", job: JobOptions, held_out: int, requests: int) -> "Profiled":
+    from polythrottle.finetune.rehearsing import profiled
+    from polythrottle.finetune.trainer.driver import Trainer
+
+    with _folder() as folder:
+        task = replace(job.task(place, folder), epochs=_ENDLESS, served="")
+        device, server = place.open()
+        with contextlib.closing(server.workload), own_stdout():
+            return profiled(device, server, Trainer(task), held_out, requests)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
+        yield folder
+
+
+@app.command()
+def status(
+    job: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of a job, as --job named it.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Say where a real job stands: epochs and samples done, whether it runs, how its last validation went."""
+    from polythrottle.cli.finetuned import print_status, status_document
+    from polythrottle.finetune.trainer.progress import read_progress
+
+    answer((job, read_progress(job)), as_json, print_status, status_document)
+
+
+def _until_s(text: str) -> float:
+    """Return how long it is until a time of day such as ``06:00``, on this machine's clock.
+
+    Raises:
+        InvalidInput: If it is none.
+    """
+    from polythrottle.finetune.planning import until_s
+
+    hour, colon, minute = text.strip().partition(":")
+    if not (colon and hour.isdecimal() and minute.isdecimal() and len(minute) == 2 and int(minute) < 60):
+        raise InvalidInput(f"--by takes a time of day such as 06:00, not {text[:20]!r}")
+    at_s = 3600.0 * int(hour) + 60.0 * int(minute)
+    if at_s > _DAY_S:
+        raise InvalidInput(f"--by takes a time of day such as 06:00, not {text[:20]!r}")
+    now = time.localtime()
+    return until_s(3600.0 * now.tm_hour + 60.0 * now.tm_min + min(59, now.tm_sec), at_s)

@@ -1,0 +1,271 @@
+"""How `polythrottle finetune` answers: results, plans, predictors and jobs, in 80 columns."""
+
+import contextlib
+import math
+import re
+import textwrap
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from polythrottle.finetune.planning import Plan, Range
+from polythrottle.units import show
+
+if TYPE_CHECKING:
+    from polythrottle.finetune.coruns import Profiled
+    from polythrottle.finetune.job import Job
+    from polythrottle.finetune.result import Result
+    from polythrottle.finetune.running import Progress as Passed
+    from polythrottle.finetune.running import Terms
+    from polythrottle.finetune.trainer.progress import Progress as Standing
+
+_WIDTH, _LABEL = 79, 11
+_TIE, _UNIT = "\N{NO-BREAK SPACE}", re.compile(r"(?<=\d) (?=(?:[mµn]?s|k?J|W|%)(?![a-z]))")
+_PLAIN_S = 15.0
+"""So often a line is printed where there is no terminal to draw on."""
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """A plan and what it is for.
+
+    Args:
+        plan: What was foretold.
+        length_s: Over how long.
+        job: What is fine-tuned.
+        simulated: Whether the device is.
+        policy: By which.
+    """
+
+    plan: Plan
+    length_s: float
+    job: "Job"
+    simulated: bool
+    policy: str
+
+
+class LiveRun:
+    """Shows on standard error how a run gets on: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, terms: "Terms") -> None:
+        self._terms = terms
+        self._console = Console(stderr=True, highlight=False)
+        columns = TextColumn("{task.description}"), BarColumn(bar_width=16), TaskProgressColumn(), TimeElapsedColumn()
+        self._progress = Progress(*columns, console=self._console)
+        self._task = self._progress.add_task("measuring batches and slices", total=None)
+        self._said_s = 0.0
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._progress.stop()
+
+    def told(self, passed: "Passed") -> None:
+        """Show how far it has come."""
+        words = f"{passed.answered:,} answered, {passed.late:,} late; {passed.samples:,} trained"
+        self._progress.update(
+            self._task, description=words, completed=passed.passed_s, total=self._terms.seconds, refresh=True
+        )
+        if not self._console.is_terminal and passed.passed_s >= self._said_s + _PLAIN_S:
+            self._said_s = passed.passed_s
+            with contextlib.suppress(OSError):  # a full disk behind standard error must not end a run
+                line = f"{passed.passed_s:.0f} s: {words}, epoch {passed.epoch + 1}, {passed.state}"
+                self._console.print(line, soft_wrap=True, markup=False)
+
+
+def print_result(found: "Result") -> None:
+    """Print what came of serving and fine-tuning."""
+    _print(_served(found))
+
+
+def _served(found: "Result") -> Iterator[tuple[str, str]]:
+    kind = " (simulated)" if found.simulated else ""
+    yield "", found.title
+    yield "policy", f"{found.policy}, {found.arrivals} for {show_time(found.span_s)}{kind}"
+    late, share, interval = found.late, found.late_share, found.late_interval
+    if share is None or interval is None:
+        yield "requests", "none came"
+    else:
+        between = f"{100 * interval.low:.2g} to {100 * interval.high:.2g} %"
+        dropped = f", {found.dropped:,} of them never answered" if found.dropped else ""
+        yield "requests", f"{found.requests:,}; {late:,} late ({100 * share:.2g} %, 95 %: {between}){dropped}"
+        yield "latency", ", ".join(_percentiles(found))
+        word = "held" if found.held else "broken"
+        yield "limit", f"{show(found.slo_s, 's')} from arrival for 99 % of the requests: {word}"
+    if found.policy != "none":
+        yield from _trained(found)
+    if found.energy_j is not None:
+        mean = show(found.energy_j / found.span_s, "W")
+        yield "energy", f"{show(found.energy_j, 'J')}, {mean} on average ({found.energy_kind})"
+    for note in found.notices:
+        yield "note", note
+
+
+def _percentiles(found: "Result") -> Iterator[str]:
+    for name, (value, interval) in found.percentiles().items():
+        if interval is None:
+            yield f"{name} {show(value, 's')}"
+        elif interval.known:
+            yield f"{name} {show(value, 's')} ({show(interval.low, 's')} to {show(interval.high, 's')})"
+        else:
+            yield f"{name} {show(value, 's')} (at least {show(interval.low, 's')}; too few for more)"
+
+
+def _trained(found: "Result") -> Iterator[tuple[str, str]]:
+    training = found.training
+    epoch = "finished" if training.finished else f"in epoch {training.epoch + 1} of {training.epochs}"
+    took = f" after {show_time(training.done_s)}" if training.done_s is not None else ""
+    loss = "" if training.loss is None else f", loss {training.loss:.4g}"
+    yield "trained", f"{training.samples:,} samples in {training.steps:,} steps, {epoch}{took}{loss}"
+    counted = {
+        "slices stopped for requests": training.suspended,
+        "made smaller": training.shrunk,
+        "pauses": training.pauses,
+        "trainer started again": training.restarts,
+    }
+    if any(counted.values()):
+        yield "held back", ", ".join(f"{what}: {count}" for what, count in counted.items() if count)
+    if training.stopped:
+        yield "stopped", f"fine-tuning, not inference: {training.stopped}"
+    if found.validation is not None:
+        yield "new model", _verdict(found.validation)
+
+
+def _verdict(validation: Mapping[str, Any]) -> str:
+    right = f"{validation['accuracy']:.1%} of {validation['samples']} held-out samples right"
+    if validation.get("served"):
+        return f"{right}; now served: {validation['served']}"
+    return f"{right}; may be served" if validation["holds"] else f"{right}; not served: {validation['why']}"
+
+
+def plan_document(told: Foretold) -> dict[str, Any]:
+    """Return a plan for ``--json``; what lies beyond the horizon is None."""
+    names = ("epochs", "joules", "added_j", "late", "requests", "done_s")
+    ranges = {name: _range(getattr(told.plan, name)) for name in names}
+    return {
+        "simulated": told.simulated,
+        "policy": told.policy,
+        "length_s": told.length_s,
+        "samples": told.job.samples,
+        "epochs_wanted": told.job.epochs,
+        **ranges,
+    }
+
+
+def _range(found: Range) -> list[float | None]:
+    return [end if math.isfinite(end) else None for end in (found.low, found.high)]
+
+
+def print_plan(told: Foretold) -> None:
+    """Print what was foretold."""
+    made, job = told.plan, told.job
+    beyond = math.isinf(made.done_s.high)
+    never = "not within this time" if math.isinf(made.done_s.low) else f"after {show_time(made.done_s.low)} at best"
+    lines = {
+        "": f"within {show_time(told.length_s)}, policy {told.policy}{', simulated' if told.simulated else ''}",
+        "epochs": f"{_span(made.epochs, '{:.3g}')} of {job.epochs:,} ({job.samples:,} samples each)",
+        "finished": never if beyond else f"after {_span(made.done_s, '{}', show_time)}",
+        "energy": f"{_span(made.joules, '{}', _joules)} for both, {_span(made.added_j, '{}', _joules)} of it added",
+        "late": f"{_span(made.late, '{:,.0f}')} of {_span(made.requests, '{:,.0f}')} requests",
+    }
+    _print(lines.items())
+
+
+def _joules(value: float) -> str:
+    return show(value, "J")
+
+
+def _span(found: Range, form: str, shown: Any = None) -> str:
+    low, high = (form.format(each if shown is None else shown(each)) for each in (found.low, found.high))
+    return low if low == high else f"{low} to {high}"
+
+
+def print_profile(found: "Profiled") -> None:
+    """Print how far predictions of held-out co-runs lay off."""
+    console = _console()
+    _print([("", f"{found.title}: {len(found.runs)} co-runs fitted, {len(found.held_out)} held out")])
+    head, *rows = found.rows()
+    grid = Table(box=None, padding=(0, 1), header_style="dim")
+    for i, heading in enumerate(head):
+        grid.add_column(heading, justify="right" if i else "left")
+    for row in rows:
+        grid.add_row(*row)
+    console.print(grid)
+    _print([("note", note) for note in found.remarks])
+
+
+def status_document(told: "tuple[Path, Standing]") -> dict[str, Any]:
+    """Return where a job stands for ``--json``; what is unknown is None."""
+    folder, found = told
+    return {
+        "folder": str(folder),
+        "model": found.task.model,
+        "data": found.task.data,
+        "running": found.runs,
+        "finished": found.finished,
+        "epoch": found.place.epoch,
+        "epochs": found.task.epochs,
+        "position": found.place.position,
+        "samples": found.samples,
+        "steps": found.place.step,
+        "loss": found.place.loss,
+        "written_s": found.place.written_s or None,
+        "validation": found.validation,
+        "damaged": list(found.damaged),
+    }
+
+
+def print_status(told: "tuple[Path, Standing]") -> None:
+    """Print where a job stands."""
+    folder, found = told
+    place, task = found.place, found.task
+    state = "finished" if found.finished else "running" if found.runs else "not running; the same run goes on with it"
+    of = "" if found.samples is None else f", {place.position:,} of {found.samples:,} samples of it"
+    epoch = f"{task.epochs} of {task.epochs}" if found.finished else f"{place.epoch + 1} of {task.epochs}{of}"
+    lines = {
+        "": str(folder),
+        "model": f"{task.model}, trained on {task.data}",
+        "state": state,
+        "epoch": epoch,
+        "steps": f"{place.step:,}{'' if place.loss is None else f', loss {place.loss:.4g}'}",
+        "saved": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(place.written_s)) if place.written_s else "not yet",
+        "validated": "not yet" if found.validation is None else _verdict(found.validation),
+    }
+    damaged = [("note", f"damaged and passed over: {name}") for name in found.damaged]
+    _print([*lines.items(), *damaged])
+
+
+def show_time(seconds: float) -> str:
+    """Return a length of time for people."""
+    if seconds < 120:
+        return show(seconds, "s")
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"
+
+
+def _print(lines: Iterable[tuple[str, str]]) -> None:
+    console = _console()
+    for label, text in lines:
+        indent = " " * _LABEL if label else ""
+        tied = _UNIT.sub(_TIE, text)
+        folded = textwrap.wrap(tied, _WIDTH - len(indent), break_on_hyphens=False, break_long_words=False) or [""]
+        console.print(f"[dim]{label:<{_LABEL}}[/dim]" if label else "", end="")
+        for i, line in enumerate(folded):
+            console.print(indent * bool(i) + line.replace(_TIE, " "), markup=False, soft_wrap=True)
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)

@@ -1,0 +1,221 @@
+"""How wrong predictions of step time are: on networks left out, and as published, on repeats of networks seen."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import isnan
+from statistics import fmean
+
+import numpy as np
+
+from polythrottle.cluster.predict.baselines import NAMES, baseline
+from polythrottle.cluster.predict.checkpoints import fit_checkpoints
+from polythrottle.cluster.predict.steps import StepModel, fit_steps
+from polythrottle.cluster.tables import CheckpointRow, StepRow
+from polythrottle.errors import BadFile, InvalidInput
+
+OURS = "polythrottle"
+COVERAGE = 0.9
+_TEST_SHARE = 0.2
+
+Counted = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One prediction of one model.
+
+    Attributes:
+        gpu: GPU model; empty for a checkpoint.
+        network: Name of the network.
+        measured_s: Measured time of a step, or a checkpoint, in seconds, or None where it was not measured.
+        predicted_s: Predicted time in seconds, or None where nothing can be said.
+        model: Name of the model.
+        low_s: Lower bound of the prediction interval in seconds, or None: baselines have none.
+        high_s: Upper bound.
+        why: Why nothing can be said.
+    """
+
+    gpu: str
+    network: str
+    measured_s: float | None
+    predicted_s: float | None
+    model: str
+    low_s: float | None = None
+    high_s: float | None = None
+    why: str | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Return the relative error, a fraction, or None."""
+        if self.measured_s is None or self.predicted_s is None:
+            return None
+        return self.predicted_s / self.measured_s - 1
+
+
+def filled(rows: Sequence[StepRow], others: Sequence[StepRow] = ()) -> tuple[StepRow, ...]:
+    """Return rows whose missing numbers of tensors are those of the same network on another GPU, where one says."""
+    known = {row.network.name: row.network.n_tensors for row in (*others, *rows) if not isnan(row.network.n_tensors)}
+    return tuple(
+        replace(row, network=replace(row.network, n_tensors=known[row.network.name]))
+        if isnan(row.network.n_tensors) and row.network.name in known
+        else row
+        for row in rows
+    )
+
+
+def left_out(rows: Sequence[StepRow], counted: Counted = lambda done, total: None) -> list[Record]:
+    """Return what every model predicts for each network from the others on the same GPU type.
+
+    Args:
+        rows: The table.
+        counted: Told of every network that is done, of how many.
+    """
+    rows = filled(rows)
+    found: list[Record] = []
+    for index, row in enumerate(rows):
+        others = [other for other in rows if other.gpu == row.gpu and other is not row]
+        found += _predicted(others, [row])
+        counted(index + 1, len(rows))
+    return found
+
+
+def unseen(
+    rows: Sequence[StepRow], test: Sequence[StepRow], counted: Counted = lambda done, total: None
+) -> list[Record]:
+    """Return what every model, fitted to one table, predicts for the networks of another.
+
+    Raises:
+        BadFile: If the tables have no GPU type in common.
+    """
+    types = sorted({row.gpu for row in test})
+    if not (have := {row.gpu for row in rows}) & set(types):
+        raise BadFile(f"nothing to predict {', '.join(types)} from: the table has {', '.join(sorted(have))} only")
+    rows, test = filled(rows, test), filled(test, rows)
+    found: list[Record] = []
+    for index, gpu in enumerate(types):
+        found += _predicted([row for row in rows if row.gpu == gpu], [row for row in test if row.gpu == gpu])
+        counted(index + 1, len(types))
+    return found
+
+
+def _predicted(rows: Sequence[StepRow], asked: Sequence[StepRow]) -> list[Record]:
+    if not rows:
+        why = f"no other network was measured on {asked[0].gpu}"
+        return [_record(row, None, name, why=why) for row in asked for name in (OURS, *NAMES)]
+    model = fit_steps(rows)
+    found = [_ours(model, row) for row in asked]
+    for name in NAMES:
+        try:
+            fitted = baseline(name)(rows)
+        except InvalidInput as error:
+            found += [_record(row, None, name, why=str(error)) for row in asked]
+        else:
+            found += [_record(row, fitted(row.network), name) for row in asked]
+    return found
+
+
+def _ours(model: StepModel, row: StepRow) -> Record:
+    predicted = model.predict(row.network, row.complete is False)
+    low_s, high_s = predicted.interval_s(COVERAGE)
+    return replace(_record(row, predicted.seconds, OURS), low_s=low_s, high_s=high_s)
+
+
+def _record(row: StepRow, predicted_s: float | None, model: str, why: str | None = None) -> Record:
+    measured_s = None if isnan(row.step_s) else row.step_s
+    return Record(row.gpu, row.network.name, measured_s, predicted_s, model, why=why)
+
+
+def checkpoints(rows: Sequence[CheckpointRow], test: Sequence[CheckpointRow] | None = None) -> list[Record]:
+    """Return what is predicted for every single checkpoint from those of the other networks, or of another table.
+
+    Args:
+        rows: The table.
+        test: The other one; None leaves each network of the first out in turn.
+    """
+    found = []
+    for row in rows if test is None else test:
+        others = [other for other in rows if test is not None or other.network != row.network]
+        if not others:
+            found.append(Record("", row.network, row.remote_s, None, OURS, why="no other network was measured"))
+            continue
+        predicted = _checkpoint_model(tuple(others)).predict(row.weight_mb, row.graph_mb)
+        low_s, high_s = predicted.interval_s(COVERAGE)
+        found.append(Record("", row.network, row.remote_s, predicted.seconds, OURS, low_s, high_s))
+    return found
+
+
+_checkpoint_model = lru_cache(maxsize=4)(fit_checkpoints)
+
+
+def mape(records: Sequence[Record]) -> dict[str, dict[str, float | None]]:
+    """Return the mean absolute relative error by GPU and model, a fraction; None where there is none to average."""
+    found: dict[str, dict[str, float | None]] = {}
+    for gpu in dict.fromkeys(record.gpu for record in records):
+        for name in dict.fromkeys(record.model for record in records):
+            errors = [
+                abs(record.error)
+                for record in records
+                if (record.gpu, record.model) == (gpu, name) and record.error is not None
+            ]
+            found.setdefault(gpu, {})[name] = fmean(errors) if errors else None
+    return found
+
+
+def covered(records: Sequence[Record]) -> float | None:
+    """Return the share of measurements within their prediction intervals, or None without any."""
+    inside = [
+        one.low_s <= one.measured_s <= one.high_s
+        for one in records
+        if one.low_s is not None and one.high_s is not None and one.measured_s is not None
+    ]
+    return fmean(inside) if inside else None
+
+
+def leaking(rows: Sequence[StepRow], splits: int = 10, seed: int = 0) -> dict[str, dict[str, float]] | None:
+    """Return the errors under the published protocol: repeats of every network on both sides of a random split.
+
+    The tables give mean and deviation of the repeats, so the repeats are drawn from them; four of five are fitted to.
+
+    Returns:
+        GPU → model → mean absolute relative error, a fraction; None where the table lacks deviations or repeats.
+    """
+    if any(row.std_s is None or not row.repeats for row in rows):
+        return None
+    rng = np.random.default_rng(seed)
+    found: dict[str, dict[str, float]] = {}
+    for gpu in dict.fromkeys(row.gpu for row in rows):
+        mine = [row for row in filled(rows) if row.gpu == gpu]
+        scores = [_split(_repeats(mine, rng), rng) for _ in range(splits)]
+        found[gpu] = {name: fmean(score[name] for score in scores) for name in scores[0]}
+    return found
+
+
+def _repeats(rows: Sequence[StepRow], rng: np.random.Generator) -> list[StepRow]:
+    drawn = [(row, float(one)) for row in rows for one in rng.normal(row.step_s, row.std_s or 0.0, row.repeats or 1)]
+    return [replace(row, step_s=max(time_s, row.step_s / 10)) for row, time_s in drawn]
+
+
+def _split(rows: Sequence[StepRow], rng: np.random.Generator) -> Mapping[str, float]:
+    order = rng.permutation(len(rows))
+    cut = max(1, round(_TEST_SHARE * len(rows)))
+    test, rest = [rows[i] for i in order[:cut]], [rows[i] for i in order[cut:]]
+    scores = {}
+    for name in NAMES:
+        try:
+            fitted = baseline(name)(rest)
+        except InvalidInput:
+            continue
+        scores[name] = fmean(abs(fitted(row.network) / row.step_s - 1) for row in test)
+    model = _means(rest)
+    scores[OURS] = fmean(
+        abs(model.predict(row.network, row.complete is False).seconds / row.step_s - 1) for row in test
+    )
+    return scores
+
+
+def _means(rows: Sequence[StepRow]) -> StepModel:
+    by_name: dict[str, list[StepRow]] = {}
+    for row in rows:
+        by_name.setdefault(row.network.name, []).append(row)
+    return fit_steps([replace(some[0], step_s=fmean(one.step_s for one in some)) for some in by_name.values()])

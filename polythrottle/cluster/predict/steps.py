@@ -1,0 +1,220 @@
+"""How long a training step of a network takes on a GPU type, learned from a few other networks.
+
+A step is operations and small things: b × operations^p + c × tensors (+ a), per GPU type. Large networks use a GPU
+better than small ones, so p is below 1 on some; how far is not known beforehand. So a few such shapes are fitted, each
+with coefficients >= 0 on relative errors, and averaged by how well each predicted the networks left out of it one by
+one (pseudo Bayesian model averaging; Yao et al. 2018, doi 10.1214/17-BA1091, without its bootstrap). A constant is one
+more coefficient than small tables carry, so it has to earn its place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isnan, log, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+from scipy.stats import t as student
+
+from polythrottle.cluster.machine import Network
+from polythrottle.cluster.tables import StepRow
+from polythrottle.errors import InvalidInput
+
+Floats = NDArray[np.float64]
+
+_EXPONENTS = (1.0, 0.85, 0.7)
+_RIDGE = 0.3
+_SHRINK = 1.0
+_EARN = 4.0
+_ROUNDS = 8
+_PARTS = 20
+_FLOOR = 1e-6
+_FLOPS, _TENSORS = 1e9, 100.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One form of the law.
+
+    Attributes:
+        exponent: Of the operations.
+        constant: Whether a step also takes a time that no network changes.
+        campaign: Whether rows with holes, from another campaign of measurements, are a common factor apart.
+        tensors: Whether tensors count; without, operations and a constant are all there is.
+    """
+
+    exponent: float
+    constant: bool
+    campaign: bool
+    tensors: bool = True
+
+    def terms(self, networks: Sequence[Network]) -> Floats:
+        """Return what coefficients multiply, shape (networks, terms)."""
+        columns = [np.array([network.flops / _FLOPS for network in networks]) ** self.exponent]
+        if self.tensors:
+            columns.append(np.array([network.n_tensors / _TENSORS for network in networks]))
+        if self.constant:
+            columns.append(np.ones(len(networks)))
+        return np.column_stack(columns)
+
+
+@dataclass(frozen=True)
+class Law:
+    """A shape with its coefficients.
+
+    Attributes:
+        shape: Its form.
+        coefficients: Seconds per term, each >= 0.
+        factor: What a row of the other campaign takes over one of this, > 0.
+    """
+
+    shape: Shape
+    coefficients: tuple[float, ...]
+    factor: float = 1.0
+
+    def step_s(self, network: Network, apart: bool = False) -> float:
+        """Return the time of a step in seconds."""
+        time_s = float((self.shape.terms([network]) @ np.array(self.coefficients))[0])
+        return time_s * (self.factor if apart else 1.0)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A time with its spread.
+
+    Attributes:
+        seconds: The most likely time, > 0.
+        spread: Standard deviation of its logarithm, for a network never seen; about the relative error.
+        degrees: Degrees of freedom the spread was estimated with.
+    """
+
+    seconds: float
+    spread: float
+    degrees: int
+
+    def interval_s(self, coverage: float = 0.9) -> tuple[float, float]:
+        """Return the bounds in seconds within which a measurement falls with a probability."""
+        wide = float(student.ppf((1 + coverage) / 2, self.degrees)) * self.spread
+        return self.seconds * float(np.exp(-wide)), self.seconds * float(np.exp(wide))
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """What predicts the steps of one GPU type.
+
+    Attributes:
+        gpu: GPU model.
+        laws: Fitted laws with their weights, which sum to 1.
+        plain: A law that needs no tensors, for networks whose number is not known; with its spread.
+        spread: Standard deviation of the logarithmic error on networks left out.
+        rows: How many networks it was fitted to.
+    """
+
+    gpu: str
+    laws: tuple[tuple[Law, float], ...]
+    plain: tuple[Law, float]
+    spread: float
+    rows: int
+
+    def predict(self, network: Network, apart: bool = False) -> Predicted:
+        """Return the time of a step of a network never seen.
+
+        Args:
+            network: What is trained.
+            apart: Whether it will be measured like the rows with holes.
+        """
+        degrees = max(1, self.rows - 2)
+        if isnan(network.n_tensors) or not self.laws:
+            law, spread = self.plain
+            return Predicted(max(law.step_s(network), 1e-12), spread, degrees)
+        logs = sum(weight * log(max(law.step_s(network, apart), 1e-12)) for law, weight in self.laws)
+        return Predicted(float(np.exp(logs)), self.spread, degrees)
+
+    @property
+    def campaign(self) -> float:
+        """Return what the other campaign's steps take over this one's, on the average of the laws; 1 if none."""
+        return float(np.exp(sum(weight * log(law.factor) for law, weight in self.laws)))
+
+
+def fit_steps(rows: Sequence[StepRow]) -> StepModel:
+    """Return a model of the steps of one GPU type.
+
+    Args:
+        rows: Measured steps on that type, of different networks.
+
+    Raises:
+        InvalidInput: If there are no rows, or of several types.
+    """
+    if len({row.gpu for row in rows}) != 1:
+        raise InvalidInput("a model of steps needs measured rows, all of one GPU type")
+    known = [row for row in rows if not isnan(row.network.n_tensors)]
+    plain = min(
+        ((law, _error(rows, law.shape)) for law in (_fitted(rows, Shape(p, p == 1, False, False)) for p in _EXPONENTS)),
+        key=lambda pair: pair[1],
+    )
+    laws, spread = _averaged(known) if len(known) > 1 else ((), plain[1])
+    return StepModel(rows[0].gpu, laws, plain, spread, len(known) if laws else len(rows))
+
+
+def _averaged(rows: Sequence[StepRow]) -> tuple[tuple[tuple[Law, float], ...], float]:
+    shapes = _shapes(rows)
+    left_out = np.array([_left_out(rows, shape) for shape in shapes])
+    score = np.log(np.mean(left_out**2, axis=1) + _FLOOR) * len(rows) / 2
+    score += np.array([_EARN * shape.constant for shape in shapes])
+    weights = np.exp(score.min() - score)
+    weights /= weights.sum()
+    spread = float(np.sqrt(np.sum((weights @ left_out) ** 2) / max(1, len(rows) - 2)))
+    laws = tuple((_fitted(rows, shape), float(weight)) for shape, weight in zip(shapes, weights, strict=True))
+    return tuple(pair for pair in laws if pair[1] > 1e-3), max(spread, sqrt(_FLOOR))
+
+
+def _shapes(rows: Sequence[StepRow]) -> list[Shape]:
+    apart = sum(row.complete is False for row in rows)
+    campaigns = (False, True) if 2 <= apart <= len(rows) - 2 else (False,)
+    constants = (False, True) if len(rows) > 3 else (False,)
+    return [Shape(p, constant, campaign) for constant in constants for p in _EXPONENTS for campaign in campaigns]
+
+
+def _left_out(rows: Sequence[StepRow], shape: Shape) -> list[float]:
+    """Return the logarithm of predicted over measured for each row, fitted on the others; many in parts."""
+    parts = min(len(rows), _PARTS)
+    laws = [_fitted([row for i, row in enumerate(rows) if i % parts != part], shape) for part in range(parts)]
+    times_s = [laws[i % parts].step_s(row.network, row.complete is False) for i, row in enumerate(rows)]
+    return [log(max(time_s, 1e-12) / row.step_s) for time_s, row in zip(times_s, rows, strict=True)]
+
+
+def _error(rows: Sequence[StepRow], shape: Shape) -> float:
+    """Return the standard deviation of errors on rows left out; wide where there are too few to leave one out."""
+    if len(rows) < 3:
+        return 0.5
+    return sqrt(sum(error**2 for error in _left_out(rows, shape)) / (len(rows) - 2))
+
+
+def _fitted(rows: Sequence[StepRow], shape: Shape) -> Law:
+    terms = shape.terms([row.network for row in rows])
+    times_s = np.array([row.step_s for row in rows])
+    apart = np.array([row.complete is False for row in rows], dtype=float)
+    if not shape.campaign or not apart.any():
+        return Law(shape, tuple(_solved(terms / times_s[:, None], shape.constant).tolist()))
+    factor = 0.0
+    for _ in range(_ROUNDS):
+        scaled_s = times_s * np.exp(-factor * apart)
+        coefficients = _solved(terms / scaled_s[:, None], shape.constant)
+        gap = np.log(times_s / (terms @ coefficients))
+        factor = float(apart @ gap / (apart.sum() + _SHRINK))
+    return Law(shape, tuple(coefficients.tolist()), float(np.exp(factor)))
+
+
+def _solved(shares: Floats, constant: bool) -> Floats:
+    """Return coefficients >= 0 that bring the sum of terms over times nearest to 1.
+
+    A weak ridge draws each term but the constant towards an equal part of the time, the constant towards 0: it decides
+    only what the rows leave open, where they are few or alike.
+    """
+    count = shares.shape[1]
+    parts = np.full(count, 1.0 / (count - constant) if count > constant else 1.0)
+    if constant and count > 1:
+        parts[-1] = 0.0
+    scale = np.sqrt(_RIDGE * np.mean(shares**2, axis=0))
+    matrix = np.vstack([shares, np.diag(scale)])
+    return np.asarray(nnls(matrix, np.concatenate([np.ones(len(shares)), np.sqrt(_RIDGE) * parts]))[0])

@@ -1,0 +1,218 @@
+"""When to ask for a successor: regress the wait in the queue, compare it with the time left (Mirage, arXiv 2306.14086).
+
+A successor that comes early is paid for and draws power beside its predecessor (overlap); one that comes late leaves
+the job short of a machine (interruption). With a price on either, the best moment is a newsvendor's (Arrow, Harris and
+Marschak 1951): ask as soon as the chance to be late exceeds overlap's share of both prices.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, exp, log
+from pathlib import Path
+
+from polythrottle.cluster.lifetime import Lifetime
+from polythrottle.cluster.tables import lines
+from polythrottle.errors import BadFile, InvalidInput
+
+_DRAWS = 101
+
+
+@dataclass(frozen=True)
+class Stakes:
+    """What a second too early and a second too late cost.
+
+    Attributes:
+        overlap_usd_per_s: A successor that waits beside its predecessor: its rent and its energy.
+        interruption_usd_per_s: A place that stands empty: what the lost progress is worth.
+    """
+
+    overlap_usd_per_s: float
+    interruption_usd_per_s: float
+
+    def __post_init__(self) -> None:
+        if not (self.overlap_usd_per_s >= 0 and self.interruption_usd_per_s >= 0) or not self.both:
+            raise InvalidInput("being early and being late cost at least 0, and not both nothing")
+
+    @property
+    def both(self) -> float:
+        """Return the sum of the two."""
+        return self.overlap_usd_per_s + self.interruption_usd_per_s
+
+    @property
+    def tolerable(self) -> float:
+        """Return the chance to be late from which it is cheaper to ask now."""
+        return self.overlap_usd_per_s / self.both
+
+
+def stakes_of(
+    usd_per_h: float, idle_w: float, usd_per_kwh: float, progress_usd_per_h: float | None = None, machines: int = 1
+) -> Stakes:
+    """Return the stakes of a machine.
+
+    Args:
+        usd_per_h: Its rent per hour.
+        idle_w: Its power while it waits, in watts.
+        usd_per_kwh: Price of energy.
+        progress_usd_per_h: What an hour of its progress is worth; by default its rent, times all machines' where they
+            wait for it.
+        machines: Machines that stand still while its place is empty, itself included.
+    """
+    progress = usd_per_h * machines if progress_usd_per_h is None else progress_usd_per_h
+    return Stakes((usd_per_h + idle_w / 1000 * usd_per_kwh) / 3600, progress / 3600)
+
+
+@dataclass(frozen=True)
+class Waits:
+    """How long a successor may take from its order to its first step, as a sample of times, all alike likely.
+
+    Attributes:
+        times_s: Rising times in seconds, >= 0.
+    """
+
+    times_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.times_s or list(self.times_s) != sorted(self.times_s) or self.times_s[0] < 0:
+            raise InvalidInput("waits are at least one time of at least 0 s, in rising order")
+
+    @classmethod
+    def of(cls, times_s: Sequence[float]) -> "Waits":
+        """Return the sample in any order."""
+        return cls(tuple(sorted(times_s)))
+
+    @property
+    def mean_s(self) -> float:
+        """Return the mean wait in seconds."""
+        return sum(self.times_s) / len(self.times_s)
+
+    def longer(self, time_s: float) -> float:
+        """Return the chance to wait longer than a time in seconds."""
+        return 1 - bisect_right(self.times_s, time_s) / len(self.times_s)
+
+    def quantile_s(self, share: float) -> float:
+        """Return the wait in seconds that a share of waits does not exceed."""
+        return self.times_s[min(len(self.times_s), max(1, ceil(share * len(self.times_s) - 1e-9))) - 1]
+
+
+def read_waits(path: Path, gpu: str = "") -> Waits:
+    """Return the waits in a table: column ``wait_s``, or ``total_s`` as in ``gcp_startup_times_cmdare.csv``.
+
+    Args:
+        path: The table.
+        gpu: Only rows of this GPU model, where the table has a column ``gpu`` with some of it; all otherwise.
+
+    Raises:
+        BadFile: If the file is no such table.
+    """
+    rows = list(lines(path, ()))
+    column = "wait_s" if "wait_s" in rows[0].cells else "total_s"
+    if column not in rows[0].cells:
+        raise BadFile(f"{path} has no column wait_s or total_s; waits are seconds from an order to a machine")
+    mine = [row for row in rows if row.cells.get("gpu", "").lower() == gpu.lower()]
+    return Waits.of([row.number(column, 0.0) for row in mine or rows])
+
+
+def lead_s(waits: Waits, stakes: Stakes) -> float:
+    """Return how long before the end of its predecessor a successor is best asked for, in seconds."""
+    return waits.quantile_s(1 - stakes.tolerable)
+
+
+def submit_now(left_s: float, waits: Waits, stakes: Stakes) -> bool:
+    """Return whether to ask for the successor of a machine whose end is known: a wall-time limit, a notice.
+
+    Args:
+        left_s: Time left in seconds.
+        waits: How long a successor takes.
+        stakes: What being early and being late cost.
+    """
+    return waits.longer(left_s) >= stakes.tolerable or left_s <= 0
+
+
+def submit_for(lifetime: Lifetime, age_s: float, waits: Waits, stakes: Stakes) -> bool:
+    """Return whether to ask for the successor of a machine that may be taken away at any time.
+
+    Args:
+        lifetime: How long such a machine is kept.
+        age_s: Its age in seconds.
+        waits: How long a successor takes.
+        stakes: What being early and being late cost.
+
+    Returns:
+        Whether the chance that it is gone before its successor is there exceeds what is tolerable, and asking now costs
+        less than asking after it was lost: a machine that lives on long makes overlap the dearer mistake.
+    """
+    alive = lifetime.survival(age_s)
+    if alive <= 0:
+        return True
+    ends_s = [lifetime.quantile_s(alive * (1 - (index + 0.5) / _DRAWS)) - age_s for index in range(_DRAWS)]
+    sample = [waits.quantile_s((index + 0.5) / 25) for index in range(25)]
+    now = sum(_cost(end_s, wait_s, stakes) for end_s in ends_s for wait_s in sample) / (len(ends_s) * len(sample))
+    return now < stakes.interruption_usd_per_s * waits.mean_s
+
+
+def mirage(left_s: float, waits: Waits) -> bool:
+    """Return what Mirage's plain rule does, the baseline: ask as soon as the mean wait reaches the time left."""
+    return waits.mean_s >= left_s
+
+
+def expected_usd(ahead_s: float, waits: Waits, stakes: Stakes) -> float:
+    """Return what asking so long ahead of a known end is expected to cost, in dollars."""
+    return sum(_cost(ahead_s, wait_s, stakes) for wait_s in waits.times_s) / len(waits.times_s)
+
+
+def _cost(left_s: float, wait_s: float, stakes: Stakes) -> float:
+    early_s = left_s - wait_s
+    return early_s * stakes.overlap_usd_per_s if early_s > 0 else -early_s * stakes.interruption_usd_per_s
+
+
+@dataclass(frozen=True)
+class WaitModel:
+    """A regression of queue waits, in logarithms, on what can be seen of the queue.
+
+    Attributes:
+        weights: Of 1 and of the logarithm of 1 + each feature.
+        residuals: Of the logarithm of 1 + wait, sorted: the spread that the features do not explain.
+    """
+
+    weights: tuple[float, ...]
+    residuals: tuple[float, ...]
+
+    @classmethod
+    def fit(cls, features: Sequence[Sequence[float]], waits_s: Sequence[float]) -> "WaitModel":
+        """Return the model of past orders, by least squares with a little ridge.
+
+        Args:
+            features: What was seen at each order, for example jobs waiting, machines free, machines asked for; >= 0.
+            waits_s: How long each waited, in seconds, >= 0.
+
+        Raises:
+            InvalidInput: If there are fewer than three orders, their features differ in number, or one is negative.
+        """
+        if len(features) < 3 or len(features) != len(waits_s) or len({len(row) for row in features}) != 1:
+            raise InvalidInput("a model of waits needs at least three orders, each with the same features and its wait")
+        if any(value < 0 for row in (waits_s, *features) for value in row):
+            raise InvalidInput("features of a queue and waits are at least 0")
+        import numpy as np
+
+        matrix = np.array([_logs(row) for row in features])
+        target = np.log1p(np.array(waits_s, dtype=float))
+        ridge = 1e-3 * len(target) * np.diag([0.0] + [1.0] * (matrix.shape[1] - 1))
+        weights = np.linalg.lstsq(matrix.T @ matrix + ridge, matrix.T @ target, rcond=None)[0]
+        residuals = sorted(float(value) for value in target - matrix @ weights)
+        return cls(tuple(float(value) for value in weights), tuple(residuals))
+
+    def waits(self, features: Sequence[float]) -> Waits:
+        """Return how long an order may wait now.
+
+        Raises:
+            InvalidInput: If there are not as many features as the model was fitted with.
+        """
+        if len(features) + 1 != len(self.weights):
+            raise InvalidInput(f"the model of waits takes {len(self.weights) - 1} features, not {len(features)}")
+        middle = sum(weight * value for weight, value in zip(self.weights, _logs(features), strict=True))
+        return Waits.of([max(0.0, exp(min(50.0, middle + rest)) - 1) for rest in self.residuals])
+
+
+def _logs(row: Sequence[float]) -> list[float]:
+    return [1.0, *(log(1 + value) for value in row)]

@@ -1,0 +1,215 @@
+"""A catalogue's job under several policies on the same machines: what each would take, cost and draw. Simulated."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+from polythrottle.cluster.catalogue import Catalogue
+from polythrottle.cluster.fleet.policy import Apart, Default, Joint, Policy, Tuned
+from polythrottle.cluster.fleet.silicon import TYPICAL, Silicon
+from polythrottle.cluster.machine import Market
+from polythrottle.cluster.plan.offer import Offer, Work
+from polythrottle.cluster.prices import History
+from polythrottle.cluster.simulate.job import Job
+from polythrottle.cluster.simulate.outcome import Outcome, Spread, against, spread
+from polythrottle.cluster.simulate.supply import Fitted, Recorded, Supply
+from polythrottle.cluster.simulate.trace import Trace
+from polythrottle.cluster.simulate.training import Scenario, simulate
+from polythrottle.errors import InvalidInput, UnknownName
+
+POLICIES: Mapping[str, Callable[[float], Policy]] = {
+    "default": lambda longer: Default(),
+    "apart": Apart,
+    "joint": Joint,
+    "tuned": Tuned,
+}
+"""The policies by name, from nothing to everything, for a largest slowdown."""
+_COLD_S = 79.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be simulated.
+
+    Attributes:
+        offer: The machines.
+        work: The job.
+        history: Their price along time, where it was recorded; of several zones the first.
+        trace: A recorded cluster; None draws from the offer's lifetime.
+        machines: Places in the fleet.
+        horizon_s: When to stop looking, in seconds.
+        seeds: Of machines and silicon.
+        spread: How far apart GPUs of one type are in speed.
+        longer: How much longer the job may take than at default clocks.
+        notice_s: How long before a loss a machine is told, in seconds; None for the work's share of announced losses.
+        endless: Whether to train on to the horizon, whatever the work.
+    """
+
+    offer: Offer
+    work: Work
+    history: History | None
+    trace: Trace | None
+    machines: int
+    horizon_s: float
+    seeds: tuple[int, ...]
+    spread: float = TYPICAL
+    longer: float = 0.03
+    notice_s: float | None = None
+    endless: bool = False
+
+    def __post_init__(self) -> None:
+        if self.machines < 1 or not self.seeds or not 0 < self.horizon_s < inf:
+            raise InvalidInput("a simulation has at least one machine and one seed, and a horizon above 0 s")
+        if self.longer < 0 or (self.notice_s is not None and self.notice_s < 0):
+            raise InvalidInput("how much longer a job may take, and a notice, are at least 0")
+
+    @property
+    def job(self) -> Job:
+        """Return the job."""
+        work = self.work
+        return Job(
+            work=inf if self.endless else work.steps * self.offer.step_s,
+            checkpoint=work.cost,
+            reform_s=work.restart_s,
+            cold_s=min(_COLD_S, self.offer.startup_s),
+            noticed=self._noticed,
+            synchronous=work.undoes,
+            speedups=self.offer.speedups if len(self.offer.speedups) > 1 else (),
+        )
+
+    @property
+    def _noticed(self) -> float:
+        if self.notice_s is None:
+            return self.work.noticed
+        return float(self.notice_s >= self.work.cost.stall_s + self.work.cost.persist_s and self.notice_s > 0)
+
+    @property
+    def supply(self) -> Supply:
+        """Return where the machines come from."""
+        if self.trace is not None:
+            return Recorded(self.trace, self.machines)
+        return Fitted(self.machines, self.offer.lifetime, max(0.0, self.offer.startup_s - _COLD_S))
+
+    def scenario(self, policy: Policy) -> Scenario:
+        """Return what is simulated under a policy."""
+        prices = self.offer.machine.usd_per_h
+        spot = {Market.SPOT: prices[Market.SPOT]} if Market.SPOT in prices else dict(prices)
+        machine = replace(self.offer.machine, usd_per_h=spot)
+        price = None if self.history is None else _repeated(self.history)
+        known = self.offer.lifetime if self.trace is None else None
+        supply = self.supply
+        return Scenario(self.job, machine, supply, policy, Silicon(self.spread), usd_per_h=price, lifetime=known)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Outcomes of several policies on the same machines, seed by seed.
+
+    Attributes:
+        asked: What was simulated.
+        outcomes: Those of each policy, in the order of the seeds; the first policy is the baseline.
+    """
+
+    asked: Asked
+    outcomes: Mapping[str, tuple[Outcome, ...]]
+
+    @property
+    def baseline(self) -> tuple[Outcome, ...]:
+        """Return the outcomes that the others are compared with."""
+        return next(iter(self.outcomes.values()))
+
+    def mean(self, name: str, figure: Callable[[Outcome], float]) -> Spread:
+        """Return a figure of a policy over the seeds."""
+        return spread([figure(outcome) for outcome in self.outcomes[name]])
+
+    def saved(self, name: str, figure: Callable[[Outcome], float]) -> Spread | None:
+        """Return how much less of a figure a policy takes for the same work; None where nothing was done."""
+        if not all(outcome.work > 0 for each in (self.baseline, self.outcomes[name]) for outcome in each):
+            return None
+        return against(self.outcomes[name], self.baseline, figure)
+
+    def record(self) -> dict[str, Any]:
+        """Return it as a document."""
+        asked = self.asked
+        return {
+            "kind": "simulated",
+            "job": asked.work.name,
+            "machine": asked.offer.machine.name,
+            "machines": asked.machines,
+            "trace": None if asked.trace is None else asked.trace.name,
+            "spread": asked.spread,
+            "seeds": list(asked.seeds),
+            "policies": {
+                name: {
+                    "energy_saved": _shown(self.saved(name, lambda outcome: outcome.energy_j)),
+                    "time_saved": _shown(self.saved(name, lambda outcome: outcome.time_s)),
+                    "usd_saved": _shown(self.saved(name, lambda outcome: outcome.usd)),
+                    "outcomes": [outcome.record() for outcome in outcomes],
+                }
+                for name, outcomes in self.outcomes.items()
+            },
+        }
+
+
+def asked_of(catalogue: Catalogue, machine: str | None, **more: Any) -> Asked:
+    """Return what is to be simulated with a machine of a catalogue, by default its first.
+
+    Args:
+        catalogue: Where machines and work come from.
+        machine: Name of the machine.
+        more: The other attributes of `Asked`.
+
+    Raises:
+        UnknownName: If there is no such machine.
+        InvalidInput: If a value is out of range.
+    """
+    by_name = {offer.machine.name: offer for offer in catalogue.offers}
+    name = next(iter(by_name)) if machine is None else machine
+    if name not in by_name:
+        raise UnknownName("machine", name, by_name)
+    histories = catalogue.histories.get(name, ())
+    return Asked(by_name[name], catalogue.work, next(iter(histories), None), **more)
+
+
+def compare(
+    asked: Asked, names: Sequence[str] = tuple(POLICIES), told: Callable[[int, int], None] = lambda done, of: None
+) -> Compared:
+    """Return what comes of a job under each of some policies, on the same machines. Simulated.
+
+    Args:
+        asked: What is simulated.
+        names: Of the policies; the first is the baseline.
+        told: Called with how much of the work is done, and of how much.
+
+    Raises:
+        UnknownName: If there is no such policy.
+    """
+    if unknown := [name for name in names if name not in POLICIES]:
+        raise UnknownName("policy", unknown[0], POLICIES)
+    found: dict[str, list[Outcome]] = {name: [] for name in names}
+    total = len(found) * len(asked.seeds) * 100
+    for index, name in enumerate(found):
+        policy = POLICIES[name](asked.longer)
+        for number, seed in enumerate(asked.seeds):
+            before = (index * len(asked.seeds) + number) * 100
+            outcome = simulate(
+                asked.scenario(policy),
+                seed,
+                asked.horizon_s,
+                lambda time_s, before=before: told(before + int(100 * time_s / asked.horizon_s), total),  # type: ignore[misc]
+            )
+            told(before + 100, total)
+            found[name].append(outcome)
+    return Compared(asked, {name: tuple(outcomes) for name, outcomes in found.items()})
+
+
+def _repeated(history: History) -> Callable[[float], float]:
+    """Return a recorded price along virtual time: from the record's beginning, again and again."""
+    begins_s = history.times_s[0]
+    length_s = history.ends_s - begins_s
+    return lambda time_s: history.at(begins_s + time_s % length_s) or 0.0
+
+
+def _shown(value: Spread | None) -> dict[str, float | None] | None:
+    return None if value is None else {"mean": value.mean, "low": value.low, "high": value.high}

@@ -1,0 +1,359 @@
+"""A training job on machines that come and go, event by event in virtual time; everything that comes out is simulated.
+
+Between two events nothing changes, so that progress, checkpoints and joules follow in closed form: an event costs what
+the number of different grades of silicon costs, whatever the number of machines.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import count
+from math import inf
+from random import Random
+
+from polythrottle.cluster.fleet.hazard import Learned, known_per_s
+from polythrottle.cluster.fleet.joining import admitted
+from polythrottle.cluster.fleet.policy import Decision, Policy, Situation
+from polythrottle.cluster.fleet.silicon import Silicon, of_grade
+from polythrottle.cluster.fleet.slack import Pace, paced
+from polythrottle.cluster.ledger import Ledger, Use
+from polythrottle.cluster.lifetime import Lifetime
+from polythrottle.cluster.machine import MachineType
+from polythrottle.cluster.simulate.cycle import Cycle
+from polythrottle.cluster.simulate.group import Group
+from polythrottle.cluster.simulate.job import Job
+from polythrottle.cluster.simulate.outcome import Outcome
+from polythrottle.cluster.simulate.supply import Supply
+from polythrottle.errors import InvalidInput
+
+_DECIDE_S = 600.0
+"""How often a fleet decides anew though nothing happens: ages and hazards change."""
+
+
+class _Event(IntEnum):
+    STARTED = 0  # a machine is ready to join
+    FORMED = 1  # the group trains
+    VERIFIED = 2  # newcomers are calibrated
+    DECIDE = 3  # time to look again
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is simulated.
+
+    Attributes:
+        job: What is trained.
+        machine: The type of all machines.
+        supply: When they come and go.
+        policy: Who decides caps and intervals.
+        silicon: How the GPUs differ.
+        noise: Standard deviation of a node's calibration, as a fraction of a step.
+        usd_per_h: Price of a machine along time; None for the least of the machine type's.
+        prior_per_h: Interruptions per hour that are expected before any was seen.
+        lifetime: How long a machine is kept, where the fleet knows it; None where it learns from its interruptions.
+    """
+
+    job: Job
+    machine: MachineType
+    supply: Supply
+    policy: Policy
+    silicon: Silicon = field(default_factory=Silicon)
+    noise: float = 0.0025
+    usd_per_h: Callable[[float], float] | None = None
+    prior_per_h: float = 1.0
+    lifetime: Lifetime | None = None
+
+    def price(self, time_s: float) -> float:
+        """Return what a machine costs per hour at a moment."""
+        if self.usd_per_h is not None:
+            return self.usd_per_h(time_s)
+        return min(self.machine.usd_per_h.values(), default=0.0)
+
+
+def simulate(
+    scenario: Scenario, seed: int, horizon_s: float, told: Callable[[float], None] = lambda time_s: None
+) -> Outcome:
+    """Return what comes of a job, up to its end or to a horizon. Simulated.
+
+    Args:
+        scenario: What is simulated.
+        seed: Of machines and silicon.
+        horizon_s: When to stop looking, in seconds, > 0.
+        told: Called now and then with the virtual time.
+
+    Raises:
+        InvalidInput: If the horizon is not positive and finite.
+    """
+    if not 0 < horizon_s < inf:
+        raise InvalidInput(f"a simulation lasts for more than 0 s and ends, not {horizon_s} s")
+    return _Training(scenario, seed).until(horizon_s, told)
+
+
+@dataclass
+class _Training:
+    """The state of one simulated job."""
+
+    scenario: Scenario
+    seed: int
+    now_s: float = 0.0
+    work: float = 0.0
+    ledger: Ledger = field(default_factory=Ledger)
+    generation: int = 0
+    interruptions: int = 0
+    losses: int = 0
+
+    def __post_init__(self) -> None:
+        chance = Random(self.seed)
+        self.group = Group(self.scenario.silicon, self.scenario.noise, Random(chance.random()))
+        self.chance = Random(chance.random())
+        self.hazard = Learned(self.scenario.prior_per_h)
+        self.each_per_s: float | None = None
+        self.heap: list[tuple[float, int, int, int]] = []
+        self.order = count()
+        self.running = False
+        self.forming = False
+        self.stale = False
+        self.writing_s = 0.0
+        self.pace = Pace(1.0, {}, 0.0, 0.0, 0.0)
+        self.rate = 0.0
+        self.cycle, self.at_s = Cycle(inf, 0.0), 0.0
+        self.decision: Decision | None = None
+        self.machine_s = 0.0
+
+    def until(self, horizon_s: float, told: Callable[[float], None]) -> Outcome:
+        """Let it happen."""
+        changes = self.scenario.supply.changes(self.seed)
+        change = next(changes, None)
+        self._plan(_DECIDE_S, _Event.DECIDE, 0)
+        while True:
+            event_s = self.heap[0][0]
+            change_s = inf if change is None else change.time_s
+            if self.stale and min(event_s, change_s) > self.now_s:  # once for all that happens at one moment
+                self._set_pace()
+            end_s = min(self._ends_s(), horizon_s)
+            if end_s <= min(event_s, change_s):
+                self._go(end_s)
+                return self._outcome(end_s < horizon_s or self.work >= self.scenario.job.work * (1 - 1e-9))
+            if change is not None and change_s <= event_s:
+                self._go(change_s)
+                if change.there:
+                    self._came(change.machine)
+                else:
+                    self._lost(change.machine)
+                change = next(changes, None)
+            else:
+                self._happens(told)
+
+    def _happens(self, told: Callable[[float], None]) -> None:
+        time_s, kind, _, number = heapq.heappop(self.heap)
+        self._go(time_s)
+        if kind == _Event.STARTED:
+            if self.group.started(number):
+                self._consider()
+        elif kind == _Event.DECIDE:
+            self._plan(time_s + _DECIDE_S, _Event.DECIDE, 0)
+            self.decision = self.each_per_s = None
+            self.group.refined()
+            self._consider()
+            self._set_pace()
+            told(time_s)
+        elif number == self.generation:
+            if kind == _Event.FORMED:
+                self._formed()
+            elif self.running and self.group.verified():
+                if self.scenario.job.synchronous:
+                    self.decision = None
+                self.stale = True
+
+    def _plan(self, time_s: float, kind: _Event, number: int) -> None:
+        heapq.heappush(self.heap, (time_s, kind, next(self.order), number))
+
+    # -- what happens to machines
+
+    def _came(self, machine: int) -> None:
+        self.group.came(machine, self.now_s)
+        self._plan(self.now_s + self.scenario.job.cold_s, _Event.STARTED, machine)
+
+    def _lost(self, machine: int) -> None:
+        self.losses += 1
+        if not self.group.lost(machine):
+            return
+        if self.running:
+            self.interruptions += 1
+            self.hazard.interrupted(self.now_s)
+        if not self.scenario.job.synchronous:
+            self.stale = True
+            return
+        told = self.running and self.chance.random() < self.scenario.job.noticed
+        if self.running and not told:
+            self._undo()
+        self._form(self.scenario.job.checkpoint.stall_s if told else 0.0)
+
+    def _consider(self) -> None:
+        """Let those who are ready in, if it pays now."""
+        job, group = self.scenario.job, self.group
+        if not group.ready or self.forming:
+            return
+        if not job.synchronous and self.running:
+            group.joined()
+            self._plan(self.now_s + job.verify_s, _Event.VERIFIED, self.generation)
+            self.stale = True
+            return
+        pause_s = job.reform_s + job.checkpoint.stall_s
+        if admitted(len(group.ready), len(group.training), self._hazard_per_s(), pause_s):
+            self._form(job.checkpoint.stall_s if self.running else 0.0)
+
+    def _form(self, writing_s: float) -> None:
+        """Begin a new generation, perhaps after a checkpoint that stops training for so many seconds.
+
+        Nothing is lost then; what is still to be persisted is, beside the forming of the group.
+        """
+        self.running, self.forming = False, True
+        self.rate, self.writing_s = 0.0, writing_s
+        self.generation += 1
+        self._plan(self.now_s + writing_s + self.scenario.job.reform_s, _Event.FORMED, self.generation)
+
+    def _formed(self) -> None:
+        self.forming = False
+        self.group.joined()
+        if self.group.training:
+            self.running = True
+            self.at_s = 0.0
+            self._plan(self.now_s + self.scenario.job.verify_s, _Event.VERIFIED, self.generation)
+            self._set_pace()
+
+    # -- how it runs
+
+    def _set_pace(self) -> None:
+        """Run every node under what the policy says for its grade."""
+        self.stale = False
+        if not self.running:
+            return
+        if not self.group.training:
+            self.running, self.rate = False, 0.0
+            return
+        machine, job = self.scenario.machine, self.scenario.job
+        believed = self.group.believed
+        if self.decision is None:
+            self.decision = self.scenario.policy.decide(self._situation(believed))
+        self.pace = paced(self.group.nodes, self.decision.caps(believed, machine), machine.idle_w)
+        if job.synchronous:
+            self.rate = len(self.group.training) / (self.pace.step + job.communication)
+        else:
+            self.rate, self.pace = _alone(self.group, self.pace, job)
+        self.rate *= job.share(len(self.group.training))
+        self._set_cycle(self.decision.interval_s)
+
+    def _situation(self, believed: dict[int, int]) -> Situation:
+        job = self.scenario.job
+        return Situation(
+            believed,
+            self._hazard_per_s(),
+            job.noticed,
+            self.scenario.machine,
+            job.checkpoint,
+            job.reform_s,
+            job.overhead,
+            job.synchronous,
+        )
+
+    def _hazard_per_s(self) -> float:
+        """Return the interruptions to expect per second; of known lifetimes looked up anew every ten minutes."""
+        lifetime, training = self.scenario.lifetime, len(self.group.training)
+        if lifetime is None:
+            return self.hazard.per_s(self.now_s)
+        if self.each_per_s is None and training:
+            self.each_per_s = known_per_s(lifetime, self.group.ages_s(self.now_s, _DECIDE_S)) / training
+        return (self.each_per_s or 0.0) * training
+
+    def _set_cycle(self, every_s: float) -> None:
+        """Go on with another interval; what was trained since the last checkpoint still counts."""
+        if every_s == self.cycle.interval_s and self.at_s:
+            return
+        since_s = min(self.cycle.undone_s(self.at_s), every_s) if self.at_s else 0.0
+        cost = self.scenario.job.checkpoint
+        self.cycle, self.at_s = Cycle(every_s, cost.stall_s, cost.persist_s), since_s
+
+    # -- time and joules
+
+    def _ends_s(self) -> float:
+        """Return when the work will be done if nothing happens."""
+        left = self.scenario.job.work - self.work
+        if not self.running or left == inf:
+            return inf
+        trained_s = self.cycle.trained_s(self.at_s) + left / self.rate
+        return self.now_s + max(0.0, self.cycle.wall_s(trained_s) - self.at_s)
+
+    def _go(self, time_s: float) -> None:
+        """Account for the time up to a moment."""
+        span_s = time_s - self.now_s
+        if span_s <= 0:
+            return
+        group, machine = self.group, self.scenario.machine
+        numbers = len(group.starting), len(group.ready), len(group.training)
+        self.machine_s += sum(numbers) * span_s
+        if numbers[0]:
+            self._spend(Use.STARTUP, numbers[0] * span_s, machine.idle_w)
+        if numbers[1]:
+            self._spend(Use.WAITING, numbers[1] * span_s, machine.idle_w)
+        if self.running:
+            self._trained(span_s)
+        elif numbers[2]:
+            self._stood(span_s, numbers[2])
+        self.now_s = time_s
+
+    def _stood(self, span_s: float, machines: int) -> None:
+        """Account for a group that does not train: it writes its last checkpoint, then waits."""
+        writing_s = min(span_s, self.writing_s)
+        self.writing_s -= writing_s
+        self._spend(Use.CHECKPOINT, machines * writing_s, self.scenario.machine.writing_w)
+        self._spend(Use.WAITING, machines * (span_s - writing_s), self.scenario.machine.idle_w)
+
+    def _trained(self, span_s: float) -> None:
+        group, pace = self.group, self.pace
+        trained_s = self.cycle.trained_s(self.at_s + span_s) - self.cycle.trained_s(self.at_s)
+        self.at_s += span_s
+        self.work += trained_s * self.rate
+        waiting = len(group.training) - pace.busy
+        self._spend(Use.USEFUL, pace.busy * trained_s, (pace.power_w - pace.waiting_w) / pace.busy)
+        if waiting > 0:
+            self._spend(Use.WAITING, waiting * trained_s, pace.waiting_w / waiting)
+        if span_s > trained_s:
+            self._spend(Use.CHECKPOINT, len(group.training) * (span_s - trained_s), self.scenario.machine.writing_w)
+
+    def _spend(self, use: Use, machine_s: float, power_w: float) -> None:
+        self.ledger.spend(use, machine_s, power_w, self.scenario.price(self.now_s))
+
+    def _undo(self) -> None:
+        """Write work that a loss has undone under what is done again."""
+        undone_s = self.cycle.undone_s(self.at_s)
+        self.work = max(0.0, self.work - undone_s * self.rate)
+        useful = self.ledger.by_use[Use.USEFUL]
+        if useful.energy_j:
+            lost_j = (self.pace.power_w - self.pace.waiting_w) * undone_s
+            self.ledger.move(Use.USEFUL, Use.REDONE, min(1.0, lost_j / useful.energy_j))
+
+    def _outcome(self, finished: bool) -> Outcome:
+        return Outcome(
+            self.scenario.policy.name,
+            self.seed,
+            self.now_s,
+            finished,
+            self.work,
+            self.ledger,
+            self.generation,
+            self.interruptions,
+            self.losses,
+            self.machine_s / self.now_s if self.now_s else 0.0,
+        )
+
+
+def _alone(group: Group, pace: Pace, job: Job) -> tuple[float, Pace]:
+    """Return the speed and pace of nodes that do not wait for each other."""
+    rate = power_w = 0.0
+    for (known, true), number in group.nodes.items():
+        cap = pace.caps[known]
+        rate += number / (cap.slowdown * of_grade(true) + job.communication)
+        power_w += number * cap.power_w
+    return rate, Pace(pace.step, pace.caps, power_w, float(len(group.training)), 0.0)

@@ -1,0 +1,339 @@
+"""One node of the torchrun engine: TorchElastic's agent, grouped by the controller instead of by the nodes' clocks.
+
+TorchElastic's own c10d rendezvous takes a node for dead by comparing wall clocks, and hands a newcomer a stale address
+(torch 2.13.0: a second node that joins a running job kills it). Here the agent still starts, watches and stops the
+workers; who belongs together, in which order and from when is the controller's word.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+
+from polythrottle.clock import Clock, SystemClock
+from polythrottle.cluster.train.wire import GENERATION, NODE, REGROUP, ControllerAway, Line
+from polythrottle.errors import ClaimFailed, DeviceError, InvalidInput, PolythrottleError
+
+POLL_S = 0.1
+PATIENCE_S = 120.0
+GRACE_S = 30
+TAKEN_S = 10.0
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a node is started with.
+
+    Attributes:
+        name: What it is called; one name is one machine.
+        script: The training script.
+        words: Its arguments.
+        workers: Worker processes on this node: one for each GPU.
+        host: Address at which other nodes reach this one; empty for the one that reaches the controller.
+
+    Raises:
+        InvalidInput: If the name could be no file's, or there are no workers.
+    """
+
+    name: str
+    script: Path
+    words: Sequence[str] = ()
+    workers: int = 1
+    host: str = ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", self.name):
+            raise InvalidInput(f"a node's name has letters, digits, dots, - and _, not {self.name[:80]!r}")
+        if self.workers < 1:
+            raise InvalidInput(f"a node has at least one worker, not {self.workers}")
+
+
+class Grouping(RendezvousHandler):
+    """TorchElastic's rendezvous, answered by the controller.
+
+    Args:
+        line: The way to the controller.
+        node: This node.
+        told: Takes a line for people.
+        clock: Waits between two questions.
+    """
+
+    def __init__(self, line: Line, node: Node, told: Callable[[str], object], clock: Clock | None = None) -> None:
+        self._line, self._node, self._told, self._clock = line, node, told, clock or SystemClock()
+        self._host = node.host or _own_address(line)
+        self._process = secrets.token_hex(8)
+        self._generation = 0
+        self._standing: Mapping[str, Any] = {}
+        self._beat_s = 1.0
+        self._away = False
+        self._ended = threading.Event()
+        self.failed = False
+
+    def start(self) -> None:
+        """Join, and beat from now on.
+
+        Raises:
+            ControllerAway: If no controller answers in time.
+            InvalidInput: If it refuses this node.
+        """
+        deadline_s = self._clock.now() + PATIENCE_S
+        while True:
+            try:
+                self._join()
+                break
+            except (ControllerAway, InvalidInput) as err:  # a killed node's name is free after three beats
+                if isinstance(err, InvalidInput) and self._clock.now() > deadline_s - PATIENCE_S + TAKEN_S:
+                    raise
+                if self._clock.now() > deadline_s:
+                    raise
+                self._clock.sleep(POLL_S * 5)
+        threading.Thread(target=self._beat_on, daemon=True).start()
+
+    def say(self, verb: str, **words: Any) -> None:
+        """Say something about this node; a controller that is away does not hear it."""
+        with contextlib.suppress(ControllerAway, InvalidInput):
+            self._line.ask(verb, node=self._node.name, **words)
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for a generation that this node belongs to.
+
+        Raises:
+            RendezvousGracefulExitError: If the training is over.
+            RendezvousClosedError: If the job has failed.
+            RendezvousConnectionError: If the controller stays away.
+        """
+        port = _free_port(self._host)
+        standing = self._ready(port)
+        deadline_s = self._clock.now() + PATIENCE_S
+        while not self._placed(standing):
+            self._clock.sleep(POLL_S)
+            try:
+                standing = self._line.ask("beat", node=self._node.name, process=self._process)
+                if not standing["known"]:
+                    self._join()
+                    standing = self._ready(port)
+                deadline_s = self._clock.now() + PATIENCE_S
+            except ControllerAway as err:
+                if self._clock.now() > deadline_s:
+                    raise RendezvousConnectionError(str(err)) from err
+        self._generation, self._standing, self.failed = int(standing["generation"]), standing, False
+        os.environ[GENERATION] = str(self._generation)
+        host, port = standing["gather_at"]
+        return RendezvousInfo(
+            HashStore(), int(standing["rank"]), int(standing["world"]), RendezvousStoreInfo(str(host), int(port))
+        )
+
+    def _ready(self, port: int) -> dict[str, Any]:
+        words = {"node": self._node.name, "address": [self._host, port], "failed": self.failed}
+        try:
+            answer = self._line.ask("ready", **words)
+            if answer["known"]:
+                return answer
+            self._join()
+            return self._line.ask("ready", **words)
+        except ControllerAway:
+            return {"phase": "", "generation": self._generation, "rank": None}
+
+    def _placed(self, standing: Mapping[str, Any]) -> bool:
+        if standing["phase"] == "finished":
+            raise RendezvousGracefulExitError("the training is over")
+        if standing["phase"] == "failed":
+            raise RendezvousClosedError(str(standing["reason"]))
+        return standing["rank"] is not None and int(standing["generation"]) > self._generation
+
+    def _join(self) -> None:
+        address = [self._host, 0]
+        words = {"node": self._node.name, "address": address, "process": self._process}
+        answer = self._line.ask("join", **words, generation=self._generation)
+        self._beat_s = float(answer["beat_s"])
+
+    def _beat_on(self) -> None:
+        while not self._ended.wait(self._beat_s):
+            try:
+                standing = self._line.ask("beat", node=self._node.name, process=self._process)
+                if not standing["known"]:
+                    self._join()
+                self._standing = standing
+            except PolythrottleError as err:
+                self._say_away(str(err))
+                continue
+            if self._away:
+                self._away = False
+                self._told("the controller is back")
+
+    def _say_away(self, reason: str) -> None:
+        if not self._away:
+            self._away = True
+            self._told(f"{reason}; training goes on without it")
+
+    def num_nodes_waiting(self) -> int:
+        """Return 1 if this node's workers are to stop for another generation, else 0."""
+        standing = self._standing
+        if not standing or standing["phase"] == "finished":
+            return 0
+        elsewhere = int(standing["generation"]) > self._generation
+        return int(bool(standing["regroup"]) or elsewhere or standing["phase"] == "failed")
+
+    def get_backend(self) -> str:
+        """Return the name of this rendezvous."""
+        return "polythrottle"
+
+    def is_closed(self) -> bool:
+        """Return whether the job is over."""
+        return bool(self._standing) and self._standing["phase"] in {"finished", "failed"}
+
+    def set_closed(self) -> None:
+        """Do nothing: only the controller ends a job."""
+
+    def get_run_id(self) -> str:
+        """Return a name for the log."""
+        return f"polythrottle-{self._node.name}"
+
+    def shutdown(self) -> bool:
+        """Stop beating."""
+        self._ended.set()
+        return True
+
+
+class NodeAgent(LocalElasticAgent):
+    """TorchElastic's agent, which tells the controller when it goes, fails or has finished."""
+
+    def __init__(self, spec: WorkerSpec, grouping: Grouping) -> None:
+        super().__init__(spec, DefaultLogsSpecs(), start_method="spawn", shutdown_timeout=GRACE_S)
+        self._grouping = grouping
+        self.leaving = ""
+
+    def _invoke_run(self, role: str = "default") -> RunResult:
+        try:
+            result: RunResult = super()._invoke_run(role)
+        except SignalException as err:
+            self.leaving = self.leaving or f"{err.sigval.name} was sent to it"
+            self._grouping.say("drain", reason=self.leaving)
+            raise
+        return result
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.state in {WorkerState.FAILED, WorkerState.UNHEALTHY}:
+            codes = {failure.exitcode for failure in result.failures.values()}
+            self._grouping.failed = not codes <= {REGROUP}
+        return result
+
+    def _exit_barrier(self) -> None:
+        self._grouping.say("finish")
+
+
+def take_part(
+    line: Line,
+    node: Node,
+    token_file: Path | None,
+    told: Callable[[str], object],
+    watching: Callable[[Grouping, Callable[[str], None]], None] | None = None,
+) -> None:
+    """Train on this node until the training is over, or a signal takes the node away.
+
+    Args:
+        line: The way to the controller.
+        node: This node.
+        token_file: Where workers find the job's token.
+        told: Takes lines for people.
+        watching: Started once the node has joined: watches for notices, and may send this process a signal.
+
+    Raises:
+        ControllerAway: If no controller answers.
+        InvalidInput: If it refuses this node.
+        ClaimFailed: If the job has failed.
+    """
+    for logger in [each for each in logging.root.manager.loggerDict if each.startswith("torch.distributed.elastic")]:
+        logging.getLogger(logger).setLevel(logging.CRITICAL)  # each has a level of its own; what happens is said below
+    os.environ.update(line.environment(token_file) | {NODE: node.name, "TORCH_ELASTIC_WORKER_IDENTICAL": "1"})
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost peer is no news, and torch prints its own stack
+    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(name, _go)
+    grouping = Grouping(line, node, told)
+    try:
+        grouping.start()
+    except SignalException as err:
+        told(f"node {node.name} leaves before it has joined: {err.sigval.name} was sent to it")
+        return
+    spec = WorkerSpec(
+        role="worker",
+        local_world_size=node.workers,
+        rdzv_handler=grouping,
+        entrypoint=sys.executable,
+        args=("-u", str(node.script), *node.words),
+        max_restarts=1 << 30,
+        monitor_interval=0.1,
+    )
+    agent = NodeAgent(spec, grouping)
+    if watching is not None:
+        watching(grouping, lambda reason: _take_away(agent, reason))
+    _run(agent, grouping, node, told)
+
+
+def _run(agent: NodeAgent, grouping: Grouping, node: Node, told: Callable[[str], object]) -> None:
+    why = "the training is over"
+    try:
+        agent.run()
+    except SignalException as err:
+        why = agent.leaving or f"{err.sigval.name} was sent to it"
+    except RendezvousClosedError as err:
+        why = "the job has failed"
+        raise ClaimFailed(f"the job has failed: {err}") from err
+    except RendezvousConnectionError as err:
+        why = "it cannot reach the controller"
+        raise DeviceError(f"node {node.name} gives up: {err}") from err
+    finally:
+        grouping.say("leave", reason=why)
+        grouping.shutdown()
+        told(f"node {node.name} leaves: {why}")
+
+
+def _go(number: int, frame: FrameType | None) -> None:
+    raise SignalException("told to go", sigval=signal.Signals(number))
+
+
+def _take_away(agent: NodeAgent, reason: str) -> None:
+    agent.leaving = reason
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _own_address(line: Line) -> str:
+    """Return the address of this machine that reaches the controller."""
+    family = socket.AF_INET6 if ":" in line.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((line.host, line.port))
+            return str(probe.getsockname()[0])
+    except OSError as err:
+        raise ControllerAway(f"no way to {line.address}: {err.strerror or err}") from err
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

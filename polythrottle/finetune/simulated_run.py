@@ -1,0 +1,119 @@
+"""Inference and fine-tuning side by side on a simulated board, told as `running` tells of a real one. Simulated."""
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+from polythrottle.backends.simulated.engine import Engine
+from polythrottle.backends.simulated.sharing import FAIR, together
+from polythrottle.catalog.boards import Board
+from polythrottle.catalog.models import Model
+from polythrottle.finetune.corun import CoRun
+from polythrottle.finetune.host import Host
+from polythrottle.finetune.job import Job
+from polythrottle.finetune.options import Menu, Option
+from polythrottle.finetune.paper_predictor import PaperModel
+from polythrottle.finetune.planning import check_held
+from polythrottle.finetune.result import Result, Training
+from polythrottle.finetune.running import ALONE, GENTLE, Terms
+from polythrottle.finetune.scheduler import alone, policy
+from polythrottle.finetune.simulated_coruns import SimulatedBench
+from polythrottle.finetune.simulating import Account, Stream, predicted, simulate
+
+LENGTH_S = 30.0
+"""For so long requests come if nobody says otherwise."""
+_STEPS, _BATCHES = (16, 32, 64), (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A board with both kinds of work.
+
+    Args:
+        board: From the catalogue.
+        host: What either kind of work takes there.
+        menu: The points to choose from.
+    """
+
+    board: Board
+    host: Host
+    menu: Menu
+
+    @classmethod
+    def of(cls, board: Board, model: Model, job: Job, noise: float = 0.02, most: int = 8) -> "Scene":
+        """Return a board that serves a model and fine-tunes it.
+
+        Args:
+            board: From the catalogue.
+            model: What is served, and whose backbone is fine-tuned.
+            job: The fine-tuning.
+            noise: Standard deviation of the log of a piece's time.
+            most: The largest batch that requests are answered in.
+
+        Raises:
+            InvalidInput: If the board cannot be simulated or hold the model.
+        """
+        host = Host(Engine(board), model, job, noise, most=most)
+        return cls(board, host, host.menu())
+
+    def foretold(self) -> Menu:
+        """Return the menu with latencies beside fine-tuning at the default point, as the paper's model has them."""
+        first = beside_s(self.host, self.board, self.menu.options[0])
+        unknown = [[math.inf] * len(option.services) for option in self.menu.options[1:]]
+        return predicted(self.menu, [first, *unknown])
+
+
+def beside_s(host: Host, board: Board, option: Option) -> list[float]:
+    """Return the latency of each service beside fine-tuning as the paper's model predicts it, fitted to co-runs."""
+    bench = SimulatedBench(board, host.model, host.job, noise=0.0)
+    whole = host.job.batch
+    steps = [size for size in _STEPS if size <= whole]
+    if len(steps) < 2:
+        steps = sorted({1, max(1, whole // 2), whole})
+    batches = _BATCHES if len(steps) > 1 else range(1, 1 + _BATCHES[-1])
+
+    def case(batch: int, samples: int) -> CoRun:
+        return bench.case(option.point, batch, samples, FAIR)
+
+    def measured(batch: int, samples: int) -> CoRun:
+        found = together(host.engine, (host.model, batch), (host.learner, samples), option.point)
+        return replace(case(batch, samples), latency_s=found.latency_s)
+
+    fitted = PaperModel.fit([measured(batch, samples) for batch in batches for samples in steps])
+    return [fitted.predict(case(each.batch, host.job.batch)).mean_s for each in option.services]
+
+
+def run_simulated(scene: Scene, terms: Terms) -> Result:
+    """Return what comes of a stream and a job; after the stream the job is done to its end.
+
+    Args:
+        scene: The board and both kinds of work.
+        terms: What is to be kept to; requests come for `LENGTH_S` if they do not say.
+
+    Raises:
+        SloUnmet: If inference alone does not hold the limit at any point.
+    """
+    check_held(scene.menu, terms.rate_per_s, terms.slo_s)
+    length_s = LENGTH_S if terms.seconds is None else terms.seconds
+    times = terms.arrivals.times(terms.seed)
+    assert times is not None
+    within = tuple(itertools.takewhile(lambda at_s: at_s < length_s, times))
+    stream = Stream(within, length_s, terms.slo_s, terms.rate_per_s)
+    menu = scene.foretold() if terms.policy == "paper" else scene.menu
+    chosen = alone if terms.policy == ALONE else policy(terms.policy)
+    chooses, endless = terms.policy in GENTLE, terms.policy == ALONE
+    account = simulate(scene.host, stream, chosen, menu, terms.seed, endless=endless, choose=chooses)
+    return _result(scene, terms, account)
+
+
+def _result(scene: Scene, terms: Terms, account: Account) -> Result:
+    job, finished = scene.host.job, account.done_s is not None
+    done = job.work if finished else account.samples
+    title = f"{scene.host.model.title} on {scene.board.title} (simulated)"
+    epoch, rest = divmod(done, job.samples)
+    steps = epoch * job.steps_per_epoch + rest // job.batch
+    training = Training(done, steps, epoch, job.epochs, finished, account.done_s)
+    counts = account.requests, account.late, account.dropped, account.latencies_s, training
+    ran = (title, True, terms.policy, str(terms.arrivals), terms.slo_s, account.span_s)
+    notes = () if terms.policy == ALONE else (f"{account.samples} of {done} samples were trained while requests came",)
+    return Result(*ran, *counts, account.energy_j, "simulated", "the whole board", notes)

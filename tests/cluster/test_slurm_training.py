@@ -1,0 +1,110 @@
+"""A real training on two real Slurm nodes, one of which is taken away and comes back."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.slurm_nodes import SlurmNodes
+
+from polythrottle.cluster.train.running import status_of
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("slurm")]
+CURVE = Path(__file__).with_name("curve.py")
+TRAIN = [sys.executable, "-m", "polythrottle", "cluster", "train"]
+STEPS = 800
+THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmNodes]:
+    """Start two nodes and let Slurm's commands find them."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    with SlurmNodes(folder) as started:
+        monkeypatch.setenv("SLURM_CONF", str(started.conf))
+        for name, value in THREAD.items():
+            monkeypatch.setenv(name, value)
+        yield started
+
+
+class Job:
+    """A training of the curve: its controller is a process here, its nodes are Slurm's.
+
+    Args:
+        folder: Of the test.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.curve, self.log = folder / "job", folder / "curve.jsonl", folder / "train.log"
+        options = ["--on", "slurm", "--nodes", "1:2", "--job-folder", str(self.folder), "--every", "1", "--json"]
+        self._log = self.log.open("wb")
+        command = [*TRAIN, str(CURVE), *options, "--", str(self.curve), "0.1"]
+        self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Return the steps that were written down so far; a torn last line waits."""
+        text = self.curve.read_text() if self.curve.exists() else ""
+        return [json.loads(line) for line in text.split("\n")[:-1]]
+
+    def workers(self) -> int:
+        """Return how many workers made the newest step."""
+        steps = self.steps()
+        return int(steps[-1]["workers"]) if steps else 0
+
+    def end(self) -> None:
+        """End the training if it still runs."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait(60)
+        self._log.close()
+
+
+def until(true: Callable[[], bool], what: str, job: Job, patience_s: float = 120) -> None:
+    """Wait until something is so."""
+    end_s = time.monotonic() + patience_s
+    while not true():
+        assert job.process.poll() in {None, 0}, job.log.read_text()
+        assert time.monotonic() < end_s, f"not {what}: {job.steps()[-1:]}\n{job.log.read_text()}"
+        time.sleep(0.2)
+
+
+def undisturbed(folder: Path) -> dict[int, float]:
+    """Return the loss after each step of the same training, by itself."""
+    curve = folder / "alone.jsonl"
+    environment = {**os.environ, **THREAD}
+    subprocess.run([sys.executable, CURVE, curve, "0"], env=environment, check=True, timeout=200)
+    return {each["step"]: each["loss"] for each in map(json.loads, curve.read_text().splitlines())}
+
+
+def test_a_training_shrinks_grows_and_ends_as_if_nothing_had_happened(slurm: SlurmNodes, tmp_path: Path) -> None:
+    """A node goes down and returns, then dies with all its processes and returns: the loss curve stays the same."""
+    job = Job(tmp_path)
+    try:
+        until(lambda: job.workers() == 2, "two workers", job)
+        slurm.call("scontrol", "update", "nodename=n2", "state=down", "reason=revoked")
+        until(lambda: job.workers() == 1, "one worker after scontrol", job)
+        slurm.call("scontrol", "update", "nodename=n2", "state=resume")
+        until(lambda: job.workers() == 2, "two workers again", job)
+        slurm.kill("n2")
+        until(lambda: job.workers() == 1, "one worker after SIGKILL", job)
+        slurm.boot("n2")
+        until(lambda: job.workers() == 2, "two workers once more", job)
+        assert job.process.wait(240) == 0, job.log.read_text()
+    finally:
+        job.end()
+    whole = {each["step"]: each["loss"] for each in job.steps()}
+    alone = undisturbed(tmp_path)
+    assert sorted(whole) == sorted(alone) == list(range(1, STEPS + 1))
+    assert all(whole[step] == pytest.approx(alone[step], rel=1e-3, abs=1e-5) for step in alone)
+    assert alone[STEPS] < 0.3 * alone[1]
+    found = status_of(job.folder)
+    assert (found["phase"], found["step"]) == ("finished", STEPS)
+    assert found["generation"] >= 5
+    assert slurm.call("squeue", "-h", "-t", "RUNNING") == ""

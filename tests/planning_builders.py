@@ -1,0 +1,36 @@
+"""A small job and machines for it, shared by the tests of plans."""
+
+from dataclasses import replace
+from typing import Any
+
+from polythrottle.cluster.lifetime import Lifetime, Steady
+from polythrottle.cluster.machine import Cap, MachineType, Market
+from polythrottle.cluster.plan.interval import CheckpointCost
+from polythrottle.cluster.plan.offer import Offer, Work
+
+V100 = MachineType(
+    "v100",
+    "V100",
+    {Market.SPOT: 0.86, Market.ON_DEMAND: 2.48},
+    (
+        Cap(250, 1.0, 227.4),
+        Cap(225, 1.0227, 213.2),
+        Cap(200, 1.0614, 190.5),
+        Cap(175, 1.1042, 171.8),
+        Cap(150, 1.2151, 149.0),
+        Cap(125, 1.5074, 123.6),
+    ),
+    idle_w=60,
+    writing_w=80,
+)
+
+
+def work(**more: Any) -> Work:
+    """Return a synchronous job of about four hours of one machine."""
+    return replace(Work("job", 72_000, CheckpointCost(3.8, 3.8), restart_s=8), **more)
+
+
+def offer(lifetime: Lifetime | None = None, most: int = 8, **more: Any) -> Offer:
+    """Return V100 machines that take 0.2 s for a step and are lost once in ten hours."""
+    speedups = tuple(float(number) for number in range(1, most + 1))
+    return replace(Offer(V100, 0.2, speedups, 170, Steady(0.1) if lifetime is None else lifetime), **more)

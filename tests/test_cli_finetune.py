@@ -1,0 +1,164 @@
+"""`polythrottle finetune`: on simulated boards and on this CPU, and whatever a stranger may type."""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from trainer_jobs import data_folder, exported
+
+from polythrottle.cli.commands import run
+from polythrottle.state import state_dir
+
+_SIM = ("-d", "sim:jetson-tx2", "-w", "efficientnet-b0", "--slo", "p99<=500ms", "--rate", "4/s")
+_JOB = ("--samples", "64", "--train-batch", "16", "--output", "10")
+
+
+def _out(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert run(["finetune", *words]) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("policy", ["interleave", "greedy", "paper", "off-peak", "none"])
+def test_a_simulated_run_says_that_it_is_one(capsys: pytest.CaptureFixture[str], policy: str) -> None:
+    """Every policy gives requests, percentiles, samples and joules, in 80 columns and as JSON, all called simulated."""
+    shown = _out(capsys, "run", *_SIM, *_JOB, "--policy", policy, "--seconds", "5")
+    assert "simulated" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    told = json.loads(_out(capsys, "run", *_SIM, *_JOB, "--policy", policy, "--seconds", "5", "--json"))
+    assert (told["simulated"], told["policy"], told["energy_kind"]) == (True, policy, "simulated")
+    assert told["requests"] == told["answered"] + told["dropped"] > 0
+    assert told["training"]["samples"] == (0 if policy == "none" else 64)
+    assert told["energy_j"] > 0
+
+
+def test_the_same_words_give_the_same_simulated_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Another seed gives other requests."""
+    runs = [_out(capsys, "run", *_SIM, *_JOB, "--seconds", "5", "--json", "--seed", seed) for seed in ("1", "1", "2")]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_plan_is_ranges(capsys: pytest.CaptureFixture[str]) -> None:
+    """How many epochs by a time within a power, and what that costs; more hours, more epochs."""
+    words = ("plan", *_SIM, *_JOB, "--epochs", "1000000", "--power", "6W")
+    few, many = (json.loads(_out(capsys, *words, "--hours", hours, "--json")) for hours in ("1", "2"))
+    assert few["simulated"] is True
+    assert 0 < few["epochs"][0] < few["epochs"][1]
+    assert many["epochs"][0] > few["epochs"][0]
+    assert few["done_s"] == [None, None]
+    shown = _out(capsys, *words, "--by", "06:00")
+    assert "not within this time" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_profile_shows_the_papers_model_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """Errors of held-out co-runs, before and after requests."""
+    words = ("profile", "-d", "sim:jetson-agx-orin", "-w", "efficientnet-b4", *_JOB, "--requests", "20")
+    shown = _out(capsys, *words)
+    assert re.search(r"paper +0", shown)
+    assert re.search(r"polythrottle +20", shown)
+    assert max(map(len, shown.splitlines())) <= 80
+    told = json.loads(_out(capsys, *words, "--json"))
+    assert [each["predictor"] for each in told["errors"]] == ["paper", "polythrottle", "polythrottle"]
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> list[str]:
+    """Return the words for a tiny model on this CPU."""
+    data_folder(tmp_path / "data")
+    exported(tmp_path / "tiny.pt2")
+    place = ["-d", "cpu", "-w", "tiny.pt2", "--threads", "1", "--slo", "p99<=5s", "--rate", "50/s"]
+    return [*place, "--data", "data", "--job", "job", "--train-batch", "8"]
+
+
+def test_a_real_job_is_done_seen_and_planned(real: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """On this CPU a job is planned, trained to its end beside requests, and its state read from its folder."""
+    planned = json.loads(_out(capsys, "plan", *real, "--epochs", "12", "--hours", "1", "--json"))
+    assert planned["simulated"] is False
+    assert planned["epochs"] == [12.0, 12.0]
+    told = json.loads(_out(capsys, "run", *real, "--epochs", "12", "--json"))
+    assert [each.resolve() for each in (state_dir() / "finetune").iterdir()] == [Path("job").resolve()]
+    assert told["training"]["finished"] is True
+    assert told["energy_kind"] in ("estimated", "measured")
+    stands = json.loads(_out(capsys, "status", "job", "--json"))
+    assert (stands["finished"], stands["running"], stands["epoch"]) == (True, False, 12)
+    shown = _out(capsys, "status", "job")
+    assert "finished" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_real_profile_leaves_no_job_behind(
+    real: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Co-runs are made with a job of their own; where there are too few different ones it says so."""
+    place = [*real[:6], "--data", "data", "--train-batch", "8"]
+    assert run(["finetune", "profile", *place, "--held-out", "400"]) == 2
+    assert "ask for fewer" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "tiny.pt2"]
+
+
+_CASES: list[tuple[Sequence[str], int, str]] = [
+    (("run",), 2, "--workload"),
+    (("run", "-w", "m:f", "-d", "cpu"), 2, "--slo"),
+    (("run", "-w", "m:f", "-d", "cpu", "--slo", "p99<=1s"), 2, "--rate 8/s"),
+    (("run", *_SIM, "--arrivals", "uniform:1/s"), 2, "only one of the two"),
+    (("run", *_SIM[:6], "--arrivals", "closed"), 2, "by the clock"),
+    (("run", *_SIM, "--policy", "gready"), 3, "greedy"),
+    (("run", *_SIM, "--data", "x"), 2, "trains no real model"),
+    (("run", *_SIM, "--samples", "0"), 2, "at least 1"),
+    (("run", *_SIM, "--seconds", "0"), 2, "above 0"),
+    (("run", *_SIM, "--seconds", "nan"), 2, "above 0"),
+    (("run", *_SIM, "--seconds", "5", "--by", "06:00"), 2, "leave one out"),
+    (("run", *_SIM, "--by", "6 o'clock"), 2, "06:00"),
+    (("run", *_SIM, "--by", "24:30"), 2, "06:00"),
+    (("run", *_SIM, "--seed", "-1"), 2, "0 or more"),
+    (("run", *_SIM, "--threads", "2"), 2, "no --input and no --threads"),
+    (("run", *_SIM, "--batch", "0"), 2, "above zero"),
+    (("run", "-d", "sim:nonesuch", *_SIM[2:]), 3, "nonesuch"),
+    (("run", "-d", "sim:jetson-tx2?noise=2", *_SIM[2:]), 2, "noise"),
+    (("run", "-d", "sim:jetson-tx2", "-w", "nonesuch", *_SIM[4:]), 3, "nonesuch"),
+    (("run", *_SIM[:4], "--slo", "mean<=1s", "--rate", "4/s"), 2, "p99"),
+    (("run", *_SIM[:4], "--slo", "p99<=1.2x", "--rate", "4/s"), 2, "p99"),
+    (("run", *_SIM[:4], "--slo", "p99<=1ms", "--rate", "4/s"), 5, "inference alone does not hold 1 ms"),
+    (("run", *_SIM[:6], "--rate", "4000/s"), 5, "inference alone"),
+    (("run", *_SIM[:6], "--rate", "4"), 2, "/s"),
+    (("run", "-d", "replay:x.csv", *_SIM[2:], "--data", "d", "--job", "j"), 2, "cannot fine-tune"),
+    (("run", "-d", "cpu", *_SIM[2:], "--data", "d", "--job", "j"), 2, "simulated boards"),
+    (("run", "-d", "cpu", "-w", "m:f", *_SIM[4:]), 2, "--data FOLDER"),
+    (("run", "-d", "cpu", "-w", "m:f", *_SIM[4:], "--data", "d", "--job", "j", "--epochs", "0"), 2, "epochs"),
+    (("run", "-d", "cpu", "-w", "m:f", *_SIM[4:], "--data", "d", "--job", "j", "--threads", "0"), 2, "--threads"),
+    (("plan", *_SIM), 2, "--by 06:00"),
+    (("plan", *_SIM, "--hours", "8", "--power", "20"), 2, "W"),
+    (("plan", *_SIM, "--hours", "8", "--power", "0W"), 2, "above 0"),
+    (("plan", *_SIM, "--hours", "-8"), 2, "above 0"),
+    (("plan", *_SIM, "--hours", "8", "--policy", "greedy"), 2, "cannot be planned"),
+    (("profile", *_SIM[:4], "--held-out", "1"), 2, "at least"),
+    (("profile", *_SIM[:4], "--requests", "-1"), 2, "at least"),
+    (("status", "nowhere"), 4, "holds no fine-tuning job"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "says"), _CASES, ids=[" ".join(each[0])[:70] for each in _CASES])
+def test_bad_words_get_one_clear_line(
+    words: Sequence[str], code: int, says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With the exit code of their kind, and nothing on standard output."""
+    assert run(["finetune", *words]) == code
+    told = capsys.readouterr()
+    assert says in told.err
+    assert told.err.count("\n") == 1
+    assert told.out == ""
+    assert "m" not in sys.modules
+
+
+def test_data_that_cannot_be_used_are_told(real: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """No folder, or a folder without samples: one line with the trainer's reason."""
+    (tmp_path / "empty").mkdir()
+    for folder, code, says in (("nowhere", 4, "cannot be read"), ("empty", 2, "holds no samples")):
+        words = [folder if word == "data" else word for word in real]
+        assert run(["finetune", "run", *words]) == code
+        told = capsys.readouterr().err
+        assert says in told
+        assert told.count("\n") == 1

@@ -1,0 +1,185 @@
+"""A node: how it is grouped by the controller, and how a whole job is followed on one machine."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousGracefulExitError
+
+from polythrottle.clock import VirtualClock
+from polythrottle.cluster.train.agent import Grouping, Node
+from polythrottle.cluster.train.engine import known_engine
+from polythrottle.cluster.train.reporter import GRACE_S, Reporter
+from polythrottle.cluster.train.running import Local
+from polythrottle.cluster.train.wire import GENERATION, ControllerAway, Line
+from polythrottle.errors import InvalidInput, UnknownName
+
+
+class Scripted(Line):
+    """A way to a controller that answers as it is told, in order; an exception is raised."""
+
+    answers: list[Any]
+    asked: list[str]
+
+    def ask(self, verb: str, **words: Any) -> dict[str, Any]:
+        """Answer with the next."""
+        self.asked.append(verb)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return dict(answer)
+
+
+def scripted(*answers: Any) -> Scripted:
+    """Return a way to a controller that gives these answers."""
+    line = Scripted("127.0.0.1", 7070)
+    object.__setattr__(line, "answers", list(answers))
+    object.__setattr__(line, "asked", [])
+    return line
+
+
+def standing(phase: str = "training", generation: int = 1, rank: int | None = 0, **more: Any) -> dict[str, Any]:
+    """Return what a controller answers a node."""
+    known = {"known": True, "regroup": False, "reason": "", "world": 2, "beat_s": 1.0, "gather_at": ["127.0.0.1", 99]}
+    return {"phase": phase, "generation": generation, "rank": rank, **known, **more}
+
+
+def grouping(line: Line) -> Grouping:
+    """Return a node's grouping that waits in virtual time."""
+    return Grouping(line, Node("a", Path("script.py")), [].append, VirtualClock())
+
+
+def test_a_node_waits_until_it_has_a_rank_in_a_new_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank, size and meeting place come from the controller; workers find the generation in their environment."""
+    monkeypatch.setenv(GENERATION, "0")
+    line = scripted(standing(rank=None), standing(rank=None), standing(generation=4, rank=1))
+    found = grouping(line).next_rendezvous()
+    assert (found.rank, found.world_size, found.bootstrap_store_info.master_port) == (1, 2, 99)
+    assert line.asked == ["ready", "beat", "beat"]
+
+
+def test_a_node_waits_for_a_controller_that_is_away_and_joins_one_that_forgot_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A restart of the controller costs no node."""
+    monkeypatch.setenv(GENERATION, "0")
+    forgot = standing(rank=None, known=False)
+    line = scripted(ControllerAway("away"), ControllerAway("away"), forgot, standing(), standing(rank=None), standing())
+    assert grouping(line).next_rendezvous().rank == 0
+    assert line.asked == ["ready", "beat", "beat", "join", "ready", "beat"]
+
+
+def test_the_end_of_a_job_is_told_from_its_failure() -> None:
+    """A node that comes too late leaves in peace; one of a failed job says why."""
+    with pytest.raises(RendezvousGracefulExitError, match="over"):
+        grouping(scripted(standing("finished", rank=None))).next_rendezvous()
+    with pytest.raises(RendezvousClosedError, match="its own fault"):
+        grouping(scripted(standing("failed", rank=None, reason="its own fault"))).next_rendezvous()
+
+
+def test_workers_are_stopped_for_a_new_generation_alone() -> None:
+    """Nothing is waiting before the first answer, nor at the end."""
+    held = grouping(scripted())
+    for said, waiting in (
+        ({}, 0),
+        (standing(generation=0), 0),
+        (standing(generation=0, regroup=True), 1),
+        (standing(generation=2), 1),
+        (standing("failed", generation=0), 1),
+        (standing("finished", generation=2), 0),
+    ):
+        held._standing = said
+        assert held.num_nodes_waiting() == waiting
+
+
+def test_a_nodes_name_can_be_a_files() -> None:
+    """It names a folder on the node's disk."""
+    for name in ("", "../x", "a b", "-x", "x" * 81):
+        with pytest.raises(InvalidInput, match="name"):
+            Node(name, Path("script.py"))
+    with pytest.raises(InvalidInput, match="worker"):
+        Node("a", Path("script.py"), workers=0)
+
+
+def report(**words: Any) -> dict[str, Any]:
+    """Return what a controller answers a worker."""
+    return {"stop": False, "broken": False, "checkpoints": 0, "hazard_per_s": 0.0, **words}
+
+
+def test_a_worker_is_cut_off_only_after_a_grace() -> None:
+    """Its own exchange may end by itself; when it cannot, the process ends."""
+    clock, cut = VirtualClock(), []
+    line = scripted(*[report(broken=True, stop=True)] * 3)
+    told = Reporter(line, "a", 0, 1, lambda: cut.append(1), clock)
+    told._ask()
+    clock.sleep(GRACE_S / 2)
+    told._ask()
+    assert (told.stop, cut) == (True, [])
+    clock.sleep(GRACE_S)
+    told._ask()
+    assert cut == [1]
+
+
+def test_what_a_worker_has_to_tell_waits_for_a_controller_that_is_away() -> None:
+    """No record is lost, and none is told twice."""
+    line = scripted(ControllerAway("away"), report(), report())
+    told = Reporter(line, "a", 0, 1, lambda: None)
+    told.note({"event": "checkpoint"})
+    told._ask()
+    assert told._records == [{"event": "checkpoint"}]
+    told._ask()
+    assert told._records == []
+
+
+class Engine:
+    """An engine whose events are written by the test."""
+
+    def __init__(self, happening: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+        self._left, self._events = list(happening), []
+        self.started: list[tuple[str, ...]] = []
+        self.stopped = False
+
+    def start(self, members: Sequence[str]) -> None:
+        """Keep whom it was asked to start."""
+        self.started.append(tuple(members))
+
+    def stop(self) -> None:
+        """Keep that it was stopped."""
+        self.stopped = True
+
+    def status(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what has happened by this look."""
+        self._events += self._left.pop(0) if self._left else []
+        return list(self._events)
+
+
+def followed(happening: Sequence[Sequence[Mapping[str, Any]]], looks: int, replace_s: float | None) -> Engine:
+    """Return the engine of a job that was followed for so many looks, 0.2 s apart."""
+    engine, seen, left = Engine(happening), [], [None] * looks + [0]
+    local = Local(engine, ["a", "b"], replace_s, VirtualClock())
+    assert local.run(seen.append, lambda: left.pop(0)) == 0
+    assert len(seen) == sum(map(len, happening))
+    return engine
+
+
+def test_a_lost_node_is_replaced_after_a_while() -> None:
+    """Once, by its name; never where nobody asked for it, and not after the end."""
+    lost = {"event": "lost", "node": "b", "generation": 1}
+    assert followed([[], [lost]], 20, 1.0).started == [("a", "b"), ("b",)]
+    assert followed([[], [lost]], 20, None).started == [("a", "b")]
+    over = {"event": "finished", "node": "a", "generation": 1}
+    engine = followed([[lost], [over]], 20, 1.0)
+    assert engine.started == [("a", "b")]
+    assert engine.stopped
+
+
+def test_an_engine_that_is_none_is_refused() -> None:
+    """With the near ones."""
+    assert known_engine("torchrun") == "torchrun"
+    with pytest.raises(UnknownName, match="torchrun"):
+        known_engine("torchrn")

@@ -1,0 +1,153 @@
+"""Why a job is slower than its parts."""
+
+from pathlib import Path
+
+import pytest
+
+from polythrottle.cluster.bottleneck.cause import Cause, Finding, Node, causes
+from polythrottle.cluster.bottleneck.remedy import Proposal, Remedy, proposals, remedied
+from polythrottle.cluster.bottleneck.shortfall import THRESHOLD, Shortfall, Window, shortfall, together
+from polythrottle.cluster.bottleneck.stalls import Ingest
+from polythrottle.cluster.tables import speed_rows
+from polythrottle.errors import InvalidInput
+
+SLOW = Shortfall(1, 80.0, 100.0)
+WELL = tuple(Node(name, 1.0, 1.0, 1.0) for name in "abcde")
+
+
+def windows(*speeds: float, generation: int = 1) -> list[Window]:
+    """Return warm windows of these speeds."""
+    return [Window(generation, 30.0 + 10 * index, speed) for index, speed in enumerate(speeds)]
+
+
+def test_the_threshold_is_that_of_the_paper() -> None:
+    """Short by 6.7 % is no bottleneck, by 6.8 % it is; another threshold decides otherwise."""
+    assert not shortfall(windows(93.3, 93.3, 93.3), 100.0).found
+    assert shortfall(windows(93.2, 93.2, 93.2), 100.0).found
+    assert not shortfall(windows(93.2, 93.2, 93.2), 100.0, threshold=0.1).found
+
+
+def test_warm_up_and_earlier_generations_say_nothing() -> None:
+    """A slow first half minute, and the speed of a larger group, are passed over; too little is no verdict."""
+    before = windows(200.0, 200.0, 200.0)
+    cold = [Window(2, 5.0, 10.0), Window(2, 29.0, 10.0)]
+    found = shortfall([*before, *cold, *windows(99.0, 98.0, generation=2)], 100.0)
+    assert (found.measured, found.found, found.short) == (None, False, None)
+    assert "2 of 3 windows" in found.reason
+    found = shortfall([*before, *cold, *windows(99.0, 98.0, 97.0, generation=2)], 100.0)
+    assert (found.generation, found.measured) == (2, 98.0)
+    assert shortfall([], 1.0).reason == "nothing was measured yet"
+
+
+def test_together_is_the_sum_or_the_slowest() -> None:
+    """Asynchronous workers keep their own speed, synchronous ones the slowest's."""
+    assert together([1.0, 2.0, 3.0], synchronous=False) == 6.0
+    assert together([1.0, 2.0, 3.0], synchronous=True) == 3.0
+    assert together([2.0], synchronous=True, efficiency=0.5) == 1.0
+
+
+@pytest.mark.parametrize(("alone", "efficiency"), [([], 1.0), ([0.0], 1.0), ([1.0], 0.0), ([1.0], 1.1)])
+def test_impossible_expectations_are_refused(alone: list[float], efficiency: float) -> None:
+    """No machine, no speed, an efficiency that is none."""
+    with pytest.raises(InvalidInput):
+        together(alone, True, efficiency)
+
+
+def test_a_job_that_is_well_has_no_cause() -> None:
+    """Even with a throttled straggler in it: nobody is blamed for nothing."""
+    assert causes(Shortfall(1, 98.0, 100.0), (*WELL, Node("f", 2.0, 2.0, 1.0, throttled=True))) == ()
+    assert causes(Shortfall(1, None, 100.0), WELL) == ()
+
+
+@pytest.mark.parametrize(
+    ("node", "cause"),
+    [
+        (Node("f", 1.3, 1.3, 1.0), Cause.STRAGGLER),
+        (Node("f", 1.3, 1.3, 1.0, throttled=True), Cause.THROTTLED),
+        (Node("f", 1.0, 1.3, 1.3), Cause.LIAR),
+        (Node("f", 1.0, 1.0, 1.0, ingest=Ingest(100, 60, 50)), Cause.INPUT),
+        (Node("f", 1.0, 1.0, 1.0), Cause.SERVER),
+        (Node("f", 1.0), Cause.UNKNOWN),
+    ],
+)
+def test_each_cause_is_named(node: Node, cause: Cause) -> None:
+    """By the one node that differs; with everybody well it is what they share, and unknown where that is not known."""
+    found = causes(SLOW, (*WELL, node))
+    assert [finding.cause for finding in found] == [cause]
+    assert found[0].nodes == (() if cause in (Cause.SERVER, Cause.UNKNOWN) else ("f",))
+
+
+def test_silicon_and_caps_are_no_stragglers() -> None:
+    """A node that is as slow as its calibration and its cap say is not blamed."""
+    assert [each.cause for each in causes(SLOW, (*WELL, Node("f", 1.3, 1.3, 1.3)))] == [Cause.SERVER]
+
+
+def test_a_liar_is_found_by_what_the_job_has_seen() -> None:
+    """It says 1.0 s and its gradients come after 1.5 s: the job's own count is believed."""
+    found = causes(SLOW, (*WELL, Node("f", 1.0, 1.5, 1.0)))
+    assert [finding.cause for finding in found] == [Cause.LIAR, Cause.STRAGGLER]
+    assert "says 1 s a step, the job sees 1.5 s" in found[0].words
+
+
+def test_stalls_follow_from_three_rates() -> None:
+    """From synthetic to cached the preparation, from cached to cold the fetching; a cache helps to the next limit."""
+    ingest = Ingest(1000.0, 800.0, 200.0)
+    assert (ingest.preparing, ingest.fetching) == (pytest.approx(0.2), pytest.approx(0.75))
+    assert [ingest.with_cache(share) for share in (0.0, 0.5, 0.9, 1.0)] == [200.0, 400.0, 800.0, 800.0]
+    with pytest.raises(InvalidInput):
+        ingest.with_cache(1.5)
+    with pytest.raises(InvalidInput):
+        Ingest(0.0, 1.0, 1.0)
+
+
+def test_dropping_a_straggler_is_proposed_only_where_it_helps() -> None:
+    """Of six in step, one 30 % slow: five are faster. Asynchronously every worker helps, so only replacing does."""
+    nodes = (*WELL, Node("f", 1.3, 1.3, 1.0))
+    found = causes(SLOW, nodes)
+    together_, alone = proposals(found, nodes, True), proposals(found, nodes, False)
+    assert [each.remedy for each in together_] == [Remedy.REPLACE, Remedy.DROP]
+    assert together_[1].gain == pytest.approx(5 / (6 / 1.3) - 1)
+    assert [each.remedy for each in alone] == [Remedy.REPLACE]
+
+
+SERVER = Proposal(Finding(Cause.SERVER, (), ""), Remedy.ADD_SERVER, None, "")
+
+
+def test_a_remedy_that_does_not_help_is_taken_back() -> None:
+    """Kept at 27 % faster, undone at 0.3 %: another server helps some networks and not others."""
+    undone: list[Proposal] = []
+    helped = remedied(SERVER, SLOW, {Remedy.ADD_SERVER}, lambda each: Shortfall(2, 101.6, 100.0), undone.append)
+    assert helped is not None
+    assert (helped.kept, undone) == (True, [])
+    assert helped.gain == pytest.approx(0.27)
+    useless = remedied(SERVER, SLOW, {Remedy.ADD_SERVER}, lambda each: Shortfall(2, 80.24, 100.0), undone.append)
+    assert useless is not None
+    assert (useless.kept, undone) == (False, [SERVER])
+
+
+def test_nothing_is_done_without_leave() -> None:
+    """A remedy that is not allowed is only proposed; one without a speed to compare with is refused."""
+
+    def never(proposal: Proposal) -> Shortfall:
+        raise AssertionError("it was not allowed")
+
+    assert remedied(SERVER, SLOW, {Remedy.DROP}, never, lambda each: None) is None
+    with pytest.raises(InvalidInput):
+        remedied(SERVER, Shortfall(1, None, 1.0), {Remedy.ADD_SERVER}, never, lambda each: None)
+
+
+def test_on_recorded_clusters_the_threshold_flags_what_the_server_limits(transient: Path) -> None:
+    """CM-DARE's files: on K80 the small networks never and the large one at seven; on P100 every one from five on."""
+    rows = speed_rows(transient / "training_speed_by_cluster_size_cmdare.csv")
+    speeds = {(row.gpu, row.servers, row.network, row.workers): row.steps_per_s for row in rows}
+    networks = {row.network for row in rows}
+
+    def found(gpu: str, servers: int, network: str, workers: int) -> bool:
+        expected = together([speeds[gpu, servers, network, 1]] * workers, synchronous=False)
+        measured = speeds[gpu, servers, network, workers]
+        return shortfall(windows(measured, measured, measured), expected, THRESHOLD).found
+
+    for network in ("res32", "shakesmall"):
+        assert not any(found("K80", 1, network, workers) for workers in range(2, 9))
+    assert [found("K80", 1, "shakebig", workers) for workers in (6, 7, 8)] == [False, True, True]
+    assert all(found("P100", 1, network, workers) for network in networks for workers in range(5, 9))

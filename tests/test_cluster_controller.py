@@ -1,0 +1,298 @@
+"""The controller: what it answers, what it keeps, whom it lets in."""
+
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from polythrottle.clock import VirtualClock
+from polythrottle.cluster.store import Holding, Store
+from polythrottle.cluster.train.account import EVENTS, Journal, Progress, read_events
+from polythrottle.cluster.train.controller import Controller, Job, Serving, announce
+from polythrottle.cluster.train.membership import Phase, Rules
+from polythrottle.cluster.train.running import Asked, job_folder, node_counts, status_of
+from polythrottle.cluster.train.torchrun import job_line
+from polythrottle.cluster.train.wire import ControllerAway, Line, is_loopback, parse_address, read_token
+from polythrottle.errors import BadFile, InvalidInput, StorageError
+
+AT = ["127.0.0.1", 29500]
+TOKEN = "a-token-of-plain-characters"
+
+
+def a_job(folder: Path, **words: object) -> Job:
+    """Return a job of one or two nodes."""
+    return Job("job", folder, Rules(1, 2, last_call_s=0.0), f"file://{folder}/store", **words)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Controller]]:
+    """Open controllers, and close them after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def opened(job: Job, clock: VirtualClock | None = None) -> Controller:
+            held = Controller(job, clock or VirtualClock())
+            stack.callback(held.close)
+            return held
+
+        yield opened
+
+
+def test_nodes_gather_beat_and_are_lost(tmp_path: Path, opened: Callable[..., Controller]) -> None:
+    """From joining to the loss of one, everything is in the events, with its generation."""
+    clock = VirtualClock()
+    held = opened(Job("job", tmp_path, Rules(1, 2), "memory://x"), clock)
+    for name in "ab":
+        held.answer("join", {"node": name, "address": AT})
+        held.answer("ready", {"node": name, "address": AT})
+    assert held.answer("beat", {"node": "b"})["rank"] == 1
+    assert held.answer("beat", {"node": "c"})["known"] is False
+    clock.sleep(2.0)
+    held.answer("beat", {"node": "a"})
+    clock.sleep(2.0)
+    held.tick()
+    standing = held.answer("beat", {"node": "a"})
+    assert (standing["regroup"], standing["generation"]) == (True, 1)
+    assert [line["event"] for line in read_events(tmp_path)] == ["joined", "joined", "formed", "lost"]
+    assert all("generation" in line and "at_s" in line for line in read_events(tmp_path))
+
+
+def test_a_controller_that_was_held_up_itself_takes_nobody_for_lost(
+    tmp_path: Path, opened: Callable[..., Controller]
+) -> None:
+    """Time in which it could hear nobody does not count as their silence."""
+    clock = VirtualClock()
+    held = opened(a_job(tmp_path), clock)
+    held.answer("join", {"node": "a", "address": AT})
+    clock.sleep(30.0)
+    held.excuse(30.0)
+    held.tick()
+    assert [line["event"] for line in read_events(tmp_path)] == ["joined"]
+
+
+def test_a_worker_hears_to_stop_and_whether_the_others_are_gone(
+    tmp_path: Path, opened: Callable[..., Controller]
+) -> None:
+    """A report of a former generation is told to stop; one of the present when a member is silent."""
+    clock = VirtualClock()
+    held = opened(Job("job", tmp_path, Rules(1, 2, last_call_s=0.0), "memory://x"), clock)
+    held.answer("join", {"node": "a", "address": AT})
+    held.answer("ready", {"node": "a", "address": AT})
+    report = {"node": "a", "rank": 0, "generation": 1, "step": 7, "epoch": 0, "records": []}
+    answer = held.answer("report", report)
+    assert (answer["stop"], answer["broken"]) == (False, False)
+    assert held.status()["step"] == 7
+    assert held.answer("report", {**report, "generation": 0})["stop"] is True
+    clock.sleep(4.0)
+    answer = held.answer("report", report)
+    answer = held.answer("report", report)
+    assert (answer["stop"], answer["broken"]) == (True, True)
+
+
+def test_a_notice_asks_for_a_checkpoint_of_all(tmp_path: Path, opened: Callable[..., Controller]) -> None:
+    """Workers see the number of wanted checkpoints rise; the notice is counted."""
+    held = opened(a_job(tmp_path), VirtualClock())
+    report = {"node": "a", "rank": 0, "generation": 0, "records": []}
+    before = held.answer("report", report)["checkpoints"]
+    held.answer("notice", {"node": "a", "kind": "preempt", "left_s": 30.0, "source": "file"})
+    assert held.answer("report", report)["checkpoints"] == before + 1
+    assert held.status()["notices"] == 1
+
+
+def test_a_recovery_is_from_the_last_beat_to_the_first_step(tmp_path: Path) -> None:
+    """The figure comes from the controller's own clock."""
+    seen = Progress()
+    seen.take({"event": "lost", "at_s": 10.0, "beaten_s": 6.5})
+    seen.take({"event": "first step", "at_s": 13.0, "step": 4})
+    assert seen.recoveries == [6.5]
+
+
+def test_the_hazard_is_the_given_one_or_estimated_with_its_evidence(tmp_path: Path) -> None:
+    """Losses per machine hour, beside half a loss in five hours for what is not known."""
+    seen = Progress(machine_s=5 * 3600.0)
+    seen.take({"event": "lost", "at_s": 1.0})
+    assert seen.hazard_per_s(2, 0.5) == (1 / 3600, "given")
+    hazard_per_s, source = seen.hazard_per_s(2, None)
+    assert hazard_per_s == pytest.approx(2 * 1.5 / 10 / 3600)
+    assert "estimated from 1 losses" in source
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("nonsense", {}),
+        ("__class__", {}),
+        ("join", {}),
+        ("join", {"node": "a", "address": 7}),
+        ("report", {"generation": "x"}),
+        ("report", {"generation": 0, "records": [{"event": "lost"}]}),
+        ("notice", {"node": "a", "kind": "preempt", "left_s": float("inf")}),
+    ],
+)
+def test_a_request_that_is_none_is_refused_in_one_line(
+    tmp_path: Path, opened: Callable[..., Controller], verb: str, words: dict[str, object]
+) -> None:
+    """Nothing of it is kept."""
+    held = opened(a_job(tmp_path))
+    with pytest.raises(InvalidInput):
+        held.answer(verb, words)
+    assert read_events(tmp_path) == []
+
+
+def test_events_survive_a_kill_and_a_torn_line(tmp_path: Path) -> None:
+    """A half-written last line is cut off; any other bad line is an error with its number."""
+    held = Journal(tmp_path)
+    held.append({"event": "one"})
+    held.close()
+    with (tmp_path / EVENTS).open("a") as file:
+        file.write('{"v": 1, "event": "tor')
+    held = Journal(tmp_path)
+    held.append({"event": "two"})
+    held.close()
+    assert [line["event"] for line in read_events(tmp_path)] == ["one", "two"]
+    (tmp_path / EVENTS).write_text("nonsense\n")
+    with pytest.raises(BadFile, match="line 1"):
+        read_events(tmp_path)
+
+
+def test_two_controllers_of_one_job_are_refused(tmp_path: Path, opened: Callable[..., Controller]) -> None:
+    """The second one says what to do, whatever store it was given."""
+    opened(a_job(tmp_path))
+    with pytest.raises(StorageError, match="another controller"):
+        opened(a_job(tmp_path))
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Serving, threading.Thread]]:
+    """Serve a controller with a token on loopback."""
+    job = a_job(tmp_path / "job")
+    serving = Serving(Controller(job), "127.0.0.1", 0, TOKEN, Holding(Store(job.store), VirtualClock()))
+    serving.open()
+    thread = threading.Thread(target=serving.run)
+    thread.start()
+    yield serving, thread
+    serving.stop()
+    thread.join(20.0)
+    assert not thread.is_alive()
+
+
+def test_only_who_has_the_token_is_answered(served: tuple[Serving, threading.Thread]) -> None:
+    """Without it, or with another, a request is refused in words."""
+    line = served[0].line
+    assert line.ask("status")["phase"] == "gathering"
+    with pytest.raises(InvalidInput, match="token"):
+        Line(line.host, line.port).ask("status")
+    with pytest.raises(InvalidInput, match="token"):
+        Line(line.host, line.port, TOKEN + "x").ask("status")
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"Origin": "http://page", "Content-Type": "application/json"}, b"{}", 403),
+        ({"Content-Type": "text/plain"}, b"{}", 403),
+        ({"Content-Type": "application/json"}, b"not json", 400),
+        ({"Content-Type": "application/json"}, b"[1]", 400),
+        ({"Content-Type": "application/json"}, b"[" * 100_000, 400),
+        ({"Content-Type": "application/json", "Content-Length": "99999999"}, b"", 413),
+    ],
+)
+def test_what_is_no_nodes_request_is_refused(
+    served: tuple[Serving, threading.Thread], headers: dict[str, str], body: bytes, status: int
+) -> None:
+    """A browser's, and anything that is not one JSON document of a sane size."""
+    call = http.client.HTTPConnection("127.0.0.1", served[0].line.port, timeout=10)
+    call.request("POST", "/status", body, {"Authorization": f"Bearer {TOKEN}", **headers})
+    answer = call.getresponse()
+    assert answer.status == status
+    assert "error" in json.loads(answer.read())
+    call.close()
+
+
+def test_a_controller_for_other_machines_needs_a_token(tmp_path: Path, opened: Callable[..., Controller]) -> None:
+    """Listening on all addresses without one is refused before anything is opened."""
+    with pytest.raises(InvalidInput, match="--token-file"):
+        Serving(opened(a_job(tmp_path)), "0.0.0.0", 0, "", Holding(Store("memory://s")))
+
+
+def test_a_token_file_is_private_and_long_enough(tmp_path: Path) -> None:
+    """One that others may read, is short or is missing is an error that says what to do."""
+    path = tmp_path / "token"
+    with pytest.raises(BadFile, match="cannot be read"):
+        read_token(path)
+    path.write_text(TOKEN + "\n")
+    path.chmod(0o644)
+    with pytest.raises(BadFile, match="chmod 600"):
+        read_token(path)
+    path.chmod(0o600)
+    assert read_token(path) == TOKEN
+    path.write_text("short")
+    with pytest.raises(BadFile, match="16"):
+        read_token(path)
+    assert read_token(None) == ""
+
+
+def test_status_comes_from_the_controller_or_from_the_events(
+    served: tuple[Serving, threading.Thread], tmp_path: Path
+) -> None:
+    """A job whose controller is gone still says what it knows, and that it does not know the rest."""
+    serving, thread = served
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    job = serving.controller.job
+    announce(job, serving.line, token)
+    serving.line.ask("join", node="a", address=AT)
+    assert status_of(job.folder)["source"] == "the controller"
+    assert [node["node"] for node in job_line(job.folder).ask("status")["nodes"]] == ["a"]
+    serving.stop()
+    thread.join(20.0)
+    found = status_of(job.folder)
+    assert (found["phase"], found["step"], found["source"]) == ("unknown", None, "the job's events")
+    with pytest.raises(BadFile, match="no folder of a cluster job"):
+        status_of(tmp_path / "nothing")
+
+
+def test_nobody_there_is_told_from_a_refusal() -> None:
+    """Who trains goes on without a controller, and asks again."""
+    with pytest.raises(ControllerAway, match="no controller answers"):
+        Line("127.0.0.1", 1, timeout_s=1.0).ask("status")
+
+
+def test_a_job_is_given_up_with_its_reason(tmp_path: Path, opened: Callable[..., Controller]) -> None:
+    """Nodes hear that it has failed, and why."""
+    held = opened(a_job(tmp_path), VirtualClock())
+    held.give_up("another controller took the store")
+    assert held.status()["phase"] == str(Phase.FAILED)
+    assert "took the store" in held.answer("beat", {"node": "a"})["reason"]
+
+
+@pytest.mark.parametrize(("text", "address"), [("127.0.0.1:70", ("127.0.0.1", 70)), ("[::1]:7070", ("::1", 7070))])
+def test_an_address_is_host_and_port(text: str, address: tuple[str, int]) -> None:
+    """IPv6 addresses stand in brackets."""
+    assert parse_address(text) == address
+    assert is_loopback(address[0])
+    assert not is_loopback("10.0.0.1")
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":70", "host:x", "host:99999", "h:1:"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    """With an example."""
+    with pytest.raises(InvalidInput, match="HOST:PORT"):
+        parse_address(text)
+
+
+def test_nodes_and_jobs_are_named_as_they_can_be(tmp_path: Path) -> None:
+    """Counts are a number or least:most; a name can be a folder's."""
+    assert (node_counts("4"), node_counts("2:4")) == ((1, 4), (2, 4))
+    with pytest.raises(InvalidInput, match="least:most"):
+        node_counts("two")
+    with pytest.raises(InvalidInput, match="name"):
+        job_folder("../elsewhere")
+    with pytest.raises(InvalidInput, match="least"):
+        Asked("x", "3:2").as_job()
+    with pytest.raises(InvalidInput, match="share"):
+        Asked("x", overhead=2.0).as_job()

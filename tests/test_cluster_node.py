@@ -1,0 +1,233 @@
+"""A node's own GPU under a training job."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from actuators import bench
+
+from polythrottle.backends import open_device
+from polythrottle.clock import VirtualClock
+from polythrottle.cluster.fleet.exploring import Exploring
+from polythrottle.cluster.fleet.knowledge import Knowledge, Look, Told
+from polythrottle.cluster.fleet.newcomer import Next
+from polythrottle.cluster.fleet.node import KNOB, SteeredNode, window
+from polythrottle.cluster.lifetime import KEPT, Steady
+from polythrottle.cluster.machine import Cap
+from polythrottle.daemon.boards import ActuatorBoard, LocalBoard
+from polythrottle.errors import DeviceError, KnobRejected
+from polythrottle.measurement import EnergyKind, Reading
+from polythrottle.space import OperatingPoint
+
+KNOWN = Knowledge(
+    "V100", "resnet50", (Told("a", "V100", "resnet50", (Look(None, 1.0, 220.0, 3), Look(200.0, 1.05, 184.0, 3))),)
+)
+CAP = KNOWN.caps()[1]
+
+
+class Gpu:
+    """A board whose steps take and draw what the fleet knows, times its own silicon; and which fails when told to."""
+
+    uri, title, energy_kind, boundary = "gpu", "a GPU", EnergyKind.MEASURED, "board"
+
+    def __init__(self, factor: float = 1.0, slowdown: float = 1.05) -> None:
+        self.factor, self.slowdown = factor, slowdown
+        self.limit_w: float | None = None
+        self.taken = 0
+        self.time_s = self.energy_j = 0.0
+        self.fails: Exception | None = None
+        self.refuses = False
+
+    def trained(self, steps: int) -> None:
+        """Let steps pass."""
+        step_s = self.factor * (1.0 if self.limit_w is None else self.slowdown)
+        self.time_s += step_s * steps
+        self.energy_j += (220.0 if self.limit_w is None else 184.0) * step_s * steps
+
+    def take(self) -> None:
+        """Take or renew."""
+        if self.fails:
+            raise self.fails
+        self.taken += 1
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Set the limit."""
+        if self.refuses:
+            raise KnobRejected("power_limit_w 200 is not among the levels")
+        self.limit_w = float(point[KNOB])
+
+    def read(self) -> Reading:
+        """Return the counters."""
+        return Reading(self.time_s, self.energy_j, 50.0, {}, False)
+
+    def verify(self) -> tuple[str, ...]:
+        """Return nothing."""
+        return ()
+
+    def restore(self) -> None:
+        """Put the limit back."""
+        self.limit_w = None
+
+    def release(self) -> tuple[str, ...]:
+        """Put it back and let it go."""
+        self.limit_w = None
+        return ()
+
+    def lend(self) -> tuple[str, dict[str, str]]:
+        """Lend nothing."""
+        raise AssertionError
+
+    def take_back(self) -> None:
+        """Take nothing back."""
+        raise AssertionError
+
+
+def trained(node: SteeredNode, gpu: Gpu, count: int) -> list[Next]:
+    """Train for so many windows and return what the node did after each."""
+    found = []
+    for _ in range(count):
+        gpu.trained(10)
+        found.append(node.stepped(10).next)
+    return found
+
+
+def test_a_newcomer_verifies_what_the_fleet_knows_and_keeps_it() -> None:
+    """Calibrated in three windows, verified in three more after the change; then it holds the cap and the lease."""
+    gpu = Gpu(1.1)
+    node = SteeredNode("n", gpu, KNOWN, CAP, steps=10)
+    found = trained(node, gpu, 9)
+    assert found == [
+        *(Next.WARMING, Next.WARMING, Next.CALIBRATING, Next.VERIFYING),
+        *(Next.VERIFYING, Next.VERIFYING, Next.VERIFYING, Next.KEPT, Next.KEPT),
+    ]
+    assert (gpu.limit_w, node.verdict.factor) == (200.0, pytest.approx(1.1))
+    assert gpu.taken == 9
+    assert [(look.limit_w, look.step_s) for look in node.told().looks] == [
+        (None, pytest.approx(1.1)),
+        (200.0, pytest.approx(1.1 * 1.05)),
+    ]
+    node.release()
+    assert gpu.limit_w is None
+
+
+def test_where_the_fleet_knows_nothing_a_node_learns_while_it_pays() -> None:
+    """A machine that is kept looks at 200 W and stays there; one that lives for seconds is left at its default."""
+    unknown = Knowledge("V100", "resnet50")
+    for lifetime, last in ((KEPT, Next.KEPT), (Steady(1000.0), Next.UNKNOWN)):
+        gpu = Gpu(slowdown=1.02)
+        exploring = Exploring((200.0,), lifetime, 86400.0)
+        node = SteeredNode("n", gpu, unknown, None, steps=10, exploring=exploring)
+        found = trained(node, gpu, 12)
+        assert found[-1] is last
+        assert (Next.EXPLORING in found) == (last is Next.KEPT)
+        assert gpu.limit_w == (200.0 if last is Next.KEPT else None)
+    assert SteeredNode("n", Gpu(), unknown).exploring is None
+
+
+def test_a_node_on_which_the_cap_is_worse_goes_back() -> None:
+    """It runs 15 % slower where the fleet has 5 %: default clocks, and the reason."""
+    gpu = Gpu(slowdown=1.15)
+    node = SteeredNode("n", gpu, KNOWN, CAP, steps=10)
+    assert trained(node, gpu, 9)[-1] is Next.REFUSED
+    assert gpu.limit_w is None
+    assert "the fleet has 1.050" in node.verdict.reason
+
+
+def test_a_board_that_cannot_be_reached_does_not_stop_the_training() -> None:
+    """It says why, forgets the window, and goes on when it is back."""
+    gpu = Gpu()
+    node = SteeredNode("n", gpu, KNOWN, CAP, steps=10)
+    trained(node, gpu, 2)
+    gpu.fails = DeviceError("the actuator cannot be reached")
+    trained(node, gpu, 2)
+    assert node.trouble == "the actuator cannot be reached"
+    gpu.fails = None
+    assert trained(node, gpu, 9)[-1] is Next.KEPT
+    assert node.trouble == ""
+
+
+def test_a_limit_that_is_refused_leaves_the_default() -> None:
+    """A level that this board does not have is not asked for again."""
+    gpu = Gpu()
+    gpu.refuses = True
+    node = SteeredNode("n", gpu, KNOWN, CAP, steps=10)
+    trained(node, gpu, 5)
+    assert node.wanted is None
+    assert gpu.limit_w is None
+    assert trained(node, gpu, 1) == [Next.UNKNOWN]
+
+
+def test_a_new_generation_asks_for_another_cap() -> None:
+    """Slack gone: the node goes back to its default with the next window."""
+    gpu = Gpu()
+    node = SteeredNode("n", gpu, KNOWN, CAP, steps=10)
+    trained(node, gpu, 9)
+    node.want(None)
+    trained(node, gpu, 1)
+    assert gpu.limit_w is None
+
+
+def reading(time_s: float, energy_j: float) -> Reading:
+    """Return a reading."""
+    return Reading(time_s, energy_j, None, {}, False)
+
+
+@pytest.mark.parametrize(
+    ("after", "steps"), [(reading(1.0, 5.0), 3), (reading(2.0, 5.0), 0), (reading(2.0, 3.0), 3), (reading(2.0, 5.0), 3)]
+)
+def test_a_window_without_time_steps_or_joules_says_nothing(after: Reading, steps: int) -> None:
+    """A counter that began anew is not a saving."""
+    assert window(None, reading(1.0, 5.0), after, steps) is None
+
+
+@contextmanager
+def local() -> Iterator[LocalBoard]:
+    """Hold a simulated V100 in this process."""
+    clock = VirtualClock()
+    board = LocalBoard(open_device("sim:v100"), clock)
+    yield board
+    board.release()
+
+
+def test_a_simulated_v100_is_capped_and_put_back() -> None:
+    """The cap holds on the device while the node is in the fleet."""
+    with local() as board:
+        node = SteeredNode("n", board, KNOWN, CAP, steps=1)
+        board.take()
+        node._hold(200.0)
+        assert board._device.read().time_s >= 0
+        assert board._applied == OperatingPoint({KNOB: 200.0})
+        assert node.release() == ()
+        assert board._applied is None
+
+
+def test_through_an_actuator_the_lease_puts_the_board_back(tmp_path: Path) -> None:
+    """The node's controller vanishes without a word: when its lease is over, the board is as found."""
+    with bench(tmp_path) as served:
+        before = served.held()
+        board = ActuatorBoard(served.path, None, tmp_path / "token", VirtualClock())
+        gpu = next(
+            each
+            for each in served.line().ask("describe", device=f"jetson?root={served.root}")["knobs"]
+            if each["name"] == "gpu_max_hz"
+        )
+        board.take()
+        board.apply(OperatingPoint({"gpu_max_hz": min(gpu["levels"])}))
+        assert served.held() != before
+        board._line.close()  # gone, without a release
+        served.time.now_s += 60.0
+        served.service.tick()
+        assert served.held() == before
+
+
+def test_a_node_behind_an_actuator_is_told_what_its_board_does_not_have(tmp_path: Path) -> None:
+    """A Jetson has no power limit: the node stays at its default, and training goes on."""
+    with bench(tmp_path) as served:
+        board = ActuatorBoard(served.path, None, tmp_path / "token", VirtualClock())
+        node = SteeredNode("n", board, KNOWN, Cap(200.0, 1.05, 184.0), steps=1)
+        board.take()
+        node._hold(200.0)
+        assert node.verdict.next is Next.REFUSED
+        assert KNOB in node.verdict.reason
+        node.release()

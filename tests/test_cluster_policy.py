@@ -1,0 +1,129 @@
+"""What a fleet runs under, how often it is interrupted, and whom it lets in."""
+
+from math import inf
+
+import pytest
+
+from polythrottle.cluster.fleet.hazard import Learned, known_per_s
+from polythrottle.cluster.fleet.joining import admitted
+from polythrottle.cluster.fleet.policy import Apart, Default, Joint, Situation, Tuned
+from polythrottle.cluster.fleet.silicon import grade
+from polythrottle.cluster.fleet.slack import UNKNOWN
+from polythrottle.cluster.lifetime import KEPT, Observed, Steady
+from polythrottle.cluster.machine import Cap, MachineType, Market
+from polythrottle.cluster.plan.interval import CheckpointCost, interval_s
+from polythrottle.errors import InvalidInput
+
+CAPS = (
+    Cap(None, 1.0, 220.0),
+    Cap(225.0, 1.02, 205.0),
+    Cap(200.0, 1.055, 184.0),
+    Cap(175.0, 1.095, 166.0),
+    Cap(150.0, 1.18, 145.0),
+)
+MACHINE = MachineType("m", "V100", {Market.SPOT: 1.0}, CAPS, 40.0, 60.0)
+COST = CheckpointCost(1.0, 6.0)
+
+
+def situation(nodes: dict[int, int], per_h: float = 2.0, synchronous: bool = True) -> Situation:
+    """Return a fleet's situation."""
+    return Situation(nodes, per_h / 3600, 0.0, MACHINE, COST, 10.0, synchronous=synchronous)
+
+
+def test_the_default_policy_changes_no_clock() -> None:
+    """Daly's interval, or the one that was asked for."""
+    found = Default().decide(situation({grade(1.0): 8}))
+    assert (found.cap, found.interval_s) == (CAPS[0], interval_s(COST, 2 / 3600, 1.0))
+    assert Default(600.0).decide(situation({grade(1.0): 8})).interval_s == 600.0
+    assert Default().decide(situation({grade(1.0): 8}, per_h=0.0)).interval_s == inf
+
+
+def test_one_cap_for_all_stays_within_its_limit_of_time() -> None:
+    """At 3 % it is the cap that is 2 % slower; at 6 % the next; jointly no dearer."""
+    nodes = {grade(1.0): 8}
+    assert Apart(0.03).decide(situation(nodes)).cap == CAPS[1]
+    assert Apart(0.06).decide(situation(nodes)).cap == CAPS[2]
+    assert Joint(0.03).decide(situation(nodes)).cap == CAPS[1]
+
+
+def test_a_tuned_fleet_gives_each_node_what_just_meets_the_slowest() -> None:
+    """With one node 15 % slow, equals run at 175 W or 150 W and the slow one at its default or little below."""
+    slow, middle = grade(1.15), grade(1.0)
+    decision = Tuned(0.0).decide(situation({middle: 7, slow: 1, UNKNOWN: 1}))
+    assert decision.cap is None
+    caps = decision.caps({middle: 7, slow: 1, UNKNOWN: 1}, MACHINE)
+    assert (caps[middle], caps[slow], caps[UNKNOWN]) == (CAPS[3], CAPS[0], CAPS[0])
+    assert Tuned(0.03).decide(situation({middle: 7, slow: 1})).stretch > 1.0
+
+
+def test_slack_follows_the_next_generation() -> None:
+    """The slow node is gone: the same decision, asked for the new group, runs the others at nearly their default."""
+    decision = Tuned(0.0).decide(situation({grade(1.0): 7, grade(1.15): 1}))
+    assert decision.caps({grade(1.0): 7}, MACHINE)[grade(1.0)] == CAPS[0]
+
+
+def test_asynchronous_nodes_have_no_slack() -> None:
+    """Nobody waits, so one cap for all, chosen for its own joules."""
+    found = Tuned(0.03).decide(situation({grade(1.0): 7, grade(1.15): 1}, synchronous=False))
+    assert found.cap is not None
+
+
+def test_the_same_situation_has_the_same_answer() -> None:
+    """Also from a policy that has decided much else before."""
+    policy = Tuned()
+    first = policy.decide(situation({grade(1.0): 8}))
+    for per_h in (0.0, 1.0, 5.0, 50.0):
+        policy.decide(situation({grade(1.0): 3, grade(1.1): 2}, per_h))
+    assert policy.decide(situation({grade(1.0): 8})) == first == Tuned().decide(situation({grade(1.0): 8}))
+
+
+def test_interruptions_are_learnt_and_forgotten() -> None:
+    """Six a day become the rate; after some days without any it has fallen, and never to nothing."""
+    learned = Learned(prior_per_h=1.0, prior_s=3600.0, half_s=12 * 3600.0)
+    for hour in range(0, 240, 4):
+        learned.interrupted(hour * 3600.0)
+    busy = learned.per_s(238 * 3600.0) * 3600
+    assert busy == pytest.approx(0.25, rel=0.25)
+    quiet = learned.per_s((236 + 96) * 3600.0) * 3600
+    assert 0 < quiet < busy / 2
+
+
+def test_before_anything_was_seen_the_prior_counts() -> None:
+    """And less and less as time goes by without an interruption."""
+    learned = Learned(prior_per_h=2.0)
+    assert learned.per_s(0.0) * 3600 == pytest.approx(2.0)
+    assert learned.per_s(7200.0) < 1.0 / 3600
+
+
+def test_known_lifetimes_give_the_hazard_of_the_next_minutes() -> None:
+    """Ten machines at 0.1 per hour make one per hour; the old ones of a type that dies young make less."""
+    assert known_per_s(Steady(0.1), {0.0: 10}) * 3600 == pytest.approx(1.0, rel=0.01)
+    assert known_per_s(Steady(0.1), {0.0: 10}, shocks_per_h=0.5) * 3600 == pytest.approx(1.5, rel=0.01)
+    infant = Observed((0.0, 3600.0, 86400.0), (1.0, 0.5, 0.4))
+    assert known_per_s(infant, {0.0: 1}) > 10 * known_per_s(infant, {7200.0: 1})
+    assert known_per_s(KEPT, {0.0: 5}) == 0
+
+
+@pytest.mark.parametrize(
+    ("ready", "training", "per_s", "pause_s", "answer"),
+    [
+        (1, 0, 1.0, 1e9, True),  # nobody trains: nothing to lose
+        (0, 5, 0.0, 1.0, False),  # nobody to let in
+        (1, 9, 0.0, 60.0, True),  # nothing else would ever let it in
+        (1, 9, 1 / 300, 60.0, False),  # in five minutes it gets in for nothing
+        (4, 9, 1 / 300, 60.0, True),  # but four are worth it
+    ],
+)
+def test_newcomers_are_let_in_when_it_pays(
+    ready: int, training: int, per_s: float, pause_s: float, answer: bool
+) -> None:
+    """Their work until the next interruption against everybody's pause."""
+    assert admitted(ready, training, per_s, pause_s) is answer
+
+
+def test_impossible_numbers_are_refused() -> None:
+    """Fewer than no machines, a prior worth no time."""
+    with pytest.raises(InvalidInput):
+        admitted(-1, 0, 0.0, 0.0)
+    with pytest.raises(InvalidInput):
+        Learned(prior_s=0.0)

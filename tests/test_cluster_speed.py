@@ -1,0 +1,69 @@
+"""How fast a cluster trains."""
+
+import pytest
+
+from polythrottle.cluster.predict.speed import Service, asynchronous, ring_s, shortfall, synchronous, think_s
+from polythrottle.errors import InvalidInput
+
+
+def test_few_workers_go_at_their_own_pace_and_many_at_the_servers() -> None:
+    """Two make twice one's speed, a hundred what the server can take, and none in between is above either."""
+    alone = asynchronous([0.2], 0.02)
+    assert alone == pytest.approx(1 / 0.22, rel=0.02)
+    assert asynchronous([0.2] * 2, 0.02) == pytest.approx(2 * alone, rel=0.02)
+    assert asynchronous([0.2] * 100, 0.02) == pytest.approx(50, rel=0.01)
+    for n in range(1, 40):
+        assert asynchronous([0.2] * n, 0.02) <= min(n / 0.22, 50) + 1e-9
+
+
+def test_another_worker_never_slows_a_cluster() -> None:
+    """Whether it is like the others or slower."""
+    speeds = [asynchronous([0.07] * n, 0.02) for n in range(1, 20)]
+    assert speeds == sorted(speeds)
+    assert asynchronous([0.07] * 3 + [0.3], 0.02) >= asynchronous([0.07] * 3, 0.02)
+
+
+def test_servers_without_limit_add_speeds_up() -> None:
+    """Unlike workers too; no workers make no speed."""
+    assert asynchronous([0.1, 0.5], 0.0) == pytest.approx(12)
+    assert asynchronous([], 0.02) == 0
+
+
+def test_another_server_helps_only_what_servers_share() -> None:
+    """Handling is shared, moving bytes is not."""
+    assert Service(0.02, 0.0).time_s(2) == pytest.approx(0.01)
+    assert Service(0.0, 0.02).time_s(2) == pytest.approx(0.02)
+    with pytest.raises(InvalidInput, match="at least one"):
+        Service(0.02).time_s(0)
+    with pytest.raises(InvalidInput):
+        Service(-1.0)
+
+
+def test_distance_slows_a_worker_by_round_trips() -> None:
+    """30 ms to the server cost a K80 worker about 72 ms a step, as in CM-DARE."""
+    near, far = think_s(9.45, 0.01), think_s(9.45, 0.01, 0.03)
+    assert far - near == pytest.approx(0.072, rel=0.01)
+    with pytest.raises(InvalidInput, match="above 0"):
+        think_s(0.0, 0.01)
+
+
+def test_a_barrier_waits_for_the_slowest() -> None:
+    """And for the exchange of gradients."""
+    assert synchronous([0.1, 0.2], 0.05) == pytest.approx(4)
+    assert synchronous([]) == 0
+
+
+def test_a_ring_moves_almost_twice_the_gradients() -> None:
+    """2 (n - 1)/n times the bytes over the bandwidth, and nothing for one worker."""
+    assert ring_s(1, 1e8, 1e9) == 0
+    assert ring_s(4, 1e8, 1e9) == pytest.approx(0.15)
+    assert ring_s(4, 1e8, 1e9, 1e-3) == pytest.approx(0.156)
+    with pytest.raises(InvalidInput, match="bytes/s"):
+        ring_s(4, 1e8, 0)
+
+
+def test_a_shortfall_is_a_share_of_the_sum() -> None:
+    """Nine tenths of the sum is a tenth short."""
+    assert shortfall(9, [5, 5]) == pytest.approx(0.1)
+    with pytest.raises(InvalidInput, match="none is known"):
+        shortfall(9, [])
