@@ -149,6 +149,10 @@ METRICS: Mapping[str, str] = {
 """The quantities an SLO can bound, and the unit each is held in; time to first token is ttft, time per token tpot."""
 FLOORS = frozenset({"throughput", "tokens_per_j"})
 """Those of them that an SLO bounds from below."""
+UNTOLD: Mapping[str, str] = dict.fromkeys(
+    ("tpot_p50", "tpot_p99"), " (it is known only where the tokens of an answer come one after another)"
+)
+"""Why those of them that can be unknown where others are known may be."""
 EXTRAS = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "tokens_per_j")
 """Those of them that only some workloads have."""
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from polythrottle.errors import Exhausted, TrialError
 from polythrottle.journal import Journal
-from polythrottle.measurement import Measurement, Reading
+from polythrottle.measurement import UNTOLD, Measurement, Reading
 from polythrottle.meter import Goal, check_reference, measure
 from polythrottle.ports import Chooser, Device, Optimizer, Recorded, Rewindable, Workload
 from polythrottle.problem import Constraint, Objective
@@ -139,7 +139,8 @@ def _judged(study: Study, measurement: Measurement) -> Measurement:
     """Return a measurement that holds all the study needs to judge it."""
     for constraint in study.problem.constraints:
         if measurement.metric(constraint.metric) is None:
-            raise TrialError(f"{constraint.metric} is not measured here, so {constraint} cannot be judged")
+            told = f"{constraint.metric} is not measured here{UNTOLD.get(constraint.metric, '')}"
+            raise TrialError(f"{told}, so {constraint} cannot be judged")
     return measurement
 
 

@@ -11,9 +11,9 @@ from polythrottle.clock import VirtualClock
 from polythrottle.cluster.train.agent import Grouping, Node
 from polythrottle.cluster.train.engine import known_engine
 from polythrottle.cluster.train.reporter import GRACE_S, Reporter
-from polythrottle.cluster.train.running import Local
+from polythrottle.cluster.train.running import STILLBORN, Asked, Local
 from polythrottle.cluster.train.wire import GENERATION, ControllerAway, Line
-from polythrottle.errors import InvalidInput, UnknownName
+from polythrottle.errors import ClaimFailed, InvalidInput, UnknownName
 
 
 class Scripted(Line):
@@ -165,6 +165,31 @@ def followed(happening: Sequence[Sequence[Mapping[str, Any]]], looks: int, repla
     assert local.run(seen.append, lambda: left.pop(0)) == 0
     assert len(seen) == sum(map(len, happening))
     return engine
+
+
+def test_nodes_that_end_before_they_join_do_not_hang_the_job() -> None:
+    """They are started again twice, then the job is given up with the code of the last."""
+    engine = Engine([])
+    with pytest.raises(ClaimFailed, match="code 2 before it joined"):
+        Local(engine, ["a"], None, VirtualClock()).run(lambda event: None, lambda: None, lambda: {"a": 2})
+    assert engine.started == [("a",)] * STILLBORN
+    assert engine.stopped
+
+
+def test_a_node_that_ends_after_it_joined_is_the_controllers_affair() -> None:
+    """Its process's end is not counted."""
+    engine, left = Engine([[{"event": "joined", "node": "a", "generation": 0}]]), [None] * 20 + [0]
+    assert Local(engine, ["a"], None, VirtualClock()).run(lambda event: None, lambda: left.pop(0), lambda: {}) == 0
+    engine, left = Engine([[{"event": "joined", "node": "a", "generation": 0}]]), [None] * 20 + [0]
+    Local(engine, ["a"], None, VirtualClock()).run(lambda event: None, lambda: left.pop(0), lambda: {"a": 9})
+    assert engine.started == [("a",)]
+
+
+@pytest.mark.parametrize("wrong", [{"every_s": float("nan")}, {"every_s": -1.0}, {"beat_s": float("nan")}])
+def test_impossible_times_are_refused_before_anything_starts(wrong: dict[str, float]) -> None:
+    """No controller begins with a time that is none."""
+    with pytest.raises(InvalidInput, match=r"--every|--beat"):
+        Asked("job", **wrong).as_job()  # type: ignore[arg-type]
 
 
 def test_a_lost_node_is_replaced_after_a_while() -> None:

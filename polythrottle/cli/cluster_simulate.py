@@ -104,6 +104,10 @@ def _printed(compared: "Compared") -> None:
     console.print(f"Simulated: {asked.work.name}, {asked.machines} × {asked.offer.machine.name},")
     console.print(f"{source}, {len(asked.seeds)} seeds, GPUs {asked.spread:.0%} apart.")
     console.print("Joules follow from the powers in the catalogue; ± is the 95 % interval over seeds.")
+    server = asked.work.server
+    if server.all_w or server.all_usd_per_s:
+        rent = f"{server.all_w:g} W and {server.all_usd_per_s * 3600:.3g} usd/h"
+        console.print(f"The workers alone: the catalogue's server, {rent}, is not counted here.")
     console.print()
     console.print(_totals(compared))
     console.print()

@@ -1,6 +1,7 @@
 """``polythrottle cluster train`` and ``status``: training that survives the loss of nodes."""
 
 import os
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,8 @@ def train(
     from polythrottle.cluster.train.engine import known_engine
 
     known_engine(engine)
+    if node.workers < 1:
+        raise InvalidInput(f"--workers takes at least 1, not {node.workers}")
     if join is not None and (serve is not None or on is not None):
         raise InvalidInput(f"--join and {'--on' if serve is None else '--serve'} exclude each other: be one of them")
     if serve is not None and on is None:
@@ -138,7 +141,7 @@ def print_status(found: Mapping[str, Any]) -> None:
     if found["recoveries_s"]:
         rows["recovery"] = f"{', '.join(f'{each:.1f}' for each in found['recoveries_s'][-5:])} s, measured"
     for name, value in rows.items():
-        typer.echo(f"{name:<12} {value}"[:80])
+        typer.echo(textwrap.fill(f"{name:<12} {value}", 80, subsequent_indent=" " * 13, break_on_hyphens=False))
 
 
 def _asked(options: JobOptions, script: Path | None) -> Any:
@@ -198,7 +201,8 @@ def _local(
     complain(f"job {job.name}: {len(names)} nodes on this machine, checkpoints in {job.store}")
     local = Local(held, names, None if replace_s < 0 else replace_s)
     try:
-        code = local.run(_say_event, lambda: held.exit_code)
+        gone = held.gone if isinstance(held, Torchrun) else dict
+        code = local.run(_say_event, lambda: held.exit_code, gone)
     except KeyboardInterrupt:
         complain(f"stopped after a checkpoint; go on with --job {job.name} and the same words")
         raise
@@ -229,7 +233,8 @@ def _joining(node: NodeOptions) -> list[str]:
 
 
 def _failure(code: int, job: str) -> PolythrottleError:
-    error = ClaimFailed(f"job {job} did not end well; see above, and polythrottle cluster status {job}")
+    why = "lost its controller" if code < 0 else "did not end well"
+    error = ClaimFailed(f"job {job} {why}; see polythrottle cluster status {job}, or go on with --job {job}")
     error.exit_code = code if code > 0 else ClaimFailed.exit_code
     return error
 

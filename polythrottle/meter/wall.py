@@ -156,18 +156,9 @@ def _checked(line: Line, phase_s: float, step_w: float) -> WallFit:
             f"{_again(_LONG_ENOUGH * line.memory_s)}"
         )
     sure = half_width([Student(line.slope_sd / line.slope, line.readings - FITTED)])
-    if sure > _MOST_HALF and line.rounded_sd > _MOSTLY * line.slope_sd:
-        raise InvalidInput(
-            f"the factor is {line.slope:.3g} give or take {sure:.0%}, and nothing beyond {_MOST_HALF:.0%} is applied: "
-            f"as far as its log shows, the meter moves in steps of {step_w:.3g} W; let it show more decimal places, "
-            f"or take a finer meter or a heavier load"
-        )
     if sure > _MOST_HALF:
-        raise InvalidInput(
-            f"the factor is {line.slope:.3g} give or take {sure:.0%}, and nothing beyond {_MOST_HALF:.0%} is applied "
-            f"(the meter's readings are {line.residual_w:.2g} W off and it follows within {line.memory_s:.2g} s); "
-            f"{_again(phase_s * (sure / _AIMED_HALF) ** 2)}"
-        )
+        told = f"the factor is {line.slope:.3g} give or take {sure:.0%}, and nothing beyond {_MOST_HALF:.0%} is applied"
+        raise InvalidInput(f"{told} {_why_open(line, phase_s * (sure / _AIMED_HALF) ** 2, step_w)}")
     return WallFit(
         factor=line.slope,
         factor_sd=sure / _SURE,
@@ -177,6 +168,19 @@ def _checked(line: Line, phase_s: float, step_w: float) -> WallFit:
         lag_s=line.memory_s,
         pairs=line.readings,
         correlation=line.correlation,
+    )
+
+
+def _why_open(line: Line, enough_s: float, step_w: float) -> str:
+    """Return what leaves a factor open, and what to do: no length of time makes up for steps."""
+    if line.rounded_sd > _MOSTLY * line.slope_sd:
+        return (
+            f"(as far as its log shows, the meter moves in steps of {step_w:.3g} W); let it show more decimal places, "
+            f"or take a finer meter or a heavier load"
+        )
+    return (
+        f"(the meter's readings are {line.residual_w:.2g} W off and it follows within {line.memory_s:.2g} s); "
+        f"{_again(enough_s)}"
     )
 
 

@@ -1,6 +1,7 @@
 """The three ways to take part in a job: serve as its controller, join as a node, or run all of it on this machine."""
 
 import contextlib
+import math
 import re
 import signal
 import threading
@@ -22,6 +23,8 @@ from polythrottle.errors import BadFile, ClaimFailed, InvalidInput, UnknownName
 from polythrottle.state import state_dir
 
 Told = Callable[[str], object]
+STILLBORN = 3
+"""Nodes that may end before they join, one after the other, before a job on this machine is given up."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,10 @@ class Asked:
             raise InvalidInput(f"losses per hour are a rate of at least 0, not {self.rate_per_h}")
         if self.overhead is not None and not 0 < self.overhead <= 1:
             raise InvalidInput(f"the overhead of checkpoints is a share in (0, 1], not {self.overhead}")
+        if self.every_s is not None and not 0 <= self.every_s < math.inf:
+            raise InvalidInput(f"--every takes seconds between checkpoints, at least 0, not {self.every_s}")
+        if not 0.05 <= self.beat_s <= 3600:
+            raise InvalidInput(f"--beat takes between 0.05 and 3600 seconds, not {self.beat_s}")
         folder = (self.folder or job_folder(self.job)).absolute()
         terms = {"rule": self.rule or None, "overhead": self.overhead, "every_s": self.every_s}
         rules = Rules(least, most, self.beat_s)
@@ -163,19 +170,32 @@ class Local:
     clock: Clock = field(default_factory=SystemClock)
     _due: dict[str, float] = field(default_factory=dict)
     _seen: int = 0
+    _awaited: set[str] = field(default_factory=set)
+    _stillborn: int = 0
 
-    def run(self, on_event: Callable[[Mapping[str, Any]], None], ended: Callable[[], int | None]) -> int:
+    def run(
+        self,
+        on_event: Callable[[Mapping[str, Any]], None],
+        ended: Callable[[], int | None],
+        gone: Callable[[], Mapping[str, int]] = dict,
+    ) -> int:
         """Run the job to its end, and return the engine's exit code.
 
         Args:
             on_event: Told of everything that happens, in order.
             ended: Returns the engine's exit code, None while it runs.
+            gone: Returns the exit codes of nodes' processes that have ended, by name.
+
+        Raises:
+            ClaimFailed: If nodes end again and again before they have joined.
         """
+        self._awaited.update(self.members)
         self.engine.start(self.members)
         try:
             while (code := ended()) is None:
                 self.clock.sleep(0.2)
                 self._follow(on_event)
+                self._bury(gone())
             self._follow(on_event)
             return code
         finally:
@@ -191,12 +211,26 @@ class Local:
         for name in due:
             del self._due[name]
         if due:
+            self._awaited.update(due)
             with contextlib.suppress(ControllerAway):
                 self.engine.start(due)
 
+    def _bury(self, gone: Mapping[str, int]) -> None:
+        """Start again what ended before it joined, of which the controller knows nothing; three times at most."""
+        for name in sorted(self._awaited & gone.keys()):
+            self._awaited.remove(name)
+            self._stillborn += 1
+            if self._stillborn >= STILLBORN:
+                raise ClaimFailed(f"node {name} ended with code {gone[name]} before it joined; it said why above")
+            self._due[name] = self.clock.now() + (self.replace_after_s or 1.0)
+
     def _consider(self, event: Mapping[str, Any]) -> None:
         """Ask for a replacement of a node that is lost or gone, as a fleet would."""
+        if event["event"] == Happening.JOINED:
+            self._awaited.discard(str(event.get("node")))
+            self._stillborn = 0
         if event["event"] in (Happening.FINISHED, Happening.FAILED):
+            self._awaited.clear()
             self.replace_after_s = None
             self._due.clear()
         gone = event["event"] in (Happening.LOST, Happening.LEFT) and event.get("node") in self.members

@@ -103,6 +103,10 @@ class Torchrun:
         """Return what has happened so far."""
         return read_events(self.plan.folder)
 
+    def gone(self) -> dict[str, int]:
+        """Return the exit codes of the nodes' processes that have ended, by name."""
+        return {name: code for name, each in self.nodes.items() if (code := each.poll()) is not None}
+
     @property
     def exit_code(self) -> int | None:
         """Return the controller's exit code, None while it runs."""
