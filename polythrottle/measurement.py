@@ -49,7 +49,7 @@ class Query:
         first_s: From then until the first token, where the answer comes in parts.
         tokens: How many tokens the answer had, where it has any.
         more: Whether what answered this one has answered another already, which comes next.
-        at_once: Whether all that it says came in one moment, as from a server or a proxy that holds tokens back.
+        lumped: Whether all that it says came in one moment, as from a server or a proxy that holds tokens back.
         step_s: What its latency may be off by because it was told in so many decimal places only.
 
     Raises:
@@ -63,7 +63,7 @@ class Query:
     tokens: int | None = None
     sent_s: float | None = None
     more: bool = False
-    at_once: bool = False
+    lumped: bool = False
     step_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Query:
         """The time per token after the first; None if that is not known: no second one, or all came at once."""
         if self.first_s is None or self.tokens is None or self.tokens < 2:
             return None
-        if self.at_once or self.first_s == self.latency_s:
+        if self.lumped or self.first_s == self.latency_s:
             return None
         return (self.latency_s - self.first_s) / (self.tokens - 1)
 

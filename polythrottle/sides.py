@@ -14,7 +14,7 @@ from polythrottle.catalog.profiles import find_profile, read_profile
 from polythrottle.comparing.pairs import MOST_PAIRS, Comparison, compare
 from polythrottle.comparing.sequential import interval
 from polythrottle.errors import BadFile, InvalidInput, PolythrottleError, TrialError, UnknownName
-from polythrottle.measurement import Interval, Measurement
+from polythrottle.measurement import UNTOLD, Interval, Measurement
 from polythrottle.meter import measure
 from polythrottle.ports import Device, Recorded, Rewindable, Workload
 from polythrottle.problem import Constraint
@@ -267,7 +267,9 @@ def _excess(limit: Constraint, look: Measurement) -> float:
     """Return a quantity as a share of its limit, above 1 where it is broken."""
     value = look.metric(limit.metric)
     if value is None or value <= 0:
-        raise TrialError(f"{limit.metric} is not measured here, so {limit} cannot be checked")
+        raise TrialError(
+            f"{limit.metric} is not measured here{UNTOLD.get(limit.metric, '')}, so {limit} cannot be checked"
+        )
     return limit.limit / value if limit.at_least else value / limit.limit
 
 

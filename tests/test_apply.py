@@ -472,6 +472,18 @@ def test_a_prior_is_tried_right_after_the_default() -> None:
     assert method.suggest(third) == RandomOrder().suggest(third)
 
 
+def test_a_method_that_chooses_still_does_behind_priors() -> None:
+    """The answer is the method's, not the least figure; a method that chooses none leaves it to the figures."""
+    seen = study("mean<=1s", energies=(2.0, 1.0), latencies=(0.01, 0.01))
+
+    class First(RandomOrder):
+        def answer(self, study: Study) -> Trial | None:
+            return study.trials[0]
+
+    assert Primed(First(), []).answer(seen) == seen.trials[0]
+    assert Primed(RandomOrder(), []).answer(seen) == seen.best == seen.trials[1]
+
+
 def test_the_nearest_point_is_one_of_the_space() -> None:
     """Octaves count between numbers; a name is the same or not; a point that cannot be applied is never offered."""
     knobs = (Knob("low", (1, 2, 4)), Knob("high", (1, 2, 4)), Knob("mode", ("a", "b")))

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from polythrottle.cli.answers import answer
-from polythrottle.cli.options import JsonOption
+from polythrottle.cli.options import JsonOption, OptionGroup, spread
 from polythrottle.errors import DeviceError, PolythrottleError, StorageError
 
 app = typer.Typer(
@@ -30,18 +30,25 @@ _HUNG_S = 5.0
 _ACTUATOR = "polythrottle.daemon.actuator"
 SocketOption = Annotated[Path | None, typer.Option("--socket", metavar="PATH", help="Where the API is served.")]
 
-PowerOption = Annotated[str | None, typer.Option("--power", metavar="10W", help="Most mean power.")]
-BatteryOption = Annotated[str | None, typer.Option("--battery", metavar="80Wh", help="With --last: what there is.")]
-LastOption = Annotated[str | None, typer.Option("--last", metavar="9h", help="How long the battery must do.")]
-WhPerDayOption = Annotated[str | None, typer.Option("--wh-per-day", metavar="400", help="Most energy a day.")]
-CarbonOption = Annotated[
-    Path | None, typer.Option("--carbon", metavar="FILE", help="Table of time,g_per_kwh to share energy out by.")
-]
-NoBudgetOption = Annotated[bool, typer.Option("--no-budget", help="Lift the budget, one kept from before too.")]
+
+@dataclass(frozen=True)
+class BudgetOptions(OptionGroup):
+    """What the board may draw."""
+
+    power: Annotated[str | None, typer.Option("--power", metavar="10W", help="Most mean power.")] = None
+    battery: Annotated[str | None, typer.Option("--battery", metavar="80Wh", help="With --last: what there is.")] = None
+    last: Annotated[str | None, typer.Option("--last", metavar="9h", help="How long the battery must do.")] = None
+    wh_per_day: Annotated[str | None, typer.Option("--wh-per-day", metavar="400", help="Most energy a day.")] = None
+    carbon: Annotated[
+        Path | None, typer.Option("--carbon", metavar="FILE", help="Table of time,g_per_kwh to share energy out by.")
+    ] = None
+    no_budget: Annotated[bool, typer.Option("--no-budget", help="Lift the budget, one kept from before too.")] = False
 
 
 @app.command("run")
+@spread
 def run_daemon(
+    *,
     profile: Annotated[
         str | None, typer.Option("--profile", "-p", metavar="FILE", help="What to follow; or <device>/<workload>.")
     ] = None,
@@ -68,12 +75,7 @@ def run_daemon(
     ] = None,
     no_actuator: Annotated[bool, typer.Option("--no-actuator", help="Set the board from this process.")] = False,
     socket: SocketOption = None,
-    power: PowerOption = None,
-    battery: BatteryOption = None,
-    last: LastOption = None,
-    wh_per_day: WhPerDayOption = None,
-    carbon: CarbonOption = None,
-    no_budget: NoBudgetOption = False,
+    allowed: BudgetOptions,
     tcp: Annotated[str | None, typer.Option("--tcp", metavar="HOST:PORT", help="Serve the API there too.")] = None,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its key, PEM.")] = None,
@@ -95,9 +97,8 @@ def run_daemon(
     """
     from polythrottle.cli.serving import become
 
-    become(
-        {name: str(value) if isinstance(value, Path) else value for name, value in locals().items() if name != "become"}
-    )
+    words = {name: value for name, value in locals().items() if name not in ("allowed", "become")} | asdict(allowed)
+    become({name: str(value) if isinstance(value, Path) else value for name, value in words.items()})
 
 
 @app.command()
@@ -136,13 +137,9 @@ def stop(socket: SocketOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command()
+@spread
 def budget(
-    power: PowerOption = None,
-    battery: BatteryOption = None,
-    last: LastOption = None,
-    wh_per_day: WhPerDayOption = None,
-    carbon: CarbonOption = None,
-    no_budget: NoBudgetOption = False,
+    allowed: BudgetOptions,
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -150,8 +147,7 @@ def budget(
     from polythrottle.cli.serving import budget_of
     from polythrottle.client import Client
 
-    given = {"power": power, "battery": battery, "last": last, "wh_per_day": wh_per_day, "carbon": carbon}
-    wish = budget_of({**given, "no_budget": no_budget})
+    wish = budget_of(asdict(allowed))
     with Client(socket) as client:
         if wish is None:
             shown = client.status().budget

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from polythrottle.ports import Forecaster, Optimizer, Wary
+from polythrottle.ports import Chooser, Forecaster, Optimizer, Wary
 from polythrottle.space import Level, OperatingPoint, SearchSpace
-from polythrottle.study import Study
+from polythrottle.study import Study, Trial
 from polythrottle.units import show_level, show_name
 
 _OTHER_NAME_OCTAVES = 10.0  # further apart than any two clocks of one table
@@ -42,6 +42,14 @@ class Primed:
     def dares(self, study: Study) -> bool:
         """Return whether the method does; never while a prior is to be tried."""
         return not self._left(study) and isinstance(self._method, Wary) and self._method.dares(study)
+
+    def answer(self, study: Study) -> Trial | None:
+        """Return the trial the method chooses; by the figures alone where it chooses none itself.
+
+        Raises:
+            InvalidInput: If a relative limit has nothing to multiply.
+        """
+        return self._method.answer(study) if isinstance(self._method, Chooser) else study.best
 
     def words(self, space: SearchSpace) -> str:
         """Return in a line which points of a space come right after the default."""

@@ -183,7 +183,7 @@ class OpenaiWorkload(Service["Web"]):
         with self._unkeyed():
             query = stream.query(self._by_usage, self._fields["max_tokens"])
         self._answers += 1
-        self._lumped += query.at_once and (query.tokens or 0) > 1
+        self._lumped += query.lumped and (query.tokens or 0) > 1
         return query
 
     async def _streamed(self, line: "Web", body: bytes) -> TokenStream:

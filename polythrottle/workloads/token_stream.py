@@ -136,8 +136,8 @@ class TokenStream:
         # Tokens that hold no text show only at the end; left out, slow ones would be missing from every percentile.
         first_s = end_s if self.first_s is None else self.first_s
         tokens = self._believed(most_tokens) if by_usage else self.chunks
-        at_once = self.first_s == self.text_s
-        return Query(end_s - self.start_s, first_s=first_s - self.start_s, tokens=tokens, at_once=at_once)
+        lumped = self.first_s == self.text_s
+        return Query(end_s - self.start_s, first_s=first_s - self.start_s, tokens=tokens, lumped=lumped)
 
     def _believed(self, most_tokens: int | None) -> int:
         """Return how many tokens the server says there were, if that can be."""
