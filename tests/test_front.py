@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -266,6 +267,16 @@ def test_tune_prints_the_front(capsys: pytest.CaptureFixture[str]) -> None:
     energies = [trial["energy_j"] for trial in document["front"]]
     assert (times, energies) == (sorted(times), sorted(energies, reverse=True))
     assert document["best"] == document["front"][-1]
+    _check_intervals(rows.split("profile")[0])
+
+
+def _check_intervals(rows: str) -> None:
+    """Check that each saving lies inside the interval printed beside it."""
+    found = re.findall(r"(-?[\d.]+)% \((-?\d+) to (-?\d+)\)", rows)
+    assert found
+    for middle, low, high in found:
+        assert float(low) - 0.5 <= float(middle) <= float(high) + 0.5
+        assert int(low) < int(high)
 
 
 @pytest.mark.parametrize(("name", "words"), [("edp", "energy-delay product"), ("latency", "mean latency")])

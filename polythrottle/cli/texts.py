@@ -11,7 +11,7 @@ from rich.text import Text
 
 from polythrottle.cli.documents import energy_kind
 from polythrottle.cli.unpadded import Unpadded
-from polythrottle.measurement import MOST_QUERIES, EnergyKind, Measurement
+from polythrottle.measurement import MOST_QUERIES, EnergyKind, Measurement, saving_interval
 from polythrottle.problem import Objective
 from polythrottle.space import OperatingPoint
 from polythrottle.stopping import is_conclusive, show_span
@@ -282,10 +282,18 @@ def _print_front(console: Console, study: Study) -> None:
         if (seen := trial.measurement) is None:
             continue
         before = None if default is None else default.measurement
-        saving = "–" if before is None else f"{1 - seen.energy_j / before.energy_j:.1%}"
-        cells = (str(trial.number), show(seen.metric(metric), "s"), show_joules(seen), saving)
+        cells = (str(trial.number), show(seen.metric(metric), "s"), show_joules(seen), _saved(seen, before))
         table.add_row(*cells, show_point(trial.point))
     console.print(table)
+
+
+def _saved(seen: Measurement, before: Measurement | None) -> str:
+    """Return which share of the default's energy a point saves, with its 95 % interval where it has one."""
+    if before is None or seen is before:
+        return "–"
+    known = saving_interval(seen, before)
+    between = "" if known is None else f" ({100 * known.low:.0f} to {100 * known.high:.0f})"
+    return f"{1 - seen.energy_j / before.energy_j:.1%}{between}"
 
 
 def _held(study: Study, measurement: Measurement) -> Iterator[tuple[str, str]]:
