@@ -12,8 +12,8 @@ point differ by 2 % in power and 1 % in time, however long they are, as real one
 with other such noise, do not agree either: `again` is the second one, and how far it agrees with the first is as far as
 anything can.
 
-Each study has two answers: the point whose own window was best (`Study.best`), and the one the models expect to be
-(`optimize.answer`). True energies are those an endless window would measure.
+Each study has two answers: the point whose own window was best (`Study.best` of a study that chose none), and the one
+the models expect to be (`optimize.answer`). True energies are those an endless window would measure.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -114,8 +114,8 @@ def courses(job: tuple[str, str, int, int]) -> list[Course]:
         )
         with uncut:
             study = studied(how, workload, seed, trials, window, OTHER_NOISE if way == "again" else 0)
-        models = ConstrainedBayes().answer(study)
-        each = [_judged(workload, trial.point) for trial in (study.best, models) if trial is not None]
+        models, luckiest = ConstrainedBayes().answer(study), replace(study, answer=None).best
+        each = [_judged(workload, trial.point) for trial in (luckiest, models) if trial is not None]
         found.append(Course(how, workload, seed, way, _requests(study) / len(study.completed), *each))
     return found
 
