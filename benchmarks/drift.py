@@ -14,9 +14,13 @@ found is compared in turns with the old profile as always. Repaired means: the c
 the two hours after it the board draws as near to what the profile then followed predicts as it did before, within 3 %,
 and no drift is told.
 
-The watch alone: samples of a minute that differ by chance by as much as is said, from learning on. Each week begins
-with a baseline of its own, so that what so few samples tell wrongly about it is among the false alarms. A week is one
-of load: minutes without load give no sample.
+The watch alone: ten seconds at a time, of which minutes differ by chance by as much as is said, from learning on. Each
+week begins with nothing known, so that what is learnt wrongly is among the false alarms. A week is one of load: time
+without load gives no sample. Where the rung changes, it does so after two minutes on average, to any other of the
+ladder, and each rung's prediction is off by a factor of its own, of 5 % by chance. The least mean delay is that of the
+best test there is for a Gaussian walk whose spread and mean are known, with the false alarms that energy above, or
+below, is allowed: (h - 1)/k where e^h is k times that time and k the information on the drift in a minute (Lorden,
+Procedures for reacting to a change in distribution, Annals of Mathematical Statistics 42, 1971; Moustakides, 1986).
 
 The comparison alone: a new profile in turns with the old one, as it is compared after a study, where a turn's energy
 differs by chance by as much as is said, whichever profile is followed. In bursts of the whole daemon's kind turns were
@@ -29,9 +33,10 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
+from itertools import count, product
 from multiprocessing import Pool
 from multiprocessing.pool import Pool as PoolType
 from pathlib import Path
@@ -47,7 +52,7 @@ from polythrottle.clock import VirtualClock
 from polythrottle.daemon.accounts import Accounts
 from polythrottle.daemon.contest import TURN_S, Contest
 from polythrottle.daemon.desk import Desk
-from polythrottle.daemon.drift import SAMPLE_S, WEEK_S
+from polythrottle.daemon.drift import MINUTE_S, SAMPLE_S, WEEK_S, Chart
 from polythrottle.daemon.guards import Bounds
 from polythrottle.daemon.looking import Sight
 from polythrottle.daemon.parts import Parts
@@ -71,7 +76,8 @@ _WALL_S = 1_700_000_000.0
 _LOAD = Burst(4.0, peak=2.5, share=0.1, length_s=20.0)
 _WITHIN_S = 300.0
 _CHANGE_S = 5.0
-_SPREADS = (0.01, 0.02, 0.03)
+_SPREADS, _RUNG = (0.01, 0.02, 0.03), 8
+_RUNGS_OFF, _STAY_S = 0.05, 120.0
 _TURN_SPREADS, _DRAWN = (0.01, 0.03, 0.045), (1.0, 1.05, 0.95)
 
 
@@ -280,38 +286,64 @@ def planted(asked: tuple[float, int]) -> Found:
         return Found(factor, seed, false, delay_s, decided_s, kept, off, len(house.told("drift")) - told)
 
 
-def watched(asked: tuple[float, float, int]) -> tuple[int, float | None]:
-    """Return the false alarms in a week of load, and how long a drift planted after it takes to be found.
+@dataclass(frozen=True)
+class Alone:
+    """What the watch alone is asked.
 
     Args:
-        asked: By how much samples differ, what is planted, and the seed.
+        spread: By how much minutes differ.
+        moves: Whether the rung changes, each with a prediction that is off by a factor of its own.
+        factor: What is planted.
+        seed: Of the chances.
     """
-    spread, factor, seed = asked
-    random_ = random.Random(f"{spread} {factor} {seed}")
-    rung = ladder().rungs[8]
+
+    spread: float
+    moves: bool
+    factor: float
+    seed: int
+
+
+def watched(asked: Alone) -> tuple[int, float | None]:
+    """Return the false alarms in a week of load, and how long a drift planted after it takes to be found."""
+    random_ = random.Random(repr(asked))
+    off = [random_.gauss(0, _RUNGS_OFF) for _ in ladder().rungs]
     with tempfile.TemporaryDirectory() as folder:
         watch = Watching(Record(Path(folder) / "daemon.db", lambda: _WALL_S))
         watch.over(ladder())
-        false = 0
-        for number in range(round(WEEK_S / SAMPLE_S)):
-            if _sampled(watch, number, rung, random_, spread, 1.0):
+        load, false = _load(asked, random_, off), 0
+        for _ in range(round(WEEK_S / SAMPLE_S)):
+            if watch.seen(*next(load)(1.0)):
                 false += 1
                 watch.again()
         watch.again()
-        for number in range(60):
-            if _sampled(watch, number, rung, random_, spread, factor):
+        for number in range(round(_FIND_S / SAMPLE_S)):
+            if watch.seen(*next(load)(asked.factor)):
                 return false, (number + 1) * SAMPLE_S
     return false, None
 
 
-def _sampled(
-    watch: Watching, number: int, rung: Rung, random_: random.Random, spread: float, factor: float
-) -> str | None:
-    joules = factor * rung.power_at(rung.rate_per_s) * SAMPLE_S * math.exp(random_.gauss(0, spread))
-    requests = round(rung.rate_per_s * SAMPLE_S)
-    mean_s = rung.service.latency_s * math.exp(random_.gauss(0, spread))
-    seen = Seen(requests, requests, 0, 0, rung.p99_s, mean_s)
-    return watch.seen(Sight(SAMPLE_S * number, SAMPLE_S, seen, None, None, None, joules), 8, rung)
+def _load(
+    asked: Alone, random_: random.Random, off: Sequence[float]
+) -> Iterator[Callable[[float], tuple[Sight, int, Rung]]]:
+    """Yield samples of energy, each as a function of what its joules count for; minutes have a latency of their own."""
+    rungs, number, left_s, mean_s = ladder().rungs, _RUNG, 0.0, 0.0
+    spread = asked.spread * math.sqrt(MINUTE_S / SAMPLE_S)
+    for step in count():
+        if step % round(MINUTE_S / SAMPLE_S) == 0:
+            mean_s = math.exp(random_.gauss(0, asked.spread))
+        if asked.moves and left_s <= 0:
+            number, left_s = random_.randrange(len(rungs)), random_.expovariate(1 / _STAY_S)
+        left_s -= SAMPLE_S
+        rung, noise = rungs[number], off[number] + random_.gauss(0, spread)
+        requests = max(4, round(rung.rate_per_s * SAMPLE_S))
+        joules = rung.power_at(requests / SAMPLE_S) * SAMPLE_S * math.exp(noise)
+        seen = Seen(requests, requests, 0, 0, rung.p99_s, rung.service.latency_s * mean_s)
+        sight = Sight(SAMPLE_S * step, SAMPLE_S, seen, None)
+        yield partial(_drawn, sight, joules, number, rung)
+
+
+def _drawn(sight: Sight, joules: float, number: int, rung: Rung, factor: float) -> tuple[Sight, int, Rung]:
+    return replace(sight, joules=factor * joules), number, rung
 
 
 def compared(asked: tuple[float, float, int]) -> tuple[bool, float]:
@@ -381,21 +413,38 @@ def _whole(found: Sequence[Found]) -> Iterator[str]:
             yield f"Not repaired: {each.factor - 1:+.0%}, seed {each.seed}: {words}."
 
 
+_HEADINGS = (
+    *("minutes differ by", "rung", "false alarms a week", "planted", "found after, mean", "90 %", "longest"),
+    *("within 5 min", "least mean"),
+)
+
+
+def _alone(weeks: int, pool: PoolType) -> Iterator[str]:
+    yield f"\n## The watch alone\n\n{weeks} weeks of load for each noise, half of them followed by each drift.\n"
+    yield f"| {' | '.join(_HEADINGS)} |\n|{' --- |' * len(_HEADINGS)}"
+    for spread, moves in product(_SPREADS, (False, True)):
+        factors = (_DRIFT, 1 / _DRIFT)
+        asked = [[Alone(spread, moves, factor, seed) for seed in range(weeks // 2)] for factor in factors]
+        rows = [pool.map(watched, each, 1) for each in asked]
+        false = f"{statistics.mean(told for each in rows for told, _ in each):.2f}"
+        for factor, each in zip(factors, rows, strict=True):
+            found = _delays([delay for _, delay in each])
+            told = f"{spread:.0%} | {'changes' if moves else 'stays'} | {false} | {factor - 1:+.0%}"
+            yield f"| {told} | {found} | {_least_s(spread) / 60:.1f} min |"
+
+
+def _least_s(spread: float) -> float:
+    """Return the least mean delay at which energy above alone raises its share of one false alarm a week."""
+    per_s = math.log(_DRIFT) ** 2 / 2 / spread**2 / MINUTE_S
+    return (math.log(per_s * 2 * Chart().false_alarm_s) - 1) / per_s
+
+
 def report(seeds: int, weeks: int, contests: int, jobs: int) -> Iterator[str]:
     """Yield the lines of the report."""
     factors = (_DRIFT, 1 / _DRIFT)
     with Pool(jobs) as pool:
         yield from _whole(pool.map(planted, [(factor, seed) for factor in factors for seed in range(seeds)], 1))
-        yield f"\n## The watch alone\n\n{weeks} weeks of load each; the drift follows the week.\n"
-        headings = ("samples differ by", "false alarms a week", "planted", "found after, mean", "90 %", "longest")
-        yield f"| {' | '.join(headings)} | within 5 min |"
-        yield "| --- | --- | --- | --- | --- | --- | --- |"
-        for spread in _SPREADS:
-            for factor in factors:
-                asked = [(spread, factor, seed) for seed in range(weeks // 2)]
-                rows = pool.map(watched, asked, 4)
-                false = sum(count for count, _ in rows) / len(rows)
-                yield f"| {spread:.0%} | {false:.2f} | {factor - 1:+.0%} | {_delays([delay for _, delay in rows])} |"
+        yield from _alone(weeks, pool)
         yield from _compared(contests, pool)
 
 

@@ -186,6 +186,7 @@ class Follower:
             temperature_c=reading.temperature_c,
             throttled=reading.throttled,
             worst_s=self.worst_s or None,
+            p99_least_s=seen.p99_least_s,
         )
         self.last_s, self.arrived, self.worst_s = now_s, 0, 0.0
         self.state, actions = step(self.state, event)

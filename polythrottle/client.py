@@ -208,7 +208,9 @@ class Client:
 
     def report(self, seen: Seen) -> Answer:
         """Say what a serving program saw since it said so last; the answer holds ``batch`` and ``gather_s``."""
-        return self._asked("POST", "/v1/report", asdict(seen))
+        told = asdict(seen)
+        del told["p99_least_s"]  # how sure a p99 is matters where the daemon itself counts
+        return self._asked("POST", "/v1/report", told)
 
     def stop(self) -> Answer:
         """End the daemon; it restores the board."""
@@ -296,6 +298,8 @@ def default_socket() -> Path:
 
 def _whole_name(profile: str | Path) -> str:
     """Return a profile's absolute path if it is a file; else its name as given."""
+    if not isinstance(profile, str | os.PathLike):
+        raise InvalidInput(f"{str(profile)[:60]} is no profile; name a file or <device>/<workload>")
     path = Path(profile)
     try:
         return str(path.absolute()) if path.is_file() else str(profile)

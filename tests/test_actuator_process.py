@@ -17,6 +17,7 @@ from actuators import BOARD, MEM, Process, until
 
 from polythrottle.actuation.wire import Line
 from polythrottle.daemon.actuator.main import main
+from polythrottle.daemon.actuator.opening import missing
 from polythrottle.testing import FakeKernel, Fault, plant
 
 HEAVY = (
@@ -172,6 +173,8 @@ def test_there_is_one_actuator_a_socket(started: list[Process], root: Path, caps
     [
         (["--device", "replay:x.csv"], 2, "cannot be served"),
         (["--device", "toaster"], 3, "unknown device"),
+        (["--device", "sim:nope"], 3, "unknown device 'nope'"),
+        (["--device", "jetson?root=/nope"], 2, "there is no folder '/nope'"),
         (["--permits", "/nonexistent/permits.toml"], 4, "there is no"),
         (["--socket", "/tmp/" + "x" * 200], 2, "too long for a socket"),
         (["--socket", "/proc/x/a.sock"], 8, "cannot make a socket"),
@@ -187,6 +190,18 @@ def test_what_it_cannot_begin_with_is_said_in_a_line(
     told = capsys.readouterr().err
     assert says in told
     assert told.count("\n") == 1
+
+
+def test_a_device_that_may_yet_come_is_waited_for_aloud(started: list[Process], tmp_path: Path) -> None:
+    """Without its driver a device is no reason to end, and is told of in one line; with it there is nothing to tell."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    started.append(Process(empty, tmp_path / "s" / "a.sock"))
+    code, told = started[-1].end()
+    (line,) = told.splitlines()
+    assert code == 0
+    assert f"jetson?root={empty} is not there yet, and is waited for: there is no Jetson in" in line
+    assert missing(f"jetson?root={plant(BOARD, tmp_path / 'c')}") == ""
 
 
 def test_a_file_in_the_sockets_place_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,6 +116,9 @@ def test_a_broken_meter_does_not_move_the_plan_far() -> None:
         (SetBudget(last_s=80.0), "go together"),
         (SetBudget(battery_wh=80.0, last_s=60.0, wh_per_day=3.0), "either a battery or"),
         (SetBudget(wh_per_day=math.inf), "wh-per-day must be above 0"),
+        (SetBudget(power_w=1e-300), "--power must be at least 1 mW"),
+        (SetBudget(battery_wh=1.0, last_s=9000 * 86400.0), "--last must be at most 366 days"),
+        (SetBudget(carbon="/nope"), "carbon shares out energy"),
     ],
 )
 def test_a_budget_that_makes_no_sense_is_refused(wish: SetBudget, words: str) -> None:

@@ -8,7 +8,7 @@ from daemons import LADDER, TUNED, House
 from test_studying import profile
 
 from polythrottle.catalog.profiles import write_profile
-from polythrottle.daemon.wishes import ApplyProfile, Confirm, Wish
+from polythrottle.daemon.wishes import ApplyProfile, Confirm, Release, Take, Wish
 from polythrottle.errors import BadFile, InvalidInput, UnknownName
 from polythrottle.ladder import Ladder
 
@@ -54,6 +54,25 @@ def test_an_applied_profile_is_followed_and_rolled_back_unless_confirmed(house: 
     house.turns(10)
     assert followed(house) == TUNED.name
     assert any("nobody confirmed" in words for words in house.words("profile"))
+
+
+def test_a_profile_for_a_board_that_is_left_alone_waits(house: House, other: str) -> None:
+    """While it is released, or way is given, nothing is followed: answers and events say when it will be, and how."""
+    wish(house, Release("maintenance"))
+    house.turns(2)
+    said = wish(house, ApplyProfile(other, 60.0))
+    assert said.startswith(f"{other} will be followed once the board is taken again (r in polythrottle top, or POST")
+    assert "is kept, and will be followed once the board is taken" in wish(house, Confirm())
+    wish(house, ApplyProfile(other, 2.0))
+    house.turns(4)
+    assert [("is followed" in words) for words in house.words("profile")] == [False] * 4
+    wish(house, Take())
+    house.turns(4)
+    assert "is followed; the one before" in wish(house, ApplyProfile(other, 60.0))
+    house.board.foreign = ("gpu_max_hz",)
+    house.turns(60)
+    assert house.desk.status.phase == "yielded"
+    assert "once the board is set again: after a while by itself" in wish(house, ApplyProfile(other, 60.0))
 
 
 def test_a_confirmed_profile_stays(house: House, other: str) -> None:

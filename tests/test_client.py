@@ -163,6 +163,12 @@ def test_a_profile_no_file_can_be_named_like_is_one_line(where: Path) -> None:
     assert len(str(caught.value)) < 200
 
 
+def test_a_profile_that_is_no_name_is_one_line(where: Path) -> None:
+    """Nothing at all, for instance, is refused before anybody is asked."""
+    with pytest.raises(InvalidInput, match="None is no profile; name a file"):
+        Client(where).apply(None)  # type: ignore[arg-type]
+
+
 def test_no_daemon_is_one_line(where: Path) -> None:
     """Whether there was never one or it has died."""
     with pytest.raises(DeviceError, match=r"no daemon runs at .*; start one: polythrottle daemon run"):

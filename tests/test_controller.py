@@ -327,6 +327,15 @@ def test_a_p99_that_looks_back_does_not_trip_on_what_is_over() -> None:
     assert still.phase is Phase.SAFE
 
 
+def test_the_p99_of_a_few_seconds_does_not_trip_before_that_of_a_minute_must() -> None:
+    """While less than the SLO's time has passed, no more of the p99 trips than is certain; it trips once it is."""
+    few = Observed(100.0, p99_s=0.4, p99_least_s=0.1, worst_s=0.4)
+    assert tripped(BOUNDS, few) == ()
+    for certain in (replace(few, p99_least_s=0.3), replace(few, p99_least_s=None)):
+        (trip,) = tripped(BOUNDS, certain)
+        assert trip.guard is Guard.P99
+
+
 def test_a_few_requests_at_once_are_no_burst() -> None:
     """A look ahead of time believes the rate it saw, over no less than the SLO: two in 0.1 s are 10/s at 200 ms."""
     hasty, _ = _told(Observed(20.1, 0.1, 20.0, waiting=9), state=_following())

@@ -104,7 +104,36 @@ def test_without_intervals_a_saving_has_none(day: Day) -> None:
 
 def test_nothing_is_saved_before_a_request() -> None:
     """Totals without requests show no figure."""
-    assert Saving.of(profile()).shown(Totals(5.0, 1.0), 0).joules is None
+    shown = Saving.of(profile()).shown(Totals(5.0, 1.0), 0)
+    assert (shown.joules, shown.words) == (None, "unknown: no request was answered yet")
+
+
+@pytest.mark.parametrize(
+    "away",
+    [State(plan=None), replace(UP, phase=Phase.YIELDED), replace(UP, leased=False)],
+    ids=["down", "yielded", "no"],
+)
+def test_nothing_is_saved_while_the_board_is_as_found(day: Day, away: State) -> None:
+    """Released, given way with, or without the right to set it: those seconds are left out, their joules are not."""
+    day.accounts.saving = Saving.of(profile())
+    day.accounts.wished(SetBudget(battery_wh=1.0, last_s=3600.0))
+    for _ in range(5):
+        day.second(state=away)
+    assert day.accounts.shown_saving().joules is None
+    assert day.accounts.shown_saving().words.startswith("unknown: ")
+    day.second()
+    assert day.accounts.shown_saving().joules == pytest.approx(14.0)
+    assert day.accounts.energy_j == pytest.approx(60.0)
+    assert day.accounts.budget is not None
+    assert day.accounts.budget.left_j() == pytest.approx(3600.0 - 60.0)
+
+
+def test_joules_between_two_turns_are_of_the_budget_too(day: Day) -> None:
+    """A look before the period's end begins the next one, so that what was drawn until then is counted there."""
+    day.accounts.wished(SetBudget(battery_wh=1.0, last_s=3600.0))
+    day.accounts.between(Sight(0.1, 0.1, Seen(2, 2, 0, 0, 0.05, 0.02), None, 30.0, 30.0, 3.0), UP)
+    assert day.accounts.budget is not None
+    assert day.accounts.budget.left_j() == pytest.approx(3600.0 - 3.0)
 
 
 def test_unknown_power_is_no_saving(day: Day) -> None:

@@ -19,10 +19,11 @@ from polythrottle.backends import open_device
 from polythrottle.catalog.profiles import write_profile
 from polythrottle.cli.commands import run
 from polythrottle.cli.daemon import _print_status
+from polythrottle.cli.serving import line_of
 from polythrottle.client import Client
 from polythrottle.daemon.ports import Seen
 from polythrottle.daemon.showing import stamp
-from polythrottle.daemon.status import Status
+from polythrottle.daemon.status import RungShown, SavedShown, Status
 from polythrottle.errors import DeviceError, PolythrottleError
 from polythrottle.identity import identity_of
 from polythrottle.ladder import Ladder, Rung
@@ -140,6 +141,30 @@ def test_a_loop_that_hangs_is_seen_in_the_status(capsys: pytest.CaptureFixture[s
         out = capsys.readouterr().out
         assert "has not turned" not in out
         assert "3/s, 0 waiting" in out
+
+
+def test_a_line_of_status_ends_with_a_whole_part_and_begins_with_what_is_wrong() -> None:
+    """Whatever the width no figure is cut in two, and a fault is never what is left out."""
+    shown = Status(
+        phase="following",
+        energy_kind="simulated",
+        power_w=123.456,
+        rate_per_s=1234.0,
+        p99_s=0.0523,
+        limit_s=0.06,
+        rung=RungShown(13, 17, 40.0, 12.0, 0.02),
+        saved=SavedShown(123456.0, 1.0, 2.0, 9),
+        faults=("the disk is full",),
+    )
+    whole = line_of(shown, 1000)
+    assert whole.startswith("FAULT  following  ")
+    assert "rung 14/17  saved " in whole
+    parts = whole.split("  ")
+    for width in range(20, 120):
+        line = line_of(shown, width)
+        assert len(line) <= max(width, len(parts[0]))
+        assert line.split("  ") == parts[: len(line.split("  "))]
+    assert len(line_of(shown)) <= 79
 
 
 def test_status_is_a_document_for_programs(
@@ -369,6 +394,50 @@ def test_a_budget_is_set_shown_and_lifted(
     assert json.loads(told("--json")[1])["limit_w"] == 25.0
     assert told("--no-budget") == (0, "no budget limits the power\n", "")
     assert told() == (0, "no budget limits the power\n", "")
+
+
+def test_what_happens_before_the_first_turn_is_on_the_terminal(
+    tmp_path: Path, simulated: Path, ends: ExitStack
+) -> None:
+    """A profile that is not followed because its board has changed, and a battery too small, are said at the start."""
+    text = simulated.read_text()
+    assert "[provenance]\n" in text
+    simulated.write_text(text.replace("[provenance]\n", '[provenance]\ncontent = "board=0123456789abcdef"\n'))
+    words = ("--traffic", "sim:poisson:20/s")
+    changed = Daemon(tmp_path, "--profile", str(simulated), *words)
+    ends.callback(changed.close)
+    changed.begun()
+    found = changed.client.status()
+    assert any("is not followed: this profile was tuned with another board" in each for each in found.faults)
+    assert "was tuned with another board" in changed.log.read_text()
+    with pytest.raises(PolythrottleError, match="was tuned with another board"):
+        changed.client.apply(simulated)
+    changed.client.stop()
+    assert changed.child.wait(timeout=60) == 0
+    simulated.write_text(text)
+    small = Daemon(tmp_path, "--profile", str(simulated), *words, "--battery", "1Wh", "--last", "9h")
+    ends.callback(small.close)
+    small.begun()
+    assert "would hold it for 9 h 00 min" in small.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--battery", "80Wh"], "--battery 80Wh --last 9h"),
+        (["--last", "9h"], "--battery 80Wh --last 9h"),
+        (["--carbon", "/nope"], "give --wh-per-day or --battery with it"),
+        (["--battery", "1Wh", "--last", "9000d"], "--last must be at most 366 days"),
+        (["--power", "1e-300W"], "--power must be at least 1 mW"),
+    ],
+)
+def test_a_budget_that_is_none_is_refused_in_words_of_its_options(
+    tmp_path: Path, words: list[str], says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whether a daemon runs or not, and at its start likewise."""
+    for command in (["budget", "--socket", str(tmp_path / "none.sock")], ["run", "--profile", "x"]):
+        assert run(["daemon", *command, *words]) == 2
+        assert says in capfd.readouterr().err
 
 
 def test_a_power_no_point_can_keep_ends_the_start(tmp_path: Path, simulated: Path, ends: ExitStack) -> None:

@@ -94,6 +94,7 @@ def test_an_actuator_can_be_declined(tmp_path: Path) -> None:
         ("[guards]\nhold_s = inf", "guards.hold_s"),
         ("[budget]\nbattery = '80 sheep'", "budget.battery"),
         ("[budget]\nlast = '9 parsecs'", "budget.last"),
+        ("[budget]\nlast = '9h'", "budget: a battery and the time it must last go together"),
         ("[exploring]\ncanary = 2", "exploring"),
         ("[api]\nreaders = [5]", "api.readers"),
         ("actuator = true", "actuator"),

@@ -40,12 +40,13 @@ def test_every_expression_names_what_is_exported(expression: str, legend: str) -
 
 
 def test_it_shows_what_people_look_for() -> None:
-    """Power and budget, p99 and limit, savings with interval, clocks, phases, guards and events are drawn."""
+    """Power, budget, p99, limit, savings with interval, clocks, phases, guards, events and fine-tuning are drawn."""
     drawn = " ".join(expression for expression, _ in expressions())
     for name in (
         *("power_watts", "budget_limit_watts", "request_latency_p99_seconds", "request_latency_limit_seconds"),
         *("saved_joules", "saved_low_joules", "saved_high_joules", "clock_hertz", "phase", "guard_tripped"),
-        *("events_total", "control_lateness_p99_seconds"),
+        *("events_total", "control_lateness_p99_seconds", "finetuning_running", "finetuning_epochs_done"),
+        "finetuning_samples_per_second",
     ):
         assert f"polythrottle_{name}" in drawn
 

@@ -7,7 +7,7 @@ import pytest
 
 from polythrottle.clock import VirtualClock
 from polythrottle.daemon.looking import Looking
-from polythrottle.daemon.ports import Seen
+from polythrottle.daemon.ports import Seen, failed_of
 from polythrottle.daemon.waking import WakingClock
 from polythrottle.errors import DeviceError
 from polythrottle.measurement import Reading
@@ -44,6 +44,21 @@ def test_looks_in_between_are_added_up() -> None:
     assert sight.seen == Seen(7, 3, 1, 2, 0.2, worst_s=0.3)
     assert sight.rate_per_s == pytest.approx(7.0)
     assert sight.errors == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "failed"),
+    [
+        (Seen(1, 4, 1), Seen(1, 2, 1), 2),
+        (Seen(1, 4, 1), Seen(1), 1),
+        (Seen(1, 4), Seen(1, 2, 1), None),
+        (Seen(1, 4, 1), Seen(1, 2), None),
+        (Seen(1), Seen(1), None),
+    ],
+)
+def test_failures_are_of_the_same_looks_as_what_ended(first: Seen, second: Seen, failed: int | None) -> None:
+    """Where one look does not know how many of its requests failed, nobody knows it of both."""
+    assert failed_of(first, second) == failed
 
 
 def test_a_rate_over_an_instant_is_unknown() -> None:

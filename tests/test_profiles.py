@@ -59,6 +59,9 @@ def test_a_file_that_is_no_profile_is_one_clear_error(tmp_path: Path, text: str)
         ("gpu_max_mhz = 800", "gpu_max_mhz = inf"),
         ("gpu_max_mhz = 800", "gpu_max_mhz = true"),
         ("gpu_max_mhz = 800", "gpu_max_mhz = { a = 1 }"),
+        ("gpu_max_mhz = 800", "gpu_max_mhz = 800\nbatch_size = -16"),
+        ("gpu_max_mhz = 800", "gpu_max_mhz = 800\nbatch_size = 1.5"),
+        ("gpu_max_mhz = 800", "gpu_max_mhz = 800\nbatch_size = 'x'"),
     ],
 )
 def test_a_level_or_a_name_that_is_none_is_a_bad_file(tmp_path: Path, change: tuple[str, str]) -> None:

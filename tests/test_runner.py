@@ -1,5 +1,6 @@
 """The control loop in virtual time, on a scripted board and scripted traffic."""
 
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, Polythr
 from polythrottle.measurement import Latency, Measurement
 from polythrottle.profile import Profile
 from polythrottle.space import OperatingPoint
+
+BATTERY = SetBudget(battery_wh=1.0, last_s=9 * 3600.0)
 
 
 @pytest.fixture
@@ -385,6 +388,15 @@ def test_a_board_that_was_never_had_is_said_with_its_cause(house: House) -> None
     assert house.desk.status.reason == f"not set: {GONE}"
 
 
+def test_a_daemon_that_never_reached_a_board_says_so_at_its_end(house: House) -> None:
+    """It cannot know how a board was found that it never had."""
+    house.board.fails.update(take=GONE, apply=GONE, read=GONE)
+    house.turns(3)
+    house.runner.stop()
+    house.runner.run()
+    assert house.words("stop") == ["the daemon has ended; no board was reached, and none was set"]
+
+
 def test_a_right_that_is_lost_is_said_with_its_cause(house: House) -> None:
     """An actuator that goes away is an event with its words."""
     house.turns(5)
@@ -488,6 +500,17 @@ def test_a_power_no_point_can_keep_is_refused_at_once(house: House) -> None:
         wish(house, SetBudget(power_w=4.0))
     assert house.accounts.budget is None
     assert "at most 6 W" in wish(house, SetBudget(power_w=6.0))
+
+
+def test_energy_that_does_not_suffice_is_said_in_the_first_answer(house: House) -> None:
+    """A battery or a ration too small for the load is taken, and its answer names the nearest that can be met."""
+    assert re.search(r"1 Wh do not last 9 h 00 min.*\d Wh would hold it", wish(house, BATTERY)), "no load is known yet"
+    assert "before any load was seen" in house.words("budget")[-1]
+    house.turns(5)
+    for small in (BATTERY, SetBudget(wh_per_day=1.0)):
+        assert re.search(r"even at the lowest points; .*\d Wh would hold it for .*, or 1 Wh for ", wish(house, small))
+        assert house.words("budget")[-1].endswith(" min")
+    assert wish(house, SetBudget(battery_wh=1e4, last_s=9 * 3600.0)) == "budget: 10000 Wh to last 9 h"
 
 
 def test_taking_says_what_becomes_of_the_board(house: House) -> None:

@@ -194,6 +194,26 @@ def test_lately_is_the_latency_of_the_last_minute() -> None:
     assert lately.mean_s is None
 
 
+def test_a_few_late_requests_at_the_start_are_no_p99_of_a_minute() -> None:
+    """Before the window is full no more of its p99 is certain than the late ones make of all of it."""
+    lately = Lately(60.0)
+    for number in range(120):  # four seconds of 30/s, in which a switch delays five
+        lately.add(number / 30, 0.2 if number in range(100, 105) else 0.03)
+    assert (lately.p99_s, lately.p99_least_s) == (0.2, 0.03)
+    for number in range(120, 150):
+        lately.add(number / 30, 0.2)
+    assert lately.p99_least_s == 0.2, "more are late than one in a hundred of a minute's"
+    for number in range(150, 3600):
+        lately.add(number / 30, 0.001 * (number % 97))
+        lately.until(number / 30)
+    assert lately.p99_least_s == lately.p99_s
+    lately.clear()
+    assert lately.p99_least_s is None
+    for _ in range(LEAST):
+        lately.add(200.0, 0.2)
+    assert (lately.p99_s, lately.p99_least_s) == (0.2, 0.0), "of an instant nothing is certain"
+
+
 def test_lately_is_bounded() -> None:
     """At most so many requests are remembered, the newest."""
     lately = Lately(60.0, most=50)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from builders import measured
+from daemons import LADDER
 from scripted import Script, daemon
 
 from polythrottle.catalog.profiles import write_profile
@@ -71,6 +72,17 @@ def test_apply_tells_programs_the_same(script: Script, profile: Path, capsys: py
         {"gpu_max_hz": 828_750_000},
         True,
     )
+
+
+def test_where_rungs_are_followed_no_point_is_told(
+    script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A profile with a ladder is followed by the load, so that its one point is not what is set."""
+    point = LADDER.rungs[0].service.point
+    made = Profile("sim:jetson-agx-orin", "resnet50", point, measured(), workload_knobs=("batch_size",), ladder=LADDER)
+    write_profile(made, tmp_path / "ladder.toml")
+    found = json.loads(told(capsys, "apply", str(tmp_path / "ladder.toml"), "--json")[1])
+    assert (found["point"], found["workload_point"], found["rungs"]) == (None, None, 3)
 
 
 def test_a_time_to_stand_is_not_the_daemons(script: Script, profile: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -253,6 +253,32 @@ def test_a_rotated_or_cut_log_loses_no_request(tmp_path: Path) -> None:
     assert "cannot be read" in traffic.note
 
 
+def test_a_deleted_log_is_unknown_not_a_load_that_falls(tmp_path: Path) -> None:
+    """What is still written to it is read on; what cannot be read is unknown, and after five seconds it is down."""
+    path = tmp_path / "requests.log"
+    path.touch()
+    traffic = _logged(path)
+    with path.open("a") as writer:
+        writer.write("1 0.1\n2 0.1\n")
+        writer.flush()
+        assert (traffic.look(1.0) or Seen()).arrived == 2
+        path.unlink()
+        writer.write("3 0.1\n")
+        writer.flush()
+        assert (traffic.look(2.0) or Seen()).arrived == 1
+    seen = traffic.look(3.0)
+    assert seen is not None
+    assert (seen.arrived, seen.answered, seen.failed, seen.worst_s) == (None, None, None, None)
+    assert "unknown" in traffic.note
+    path.write_text("4 0.1\n5 0.1\n")
+    assert (traffic.look(4.0) or Seen()).arrived == 2
+    assert traffic.note == ""
+    path.unlink()
+    assert (traffic.look(5.0) or Seen()).arrived is None
+    assert traffic.look(9.5) is None
+    traffic.close()
+
+
 @given(st.binary(max_size=300))
 def test_no_garbage_in_a_log_is_more_than_a_note(garbage: bytes) -> None:
     """Whatever is written into the file, the next good line counts."""
@@ -376,11 +402,17 @@ def test_a_bad_page_is_a_note_and_five_seconds_of_it_is_down(
     server.says(text, status)
     kept = traffic.look(1.0)
     assert kept is not None
-    assert (kept.arrived, kept.waiting) == (0, 2)
+    assert (kept.arrived, kept.answered, kept.waiting) == (None, None, 2), "unknown is not zero"
     assert says in traffic.note
-    assert traffic.look(6.0) is None
+    server.says(_vllm([0.1] * 9))
+    after = traffic.look(4.0)
+    assert after is not None
+    assert (after.arrived, after.answered) == (None, 6), "six in three seconds are not six in the last"
+    server.says(text, status)
+    assert traffic.look(5.0) is not None
+    assert traffic.look(9.5) is None
     server.says(_vllm([0.1] * 3))
-    assert traffic.look(7.0) is not None
+    assert traffic.look(10.0) is not None
     assert traffic.note == ""
     traffic.close()
 

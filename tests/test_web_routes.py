@@ -127,6 +127,27 @@ def test_a_report_is_answered_with_the_target(script: Script, where: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"arrived": 5, "answered": 5, "failed": 500}, "of 5 requests that ended (answered) 500 cannot have failed"),
+        ({"arrived": 5, "failed": 1}, "of how many says answered"),
+        ({"arrived": 5, "p99_s": 0.02, "mean_s": 5}, "a mean of 5 s cannot go with a p99 of 0.02 s"),
+    ],
+)
+def test_a_report_that_contradicts_itself_is_refused(
+    script: Script, where: Path, body: dict[str, Any], words: str
+) -> None:
+    """In one line, and the control loop does not hear of it; so many requests that no board answers them likewise."""
+    status, answer, _ = ask(where, "POST", "/v1/report", body)
+    assert (status, answer["error"]["kind"]) == (409, "InvalidInput")
+    assert words in answer["error"]["words"]
+    assert ask(where, "POST", "/v1/report", {"arrived": 10**9})[0] == 422
+    assert script.wishes == []
+    sound = {"arrived": 5, "answered": 5, "failed": 5, "p99_s": 0.02, "mean_s": 0.2, "worst_s": 0.01}
+    assert ask(where, "POST", "/v1/report", sound)[0] == 200, "a tail beyond the p99 may weigh a lot"
+
+
+@pytest.mark.parametrize(
     ("error", "status"),
     [
         (BadFile("torn"), 409),

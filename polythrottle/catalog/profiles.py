@@ -51,6 +51,8 @@ def read_profile(path: Path) -> Profile:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         point = point_of(document["point"])
+        if isinstance(batch := point.get("batch_size", 1), str) or batch < 1 or batch != int(batch):
+            raise ValueError(f"point.batch_size is {batch!r}; it must be a whole number of at least 1")
         return Profile(
             device=_word(document["device"]),
             workload=_word(document["workload"]),

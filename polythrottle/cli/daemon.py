@@ -84,7 +84,11 @@ def run_daemon(
     ] = None,
     finetune: Annotated[
         list[str] | None,
-        typer.Option("--finetune", metavar="FOLDER", help="A fine-tuning job, or a folder of such, to heed; repeats."),
+        typer.Option(
+            "--finetune",
+            metavar="FOLDER",
+            help="A fine-tuning job, or a folder of such, to heed; from where you are; repeats.",
+        ),
     ] = None,
     config: Annotated[
         Path | None,
@@ -234,13 +238,14 @@ def _followed(client: Any, as_json: bool) -> Iterator[str]:
     """Yield a line for each status and each event."""
     import json
 
-    from polythrottle.cli.serving import line_of
+    from polythrottle.cli.serving import WIDTH, line_of
     from polythrottle.client import Gone
     from polythrottle.daemon.status import Happened, Status
 
     for found in client.follow():
         if isinstance(found, Status):
-            yield json.dumps({"status": found.document}) if as_json else f"{found.at[11:19]} {line_of(found)}"[:79]
+            at = f"{found.at[11:19]} "
+            yield json.dumps({"status": found.document}) if as_json else f"{at}{line_of(found, WIDTH - len(at))}"
         elif isinstance(found, Happened):
             plain = f"{found.at[11:19]} {found.kind}: {found.words}"
             yield json.dumps({"event": vars(found)}) if as_json else plain

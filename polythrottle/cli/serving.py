@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+from polythrottle.daemon.budget import check_wish
 from polythrottle.daemon.desk import Desk
 from polythrottle.daemon.notify import Supervisor
 from polythrottle.daemon.opening import alone, build
@@ -28,7 +29,8 @@ from polythrottle.state import DAEMON_SOCKET, run_dir, state_dir
 from polythrottle.units import show
 
 INTERRUPTED = 130
-_WIDTH = 79
+WIDTH = 79
+"""Of a line, for the narrowest of terminals."""
 _MODULE = "polythrottle.cli.serving"
 
 
@@ -97,7 +99,11 @@ def budget_of(words: Mapping[str, Any]) -> SetBudget | None:
         if found or carbon:
             raise InvalidInput("--no-budget lifts every limit; leave it out, or the limits")
         return SetBudget()
-    return SetBudget(**found, carbon=str(Path(carbon).absolute()) if carbon else None) if found or carbon else None
+    if not found and not carbon:
+        return None
+    wish = SetBudget(**found, carbon=str(Path(carbon).absolute()) if carbon else None)
+    check_wish(wish)
+    return wish
 
 
 def main() -> int:
@@ -166,7 +172,9 @@ def _say(text: str) -> None:
 
 
 class Teller:
-    """Writes each event in a line of its own, and in a terminal what goes on in a last line that is written over.
+    """Writes each event since the daemon began in a line of its own.
+
+    In a terminal what goes on is in a last line, which is written over.
 
     It has a thread of its own: a terminal that does not take its lines must not hold up the control loop.
 
@@ -179,7 +187,8 @@ class Teller:
         self._desk, self._out, self._live = desk, out, out.isatty()
         self._bell, self._over = threading.Event(), False
         events = desk.events()
-        self._after = events[-1].number if events else 0
+        begun = [each.number for each in events if each.kind == "start"]
+        self._after = begun[-1] if begun else events[-1].number if events else 0
         self._end = desk.listen(self._bell.set)
         self._thread = threading.Thread(target=self._told, name="polythrottle-teller", daemon=True)
         self._thread.start()
@@ -208,14 +217,30 @@ class Teller:
             clear = "\r\x1b[K" if self._live else ""
             self._out.write(f"{clear}{event.at[11:19]} {event.kind:<8} {event.words}\n")
         if self._live:
-            self._out.write(f"\r\x1b[K{line_of(self._desk.status)[:_WIDTH]}")
+            self._out.write(f"\r\x1b[K{line_of(self._desk.status)}")
         self._out.flush()
 
 
-def line_of(status: Status) -> str:
-    """Return what goes on in one line."""
+def line_of(status: Status, width: int = WIDTH) -> str:
+    """Return what goes on in one line; what does not fit is left out whole, and whether something is wrong is first.
+
+    Args:
+        status: As the daemon shows it.
+        width: How many columns there are.
+    """
+    line, *rest = _parts(status)
+    for part in rest:
+        if len(line) + 2 + len(part) > width:
+            break
+        line = f"{line}  {part}"
+    return line
+
+
+def _parts(status: Status) -> list[str]:
+    """Return what goes on, the most important first."""
     simulated = " (simulated)" if status.energy_kind == "simulated" else ""
-    parts = [status.phase, f"{show(status.power_w, 'W')}{simulated}"]
+    fault = ["FAULT"] if status.faults else []
+    parts = [*fault, status.phase, f"{show(status.power_w, 'W')}{simulated}"]
     if status.rate_per_s is not None:
         parts.append(f"{status.rate_per_s:.3g}/s")
     if status.p99_s is not None:
@@ -225,7 +250,7 @@ def line_of(status: Status) -> str:
         parts.append(f"rung {status.rung.number + 1}/{status.rung.of}")
     if status.saved.joules is not None:
         parts.append(f"saved {show(status.saved.joules, 'J')} today")
-    return "  ".join([*parts, *(["FAULT"] if status.faults else [])])
+    return parts
 
 
 if __name__ == "__main__":

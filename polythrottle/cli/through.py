@@ -64,13 +64,15 @@ def apply_through(client: "Client", status: "Status", profile: "Profile", path: 
         raise InvalidInput("the daemon keeps a profile until another is applied; leave --for out, or give --no-daemon")
     said = client.apply(path, stay.within_s)
     own, served = parted(profile)
+    followed = None if profile.ladder is None else len(profile.ladder.rungs)  # one of them by the load, not the point
     return {
         "profile": str(path),
         "device": status.device,
         "through": client.where,
         "words": said["words"],
-        "point": dict(own),
-        "workload_point": dict(served),
+        "point": dict(own) if followed is None else None,
+        "workload_point": dict(served) if followed is None else None,
+        "rungs": followed,
         "simulated": status.energy_kind == "simulated",
         "confirm_within_s": stay.within_s,
     }

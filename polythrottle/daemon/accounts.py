@@ -101,21 +101,33 @@ class Accounts:
             self._wish, self._wished_s = kept["wish"], at_s
             self.budget = replace(budget, spent_j=float(kept.get("spent_j", 0.0)))
 
+    def outlook(self, ladder: Ladder, mean_per_s: float) -> BudgetShown | None:
+        """Return the budget as it would be planned now; None if there is none. Nothing is changed.
+
+        Args:
+            ladder: Is followed.
+            mean_per_s: Requests that come, for the half-hours of the day that were never seen.
+        """
+        if self.budget is None:
+            return None
+        now_s = self._wall()
+        return self.budget.planned(now_s, self._since_midnight_s, self._pattern, mean_per_s, ladder).shown(now_s)
+
     def turn(self, sight: Sight, state: State) -> Iterator[Event]:
         """Add up one control period, and yield what the controller should know of it."""
-        self._counted(sight)
+        self._counted(sight, state)
         self._roll()
         loaded = state.plan is not None
         rate_per_s = sight.rate_per_s if loaded else 0.0
         if rate_per_s is not None and not sight.jumped:
             self._pattern = self._pattern.seen(self._since_midnight_s(self._wall()), rate_per_s, sight.period_s)
         if state.plan is not None and state.plan.ladder is not None:
-            yield from self._rationed(sight, state, state.plan.ladder)
+            yield from self._rationed(state, state.plan.ladder)
         yield from self._explored(sight, state)
 
-    def between(self, sight: Sight) -> None:
+    def between(self, sight: Sight, state: State) -> None:
         """Add up a part of a control period that was looked at before its end."""
-        self._counted(sight)
+        self._counted(sight, state)
 
     def shown_saving(self) -> SavedShown:
         """Return what was saved since midnight, the minute under way included."""
@@ -141,7 +153,8 @@ class Accounts:
         """Note the minute under way and what must outlive the daemon."""
         self._close_minute(self._minute)
 
-    def _counted(self, sight: Sight) -> None:
+    def _counted(self, sight: Sight, state: State) -> None:
+        self._drawn(sight, state)
         seen, minute = sight.seen, self._minute
         if sight.joules is not None:
             self.energy_j = (self.energy_j or 0.0) + sight.joules
@@ -156,7 +169,7 @@ class Accounts:
         metered_s = minute.metered_s + (0.0 if sight.joules is None else seconds + sight.unread_s)
         minute = replace(minute, seconds=minute.seconds + seconds, metered_s=metered_s, p99_s=p99_s)
         self._minute = replace(minute, joules=_sum(minute.joules, sight.joules))
-        if sight.rate_per_s is not None and sight.own_j is not None:
+        if sight.rate_per_s is not None and sight.own_j is not None and state.steers:
             self._saved(self.saving.in_turn(sight.rate_per_s, sight.own_j, sight.period_s))
 
     def _saved(self, saved: tuple[float, float | None] | None) -> None:
@@ -197,12 +210,17 @@ class Accounts:
         known = {"wish": self._wish, "at_s": self._wished_s, "spent_j": spent_j}
         self._record.keep(_BUDGET, {**known, "board": self._board})
 
-    def _rationed(self, sight: Sight, state: State, ladder: Ladder) -> Iterator[Event]:
-        rate_per_s, budget = sight.rate_per_s, self.budget
-        if budget is not None and sight.joules is not None:
-            rung = state.rung if state.phase is Phase.FOLLOWING and sight.own_j is not None else None
-            predicted_j = None if rung is None or rate_per_s is None else rung.power_at(rate_per_s) * sight.period_s
-            budget = budget.drawn(sight.joules, predicted_j)
+    def _drawn(self, sight: Sight, state: State) -> None:
+        """Take what was drawn off the budget, whoever set the board: a battery gets empty while it is released too."""
+        rate_per_s = sight.rate_per_s
+        if self.budget is None or sight.joules is None:
+            return
+        rung = state.rung if state.phase is Phase.FOLLOWING and sight.own_j is not None else None
+        predicted_j = None if rung is None or rate_per_s is None else rung.power_at(rate_per_s) * sight.period_s
+        self.budget = self.budget.drawn(sight.joules, predicted_j)
+
+    def _rationed(self, state: State, ladder: Ladder) -> Iterator[Event]:
+        budget = self.budget
         if budget is not None:
             mean_per_s = state.forecast.slow_per_s
             budget = budget.planned(self._wall(), self._since_midnight_s, self._pattern, mean_per_s, ladder)

@@ -35,6 +35,7 @@ _FOREIGN_S = 10.0
 _SERVE_AGAIN_S = 10.0
 _RETRY_MOST_S = 30.0
 _EVENTS_MOST = 16
+_TAKING = "r in polythrottle top, or POST /v1/take"
 
 
 def whole(point: OperatingPoint) -> OperatingPoint:
@@ -51,6 +52,9 @@ class Acting:
         traffic: Is told of batches.
         studies: Are started and stopped.
         tell: Takes an event's kind and words.
+
+    Attributes:
+        reached: Whether there was ever the right to set the board.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class Acting:
         self.state = State()
         self._why = ""
         self.released = ""
+        self.reached = False
         self.faults: dict[str, str] = {}
         self.part: Callable[[OperatingPoint], OperatingPoint] = whole
         self._clock, self._board, self._traffic, self._studies, self._tell = clock, board, traffic, studies, tell
@@ -77,6 +82,17 @@ class Acting:
         if not self._why:
             return "nothing was set yet"
         return self._why if self.state.phase is Phase.STUDYING else reason(self.state)
+
+    @property
+    def waits(self) -> str:
+        """When what is chosen now will be followed; empty if it is already."""
+        if self.released:
+            return f"once the board is taken again ({_TAKING})"
+        if self.state.phase is Phase.YIELDED:
+            return f"once the board is set again: after a while by itself, or when it is taken ({_TAKING})"
+        if not self.state.leased:
+            return "once the daemon has the right to set the board"
+        return "" if self.up else "once the workload is up"
 
     def do(self, event: Event) -> None:
         """Tell the controller of an event and carry out what it says, and what follows from that."""
@@ -106,6 +122,7 @@ class Acting:
             had, self._had = self._had, False
             self._lost(str(error), had)
             return False
+        self.reached = True
         self.faults.pop("board", None)
         self._retry_s = 1.0
         fresh, self._had = not self._had or not self.state.leased, True

@@ -36,16 +36,23 @@ class ActuatorBoard:
         token_file: Where the token is kept, for nobody else to read.
         clock: Of the control loop.
         lease_s: For how long it keeps what was set after the daemon has died.
+        holder: Who holds it, for others to read.
     """
 
     def __init__(
-        self, socket: Path, device: str | None, token_file: Path, clock: Clock, lease_s: float = LEASE_S
+        self,
+        socket: Path,
+        device: str | None,
+        token_file: Path,
+        clock: Clock,
+        lease_s: float = LEASE_S,
+        holder: str = _HOLDER,
     ) -> None:
         self._line, self._socket = Line(socket, _PATIENCE_S), socket
         self._asked, self._token_file, self._clock = device, token_file, clock
         self._token = _kept(token_file)
         self._held = False
-        self._lease_s = lease_s
+        self._lease_s, self._holder = lease_s, holder
         self._renewed_s = 0.0
         self._about: Mapping[str, object] = {}
         self._left: tuple[str, ...] = ()
@@ -198,7 +205,7 @@ class ActuatorBoard:
     def _taken(self) -> None:
         device = self._described(fresh=True)
         known = {} if self._token is None else {"token": self._token}
-        found = self._line.ask("take", device=device, seconds=self._lease_s, holder=_HOLDER, **known)
+        found = self._line.ask("take", device=device, seconds=self._lease_s, holder=self._holder, **known)
         self._token, self._held, self._left = str(found["token"]), True, ()
         _keep(self._token_file, self._token)
 

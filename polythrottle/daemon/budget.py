@@ -22,6 +22,10 @@ _AGAIN_S = 60.0
 _TRUSTED = (0.5, 2.0)
 """Between these what is drawn over what was predicted is believed; beyond them something else is wrong."""
 _LEARNING = 0.1
+LEAST_W, MOST_W = 1e-3, 1e6
+LEAST_WH, MOST_WH = 1e-3, 1e9
+LEAST_S, MOST_S = 1.0, 366 * DAY_S
+"""Between these lies what boards draw, batteries hold and people plan for."""
 _MOST_BYTES = 4_000_000
 """Of a table of intensities: it is read between two turns of the control loop."""
 
@@ -122,26 +126,12 @@ class Budget:
             midnight_s: When the local day began.
 
         Raises:
-            InvalidInput: If a figure is not above 0, or a battery comes without the time it must last, or with a ration
-                a day.
+            InvalidInput: As `check_wish` does.
             BadFile: If the file of intensities is none.
         """
-        for name, value in (
-            ("power", wish.power_w),
-            ("battery", wish.battery_wh),
-            ("last", wish.last_s),
-            ("wh-per-day", wish.wh_per_day),
-        ):
-            if value is not None and not 0 < value < math.inf:
-                raise InvalidInput(f"{name} must be above 0, not {value:g}")
-        if (wish.battery_wh is None) != (wish.last_s is None):
-            raise InvalidInput("a battery and the time it must last go together: --battery 80Wh --last 9h")
-        if wish.battery_wh is not None and wish.wh_per_day is not None:
-            raise InvalidInput("give either a battery or watt-hours a day")
+        check_wish(wish)
         carbon = None if wish.carbon is None else Carbon.read(Path(wish.carbon))
         supply = _supply(wish, now_s, midnight_s)
-        if carbon is not None and supply is None:
-            raise InvalidInput("carbon shares out energy over the day: give --wh-per-day or --battery with it")
         if wish.power_w is None and supply is None:
             return None
         return cls(wish.power_w, supply, carbon)
@@ -232,6 +222,33 @@ class Budget:
         elif self.supply is not None and now_s >= self.supply.end_s:
             words += ": over; nothing is limited any more"
         return BudgetShown(words, self.limit_w, left_j, shadow_w_per_ms, met)
+
+
+def check_wish(wish: SetBudget) -> None:
+    """Check that what is wished goes together, whatever the board; the file of intensities is not looked at.
+
+    Raises:
+        InvalidInput: If a figure is none that a board or a battery can have, or a battery comes without the time it
+            must last, or with a ration a day, or intensities without energy to share out.
+    """
+    _check_amount("power", wish.power_w, (LEAST_W, MOST_W), ("1 mW", "1 MW"))
+    _check_amount("battery", wish.battery_wh, (LEAST_WH, MOST_WH), ("1 mWh", "1 GWh"))
+    _check_amount("last", wish.last_s, (LEAST_S, MOST_S), ("1 s", "366 days"))
+    _check_amount("wh-per-day", wish.wh_per_day, (LEAST_WH, MOST_WH), ("1 mWh", "1 GWh"))
+    if (wish.battery_wh is None) != (wish.last_s is None):
+        raise InvalidInput("a battery and the time it must last go together: --battery 80Wh --last 9h")
+    if wish.battery_wh is not None and wish.wh_per_day is not None:
+        raise InvalidInput("give either a battery or watt-hours a day")
+    if wish.carbon is not None and wish.battery_wh is None and wish.wh_per_day is None:
+        raise InvalidInput("carbon shares out energy over the day: give --wh-per-day or --battery with it")
+
+
+def _check_amount(name: str, value: float | None, ends: tuple[float, float], shown: tuple[str, str]) -> None:
+    if value is None or ends[0] <= value <= ends[1]:
+        return
+    if not 0 < value < math.inf:
+        raise InvalidInput(f"--{name} must be above 0, not {value:g}")
+    raise InvalidInput(f"--{name} must be {f'at least {shown[0]}' if value < ends[0] else f'at most {shown[1]}'}")
 
 
 def check_power(power_w: float, ladder: Ladder) -> None:

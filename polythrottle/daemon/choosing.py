@@ -113,7 +113,9 @@ class Choosing:
         """
         if self._before is not None and not self._until_s - sight.now_s > 0:
             old, self._before = self._before, None
-            self._tell("profile", f"nobody confirmed the profile: {old.name or 'the one before'} is followed again")
+            waits = self._acting.waits
+            again = f"will be followed again {waits}" if waits else "is followed again"
+            self._tell("profile", f"nobody confirmed the profile: {old.name or 'the one before'} {again}")
             self._follow(old)
         if self._contest is not None:
             self._contested(self._contest, sight, trouble)

@@ -1,76 +1,66 @@
 """Drift: whether energy and latency still are what the profile predicts, asked after every sample.
 
-A residual is the logarithm of observed over predicted, so that 8 % is the same distance at every point. Cumulative sums
-(Page, Continuous inspection schemes, Biometrika 41, 1954) of residuals in units of their spread raise an alarm when
-they pass a threshold. That is set for the mean time between false alarms by Page's integral equation for Gaussian
-residuals, solved by quadrature as Goel and Wu did (Determination of A.R.L. and a contour nomogram for CUSUM charts to
-control normal mean, Technometrics 13, 1971); in plain Python, for the daemon is to load no more than it must.
-Siegmund's formula, the usual short cut, promises up to a half more time than there is where the drift is large beside
-the spread.
+A residual is the logarithm of observed over predicted, so that 8 % is the same distance at every point. What is left of
+it once what a prediction is off by from the beginning has been taken off is summed up as the logarithm of how much
+likelier it is with the drift than without (Page, Continuous inspection schemes, Biometrika 41, 1954; no test is quicker
+at as few false alarms: Moustakides, Optimal stopping times for detecting changes in distributions, Annals of
+Statistics 14, 1986). A sum that passes its threshold raises an alarm. The threshold is set for the mean time between
+false alarms by Page's integral equation for Gaussian residuals, solved by quadrature as Goel and Wu did (Determination
+of A.R.L. and a contour nomogram for CUSUM charts to control normal mean, Technometrics 13, 1971); in plain Python, for
+the daemon is to load no more than it must. Siegmund's formula, the usual short cut, promises up to a half more time
+than there is where the drift is large beside the spread; it is taken where it is right.
 
-Samples are means over `SAMPLE_S` of load, a minute: what windows at one point differ by for longer than a sample, such
-as heat, would otherwise look like drift, and means over many queries are nearly Gaussian.
+What a prediction is off by is learnt at each rung, and goes on being learnt after the watch has begun: each residual is
+taken against what those before it say, with a variance that counts how little they say (recursive residuals, which are
+independent and Gaussian while nothing drifts: Brown, Durbin and Evans, Techniques for testing the constancy of
+regression relationships over time, Journal of the Royal Statistical Society B 37, 1975). So the watch need not wait
+until a rung is known well, and one that is known badly raises no alarm.
+
+By how much residuals spread is learnt from minutes: what minutes of the same load differ by, such as heat or a burst,
+lasts for longer than a sample, and samples alone would not show it.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from statistics import stdev
 
 from polythrottle.comparing.sequential import half_width
 from polythrottle.errors import InvalidInput
 from polythrottle.measurement import BETWEEN_WINDOWS
 
-SAMPLE_S = 60.0
-"""How long a sample is."""
+SAMPLE_S = 10.0
+"""How much load a sample of energy is made of."""
+MINUTE_S = 60.0
+"""What spreads are those of, and how much load a sample of latency is made of."""
 WEEK_S = 7 * 24 * 3600.0
 _NODES, _NODES_PER_SPREAD = 24, 2.0
 """Of the quadrature: run lengths are right to better than a tenth of a per cent."""
-_HALVINGS = 16
-_THRESHOLD_MOST = 64.0
+_SMALL, _OVERSHOOT = 0.3, 1.166
+"""Below this slack Siegmund's formula is right to 2 per mille; by how much he raises the threshold."""
+_HALVINGS, _EXACT = 40, 1e-5
+_THRESHOLD_MOST = 1024.0
 _CHARTS = 4
 """Energy and latency, upwards and downwards: each may raise a quarter of the false alarms."""
-_LEAST = 10
+_FIRST = 20
+"""How many minutes a spread is made of before it is asked for drift."""
+_LATELY = 240
+"""How many minutes it is made of at most, later ones counting for more: a load may become rougher."""
+_LEARNT = 240.0
+"""How many minutes of a rung it is learnt from what its prediction is off by; then it stays, or slow drift is lost."""
 _CLIP = 4.0
-"""So many spreads at most one sample counts for: a single broken one is no drift."""
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """What residuals of one quantity are like while nothing drifts.
-
-    Args:
-        mean: Of the logarithm of observed over predicted: what the prediction is off by from the beginning.
-        spread: Its standard deviation; above 0.
-    """
-
-    mean: float = 0.0
-    spread: float = 0.02
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.mean) and 0 < self.spread < math.inf):
-            raise InvalidInput(f"residuals cannot spread by {self.spread} around {self.mean}")
-
-    @classmethod
-    def of(cls, residuals: Sequence[float]) -> "Baseline":
-        """Return what residuals are like, from some that were seen when the profile was new.
-
-        The spread is raised by what so few tell too little about it (the upper end of its 90 % interval, Wilson and
-        Hilferty's chi-square) and by how little is known of the mean, so that false alarms do not become more
-        frequent; it is never below `BETWEEN_WINDOWS`, which a few samples at one point do not show.
-
-        Raises:
-            InvalidInput: If there are fewer than ten.
-        """
-        if len(residuals) < _LEAST:
-            raise InvalidInput(f"a baseline needs {_LEAST} samples, not {len(residuals)}")
-        freedom = len(residuals) - 1
-        low = freedom * (1 - 2 / (9 * freedom) - 1.645 * math.sqrt(2 / (9 * freedom))) ** 3
-        mean = math.fsum(residuals) / len(residuals)
-        spread = math.sqrt(math.fsum((each - mean) ** 2 for each in residuals) / freedom)
-        raised = spread * math.sqrt(freedom / low) * math.sqrt(1 + 1 / len(residuals))
-        return cls(mean, max(BETWEEN_WINDOWS, raised))
+"""So many spreads beyond the drift at most one sample counts for: a single broken one is no drift."""
+_MINUTE_MOST = 9.0
+"""And so many squares of the spread one minute counts for in it, once it is known: so is a single broken one."""
+_HELD = 10
+"""For so many minutes one is kept before the spread is learnt from it: a drift is not to hide itself."""
+_NATS = 11.0
+"""About what a sum must pass for a week without a false alarm, in natural logarithms of likelihood."""
+_STEP = 1.01
+"""Spreads are rounded up to a power of it, so that few thresholds need be computed."""
+_UNKNOWN = 1.0
+"""The variance of what a prediction is off by while nothing has been learnt."""
 
 
 def run_length(shift: float, slack: float, threshold: float) -> float:
@@ -142,13 +132,102 @@ def threshold_for(slack: float, samples: float) -> float:
         slack: What is taken off each sample, in spreads.
         samples: The mean run length, at least 2.
     """
+    length = _siegmund if slack < _SMALL else partial(run_length, 0.0)
     low, high = 1e-3, 1.0
-    while run_length(0.0, slack, high) < samples and high < _THRESHOLD_MOST:
+    while length(slack, high) < samples and high < _THRESHOLD_MOST:
         low, high = high, 2 * high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if run_length(0.0, slack, middle) < samples else (low, middle)
+        low, high = (middle, high) if length(slack, middle) < samples else (low, middle)
+        if high - low < _EXACT * high:
+            break
     return high
+
+
+def _siegmund(slack: float, threshold: float) -> float:
+    """Return about the run length while nothing drifts (Siegmund, Sequential Analysis, 1985, equation 2.57)."""
+    twice = 2 * slack * (threshold + _OVERSHOOT)
+    return (math.expm1(twice) - twice) / (2 * slack * slack)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """By how much minutes of residuals differ while nothing drifts.
+
+    Args:
+        minutes: How many it is made of; at most `_LATELY`.
+        squares: The sum of their squares.
+    """
+
+    minutes: float = 0.0
+    squares: float = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether there were enough to ask for drift."""
+        return self.minutes >= _FIRST
+
+    @property
+    def value(self) -> float:
+        """The standard deviation of a minute that thresholds are made with.
+
+        The rate of false alarms goes with exp(-n s²/σ²), where the sums must pass n and σ² is known as s² only. So
+        that it is right on average over what so few minutes may say (chi-square with as many degrees of freedom), s² is
+        raised. It is never below `BETWEEN_WINDOWS`, which a few minutes at one point do not show.
+        """
+        if self.minutes < 1:
+            return BETWEEN_WINDOWS
+        freedom = max(_FIRST, self.minutes)
+        raised = freedom / (2 * _NATS) * math.expm1(2 * _NATS / freedom)
+        steps = math.log(max(1.0, math.sqrt(raised * self.squares / self.minutes) / BETWEEN_WINDOWS), _STEP)
+        return BETWEEN_WINDOWS * _STEP ** math.ceil(steps)
+
+    def seen(self, minute: float) -> "Spread":
+        """Return the spread after one more minute's residual."""
+        square = min(minute * minute, _MINUTE_MOST * self.value**2 if self.known else math.inf)
+        kept = min(1.0, (_LATELY - 1) / max(1.0, self.minutes))
+        return Spread(kept * self.minutes + 1, kept * self.squares + square)
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """What the predictions of rungs are off by from the beginning, as logarithms.
+
+    They are taken to be Gaussian around what they have in common, of which nothing is known beforehand.
+
+    Args:
+        between: How much they differ from rung to rung, a standard deviation.
+        learnt: By the rung's number, how many minutes it was learnt from, and their mean.
+    """
+
+    between: float
+    learnt: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+
+    def at(self, rung: int, spread: float) -> tuple[float, float]:
+        """Return what a rung's prediction is off by, and the variance of that.
+
+        Args:
+            rung: Its number.
+            spread: Of a minute's residuals around it.
+        """
+        ratio = (spread / self.between) ** 2
+        weights = {number: minutes / (minutes + ratio) for number, (minutes, _) in self.learnt.items()}
+        total = math.fsum(weights.values())
+        if total <= 0:
+            return 0.0, _UNKNOWN
+        common = math.fsum(weight * self.learnt[number][1] for number, weight in weights.items()) / total
+        minutes, mean = self.learnt.get(rung, (0.0, 0.0))
+        own = minutes / (minutes + ratio)
+        around = self.between**2
+        return own * mean + (1 - own) * common, (1 - own) * around + (1 - own) ** 2 * around / total
+
+    def with_one(self, rung: int, minutes: float, residual: float) -> "Offsets":
+        """Return what is known after one more residual at a rung, until enough of it is."""
+        before, mean = self.learnt.get(rung, (0.0, 0.0))
+        if before >= _LEARNT:
+            return self
+        after = before + minutes
+        return replace(self, learnt={**self.learnt, rung: (after, mean + (residual - mean) * minutes / after)})
 
 
 @dataclass(frozen=True)
@@ -156,34 +235,38 @@ class Chart:
     """The cumulative sums of one quantity, upwards and downwards.
 
     Args:
-        baseline: What its residuals are like.
+        spread: Of a minute's residuals.
         shift: The drift to be found, as a fraction: 0.08.
         false_alarm_s: The mean time of load between false alarms of this chart, both sides together.
-        sample_s: The time between samples.
-        up: The sum upwards, in spreads; ``down`` downwards.
+        sample_s: How much load a sample is made of.
+        up: The sum upwards, in natural logarithms of likelihood; ``down`` downwards.
     """
 
-    baseline: Baseline
+    spread: float = BETWEEN_WINDOWS
     shift: float = 0.08
-    false_alarm_s: float = 2 * WEEK_S
+    false_alarm_s: float = WEEK_S * _CHARTS / 2
     sample_s: float = SAMPLE_S
     up: float = 0.0
     down: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not 0 < self.spread < math.inf:
+            raise InvalidInput(f"residuals cannot spread by {self.spread}")
+
     @property
     def slack(self) -> float:
-        """Half of the drift to be found, in spreads."""
-        return math.log1p(self.shift) / self.baseline.spread / 2
+        """Half of the drift to be found, in spreads of a sample."""
+        return math.log1p(self.shift) / self.spread / math.sqrt(MINUTE_S / self.sample_s) / 2
 
     @property
     def threshold(self) -> float:
-        """What a sum must pass, in spreads."""
-        return threshold_for(self.slack, 2 * self.false_alarm_s / self.sample_s)
+        """What a sum must pass."""
+        return 2 * self.slack * threshold_for(self.slack, 2 * self.false_alarm_s / self.sample_s)
 
     @property
     def delay_s(self) -> float:
         """How long it takes on average to find the drift once it is there."""
-        return self.sample_s * run_length(2 * self.slack, self.slack, self.threshold)
+        return self.sample_s * run_length(2 * self.slack, self.slack, self.threshold / 2 / self.slack)
 
     @property
     def drifts(self) -> float | None:
@@ -192,54 +275,110 @@ class Chart:
             return None
         return self.shift if self.up >= self.down else -self.shift
 
-    def seen(self, observed: float, predicted: float) -> "Chart":
+    def variance(self, length_s: float, unsure: float = 0.0) -> float:
+        """Return the variance of a sample.
+
+        Args:
+            length_s: How much load it is made of.
+            unsure: The variance of what its prediction is off by.
+        """
+        return self.spread**2 * MINUTE_S / length_s + unsure
+
+    def seen(self, residual: float, length_s: float, unsure: float = 0.0) -> "Chart":
         """Return the chart after one more sample.
 
         Args:
-            observed: Positive; a value that is none, as of a broken sensor, is not counted.
-            predicted: In the same unit.
+            residual: The logarithm of observed over expected.
+            length_s: As for `variance`; ``unsure`` likewise.
+            unsure: Likewise.
         """
-        if not (0 < observed < math.inf and 0 < predicted < math.inf):
-            return self
-        spreads = (math.log(observed / predicted) - self.baseline.mean) / self.baseline.spread
-        limit = _CLIP + 2 * self.slack
-        spreads = min(limit, max(-limit, spreads))
-        return replace(
-            self, up=max(0.0, self.up + spreads - self.slack), down=max(0.0, self.down - spreads - self.slack)
-        )
+        variance, drift = self.variance(length_s, unsure), math.log1p(self.shift)
+        limit = _CLIP * math.sqrt(variance) + drift
+        residual = min(limit, max(-limit, residual))
+        up, down = (drift * (side * residual - drift / 2) / variance for side in (1, -1))
+        return replace(self, up=max(0.0, self.up + up), down=max(0.0, self.down + down))
 
 
 @dataclass(frozen=True)
-class Watch:
-    """Energy and latency together: one false alarm a week of load, whichever raises it.
+class Quantity:
+    """One quantity that is watched: what is known of its residuals, and its chart.
 
     Args:
-        energy: Of the energy per request.
-        latency: Of the mean latency.
+        offsets: What its predictions are off by.
+        chart: Its sums.
+        spread: Of its minutes.
+        minute: The sum of residuals, each in units of its deviation, that are no minute yet; ``samples`` how many,
+            ``seconds`` how much load they are made of.
+        held: Minutes that the spread is not learnt from yet, oldest first.
     """
 
-    energy: Chart
-    latency: Chart
-
-    @classmethod
-    def over(cls, energy: Baseline, latency: Baseline, false_alarm_s: float = WEEK_S) -> "Watch":
-        """Return a watch whose charts share the false alarms."""
-        each_s = false_alarm_s * _CHARTS / 2
-        return cls(Chart(energy, false_alarm_s=each_s), Chart(latency, false_alarm_s=each_s))
-
-    def seen(self, energy_j: float, energy_predicted_j: float, latency_s: float, latency_predicted_s: float) -> "Watch":
-        """Return the watch after one more sample under load."""
-        return Watch(self.energy.seen(energy_j, energy_predicted_j), self.latency.seen(latency_s, latency_predicted_s))
+    offsets: Offsets
+    chart: Chart = field(default_factory=Chart)
+    spread: Spread = field(default_factory=Spread)
+    minute: float = 0.0
+    samples: int = 0
+    seconds: float = 0.0
+    held: tuple[float, ...] = ()
 
     @property
-    def words(self) -> str | None:
-        """What has drifted, for people; None if nothing has."""
-        found = [
-            f"{name} {'above' if drifts > 0 else 'below'} what the profile predicts, by about {abs(drifts):.0%} or more"
-            for name, drifts in (("energy is", self.energy.drifts), ("latency is", self.latency.drifts))
-            if drifts is not None
-        ]
-        return " and ".join(found) or None
+    def drifts(self) -> float | None:
+        """What is found, as `Chart.drifts`; None too while too little is known."""
+        return self.chart.drifts if self.spread.known else None
+
+    def at(self, rung: int) -> tuple[float, float]:
+        """Return what a rung's prediction is off by, and the variance of that."""
+        return self.offsets.at(rung, self.chart.spread)
+
+    def seen(self, residual: float, length_s: float, unsure: float) -> "Quantity":
+        """Return what is known after one more sample; one that is no number, as of a broken sensor, is not counted.
+
+        Args:
+            residual: The logarithm of observed over expected, which is predicted times what that is off by.
+            length_s: How much load it is made of.
+            unsure: The variance of what the prediction is off by.
+        """
+        if not math.isfinite(residual):
+            return self
+        chart = self.chart.seen(residual, length_s, unsure) if self.spread.known else self.chart
+        own = chart.variance(length_s)
+        if unsure > own:  # it tells of the rung more than of what minutes differ by
+            return replace(self, chart=chart)
+        sum_, samples, seconds = self.minute + residual / math.sqrt(own + unsure), self.samples + 1, self.seconds
+        grown = replace(self, chart=chart, minute=sum_, samples=samples, seconds=seconds + length_s)
+        return grown if grown.seconds < MINUTE_S else grown._over()
+
+    def _over(self) -> "Quantity":
+        """Return the same with a minute that is over: the spread is learnt from it, once known from one of before."""
+        done = replace(self, minute=0.0, samples=0, seconds=0.0)
+        held = (*self.held, self.minute / math.sqrt(self.samples) * self.chart.spread)
+        if self.spread.known and len(held) <= _HELD:
+            return replace(done, held=held)
+        spread = self.spread.seen(held[0])
+        return replace(done, held=held[1:], spread=spread, chart=replace(self.chart, spread=spread.value))
+
+    def learnt(self, rung: int, length_s: float, residual: float) -> "Quantity":
+        """Return what is known after a rung's observed over predicted, as a logarithm, was seen for so long."""
+        if not math.isfinite(residual):
+            return self
+        offset, unsure = self.at(rung)
+        if self.spread.known:
+            limit = _CLIP * math.sqrt(self.chart.variance(length_s, unsure))
+            residual = min(offset + limit, max(offset - limit, residual))
+        return replace(self, offsets=self.offsets.with_one(rung, length_s / MINUTE_S, residual))
+
+    def again(self) -> "Quantity":
+        """Return the same with sums that begin anew; minutes not learnt from yet may have drifted and are forgotten."""
+        return replace(self, chart=replace(self.chart, up=0.0, down=0.0), held=())
+
+
+def words_of(energy: Quantity, latency: Quantity) -> str | None:
+    """Return what has drifted, for people; None if nothing has."""
+    found = [
+        f"{name} {'above' if drifts > 0 else 'below'} what the profile predicts, by about {abs(drifts):.0%} or more"
+        for name, drifts in (("energy is", energy.drifts), ("latency is", latency.drifts))
+        if drifts is not None
+    ]
+    return " and ".join(found) or None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from polythrottle.daemon.guards import Observed
-from polythrottle.daemon.ports import Board, Seen, Traffic
+from polythrottle.daemon.ports import Board, Seen, Traffic, failed_of
 from polythrottle.errors import PolythrottleError
 from polythrottle.measurement import Reading
 
@@ -80,6 +80,7 @@ class Sight:
             None if reading is None else reading.throttled,
             self.errors,
             seen.worst_s,
+            seen.p99_least_s,
         )
 
 
@@ -194,7 +195,7 @@ def _both(first: Seen, second: Seen) -> Seen:
         second,
         arrived=_sum(first.arrived, second.arrived),
         answered=_sum(first.answered, second.answered),
-        failed=_sum(first.failed, second.failed),
+        failed=failed_of(first, second),
         model=second.model or first.model,
         worst_s=max((each.worst_s for each in (first, second) if each.worst_s is not None), default=None),
     )

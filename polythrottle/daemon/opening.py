@@ -12,6 +12,7 @@ from polythrottle.catalog.profiles import find_profile, read_profile
 from polythrottle.clock import Clock
 from polythrottle.daemon.accounts import Accounts
 from polythrottle.daemon.boards import ActuatorBoard, LocalBoard, SeparateLender
+from polythrottle.daemon.contents import changed
 from polythrottle.daemon.desk import Desk
 from polythrottle.daemon.finetuning import Finetuning
 from polythrottle.daemon.notify import Supervisor
@@ -22,7 +23,7 @@ from polythrottle.daemon.runner import Runner
 from polythrottle.daemon.settings import Settings, check
 from polythrottle.daemon.studying import Lender, Studies
 from polythrottle.daemon.traffic import open_traffic
-from polythrottle.daemon.tuned import Tuned, read_tuned, untuned
+from polythrottle.daemon.tuned import Tuned, check_kind, read_tuned, untuned
 from polythrottle.errors import DeviceError, InvalidInput, PermissionDenied, StorageError
 from polythrottle.ports import Device, Recorded
 from polythrottle.state import ACTUATOR_SOCKET, socket_path, state_dir
@@ -91,7 +92,7 @@ def build(
     folder = state_dir()
     device, workload = _asked(settings)
     site = _site(settings, device, workload, clock, folder)
-    tuned = _tuned(settings, workload, site.identity())
+    tuned, unfit = _tuned(settings, workload, site.identity())
     record = Record(folder / "daemon.db", wall)
     accounts = Accounts(record, wall, settings.allowance)
     parts = Parts(
@@ -111,6 +112,8 @@ def build(
         finetuning=Finetuning((folder / "finetune", *settings.finetune), wall),
     )
     runner = Runner(parts, tuned)
+    if unfit:
+        runner.unfit(unfit)
     if settings.budget is not None and not accounts.goes_on(settings.budget):
         runner.wishing.answer(settings.budget)
     runner.go_on()
@@ -179,7 +182,13 @@ def _settable(uri: str) -> Device:
     return device
 
 
-def _tuned(settings: Settings, workload: str, identity: Mapping[str, str]) -> Tuned | None:
-    if settings.profile is not None:
-        return read_tuned(settings.profile, identity, settings.guards, settings.slo)
-    return untuned(workload, settings.guards, settings.slo) if workload else None
+def _tuned(settings: Settings, workload: str, identity: Mapping[str, str]) -> tuple[Tuned | None, str]:
+    """Return what is followed, and why that is not the profile that was asked for; empty if it is."""
+    if settings.profile is None:
+        return (untuned(workload, settings.guards, settings.slo) if workload else None), ""
+    path = find_profile(settings.profile)
+    profile = read_profile(path)
+    if words := changed(profile):
+        check_kind(profile, identity)
+        return untuned(workload, settings.guards, settings.slo or profile.slo, str(path)), words
+    return read_tuned(settings.profile, identity, settings.guards, settings.slo), ""

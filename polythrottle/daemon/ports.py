@@ -20,6 +20,8 @@ class Seen:
         mean_s: Likewise.
         worst_s: The longest of those answered since the look before.
         model: A name for the contents of the served model; another one means that it was changed. Empty if unknown.
+        p99_least_s: What the p99 of that whole time comes to at least, while it has not passed yet: what the guard goes
+            by. None where only the p99 is known.
     """
 
     arrived: int | None = 0
@@ -30,6 +32,16 @@ class Seen:
     mean_s: float | None = None
     model: str = ""
     worst_s: float | None = None
+    p99_least_s: float | None = None
+
+
+def failed_of(first: Seen, second: Seen) -> int | None:
+    """Return how many requests failed of those that two looks saw end; None unless both know, for it is of both."""
+    known = [each for each in (first, second) if each.answered is not None]
+    if any(each.failed is None for each in known):
+        return None
+    failed = [each.failed for each in (first, second) if each.failed is not None]
+    return sum(failed) if failed else None
 
 
 class Traffic(Protocol):

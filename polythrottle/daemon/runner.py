@@ -138,6 +138,12 @@ class Runner:
         self._told[kind] += 1
         self._parts.desk.tell([self._parts.record.tell(kind, words)])
 
+    def unfit(self, words: str) -> None:
+        """Show that the profile that was asked for is not followed, and why, until one is."""
+        tuned = self._choosing.tuned
+        self._acting.faults["profile"] = f"{'' if tuned is None else tuned.name} is not followed: {words}"
+        self.tell("profile", self._acting.faults["profile"])
+
     def go_on(self) -> None:
         """Follow the profile followed last, where the daemon was started with the same one, and go on comparing."""
         if (name := self._choosing.remembered) is not None:
@@ -169,6 +175,8 @@ class Runner:
             self.tell("phase", f"still released: {reason}; take it again to have the board set")
 
     def _adopted(self, tuned: Tuned) -> None:
+        if tuned.profile is not None:
+            self._acting.faults.pop("profile", None)
         self._parts.accounts.saving = Saving.of(tuned.profile)
         self._parts.studies.tuned = tuned
         self._watching.over(tuned.plan.ladder)
@@ -199,8 +207,7 @@ class Runner:
         try:
             check_kind(tuned.profile, parts.identity())
         except BadFile as error:
-            self._acting.faults["profile"] = f"{tuned.name} is not followed: {error}"
-            self.tell("profile", self._acting.faults["profile"])
+            self.unfit(str(error))
             self._choosing.expire(untuned(tuned.workload, parts.guards, tuned.slo))
 
     def _beside(self, now_s: float) -> None:
@@ -288,7 +295,7 @@ class Runner:
             if hurried(self._acting.state, self._looking.peek(now_s)):
                 sight = self._looking.look(now_s)
                 self._acting.do(sight.observed)
-                self._parts.accounts.between(sight)
+                self._parts.accounts.between(sight, self._acting.state)
 
     def _stumbled(self, error: Exception) -> None:
         """Say what went wrong, go to the safe point, and go on; give up if it goes wrong again and again."""
@@ -351,7 +358,8 @@ class Runner:
             left = str(error)
             raise
         finally:
-            words = f"the board may not be as it was found: {left}" if left else "the board is as it was found"
+            found = "the board is as it was found" if self._acting.reached else "no board was reached, and none was set"
+            words = f"the board may not be as it was found: {left}" if left else found
             self.tell("stop", f"the daemon has ended; {words}")
         if left:
             raise DeviceError(words)

@@ -58,11 +58,19 @@ class Saving:
         default_j = self.default.power_at(rate_per_s) * period_s
         return default_j - joules, None if self.doubt is None else self.doubt * default_j
 
+    def _unknown(self, requests: int) -> str:
+        """Return why nothing is claimed."""
+        if self.default is None:
+            return self.words
+        if not requests:
+            return "unknown: no request was answered yet"
+        return "unknown: while requests were answered, power or rate could not be read, or the board was not set"
+
     def shown(self, totals: Totals, requests: int) -> SavedShown:
         """Return what was saved as people see it; nothing while no request was answered."""
         saved_j, sd_j = totals.saved_j, totals.saved_sd_j
         if saved_j is None or not requests:
-            return SavedShown(requests=requests, words=self.words)
+            return SavedShown(requests=requests, words=self._unknown(requests))
         if sd_j is None:
             return SavedShown(saved_j, None, None, requests, f"{self.words}; without an interval")
         half_j = _SPREADS * sd_j

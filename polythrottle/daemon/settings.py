@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from polythrottle.daemon.budget import check_wish
 from polythrottle.daemon.guards import Bounds
 from polythrottle.daemon.retuning import Allowance
 from polythrottle.daemon.wishes import SetBudget
@@ -94,7 +95,7 @@ def read_settings(file: Path) -> Settings:
         **plain,
         **api,
         guards=reader.made("guards", lambda: Bounds(**guards)),
-        budget=SetBudget(**budget) if budget else None,
+        budget=reader.made("budget", lambda: _budget(budget)) if budget else None,
         allowance=reader.made("exploring", lambda: Allowance(**exploring)),
     )
     return replace(settings, local=document.get("actuator") is False)
@@ -190,6 +191,12 @@ def _above_zero(value: Any, parse: Callable[[str], float], example: str) -> floa
     if not 0 < found < math.inf:
         raise InvalidInput(f"{value!r} is not above zero; write for example {example}")
     return found
+
+
+def _budget(found: Mapping[str, Any]) -> SetBudget:
+    wish = SetBudget(**found)
+    check_wish(wish)
+    return wish
 
 
 def _lease(value: Any) -> float:

@@ -93,6 +93,11 @@ class State:
     finetunes: bool = False
 
     @property
+    def steers(self) -> bool:
+        """Whether the board is the daemon's or its study's to set, and not left as it was found."""
+        return self.phase not in (Phase.DOWN, Phase.YIELDED) and self.leased
+
+    @property
     def rung(self) -> Rung | None:
         """The rung one stands on; None without a ladder."""
         if self.plan is None or self.plan.ladder is None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from polythrottle.catalog.profiles import find_profile, read_profile
+from polythrottle.daemon.contents import changed
 from polythrottle.daemon.guards import Bounds
 from polythrottle.daemon.planning import UNTOUCHED, bounds_of, device_part, plan_of
 from polythrottle.daemon.signals import Plan
@@ -47,18 +48,27 @@ def read_tuned(name: str, identity: Mapping[str, str], guards: Bounds, slo: tupl
 
     Raises:
         UnknownName: If there is none.
-        BadFile: If it is no profile, or for other hardware or firmware.
+        BadFile: If it is no profile, for other hardware or firmware, or for another model.
     """
     path = find_profile(name)
     profile = read_profile(path)
     check_kind(profile, identity)
+    if words := changed(profile):
+        raise BadFile(words)
     plan = plan_of(profile, bounds_of(slo, guards))
     return Tuned(str(path), plan, profile.workload, slo or profile.slo, profile)
 
 
-def untuned(workload: str, guards: Bounds, slo: tuple[str, ...]) -> Tuned:
-    """Return what is known of a workload that was never tuned: it stays at the device's default."""
-    return Tuned("", Plan(None, UNTOUCHED, UNTOUCHED, bounds_of(slo, guards)), workload, slo)
+def untuned(workload: str, guards: Bounds, slo: tuple[str, ...], name: str = "") -> Tuned:
+    """Return what is known of a workload that was never tuned: it stays at the device's default.
+
+    Args:
+        workload: URI of what is served.
+        guards: Limits that go before the SLO's.
+        slo: Constraints, as texts.
+        name: Of a profile that is not followed, though it was asked for.
+    """
+    return Tuned(name, Plan(None, UNTOUCHED, UNTOUCHED, bounds_of(slo, guards)), workload, slo)
 
 
 def check_kind(profile: Profile, identity: Mapping[str, str]) -> None:

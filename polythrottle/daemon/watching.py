@@ -1,8 +1,8 @@
-"""Whether a profile's predictions still hold: a sample of energy and latency for every minute of load.
+"""Whether a profile's predictions still hold, asked for energy after every ten seconds of load.
 
-What a rung's prediction is off by from the beginning is learnt from its first samples, each of a minute on that rung,
-and how much samples differ from the samples of all rungs. From then on the time on all rungs that are known makes up
-samples together, so that a load that is followed up and down is asked for drift as often as one that stays.
+Latency is asked after every minute on one rung, for it is seen as the mean of a minute. Time on all rungs makes up
+samples of energy together, so that a load that is followed up and down is asked for drift as often as one that stays;
+what each rung's prediction is off by is learnt from its own time.
 """
 
 import math
@@ -11,42 +11,72 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from polythrottle.daemon.drift import SAMPLE_S, Baseline, Watch
+from polythrottle.daemon.drift import MINUTE_S, SAMPLE_S, Chart, Offsets, Quantity, Spread, words_of
 from polythrottle.daemon.looking import Sight
 from polythrottle.daemon.record import Record
+from polythrottle.errors import PolythrottleError
 from polythrottle.ladder import Ladder, Rung
 
 _LEARNT = "watch"
-_FIRST, _FIRST_HERE = 20, 5
-"""How many samples a baseline is made of, and how many of each rung, before it is asked for drift: with ten the spread
-must be taken for half as much again as with twenty, and a drift takes so much longer to be found."""
-_REQUESTS = 20
+_REQUESTS_PER_S = 1 / 3
+"""A load below it tells nothing: that much is idle time."""
 _BUSY_MOST = 0.95
-_UNKNOWN = Baseline(0.0, 1.0)
-"""Of a quantity that was not seen often enough: no drift is found in it."""
+_GAP_S = 1.5
+"""Time that was not seen and is longer than this parts what came before it from what comes after."""
+_OFF_MOST = 100.0
+"""No prediction is off by a factor of e to this."""
+_ENERGY = Quantity(Offsets(0.1))
+_LATENCY = Quantity(Offsets(0.5), Chart(sample_s=MINUTE_S))
+"""Predicted latencies leave out more of what differs from rung to rung than predicted energies do; both assumed."""
 
 
 @dataclass
 class _Stay:
-    """What was seen since the last sample, on one rung or on several."""
+    """What was seen on one rung and is not learnt from yet."""
 
     seconds: float = 0.0
     joules: float = 0.0
     predicted_j: float = 0.0
-    requests: int = 0
-    rungs: set[int] = field(default_factory=set)
+
+    def add(self, seconds: float, joules: float, predicted_j: float) -> None:
+        self.seconds += seconds
+        self.joules += joules
+        self.predicted_j += predicted_j
 
 
 @dataclass
-class _Learnt:
-    """Logarithms of observed over predicted on a rung."""
+class _Sample:
+    """What was seen since the last sample of energy, on one rung or on several.
 
-    energies: list[float] = field(default_factory=list)
-    latencies: list[float] = field(default_factory=list)
+    Args:
+        seconds: Of load.
+        requests: That came.
+        joules: Drawn.
+        expected_j: Predicted, times what the predictions are known to be off by.
+        unsure_j: By how much that may be off, a standard deviation, taken to be the same for all of it.
+        stays: By the rung's number.
+    """
+
+    seconds: float = 0.0
+    requests: int = 0
+    joules: float = 0.0
+    expected_j: float = 0.0
+    unsure_j: float = 0.0
+    stays: dict[int, _Stay] = field(default_factory=dict)
 
     @property
-    def lists(self) -> list[list[float]]:
-        return [list(self.energies), list(self.latencies)]
+    def loaded(self) -> bool:
+        return self.requests >= self.seconds * _REQUESTS_PER_S and self.joules > 0 and self.expected_j > 0
+
+
+@dataclass
+class _Here:
+    """The time on the rung that is held since the last sample of latency."""
+
+    number: int = -1
+    seconds: float = 0.0
+    requests: int = 0
+    at_s: float = 0.0
 
 
 class Watching:
@@ -60,36 +90,34 @@ class Watching:
         self.words = ""
         self._record = record
         self._key = 0
-        self._learnt: dict[int, _Learnt] = {}
-        self._stays: dict[int, _Stay] = {}
-        self._known = _Stay()
-        self._watch: Watch | None = None
-        self._timed = False
-        self._here, self._here_s = -1, 0.0
+        self._energy, self._latency = _ENERGY, _LATENCY
+        self._begin()
 
     def over(self, ladder: Ladder | None) -> None:
         """Watch the predictions of a ladder from now on; nothing has drifted then."""
         key = 0 if ladder is None else zlib.crc32(repr(ladder).encode())
-        self._stays, self._known, self._here, self._here_s = {}, _Stay(), -1, 0.0
+        self._begin()
         if key == self._key:
             return
         self._key, self.words = key, ""
-        self._learnt = _restored(self._record.kept(_LEARNT), key)
-        self._fresh()
+        self._energy, self._latency = _restored(self._record.kept(_LEARNT), key) or (_ENERGY, _LATENCY)
 
     def again(self) -> None:
         """Forget the drift that was found, so that the next one is."""
         self.words = ""
-        self._fresh()
+        self._energy, self._latency = self._energy.again(), self._latency.again()
 
     def anew(self) -> None:
         """Forget what was learnt too: what a profile predicts is to be learnt from what is seen from now on."""
-        self._learnt, self._stays, self._known = {}, {}, _Stay()
-        self.again()
-
-    def _fresh(self) -> None:
-        self._watch, self._timed = None, False
+        self.words = ""
+        self._energy, self._latency = _ENERGY, _LATENCY
         self._begin()
+        self._record.keep(_LEARNT, None)
+
+    def _begin(self) -> None:
+        self._sample, self._here = _Sample(), _Here()
+        self._stays: dict[int, _Stay] = {}
+        self._unkept_s = 0.0
 
     def seen(self, sight: Sight, number: int, rung: Rung) -> str | None:
         """Take one control period in, through all of which a rung was held.
@@ -102,97 +130,80 @@ class Watching:
         Returns:
             What has drifted, once, when it is found; None otherwise.
         """
-        self._here_s = sight.period_s + (self._here_s if number == self._here else 0.0)
-        self._here = number
-        rate_per_s, seen = sight.rate_per_s, sight.seen
-        if not rate_per_s or sight.own_j is None or seen is None:
+        seen, rate_per_s = sight.seen, sight.rate_per_s
+        if self.words or rate_per_s is None or sight.own_j is None or seen is None:
+            return None  # nothing is learnt from what has drifted
+        self._added(sight, number, sight.own_j, rung.power_at(rate_per_s) * sight.period_s)
+        timed, sampled = self._timed(sight, number, rung), self._sampled()
+        if not (timed or sampled):
             return None
-        stay, off = self._stay(number)
-        stay.seconds += sight.period_s
-        stay.joules += sight.own_j
-        stay.predicted_j += math.exp(off) * rung.power_at(rate_per_s) * sight.period_s
-        stay.requests += seen.arrived or 0
-        stay.rungs.add(number)
+        self._kept()
+        self.words = words_of(self._energy, self._latency) or ""
+        return self.words or None
+
+    def _added(self, sight: Sight, number: int, joules: float, predicted_j: float) -> None:
+        """Add a period to the sample of energy under way."""
+        sample, seconds = self._sample, sight.period_s
+        offset, unsure = self._energy.at(number)
+        expected_j = math.exp(offset) * predicted_j
+        sample.seconds += seconds
+        sample.requests += 0 if sight.seen is None else sight.seen.arrived or 0
+        sample.joules += joules
+        sample.expected_j += expected_j
+        sample.unsure_j += math.sqrt(unsure) * expected_j
+        sample.stays.setdefault(number, _Stay()).add(seconds, joules, predicted_j)
+
+    def _sampled(self) -> bool:
+        """Ask a sample of energy, if there is a whole one, and learn from it; return whether that was done."""
+        sample = self._sample
+        if sample.seconds < SAMPLE_S:
+            return False
+        self._sample = _Sample()
+        if not sample.loaded:
+            return False
+        unsure = (sample.unsure_j / sample.expected_j) ** 2
+        self._energy = self._energy.seen(math.log(sample.joules / sample.expected_j), sample.seconds, unsure)
+        for number, stay in sample.stays.items():
+            self._learn(number, stay)
+        self._unkept_s += sample.seconds
+        return True
+
+    def _learn(self, number: int, more: _Stay) -> None:
+        """Learn from the time on a rung, once there is enough of it for a residual."""
+        stay = self._stays.setdefault(number, _Stay())
+        stay.add(more.seconds, more.joules, more.predicted_j)
         if stay.seconds < SAMPLE_S:
-            return None
-        if stay is self._known:
-            self._known = _Stay()
-        else:
-            del self._stays[number]
-        if stay.requests < _REQUESTS or stay.predicted_j <= 0 or stay.joules <= 0:
-            return None
-        return self._sampled(number, stay, self._slower(stay, seen.mean_s, rung))
+            return
+        del self._stays[number]
+        if stay.joules > 0 and stay.predicted_j > 0:
+            self._energy = self._energy.learnt(number, stay.seconds, math.log(stay.joules / stay.predicted_j))
 
-    def _stay(self, number: int) -> tuple[_Stay, float]:
-        """Return the sample that time on a rung is a part of, and the logarithm of what that is known to be off by."""
-        learnt = self._learnt.get(number)
-        if self._watch is None or learnt is None or len(learnt.energies) < _FIRST_HERE:
-            return self._stays.setdefault(number, _Stay()), 0.0
-        return self._known, _mean(learnt.energies)
+    def _timed(self, sight: Sight, number: int, rung: Rung) -> bool:
+        """Ask the mean latency, once the last minute, which it is of, was spent on one rung; return whether it was."""
+        here, seen = self._here, sight.seen
+        if number != here.number or sight.now_s - here.at_s > sight.period_s + _GAP_S:
+            here = self._here = _Here(number)
+        here.seconds, here.at_s = here.seconds + sight.period_s, sight.now_s
+        here.requests += 0 if seen is None else seen.arrived or 0
+        if here.seconds < MINUTE_S:
+            return False
+        self._here = _Here(number, at_s=here.at_s)
+        rate_per_s = here.requests / here.seconds
+        if seen is None or not seen.mean_s or rate_per_s < _REQUESTS_PER_S:
+            return False
+        residual = math.log(seen.mean_s / _latency_s(rung, rate_per_s))
+        offset, unsure = self._latency.at(number)
+        self._latency = self._latency.seen(residual - offset, here.seconds, unsure)
+        self._latency = self._latency.learnt(number, here.seconds, residual)
+        return True
 
-    def _slower(self, stay: _Stay, mean_s: float | None, rung: Rung) -> float | None:
-        """Return the mean latency over the predicted; None unless the last minute, which it is of, was spent there."""
-        if not mean_s or self._here_s < SAMPLE_S or len(stay.rungs) > 1:
-            return None
-        return mean_s / _latency_s(rung, stay.requests / stay.seconds)
-
-    def _sampled(self, number: int, stay: _Stay, latency: float | None) -> str | None:
-        """Learn from a sample, or ask it for drift.
-
-        Args:
-            number: Of the rung it ended on.
-            stay: What it is made of.
-            latency: Observed over predicted; None if there is none.
-        """
-        learnt, energy = self._learnt.setdefault(number, _Learnt()), stay.joules / stay.predicted_j
-        known = self._watch is not None and len(learnt.energies) >= _FIRST_HERE
-        if not known:
-            learnt.energies.append(math.log(energy))
-        asked_s = None if latency is None else self._learn(learnt.latencies, latency, self._timed)
-        if not known or (latency is not None and asked_s is None):
+    def _kept(self) -> None:
+        """Keep what was learnt, about once a minute."""
+        if self._unkept_s >= MINUTE_S:
+            self._unkept_s = 0.0
             self._record.keep(
-                _LEARNT, {"key": self._key, "rungs": {str(n): each.lists for n, each in self._learnt.items()}}
+                _LEARNT, {"key": self._key, "energy": _told(self._energy), "latency": _told(self._latency)}
             )
-            self._begin()
-        if self._watch is None:
-            return None
-        self._watch = self._watch.seen(energy if known else math.nan, 1.0, asked_s or math.nan, 1.0)
-        if self.words or (words := self._watch.words) is None:
-            return None
-        self.words = words
-        return words
-
-    @staticmethod
-    def _learn(learnt: list[float], ratio: float, known: bool) -> float | None:
-        """Return a ratio over what it is on average, or learn from it and return None.
-
-        Args:
-            learnt: Logarithms of ratios at the same rung.
-            ratio: Observed over predicted.
-            known: Whether there is a baseline, to which a rung adds its own mean alone.
-        """
-        if known and len(learnt) >= _FIRST_HERE:
-            return ratio / math.exp(_mean(learnt))
-        learnt.append(math.log(ratio))
-        return None
-
-    def _begin(self) -> None:
-        """Make the baselines of what was learnt, once there is enough of each."""
-        energies = _about_means([each.energies for each in self._learnt.values()])
-        latencies = _about_means([each.latencies for each in self._learnt.values()])
-        if self._watch is None and len(energies) >= _FIRST:
-            self._watch = Watch.over(Baseline.of(energies), _UNKNOWN)
-        if self._watch is not None and not self._timed and len(latencies) >= _FIRST:
-            self._timed = True
-            self._watch = replace(self._watch, latency=Watch.over(_UNKNOWN, Baseline.of(latencies)).latency)
-
-
-def _about_means(rungs: list[list[float]]) -> list[float]:
-    return [each - _mean(rung) for rung in rungs if len(rung) > 1 for each in rung]
-
-
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _latency_s(rung: Rung, rate_per_s: float) -> float:
@@ -207,11 +218,33 @@ def _latency_s(rung: Rung, rate_per_s: float) -> float:
     return gathering_s + busy / (2 * (1 - busy)) * service.interval_s + service.latency_s
 
 
-def _restored(kept: Any, key: int) -> dict[int, _Learnt]:
+def _told(quantity: Quantity) -> dict[str, Any]:
+    """Return what is kept of a quantity."""
+    rungs = {str(number): list(each) for number, each in quantity.offsets.learnt.items()}
+    return {"rungs": rungs, "spread": [quantity.spread.minutes, quantity.spread.squares]}
+
+
+def _restored(kept: Any, key: int) -> tuple[Quantity, Quantity] | None:
+    """Return what was kept of energy and latency; None if it is of another ladder, or cannot be read any more."""
     if not isinstance(kept, Mapping) or kept.get("key") != key:
-        return {}
+        return None
     try:
-        found = kept["rungs"].items()
-        return {int(n): _Learnt([float(e) for e in lists[0]], [float(s) for s in lists[1]]) for n, lists in found}
-    except (TypeError, ValueError, KeyError, AttributeError, IndexError):
-        return {}
+        return _learnt(_ENERGY, kept["energy"]), _learnt(_LATENCY, kept["latency"])
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError, PolythrottleError):
+        return None
+
+
+def _learnt(fresh: Quantity, kept: Any) -> Quantity:
+    """Return a quantity with what was kept of it.
+
+    Raises:
+        ValueError: If a figure is out of its range.
+    """
+    rungs = {int(number): (float(each[0]), float(each[1])) for number, each in kept["rungs"].items()}
+    spread = Spread(float(kept["spread"][0]), float(kept["spread"][1]))
+    figures = (spread.minutes, spread.squares, *(minutes for minutes, _ in rungs.values()))
+    means = (mean for _, mean in rungs.values())
+    if not all(0 <= figure < math.inf for figure in figures) or not all(abs(mean) < _OFF_MOST for mean in means):
+        raise ValueError("what was learnt is out of range")
+    offsets = replace(fresh.offsets, learnt=rungs)
+    return replace(fresh, offsets=offsets, spread=spread, chart=replace(fresh.chart, spread=spread.value))

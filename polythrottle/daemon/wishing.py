@@ -97,11 +97,13 @@ class Wishing:
         self._choosing.apply(wanted, parts.clock.now(), within_s)
         self._acting.faults.pop("profile", None)
         limit = "" if within_s is None else f"; the one before comes back in {within_s:g} s unless it is confirmed"
-        self._tell("profile", f"{wanted.name} is followed{limit}")
-        return f"{wanted.name} is followed{limit}"
+        words = f"{self._followed(wanted.name)}{limit}"
+        self._tell("profile", words)
+        return words
 
     def _confirmed(self) -> str:
-        words = self._choosing.confirm()
+        words, waits = self._choosing.confirm(), self._acting.waits
+        words = f"{words}, and will be followed {waits}" if waits else words
         self._tell("profile", words)
         return words
 
@@ -131,9 +133,24 @@ class Wishing:
         if tuned is not None and tuned.plan.ladder is not None and wish.power_w is not None:
             check_power(wish.power_w, tuned.plan.ladder)
         budget = self._parts.accounts.wished(wish)
-        words = "no budget limits the power" if budget is None else f"budget: {budget.words}"
+        words = "no budget limits the power" if budget is None else f"budget: {self._unmet() or budget.words}"
         self._tell("budget", words)
         return words
+
+    def _unmet(self) -> str:
+        """Return in words a budget that cannot be met, and the nearest that can; empty if nothing says so."""
+        tuned, forecast = self._choosing.tuned, self._acting.state.forecast
+        if tuned is None or tuned.plan.ladder is None:
+            return ""
+        shown = self._parts.accounts.outlook(tuned.plan.ladder, forecast.slow_per_s)
+        if shown is None or shown.met is not False:
+            return ""
+        return shown.words if forecast.fast_per_s is not None else f"{shown.words}, before any load was seen"
+
+    def _followed(self, name: str) -> str:
+        """Return that a profile is followed, or when it will be."""
+        waits = self._acting.waits
+        return f"{name} will be followed {waits}" if waits else f"{name} is followed"
 
     def _study_started(self, wish: StartStudy) -> tuple[str, str]:
         studies = self._parts.studies

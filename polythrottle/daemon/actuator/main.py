@@ -14,7 +14,7 @@ from pathlib import Path
 
 from polythrottle.actuation.site import Site, opened
 from polythrottle.backends import find_device
-from polythrottle.daemon.actuator.opening import served
+from polythrottle.daemon.actuator.opening import asked, missing, served
 from polythrottle.daemon.actuator.peers import group_id
 from polythrottle.daemon.actuator.permits import GROUP, Permits
 from polythrottle.daemon.actuator.server import Server
@@ -55,10 +55,13 @@ def _parser() -> argparse.ArgumentParser:
 def _run(path: Path | None, devices: Sequence[str] | None, permits_file: Path | None) -> int:
     uris = [served(each) for each in devices or [find_device().uri]]
     permits = Permits.read(permits_file)
+    absent = {uri: why for uri in uris if (why := missing(uri))}
     with listening(path if path is not None else run_dir() / ACTUATOR_SOCKET) as listener:
         service, supervisor = Service(uris, permits), Supervisor()
         for text in service.start():
             _say(f"left from before: {text}")
+        for uri, why in absent.items():
+            _say(f"{asked(uri)} is not there yet, and is waited for: {why}")
         server = Server(listener, service, supervisor)
         _heed(server)
         supervisor.ready(f"serves {', '.join(uris)}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from polythrottle.backends import DeviceURI, open_device
 from polythrottle.clock import SystemClock, VirtualClock
-from polythrottle.errors import InvalidInput, PolythrottleError
+from polythrottle.errors import BadFile, InvalidInput, PolythrottleError, UnknownName
 from polythrottle.identity import identity_of
 from polythrottle.ports import Device, Inspectable, Offer, Offering, Sampled
 
@@ -48,6 +48,23 @@ def opened(uri: str) -> Device:
         return device
     names = [offer.knob.name for offer in offers_of(device)]  # a processor sets only what it was opened with
     return open_device(uri, names) if names else device
+
+
+def missing(uri: str) -> str:
+    """Return why a device is not there yet, such as for want of its driver; empty if it is there.
+
+    Raises:
+        InvalidInput: If there can never be one: the URI is malformed, or names a folder that is none.
+        UnknownName: Likewise, of a simulated board, an option, or a GPU beside those that the driver knows.
+        BadFile: Likewise, where a file it names is not what it should be.
+    """
+    try:
+        opened(uri)
+    except (InvalidInput, UnknownName, BadFile):
+        raise
+    except PolythrottleError as error:
+        return str(error)
+    return ""
 
 
 def offers_of(device: Device) -> tuple[Offer, ...]:

@@ -2,6 +2,7 @@
 
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from polythrottle.daemon.ports import Seen
@@ -11,7 +12,7 @@ from polythrottle.daemon.traffic.lately import Lately
 QUIET_S = 600.0
 """After so long without a request the workload is taken to be down."""
 _MISSING_S = 5.0
-"""For so long there may be no file, as between the two steps of rotating it."""
+"""For so long there may be no file, as between the two steps of rotating it; what comes meanwhile is unknown, not 0."""
 _MOST_BYTES = 1 << 20
 """Read at one look; what is more is left out, so that no look takes long."""
 _LINE_BYTES = 4096
@@ -23,8 +24,9 @@ class LoggedTraffic:
     """The end of a growing file; satisfies the port ``Traffic``.
 
     It begins at the file's end, follows a file that is cut off or replaced, as by logrotate, and waits for the rest of
-    a line that is not complete. A request counts when its line is read: as arrived, and as answered unless its third
-    word is ``error``, ``failed``, ``timeout``, ``false`` or ``0``, or a number of HTTP from 400 on.
+    a line that is not complete. One that was deleted is read on, for whoever has it open may go on writing to it. A
+    request counts when its line is read: as arrived, and as answered unless its third word is ``error``, ``failed``,
+    ``timeout``, ``false`` or ``0``, or a number of HTTP from 400 on.
 
     Args:
         path: Of the file.
@@ -39,7 +41,7 @@ class LoggedTraffic:
         self._lately = Lately()
         self._heard_s: float | None = None
         self._there_s: float | None = None
-        self._met = False
+        self._met = self._away = False
         self.note = ""
 
     @property
@@ -48,21 +50,24 @@ class LoggedTraffic:
         return self._uri
 
     def look(self, now_s: float) -> Seen | None:
-        """Return what was logged since the look before; None while there is no file, or nothing in it for too long."""
+        """Return what was logged since the look before; None if there was no file, or nothing in it, for too long."""
         requests = [request for line in self._lines() if (request := self._request(line)) is not None]
         for latency_s, _ in requests:
             self._lately.add(now_s, latency_s)
         self._lately.until(now_s)
-        if self._file is not None:
+        unread = not requests and (self._file is None or self._away)
+        if not unread:
             self._there_s = now_s
         if requests or (self._heard_s is None and self._file is not None):
             self._heard_s = now_s
         if not _since(self._there_s, now_s, _MISSING_S) or not _since(self._heard_s, now_s, self._quiet_s):
             return None
         failed = sum(not good for _, good in requests)
+        came = None if unread else len(requests)
         worst_s = max((latency_s for latency_s, _ in requests), default=None)
         lately = self._lately
-        return Seen(len(requests), len(requests), failed, None, lately.p99_s, lately.mean_s, worst_s=worst_s)
+        counts = came, came, None if unread else failed
+        return Seen(*counts, None, lately.p99_s, lately.mean_s, worst_s=worst_s, p99_least_s=lately.p99_least_s)
 
     def serve(self, target: Target) -> None:
         """Do nothing: the server cannot be told through a log."""
@@ -76,11 +81,14 @@ class LoggedTraffic:
     def _lines(self) -> list[bytes]:
         """Return the whole lines that were added."""
         added = self._added()
-        if self._gone():  # what was written between the read and the replacing is read before the old file is left
-            added += self._added()
+        before, self._away = self._away, self._gone()
+        if self._away and not before:
+            added = self._ended(added + self._added())  # its last line, for a new file begins with one of its own
+        if self._away and (fresh := self._opened()) is not None:
+            added = self._ended(added + self._added()) if before else added
             self.close()
-            self._open(at_end=False)
-            added = self._ended(added) + self._added()
+            self._file, self._away = fresh, False
+            added += self._added()
         *whole, self._torn = (self._torn + added).split(b"\n")
         if len(self._torn) > _LINE_BYTES:
             self._torn = b""
@@ -105,23 +113,34 @@ class LoggedTraffic:
                 self._torn = b"#"  # makes a comment of the torn line that is begun with
             return os.read(self._file, _MOST_BYTES)
         except OSError as error:
-            self.note = f"{self._path} cannot be read: {error.strerror}"
+            self._unread(error)
             self.close()
+            self._met = False  # it was read in part: the next time from its end
             return b""
 
     def _open(self, at_end: bool) -> bool:
+        self._file = self._opened(at_end)
+        return self._file is not None
+
+    def _opened(self, at_end: bool = False) -> int | None:
         try:
             # A FIFO nobody writes to must not hold up the control loop.
-            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            if at_end:
-                os.lseek(self._file, 0, os.SEEK_END)
+            file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            self.close()
-            self.note = f"{self._path} cannot be read: {error.strerror}"
+            self._unread(error)
             self._met = True  # a file that comes later is new, and read from its beginning
-            return False
+            return None
+        if at_end:
+            with suppress(OSError):  # a FIFO has no end
+                os.lseek(file, 0, os.SEEK_END)
         self._met, self.note = True, ""
-        return True
+        return file
+
+    def _unread(self, error: OSError) -> None:
+        self.note = (
+            f"{self._path} cannot be read: {error.strerror}; what comes is unknown, and after {_MISSING_S:g} s without "
+            "it the workload is taken to be down"
+        )
 
     def _gone(self) -> bool:
         """Return whether another file, or none, is at the path now."""

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from polythrottle.daemon.ports import Seen
+from polythrottle.daemon.ports import Seen, failed_of
 from polythrottle.daemon.signals import Target
 
 QUIET_S = 5.0
@@ -53,7 +53,7 @@ class ReportedTraffic:
         if self._known is None or now_s - self._heard_s > self._quiet_s:
             self._known, self._told = None, _Spread()
             return None
-        return replace(self._known, arrived=self._told.look(now_s), answered=0, failed=0, worst_s=None)
+        return replace(self._known, arrived=self._told.look(now_s), answered=None, failed=None, worst_s=None)
 
     def serve(self, target: Target) -> None:
         """Do nothing: the answer to each report says what is to hold."""
@@ -98,7 +98,7 @@ def folded(first: Seen, second: Seen) -> Seen:
     return Seen(
         _sum(first.arrived, second.arrived),
         _sum(first.answered, second.answered),
-        _sum(first.failed, second.failed),
+        failed_of(first, second),
         first.waiting if second.waiting is None else second.waiting,
         _most(first.p99_s, second.p99_s),
         first.mean_s if second.mean_s is None else second.mean_s,

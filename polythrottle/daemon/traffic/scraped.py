@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from dataclasses import replace
 
 from polythrottle.daemon.ports import Seen
 from polythrottle.daemon.signals import Target
@@ -32,7 +33,7 @@ class ScrapedTraffic:
 
     def __init__(self, fetcher: Fetcher, names: tuple[Names, ...], model: str, uri: str) -> None:
         self._fetcher, self._known, self._model, self._uri = fetcher, names, model, uri
-        self._number = 0
+        self._number, self._unread = 0, False
         self._asked_s, self._heard_s = -math.inf, -math.inf
         self._past: deque[tuple[float, Counts]] = deque()
         self._seen = Seen()
@@ -45,15 +46,19 @@ class ScrapedTraffic:
 
     def look(self, now_s: float) -> Seen | None:
         """Return what the server has counted since the look before; None while it does not answer."""
+        gap = self._unread
         counts = self._fresh(now_s)
         if counts is not None:
             self._heard_s = now_s
             self._seen = self._since(now_s, counts)
-            return self._seen
+            # Over how long they came that are told of at once after a gap, is not what the next look assumes.
+            return replace(self._seen, arrived=None) if gap else self._seen
         if now_s - self._heard_s > _DOWN_S:
             self._past.clear()
             return None
         known = self._seen
+        if self._unread:
+            return Seen(None, None, None, known.waiting, known.p99_s, known.mean_s)
         ended = None if known.answered is None else 0
         return Seen(0, ended, None if known.failed is None else 0, known.waiting, known.p99_s, known.mean_s)
 
@@ -72,7 +77,7 @@ class ScrapedTraffic:
         page = self._fetcher.page(self.patience_s)
         if page.number == self._number:
             return None
-        self._number = page.number
+        self._number, self._unread = page.number, True
         if page.text is None:
             self.note = f"{self._uri}: {page.why}"
             return None
@@ -81,7 +86,7 @@ class ScrapedTraffic:
         except InvalidInput as error:
             self.note = f"{self._uri}: {error}"
             return None
-        self.note = ""
+        self.note, self._unread = "", False
         return counts
 
     def _since(self, now_s: float, counts: Counts) -> Seen:

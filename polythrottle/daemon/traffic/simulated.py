@@ -301,9 +301,8 @@ class SimulatedTraffic:
         failed = sum(not each.answered for each in seen.ended)
         worst_s = max((each.latency_s for each in seen.ended), default=None)
         lately = self._lately
-        return Seen(
-            self._arrived - before, len(seen.ended), failed, seen.waiting, lately.p99_s, lately.mean_s, worst_s=worst_s
-        )
+        counts = self._arrived - before, len(seen.ended), failed, seen.waiting
+        return Seen(*counts, lately.p99_s, lately.mean_s, worst_s=worst_s, p99_least_s=lately.p99_least_s)
 
     def forget(self) -> None:
         """Forget how long requests took so far."""

@@ -13,7 +13,16 @@ from starlette.responses import Response
 from polythrottle.daemon.desk import Desk
 from polythrottle.daemon.ports import Seen
 from polythrottle.daemon.status import Status, StudyShown
-from polythrottle.daemon.web.bodies import APPLY, EVENTS_QUERY, HISTORY_QUERY, REPORT, last_event, read_body, read_query
+from polythrottle.daemon.web.bodies import (
+    APPLY,
+    EVENTS_QUERY,
+    HISTORY_QUERY,
+    REPORT,
+    check_report,
+    last_event,
+    read_body,
+    read_query,
+)
 from polythrottle.daemon.web.listing import Listing
 from polythrottle.daemon.web.options import WebOptions
 from polythrottle.daemon.web.plain import Schema
@@ -197,6 +206,7 @@ async def report(api: Api, request: Request) -> Response:
     """Take in what a serving program saw, and answer how to batch."""
     read_query(request, {})
     sent = await read_body(request, REPORT)
+    check_report(sent)
     answer = await api.ask(Report(Seen(**sent)))
     status = api.shelf.status
     target = {"batch": status.point.get("batch_size"), "gather_s": status.gather_s}

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from polythrottle.daemon.budget import LEAST_S, LEAST_W, LEAST_WH, MOST_S, MOST_W, MOST_WH
 from polythrottle.daemon.web.checking import Malformed, check
 from polythrottle.daemon.web.plain import Schema
 from polythrottle.daemon.web.replies import Refusal
@@ -15,7 +16,7 @@ from polythrottle.errors import InvalidInput
 BODY_BYTES_MOST = 64 * 1024
 _DEEPEST = 32
 
-_DAY_S, _YEAR_S = 86_400, 366 * 86_400
+_DAY_S = 86_400
 _WORDS = r"^[^\x00-\x1f\x7f]*$"
 
 
@@ -82,10 +83,10 @@ def _supply(*names: str) -> Schema:
 BUDGET = {
     **_object(
         {
-            "power_w": _number(1e6, "Most mean power."),
-            "battery_wh": _number(1e9, "What there is."),
-            "last_s": _number(_YEAR_S, "How long it must last."),
-            "wh_per_day": _number(1e9, "Most energy a day."),
+            "power_w": _number(MOST_W, "Most mean power.", LEAST_W),
+            "battery_wh": _number(MOST_WH, "What there is.", LEAST_WH),
+            "last_s": _number(MOST_S, "How long it must last.", LEAST_S),
+            "wh_per_day": _number(MOST_WH, "Most energy a day.", LEAST_WH),
             "carbon": {
                 "type": ["string", "null"],
                 "minLength": 1,
@@ -95,7 +96,8 @@ BUDGET = {
             },
         }
     ),
-    "description": "power_w alone, or battery_wh with last_s, or wh_per_day; carbon shares one of the last two out.",
+    "description": "power_w, battery_wh with last_s or wh_per_day, or power_w beside one of these two, which carbon "
+    "shares out.",
     "anyOf": [_supply(), _supply("battery_wh", "last_s"), _supply("wh_per_day")],
 }
 STUDY = _object(
@@ -105,18 +107,45 @@ STUDY = _object(
     }
 )
 _PERHAPS = ["integer", "null"]
+_MOST_REQUESTS = 10**7
+"""Of one report: no board answers as many within the seconds from one to the next."""
+_MEAN_MOST = 100.0
+"""Times the p99 that a mean may be: the slowest hundredth would have to take ten thousand times the p99 otherwise."""
 REPORT = _object(
     {
-        "arrived": _count(10**9, "Requests that came since the report before."),
-        "answered": _count(10**9, "Requests answered since.", kinds=_PERHAPS),
-        "failed": _count(10**9, "Requests that failed since.", kinds=_PERHAPS),
-        "waiting": _count(10**9, "Requests that wait now.", kinds=_PERHAPS),
+        "arrived": _count(_MOST_REQUESTS, "Requests that came since the report before."),
+        "answered": _count(_MOST_REQUESTS, "Requests that ended since, also those that failed.", kinds=_PERHAPS),
+        "failed": _count(_MOST_REQUESTS, "Of those that ended since, how many failed.", kinds=_PERHAPS),
+        "waiting": _count(_MOST_REQUESTS, "Requests that wait now.", kinds=_PERHAPS),
         "p99_s": _number(1e6, "Of the requests answered lately.", 0),
         "mean_s": _number(1e6, "Likewise.", 0),
         "model": {"type": "string", "maxLength": 200, "pattern": _WORDS, "description": "The model's contents' name."},
         "worst_s": _number(1e6, "The longest of those answered since.", 0),
     }
 )
+
+
+def check_report(sent: Mapping[str, Any]) -> None:
+    """Refuse a report whose figures contradict each other.
+
+    Raises:
+        Refusal: If more failed than ended, or how many ended is not said beside how many failed, or the mean is so far
+            above the p99 that no hundredth of the requests could make it up.
+    """
+    answered, failed = sent.get("answered"), sent.get("failed")
+    if failed and answered is None:
+        raise _contradiction(f"failed is {failed}, of how many says answered, which is missing")
+    if failed is not None and answered is not None and failed > answered:
+        raise _contradiction(f"of {answered} requests that ended (answered) {failed} cannot have failed")
+    mean_s, p99_s = sent.get("mean_s"), sent.get("p99_s")
+    if mean_s is not None and p99_s is not None and mean_s > _MEAN_MOST * p99_s:
+        raise _contradiction(f"a mean of {mean_s:g} s cannot go with a p99 of {p99_s:g} s; are both in seconds?")
+
+
+def _contradiction(words: str) -> Refusal:
+    # No 422, for that is what a body that does not hold its schema is answered, and no schema compares two fields.
+    return Refusal(409, InvalidInput, f"the report contradicts itself: {words}")
+
 
 EVENTS_QUERY = {
     "after": _count(2**53, "Number of the last event that is known; without it, the last ones are meant."),
