@@ -22,8 +22,9 @@ from polythrottle.arrivals import Poisson
 from polythrottle.backends import open_device
 from polythrottle.errors import SloUnmet
 from polythrottle.finetune.result import Result
-from polythrottle.finetune.running import Terms, run
+from polythrottle.finetune.running import run
 from polythrottle.finetune.server import Server
+from polythrottle.finetune.terms import Terms
 from polythrottle.finetune.trainer import Task, Trainer
 from polythrottle.workloads import open_workload
 

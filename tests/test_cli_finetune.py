@@ -2,6 +2,8 @@
 
 import json
 import re
+import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from polythrottle.cli.commands import run
 from polythrottle.state import state_dir
 
 _SIM = ("-d", "sim:jetson-tx2", "-w", "efficientnet-b0", "--slo", "p99<=500ms", "--rate", "4/s")
+_NIGHT = ("--policy", "off-peak", "--between", "22:00-06:00")
 _JOB = ("--samples", "64", "--train-batch", "16", "--output", "10")
 
 
@@ -32,6 +35,37 @@ def test_a_simulated_run_says_that_it_is_one(capsys: pytest.CaptureFixture[str],
     assert told["requests"] == told["answered"] + told["dropped"] > 0
     assert told["training"]["samples"] == (0 if policy == "none" else 64)
     assert told["energy_j"] > 0
+
+
+def test_a_power_is_told_with_what_it_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    """The mean is below it, how long fine-tuning waited is said, and more power makes it wait less."""
+    shown = _out(capsys, "run", *_SIM, *_JOB, "--power", "3.5W", "--seconds", "60")
+    assert re.search(r"power +3\.5 W on average at most: kept; fine-tuning waited \d", shown)
+    assert max(map(len, shown.splitlines())) <= 80
+    words = ("run", *_SIM, *_JOB, "--seconds", "60", "--epochs", "4", "--json")
+    tight, loose = (json.loads(_out(capsys, *words, "--power", power)) for power in ("3.5W", "50W"))
+    assert (tight["power_cap_w"], loose["power_cap_w"]) == (3.5, 50.0)
+    assert tight["mean_power_w"] <= 3.5
+    assert tight["training"]["waited_s"] > loose["training"]["waited_s"]
+    assert json.loads(_out(capsys, *words))["training"]["waited_s"] is None
+
+
+def test_by_the_hour_a_night_is_planned_and_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """A simulated board is told when it begins; a plan says how much of its time the hours are."""
+    words = (*_SIM, *_JOB, *_NIGHT, "--begin", "21:59")
+    shown = _out(capsys, "run", *words, "--seconds", "90", "--figure", "night.svg")
+    assert "off-peak" in Path("night.svg").read_text()
+    assert "off-peak at 22:00-06:00" in shown
+    told = json.loads(_out(capsys, "run", *words, "--seconds", "90", "--json"))
+    assert told["hours"] == "22:00-06:00"
+    assert 60.0 < told["training"]["done_s"] < 90.0
+    planned = _out(capsys, "plan", *words, "--hours", "24", "--epochs", "1000000")
+    assert re.search(r"hours +22:00-06:00, 8 h 00 min of this time", planned)
+    assert "not within this time" in planned
+    assert max(map(len, planned.splitlines())) <= 80
+    document = json.loads(_out(capsys, "plan", *words, "--by", "06:00", "--json"))
+    assert (document["hours"], document["length_s"]) == ("22:00-06:00", 8 * 3600.0 + 60.0)
+    assert document["within_hours_s"] == 8 * 3600.0
 
 
 def test_the_same_words_give_the_same_simulated_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +123,23 @@ def test_a_real_job_is_done_seen_and_planned(real: list[str], capsys: pytest.Cap
     assert max(map(len, shown.splitlines())) <= 80
 
 
+def test_the_readmes_run_on_a_cpu_works(tmp_path: Path) -> None:
+    """As printed, but with fewer epochs, and a limit that a busy machine holds too."""
+    root = Path(__file__).resolve().parent.parent
+    (tmp_path / "examples").symlink_to(root / "examples")
+    text = (root / "README.md").read_text().replace("\\\n", " ")
+    found = re.search(r"```text\n(python examples/finetune.py)\n(polythrottle finetune run -d cpu .*)\n```", text)
+    assert found is not None
+    first, second = (shlex.split(line) for line in found.groups())
+    changed = [{"30": "2", "p99<=100ms": "p99<=5s"}.get(word, word) for word in second[1:]]
+    assert changed != second[1:]
+    for command in ([sys.executable, *first[1:]], [sys.executable, "-m", "polythrottle", *changed]):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert "finished" in done.stdout
+    assert max(map(len, (done.stdout + done.stderr).splitlines())) <= 80
+
+
 def test_a_real_profile_leaves_no_job_behind(
     real: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -134,6 +185,18 @@ _CASES: list[tuple[Sequence[str], int, str]] = [
     (("plan", *_SIM, "--hours", "8", "--power", "0W"), 2, "above 0"),
     (("plan", *_SIM, "--hours", "-8"), 2, "above 0"),
     (("plan", *_SIM, "--hours", "8", "--policy", "greedy"), 2, "cannot be planned"),
+    (("run", *_SIM, "--between", "22:00-06:00"), 2, "goes by no hours"),
+    (("run", *_SIM, *_NIGHT[:2], "--between", "22:00"), 2, "like 22:00-06:00"),
+    (("run", *_SIM, *_NIGHT[:2], "--between", "22:00-22:00"), 2, "nothing lies between"),
+    (("run", *_SIM, *_NIGHT, "--begin", "noon"), 2, "like 06:00"),
+    (("run", "-d", "cpu", "-w", "m:f", *_SIM[4:], "--begin", "12:00"), 2, "goes by the clock"),
+    (("run", *_SIM, "--policy", "none", "--power", "20W"), 2, "inference alone"),
+    (("run", *_SIM, "--figure", "run.bmp"), 2, ".png"),
+    (("run", *_SIM, "--figure", "nowhere/run.png"), 8, "no folder"),
+    (("run", *_SIM, "--power", "1W"), 2, "inference alone draws"),
+    (("run", *_SIM, "--power", "0W"), 2, "above 0 W"),
+    (("run", *_SIM, "--power", "lots"), 2, "lots"),
+    (("plan", *_SIM, *_NIGHT, "--hours", "1", "--begin", "12:00"), 2, "none of the hours"),
     (("profile", *_SIM[:4], "--held-out", "1"), 2, "at least"),
     (("profile", *_SIM[:4], "--requests", "-1"), 2, "at least"),
     (("status", "nowhere"), 4, "holds no fine-tuning job"),

@@ -36,7 +36,8 @@ def test_what_is_unknown_is_null_and_never_zero() -> None:
 def test_the_interval_of_a_share_holds_it_and_narrows() -> None:
     """It never leaves 0..1, and ten times the cases make it narrower (Wilson's table: 0 of 10 gives 0 to 27.8 %)."""
     none = wilson(0, 10)
-    assert none.low == 0.0
+    assert [wilson(0, cases).low for cases in range(1, 300)] == [0.0] * 299
+    assert [wilson(cases, cases).high for cases in range(1, 300)] == [1.0] * 299
     assert none.high == pytest.approx(0.2775, abs=1e-3)
     assert 0.1 in wilson(10, 100)
     assert wilson(100, 1000).half < wilson(10, 100).half

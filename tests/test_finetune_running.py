@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 from trainer_jobs import data_folder, exported, job
 
-from polythrottle.arrivals import CLOSED, Poisson, Uniform
+from polythrottle.arrivals import Poisson, Uniform
 from polythrottle.backends import open_device
-from polythrottle.errors import InvalidInput, SloUnmet, TrialError, UnknownName
-from polythrottle.finetune.running import Progress, Terms, run
+from polythrottle.daemon.horizon import DAY_S
+from polythrottle.errors import InvalidInput, SloUnmet, TrialError
+from polythrottle.finetune.hours import Hours, wall_day_s
+from polythrottle.finetune.result import Result
+from polythrottle.finetune.running import Progress, run
 from polythrottle.finetune.server import Server
+from polythrottle.finetune.terms import Terms
 from polythrottle.finetune.trainer import Task, Trainer, read_progress
 from polythrottle.measurement import Query
 from polythrottle.space import Knob, OperatingPoint, SearchSpace
@@ -74,6 +78,9 @@ def test_a_job_is_done_beside_its_inference(tmp_path: Path, policy: str) -> None
     assert 0 < found.training.samples <= 60 * 40
     assert found.requests == len(found.latencies_s) + found.dropped
     assert len(served.threads) == 1
+    assert len(found.arrived_s) == len(found.latencies_s)
+    assert all(0 <= begin_s <= end_s <= found.span_s for begin_s, end_s in found.slices_s)
+    assert len(found.slices_s) > 0
     assert found.energy_j is not None
     assert found.energy_j > 0
     assert (found.simulated, found.policy, found.training.stopped) == (False, policy, "")
@@ -170,14 +177,34 @@ def test_the_papers_policy_says_why_it_cannot_be_had(tmp_path: Path) -> None:
         run(open_device("cpu"), Server(Answering()), _pretending(tmp_path, epochs=99), _terms("paper"))
 
 
-def test_terms_that_make_no_sense_are_refused() -> None:
-    """A closed loop, no time, no limit, no such policy."""
-    cases: list[tuple[Any, ...]] = [(1.0, CLOSED), (0.0, Poisson(1.0)), (1.0, Poisson(1.0), "interleave", 0.0)]
-    for words in cases:
-        with pytest.raises(InvalidInput):
-            Terms(*words)
-    with pytest.raises(UnknownName, match="greedy"):
-        Terms(1.0, Poisson(1.0), "gready")
+def test_hours_that_do_not_suffice_are_told(tmp_path: Path) -> None:
+    """A run that ends before they do is refused; one that they have too little room for says so and trains."""
+    now_s = wall_day_s(time.time())
+    soon = Hours((now_s + 7200) % DAY_S, (now_s + 10800) % DAY_S)
+    with pytest.raises(InvalidInput, match="nothing would be fine-tuned"):
+        _run(tmp_path, "off-peak", seconds=1.0, hours=soon)
+    just_begun = Hours(now_s, (now_s + 7200) % DAY_S)
+    found = _run(tmp_path, "off-peak", seconds=1.0, hours=just_begun, epochs=10**6)
+    assert found.training.samples > 0
+    assert any("have room for about" in note for note in found.notices)
+    assert found.hours == str(just_begun)
+
+
+def test_a_power_that_is_nearly_used_up_makes_fine_tuning_wait(tmp_path: Path) -> None:
+    """Requests are answered all the same; a power below what inference draws alone is refused before anything runs."""
+    with pytest.raises(InvalidInput, match="inference alone draws"):
+        _run(tmp_path, "interleave", seconds=2.0, power_w=1e-3)
+    tight = _run(tmp_path, "interleave", seconds=3.0, power_w=1e4, epochs=10**6)
+    assert tight.training.waited_s is not None
+    assert 0 < tight.training.waited_s < 4.0
+    assert tight.training.samples > 0
+    assert len(tight.latencies_s) == tight.requests > 0
+    assert tight.power_cap_w == 1e4
+
+
+def _run(where: Path, policy: str, epochs: int = 99, seconds: float | None = None, **kept: Any) -> Result:
+    terms = Terms(_SLO_S, Poisson(50.0), policy, seconds, **kept)
+    return run(open_device("cpu"), Server(Answering()), _pretending(where, epochs=epochs), terms)
 
 
 def test_a_real_trainer_trains_a_real_model_in_between(tmp_path: Path) -> None:

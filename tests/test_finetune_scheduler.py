@@ -1,17 +1,21 @@
 """Policies: pure, never late by their own tails, always getting on when there is room."""
 
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loaded_machine import LoadedMachine
 
 from polythrottle.errors import InvalidInput, UnknownName
+from polythrottle.finetune.hours import Hours
 from polythrottle.finetune.job import Slice
 from polythrottle.finetune.options import MARGIN, Menu, Option
 from polythrottle.finetune.scheduler import (
     POLICIES,
+    Decision,
     Moment,
     OffPeak,
     alone,
@@ -21,6 +25,7 @@ from polythrottle.finetune.scheduler import (
     off_peak,
     paper,
     policy,
+    taken,
 )
 from polythrottle.ladder import Service
 from polythrottle.space import OperatingPoint
@@ -81,7 +86,7 @@ def test_policies_are_pure_and_ask_for_what_is_there(moment: Moment) -> None:
     for each in (alone, *POLICIES.values()):
         decision = each(moment)
         assert decision == each(moment)
-        assert 0 <= decision.drop + decision.batch <= len(moment.ages_s)
+        assert 0 <= decision.drop + decision.skip + decision.batch <= len(moment.ages_s)
         assert not (moment.serving and decision.batch)
         assert not (moment.training and decision.run)
 
@@ -113,6 +118,39 @@ def test_a_request_that_is_due_goes_first() -> None:
     found = interleave(_moment(0.0))
     assert found.run is not None
     assert found.run.samples >= 4
+
+
+def test_a_request_that_is_late_anyway_makes_no_other_one_late() -> None:
+    """It is passed over for one that can still be in time, answered where that harms nobody, and before any slice."""
+    passed_over = interleave(_moment(0.9, 0.5, expected_per_s=8.0))
+    assert (passed_over.skip, passed_over.batch, passed_over.drop) == (1, 1, 0)
+    for ages_s in ((0.9,), (0.9, 0.0)):
+        harmless = interleave(_moment(*ages_s))
+        assert (harmless.skip, harmless.batch, harmless.run) == (0, 1, None)
+
+
+def test_one_second_of_stall_makes_few_requests_late() -> None:
+    """In virtual time: the queue that a stall has left behind is passed over, so that it delays nobody else."""
+    found = LoadedMachine(interleave, lambda at_s: 6.0 if 10 < at_s < 11 else 1.0, guarded=False).run(30.0)
+    assert 0 < found.late < 0.025 * found.requests
+    assert found.samples > 0
+
+
+def test_what_is_passed_over_keeps_its_place() -> None:
+    """The oldest but for two is answered, and the two are the oldest still."""
+    waiting = deque([1.0, 2.0, 3.0, 4.0])
+    assert taken(waiting, Decision("", batch=1, skip=2)) == (3.0,)
+    assert list(waiting) == [1.0, 2.0, 4.0]
+
+
+def test_a_lower_aim_makes_slices_shorter_and_nobody_wait_longer() -> None:
+    """Slices are planned with the aim; whether a request is lost is judged by the limit."""
+    runs = [interleave(_moment(aim_s=share * _SLO_S)).run for share in (1.0, 0.75, 0.5, 0.25)]
+    sizes = [0 if run is None else run.samples for run in runs]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[-1]
+    aged = interleave(_moment(0.4, 0.1, aim_s=0.3))
+    assert (aged.batch, aged.skip, aged.run) == (2, 0, None)
 
 
 def test_a_full_batch_goes_at_once() -> None:
@@ -170,7 +208,7 @@ def test_off_peak_waits_for_quiet() -> None:
     assert off_peak(_moment(expected_per_s=30.0)).run is None
     assert off_peak(_moment(expected_per_s=2.0)).run is not None
     assert off_peak(_moment(expected_per_s=None)).run is None
-    night = OffPeak(hours=(22 * 3600.0, 6 * 3600.0))
+    night = OffPeak(hours=Hours.parse("22:00-06:00"))
     assert night(_moment(day_s=23 * 3600.0)).run is not None
     assert night(_moment(day_s=12 * 3600.0)).run is None
     with pytest.raises(InvalidInput, match="quiet"):
@@ -182,6 +220,14 @@ def test_a_policy_that_is_none_is_named() -> None:
     with pytest.raises(UnknownName, match="interleave"):
         policy("interleaved")
     assert policy("greedy") is greedy
+
+
+def test_hours_are_for_the_policy_that_goes_by_them() -> None:
+    """Another one is refused rather than hours ignored."""
+    hours = Hours.parse("01:00-02:00")
+    assert policy("off-peak", hours) == OffPeak(hours=hours)
+    with pytest.raises(InvalidInput, match="goes by no hours"):
+        policy("interleave", hours)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,14 @@ from polythrottle.catalog import load_board, load_model
 from polythrottle.daemon.horizon import Pattern, Stretch
 from polythrottle.errors import InvalidInput, SloUnmet, UnknownName
 from polythrottle.finetune.host import Host
+from polythrottle.finetune.hours import Hours
 from polythrottle.finetune.job import Job
 from polythrottle.finetune.options import Menu
-from polythrottle.finetune.planning import Plan, plan, until_s
-from polythrottle.finetune.scheduler import Decision, Moment, OffPeak, alone, greedy, interleave
+from polythrottle.finetune.planning import Plan, foretold, plan, until_s
+from polythrottle.finetune.ration import Ration
+from polythrottle.finetune.scheduler import Decision, Moment, OffPeak, alone, greedy, interleave, policy
 from polythrottle.finetune.simulating import Stream, least_busy_s, most_samples, simulate
+from polythrottle.finetune.terms import Terms
 
 _JOB = Job(samples=64, batch=16, epochs=2, output=100, model="efficientnet-b7")
 _LENGTH_S, _RATE, _SLO_S = 10.0, 6.0, 0.7
@@ -48,12 +51,15 @@ def test_the_same_seed_gives_the_same_account(host: Host, menu: Menu) -> None:
 
 def test_everything_is_accounted_for(host: Host, menu: Menu) -> None:
     """Each request is answered or dropped, the job ends, and the stream is seen to its end."""
-    for policy in (greedy, interleave):
-        found = simulate(host, _stream(), policy, menu)
+    for each in (greedy, interleave):
+        found = simulate(host, _stream(), each, menu)
         assert len(found.latencies_s) + found.dropped == found.requests == len(_stream().times_s)
-        assert found.late == found.dropped + sum(each > _SLO_S for each in found.latencies_s)
+        assert found.late == found.dropped + sum(took_s > _SLO_S for took_s in found.latencies_s)
         assert found.done_s is not None
         assert found.span_s >= max(_LENGTH_S, found.done_s)
+        assert sorted(found.arrived_s) == list(found.arrived_s)
+        assert len(found.arrived_s) == len(found.latencies_s)
+        assert sum(end_s - begin_s for begin_s, end_s in found.slices_s) <= found.done_s
 
 
 def test_interleaving_breaks_fewer_limits_than_sharing_for_less_energy(host: Host, menu: Menu) -> None:
@@ -158,6 +164,74 @@ def test_off_peak_plans_less_when_it_is_busy(menu: Menu) -> None:
     quiet = OffPeak(share=0.2)
     assert _plan(menu, ahead=busy, policy="off-peak", quiet=quiet).epochs.high == 0
     assert _plan(menu, ahead=calm, policy="off-peak", quiet=quiet).epochs.low > 0
+
+
+def test_a_power_is_kept_to_by_waiting(host: Host, menu: Menu) -> None:
+    """The mean stays within it, the job is done later, and inference is as punctual as before."""
+    stream, free = _stream(rate_per_s=4.0), simulate(host, _stream(rate_per_s=4.0), interleave, menu)
+    free_w = free.energy_j / free.span_s
+    idle = simulate(host, stream, alone, menu, endless=True)
+    between_w = (free_w + idle.energy_j / idle.span_s) / 2
+    kept = simulate(host, stream, interleave, menu, ration=Ration(between_w))
+    assert kept.energy_j / kept.span_s <= between_w < free_w
+    assert kept.done_s is not None
+    assert free.done_s is not None
+    assert kept.done_s > free.done_s
+    assert kept.waited_s is not None
+    assert kept.waited_s > 0 == kept.late
+    assert free.waited_s is None
+
+
+def test_a_plan_within_a_power_agrees_with_the_simulation(host: Host, menu: Menu) -> None:
+    """What a simulated minute gets done within it lies within the planned range."""
+    times = tuple(itertools.takewhile(lambda at_s: at_s < 60.0, Uniform(4.0).times(0)))
+    stream = Stream(times, 60.0, _SLO_S, 4.0)
+    found = simulate(host, stream, interleave, menu, endless=True, ration=Ration(20.0))
+    planned = plan(menu, replace(_JOB, epochs=1000), [Stretch(60.0, 4.0)], _SLO_S, power_w=20.0)
+    assert found.energy_j <= 60.0 * 20.0
+    assert planned.epochs.low <= found.samples / _JOB.samples <= planned.epochs.high
+
+
+def test_by_the_hour_nothing_is_trained_outside(host: Host, menu: Menu) -> None:
+    """A minute before ten nothing begins; when the night ends before the job does, it goes on the next evening."""
+    night, stream = policy("off-peak", Hours.parse("22:00-06:00")), _stream(rate_per_s=2.0)
+    before = simulate(host, stream, night, menu, day_s=22 * 3600.0 - 60.0)
+    assert before.samples == 0
+    assert before.done_s is not None
+    assert 60.0 <= before.done_s < 130.0
+    brief = policy("off-peak", Hours.parse("22:00-22:01"))
+    long = replace(host, job=replace(_JOB, epochs=30))
+    resumed = simulate(long, stream, brief, long.menu(), day_s=22 * 3600.0 + 50.0)
+    assert resumed.done_s is not None
+    assert resumed.done_s > 23 * 3600.0
+
+
+def test_a_plan_by_the_hour_counts_these_hours_alone(menu: Menu) -> None:
+    """Across midnight, from within, and not at all where the horizon ends before they begin."""
+    quiet, day = OffPeak(hours=Hours.parse("22:00-06:00")), [Stretch(24 * 3600.0, 2.0)]
+    night = _plan(menu, ahead=[Stretch(8 * 3600.0, 2.0)])
+    whole = _plan(menu, ahead=day, policy="off-peak", quiet=quiet, day_s=12 * 3600.0)
+    assert whole.epochs.low == pytest.approx(night.epochs.low)
+    assert whole.done_s.low == float("inf")
+    rest = _plan(menu, ahead=day, policy="off-peak", quiet=quiet, day_s=2 * 3600.0)
+    assert rest.epochs.high == pytest.approx(whole.epochs.high)
+    small = plan(menu, _JOB, day, _SLO_S, "off-peak", quiet=quiet, day_s=12 * 3600.0)
+    assert small.done_s.low > 10 * 3600.0
+    with pytest.raises(InvalidInput, match="none of the hours"):
+        _plan(menu, ahead=[Stretch(3600.0, 2.0)], policy="off-peak", quiet=quiet, day_s=12 * 3600.0)
+
+
+def test_a_run_says_beforehand_what_its_hours_have_room_for(menu: Menu) -> None:
+    """And that inference alone leaves no power; without an end or hours there is nothing to say."""
+    terms = Terms(_SLO_S, Poisson(2.0), "off-peak", 3600.0, hours=Hours.parse("22:00-22:30"))
+    (said,) = foretold(menu, 10**9, terms, 22 * 3600.0)
+    assert "22:00-22:30 have room for about" in said
+    assert "1,000,000,000" in said
+    assert foretold(menu, 10, terms, 22 * 3600.0) == ()
+    assert foretold(menu, 10, terms, 21.5 * 3600.0) == ("fine-tuning begins in 0 h 30 min",)
+    assert foretold(menu, 10**9, replace(terms, seconds=None), 22 * 3600.0) == ()
+    with pytest.raises(InvalidInput, match="inference alone draws"):
+        foretold(menu, 10, replace(terms, power_w=5.0), 22 * 3600.0)
 
 
 def test_what_cannot_be_planned_is_said(menu: Menu) -> None:

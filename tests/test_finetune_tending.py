@@ -124,6 +124,16 @@ def test_a_trainer_that_dies_at_every_start_is_given_up(scenes: list[Scene], tmp
     assert scene.tended.left == 0
 
 
+def test_a_trainer_that_is_gone_at_the_end_has_not_stopped_fine_tuning(scenes: list[Scene], tmp_path: Path) -> None:
+    """The last step may be done again, and a note says so; the job goes on another time."""
+    scene = _scene(scenes, tmp_path)
+    scene.step()
+    scene.tended._trainer.kill()
+    scene.tended.settle()
+    assert scene.tended.stopped == ""
+    assert "gone at the end" in scene.tended.notices[0]
+
+
 def test_a_refusal_stops_fine_tuning_with_its_words(scenes: list[Scene], tmp_path: Path) -> None:
     """What a user must mend is not tried again and again."""
     scene = _scene(scenes, tmp_path, "refuses", 2)

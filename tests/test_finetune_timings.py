@@ -37,6 +37,21 @@ def test_few_times_have_a_loose_tail_and_many_their_own() -> None:
     assert timings.option().services[0].tail_s == pytest.approx(0.03)
 
 
+def test_a_machine_that_has_become_slower_is_believed_at_once() -> None:
+    """Five slow batches of the last nine count as the mean; four stragglers do not, and faster ones wait their turn."""
+    timings = _timings()
+    for _ in range(200):
+        timings.served(1, 0.01)
+    for _ in range(4):
+        timings.served(1, 0.03)
+    assert timings.option().services[0].interval_s < 0.011
+    timings.served(1, 0.03)
+    assert timings.option().services[0].interval_s == pytest.approx(0.03)
+    for _ in range(5):
+        timings.served(1, 0.005)
+    assert 0.01 < timings.option().services[0].interval_s < 0.011
+
+
 def test_old_times_are_forgotten() -> None:
     """Two hundred fast batches make up for a slow beginning; forgetting on purpose takes all away."""
     timings = _timings()

@@ -19,15 +19,15 @@ from polythrottle.state import state_dir
 if TYPE_CHECKING:
     from polythrottle.arrivals import Arrivals
     from polythrottle.finetune.coruns import Profiled
+    from polythrottle.finetune.hours import Hours
     from polythrottle.finetune.job import Job
     from polythrottle.finetune.opening import Place
     from polythrottle.finetune.options import Menu
     from polythrottle.finetune.result import Result
-    from polythrottle.finetune.running import Terms
+    from polythrottle.finetune.terms import Terms
     from polythrottle.finetune.trainer.task import Task
 
 app = typer.Typer(help="Fine-tune a model beside its inference, within the latency limit.", rich_markup_mode=None)
-_DAY_S = 24 * 3600.0
 _ENDLESS = 1_000_000
 _INTERRUPTED = 130
 
@@ -152,18 +152,19 @@ class TrafficOptions(OptionGroup):
     ] = None
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the arrivals.")] = 0
 
-    def terms(self, policy: str, seconds: float | None) -> "Terms":
+    def terms(self, policy: str, seconds: float | None, within: "WithinOptions") -> "Terms":
         """Return what is to be kept to.
 
         Raises:
-            InvalidInput: If the limit is no p99, or the requests are none.
+            InvalidInput: If the limit is no p99, the requests are none, or hours or power make no sense.
             UnknownName: If there is no such policy.
         """
-        from polythrottle.finetune.running import Terms
+        from polythrottle.finetune.terms import Terms
 
         if self.seed < 0:
             raise InvalidInput(f"--seed must be 0 or more, not {self.seed}")
-        return Terms(self._slo_s(), self._arrivals(), policy, seconds, self.seed)
+        kept = within.hours, within.power_w, within.day_s or 0.0
+        return Terms(self._slo_s(), self._arrivals(), policy, seconds, self.seed, *kept)
 
     def _slo_s(self) -> float:
         from polythrottle.problem import Constraint
@@ -184,6 +185,53 @@ class TrafficOptions(OptionGroup):
         return Poisson(parse_quantity(str(self.per_s), "per_s")) if self.per_s else Arrivals.parse(str(self.arrivals))
 
 
+@dataclass(frozen=True)
+class WithinOptions(OptionGroup):
+    """The hours and the power that fine-tuning keeps within."""
+
+    between: Annotated[
+        str | None,
+        typer.Option("--between", metavar="22:00-06:00", help="Policy off-peak: fine-tune at these hours alone."),
+    ] = None
+    power: Annotated[
+        str | None,
+        typer.Option("--power", metavar="20W", help="Mean power of both at most; fine-tuning waits for it."),
+    ] = None
+    begin: Annotated[
+        str | None, typer.Option("--begin", metavar="21:00", help="Simulated: the time of day it begins at.")
+    ] = None
+
+    @property
+    def hours(self) -> "Hours | None":
+        """At which to fine-tune; None to go by the load."""
+        from polythrottle.finetune.hours import Hours
+
+        return None if self.between is None else Hours.parse(self.between)
+
+    @property
+    def power_w(self) -> float | None:
+        """That is not to be exceeded on average; None for any."""
+        from polythrottle.units import parse_quantity
+
+        return None if self.power is None else parse_quantity(self.power, "w")
+
+    @property
+    def day_s(self) -> float | None:
+        """Time of day at which a simulated run begins, since midnight; None if nobody said."""
+        from polythrottle.finetune.hours import day_time_s
+
+        return None if self.begin is None else day_time_s(self.begin)
+
+    def check(self, place: "Place") -> None:
+        """Check that only a simulated board is told what time it is.
+
+        Raises:
+            InvalidInput: If a real device is.
+        """
+        if self.begin is not None and not place.simulated:
+            raise InvalidInput("--begin is for simulated boards; a real device goes by the clock of its machine")
+
+
 PolicyOption = Annotated[
     str, typer.Option("--policy", metavar="NAME", help="interleave, off-peak, paper, greedy, or none.")
 ]
@@ -195,11 +243,15 @@ def run_both(
     place: PlaceOptions,
     traffic: TrafficOptions,
     job: JobOptions,
+    within: WithinOptions,
     policy: PolicyOption = "interleave",
     seconds: Annotated[
         float | None, typer.Option("--seconds", metavar="S", help="How long requests come; simulated 30.")
     ] = None,
     by: Annotated[str | None, typer.Option("--by", metavar="06:00", help="Run until this time of day.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", metavar="FILE", help="Draw latencies along time: .png, .svg or .pdf.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Serve requests and fine-tune in between; on a real device until the job is done, unless told otherwise.
@@ -209,11 +261,20 @@ def run_both(
     from polythrottle.cli.finetuned import print_result
 
     where = place.place()
+    within.check(where)
+    if figure is not None:
+        from polythrottle.report.race import check_figure
+
+        check_figure(figure)
     if seconds is not None and by is not None:
         raise InvalidInput("--seconds and --by both say when to end; leave one out")
-    terms = traffic.terms(policy, _until_s(by) if by is not None else seconds)
+    terms = traffic.terms(policy, _until_s(by, within) if by is not None else seconds, within)
     found = _simulated(where, terms, job) if where.simulated else _real(where, terms, job)
     answer(found, as_json, print_result, lambda each: each.document())
+    if figure is not None:
+        from polythrottle.report.beside import write_beside
+
+        write_beside(found, figure)
     if found.interrupted:
         raise typer.Exit(_INTERRUPTED)
 
@@ -235,7 +296,7 @@ def _real(place: "Place", terms: "Terms", job: JobOptions) -> "Result":
     device, server = place.open()
     leave_link(Path(task.folder), state_dir() / "finetune")
     with contextlib.closing(server.workload), own_stdout(), LiveRun(terms) as live:
-        return run(device, server, Trainer(task), terms, live.told)
+        return run(device, server, Trainer(task), terms, live.told, live.noted)
 
 
 @app.command()
@@ -244,9 +305,9 @@ def plan(
     place: PlaceOptions,
     traffic: TrafficOptions,
     job: JobOptions,
+    within: WithinOptions,
     by: Annotated[str | None, typer.Option("--by", metavar="06:00", help="By this time of day.")] = None,
     hours: Annotated[float | None, typer.Option("--hours", metavar="H", help="Within so many hours.")] = None,
-    power: Annotated[str | None, typer.Option("--power", metavar="20W", help="Mean power of both at most.")] = None,
     policy: PolicyOption = "interleave",
     as_json: JsonOption = False,
 ) -> None:
@@ -257,18 +318,19 @@ def plan(
     from polythrottle.cli.finetuned import Foretold, plan_document, print_plan
     from polythrottle.daemon.horizon import Stretch
     from polythrottle.finetune.planning import plan as foretell
-    from polythrottle.units import parse_quantity
+    from polythrottle.finetune.scheduler import OffPeak
 
-    where, terms = place.place(), traffic.terms(policy, None)
+    where, terms = place.place(), traffic.terms(policy, None, within)
+    within.check(where)
     if (by is None) == (hours is None):
         raise InvalidInput("say by when: --by 06:00, or --hours 8, and only one of the two")
-    length_s = _until_s(by) if by is not None else 3600.0 * (hours or 0.0)
-    power_w = None if power is None else parse_quantity(power, "w")
-    if not 0 < length_s < math.inf or (power_w is not None and not power_w > 0):
-        raise InvalidInput("--hours and --power must be above 0 and finite")
+    length_s, day_s = _until_s(by, within) if by is not None else 3600.0 * (hours or 0.0), _day_s(within)
+    if not 0 < length_s < math.inf:
+        raise InvalidInput("--hours must be above 0 and finite")
     menu, planned = _known(where, terms, job)
-    made = foretell(menu, planned, [Stretch(length_s, terms.rate_per_s)], terms.slo_s, policy, power_w)
-    told = Foretold(made, length_s, planned, where.simulated, policy)
+    ahead, quiet = [Stretch(length_s, terms.rate_per_s)], OffPeak(hours=terms.hours)
+    made = foretell(menu, planned, ahead, terms.slo_s, policy, terms.power_w, quiet, day_s)
+    told = Foretold(made, length_s, planned, where.simulated, policy, terms.hours, day_s, terms.power_w)
     answer(told, as_json, print_plan, plan_document)
 
 
@@ -345,19 +407,20 @@ def status(
     answer((job, read_progress(job)), as_json, print_status, status_document)
 
 
-def _until_s(text: str) -> float:
-    """Return how long it is until a time of day such as ``06:00``, on this machine's clock.
+def _day_s(within: WithinOptions) -> float:
+    """Return the time of day it is, or that a simulated board is told it is."""
+    from polythrottle.finetune.hours import wall_day_s
+
+    return wall_day_s(time.time()) if within.day_s is None else within.day_s
+
+
+def _until_s(text: str, within: WithinOptions) -> float:
+    """Return how long it is until a time of day such as ``06:00``, on this machine's clock unless told otherwise.
 
     Raises:
         InvalidInput: If it is none.
     """
+    from polythrottle.finetune.hours import day_time_s
     from polythrottle.finetune.planning import until_s
 
-    hour, colon, minute = text.strip().partition(":")
-    if not (colon and hour.isdecimal() and minute.isdecimal() and len(minute) == 2 and int(minute) < 60):
-        raise InvalidInput(f"--by takes a time of day such as 06:00, not {text[:20]!r}")
-    at_s = 3600.0 * int(hour) + 60.0 * int(minute)
-    if at_s > _DAY_S:
-        raise InvalidInput(f"--by takes a time of day such as 06:00, not {text[:20]!r}")
-    now = time.localtime()
-    return until_s(3600.0 * now.tm_hour + 60.0 * now.tm_min + min(59, now.tm_sec), at_s)
+    return until_s(_day_s(within), day_time_s(text))

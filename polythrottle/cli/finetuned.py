@@ -8,22 +8,23 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from polythrottle.cli.bars import LiveBar
 from polythrottle.finetune.planning import Plan, Range
 from polythrottle.units import show
 
 if TYPE_CHECKING:
     from polythrottle.finetune.coruns import Profiled
+    from polythrottle.finetune.hours import Hours
     from polythrottle.finetune.job import Job
     from polythrottle.finetune.result import Result
     from polythrottle.finetune.running import Progress as Passed
-    from polythrottle.finetune.running import Terms
+    from polythrottle.finetune.terms import Terms
     from polythrottle.finetune.trainer.progress import Progress as Standing
 
 _WIDTH, _LABEL = 79, 11
@@ -42,6 +43,9 @@ class Foretold:
         job: What is fine-tuned.
         simulated: Whether the device is.
         policy: By which.
+        hours: At which it fine-tunes alone; None to go by the load.
+        day_s: Time of day at which it begins, since midnight.
+        power_w: Mean power that is allowed; None for any.
     """
 
     plan: Plan
@@ -49,41 +53,36 @@ class Foretold:
     job: "Job"
     simulated: bool
     policy: str
+    hours: "Hours | None" = None
+    day_s: float = 0.0
+    power_w: float | None = None
 
 
-class LiveRun:
+class LiveRun(LiveBar):
     """Shows on standard error how a run gets on: a bar on a terminal, a line now and then elsewhere."""
 
     def __init__(self, terms: "Terms") -> None:
-        self._terms = terms
-        self._console = Console(stderr=True, highlight=False)
         columns = TextColumn("{task.description}"), BarColumn(bar_width=16), TaskProgressColumn(), TimeElapsedColumn()
-        self._progress = Progress(*columns, console=self._console)
-        self._task = self._progress.add_task("measuring batches and slices", total=None)
-        self._said_s = 0.0
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._progress.stop()
+        super().__init__("measuring batches and slices", *columns)
+        self._terms, self._said_s = terms, 0.0
 
     def told(self, passed: "Passed") -> None:
         """Show how far it has come."""
         words = f"{passed.answered:,} answered, {passed.late:,} late; {passed.samples:,} trained"
-        self._progress.update(
-            self._task, description=words, completed=passed.passed_s, total=self._terms.seconds, refresh=True
-        )
+        done, total = float(passed.samples), float(passed.samples + passed.left)
+        if self._terms.seconds is not None:
+            done, total = passed.passed_s, self._terms.seconds
+        self._progress.update(self._task, description=words, completed=done, total=total, refresh=True)
         if not self._console.is_terminal and passed.passed_s >= self._said_s + _PLAIN_S:
             self._said_s = passed.passed_s
             with contextlib.suppress(OSError):  # a full disk behind standard error must not end a run
                 line = f"{passed.passed_s:.0f} s: {words}, epoch {passed.epoch + 1}, {passed.state}"
                 self._console.print(line, soft_wrap=True, markup=False)
+
+    def noted(self, text: str) -> None:
+        """Print a line that stays."""
+        with contextlib.suppress(OSError):
+            self._console.print(f"note: {text}", markup=False)
 
 
 def print_result(found: "Result") -> None:
@@ -94,7 +93,8 @@ def print_result(found: "Result") -> None:
 def _served(found: "Result") -> Iterator[tuple[str, str]]:
     kind = " (simulated)" if found.simulated else ""
     yield "", found.title
-    yield "policy", f"{found.policy}, {found.arrivals} for {show_time(found.span_s)}{kind}"
+    hours = f" at {found.hours}" if found.hours else ""
+    yield "policy", f"{found.policy}{hours}, {found.arrivals} for {show_time(found.span_s)}{kind}"
     late, share, interval = found.late, found.late_share, found.late_interval
     if share is None or interval is None:
         yield "requests", "none came"
@@ -107,9 +107,11 @@ def _served(found: "Result") -> Iterator[tuple[str, str]]:
         yield "limit", f"{show(found.slo_s, 's')} from arrival for 99 % of the requests: {word}"
     if found.policy != "none":
         yield from _trained(found)
-    if found.energy_j is not None:
-        mean = show(found.energy_j / found.span_s, "W")
+    if found.energy_j is not None and found.mean_power_w is not None:
+        mean = show(found.mean_power_w, "W")
         yield "energy", f"{show(found.energy_j, 'J')}, {mean} on average ({found.energy_kind})"
+    if found.power_cap_w is not None:
+        yield "power", _capped(found, found.power_cap_w)
     for note in found.notices:
         yield "note", note
 
@@ -144,6 +146,13 @@ def _trained(found: "Result") -> Iterator[tuple[str, str]]:
         yield "new model", _verdict(found.validation)
 
 
+def _capped(found: "Result", cap_w: float) -> str:
+    waited = f"fine-tuning waited {show_time(found.training.waited_s or 0.0)} for that"
+    kept = found.mean_power_w is not None and found.mean_power_w <= cap_w
+    word = "kept" if kept else "exceeded: inference is answered whatever it draws"
+    return f"{show(cap_w, 'W')} on average at most: {word}; {waited}"
+
+
 def _verdict(validation: Mapping[str, Any]) -> str:
     right = f"{validation['accuracy']:.1%} of {validation['samples']} held-out samples right"
     if validation.get("served"):
@@ -161,6 +170,9 @@ def plan_document(told: Foretold) -> dict[str, Any]:
         "length_s": told.length_s,
         "samples": told.job.samples,
         "epochs_wanted": told.job.epochs,
+        "hours": None if told.hours is None else str(told.hours),
+        "within_hours_s": None if told.hours is None else told.hours.within_s(told.day_s, told.length_s),
+        "power_cap_w": told.power_w,
         **ranges,
     }
 
@@ -174,14 +186,24 @@ def print_plan(told: Foretold) -> None:
     made, job = told.plan, told.job
     beyond = math.isinf(made.done_s.high)
     never = "not within this time" if math.isinf(made.done_s.low) else f"after {show_time(made.done_s.low)} at best"
+    cap = "" if told.power_w is None else f", {show(told.power_w, 'W')} on average at most"
     lines = {
-        "": f"within {show_time(told.length_s)}, policy {told.policy}{', simulated' if told.simulated else ''}",
-        "epochs": f"{_span(made.epochs, '{:.3g}')} of {job.epochs:,} ({job.samples:,} samples each)",
+        "": f"within {show_time(told.length_s)}, policy {told.policy}{cap}{', simulated' if told.simulated else ''}",
+        **({} if told.hours is None else {"hours": _hours(told.hours, told.day_s, told.length_s)}),
+        "epochs": f"{_span(made.epochs, '{}', _count)} of {job.epochs:,} ({job.samples:,} samples each)",
         "finished": never if beyond else f"after {_span(made.done_s, '{}', show_time)}",
         "energy": f"{_span(made.joules, '{}', _joules)} for both, {_span(made.added_j, '{}', _joules)} of it added",
         "late": f"{_span(made.late, '{:,.0f}')} of {_span(made.requests, '{:,.0f}')} requests",
     }
     _print(lines.items())
+
+
+def _hours(hours: "Hours", day_s: float, length_s: float) -> str:
+    return f"{hours}, {show_time(hours.within_s(day_s, length_s))} of this time; none but these are used"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _joules(value: float) -> str:

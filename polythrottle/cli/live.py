@@ -9,9 +9,10 @@ from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from polythrottle.cli.bars import LiveBar
 from polythrottle.cli.documents import energy_kind
 from polythrottle.cli.texts import show_joules, show_point
 from polythrottle.measurement import EnergyKind
@@ -28,7 +29,7 @@ class LiveStudy:
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)
-        self._progress = _bar(self._console)
+        self._progress = Progress(*_columns(), console=self._console)
         self._task = self._progress.add_task("tuning", total=None)
         self._live = Live(console=self._console, transient=True, auto_refresh=self._console.is_terminal)
         self._journal: Path | None = None
@@ -71,24 +72,11 @@ class LiveStudy:
             self._console.print(text, soft_wrap=True, markup=False)
 
 
-class LiveSweep:
+class LiveSweep(LiveBar):
     """Shows how far a sweep, or other work that can be counted, has come."""
 
     def __init__(self, doing: str = "sweeping") -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._progress = _bar(self._console)
-        self._task = self._progress.add_task(doing, total=None)
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._progress.stop()
+        super().__init__(doing, *_columns())
 
     def advanced(self, done: int, total: int, point: OperatingPoint) -> None:
         """Show that ``done`` of ``total`` points are in the table."""
@@ -113,10 +101,8 @@ def _tied(point: OperatingPoint) -> str:
     return " · ".join(level.replace(" ", _TIE) for level in show_point(point).split(" · "))
 
 
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
-    )
+def _columns() -> tuple[ProgressColumn, ...]:
+    return TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
 
 
 def _newest(study: Study) -> Table:

@@ -1,6 +1,7 @@
-"""The guard of a latency limit: fine-tuning in smaller slices when measured latencies come near it, then in none."""
+"""The guard of a latency limit: fine-tuning aims below it when measured latencies come near it, then stops a while."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from polythrottle.errors import InvalidInput
 
@@ -8,71 +9,102 @@ NEAR = 0.9
 """A latency beyond this share of the limit is near it."""
 WINDOW = 200
 """So many requests are looked at together."""
-_SHARE = 0.01
+AIMS = (1.0, 0.75, 0.5, 0.35, 0.25)
+"""Shares of the limit that may be aimed at; after the last comes a pause."""
+_MOST_NEAR = 2
+"""So many of a window may be near the limit."""
+_CALM = 0.0025
+"""It is calm while no more than this share of the requests is near the limit."""
+_PATIENT = 16
+"""For so many windows at most it must have been calm before more is dared."""
 _PAUSE_S, _LONGEST_S = 5.0, 300.0
 
 
 @dataclass(frozen=True)
 class Guard:
-    """What may be fine-tuned after the latencies seen so far.
+    """What fine-tuning may aim at after the latencies seen so far.
 
-    Once more than 1 % of a window is near the limit, slices are halved; where they cannot be halved any more, there is
-    a pause, each twice as long as the last. A whole window without any doubles slices again.
+    Predictions say when a slice must end so that requests are in time. Where they are too bright, because something
+    else runs on the machine, requests come near the limit: once more than two of a window do, less is aimed at, and
+    where that is the least already, there is a pause, each twice as long as the last. What had come before such a
+    change says nothing of it and is not counted. After it had to be careful, the guard waits twice as long as the last
+    time until it dares more again: as many requests, calm all the while.
 
     Args:
         slo_s: The limit.
-        sizes: Samples of the slices there are, ascending; at least one.
-        place: Of the largest slice that may be used, among the sizes.
+        place: Of what is aimed at, in `AIMS`.
         seen: Requests of this window.
         near: Of those, near the limit.
+        calm: Requests since the last change.
+        stirred: Of those, near the limit.
+        patience: For how many requests it must be calm before more is dared.
+        since_s: When the last change was.
         pause_s: How long the next pause is.
         until_s: When the last pause ends.
-        shrunk: How often slices were made smaller.
+        shrunk: How often less was aimed at.
         pauses: How often fine-tuning was paused.
 
     Raises:
-        InvalidInput: If the limit is not above 0 s, or there are no sizes.
+        InvalidInput: If the limit is not above 0 s.
     """
 
     slo_s: float
-    sizes: tuple[int, ...]
-    place: int = -1
+    place: int = 0
     seen: int = 0
     near: int = 0
+    calm: int = 0
+    stirred: int = 0
+    patience: int = WINDOW
+    since_s: float = 0.0
     pause_s: float = _PAUSE_S
     until_s: float = 0.0
     shrunk: int = 0
     pauses: int = 0
 
     def __post_init__(self) -> None:
-        if not self.slo_s > 0 or not self.sizes:
-            raise InvalidInput("a guard needs a limit above 0 s and sizes of slices")
-        if self.place < 0:
-            object.__setattr__(self, "place", len(self.sizes) - 1)
+        if not self.slo_s > 0:
+            raise InvalidInput("a guard needs a limit above 0 s")
 
-    def most(self, now_s: float) -> int:
-        """Return the samples of the largest slice that may be started now; 0 in a pause."""
-        return 0 if now_s < self.until_s else self.sizes[self.place]
+    @property
+    def aim_s(self) -> float:
+        """The latency that fine-tuning may plan with, at most the limit."""
+        return AIMS[self.place] * self.slo_s
+
+    def paused(self, now_s: float) -> bool:
+        """Return whether nothing is to be fine-tuned now."""
+        return now_s < self.until_s
 
     def after(self, latency_s: float, now_s: float) -> "Guard":
         """Return the guard after one more answered request; in a pause, none counts: fine-tuning cannot be why."""
-        if now_s < self.until_s:
+        if self.paused(now_s) or now_s - latency_s < self.since_s:
             return self
-        moved = replace(self, seen=self.seen + 1, near=self.near + (latency_s > NEAR * self.slo_s))
-        if moved.near > _SHARE * WINDOW:
-            return moved._tightened(now_s)
-        if moved.seen < WINDOW:
-            return moved
-        return moved._eased() if not moved.near else replace(moved, seen=0, near=0)
+        near = latency_s > NEAR * self.slo_s
+        moved = replace(
+            self, seen=self.seen + 1, near=self.near + near, calm=self.calm + 1, stirred=self.stirred + near
+        )
+        if moved.near > _MOST_NEAR:
+            return moved._careful(now_s)
+        if moved.seen >= WINDOW:
+            moved = replace(moved, seen=0, near=0)
+        return moved._daring(now_s) if moved._is_calm(now_s) else moved
 
-    def _tightened(self, now_s: float) -> "Guard":
-        if self.place:
-            half = max(i for i in range(self.place) if 2 * self.sizes[i] <= self.sizes[self.place] or i == 0)
-            return replace(self, place=half, seen=0, near=0, shrunk=self.shrunk + 1)
-        longer_s = min(_LONGEST_S, 2 * self.pause_s)
-        paused = replace(self, until_s=now_s + self.pause_s, pause_s=longer_s, pauses=self.pauses + 1)
-        return replace(paused, seen=0, near=0)
+    def _is_calm(self, now_s: float) -> bool:
+        """Return whether it was calm for long enough, in requests or, where few come, in time."""
+        enough = self.calm >= self.patience or now_s - self.since_s >= _LONGEST_S
+        return enough and self.stirred <= _CALM * self.calm
 
-    def _eased(self) -> "Guard":
-        fits = [i for i, size in enumerate(self.sizes) if size <= 2 * self.sizes[self.place]]
-        return replace(self, place=max(fits), seen=0, near=0, pause_s=_PAUSE_S)
+    def _careful(self, now_s: float) -> "Guard":
+        patience = min(2 * self.patience, _PATIENT * WINDOW)
+        if self.place + 1 < len(AIMS):
+            return self._changed(now_s, place=self.place + 1, patience=patience, shrunk=self.shrunk + 1)
+        until_s, longer_s = now_s + self.pause_s, min(_LONGEST_S, 2 * self.pause_s)
+        told = {"pause_s": longer_s, "until_s": until_s, "pauses": self.pauses + 1}
+        return self._changed(until_s, patience=patience, **told)
+
+    def _daring(self, now_s: float) -> "Guard":
+        """Aim a step higher; at the limit already, forget some of the care."""
+        patience = self.patience if self.place else max(WINDOW, self.patience // 2)
+        return self._changed(now_s, place=max(0, self.place - 1), patience=patience, pause_s=_PAUSE_S)
+
+    def _changed(self, since_s: float, **what: Any) -> "Guard":
+        return replace(self, seen=0, near=0, calm=0, stirred=0, since_s=since_s, **what)

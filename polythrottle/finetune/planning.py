@@ -10,6 +10,7 @@ from polythrottle.errors import InvalidInput, SloUnmet, UnknownName
 from polythrottle.finetune.job import Job
 from polythrottle.finetune.options import Menu, Option
 from polythrottle.finetune.scheduler import POLICIES, Moment, OffPeak
+from polythrottle.finetune.terms import GENTLE, Terms
 
 _OFF = 0.2
 """By which share a load of a day is taken to differ from the forecast at most; assumed."""
@@ -17,7 +18,6 @@ _ATTAINED = 0.8
 """The least share of the predicted pace that is reached; assumed: slices are cut short by requests that wait."""
 _LATE = 0.01
 """Share of requests that a tail of the 99th percentile lets be late."""
-_POLICIES = ("interleave", "off-peak")
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ def plan(
     policy: str = "interleave",
     power_w: float | None = None,
     quiet: OffPeak | None = None,
+    day_s: float = 0.0,
 ) -> Plan:
     """Return what a job comes to over a horizon: from a heavy load and a slow pace to a light one and the predicted.
 
@@ -99,24 +100,25 @@ def plan(
         policy: ``interleave`` or ``off-peak``, whose pace can be predicted.
         power_w: The most mean power, of both kinds of work; None for any.
         quiet: When ``off-peak`` may fine-tune; None for its defaults, by load.
+        day_s: Time of day at which the horizon begins, since midnight; matters where ``quiet`` names hours.
 
     Raises:
-        InvalidInput: If the horizon is empty, the policy's pace cannot be predicted, or a figure is out of range.
+        InvalidInput: If the horizon is empty or ends before the hours begin, the policy's pace cannot be predicted, or
+            a figure is out of range.
         SloUnmet: If inference alone cannot hold the limit at the heaviest load that is expected.
         UnknownName: If there is no such policy.
     """
     if policy not in POLICIES:
-        raise UnknownName("policy", policy, _POLICIES)
-    if policy not in _POLICIES:
-        raise InvalidInput(
-            f"{policy} shares the device, so its misses cannot be planned; take {' or '.join(_POLICIES)}"
-        )
+        raise UnknownName("policy", policy, GENTLE)
+    if policy not in GENTLE:
+        raise InvalidInput(f"{policy} shares the device, so its misses cannot be planned; take {' or '.join(GENTLE)}")
     if not ahead or not sum(each.length_s for each in ahead) > 0 or (power_w is not None and not power_w > 0):
         raise InvalidInput("a plan needs a horizon longer than 0 s, and a power above 0 W if one is given")
     check_held(menu, max(each.rate_per_s for each in ahead), slo_s)
     off_peak = None if policy == "interleave" else quiet or OffPeak()
-    low = _summed(menu, job, ahead, slo_s, power_w, off_peak, 1 + _OFF, _ATTAINED)
-    high = _summed(menu, job, ahead, slo_s, power_w, off_peak, 1 - _OFF, 1.0)
+    parts = _parts(ahead, off_peak, day_s)
+    low = _summed(menu, job, parts, slo_s, power_w, off_peak, 1 + _OFF, _ATTAINED)
+    high = _summed(menu, job, parts, slo_s, power_w, off_peak, 1 - _OFF, 1.0)
     return Plan(
         Range(low.samples / job.samples, high.samples / job.samples),
         _ordered(high.joules, low.joules),
@@ -124,6 +126,66 @@ def plan(
         Range(0.0, low.late),
         _ordered(high.requests, low.requests),
         _ordered(high.done_s, low.done_s),
+    )
+
+
+def _parts(ahead: Sequence[Stretch], off_peak: OffPeak | None, day_s: float) -> list[tuple[Stretch, float]]:
+    """Return a horizon's stretches, cut where hours begin and end, and the time of day at which each begins.
+
+    Raises:
+        InvalidInput: If no hour lies within the horizon.
+    """
+    found, hours = list[tuple[Stretch, float]](), None if off_peak is None else off_peak.hours
+    for each in ahead:
+        for part in [each] if hours is None else [one for one, _ in hours.cut(each, day_s)]:
+            found.append((part, day_s))
+            day_s = (day_s + part.length_s) % DAY_S
+    if hours is not None and not any(begin_s in hours for _, begin_s in found):
+        raise InvalidInput(f"none of the hours {hours} lies within that time; plan for longer, or take other hours")
+    return found
+
+
+def check_power(menu: Menu, rate_per_s: float, slo_s: float, power_w: float | None) -> None:
+    """Check that inference alone leaves some of a power at one of a device's points.
+
+    Raises:
+        InvalidInput: If it does not.
+    """
+    if power_w is None:
+        return
+    least_w = min(_alone_w(each, rate_per_s, slo_s) for each in menu.options)
+    if least_w >= power_w:
+        raise InvalidInput(
+            f"nothing would be fine-tuned: inference alone draws {least_w:.3g} W at {rate_per_s:g}/s, and "
+            f"{power_w:g} W are allowed; allow more, or send fewer requests"
+        )
+
+
+def foretold(menu: Menu, left: int, terms: Terms, day_s: float) -> tuple[str, ...]:
+    """Return what should be said before a run: that its hours have not begun, or have too little room for the job.
+
+    Args:
+        menu: What the device can do at which point.
+        left: Samples of the job.
+        terms: Of the run.
+        day_s: When it begins, since midnight.
+
+    Raises:
+        InvalidInput: If inference alone leaves no power for anything else.
+    """
+    check_power(menu, terms.rate_per_s, terms.slo_s, terms.power_w)
+    if terms.hours is None:
+        return ()
+    waits = () if day_s in terms.hours else (f"fine-tuning begins in {terms.hours.wait(day_s)}",)
+    if terms.seconds is None:
+        return waits
+    paces = (_within(each, terms.rate_per_s, terms.slo_s, terms.power_w)[0] for each in menu.options)
+    room = max(paces) * terms.hours.within_s(day_s, terms.seconds)
+    if room >= left:
+        return waits
+    return (
+        *waits,
+        f"the hours {terms.hours} have room for about {room:,.0f} of the {left:,} samples left, in that time",
     )
 
 
@@ -150,7 +212,7 @@ def check_held(menu: Menu, rate_per_s: float, slo_s: float) -> None:
 def _summed(
     menu: Menu,
     job: Job,
-    ahead: Sequence[Stretch],
+    ahead: Sequence[tuple[Stretch, float]],
     slo_s: float,
     power_w: float | None,
     off_peak: OffPeak | None,
@@ -158,9 +220,9 @@ def _summed(
     attained: float,
 ) -> _Sum:
     total, at_s = _Sum(), 0.0
-    for each in ahead:
+    for each, day_s in ahead:
         rate = each.rate_per_s * load
-        part = _part(menu, rate, slo_s, power_w, off_peak)
+        part = _part(menu, rate, slo_s, power_w, off_peak, day_s)
         pace, left = attained * part.pace, job.work - total.samples
         busy_s = min(each.length_s, left / pace) if pace > 0 else 0.0
         added_j, requests = part.added_w * busy_s, rate * each.length_s
@@ -177,12 +239,15 @@ def _summed(
     return total
 
 
-def _part(menu: Menu, rate_per_s: float, slo_s: float, power_w: float | None, off_peak: OffPeak | None) -> _Part:
+def _part(
+    menu: Menu, rate_per_s: float, slo_s: float, power_w: float | None, off_peak: OffPeak | None, day_s: float
+) -> _Part:
     """Return the pace and power of a stretch: where the policy would go, or where most is done within a power."""
     alone = next(iter(menu.ranked(rate_per_s, slo_s, False)), menu.fastest)
     held = alone.in_time((), rate_per_s, slo_s, 0.0) or menu.fastest.in_time((), rate_per_s, slo_s, 0.0)
     alone_w = _alone_w(alone, rate_per_s, slo_s)
-    if off_peak is not None and not off_peak.quiet(Moment(0.0, (), alone, slo_s, expected_per_s=rate_per_s)):
+    moment = Moment(0.0, (), alone, slo_s, expected_per_s=rate_per_s, day_s=day_s)
+    if off_peak is not None and not off_peak.quiet(moment):
         return _Part(0.0, alone_w, 0.0, held)
     able = menu.ranked(rate_per_s, slo_s, True)
     chosen = able[:1] if power_w is None else able

@@ -10,6 +10,8 @@ from polythrottle.meter.percentiles import percentile_intervals
 
 _PERCENTILES = ("p50", "p95", "p99")
 _Z = 1.96
+SLICES_MOST = 20_000
+"""Of so many slices it is remembered when they were."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Training:
         shrunk: How often slices were made smaller, because latencies came near the limit.
         pauses: How often fine-tuning was paused for that.
         stopped: Why there was no fine-tuning any more; empty if there was until the end.
+        waited_s: How long it waited because more power was drawn than allowed; None where any was.
     """
 
     samples: int
@@ -43,6 +46,7 @@ class Training:
     shrunk: int = 0
     pauses: int = 0
     stopped: str = ""
+    waited_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,10 @@ class Result:
         notices: What a reader should know.
         interrupted: Whether it was ended from the keyboard.
         validation: What came of the new model against the served one; None where it was not looked at.
+        hours: At which it was fine-tuned, as text; None where they did not matter.
+        power_cap_w: Mean power of both kinds of work that was allowed; None for any.
+        arrived_s: When those that were answered had come, in the order of their latencies.
+        slices_s: From when to when slices were under way, of many the last; stops in the middle included.
     """
 
     title: str
@@ -86,6 +94,10 @@ class Result:
     notices: tuple[str, ...] = ()
     interrupted: bool = False
     validation: Mapping[str, Any] | None = None
+    hours: str | None = None
+    power_cap_w: float | None = None
+    arrived_s: Sequence[float] = ()
+    slices_s: Sequence[tuple[float, float]] = ()
 
     @property
     def late_share(self) -> float | None:
@@ -115,6 +127,11 @@ class Result:
         """Whether the p99 of all requests stayed within the limit, dropped ones counted as late; None without any."""
         return None if self.late_share is None else self.late_share <= 0.01
 
+    @property
+    def mean_power_w(self) -> float | None:
+        """Of both kinds of work; None if unknown."""
+        return None if self.energy_j is None or not self.span_s > 0 else self.energy_j / self.span_s
+
     def document(self) -> dict[str, Any]:
         """Return the same for ``--json``; what is unknown is None."""
         names = ("title", "simulated", "policy", "arrivals", "slo_s", "span_s", "requests", "late", "dropped")
@@ -132,6 +149,9 @@ class Result:
             },
             "training": vars(self.training) | {"stopped": self.training.stopped or None},
             "energy_j": self.energy_j,
+            "mean_power_w": self.mean_power_w,
+            "power_cap_w": self.power_cap_w,
+            "hours": self.hours,
             "energy_kind": self.energy_kind,
             "boundary": self.boundary,
             "interrupted": self.interrupted,
@@ -157,4 +177,5 @@ def wilson(hits: int, cases: int) -> Interval:
     share, spread = hits / cases, _Z**2 / cases
     middle = (share + spread / 2) / (1 + spread)
     half = _Z * math.sqrt(share * (1 - share) / cases + spread / (4 * cases)) / (1 + spread)
-    return Interval(max(0.0, middle - half), min(1.0, middle + half))
+    low, high = 0.0 if hits == 0 else middle - half, 1.0 if hits == cases else middle + half
+    return Interval(max(0.0, low), min(1.0, high))

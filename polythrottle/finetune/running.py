@@ -9,26 +9,24 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from polythrottle.arrivals import Arrivals
 from polythrottle.daemon.forecast import Forecast
 from polythrottle.errors import InvalidInput
 from polythrottle.finetune.guard import Guard
+from polythrottle.finetune.hours import wall_day_s
 from polythrottle.finetune.lane import Done, Lane
-from polythrottle.finetune.options import Menu, Option
-from polythrottle.finetune.planning import check_held
+from polythrottle.finetune.options import Menu
+from polythrottle.finetune.planning import check_held, foretold
 from polythrottle.finetune.rehearsing import again, predicted_beside, rehearse
-from polythrottle.finetune.result import Result, Training
-from polythrottle.finetune.scheduler import Decision, Moment, policy
+from polythrottle.finetune.result import SLICES_MOST, Result, Training
+from polythrottle.finetune.scheduler import Decision, Moment, policy, taken
 from polythrottle.finetune.server import Server
-from polythrottle.finetune.tending import Tended
+from polythrottle.finetune.tending import SLICE, Tended
+from polythrottle.finetune.terms import ALONE, GENTLE, Terms
 from polythrottle.finetune.timings import Timings
 from polythrottle.finetune.trainer.driver import Trainer
+from polythrottle.finetune.weighing import Weighed
 from polythrottle.ports import Device
 
-GENTLE = ("interleave", "off-peak")
-"""Policies that keep a limit: slices stop in the middle for requests, and shrink when latencies come near it."""
-ALONE = "none"
-"""In place of a policy: nothing is fine-tuned."""
 _LOOK_S = 1.0
 _FRESH_S = 0.25
 """So often what is expected of the device is made anew from the last times."""
@@ -36,44 +34,6 @@ _AGAIN = 2
 _VALIDATED = 32
 _TICK_S = 1e-3
 """So often a slice that is overdue is looked at while requests wait."""
-_DAY_S = 24 * 3600.0
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What is to be kept to.
-
-    Args:
-        slo_s: The limit of each request from its arrival.
-        arrivals: When they come; not a closed loop.
-        policy: Who gets the device next; `ALONE` for inference alone.
-        seconds: How long requests come; None until the job is done.
-        seed: Of the arrivals.
-
-    Raises:
-        InvalidInput: If requests come in a closed loop, or a time is not positive.
-        UnknownName: If there is no such policy.
-    """
-
-    slo_s: float
-    arrivals: Arrivals
-    policy: str = "interleave"
-    seconds: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.arrivals.closed:
-            raise InvalidInput("requests must come by the clock: write for example poisson:30/s")
-        if not 0 < self.slo_s < math.inf or (self.seconds is not None and not 0 < self.seconds < math.inf):
-            raise InvalidInput("a limit and a length are above 0 s and finite")
-        if self.policy != ALONE:
-            policy(self.policy)
-
-    @property
-    def rate_per_s(self) -> float:
-        """Requests per second in the long run."""
-        assert self.arrivals.offered_per_s is not None
-        return self.arrivals.offered_per_s
 
 
 @dataclass(frozen=True)
@@ -86,6 +46,7 @@ class Progress:
         late: Requests beyond their limit or never answered.
         samples: Trained in this run.
         epoch: That runs, from 0.
+        left: Samples of the job.
         state: What the trainer does: ``training``, ``saving``, ``paused``, ``starting``, ``finished`` or
             ``stopped``.
     """
@@ -95,6 +56,7 @@ class Progress:
     late: int
     samples: int
     epoch: int
+    left: int
     state: str
 
 
@@ -104,7 +66,7 @@ def run(
     trainer: Trainer,
     terms: Terms,
     told: Callable[[Progress], None] | None = None,
-    rehearsed: Callable[[Option], None] | None = None,
+    noted: Callable[[str], None] | None = None,
 ) -> Result:
     """Return what came of serving requests and training in between; the trainer is ended afterwards.
 
@@ -116,11 +78,11 @@ def run(
         trainer: Not started.
         terms: What is to be kept to.
         told: Called about once a second.
-        rehearsed: Called with what is known of the device before the first request.
+        noted: Called with what should be known before the first request.
 
     Raises:
         SloUnmet: If inference alone does not hold the limit.
-        InvalidInput: If the policy needs what cannot be told here.
+        InvalidInput: If the policy needs what cannot be told here, or hours or power let nothing be fine-tuned.
         PolythrottleError: If the job cannot be opened, the device not be read, or the workload fails.
     """
     _check_end(terms)
@@ -132,24 +94,19 @@ def run(
             hello = tended.open()
             timings = _rehearsed(device, server, tended, terms, lanes[0])
             beside = lanes[0].wait(lambda: predicted_beside(server, tended)) if terms.policy == "paper" else None
-            if rehearsed is not None:
-                rehearsed(timings.option())
+            notes = _notes(timings, tended.left_of_job, terms, noted)
             tended.count()
             before = device.read()
-            loop = _Loop(server, tended, timings, terms, lanes[0], done, told, beside)
+            loop = _Loop(device, server, tended, timings, terms, lanes[0], done, told, beside)
             loop.run()
             joules = device.read().energy_j - before.energy_j
         tended.settle()
         able = tended.finished and trainer.task.served and not (loop.interrupted or tended.stopped)
         judged = _judged(tended) if able else None
         title = f"{server.workload.uri} on {device.title}, {hello.trained_parameters:,} weights trained"
-        return replace(
-            loop.result(trainer.task.epochs, title),
-            energy_j=joules,
-            energy_kind=str(device.energy_kind),
-            boundary=device.boundary,
-            validation=judged,
-        )
+        found = replace(loop.result(trainer.task.epochs, title), energy_j=joules, validation=judged)
+        notes = (*notes, *tended.notices)
+        return replace(found, energy_kind=str(device.energy_kind), boundary=device.boundary, notices=notes)
     finally:
         tended.close()
         for lane in lanes:
@@ -159,6 +116,15 @@ def run(
 def _check_end(terms: Terms) -> None:
     if terms.policy == ALONE and terms.seconds is None:
         raise InvalidInput("inference alone has no end: say how long requests come, such as --seconds 60")
+    terms.check_hours(wall_day_s(time.time()))
+
+
+def _notes(timings: Timings, left: int, terms: Terms, noted: Callable[[str], None] | None) -> tuple[str, ...]:
+    found = foretold(Menu((timings.option(),)), left, terms, wall_day_s(time.time()))
+    if noted is not None:
+        for each in found:
+            noted(each)
+    return found
 
 
 def _judged(tended: Tended) -> dict[str, Any]:
@@ -190,6 +156,7 @@ class _Loop:
 
     def __init__(
         self,
+        device: Device,
         server: Server,
         tended: Tended,
         timings: Timings,
@@ -202,7 +169,7 @@ class _Loop:
         self._server, self._tended, self._timings, self._terms = server, tended, timings, terms
         self._lane, self._done, self._told, self._beside = lane, done, told, beside
         self._gentle, self._alone = terms.policy in GENTLE, terms.policy == ALONE
-        self._policy = policy("greedy" if self._alone else terms.policy)
+        self._policy = policy("greedy" if self._alone else terms.policy, terms.hours)
         times = terms.arrivals.times(terms.seed)
         assert times is not None
         self._begin_s = time.monotonic()
@@ -212,10 +179,13 @@ class _Loop:
         self._waiting, self._serving = deque[float](), False
         self._serves_until_s = 0.0
         self._latencies: list[float] = []
+        self._arrivals: list[float] = []
+        self._slices = deque[tuple[float, float]](maxlen=SLICES_MOST)
         self._late = self._dropped = self._seen = self._requests = 0
         self._forecast = Forecast().seen(0.0, terms.rate_per_s, _LOOK_S)
         self._look_s, self._fresh_s = _LOOK_S, -math.inf
-        self._guard = Guard(terms.slo_s, timings.sizes)
+        self._guard = Guard(terms.slo_s)
+        self._meter = None if terms.ration is None else Weighed(device, terms.ration)
         self._option = timings.option(shared_s=beside)
         self._finished_s: float | None = None
         self.interrupted = False
@@ -260,9 +230,12 @@ class _Loop:
         self._forecast = self._forecast.seen(now_s, self._seen / period_s, period_s)
         self._seen, self._look_s = 0, now_s + _LOOK_S
         self._tended.check()
+        if self._meter is not None:
+            self._meter.look(bool(self._tended.left or self._tended.slicing))
         if self._told is not None:
             tended = self._tended
-            self._told(Progress(now_s, len(self._latencies), self._late, tended.samples, tended.epoch, self._state()))
+            done = tended.samples, tended.epoch, tended.left_of_job, self._state()
+            self._told(Progress(now_s, len(self._latencies), self._late, *done))
 
     def _state(self) -> str:
         if self._tended.stopped or self._tended.finished:
@@ -283,39 +256,41 @@ class _Loop:
         tended = self._tended
         if not (self._gentle and tended.slicing):
             return
-        spent_s = tended.remaining_s()
+        spent_s, paused = tended.remaining_s(), self._guard.paused(self._now_s)
         free = not self._waiting or (not tended.overdue() and self._option.in_time(*self._queue(), spent_s))
-        if tended.held and free and not self._serving:
+        if tended.held and free and not paused and not self._serving:
             tended.release()
-        elif not tended.held and not free:
+        elif not tended.held and (paused or not free):
             tended.hold()
 
     def _queue(self) -> tuple[tuple[float, ...], float | None, float]:
         now_s = self._now_s
         ages_s = tuple(max(0.0, now_s - each) for each in self._waiting)
-        return ages_s, self._forecast.demand_per_s, self._terms.slo_s
+        return ages_s, self._forecast.demand_per_s, self._guard.aim_s
 
     def _moment(self) -> Moment:
         self._refresh()
-        (ages_s, demand_per_s, slo_s), now_s = self._queue(), self._now_s
+        (ages_s, demand_per_s, aim_s), now_s = self._queue(), self._now_s
+        able = not self._alone and (self._meter is None or self._meter.open)
         return Moment(
             now_s,
             ages_s,
             self._option,
-            slo_s,
-            0 if self._alone else self._tended.left,
+            self._terms.slo_s,
+            self._tended.left if able else 0,
             demand_per_s,
             max(now_s, self._serves_until_s) if self._serving else None,
             self._tended.slicing and not self._tended.held,
             self._server.batches[-1],
-            day_s=(time.time() - time.timezone) % _DAY_S,
+            day_s=wall_day_s(time.time()),
             mean_per_s=self._forecast.slow_per_s,
+            aim_s=aim_s,
         )
 
     def _refresh(self) -> None:
         now_s = self._now_s
         if now_s >= self._fresh_s + _FRESH_S:
-            most = self._guard.most(now_s) if self._gentle else None
+            most = 0 if self._guard.paused(now_s) else None
             self._option, self._fresh_s = self._timings.option(most, self._beside), now_s
 
     def _do(self, decision: Decision) -> None:
@@ -325,7 +300,7 @@ class _Loop:
         if decision.run is not None:
             self._tended.begin(decision.run.samples, decision.run.tail_s)
         if decision.batch:
-            arrived = tuple(self._waiting.popleft() for _ in range(decision.batch))
+            arrived = taken(self._waiting, decision)
             self._serving = True
             self._serves_until_s = self._now_s + self._option.serves(len(arrived)).latency_s
             self._lane.begin(arrived, lambda: self._server.answer(len(arrived)))
@@ -347,6 +322,8 @@ class _Loop:
         if isinstance(done.what, tuple):
             self._answered(done)
             return
+        if done.what == SLICE:
+            self._slices.append((done.began_s - self._begin_s, done.ended_s - self._begin_s))
         if (sliced := self._tended.took(done)) is not None:
             self._timings.trained(sliced.samples, sliced.measured_s)
         self._tended.save()
@@ -367,6 +344,7 @@ class _Loop:
         for arrived_s in done.what:
             took_s = ended_s - arrived_s
             self._latencies.append(took_s)
+            self._arrivals.append(arrived_s)
             self._late += took_s > self._terms.slo_s
             if self._gentle:
                 self._guard = self._guard.after(took_s, ended_s)
@@ -377,7 +355,11 @@ class _Loop:
         training = Training(
             *(tended.samples, tended.steps, tended.epoch, epochs, tended.finished, self._finished_s, tended.loss),
             *(tended.suspended, tended.restarts, self._guard.shrunk, self._guard.pauses, tended.stopped),
+            None if self._meter is None else self._meter.waited_s,
         )
         counts = self._requests, self._late, self._dropped, tuple(self._latencies), training
         ran = (title, False, terms.policy, str(terms.arrivals), terms.slo_s, self._now_s)
-        return Result(*ran, *counts, None, "", "", tuple(tended.notices), self.interrupted)
+        hours = None if terms.hours is None else str(terms.hours)
+        told = Result(*ran, *counts, None, "", "", interrupted=self.interrupted)
+        told = replace(told, arrived_s=self._arrivals, slices_s=tuple(self._slices))
+        return replace(told, hours=hours, power_cap_w=terms.power_w)

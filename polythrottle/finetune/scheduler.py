@@ -1,10 +1,12 @@
 """Who gets the device next, inference or fine-tuning: policies, each a pure function of the moment."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from polythrottle.errors import InvalidInput, UnknownName
+from polythrottle.finetune.hours import Hours
 from polythrottle.finetune.job import Slice
 from polythrottle.finetune.options import Menu, Option
 from polythrottle.ladder import Service
@@ -12,8 +14,6 @@ from polythrottle.space import OperatingPoint
 
 _THRIFTY = 0.6
 """A slice that runs while requests wait does at least this share of what the best does per second."""
-HOUR_S = 3600.0
-_DAY_S = 24 * HOUR_S
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Moment:
         menu: Points to choose from; None to stay.
         day_s: Seconds since midnight, of wall time; None if unknown.
         mean_per_s: Requests on average, by which costs are counted; None for those expected.
+        aim_s: The latency that slices are planned with, where predictions have been too bright; None for the limit.
 
     Raises:
         InvalidInput: If a time or a rate is negative or not finite, or the requests are not in order.
@@ -50,6 +51,7 @@ class Moment:
     menu: Menu | None = None
     day_s: float | None = None
     mean_per_s: float | None = None
+    aim_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.slo_s < math.inf or not 0 <= (self.expected_per_s or 0.0) < math.inf:
@@ -72,7 +74,8 @@ class Decision:
     Args:
         reason: In words.
         run: A slice to start.
-        batch: Requests to answer, the oldest; 0 for none.
+        batch: Requests to answer, the oldest but for those passed over; 0 for none.
+        skip: Requests passed over, the oldest: they are late whatever is done, and wait on.
         drop: Requests to give up, the oldest, before that.
         point: To be applied before anything else, and then the policy asked again.
         until_s: When to ask again even if nothing happens.
@@ -84,6 +87,7 @@ class Decision:
     drop: int = 0
     point: OperatingPoint | None = None
     until_s: float | None = None
+    skip: int = 0
 
     @property
     def idle(self) -> bool:
@@ -94,9 +98,18 @@ class Decision:
 Policy = Callable[[Moment], Decision]
 
 
+def taken(waiting: deque[float], decision: Decision) -> tuple[float, ...]:
+    """Take from a queue, oldest first, what a decision answers, and leave what it passes over where it is."""
+    waiting.rotate(-decision.skip)
+    answered = tuple(waiting.popleft() for _ in range(decision.batch))
+    waiting.rotate(decision.skip)
+    return answered
+
+
 def in_time(moment: Moment, spent_s: float) -> bool:
     """Return whether all requests stay in time if nothing is served for a while; see `Option.in_time`."""
-    return moment.option.in_time(moment.ages_s, moment.expected_per_s, moment.slo_s, spent_s)
+    aim_s = moment.slo_s if moment.aim_s is None else moment.aim_s
+    return moment.option.in_time(moment.ages_s, moment.expected_per_s, aim_s, spent_s)
 
 
 def alone(moment: Moment) -> Decision:
@@ -154,12 +167,15 @@ def interleave(moment: Moment) -> Decision:
 
     Requests wait for a fuller batch as long as that costs none of them its limit, so that slices fit in between. What
     runs is let end, which is soon: a slice is no longer than what the queue and the forecast leave. Where there are
-    points to choose from, the one that costs least per unit of useful work is applied first.
+    points to choose from, the one that costs least per unit of useful work is applied first. A request that is late
+    whatever is done makes no other one late: it is answered before any slice, but after those that can be in time.
     """
     if moment.serving or moment.training:
         return Decision("what runs is let end")
     if (better := _better(moment)) is not None:
         return Decision("costs less for the work to come", point=better.point)
+    if late := _lost(moment):
+        return _behind(moment, late)
     waiting, piece = len(moment.ages_s), _slice(moment)
     widest = moment.option.widest(moment.slo_s)
     if waiting >= widest.batch or (waiting and piece is None and not _can_wait(moment)):
@@ -167,6 +183,24 @@ def interleave(moment: Moment) -> Decision:
     if piece is not None:
         return Decision(f"{piece.samples} samples fit before the next batch", piece)
     return Decision("nothing to do", until_s=_latest_s(moment) if waiting else None)
+
+
+def _lost(moment: Moment) -> int:
+    """Return how many requests are late even if they are answered now, the oldest."""
+    least_s = moment.option.services[0].latency_s
+    return sum(age + least_s > moment.slo_s for age in moment.ages_s)
+
+
+def _behind(moment: Moment, lost: int) -> Decision:
+    """Answer requests that are late anyway, unless that would make those late that are not."""
+    late = moment.option.serves(min(lost, moment.option.widest(moment.slo_s).batch))
+    others = replace(moment, ages_s=moment.ages_s[lost:], aim_s=None)
+    if not others.ages_s or in_time(others, late.interval_s):
+        return Decision("requests are late", batch=min(lost, late.batch))
+    waiting = len(others.ages_s)
+    widest = moment.option.widest(moment.slo_s).batch
+    batch = min(waiting, moment.option.serves(min(waiting, widest)).batch)
+    return Decision("requests can still be in time, others not", batch=batch, skip=lost)
 
 
 def _better(moment: Moment) -> Option | None:
@@ -210,20 +244,18 @@ class OffPeak:
 
     Args:
         share: Of what the device can answer; it is quiet when no more than this is expected.
-        hours: From when to when it is quiet whatever is expected, in seconds since midnight; may span midnight.
+        hours: At which it is quiet whatever is expected; None to go by the load.
 
     Raises:
-        InvalidInput: If the share is not one, or an hour is not of a day.
+        InvalidInput: If the share is not one.
     """
 
     share: float = 0.3
-    hours: tuple[float, float] | None = None
+    hours: Hours | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1 or (self.hours and not all(0 <= hour <= _DAY_S for hour in self.hours)):
-            raise InvalidInput(
-                "quiet is a share between 0 and 1 of the capacity, or from one time of the day to another"
-            )
+        if not 0 <= self.share <= 1:
+            raise InvalidInput(f"quiet is a share between 0 and 1 of the capacity, not {self.share:g}")
 
     def __call__(self, moment: Moment) -> Decision:
         """Return what is to be done now."""
@@ -232,9 +264,7 @@ class OffPeak:
     def quiet(self, moment: Moment) -> bool:
         """Return whether it is quiet: by the hour if hours are given and the time is known, else by the forecast."""
         if self.hours is not None and moment.day_s is not None:
-            begin_s, end_s = self.hours
-            within = begin_s <= moment.day_s < end_s
-            return within if begin_s <= end_s else not (end_s <= moment.day_s < begin_s)
+            return moment.day_s in self.hours
         if moment.expected_per_s is None:
             return False
         return moment.expected_per_s <= self.share * moment.option.widest(moment.slo_s).most_per_s
@@ -245,12 +275,21 @@ off_peak = OffPeak()
 POLICIES: Mapping[str, Policy] = {"greedy": greedy, "paper": paper, "interleave": interleave, "off-peak": off_peak}
 
 
-def policy(name: str) -> Policy:
+def policy(name: str, hours: Hours | None = None) -> Policy:
     """Return a policy by its name.
+
+    Args:
+        name: One of `POLICIES`.
+        hours: At which ``off-peak`` fine-tunes; None to go by the load.
 
     Raises:
         UnknownName: If there is none; names the nearest.
+        InvalidInput: If hours are given to another policy.
     """
     if name not in POLICIES:
         raise UnknownName("policy", name, POLICIES)
-    return POLICIES[name]
+    if hours is None:
+        return POLICIES[name]
+    if name != "off-peak":
+        raise InvalidInput(f"the policy {name} goes by no hours; {hours} is for the policy off-peak")
+    return OffPeak(hours=hours)

@@ -13,12 +13,12 @@ from polythrottle.finetune.host import Host
 from polythrottle.finetune.job import Job
 from polythrottle.finetune.options import Menu, Option
 from polythrottle.finetune.paper_predictor import PaperModel
-from polythrottle.finetune.planning import check_held
+from polythrottle.finetune.planning import check_held, foretold
 from polythrottle.finetune.result import Result, Training
-from polythrottle.finetune.running import ALONE, GENTLE, Terms
 from polythrottle.finetune.scheduler import alone, policy
 from polythrottle.finetune.simulated_coruns import SimulatedBench
 from polythrottle.finetune.simulating import Account, Stream, predicted, simulate
+from polythrottle.finetune.terms import ALONE, GENTLE, Terms
 
 LENGTH_S = 30.0
 """For so long requests come if nobody says otherwise."""
@@ -92,28 +92,35 @@ def run_simulated(scene: Scene, terms: Terms) -> Result:
 
     Raises:
         SloUnmet: If inference alone does not hold the limit at any point.
+        InvalidInput: If it leaves no power for anything else.
     """
     check_held(scene.menu, terms.rate_per_s, terms.slo_s)
     length_s = LENGTH_S if terms.seconds is None else terms.seconds
+    notes = foretold(scene.menu, scene.host.job.work, terms, terms.day_s)
     times = terms.arrivals.times(terms.seed)
     assert times is not None
     within = tuple(itertools.takewhile(lambda at_s: at_s < length_s, times))
     stream = Stream(within, length_s, terms.slo_s, terms.rate_per_s)
     menu = scene.foretold() if terms.policy == "paper" else scene.menu
-    chosen = alone if terms.policy == ALONE else policy(terms.policy)
+    chosen = alone if terms.policy == ALONE else policy(terms.policy, terms.hours)
     chooses, endless = terms.policy in GENTLE, terms.policy == ALONE
-    account = simulate(scene.host, stream, chosen, menu, terms.seed, endless=endless, choose=chooses)
-    return _result(scene, terms, account)
+    day_s = None if terms.hours is None else terms.day_s
+    how = {"endless": endless, "choose": chooses}
+    account = simulate(scene.host, stream, chosen, menu, terms.seed, 1, **how, ration=terms.ration, day_s=day_s)
+    return _result(scene, terms, account, notes)
 
 
-def _result(scene: Scene, terms: Terms, account: Account) -> Result:
+def _result(scene: Scene, terms: Terms, account: Account, notes: tuple[str, ...]) -> Result:
     job, finished = scene.host.job, account.done_s is not None
     done = job.work if finished else account.samples
     title = f"{scene.host.model.title} on {scene.board.title} (simulated)"
     epoch, rest = divmod(done, job.samples)
     steps = epoch * job.steps_per_epoch + rest // job.batch
-    training = Training(done, steps, epoch, job.epochs, finished, account.done_s)
+    training = Training(done, steps, epoch, job.epochs, finished, account.done_s, waited_s=account.waited_s)
     counts = account.requests, account.late, account.dropped, account.latencies_s, training
     ran = (title, True, terms.policy, str(terms.arrivals), terms.slo_s, account.span_s)
-    notes = () if terms.policy == ALONE else (f"{account.samples} of {done} samples were trained while requests came",)
-    return Result(*ran, *counts, account.energy_j, "simulated", "the whole board", notes)
+    if terms.policy != ALONE:
+        notes = (*notes, f"{account.samples} of {done} samples were trained while requests came")
+    told = Result(*ran, *counts, account.energy_j, "simulated", "the whole board", notes)
+    told = replace(told, arrived_s=account.arrived_s, slices_s=account.slices_s)
+    return replace(told, hours=None if terms.hours is None else str(terms.hours), power_cap_w=terms.power_w)

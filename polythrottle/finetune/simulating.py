@@ -9,16 +9,23 @@ from polythrottle.backends.simulated.noise import Noise
 from polythrottle.backends.simulated.power import static_w
 from polythrottle.backends.simulated.thermal import warmed_c
 from polythrottle.daemon.forecast import Forecast
+from polythrottle.daemon.horizon import DAY_S
 from polythrottle.errors import InvalidInput
 from polythrottle.finetune.host import Host, Piece
 from polythrottle.finetune.options import Menu, Option
-from polythrottle.finetune.scheduler import Decision, Moment, Policy
+from polythrottle.finetune.ration import Ration
+from polythrottle.finetune.result import SLICES_MOST
+from polythrottle.finetune.scheduler import Decision, Moment, Policy, taken
 from polythrottle.space import OperatingPoint
 
 _LOOK_S = 1.0
 """How often the forecast is told what came."""
+_REST_S = 60.0
+"""So long after the stream it is told no more often than this: nothing changes but the hour."""
 _PATIENCE = 50.0
 """A job that takes this many times as long as the stream and itself alone is given up: nothing makes it end."""
+_DAYS = 30
+"""For so many days more a job that goes by hours is waited for."""
 _INSTANT_S = 1e-9
 _ASKED = 100
 
@@ -65,6 +72,9 @@ class Account:
         inference_s: Time the device spent on inference, shared time counted by what was done.
         room: Samples that the rest of the stream's time would have been enough for at the clocks of then, had
             fine-tuning got all of it in its best slices.
+        waited_s: How long fine-tuning waited because more power was drawn than allowed; None where any was.
+        arrived_s: When those that were answered had come, in the order of their latencies.
+        slices_s: From when to when slices were under way, of many the last.
     """
 
     requests: int
@@ -77,6 +87,9 @@ class Account:
     span_s: float
     inference_s: float
     room: float
+    waited_s: float | None = None
+    arrived_s: tuple[float, ...] = ()
+    slices_s: tuple[tuple[float, float], ...] = ()
 
     @property
     def violation_rate(self) -> float:
@@ -92,6 +105,7 @@ class _Flight:
     left_s: float
     samples: int = 0
     arrived_s: tuple[float, ...] = ()
+    began_s: float = 0.0
 
 
 def simulate(
@@ -103,6 +117,8 @@ def simulate(
     batch: int = 1,
     endless: bool = False,
     choose: bool = True,
+    ration: Ration | None = None,
+    day_s: float | None = None,
 ) -> Account:
     """Return what comes of a stream and the host's job under a policy.
 
@@ -115,11 +131,13 @@ def simulate(
         batch: The largest batch of policies that choose none.
         endless: Whether the job never ends, so that the account is of the stream's length.
         choose: Whether the policy may choose another point than the first.
+        ration: The power to keep to on average; None for any.
+        day_s: Time of day at which the stream begins, since midnight; None for a policy that goes by no hours.
 
     Raises:
         InvalidInput: If the policy neither ends nor lets anything happen.
     """
-    return _World(host, stream, policy, menu, seed, batch, endless, choose).run()
+    return _World(host, stream, policy, menu, seed, batch, endless, choose, ration, day_s).run()
 
 
 class _World:
@@ -133,9 +151,12 @@ class _World:
         batch: int,
         endless: bool,
         choose: bool,
+        ration: Ration | None,
+        day_s: float | None,
     ) -> None:
         self._host, self._stream, self._policy = host, stream, policy
         self._menu, self._batch, self._choose = menu, batch, choose
+        self._ration, self._day_s, self._weighed_j, self._waited_s = ration, day_s, 0.0, 0.0
         self._noise: Iterator[float] | None = Noise(host.noise, seed, 0).queries() if host.noise else None
         self._total = math.inf if endless else float(host.job.work)
         self._option, self._idle_w = menu.options[0], host.idle_w(menu.options[0].point)
@@ -148,12 +169,16 @@ class _World:
         self._samples = self._in_stream = 0
         self._done_s: float | None = None
         self._latencies: list[float] = []
+        self._arrived: list[float] = []
+        self._slices = deque[tuple[float, float]](maxlen=SLICES_MOST)
         self._late = self._dropped = self._seen = 0
         self._forecast, self._look_s = Forecast().seen(0.0, stream.rate_per_s, _LOOK_S), _LOOK_S
+        self._period_s = _LOOK_S
 
     def run(self) -> Account:
         """Return the account once both are done."""
         most_s = _PATIENCE * (self._stream.length_s + self._host.job.work * self._menu.options[0].sample_s)
+        most_s += 0.0 if self._day_s is None else _DAYS * DAY_S
         while not self._over():
             until_s = self._ask()
             self._pass(self._next_s(until_s))
@@ -170,6 +195,9 @@ class _World:
             self._now_s,
             self._inference_s,
             self._room,
+            None if self._ration is None else self._waited_s,
+            tuple(self._arrived),
+            tuple(self._slices),
         )
 
     def _over(self) -> bool:
@@ -193,14 +221,18 @@ class _World:
             tuple(max(0.0, self._now_s - each) for each in self._waiting),
             self._option,
             self._stream.slo_s,
-            0 if self._learning else self._left(),
+            self._left() if self._may_learn() else 0,
             self._forecast.demand_per_s,
             None if serving is None else self._now_s + serving.left_s,
             self._learning is not None,
             self._batch,
             self._menu if self._choose else None,
+            None if self._day_s is None else (self._day_s + self._now_s) % DAY_S,
             mean_per_s=self._forecast.slow_per_s,
         )
+
+    def _may_learn(self) -> bool:
+        return self._learning is None and (self._ration is None or self._ration.open)
 
     def _ask(self) -> float | None:
         for _ in range(_ASKED):
@@ -221,7 +253,7 @@ class _World:
             samples = decision.run.samples
             self._learning = self._start("learning", samples, samples=samples)
         if decision.batch:
-            arrived = tuple(self._waiting.popleft() for _ in range(decision.batch))
+            arrived = taken(self._waiting, decision)
             self._serving = self._start("serving", len(arrived), arrived_s=arrived)
 
     def _start(self, kind: str, size: int, samples: int = 0, arrived_s: tuple[float, ...] = ()) -> _Flight:
@@ -232,7 +264,7 @@ class _World:
         warmup_s = self._host.sharing.warmup_s if self._last not in ("", kind) else 0.0
         self._last = kind
         factor = next(self._noise) if self._noise is not None else 1.0
-        return _Flight(piece, piece.work_s * factor + warmup_s, samples, arrived_s)
+        return _Flight(piece, piece.work_s * factor + warmup_s, samples, arrived_s, self._now_s)
 
     def _move(self, point: OperatingPoint) -> None:
         delays, before = self._host.engine.simulation.actuation, self._option.point
@@ -272,9 +304,18 @@ class _World:
             self._waiting.append(self._ahead.popleft())
             self._seen += 1
         if self._now_s >= self._look_s - _INSTANT_S:
-            rate_per_s = self._seen / _LOOK_S
-            self._forecast = self._forecast.seen(self._now_s, rate_per_s, _LOOK_S)
-            self._seen, self._look_s = 0, self._look_s + _LOOK_S
+            self._look()
+
+    def _look(self) -> None:
+        """Tell the forecast what came, and the ration what was drawn; seldom once nothing comes any more."""
+        self._forecast = self._forecast.seen(self._now_s, self._seen / self._period_s, self._period_s)
+        if self._ration is not None:
+            self._waited_s += self._period_s if self._left() and not self._ration.open else 0.0
+            self._ration = self._ration.after(self._joules - self._weighed_j, self._period_s)
+            self._weighed_j = self._joules
+        over = self._now_s > self._stream.length_s + _REST_S and self._ration is None
+        self._period_s = _REST_S if over else _LOOK_S
+        self._seen, self._look_s = 0, self._look_s + self._period_s
 
     def _draw(self, duration_s: float) -> None:
         """Draw energy for some time, and get that much done."""
@@ -303,6 +344,7 @@ class _World:
             return
         took = [self._now_s + flight.piece.lag_s - arrived_s for arrived_s in flight.arrived_s]
         self._latencies += took
+        self._arrived += flight.arrived_s
         self._late += sum(each > self._stream.slo_s for each in took)
         self._serving = None
 
@@ -311,6 +353,7 @@ class _World:
         if flight is None or flight.left_s > _INSTANT_S:
             return
         self._samples += flight.samples
+        self._slices.append((flight.began_s, self._now_s))
         if self._now_s <= self._stream.length_s:
             self._in_stream += flight.samples
         if self._samples >= self._total:

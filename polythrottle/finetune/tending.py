@@ -70,6 +70,12 @@ class Tended:
         self.count()
         return hello
 
+    @property
+    def left_of_job(self) -> int:
+        """Samples left until all epochs are done, in whole steps."""
+        assert self.hello is not None
+        return max(0, self._trainer.task.epochs * self.hello.samples - self._place[1])
+
     def count(self) -> None:
         """Count samples and steps from here on."""
         self._begun = self._place
@@ -154,6 +160,8 @@ class Tended:
         try:
             self.ask(lambda trainer: trainer.ask("checkpoint", _SAVED_S))
             self._doing, self._unsaved = "", False
+        except TrainerLost:
+            self._note(["the trainer was gone at the end; the same run goes on after the last step on disk"])
         except PolythrottleError as error:
             self.stopped = str(error)
 

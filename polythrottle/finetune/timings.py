@@ -1,6 +1,7 @@
 """What batches and slices have taken lately on a real device, and what may therefore be expected of the next."""
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ _MEMORY = 200
 _LOOSE = 1.2
 """A tail is at least so many times the mean while too few were seen for a 99th percentile."""
 _SHARE = 0.99
+_LATELY = 9
+"""What most of so many last times exceed is believed at once: the machine has become slower."""
 
 
 @dataclass
@@ -27,7 +30,8 @@ class _Sized:
 
     @property
     def mean_s(self) -> float:
-        return sum(self.times_s) / len(self.times_s)
+        lately = list(self.times_s)[-_LATELY:]
+        return max(statistics.fmean(self.times_s), statistics.median_low(lately))
 
     @property
     def tail_s(self) -> float:

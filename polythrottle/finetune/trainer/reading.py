@@ -7,6 +7,8 @@ import torch
 
 from polythrottle.workloads.call import one_line
 
+_NOT = {".npy": "it is no array of numbers, or is cut off", ".pt": "it is no plain tensor, or is cut off"}
+
 
 class Unreadable(Exception):
     """A file that is no sample; never leaves the trainer."""
@@ -26,10 +28,13 @@ def read_sample(path: Path, shape: tuple[int, ...] | None = None) -> torch.Tenso
         tensor = _read(path)
     except MemoryError:
         raise
+    except Unreadable:
+        raise
     except FileNotFoundError as err:
         raise Unreadable("it is gone") from err
     except Exception as err:  # a file can be broken in as many ways as its library has errors
-        raise Unreadable(one_line(err)) from err
+        # NumPy and torch advise to load it unsafely, which nobody should do.
+        raise Unreadable(_NOT.get(path.suffix.lower(), one_line(err))) from err
     if shape is not None and tuple(tensor.shape) != shape:
         raise Unreadable(f"its shape is {tuple(tensor.shape)}, not {shape} like the first sample's")
     return tensor
@@ -42,7 +47,7 @@ def _read(path: Path) -> torch.Tensor:
     if suffix == ".pt":
         tensor = torch.load(path, map_location="cpu", weights_only=True)
         if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"it holds a {type(tensor).__name__}, not a tensor")
+            raise Unreadable(f"it holds a {type(tensor).__name__}, not a tensor")
         return _plain(tensor)
     from PIL import Image  # comes with matplotlib
 
