@@ -1,20 +1,17 @@
 """The sides of a comparison: profiles, presets and the default as points of one device, measured in turns or again."""
 
 import contextlib
-import math
-import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from statistics import geometric_mean
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from polythrottle.applying import check_same_kind, parted
 from polythrottle.arrivals import CLOSED
 from polythrottle.catalog.profiles import find_profile, read_profile
+from polythrottle.comparing.checked import Checked, checked
 from polythrottle.comparing.pairs import MOST_PAIRS, Comparison, compare
-from polythrottle.comparing.sequential import interval
-from polythrottle.errors import BadFile, InvalidInput, PolythrottleError, TrialError, UnknownName
-from polythrottle.measurement import UNTOLD, Interval, Measurement
+from polythrottle.errors import BadFile, InvalidInput, PolythrottleError, UnknownName
+from polythrottle.measurement import Measurement
 from polythrottle.meter import measure
 from polythrottle.ports import Device, Recorded, Rewindable, Workload
 from polythrottle.problem import Constraint
@@ -24,80 +21,9 @@ from polythrottle.space import OperatingPoint
 from polythrottle.workloads.knobs import BATCH_SIZE, THREADS, processors
 
 DEFAULT = "default"
-LEAST_WINDOWS = 4
 _WORDS = {BATCH_SIZE: "--batch", THREADS: "--threads"}
-_PERCENTILE = re.compile(r"(.*_)?p\d+")
-
-
-@dataclass(frozen=True)
-class Checked:
-    """What measuring a profile's point again has shown.
-
-    Args:
-        energy: Energy per item now ÷ then, a 95 % interval.
-        limits: For each of the profile's limits, the quantity now ÷ the limit.
-        windows: How many windows were measured.
-        most: The share by which energy may have grown.
-        measured: The windows.
-        device: URI of what they were measured on.
-        workload: URI of what was served.
-        arrivals: When requests were meant to be sent.
-        tuned_at: When they were while the profile was tuned; None if it does not say, as older ones do not.
-        short: Limits on percentiles that these windows are too short to show, and the quantity now ÷ the limit as far
-            as they do: it has no upper end, for the tail is what few queries miss.
-        recorded: Whether they were looked up in a table, which answers the same every time.
-        middle: Energy per item now ÷ then, the geometric mean of the windows.
-        over: For limits that some windows speak against though not enough to prove them broken, how many do.
-        sure: Whether the profile says how well its energy is known; if not, nothing is proven of energy.
-    """
-
-    energy: Interval
-    limits: dict[str, Interval]
-    windows: int
-    most: float
-    measured: tuple[Measurement, ...] = ()
-    device: str = ""
-    workload: str = ""
-    arrivals: str = str(CLOSED)
-    tuned_at: str | None = None
-    short: Mapping[str, Interval] = field(default_factory=dict, hash=False)
-    recorded: bool = False
-    middle: float = math.nan
-    over: Mapping[str, int] = field(default_factory=dict, hash=False)
-    sure: bool = True
-
-    @property
-    def regressed(self) -> bool:
-        """Whether it is proven that energy has grown by more than allowed."""
-        return self.energy.low > 1.0 + self.most
-
-    @property
-    def broken(self) -> tuple[str, ...]:
-        """The limits that are proven not to hold any more, and the rate if it is not kept up with."""
-        rate = () if self._keeps_up else (f"the rate of {self.arrivals}",)
-        return (*(name for name, ratio in self.limits.items() if ratio.low > 1.0), *rate)
-
-    @property
-    def sound(self) -> bool:
-        """Whether it is proven that energy has not grown by more than allowed, and that every limit holds."""
-        return self._keeps_up and self._within and all(ratio.high <= 1.0 for ratio in self.limits.values())
-
-    @property
-    def _within(self) -> bool:
-        return self.energy.high <= 1.0 + self.most
-
-    @property
-    def _keeps_up(self) -> bool:
-        """Whether most windows served what came: a single one may be mistaken, as it may in a comparison."""
-        behind = sum(not look.keeps_up for look in self.measured)
-        return behind == 0 or 2 * behind < len(self.measured)
-
-    @property
-    def settled(self) -> bool:
-        """Whether more windows would change nothing."""
-        seen = {**self.limits, **self.short}
-        clear = (self._within or not self.sure) and all(ratio.high <= 1.0 for ratio in seen.values())
-        return self.windows >= LEAST_WINDOWS and (clear or self.regressed or bool(self.broken))
+_AGAIN = 2_000_000
+"""Where the windows of a check start on a device that can start a trial again: apart from those of a search."""
 
 
 def compare_sides(names: Sequence[str], setup: Setup, most_pairs: int = MOST_PAIRS) -> Generator[Comparison]:
@@ -151,12 +77,12 @@ def check_profile(name: str, setup: Setup, most: float, most_windows: int = MOST
         found = None
         while len(seen) < most_windows and not (found and found.settled):
             if isinstance(device, Rewindable):
-                device.rewind(len(seen))
+                device.rewind(_AGAIN + len(seen))
             look = measure(device, workload, point, words.window(device), arrivals=words.traffic, seed=len(seen))
             _check_same_joules(name, profile.measurement, look)
             seen.append(look)
             found = replace(
-                _checked(profile, limits, seen, most),
+                checked(profile.measurement, limits, seen, most),
                 device=device.uri,
                 workload=workload.uri,
                 arrivals=str(words.traffic),
@@ -207,76 +133,6 @@ def _check_same_joules(name: str, then: Measurement, now: Measurement) -> None:
         raise BadFile(
             f"the joules of {name} cover {was}, and those here {covers}, which do not compare; tune again here"
         )
-
-
-def _checked(profile: Profile, limits: Sequence[Constraint], seen: list[Measurement], most: float) -> Checked:
-    then = profile.measurement
-    ratios = [look.energy_j / then.energy_j for look in seen]
-    told = {limit: _ratio([_excess(limit, look) for look in seen]) for limit in limits}
-    over = {limit: found for limit, ratio in told.items() if ratio.low <= 1 and (found := _over(limit, seen))}
-    bounds = {str(limit): _held(limit, ratio, [] if limit in over else seen) for limit, ratio in told.items()}
-    short = {str(limit): ratio for limit, ratio in told.items() if limit in over or not _shown(limit, seen)}
-    blur = _blur(then)
-    energy = Interval(0.0, math.inf) if blur is None else _ratio(ratios, blur)
-    against = {str(limit): found for limit, found in over.items()}
-    middle, sure = geometric_mean(ratios), blur is not None
-    return Checked(energy, bounds, len(seen), most, tuple(seen), short=short, middle=middle, over=against, sure=sure)
-
-
-def _blur(then: Measurement) -> float | None:
-    """Return how far the logarithm of a profile's energy may be off; None if it does not say."""
-    known = then.intervals.get("energy")
-    if known is None or not known.known or known.low <= 0:
-        return None
-    return abs(math.log(min(known.high / then.energy_j, then.energy_j / known.low)))
-
-
-def _over(limit: Constraint, seen: Sequence[Measurement]) -> int:
-    """Return how many windows speak against a limit on a percentile.
-
-    Such are those above it by their lower end, and those above it that have no upper end: slow queries that come close
-    together leave some windows calm and hide in the others how many there are, so that the calm ones prove nothing.
-    """
-    if not _PERCENTILE.fullmatch(limit.metric):
-        return 0
-    owns = [(look, look.intervals.get(limit.metric)) for look in seen]
-    return sum(
-        own.low > limit.limit if own is not None and own.known else _excess(limit, look) > 1.0 for look, own in owns
-    )
-
-
-def _held(limit: Constraint, ratio: Interval, seen: Sequence[Measurement]) -> Interval:
-    """Return a ratio with the upper end that only windows may give whose own has one.
-
-    A percentile of few queries lies too low, so that what they show above the limit is above it all the same.
-    """
-    shown = _shown(limit, seen)
-    high = _ratio([_excess(limit, look) for look in shown]).high if shown else math.inf
-    return Interval(ratio.low, max(ratio.low, high))
-
-
-def _shown(limit: Constraint, seen: Sequence[Measurement]) -> list[Measurement]:
-    """Return the windows that show how high a quantity is; none if most do not, for the rest are then the calm ones."""
-    if not _PERCENTILE.fullmatch(limit.metric):
-        return list(seen)
-    shown = [look for look in seen if (own := look.intervals.get(limit.metric)) is not None and own.known]
-    return shown if 2 * len(shown) >= len(seen) else []
-
-
-def _excess(limit: Constraint, look: Measurement) -> float:
-    """Return a quantity as a share of its limit, above 1 where it is broken."""
-    value = look.metric(limit.metric)
-    if value is None or value <= 0:
-        raise TrialError(
-            f"{limit.metric} is not measured here{UNTOLD.get(limit.metric, '')}, so {limit} cannot be checked"
-        )
-    return limit.limit / value if limit.at_least else value / limit.limit
-
-
-def _ratio(values: Sequence[float], blur: float = 0.0) -> Interval:
-    found = interval([math.log(value) for value in values])
-    low, high = found.low - blur, found.high + blur
-    return Interval(math.exp(low), math.exp(high) if high < 700 else math.inf)
 
 
 @contextlib.contextmanager

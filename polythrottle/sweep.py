@@ -102,7 +102,7 @@ def sweep(
                         _append(path, [point[name] for name in space.names], columns, seen, identity)
                     except TrialError as error:
                         failed.append((point, str(error)))
-                        _give_up_if_hopeless(failed, number + 1)
+                        _give_up_if_hopeless(failed, number + 1, len(space))
                 advanced(number + 1, len(space), point)
     measured = len(space) - len(kept) - len(failed)
     overloaded = sum(not row.keeps_up for row in Table.read(path).measurements)
@@ -117,9 +117,10 @@ def _visit(
     return measure(device, workload, point, window, arrivals=arrivals)
 
 
-def _give_up_if_hopeless(failed: list[tuple[OperatingPoint, str]], tried: int) -> None:
-    if len(failed) == tried >= 3:
-        raise TrialError(f"the first {tried} points could not be measured; the last: {failed[-1][1]}")
+def _give_up_if_hopeless(failed: list[tuple[OperatingPoint, str]], tried: int, points: int) -> None:
+    if len(failed) == tried >= min(3, points):
+        which = "no point could be measured" if tried == points else f"the first {tried} points could not be measured"
+        raise TrialError(f"{which}; the last: {failed[-1][1]}")
 
 
 def _begun(

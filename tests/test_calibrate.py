@@ -172,7 +172,11 @@ def test_a_log_of_a_whole_day_is_searched_and_one_of_a_year_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("time_s,power_w\n1,2,3\n", r"no column 'watts'; it has time_s, power_w, \(beyond the heading\)"),
+        ("time_s,watts\n27061.420,5,3\n", r"line 2: '27061.420,5,3' has 3 fields, the header 2; write 2.5, not 2,5"),
+        ("time_s,power_w,watts,watts\n1,2,3,4\n", "has 2 columns 'watts'; rename one"),
+        ("time_s,watts\n1,2\n2,nan\n", r"line 3: 'nan' in column watts is not a number$"),
+        ("time_s;watts\n1,5;2\n", r"line 2: '1,5' in column time_s is not a number; write 2.5, not 2,5"),
+        ("time_s,watts\n1\n", "line 2: '' in column watts is not a number"),
         ("time_s,power_w\n1\n", "no column 'watts'"),
         ("", "holds no reading"),
         ("time_s,power_w\n", "holds no reading"),
@@ -210,6 +214,33 @@ def test_other_columns_of_a_power_meter_are_not_its_power(tmp_path: Path, beside
     """Volt-amperes, a factor or what was set go up with the load as well, and would give a factor all the same."""
     (tmp_path / "a.csv").write_text(f"time_s,{beside},{power}\n0,1,2,3,10\n1,1,2,3,20\n")
     assert read_wall(tmp_path / "a.csv") == WallLog(power, ((0.0, 10.0), (1.0, 20.0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("time_ms", "1000", "2000"),
+        ("Time (us)", "1000000", "2000000"),
+        ("epoch_ns", "1000000000", "2000000000"),
+        ("Timestamp [msec]", "1000", "2000"),
+        ("t_s", "1", "2"),
+        ("time", "1", "2"),
+    ],
+)
+def test_times_are_read_in_the_unit_their_column_names(tmp_path: Path, name: str, first: str, second: str) -> None:
+    """In seconds without one; and a column that only begins like a time is none."""
+    (tmp_path / "a.csv").write_text(f"timeout,{name},power_w\n7,{first},10\n7,{second},20\n")
+    times_s, powers_w = zip(*read_wall(tmp_path / "a.csv").readings, strict=True)
+    assert (times_s, powers_w) == (pytest.approx((1.0, 2.0)), (10.0, 20.0))
+
+
+@pytest.mark.parametrize("parts", [1, 1_000, 1_000_000, 1_000_000_000])
+def test_times_since_1970_tell_their_unit_themselves(tmp_path: Path, parts: int) -> None:
+    """As seconds, milliseconds would be long after the year 5000."""
+    rows = "".join(f"{(1_790_000_000 + second) * parts}\t{10 + second}\n" for second in range(3))
+    (tmp_path / "a.tsv").write_text(f"timestamp\tpower_w\n{rows}")
+    times_s = [time_s for time_s, _ in read_wall(tmp_path / "a.tsv").readings]
+    assert times_s == pytest.approx([1_790_000_000, 1_790_000_001, 1_790_000_002], abs=1e-3, rel=0)
 
 
 def test_of_several_powers_none_is_taken(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_tune_prints_the_document_scripts_depend_on(capsys: pytest.CaptureFixtur
     first = found["trials"][0]
     assert {"number", "point", "latency_s", "power_w", "energy_j", "feasible", "state"} <= set(first)
     assert (first["intervals"]["energy"], first["offered_per_s"], first["backlog_per_s"]) == (None, None, None)
-    assert first["latency_s"] == {"mean": 0.01, "p50": None, "p95": None, "p99": 0.015}
+    assert first["latency_s"] == {"mean": 0.01, "p50": None, "p90": None, "p95": None, "p99": 0.015}
     assert found["best"]["point"] == {"gpu_freq_hz": 600_000_000, "batch_size": 1}
     assert Path(found["profile"]).exists()
     assert Path(found["journal"]).exists()

@@ -38,6 +38,7 @@ def test_what_is_unknown_is_null_with_a_reason() -> None:
     bare = measure_document((Setup("sim:test", "model"), OperatingPoint({}), measured()))
     assert bare["intervals"] == dict.fromkeys(["energy", "mean", "p50", "p95", "p99", "power", "throughput"])
     assert (bare["temperature_c"], bare["ttft_p99"], bare["idle_power_w"]) == (None, None, None)
+    assert set(bare["latency_s"]) == {"mean", "p50", "p90", "p95", "p99"}
     assert set(bare["unknown"]) == {"temperature_c", "idle_power_w", "intervals"}
     known = measured(temperature_c=40.0, idle_power_w=1.0, intervals={"energy": Interval(0.5, float("inf"))})
     whole = measure_document((Setup("sim:test", "model"), OperatingPoint({}), known))

@@ -101,6 +101,13 @@ def test_what_waits_together_says_less() -> None:
     assert busy.intervals["mean"].half / busy.latency.mean_s > 5 * calm.intervals["mean"].half / calm.latency.mean_s
 
 
+def test_requests_that_wait_together_leave_a_percentile_open() -> None:
+    """Two thousand show a p95 before a calm server, and before one that is hardly ever free only where it begins."""
+    calm, busy = (seen(f"poisson:{rate}/s", 3, 2000).intervals["p95"] for rate in (10, 90))
+    assert calm.known
+    assert not busy.known
+
+
 def test_what_is_known_of_a_load_survives_the_journal() -> None:
     """Offered, by how much it grew, and what the sender was like; lines from before have none of it."""
     found = seen("poisson:130/s")

@@ -11,8 +11,10 @@ from polythrottle.errors import TrialError
 from polythrottle.measurement import Interval, Measurement, Query, Reading, Window, saving_interval
 from polythrottle.meter import measure
 from polythrottle.meter.attribution import attribute
+from polythrottle.meter.enough import Goal
 from polythrottle.meter.looks import Look
 from polythrottle.meter.window import Watched, with_intervals
+from polythrottle.problem import Constraint
 from polythrottle.sensors import Sensor
 from polythrottle.space import OperatingPoint
 from polythrottle.testing.sensing import SENSORS, Fault, Rig, Traffic
@@ -70,6 +72,41 @@ def test_a_window_shorter_than_a_step_is_no_number() -> None:
     device = FakeDevice()
     with pytest.raises(TrialError, match="moves every 30 s; use a longer window"):
         measure(device, FakeWorkload(device), POINT, Window(10, 0.0, 20, warmup=0), sensor=Sensor(step_s=30.0))
+
+
+def test_a_step_that_no_window_can_hold_is_said_at_once() -> None:
+    """Nobody warms up for it, and what would do is named."""
+    device = FakeDevice()
+    window = Window(10, 0.0, 20, timeout_s=60.0)
+    with pytest.raises(
+        TrialError, match=r"moves every 100 s, and a window takes 60 s at most; .* or give --seconds 100"
+    ):
+        measure(device, FakeWorkload(device), POINT, window, sensor=Sensor(step_s=100.0))
+    assert device.clock.now() == 0.0
+
+
+def test_idle_power_takes_no_longer_than_a_window() -> None:
+    """However slow the sensor: a reading every 30 s is not waited for twelve times."""
+    rig = Rig(Traffic(), SENSORS["exact"], 0, 20_000)
+    measure(rig, rig, RIG, Window(10, 31.0, 9000, 0, 60.0, idle_s=1.0), sensor=Sensor(step_s=30.0))
+    assert rig.clock.now() < 30 + 60 + 30 + 62
+
+
+def test_of_one_query_a_p99_is_known_from_below() -> None:
+    """It lies below with 99 % probability, and below a median with half of that, which bounds nothing."""
+    rig = Rig(Traffic(), SENSORS["exact"], 0, 30)
+    found = measure(rig, rig, RIG, Window(1, 0.0, 1))
+    assert found.intervals["p99"] == Interval(found.latency.p99_s or 0.0, math.inf)
+    assert not {"p50", "mean", "energy"} & set(found.intervals)
+
+
+def test_what_no_query_told_has_no_interval() -> None:
+    """A limit on tokens where the window has none leaves them unknown, and nothing divides by them."""
+    rig = Rig(Traffic(), SENSORS["exact"], 0, 3000)
+    goal = Goal((Constraint.parse("tokens_per_j>=1/J"),))
+    found = measure(rig, rig, RIG, Window(30, 0.0, 1000, precision=0.02), goal=goal)
+    assert found.metric("tokens_per_j") is None
+    assert "tokens_per_j" not in found.intervals
 
 
 def test_power_that_drifts_is_repeated_and_then_refused() -> None:

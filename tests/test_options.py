@@ -52,6 +52,25 @@ def test_lists_are_read_in_the_units_of_engineers() -> None:
     assert (knob_names(None), counts("--batch", None), levels(None)) == (None, None, {})
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("gpu_max_mhz=nan", "'gpu_max_mhz=nan' is not a finite level"),
+        ("gpu_max_mhz=inf", "is not a finite level"),
+        ("gpu_max_mhz=1e308", "is not a finite level"),
+        ("batch_size=nan", "is not a finite level"),
+        ("gpu_max_mhz=fast", "'gpu_max_mhz=fast': 'fast' is not a number"),
+        ("batch_size=four", "'four' is not a number"),
+        ("queue_delay_us=soon", "'soon' is not a number"),
+        ("gpu_max_mhz", "is not a level; write for example"),
+    ],
+)
+def test_a_level_that_is_none_is_said_with_why(text: str, told: str) -> None:
+    """Not that its knob is unknown."""
+    with pytest.raises(InvalidInput, match=told):
+        levels(text)
+
+
 @pytest.mark.parametrize("text", ["", ",", "a,,b", " "])
 def test_a_list_of_knobs_with_a_gap_is_one_clear_error(text: str) -> None:
     """It says what a list looks like."""

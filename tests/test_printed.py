@@ -43,7 +43,8 @@ def test_a_json_line_says_latency_and_items() -> None:
     [
         (b"-3ms", "no time above zero"),
         (b"0s", "no time above zero"),
-        (b"1.2.3ms", "not a quantity"),
+        (b"1e-300s", "less than a nanosecond"),
+        (b'{"latency_s": 1e-12}', "less than a nanosecond"),
         (b'{"latency_s": null}', "no time above zero"),
         (b'{"latency_s": NaN}', "no time above zero"),
         (b'{"latency_s": true}', "no time above zero"),
@@ -81,6 +82,14 @@ def test_numbers_without_a_unit_are_no_latencies_and_noted() -> None:
         ("latency: 12.5 ms", True),
         ("mean latency = 3", True),
         ('{"latency_ms": 12.5}', True),
+        ('[{"latency_s": 0.0125}]', True),
+        ('{"ok": true, "result": {"latency_s": 0.0125}}', True),
+        ("12.5ms\r13.5ms", True),
+        ("50 %\r12.5ms", True),
+        ("1.2.3 s", True),
+        ("... s", False),
+        ("10 %\r20 %", False),
+        ("[12:03:04] latency follows", False),
         ("served 3 requests in 5s", False),
         ("measuring latency of 3 models", False),
         ("2026-11-22", False),
@@ -110,6 +119,12 @@ def test_whole_milliseconds_are_no_closer_than_one(capsys: pytest.CaptureFixture
     assert between == pytest.approx([0.011, 0.013])
     workload = open_workload(command("pass"))
     assert workload.query().step_s == 0.0
+
+
+def test_a_long_line_that_is_nearly_a_latency_is_noted_in_short() -> None:
+    """A list of many does not fill the terminal."""
+    found = printed(b'[{"latency_s": 0.0125}' + b', {"latency_s": 0.0125}' * 20 + b"]\n")
+    assert (len(found.near), found.near[:10], found.latencies) == (61, '[{"latency', [])
 
 
 def test_much_output_is_bounded() -> None:

@@ -15,10 +15,11 @@ from builders import measured
 from polythrottle.catalog.profiles import read_profile
 from polythrottle.cli.commands import run
 from polythrottle.cli.comparing import _check_lines
+from polythrottle.comparing.checked import Checked, checked
 from polythrottle.measurement import Interval, Measurement
 from polythrottle.problem import Constraint
 from polythrottle.setup import Setup
-from polythrottle.sides import Checked, _checked, _widened
+from polythrottle.sides import _widened
 from polythrottle.space import OperatingPoint
 from polythrottle.workloads import open_workload
 
@@ -51,6 +52,31 @@ def test_a_profile_saves_against_the_default(capsys: pytest.CaptureFixture[str])
     assert found["verdict"] == "saves"
     assert 0 < found["saving"]["low"] < TUNED["saving_fraction"] < found["saving"]["high"] < 1
     assert found["energy_kind"] == "simulated"
+
+
+def test_both_sides_are_told_with_their_points(capsys: pytest.CaptureFixture[str]) -> None:
+    """The default is that of device and workload, whatever a profile's saving was told against."""
+    code, out, _ = said(capsys, "measure", "default", PROFILE, "--batch", "2,4", *SHORT)
+    text = " ".join(out.split())
+    assert (code, "A default: batch size 2 · gpu max 1300.5 MHz" in text) == (0, True)
+    assert f"B {PROFILE}: batch size 2 · gpu max 1032.75 MHz" in text.replace("/ ", "/")
+    found = json.loads(said(capsys, "measure", "default", PROFILE, "--json", *SHORT)[1])
+    assert found["points"]["a"]["batch_size"] == 1
+    assert found["points"]["b"]["batch_size"] == TUNED["point"]["batch_size"]
+
+
+def test_a_growth_too_small_for_one_window_is_said_to_stay_open(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With what would be told; the windows end before the most, for more of them would not tell."""
+    words = ("check", PROFILE, "-d", "sim:jetson-agx-orin?noise=0.002", "--max-regress", "2%")
+    code, out, _ = said(capsys, *words)
+    text = " ".join(out.split())
+    assert (code, "the profile's own is of one window, and another may differ; --max-regress" in text) == (0, True)
+    assert "does not keep" not in text
+    found = json.loads(said(capsys, *words, "--json")[1])
+    assert (found["regressed"], found["proven"], list(found["unknown"])) == (False, False, ["energy"])
+    assert found["windows"] < 40
 
 
 def test_what_is_not_proven_is_an_error_only_if_required(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +126,7 @@ def test_a_regression_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: 
         (("check", PROFILE, "-d", "sim:jetson-nano"), "this profile was tuned on"),
         (("check", PROFILE, "--workload", "resnet50"), "is for efficientnet-b4, not for resnet50; leave --workload"),
         (("check", "nosuch"), "unknown profile"),
+        (("measure", "-d", "sim:jetson-nano?seed=-1", "-w", "resnet50"), "seed=-1 is not a whole number of 0 or more"),
     ],
 )
 def test_bad_words_are_one_line(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], says: str) -> None:
@@ -238,7 +265,7 @@ def test_calm_windows_prove_no_percentile_that_others_speak_against(p99_s: float
 
     low_s = p99_s if over else 0.9 * p99_s
     looks = [seen(0.0006, (0.0005, 0.0007)), seen(p99_s, (low_s, high_s))] * 4
-    found = _checked(profile, (limit,), looks, 0.03)
+    found = checked(profile.measurement, (limit,), looks, 0.03)
     assert found.over == ({str(limit): over} if over else {})
     assert (found.limits[str(limit)].high == math.inf) == bool(over)
     assert list(found.short) == ([str(limit)] if over else [])
@@ -249,7 +276,7 @@ def test_windows_that_all_break_a_limit_are_told_with_both_ends() -> None:
     """What is broken needs no note that it is not proven."""
     profile, limit = read_profile(Path(PROFILE)), Constraint.parse("p99<=1ms")
     late = measured(intervals={"p99": Interval(0.011, 0.013)})
-    found = _checked(profile, (limit,), [late] * 4, 0.03)
+    found = checked(profile.measurement, (limit,), [late] * 4, 0.03)
     assert found.broken == (str(limit),)
     assert found.limits[str(limit)].high == pytest.approx(12, rel=0.2)
     assert not found.over

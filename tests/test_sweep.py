@@ -9,6 +9,7 @@ from polythrottle.arrivals import Arrivals
 from polythrottle.backends.replay import ReplayDevice
 from polythrottle.errors import BadFile, InvalidInput, TrialError
 from polythrottle.measurement import EnergyKind, Query, Window
+from polythrottle.space import Knob, SearchSpace
 from polythrottle.sweep import Swept, sweep
 
 
@@ -60,6 +61,31 @@ def test_points_that_fail_are_left_out_and_named(tmp_path: Path) -> None:
     assert {failure for _, failure in swept.failed} == {"out of memory"}
     with pytest.raises(TrialError, match="first 3 points"):
         run(tmp_path / "u.csv", TrialError("no"))
+
+
+class Fixed(FakeDevice):
+    """A device of one clock."""
+
+    @property
+    def space(self) -> SearchSpace:
+        """Return one point."""
+        return SearchSpace.grid((Knob("gpu_max_hz", (400_000_000,)),), {"gpu_max_hz": 400_000_000})
+
+
+class Two(FakeWorkload):
+    """A workload of two batch sizes that fails at both."""
+
+    @property
+    def space(self) -> SearchSpace:
+        """Return two."""
+        return SearchSpace.grid((Knob("batch_size", (1, 2)),), {"batch_size": 1})
+
+
+def test_a_small_sweep_of_which_nothing_could_be_measured_says_why(tmp_path: Path) -> None:
+    """Not that its table has no rows, though it has fewer points than a sweep tries before it gives up."""
+    device = Fixed()
+    with pytest.raises(TrialError, match="no point could be measured; the last: out of memory"):
+        sweep(device, Two(device, TrialError("out of memory")), Window(10, 0.0), tmp_path / "v.csv")
 
 
 def test_another_sweep_is_not_continued(tmp_path: Path) -> None:

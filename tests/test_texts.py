@@ -1,11 +1,12 @@
 """What ``measure`` prints for people, from measurements alone."""
 
+import math
 from dataclasses import replace
 
 import pytest
 from builders import measured
 
-from polythrottle.cli.texts import print_measurement, show_boundary
+from polythrottle.cli.texts import _about, print_measurement, show_boundary
 from polythrottle.measurement import EnergyKind, Interval, Measurement
 from polythrottle.setup import Setup
 from polythrottle.space import OperatingPoint
@@ -44,6 +45,41 @@ def test_tokens_are_printed_where_they_are_known(capsys: pytest.CaptureFixture[s
     assert not {"ttft", "tpot", "tokens"} & set(printed(capsys, measured()).split())
 
 
+@pytest.mark.parametrize(
+    ("half", "told"),
+    [
+        (0.999, "10 ms (10 µs to 19.99 ms)"),
+        (1.0, "10 ms (0 s to 20 ms)"),
+        (0.99, "10 ms ± 99 %"),
+        (0.0996, "10 ms ± 10 %"),
+        (0.0123, "10 ms ± 1.2 %"),
+        (1e-9, "10 ms ± less than 0.0001 %"),
+        (0.0, "10 ms ± 0 %"),
+    ],
+)
+def test_an_interval_is_told_in_plain_figures(capsys: pytest.CaptureFixture[str], half: float, told: str) -> None:
+    """In percent as people write it; one as wide as the value by its ends, of latency and of tokens per joule."""
+    low, high = 0.01 * (1 - half), 0.01 * (1 + half)
+    found = measured(intervals={"mean": Interval(low, high)})
+    assert told in printed(capsys, found)
+    tokens = {"tokens_per_j": Interval(1000 * low, 1000 * high)}
+    out = printed(capsys, measured(extras={"tokens_per_j": 10.0}, intervals=tokens))
+    assert "e-" not in out
+    assert "e+" not in out
+
+
+def test_many_items_a_second_are_told_in_plain_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not as 1.58e+04."""
+    out = printed(capsys, replace(measured(), throughput_per_s=15_803.2, offered_per_s=1234.56), "poisson:1235/s")
+    assert "15,803 items/s" in out
+    assert "1235/s offered, 15,803/s served" in out
+
+
+def test_an_end_that_says_nothing_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every latency is at least 0 s."""
+    assert "p99 12 ms (too few queries for more)" in printed(capsys, measured(intervals={"p99": Interval(0, math.inf)}))
+
+
 def test_offered_stands_beside_served(capsys: pytest.CaptureFixture[str]) -> None:
     """With the arrivals, that the queue grows if it does, and what the sender was like where that is known."""
     out = printed(capsys, measured(offered_per_s=90.0, late_p99_s=1e-6), "poisson:90/s")
@@ -78,3 +114,10 @@ def test_energy_without_an_interval_says_why(capsys: pytest.CaptureFixture[str])
     known = replace(short, intervals={"energy": Interval(short.energy_j * 0.9, short.energy_j * 1.1)})
     assert "too short" not in printed(capsys, known)
     assert "too short" not in printed(capsys, replace(short, window_s=None))
+
+
+def test_the_rates_of_a_ladder_are_told_in_plain_figures() -> None:
+    """In two, or whole ones where there are more."""
+    assert [_about(rate_per_s) for rate_per_s in (0.0512, 7.63, 99.0, 120.4, 12_345.6)] == [
+        *("0.051", "7.6", "99", "120", "12,346"),
+    ]

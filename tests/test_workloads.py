@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -534,6 +535,24 @@ def test_a_hanging_command_is_killed_with_its_whole_group(folder: Path) -> None:
     pids = [int(path.name.removeprefix("pid")) for path in folder.glob("pid*")]
     assert len(pids) == 2
     assert not any(running(pid) for pid in pids)
+
+
+def test_a_command_that_is_interrupted_leaves_nobody_waiting_for_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the interrupt comes: the program ends without it, and so does the command."""
+    started: list[threading.Timer] = []
+
+    def start(timer: threading.Timer) -> None:
+        begin(timer)
+        started.append(timer)
+        raise KeyboardInterrupt
+
+    begin = threading.Timer.start
+    monkeypatch.setattr(threading.Timer, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        open_workload("cmd:sleep 60", timeout_s=60).query()
+    (alarm,) = started
+    assert alarm.daemon
+    assert not alarm.is_alive()
 
 
 def test_much_output_neither_blocks_nor_grows() -> None:

@@ -74,7 +74,7 @@ class DeviceURI:
         """
         text = self.options.get(key, str(fallback))
         if not text.isdecimal():
-            raise InvalidInput(f"{key}={text} is not a whole number")
+            raise InvalidInput(f"{key}={text} is not a whole number of 0 or more")
         return int(text)
 
 

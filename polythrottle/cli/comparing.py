@@ -122,11 +122,12 @@ def _print_comparison(value: Any) -> None:
 
 
 def _comparison_lines(names: list[str], found: Any) -> Iterator[tuple[str, str]]:
-    from polythrottle.cli.texts import show_boundary
+    from polythrottle.cli.texts import show_boundary, show_point
 
     yield "device", _served(found)
-    yield "A", names[0]
-    yield "B", names[1]
+    # Which levels a name means does not follow from it: the default is that of device and workload, not of a profile.
+    for side, name, point in zip("AB", names, found.points, strict=True):
+        yield side, f"{name}: {show_point(point)}"
     for first, _ in found.pairs[-1:]:
         yield "joules", show_boundary(first)
     # Of a side that does not keep up, latency is how long one has looked.
@@ -210,7 +211,7 @@ def _unshown(found: Any) -> dict[str, str]:
         return {}
     queries = max((look.latency.queries or 0 for look in found.measured), default=0)
     cannot, longer = f"windows of {queries} queries cannot show a", 1000 if queries < 500 else 4 * queries
-    unsure = {} if found.sure else {"energy": "energy not proven: the profile does not say how well its own is known"}
+    unsure = {"energy": f"energy not proven: {_unsure(found)}"} if found.spent or not found.sure else {}
     short = {
         limit: f"{limit} not proven: "
         + (f"{over} of {found.windows} windows saw more" if over else f"{cannot} {limit.partition('<')[0]}")
@@ -220,6 +221,15 @@ def _unshown(found: Any) -> dict[str, str]:
         for over in (found.over.get(limit, 0),)
     }
     return {**unsure, **short}
+
+
+def _unsure(found: Any) -> str:
+    """Return why energy stays open, however long one measures."""
+    if not found.sure:
+        return "the profile does not say how well its own is known"
+    high, low = math.ceil(100 * (found.energy.high - 1)), 100 * found.most
+    allow = f"; --max-regress {high}% could be" if low < high < 100 else ""
+    return f"the profile's own is of one window, and another may differ{allow}"
 
 
 def _bounds(interval: Any) -> dict[str, float | None]:
@@ -253,6 +263,7 @@ def _comparison_document(value: Any) -> dict[str, Any]:
         "recorded": found.recorded,
         "a": names[0],
         "b": names[1],
+        "points": {side: dict(point) for side, point in zip("ab", found.points, strict=True)},
         "keeps_up": dict(zip("ab", found.keeps_up, strict=True)),
         "pairs": [[a.energy_j, b.energy_j] for a, b in found.pairs],
         "failures": found.failures,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polythrottle.setup import Setup
     from polythrottle.sweep import Swept
 
-_STATISTICS = ("mean", "p50", "p95", "p99")
+_STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
 def tune_document(tuning: "Tuning") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from polythrottle.setup import Setup
     from polythrottle.space import Level
 
+_COUNTED = re.compile(r"_([kmg]?hz|us|w)$|^(batch_size|threads)$")
+"""Knobs whose levels are numbers; those of others may be words."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
 
@@ -61,7 +64,8 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
 def _laid_out(group: type[OptionGroup]) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
-    for option in fields(group):  # type: ignore[arg-type]
+    own = group.__annotations__  # its own options come before those of the groups it is made of
+    for option in sorted(fields(group), key=lambda each: each.name not in own):  # type: ignore[arg-type]
         yield inspect.Parameter(
             option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=hints[option.name]
         )
@@ -285,24 +289,31 @@ def levels(text: str | None) -> "dict[str, Level]":
     Raises:
         InvalidInput: If one is no level, or not finite.
     """
-    from polythrottle.units import to_si
-
     found: dict[str, Level] = {}
     for part in filter(None, (text or "").split(",")):
-        name, equals, value = part.partition("=")
+        name, equals, value = (word.strip() for word in part.partition("="))
         if not (name and equals and value):
             raise InvalidInput(f"{part!r} is not a level; write for example gpu_max_mhz=900,batch_size=4")
-        try:
-            key, level = to_si(name.strip(), float(value))
-        except ValueError:
-            found[name.strip()] = value.strip()
-            continue
-        except OverflowError:
-            level = math.inf
-        if not math.isfinite(level):
-            raise InvalidInput(f"{part!r} is not a finite level")
-        found[key] = int(level) if level == int(level) else level
+        key, level = _level(part, name, value)
+        found[key] = level
     return found
+
+
+def _level(part: str, name: str, value: str) -> "tuple[str, Level]":
+    from polythrottle.units import to_si
+
+    try:
+        number = float(value)
+        key, level = to_si(name, number) if math.isfinite(number) else (name, number)
+    except ValueError:
+        if _COUNTED.search(name):
+            raise InvalidInput(f"{part!r}: {value!r} is not a number") from None
+        return name, value
+    except OverflowError:
+        key, level = name, math.inf
+    if not math.isfinite(level):
+        raise InvalidInput(f"{part!r} is not a finite level")
+    return key, int(level) if level == int(level) else level
 
 
 def share(option: str, text: str | None) -> float | None:

@@ -1,5 +1,6 @@
 """What a command found out, as a few lines for people."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from polythrottle.cli.documents import energy_kind
 from polythrottle.cli.unpadded import Unpadded
-from polythrottle.measurement import MOST_QUERIES, EnergyKind, Measurement, saving_interval
+from polythrottle.measurement import MOST_QUERIES, EnergyKind, Interval, Measurement, saving_interval
 from polythrottle.problem import Objective
 from polythrottle.space import OperatingPoint
 from polythrottle.stopping import is_conclusive, show_span
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 _UNITS = {"s": "s", "w": "W", "c": "°C", "per_s": "/s", "per_j": "/J"}
 _PAPER_REQUESTS = 1000
+_WIDE, _WHOLE, _FINE = 99.5, 9.95, 0.0001
+"""Percents: where a ± would be the whole value, where it is told in whole ones, and the least that is told."""
+_HUNDRED, _MANY = 99.5, 9999.5
 _PUNCTUAL_S = 10e-6
 """A sender that is later than this is not as good as on a virtual clock."""
 
@@ -54,7 +58,7 @@ def print_measurement(
         ),
         **_tokens(measured),
         "energy": f"{_joules(measured)} per item, {show_boundary(measured)}",
-        "power": f"{_with_interval(measured, 'power', 'W')}, {measured.throughput_per_s:.4g} items/s",
+        "power": f"{_with_interval(measured, 'power', 'W')}, {_rate(measured.throughput_per_s)} items/s",
         **_unsure(measured),
         **_idle(measured),
         **_load(setup, measured),
@@ -78,9 +82,14 @@ def _tokens(measured: Measurement) -> dict[str, str]:
         found[name] = ", ".join(f"{tail} {_with_interval(measured, f'{name}_{tail}', 's')}" for tail in tails)
     if (each := measured.metric("tokens_per_j")) is not None and measured.energy_kind is not EnergyKind.RELATIVE:
         seen = measured.intervals.get("tokens_per_j")
-        sure = f" ± {100 * seen.half / each:.2g} %" if seen is not None and seen.known else ""
-        found["tokens"] = f"{each:.4g} per joule{sure}, {measured.energy_kind}"
+        between = "" if seen is None or not seen.known else _between(each, seen, "")
+        found["tokens"] = f"{each:.4g} per joule{between}, {measured.energy_kind}"
     return {name: text for name, text in found.items() if text}
+
+
+def _rate(rate_per_s: float) -> str:
+    """Return a rate in plain figures, however many come."""
+    return f"{rate_per_s:,.0f}" if rate_per_s >= _MANY else f"{rate_per_s:.4g}"
 
 
 def _load(setup: "Setup", measured: Measurement) -> dict[str, str]:
@@ -88,7 +97,7 @@ def _load(setup: "Setup", measured: Measurement) -> dict[str, str]:
     said = []
     if measured.offered_per_s is not None:
         grows = "; the queue grows" if measured.backlog_per_s else ""
-        served = f"{measured.offered_per_s:.4g}/s offered, {measured.throughput_per_s:.4g}/s served"
+        served = f"{_rate(measured.offered_per_s)}/s offered, {_rate(measured.throughput_per_s)}/s served"
         said.append(f"{setup.arrivals or 'as recorded'}: {served}{grows}")
     if measured.late_p99_s is not None and measured.late_p99_s > _PUNCTUAL_S:
         said.append(f"99 % sent within {show(measured.late_p99_s, 's')} of their moment")
@@ -132,8 +141,19 @@ def _with_interval(measured: Measurement, metric: str, unit: str) -> str:
         return show(value, unit)
     if not interval.known:
         why = "too few queries for more" if measured.keeps_up else "it grows"
-        return f"{show(value, unit)} (at least {show(interval.low, unit)}; {why})"
-    return f"{show(value, unit)} ± {100 * interval.half / value:.2g} %"
+        least = f"at least {show(interval.low, unit)}; " if 0 < interval.low < math.inf else ""
+        return f"{show(value, unit)} ({least}{why})"
+    return f"{show(value, unit)}{_between(value, interval, unit)}"
+
+
+def _between(value: float, interval: Interval, unit: str) -> str:
+    """Return the ± of a value in percent; from 100 % on both ends, for then it says nothing of them."""
+    percent = 100 * interval.half / value
+    if percent >= _WIDE:
+        return f" ({show(interval.low, unit).strip()} to {show(interval.high, unit).strip()})"
+    if percent >= _FINE:
+        return f" ± {percent:.{0 if percent >= _WHOLE else 2}{'f' if percent >= _WHOLE else 'g'}} %"
+    return " ± 0 %" if percent == 0 else f" ± less than {_FINE:g} %"
 
 
 def print_sweep(swept: "Swept") -> None:
@@ -215,8 +235,13 @@ def _ladder(tuning: "Tuning") -> str:
     ladder = None if tuning.profile is None else tuning.profile.ladder
     if ladder is None:
         return f"none: {tuning.unladdered}"
-    low, high = ladder.rungs[0].rate_per_s, ladder.rungs[-1].rate_per_s
-    return f"{len(ladder.rungs)} rungs, {low:.2g}/s to {high:.2g}/s"
+    low, high = (_about(ladder.rungs[end].rate_per_s) for end in (0, -1))
+    return f"{len(ladder.rungs)} rungs, {low}/s to {high}/s"
+
+
+def _about(rate_per_s: float) -> str:
+    """Return a rate in two figures or whole ones."""
+    return f"{rate_per_s:.2g}" if rate_per_s < _HUNDRED else f"{rate_per_s:,.0f}"
 
 
 def _cost(study: Study) -> str | None:

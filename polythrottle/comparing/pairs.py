@@ -43,6 +43,7 @@ class Comparison:
         workload: URI of what was served.
         arrivals: When requests were meant to be sent.
         recorded: Whether they were looked up in a table, which answers the same every time.
+        points: A and B, whole.
     """
 
     pairs: tuple[tuple[Measurement, Measurement], ...] = ()
@@ -51,6 +52,7 @@ class Comparison:
     workload: str = ""
     arrivals: str = str(CLOSED)
     recorded: bool = False
+    points: tuple[OperatingPoint, ...] = ()
 
     def ratio(self, metric: str = "energy") -> Interval:
         """Return the 95 % interval of B ÷ A, valid however often it is looked at; (0, inf) while unknown.
@@ -141,7 +143,7 @@ def compare(
     """
     order, recorded = random.Random(seed), isinstance(device, Recorded)
     failed = silent = 0
-    found = Comparison(device=device.uri, workload=workload.uri, arrivals=str(arrivals), recorded=recorded)
+    found = Comparison((), 0, device.uri, workload.uri, str(arrivals), recorded, tuple(points))
     # A recorded table answers the same at every look: one pair is all there is.
     most = 1 if recorded else most_pairs
     while len(found.pairs) < most and not found.settled:

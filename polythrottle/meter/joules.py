@@ -136,8 +136,10 @@ class Joules:
 
     def _energy_interval(self, per: Array) -> Interval | None:
         """Return the interval of energy over something that grew; None if it did not, or too little was seen."""
+        if per[-1] <= per[0]:
+            return None
         seen = self._at_rate or self._varied(self._course.energy_j, per, self._edge_j)
-        if seen is None or per[-1] <= per[0]:
+        if seen is None:
             return None
         watts = self._sensed_w
         relative: list[Error] = [
@@ -152,7 +154,7 @@ class Joules:
         return _around(value, value * half_width(relative))
 
     def _varied(self, what: Array, per: Array, edge: float) -> Varied | None:
-        """Return how ``what`` over ``per`` varied; None if the window has too few batches or no energy.
+        """Return how ``what`` over ``per`` varied; None if the window has too few batches, or one of them did not grow.
 
         Args:
             what: Running total, shape (points,); ``per`` likewise.
@@ -160,7 +162,7 @@ class Joules:
             edge: How far a point of ``what`` may be off either way: seen twice in each batch, but not in the sum.
         """
         count = self.batches
-        if count < LEAST_BATCHES or what[-1] <= what[0]:
+        if count < LEAST_BATCHES or what[-1] <= what[0] or per[-1] <= per[0]:
             return None
         gains, shares = np.diff(what[self._places]), np.diff(per[self._places])
         ratio = float(gains.sum() / shares.sum())

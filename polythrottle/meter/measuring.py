@@ -67,18 +67,32 @@ def measure(
     device.apply(point.only(set(point) - own))
     sensor = sensor_of(device) if sensor is None else sensor
     goal = Goal(tuple(limits)) if goal is None else goal
+    _see_that_it_moves(sensor, window)
     _cool(device, window)
     batch = batch_of(workload, point)
     with drive(workload, arrivals, device.clock, seed, batch=batch, timeout_s=window.timeout_s, device=device) as load:
         found, requests, seen = _repeated(device, load, window, sensor, goal, arrivals)
         sender = load.report
         queries = [] if kept is None else [*seen.queries, *load.rest(seen.looks[-1].reading.time_s)]
-    idle_w = idle_power_w(device, window.idle_s, sensor)
+    idle_w = idle_power_w(device, window.idle_s, sensor, window.timeout_s)
     if kept is not None:
         kept(attributed(queries, seen.readings, sensor.factor, idle_w))
     return replace(
         found, requests=requests, idle_power_w=idle_w, late_p99_s=sender.late_p99_s, sender_s=sender.cpu_s or None
     )
+
+
+def _see_that_it_moves(sensor: Sensor, window: Window) -> None:
+    """Check that a sensor moves within the longest window, before anybody waits for it.
+
+    Raises:
+        TrialError: If it does not.
+    """
+    if sensor.step_s > window.timeout_s:
+        raise TrialError(
+            f"the energy reading moves every {sensor.step_s:.3g} s, and a window takes "
+            f"{window.timeout_s:.3g} s at most; run polythrottle calibrate again, or give --seconds {sensor.step_s:.0f}"
+        )
 
 
 def _repeated(

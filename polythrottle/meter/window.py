@@ -21,7 +21,8 @@ from polythrottle.sensors import EXACT, Sensor, Student, half_width
 
 _SHARE_OF_STEP, _LOOKS, _GROWTH = 8.0, 40.0, 1.06
 _BATCHES, _BATCHES_QUEUED, _BLOCKS, _EDGES = 10, 5, 10, 10.0
-_ROUNDING = 1e-9
+_ROUNDING, _SINGLE = 1e-9, 0.95
+"""A single query lies below a percentile of so large a share with 95 % probability, which bounds it from below."""
 _TIMES = {"ttft": "first_s", "tpot": "per_token_s"}
 _OWED = {"first_s": 1, "per_token_s": 2}
 """How many tokens an answer has at least that should tell a time."""
@@ -118,9 +119,11 @@ class Watched:
         if self.looked_s < LATENCY_CYCLES * cycle_s:
             return None
         batches = _BATCHES if self.arrivals.closed else _BATCHES_QUEUED
-        if (tail or metric) in SHARES and values.size > 1:
+        if (share := SHARES.get(tail or metric, 0.0)) >= _SINGLE and values.size == 1:
+            return Interval(float(values[0]), math.inf)
+        if share and values.size > 1:
             block = max(values.size // _BLOCKS, math.ceil(values.size * cycle_s / self.looked_s))
-            return percentile_interval(values, SHARES[tail or metric], 0 if self.arrivals.closed else block)
+            return percentile_interval(values, share, 0 if self.arrivals.closed else block)
         return mean_interval(values, batches) if metric == "mean" else None
 
     def values(self, name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -160,15 +160,17 @@ class _Run:
         """Wait for the end and return what went wrong, if anything did."""
         drain = threading.Thread(target=self._drain, daemon=True)
         alarm = threading.Timer(timeout_s, self._give_up)
+        alarm.daemon = True  # whoever is interrupted before it is called off does not wait for it
         drain.start()
-        alarm.start()
         try:
+            alarm.start()
             # Until it is reaped its number, and that of its group, cannot be given to another process.
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
             self.ended_s = time.perf_counter()
         finally:
             alarm.cancel()
-            alarm.join()
+            if alarm.ident is not None:
+                alarm.join()
             self._kill_group()
             code = self._process.wait()
             self._over.set()

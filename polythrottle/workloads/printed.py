@@ -18,11 +18,14 @@ from polythrottle.errors import InvalidInput, TrialError
 from polythrottle.units import parse_quantity
 
 FORMS = '12.5ms, or {"latency_s": 0.0125}, on a line of its own'
-_QUANTITY = re.compile(r"([+-]?[\d.]+(?:[eE][+-]?\d+)?)\s*(s|ms|us|µs|μs|min|h)")
+_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(s|ms|us|µs|μs|min|h)")
 _NUMBER = r"[+-]?(?:\d+(?:[.,]\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 _TIME = rf"{_NUMBER}\s*(?:[mnuµμ]?s|[mnuµμ]?secs?|min|h|(?:milli|micro|nano)?seconds?)?"
-_NEAR = re.compile(rf"(?:[\w ]*latency\w*\s*[:=]?\s*)?{_TIME}|\{{\s*\"[^\"]*latency.*", re.IGNORECASE)
-_LONGEST_LINE, _SHOWN = 4096, 60
+_OBJECT = r'[\[{].*"[^"]*latency[^"]*"\s*:.*'
+_NEAR = re.compile(
+    rf"(?:[\w ]*latency\w*\s*[:=]?\s*)?{_TIME}|\d[\d.]*\s*[mnuµμ]?s|{_OBJECT}", re.IGNORECASE | re.DOTALL
+)
+_LONGEST_LINE, _LOOKED_AT, _SHOWN, _LEAST_S = 4096, 256, 60, 1e-9
 _MOST, _MOST_ITEMS = 100_000, 1_000_000
 
 
@@ -80,8 +83,8 @@ class Printed:
         if found is not None:
             self.latencies.append(found)
             self.step_s = min(self.step_s, _step_s(text, found[0]))
-        elif not self.near and len(text) <= _SHOWN and _NEAR.fullmatch(text):
-            self.near = text
+        elif not self.near and any(_NEAR.fullmatch(part.strip()) for part in text[:_LOOKED_AT].split("\r")):
+            self.near = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _latency(text: str) -> tuple[float, int | None] | None:
@@ -100,6 +103,8 @@ def _latency(text: str) -> tuple[float, int | None] | None:
         said: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError):
         raise InvalidInput(f"{text[:60]!r} is no JSON object") from None
+    if "latency_s" not in said:
+        return None
     return _possible(text, said.get("latency_s"), said.get("items"))
 
 
@@ -114,6 +119,8 @@ def _possible(text: str, latency_s: Any, items: Any) -> tuple[float, int | None]
     number = isinstance(latency_s, int | float) and not isinstance(latency_s, bool)
     if not (number and 0 < latency_s <= sys.float_info.max):
         raise InvalidInput(f"{text[:60]!r} is no time above zero")
+    if latency_s < _LEAST_S:
+        raise InvalidInput(f"{text[:60]!r} is less than a nanosecond")
     if items is not None and (type(items) is not int or not 0 < items <= _MOST_ITEMS):
         raise InvalidInput(f"{text[:60]!r} has items that are no whole number from 1 to {_MOST_ITEMS:,}")
     return float(latency_s), items
