@@ -214,6 +214,18 @@ def test_a_few_late_requests_at_the_start_are_no_p99_of_a_minute() -> None:
     assert (lately.p99_s, lately.p99_least_s) == (0.2, 0.0), "of an instant nothing is certain"
 
 
+@pytest.mark.parametrize("count", [LEAST, LEAST + 1, 99, 101, 250])
+def test_what_a_p99_comes_to_at_least_is_known_at_any_moment(count: int) -> None:
+    """However much of the window has passed, it is one of the latencies or nothing, and never above the p99."""
+    lately = Lately(60.0)
+    for number in range(count):
+        lately.add(0.01 * number, 0.001 * (number + 1))
+    for tenths in range(30, 590):
+        lately.until(tenths / 10 + 0.037)
+        assert 0.0 <= lately.p99_least_s <= lately.p99_s
+
+
+
 def test_lately_is_bounded() -> None:
     """At most so many requests are remembered, the newest."""
     lately = Lately(60.0, most=50)

@@ -76,9 +76,9 @@ class Lately:
             return None
         passed_s = self._now_s - self._begun_s
         full = count >= self._most or passed_s >= self._window_s
-        whole = count if full else min(self._most, count * self._window_s / max(passed_s, 1e-3))
+        whole = count if full else int(min(self._most, count * self._window_s / max(passed_s, 1e-3)))
         beyond = whole - math.ceil(0.99 * whole)
-        return self._sorted[math.ceil(count - beyond) - 1] if beyond < count else 0.0
+        return self._sorted[count - beyond - 1] if beyond < count else 0.0
 
     @property
     def mean_s(self) -> float | None:
