@@ -56,7 +56,9 @@ WANDERING: Mapping[str, Traffic] = {
     "power wanders over 199 queries": Traffic(held=0.99),
 }
 """Beside those over 9 queries: the variance of a mean of n is that of n over so many independent ones."""
-PARTS = ("energy", "early", "random", "percentiles")
+QUEUES: Mapping[str, int] = {"half busy": 50, "busy 7 of 10": 70, "busy 9 of 10": 90}
+"""Poisson arrivals per second before a server that takes 10 ms."""
+PARTS = ("energy", "early", "random", "percentiles", "queue")
 DRIFT = "drift of 2 %, 100 ms steps"
 
 
@@ -191,6 +193,31 @@ def percentiles(runs: int, queries: int, first: int) -> Iterator[Row]:
         yield from (row(name, label, rows) for name, rows in found.items())
 
 
+def queued(runs: int, queries: int, first: int) -> Iterator[Row]:
+    """Yield a row for each percentile before a server that is busy so much; naive is the bare figure."""
+    for label, rate_per_s in QUEUES.items():
+        arrivals, truths = Arrivals.parse(f"poisson:{rate_per_s}/s"), waits(rate_per_s)
+        found: dict[str, list[tuple[float, Interval, Interval]]] = {name: [] for name in truths}
+        for number in range(first, first + runs):
+            seed = int(np.random.default_rng([number, 1, zlib.crc32(label.encode())]).integers(2**31))
+            rig, window = Waiting(seed), Window(queries, 0.0, queries, timeout_s=3600.0)
+            measured = measure(rig, rig, OperatingPoint({}), window, arrivals=arrivals, seed=seed, sensor=Sensor())
+            for name, rows in found.items():
+                bare = measured.metric(name) or math.nan
+                rows.append((truths[name], measured.intervals[name], Interval(bare, bare)))
+        yield from (row(name, label, rows) for name, rows in found.items())
+
+
+@cache
+def waits(rate_per_s: float) -> Mapping[str, float]:
+    """Return the percentiles of latency before `Waiting`, from ten million requests (Lindley's recursion)."""
+    rng = np.random.default_rng(13)
+    service_s = 0.01 * np.exp(0.1 * rng.standard_normal(10_000_000))
+    walk = np.concatenate([[0.0], np.cumsum(service_s[:-1] - rng.exponential(1 / rate_per_s, len(service_s) - 1))])
+    latencies_s = walk - np.minimum.accumulate(walk) + service_s
+    return {name: float(np.quantile(latencies_s, SHARES[name])) for name in ("p50", "p95", "p99")}
+
+
 @cache
 def truth_of(traffic: Traffic) -> Mapping[str, float]:
     """Return the percentiles of endless traffic, of a usual query of 1 s: from four million queries."""
@@ -239,6 +266,7 @@ def main(say: Callable[[str], None] = print) -> None:
         "early": early(given.runs, given.first),
         "random": at_random(*asked),
         "percentiles": percentiles(*asked),
+        "queue": queued(*asked),
     }
     for each in chain(*(rows for part, rows in parts.items() if part in given.only)):
         rows.append(each)

@@ -10,6 +10,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, Rend
 from polythrottle.clock import VirtualClock
 from polythrottle.cluster.train.agent import Grouping, Node
 from polythrottle.cluster.train.engine import known_engine
+from polythrottle.cluster.train.pace import FOLDER, Pace, Tally, read_pace
 from polythrottle.cluster.train.reporter import GRACE_S, Reporter
 from polythrottle.cluster.train.running import STILLBORN, Asked, Local
 from polythrottle.cluster.train.wire import GENERATION, ControllerAway, Line
@@ -208,3 +209,55 @@ def test_an_engine_that_is_none_is_refused() -> None:
     assert known_engine("torchrun") == "torchrun"
     with pytest.raises(UnknownName, match="torchrun"):
         known_engine("torchrn")
+
+
+class Beside:
+    """What is said and heard beside a node's beats, as `Steering` does."""
+
+    def __init__(self) -> None:
+        self.heard: list[Mapping[str, Any]] = []
+
+    def words(self) -> dict[str, Any]:
+        """Return something to say."""
+        return {"steering": {"limit_w": 200.0}}
+
+    def heed(self, standing: Mapping[str, Any]) -> None:
+        """Keep what was answered."""
+        self.heard.append(standing)
+
+
+def test_a_beat_says_what_the_node_steers_and_hears_what_it_is_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each beat; when the controller is away nothing is heard, and it goes on."""
+    said: list[dict[str, Any]] = []
+    line, beside = scripted(standing(cap=[200.0, 1.1, 190.0]), ControllerAway("away"), standing()), Beside()
+    held = Grouping(line, Node("a", Path("script.py")), [].append, VirtualClock(), beside)  # type: ignore[arg-type]
+    ask = line.ask
+    object.__setattr__(line, "ask", lambda verb, **words: said.append(words) or ask(verb, **words))
+    waits = iter([False, False, False, True])
+    monkeypatch.setattr(held._ended, "wait", lambda beat_s: next(waits))
+    held._beat_on()
+    assert [words["steering"] for words in said] == [{"limit_w": 200.0}] * 3
+    assert [each.get("cap") for each in beside.heard] == [[200.0, 1.1, 190.0], None]
+
+
+def test_a_worker_shows_its_pace_to_its_nodes_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder the agent gave it, and nowhere without one or before there is a pace."""
+    pace = Pace(1, "Net-b8", 8, 16, 10, Tally(1, 1.0))
+    Reporter(None, "a", 0, 1, lambda: None, pace=lambda: pace)._show_pace()
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    Reporter(None, "a", 0, 1, lambda: None)._show_pace()
+    assert read_pace(tmp_path) is None
+    Reporter(None, "a", 0, 1, lambda: None, pace=lambda: pace)._show_pace()
+    assert read_pace(tmp_path) == pace
+
+
+def test_a_node_that_no_controller_answers_says_once_that_it_asks_again() -> None:
+    """It is not silent for as long as it waits."""
+    told: list[str] = []
+    line = scripted(ControllerAway("nobody at 127.0.0.1:1"), ControllerAway("nobody"), InvalidInput("not you"))
+    held = Grouping(line, Node("a", Path("script.py")), told.append, VirtualClock())
+    line.answers[2:] = [standing(rank=None)]
+    held.start()
+    held.shutdown()
+    assert told[0] == "nobody at 127.0.0.1:1; asking again for 120 s"
+    assert sum("asking again" in text for text in told) == 1

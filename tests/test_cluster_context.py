@@ -165,3 +165,29 @@ def test_the_example_changes_five_lines() -> None:
     assert len(written) == 5
     for line in written:
         assert any(line == each.strip() for each in text.split('"""')[2].splitlines())
+
+
+def test_a_worker_says_how_fast_it_is_and_what_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps, samples of each, what is left, and a name for the network that no other share has."""
+    model, optimiser, dataset = parts()
+    with Context(model, optimiser, dataset, batch=8, epochs=3) as training:
+        assert training._pace() is not None
+        for x, y in training.batches():
+            training.step(torch.nn.functional.mse_loss(training.model(x), y))
+            if training.place.step == 7:
+                break
+        found = training._pace()
+        assert found is not None
+        assert (found.tally.steps, found.cold.steps, found.share, found.batch, found.left) == (7, 5, 8, 8, 8)
+        assert found.network.startswith("Sequential-")
+        assert found.network.endswith("-b8")
+        assert 0 < found.tally.data_s < found.tally.step_s
+        assert found.tally.peers_s == 0.0
+    assert Context(model, optimiser, dataset)._pace() is None
+
+
+def test_batches_outside_the_context_are_refused() -> None:
+    """With what to write instead."""
+    model, optimiser, dataset = parts()
+    with pytest.raises(InvalidInput, match="with Context"):
+        next(Context(model, optimiser, dataset, batch=8).batches())

@@ -12,9 +12,10 @@ import pytest
 from polythrottle.clock import VirtualClock
 from polythrottle.cluster.store import Holding, Store
 from polythrottle.cluster.train.account import EVENTS, Journal, Progress, read_events
-from polythrottle.cluster.train.controller import Controller, Job, Serving, announce
+from polythrottle.cluster.train.controller import Controller, Job
 from polythrottle.cluster.train.membership import Phase, Rules
 from polythrottle.cluster.train.running import Asked, job_folder, node_counts, status_of
+from polythrottle.cluster.train.serving import Serving, announce
 from polythrottle.cluster.train.torchrun import job_line
 from polythrottle.cluster.train.wire import ControllerAway, Line, is_loopback, parse_address, read_token
 from polythrottle.errors import BadFile, InvalidInput, StorageError
@@ -129,6 +130,9 @@ def test_the_hazard_is_the_given_one_or_estimated_with_its_evidence(tmp_path: Pa
         ("join", {"node": "a", "address": 7}),
         ("report", {"generation": "x"}),
         ("report", {"generation": 0, "records": [{"event": "lost"}]}),
+        ("report", {"generation": 0, "records": [{"event": "restarted"}]}),
+        ("fault", {"node": "a", "exit_code": "x"}),
+        ("fault", {"exit_code": 1}),
         ("notice", {"node": "a", "kind": "preempt", "left_s": float("inf")}),
     ],
 )
@@ -262,6 +266,53 @@ def test_nobody_there_is_told_from_a_refusal() -> None:
         Line("127.0.0.1", 1, timeout_s=1.0).ask("status")
 
 
+def test_a_controller_elsewhere_numbers_on_after_the_checkpoints(
+    tmp_path: Path, opened: Callable[..., Controller]
+) -> None:
+    """Without the job's folder it would begin at 1, and its checkpoints would be older than those that are there."""
+    held = opened(a_job(tmp_path), VirtualClock())
+    held.begin(7)
+    held.answer("join", {"node": "a", "address": AT})
+    held.answer("ready", {"node": "a", "address": AT})
+    assert held.answer("beat", {"node": "a"})["generation"] == 8
+    held.close()
+    again = opened(a_job(tmp_path), VirtualClock())
+    again.begin(8)
+    assert (again.membership.generation, again.membership.members) == (8, ("a",)), "whom it knows trains on"
+
+
+def test_a_workers_failure_is_kept_and_named_when_the_job_fails(
+    tmp_path: Path, opened: Callable[..., Controller]
+) -> None:
+    """With its code and last words; a job that is given up for another reason does not blame it."""
+    held = opened(a_job(tmp_path), VirtualClock())
+    for _ in range(3):
+        held.answer("join", {"node": "a", "address": AT}) if not held.membership.nodes else None
+        held.answer("ready", {"node": "a", "address": AT, "failed": held.membership.generation > 0})
+        held.answer("fault", {"node": "a", "exit_code": 1, "said": ["ValueError: bad"]})
+    held.answer("ready", {"node": "a", "address": AT, "failed": True})
+    found = held.status()
+    assert found["phase"] == "failed"
+    assert found["reason"].endswith("the last, on a: a worker ended with code 1: ValueError: bad")
+    assert "ValueError" not in held.answer("beat", {"node": "a"})["reason"], "each node would say it again"
+    assert (found["members"], found["last_members"], found["chief"]) == ([], ["a"], None)
+    assert (found["faults"], found["newest_fault"]["said"]) == (3, ["ValueError: bad"])
+    other = opened(a_job(tmp_path / "other"), VirtualClock())
+    other.answer("fault", {"node": "a", "exit_code": 1})
+    other.give_up("the store was taken")
+    assert other.status()["reason"] == "the store was taken"
+
+
+def test_successors_are_told_to_the_controller(tmp_path: Path, opened: Callable[..., Controller]) -> None:
+    """Who rents nodes says whom it asked for; status shows what it came to."""
+    held = opened(a_job(tmp_path), VirtualClock())
+    held.answer("succession", {"done": False, "order": "1", "successor": "2", "left_s": 60.0})
+    held.answer("succession", {"done": True, "order": "1", "successor": "2", "overlap_s": 2.5, "interruption_s": 0.0})
+    assert held.status()["successors"] == {"asked": 1, "done": 1, "overlap_s": 2.5, "interruption_s": 0.0}
+    with pytest.raises(InvalidInput):
+        held.answer("succession", {"done": True, "order": "1"})
+
+
 def test_a_job_is_given_up_with_its_reason(tmp_path: Path, opened: Callable[..., Controller]) -> None:
     """Nodes hear that it has failed, and why."""
     held = opened(a_job(tmp_path), VirtualClock())
@@ -296,3 +347,37 @@ def test_nodes_and_jobs_are_named_as_they_can_be(tmp_path: Path) -> None:
         Asked("x", "3:2").as_job()
     with pytest.raises(InvalidInput, match="share"):
         Asked("x", overhead=2.0).as_job()
+
+
+def test_a_lost_node_is_neither_member_nor_chief_and_nobodys_speed_is_shown(
+    tmp_path: Path, opened: Callable[..., Controller]
+) -> None:
+    """Status says who was lost and for how many nodes the job waits; a former generation's speed is not this one's."""
+    clock = VirtualClock()
+    held = opened(Job("job", tmp_path, Rules(2, 2), f"file://{tmp_path}/store"), clock)
+    assert held.status()["waits_for"] == 2
+    for name in "ab":
+        held.answer("join", {"node": name, "address": AT})
+    for name in "ab":
+        held.answer("ready", {"node": name, "address": AT})
+    held._overseer.document = lambda: {"measured_steps_per_s": 9.0, "reason": None, "tried": []}  # type: ignore[method-assign]
+    found = held.status()
+    assert (found["members"], found["chief"], found["waits_for"]) == (["a", "b"], "a", 0)
+    assert found["speed"]["measured_steps_per_s"] == 9.0
+    clock.sleep(2.0)
+    held.answer("beat", {"node": "b"})
+    clock.sleep(2.0)
+    held.tick()
+    found = held.status()
+    assert (found["phase"], found["members"], found["chief"], found["gone"]) == (
+        "regrouping",
+        ["b"],
+        None,
+        {"a": "lost"},
+    )
+    assert (found["waits_for"], found["speed"]["measured_steps_per_s"]) == (1, None)
+    assert "no generation trains" in found["speed"]["reason"]
+    clock.sleep(4.0)
+    held.tick()
+    found = held.status()
+    assert (found["members"], found["gone"], found["waits_for"]) == ([], {"a": "lost", "b": "lost"}, 2)

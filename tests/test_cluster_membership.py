@@ -204,3 +204,56 @@ def test_rules_refuse_what_cannot_be() -> None:
         Rules(3, 2)
     with pytest.raises(InvalidInput, match="beat"):
         Rules(1, 2, beat_s=0.0)
+
+
+def test_a_node_that_was_told_to_go_may_be_let_in_again() -> None:
+    """It waits outside, and the next generation has it; one that is gone stays gone."""
+    held = gathered("ab", Rules(1, 2))
+    held.tick(0.0)
+    held.stepped(1)
+    held.drain("b", "it is slow")
+    for name in "ab":
+        held.ready(name, AT, 1.0)
+    assert "formed" in happenings(held, 1.0)
+    assert held.members == ("a",)
+    held.stepped(2)
+    assert held.phase is Phase.TRAINING
+    held.readmit("b")
+    held.readmit("nobody")
+    assert held.phase is Phase.REGROUPING
+    held.ready("a", AT, 2.0)
+    assert "formed" in happenings(held, 2.0)
+    assert held.members == ("a", "b")
+
+
+def test_who_is_gone_is_no_longer_present_and_it_is_known_how_many_must_come() -> None:
+    """A lost or left member is told apart until the next generation; one that comes back is gone no more."""
+    held = gathered("ab", Rules(2, 2))
+    assert Membership(Rules(2, 2)).wanting == 2
+    held.tick(0.0)
+    assert (held.present, held.gone, held.wanting) == (("a", "b"), {}, 0)
+    held.beat("b", 3.0)
+    held.tick(3.5)
+    assert (held.members, held.present, held.gone) == (("a", "b"), ("b",), {"a": Happening.LOST})
+    assert held.wanting == 1
+    held.leave("b", "told to")
+    assert (held.present, held.gone["b"], held.wanting) == ((), Happening.LEFT, 2)
+    for name in "ab":
+        held.join(name, AT, 4.0)
+        held.ready(name, AT, 4.0)
+    assert (held.gone, held.wanting) == ({}, 0)
+    assert happenings(held, 4.0)[-1] == "formed"
+    assert (held.present, held.gone) == (("a", "b"), {})
+
+
+def test_a_controller_that_begins_again_knows_who_was_gone() -> None:
+    """Its events tell how each member went."""
+    events = [
+        {"event": "lost", "generation": 0, "node": "z"},
+        {"event": "formed", "generation": 1, "members": ["a", "b", "c"]},
+        {"event": "lost", "generation": 1, "node": "a"},
+        {"event": "left", "generation": 1, "node": "b"},
+        {"event": "lost", "generation": 1, "node": "a newcomer"},
+    ]
+    held = restored(Rules(), events, 0.0)
+    assert (held.gone, held.present) == ({"a": Happening.LOST, "b": Happening.LEFT}, ("c",))

@@ -12,7 +12,7 @@ from polythrottle.clock import VirtualClock
 from polythrottle.cluster.fleet.exploring import Exploring
 from polythrottle.cluster.fleet.knowledge import Knowledge, Look, Told
 from polythrottle.cluster.fleet.newcomer import Next
-from polythrottle.cluster.fleet.node import KNOB, SteeredNode, window
+from polythrottle.cluster.fleet.node import KNOB, SteeredNode, Steps, window
 from polythrottle.cluster.lifetime import KEPT, Steady
 from polythrottle.cluster.machine import Cap
 from polythrottle.daemon.boards import ActuatorBoard, LocalBoard
@@ -109,6 +109,26 @@ def test_a_newcomer_verifies_what_the_fleet_knows_and_keeps_it() -> None:
     ]
     node.release()
     assert gpu.limit_w is None
+
+
+def test_the_power_beside_a_cap_is_that_under_the_cap() -> None:
+    """Unknown from the change to the end of the first window under it, when it is set and when it is taken back."""
+    gpu = Gpu()
+    node = SteeredNode("n", gpu, KNOWN, CAP, steps=10)
+    seen = []
+    for _ in range(8):
+        trained(node, gpu, 1)
+        seen.append((node.limit_w, node.power_w))
+    default, capped = (None, pytest.approx(220.0)), (200.0, pytest.approx(184.0))
+    assert seen == [(None, None), default, default, (200.0, None), capped, capped, capped, capped]
+    node.want(None)
+    trained(node, gpu, 1)
+    assert (node.limit_w, node.power_w) == (None, None)
+    trained(node, gpu, 1)
+    assert node.power_w == pytest.approx(220.0)
+    gpu.fails = DeviceError("gone")
+    trained(node, gpu, 1)
+    assert (node.limit_w, node.power_w) == (None, None)
 
 
 def test_where_the_fleet_knows_nothing_a_node_learns_while_it_pays() -> None:
@@ -231,3 +251,59 @@ def test_a_node_behind_an_actuator_is_told_what_its_board_does_not_have(tmp_path
         assert node.verdict.next is Next.REFUSED
         assert KNOB in node.verdict.reason
         node.release()
+
+
+def test_steps_with_their_own_time_leave_waiting_for_others_out() -> None:
+    """Half of each second is waited: the step took 0.5 s, and power × time is still what a step costs."""
+    found = window(None, reading(1.0, 5.0), reading(3.0, 405.0), Steps(2, 2.0, 1.0))
+    assert found is not None
+    assert (found.step_s, found.power_w, found.steps) == (0.5, 400.0, 2)
+    assert found.step_s * found.power_w == 400.0 / 2
+    assert window(None, reading(1.0, 5.0), reading(3.0, 405.0), Steps(2, 2.0, 0.0)) is None
+
+
+def test_a_node_that_rests_is_as_found_and_takes_up_where_it_was() -> None:
+    """The window that was begun is forgotten; what was learnt is not, and the same cap is set again."""
+    gpu = Gpu()
+    node = SteeredNode("n", gpu, KNOWN, CAP, steps=10)
+    trained(node, gpu, 9)
+    assert node.limit_w == 200.0
+    known = len(node.windows)
+    node.rest()
+    assert (gpu.limit_w, node.limit_w, len(node.windows)) == (None, None, known)
+    assert trained(node, gpu, 2)[-1] is Next.KEPT
+    assert gpu.limit_w == 200.0
+
+
+def test_a_long_window_does_not_cost_the_lease() -> None:
+    """It is renewed between; where that fails, that is trouble and the window says nothing."""
+    gpu = Gpu()
+    node = SteeredNode("n", gpu, KNOWN, CAP, steps=10)
+    node.renew()
+    assert gpu.taken == 0
+    trained(node, gpu, 1)
+    node.renew()
+    assert gpu.taken == 2
+    gpu.fails = DeviceError("the lease is over")
+    node.renew()
+    assert (node.trouble, node.limit_w) == ("the lease is over", None)
+
+
+def test_a_node_whose_cap_is_planned_does_not_hold_its_own_best_look() -> None:
+    """It has looked at 200 W, and waits at its default for what the group needs."""
+    gpu = Gpu(slowdown=1.02)
+    exploring = Exploring((200.0,), KEPT, 86400.0)
+    node = SteeredNode("n", gpu, Knowledge("V100", "resnet50"), None, steps=10, exploring=exploring, paced=True)
+    found = trained(node, gpu, 12)
+    assert (Next.EXPLORING in found, Next.KEPT in found, gpu.limit_w) == (True, False, None)
+    node.want(Cap(None, 1.0, 220.0))
+    assert trained(node, gpu, 1) == [Next.DEFAULT]
+
+
+def test_a_node_that_trains_for_weeks_keeps_its_newest_windows() -> None:
+    """No more than an hour's worth of each limit; what was verified stays verified."""
+    gpu = Gpu()
+    node = SteeredNode("n", gpu, KNOWN, CAP, steps=10)
+    assert trained(node, gpu, 400)[-1] is Next.KEPT
+    assert len([each for each in node.windows if each.limit_w == 200.0]) == 60
+    assert len(node.windows) < 70

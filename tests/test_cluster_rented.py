@@ -10,7 +10,9 @@ import pytest
 from polythrottle.cli.cluster_rented import Where
 from polythrottle.clock import VirtualClock
 from polythrottle.cluster.provision.provider import Order, Rented, Stage
+from polythrottle.cluster.provision.simulated import SimulatedProvider
 from polythrottle.cluster.provision.slurm import SlurmProvider
+from polythrottle.cluster.provision.succession import Successions
 from polythrottle.cluster.train.rented import MOST_ORDERS, RentedNodes
 from polythrottle.cluster.train.torchrun import Plan
 from polythrottle.errors import ClaimFailed, DeviceError, InvalidInput, UnknownName
@@ -126,6 +128,70 @@ def test_nodes_that_end_with_the_training_are_not_ordered_again() -> None:
     landlord = Landlord([Stage.RUNNING, Stage.RUNNING, Stage.ENDED])
     RentedNodes(engine, 1, clock=clock).run(lambda: landlord, lambda event: None, lambda line: None, engine.ended)
     assert landlord.requested == 1
+
+
+class Coarse(VirtualClock):
+    """A clock that takes no smaller steps than two seconds: hours pass faster."""
+
+    def sleep(self, duration_s: float) -> None:
+        """Move on by two seconds at least."""
+        super().sleep(max(2.0, duration_s))
+
+
+class Joining(Engine):
+    """A controller whose job's nodes join as soon as the simulated provider has started them."""
+
+    def __init__(self, clock: VirtualClock, end_s: float, provider: SimulatedProvider) -> None:
+        super().__init__(clock, end_s)
+        self._provider, self._told, self._written = provider, set[str](), list[dict[str, Any]]()
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return who has joined, each at a first step."""
+        for rented in self._provider.seen().values():
+            if rented.stage is Stage.RUNNING and rented.node not in self._told:
+                self._told.add(rented.node)
+                self._written += [{"event": "joined", "node": rented.node}, {"event": "first step"}]
+        return self._written
+
+
+def spent(late: float | None, seed: int) -> tuple[float, float, list[Mapping[str, Any]]]:
+    """Return machine-seconds short of two and beyond two, over 8 hours of orders of an hour, and what was noted."""
+    clock, noted = Coarse(), list[Mapping[str, Any]]()
+    provider = SimulatedProvider(clock, startup_s=300.0, scatter=0.5, limit_s=3600.0, seed=seed)
+    engine, follow = Joining(clock, 8 * 3600.0, provider), None if late is None else Successions(late)
+    times_s, last_s = {"short": 0.0, "beyond": 0.0}, 0.0
+
+    def ended() -> int | None:
+        nonlocal last_s
+        there = sum(rented.stage is Stage.RUNNING for rented in provider.seen().values())
+        span_s, last_s = clock.now() - last_s, clock.now()
+        if clock.now() > 1800:  # the first orders have no predecessors
+            times_s["short"] += span_s * max(0, 2 - there)
+            times_s["beyond"] += span_s * max(0, there - 2)
+        return engine.ended()
+
+    rented = RentedNodes(engine, 2, clock=clock, successions=follow, note=noted.append)
+    assert rented.run(lambda: provider, lambda event: None, lambda line: None, ended) == 0
+    assert engine.stopped == 1
+    return times_s["short"], times_s["beyond"], noted
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_successors_shorten_interruptions_for_a_little_overlap(seed: int) -> None:
+    """Simulated: orders that end after an hour are followed in time; asking sooner costs overlap and saves waiting."""
+    without_s, nothing_s, _ = spent(None, seed)
+    even_s, beside_s, noted = spent(0.5, seed)
+    urgent_s, more_s, _ = spent(0.05, seed)
+    assert nothing_s == 0
+    assert even_s < 0.5 * without_s
+    assert urgent_s < even_s
+    assert beside_s < 0.1 * without_s, "a predecessor goes as soon as its successor has joined"
+    assert more_s < 0.1 * without_s
+    done = [each for each in noted if each["done"]]
+    assert len(done) >= 10
+    assert sum(each["interruption_s"] for each in done) == pytest.approx(even_s, rel=0.2, abs=60)
+    assert sum(each["overlap_s"] for each in done) == pytest.approx(beside_s, abs=4 * len(done))
+    assert {each["order"] for each in done} <= {each["order"] for each in noted if not each["done"]}
 
 
 def test_where_nodes_come_from_is_checked_first() -> None:

@@ -1,14 +1,16 @@
 """A plan as a SkyPilot task file."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
 from planning_builders import V100, offer, work
 
+from polythrottle.cli.commands import run
 from polythrottle.cluster.machine import MachineType, Market
 from polythrottle.cluster.plan.offer import Option, options
-from polythrottle.cluster.provision.skypilot import task_text
+from polythrottle.cluster.provision.skypilot import Training, task_text, training_text
 from polythrottle.errors import InvalidInput
 
 
@@ -46,6 +48,69 @@ def test_the_cloud_is_read_from_the_name() -> None:
     found = yaml.safe_load(task_text(option(machine=replace(V100, name="gcp-v100")), "x"))
     assert found["resources"]["infra"] == "gcp"
     assert found["resources"]["job_recovery"] == "EAGER_NEXT_REGION"
+
+
+def test_a_training_names_its_controller_by_the_first_node() -> None:
+    """All nodes join there with the secret token; the first one is the controller too, and spot is asked for."""
+    serving, joining = ("--nodes", "2:4", "--job", "j"), ("--notice", "aws")
+    found = yaml.safe_load(
+        training_text(Training("My job", 4, "V100:1", "s3://b/j", serving, joining, "t.py", ["a b"]))
+    )
+    assert (found["name"], found["num_nodes"], found["workdir"]) == ("my-job", 4, ".")
+    assert found["resources"] == {"accelerators": "V100:1", "use_spot": True, "job_recovery": "EAGER_NEXT_REGION"}
+    assert found["secrets"] == {"POLYTHROTTLE_TOKEN": None}
+    assert found["setup"].split()[-1] == "s3fs"
+    assert "--serve $at --store s3://b/j --nodes 2:4 --job j &" in found["run"]
+    assert found["run"].count("--join $at") == 1
+    assert "--notice aws t.py -- 'a b'" in found["run"]
+    assert (
+        "accelerators" not in yaml.safe_load(training_text(Training("x", 1, "", "gs://b", (), (), "t.py")))["resources"]
+    )
+
+
+@pytest.mark.parametrize("name", ["V100:0", "V100: evil", "a b", "V100:1:2"])
+def test_accelerators_that_could_not_be_are_refused(name: str) -> None:
+    """Nothing but a name and a number goes into the file."""
+    with pytest.raises(InvalidInput, match="V100:1"):
+        Training("x", 1, name, "gs://b", (), (), "t.py")
+
+
+def test_a_training_is_written_for_skypilot_and_not_begun(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file, and the line that launches it; nothing else happens."""
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    words = ["--on", "skypilot:V100:1", "--store", "s3://b/j", "--nodes", "2:4"]
+    assert run(["cluster", "train", "train.py", *words, "--write", "task.yaml", "--", "--width", "5"]) == 0
+    said = capfd.readouterr().err
+    assert "sky jobs launch --secret POLYTHROTTLE_TOKEN=" in said
+    found = yaml.safe_load((tmp_path / "task.yaml").read_text())
+    assert "train.py -- --width 5" in found["run"]
+    assert found["run"].count("--store s3://b/j") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["--on", "skypilot", "--store", "s3://b/j"], 2, "--write FILE"),
+        (["--on", "skypilot", "--write", "t.yaml"], 2, "bucket"),
+        (["--on", "skypilot", "--write", "t.yaml", "--store", "/tmp/x"], 2, "bucket"),
+        (["--on", "slurm", "--write", "t.yaml"], 2, "--on skypilot"),
+        (["--on", "skypilt", "--write", "t.yaml"], 2, "--on skypilot"),
+        (["--on", "moon"], 3, "skypilot, slurm"),
+    ],
+)
+def test_what_skypilot_could_not_run_is_one_line(
+    words: list[str], code: int, text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No file is written."""
+    (tmp_path / "train.py").touch()
+    assert run(["cluster", "train", str(tmp_path / "train.py"), *words]) == code
+    said = capfd.readouterr().err.strip()
+    assert text in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "t.yaml").exists()
 
 
 def test_nothing_in_a_command_or_a_name_breaks_the_file() -> None:

@@ -5,17 +5,14 @@ from random import Random
 
 import pytest
 
-from polythrottle.cluster.lifetime import KEPT, Observed, Steady
 from polythrottle.cluster.provision.successor import (
     Stakes,
     WaitModel,
     Waits,
     expected_usd,
     lead_s,
-    mirage,
     read_waits,
     stakes_of,
-    submit_for,
     submit_now,
 )
 from polythrottle.errors import BadFile, InvalidInput
@@ -43,8 +40,6 @@ def test_it_is_asked_as_soon_as_the_lead_is_reached() -> None:
 
 def test_the_costs_ratio_beats_the_mean_where_waits_scatter() -> None:
     """Mirage's plain rule asks at the mean wait, which costs more than the quantile where being late is dear."""
-    assert mirage(WAITS.mean_s, WAITS)
-    assert not mirage(WAITS.mean_s + 1, WAITS)
     assert expected_usd(lead_s(WAITS, URGENT), WAITS, URGENT) < 0.6 * expected_usd(WAITS.mean_s, WAITS, URGENT)
 
 
@@ -54,16 +49,6 @@ def test_energy_makes_overlap_dearer() -> None:
     assert lead_s(WAITS, priced) < lead_s(WAITS, free)
     assert stakes_of(1.0, 0, 0, machines=4).tolerable == pytest.approx(0.2)
     assert stakes_of(1.0, 0, 0, progress_usd_per_h=1.0).tolerable == pytest.approx(0.5)
-
-
-def test_a_machine_near_its_end_is_replaced_and_a_safe_one_is_not() -> None:
-    """Where all are stopped at 24 h the successor is asked for shortly before; a kept machine needs none."""
-    day = Observed((0.0, 86_000.0, 86_400.0), (1.0, 0.9, 0.0))
-    assert submit_for(day, 86_000, WAITS, URGENT)
-    assert not submit_for(day, 40_000, WAITS, URGENT)
-    assert not submit_for(KEPT, 0, WAITS, URGENT)
-    assert not submit_for(Steady(0.1), 0, WAITS, EVEN)
-    assert submit_for(day, 90_000, WAITS, EVEN)
 
 
 def test_waits_are_regressed_on_what_is_seen_of_the_queue() -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from polythrottle.cli.cluster_train import _outcome, _say_event, _slurms_name, print_status
 from polythrottle.cli.commands import run
 from polythrottle.cluster.train.account import Journal
-from polythrottle.cluster.train.running import job_folder
+from polythrottle.cluster.train.running import Asked, job_folder, status_of
+from polythrottle.errors import ClaimFailed
 
 
 @pytest.fixture
@@ -39,6 +41,16 @@ def script(tmp_path: Path) -> str:
         (["--serve", "127.0.0.1:0", "--job", "x", "--token-file", "missing"], 4, "cannot be read"),
         (["--join", "127.0.0.1:1", "SCRIPT", "--notice", "gcp"], 3, "source of notices"),
         (["--join", "nowhere", "SCRIPT"], 2, "HOST:PORT"),
+        (["SCRIPT", "--notice", "foo"], 3, "source of notices"),
+        (["SCRIPT", "--notice", "aws:x"], 3, "source of notices"),
+        (["SCRIPT", "--notice", "file"], 3, "source of notices"),
+        (["SCRIPT", "--notice", "signal:XYZ"], 2, "signal:USR1"),
+        (["SCRIPT", "--notice", "slurm", "--notice", "slurm"], 2, "once"),
+        (["SCRIPT", "--on", "slurm", "--notice", "foo"], 3, "source of notices"),
+        (["SCRIPT", "--successors", "200%"], 2, "--successors is for --on slurm"),
+        (["SCRIPT", "--sbatch=--gres=gpu:1"], 2, "--sbatch is for --on slurm"),
+        (["SCRIPT", "--on", "slurm", "--successors", "soon"], 2, "share"),
+        (["SCRIPT", "--on", "slurm", "--successors", "100%"], 2, "below 100 %"),
     ],
 )
 def test_wrong_words_are_one_line_and_the_code_of_their_class(
@@ -94,4 +106,103 @@ def test_status_shows_generation_members_step_checkpoints_and_losses(capfd: pyte
 def test_status_of_no_job_is_one_line(words: list[str], code: int, capfd: pytest.CaptureFixture[str]) -> None:
     """None at all, or none of the name."""
     assert run(["cluster", "status", *words]) == code
-    assert len(capfd.readouterr().err.strip().splitlines()) == 1
+    said = capfd.readouterr().err.strip()
+    assert len(said.splitlines()) == 1
+    assert words or "there is no job yet; start one with polythrottle cluster train" in said
+
+
+def test_a_finished_job_has_no_members_any_more(capfd: pytest.CaptureFixture[str]) -> None:
+    """Who made up its last generation is told apart from who trains now."""
+    journal = Journal(job_folder("job"))
+    journal.append({"event": "formed", "generation": 1, "members": ["a", "b"], "chief": "a", "at_s": 0.5})
+    journal.append({"event": "finished", "generation": 1, "node": "a", "at_s": 9.0})
+    journal.close()
+    assert run(["cluster", "status", "job", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["phase"], found["members"], found["chief"]) == ("finished", [], None)
+    assert found["last_members"] == ["a", "b"]
+    assert run(["cluster", "status", "job"]) == 0
+    assert "none any more; the last were a, b" in capfd.readouterr().out
+
+
+def test_what_went_wrong_and_what_was_done_ahead_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    """A worker's signal with its last words, restarts of the controller, successors with what they came to."""
+    written("job")
+    journal = Journal(job_folder("job"))
+    fault = {"node": "a", "reason": "SIGKILL ended a worker", "signal": "SIGKILL", "exit_code": None}
+    journal.append({"event": "restarted", "generation": 2, "away_s": 3.0, "at_s": 20.0})
+    journal.append({"event": "fault", "generation": 2, "said": ["loading", "x" * 200], "at_s": 21.0, **fault})
+    journal.append({"event": "successor", "generation": 2, "order": "1", "successor": "2", "at_s": 22.0})
+    done = {"order": "1", "successor": "2", "overlap_s": 2.5, "interruption_s": 0.0}
+    journal.append({"event": "succession", "generation": 2, "at_s": 23.0, **done})
+    journal.close()
+    assert run(["cluster", "status", "job"]) == 0
+    shown = capfd.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    for text in ("1 of the controller", "a at 21 s, generation 2: SIGKILL ended a worker", "loading", "overlap 2.5 s"):
+        assert text in shown
+
+
+def test_each_order_of_slurms_is_a_node_of_its_own() -> None:
+    """Two jobs on one machine, such as a successor beside its elder, have names of their own."""
+    assert _slurms_name({"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7"}) == "n1-7"
+    assert _slurms_name({"SLURMD_NODENAME": "n1"}) == "n1"
+    assert _slurms_name({}) == ""
+
+
+@pytest.mark.parametrize("code", [0, -15])
+def test_a_job_whose_controller_ended_before_it_was_over_has_not_come_to_its_end(code: int) -> None:
+    """Even where the controller ends well, as one told to stop does: what is kept is said, and how it goes on."""
+    written("job")
+    job = Asked("job").as_job()
+    with pytest.raises(ClaimFailed, match=r"was stopped.*checkpoint of step 9 is kept; go on from it with --job job"):
+        _outcome(code, job)
+    journal = Journal(job.folder)
+    journal.append({"event": "finished", "generation": 2, "node": "a", "at_s": 30.0})
+    journal.close()
+    assert _outcome(0, job)["phase"] == "finished"
+
+
+def test_a_failed_jobs_last_line_has_its_reason_and_the_line_before_has_not(capfd: pytest.CaptureFixture[str]) -> None:
+    """The reason, with the worker's own words, is said in full once."""
+    written("job")
+    record = {"event": "failed", "generation": 2, "reason": "three times; the last: ValueError: bad", "at_s": 30.0}
+    journal = Journal(job_folder("job"))
+    journal.append(record)
+    journal.close()
+    _say_event(record)
+    said = capfd.readouterr().err
+    assert "the job has failed" in said
+    assert "ValueError" not in said
+    with pytest.raises(ClaimFailed, match="ValueError: bad") as failed:
+        _outcome(9, Asked("job").as_job())
+    assert failed.value.exit_code == 9
+
+
+def test_status_says_unknown_where_nobody_counted(capfd: pytest.CaptureFixture[str]) -> None:
+    """A job without events, whose store cannot be asked."""
+    folder = job_folder("job")
+    folder.mkdir(parents=True)
+    document = {"v": 1, "job": "job", "address": "127.0.0.1:1", "pid": 1, "store": "nope://x", "token_file": None}
+    (folder / "job.json").write_text(json.dumps(document))
+    assert run(["cluster", "status", "job"]) == 0
+    shown = dict(line.split(maxsplit=1) for line in capfd.readouterr().out.splitlines() if line[0] != " ")
+    assert (shown["generation"], shown["checkpoints"], shown["losses"]) == ("unknown",) * 3
+    assert shown["newest"].startswith("unknown: the store 'nope://x' cannot be opened")
+
+
+def test_status_names_who_was_lost_what_is_waited_for_and_what_was_taken_up(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A share of no time is unknown; what another training left in the store is told from this job's own work."""
+    written("job")
+    found = status_of(job_folder("job"))
+    found |= {"members": [], "chief": None, "gone": {"a": "lost", "b": "left"}, "waits_for": 1, "phase": "regrouping"}
+    found |= {"taken_up": {"step": 256}, "nothing_left": True}
+    found["newest_checkpoint"]["share"] = None
+    print_status(found)
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "members none; a was lost; b left chief none" in shown
+    assert "waits for 1 node" in shown
+    assert "its share of the time is unknown" in shown
+    assert "step 256 of a training that was in the store before; it was over, nothing was left to do" in shown

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from cluster.ledgers import counted, steps, undone_s
 
@@ -18,7 +20,7 @@ from polythrottle.clock import SystemClock
 from polythrottle.cluster.train.account import read_events
 from polythrottle.cluster.train.checkpoint import FOLDER
 from polythrottle.cluster.train.running import Local, status_of
-from polythrottle.cluster.train.torchrun import Plan, Torchrun
+from polythrottle.cluster.train.torchrun import Plan, Torchrun, descendants
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 SCRIPT = Path(__file__).with_name("elastic_script.py")
@@ -228,8 +230,82 @@ def test_a_script_that_fails_by_itself_is_given_up(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 9
     assert "a mistake of the script" in done.stderr
-    assert "before its first step" in done.stderr
-    assert "cluster status" in done.stderr.splitlines()[-1]
+    last = done.stderr.splitlines()[-1]
+    assert "before its first step" in last
+    assert "code 1: ValueError: a mistake of the script" in last
+    assert "cluster status" in last
+
+
+def worker_of(job: Job, node: str) -> psutil.Process:
+    """Return the worker of a node: it is the one that has opened the ledger."""
+    below = [psutil.Process(pid) for pid in descendants(job.engine.nodes[node].pid)]
+    return next(each for each in below if any(str(job.ledger) in file.path for file in each.open_files()))
+
+
+def test_a_killed_worker_is_named_with_its_signal_and_costs_one_interval(tmp_path: Path) -> None:
+    """As when memory runs out: its node says so, starts it again, and nothing is lost."""
+    job = Job(tmp_path, nodes=1)
+
+    def story() -> Iterator[Callable[[Mapping[str, Any]], bool]]:
+        yield an("checkpoint")
+        worker_of(job, "n1").kill()
+        yield an("fault")
+        yield first_step_on(1)
+        job.hurry()
+
+    job.run(story())
+    fault = status_of(job.folder)["newest_fault"]
+    assert (fault["node"], fault["signal"], fault["exit_code"]) == ("n1", "SIGKILL", None)
+    assert fault["reason"].startswith("SIGKILL ended a worker")
+    job.assert_every_sample_exactly_once()
+
+
+def test_a_signal_to_all_processes_of_a_node_stops_it_in_order(tmp_path: Path) -> None:
+    """As a scheduler sends it: agent, workers and what they were forked from; a checkpoint comes first."""
+    job = Job(tmp_path)
+
+    def story() -> Iterator[Callable[[Mapping[str, Any]], bool]]:
+        yield first_step_on(2)
+        for pid in descendants(job.engine.nodes["n2"].pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        yield lambda event: event["event"] == "left" and event["node"] == "n2"
+        yield first_step_on(1)
+        job.hurry()
+
+    job.run(story())
+    assert not job.events("lost")
+    assert not job.events("fault")
+    assert sum(map(len, steps(job.ledger).values())) == len(counted(steps(job.ledger))), "no step is done again"
+    job.assert_every_sample_exactly_once()
+
+
+def test_workers_end_with_the_agent_that_watched_them(tmp_path: Path) -> None:
+    """The agent alone is killed: its workers and their fork server do not train on by themselves."""
+    job = Job(tmp_path)
+    below: list[psutil.Process] = []
+
+    def story() -> Iterator[Callable[[Mapping[str, Any]], bool]]:
+        yield first_step_on(2)
+        agent = job.engine.nodes["n2"]
+        below.extend(psutil.Process(pid) for pid in descendants(agent.pid) if pid != agent.pid)
+        agent.kill()
+        yield lambda event: event["event"] == "lost" and event["node"] == "n2"
+        yield first_step_on(1)
+        job.hurry()
+
+    job.run(story())
+    assert below
+    assert not psutil.wait_procs(below, timeout=20)[1]
+    job.assert_every_sample_exactly_once()
+
+
+def test_a_script_that_ends_without_a_word_has_ended(tmp_path: Path) -> None:
+    """Leaving by os._exit(0), as some scripts do to be rid of hanging threads, is an end like any other."""
+    script = tmp_path / "script.py"
+    script.write_text("import os\nos._exit(0)\n")
+    command = [sys.executable, "-m", "polythrottle", "cluster", "train", "--nodes", "1", str(script)]
+    assert subprocess.run(command, timeout=100, check=False).returncode == 0
 
 
 def test_thirty_kills_and_joins_lose_and_repeat_nothing(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cluster.slurm_nodes import SlurmNodes
 
+from polythrottle.cluster.train.account import read_events
 from polythrottle.cluster.train.running import status_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("slurm")]
@@ -39,19 +40,24 @@ class Job:
 
     Args:
         folder: Of the test.
+        words: More options.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *words: str) -> None:
         self.folder, self.curve, self.log = folder / "job", folder / "curve.jsonl", folder / "train.log"
         options = ["--on", "slurm", "--nodes", "1:2", "--job-folder", str(self.folder), "--every", "1", "--json"]
         self._log = self.log.open("wb")
-        command = [*TRAIN, str(CURVE), *options, "--", str(self.curve), "0.1"]
+        command = [*TRAIN, str(CURVE), *options, *words, "--", str(self.curve), "0.3"]
         self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
 
     def steps(self) -> list[dict[str, Any]]:
         """Return the steps that were written down so far; a torn last line waits."""
         text = self.curve.read_text() if self.curve.exists() else ""
         return [json.loads(line) for line in text.split("\n")[:-1]]
+
+    def hurry(self) -> None:
+        """Let steps take no longer than they must."""
+        self.curve.with_name("hurry").touch()
 
     def workers(self) -> int:
         """Return how many workers made the newest step."""
@@ -83,6 +89,30 @@ def undisturbed(folder: Path) -> dict[int, float]:
     return {each["step"]: each["loss"] for each in map(json.loads, curve.read_text().splitlines())}
 
 
+def test_a_successor_takes_over_before_the_time_limit(slurm: SlurmNodes, tmp_path: Path) -> None:
+    """Slurm ends each job after a minute: the next is asked for in time, and no step is lost, late or done twice."""
+    job = Job(tmp_path, "--nodes", "1", "--sbatch=--time=1", "--successors", "20%")
+    try:
+        until(lambda: any(each["event"] == "succession" for each in read_events(job.folder)), "taken over", job, 200)
+        job.hurry()
+        assert job.process.wait(100) == 0, job.log.read_text()
+    finally:
+        job.end()
+    events = read_events(job.folder)
+    assert not [event for event in events if event["event"] == "lost"], job.log.read_text()
+    asked, done = ([each for each in events if each["event"] == name] for name in ("successor", "succession"))
+    assert done, job.log.read_text()
+    assert 0 < asked[0]["left_s"] < 60
+    assert [each["interruption_s"] for each in done] == [0.0] * len(done)
+    assert all(each["overlap_s"] < 30 for each in done)
+    found = status_of(job.folder)
+    assert (found["phase"], found["step"], found["losses"]) == ("finished", STEPS, 0)
+    assert found["successors"]["done"] == len(done)
+    assert [name.rpartition("-")[2] for name in found["last_members"]] == [done[-1]["successor"]]
+    assert [each["step"] for each in job.steps()] == list(range(1, STEPS + 1))
+    assert slurm.call("squeue", "-h", "-t", "RUNNING") == ""
+
+
 def test_a_training_shrinks_grows_and_ends_as_if_nothing_had_happened(slurm: SlurmNodes, tmp_path: Path) -> None:
     """A node goes down and returns, then dies with all its processes and returns: the loss curve stays the same."""
     job = Job(tmp_path)
@@ -96,6 +126,7 @@ def test_a_training_shrinks_grows_and_ends_as_if_nothing_had_happened(slurm: Slu
         until(lambda: job.workers() == 1, "one worker after SIGKILL", job)
         slurm.boot("n2")
         until(lambda: job.workers() == 2, "two workers once more", job)
+        job.hurry()
         assert job.process.wait(240) == 0, job.log.read_text()
     finally:
         job.end()

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from polythrottle.cluster.bottleneck.shortfall import THRESHOLD, Shortfall
 from polythrottle.cluster.bottleneck.stalls import Ingest
-from polythrottle.cluster.fleet.silicon import flagged
+from polythrottle.cluster.fleet.silicon import FEWEST, flagged
 
 
 class Cause(StrEnum):
@@ -17,6 +17,7 @@ class Cause(StrEnum):
     STRAGGLER = "straggler"  # a node that is slow by itself
     INPUT = "input"  # samples are not ready in time
     SERVER = "server"  # every node is well, and they are not fast together: parameter server or network
+    NETWORK = "network"  # the same where there is no parameter server: the exchange between the nodes
     UNKNOWN = "unknown"  # not enough was measured to say
 
 
@@ -32,6 +33,7 @@ class Node:
         usual_s: What it should take: the fleet's step time, times its calibrated silicon and its cap; None if unknown.
         throttled: Whether its board says that it slows itself down.
         ingest: Its rates of samples, None if not measured.
+        waiting: Share of its own time in which it waits for samples, where its rates are not known; None if unknown.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Node:
     usual_s: float | None = None
     throttled: bool = False
     ingest: Ingest | None = None
+    waiting: float | None = None
 
     @property
     def step_s(self) -> float:
@@ -67,13 +70,16 @@ def liars(nodes: Sequence[Node], tolerance: float = 0.1) -> tuple[Node, ...]:
     return tuple(node for node in nodes if node.seen_s is not None and node.seen_s > node.said_s * (1 + tolerance))
 
 
-def causes(short: Shortfall, nodes: Sequence[Node], threshold: float = THRESHOLD) -> tuple[Finding, ...]:
+def causes(
+    short: Shortfall, nodes: Sequence[Node], threshold: float = THRESHOLD, servers: bool = True
+) -> tuple[Finding, ...]:
     """Return what makes a job slow, most certain first; nothing where it is not slow.
 
     Args:
         short: How far it is behind.
         nodes: What is known of every node in this generation.
         threshold: From which share on a node's delay or stall is a cause.
+        servers: Whether the job has parameter servers; without them what all share is the exchange between the nodes.
     """
     if not short.found:
         return ()
@@ -83,8 +89,9 @@ def causes(short: Shortfall, nodes: Sequence[Node], threshold: float = THRESHOLD
     if not nodes or any(node.usual_s is None for node in nodes):
         words = f"{_short(short)}; what each node should do alone is not known"
         return (Finding(Cause.UNKNOWN, (), words),)
-    words = f"{_short(short)}, and every node alone is as fast as it should be: what they share is the limit"
-    return (Finding(Cause.SERVER, (), words),)
+    shared = "what they share is the limit" if servers else "the exchange between them is the limit"
+    words = f"{_short(short)}, and every node alone is as fast as it should be: {shared}"
+    return (Finding(Cause.SERVER if servers else Cause.NETWORK, (), words),)
 
 
 def _liars(nodes: Sequence[Node]) -> tuple[Finding, ...]:
@@ -105,6 +112,12 @@ def _throttled(nodes: Sequence[Node], threshold: float) -> tuple[Finding, ...]:
 
 
 def _stragglers(nodes: Sequence[Node], threshold: float) -> tuple[Finding, ...]:
+    if len(nodes) < FEWEST:  # no middle worth the name: against what each should do
+        return tuple(
+            Finding(Cause.STRAGGLER, (node.name,), f"{node.name} is slow{_late(node)}")
+            for node in nodes
+            if node.usual_s is not None and not node.throttled and _delayed(node, nodes, threshold)
+        )
     away = flagged({node.name: node.step_s / (node.usual_s or 1.0) for node in nodes})
     return tuple(
         Finding(Cause.STRAGGLER, (node.name,), f"{node.name} is {away[node.name]:.0f} deviations slower{_late(node)}")
@@ -115,7 +128,17 @@ def _stragglers(nodes: Sequence[Node], threshold: float) -> tuple[Finding, ...]:
 
 def _input(nodes: Sequence[Node], threshold: float) -> tuple[Finding, ...]:
     waiting = [(node, node.ingest) for node in nodes if node.ingest is not None]
-    return tuple(
+    alone = tuple(
+        Finding(
+            Cause.INPUT,
+            (node.name,),
+            f"{node.name} waits for samples {node.waiting:.0%} of its own time; a second epoch will tell fetching from"
+            " preparing",
+        )
+        for node in nodes
+        if node.ingest is None and node.waiting is not None and node.waiting > threshold
+    )
+    return alone + tuple(
         Finding(
             Cause.INPUT,
             (node.name,),

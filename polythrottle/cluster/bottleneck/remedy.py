@@ -20,7 +20,9 @@ class Remedy(StrEnum):
     COOL = "cap the node below where it slows itself down"
     ADD_SERVER = "add a parameter server"
     FEWER = "train with fewer nodes"
+    BATCH = "give each worker more samples a step, so that they exchange less often"
     CACHE = "keep more of the data in memory"
+    LOADERS = "load samples in processes of their own, Context(loading=N)"
     LOOK = "measure what is missing"
 
 
@@ -28,8 +30,9 @@ _FOR = {
     Cause.LIAR: (Remedy.REPLACE, Remedy.DROP),
     Cause.THROTTLED: (Remedy.COOL, Remedy.REPLACE),
     Cause.STRAGGLER: (Remedy.DROP, Remedy.REPLACE),
-    Cause.INPUT: (Remedy.CACHE,),
+    Cause.INPUT: (Remedy.LOADERS, Remedy.CACHE),
     Cause.SERVER: (Remedy.ADD_SERVER, Remedy.FEWER),
+    Cause.NETWORK: (Remedy.BATCH, Remedy.FEWER),
     Cause.UNKNOWN: (Remedy.LOOK,),
 }
 
@@ -120,10 +123,15 @@ def remedied(
     if before.measured is None or before.measured <= 0:
         raise InvalidInput("a remedy is tried on a job whose speed was measured, to be compared with")
     after = do(proposal)
-    helped = after.measured is not None and after.measured > before.measured * (1 + _LEAST_GAIN)
+    helped = after.measured is not None and worth_keeping(before.measured, after.measured)
     if not helped:
         undo(proposal)
     return Tried(proposal, before.measured, after.measured or 0.0, helped)
+
+
+def worth_keeping(before: float, after: float) -> bool:
+    """Return whether a speed measured after a remedy is so much above that before it that the remedy is kept."""
+    return after > before * (1 + _LEAST_GAIN)
 
 
 def _gain(remedy: Remedy, finding: Finding, nodes: Sequence[Node], synchronous: bool) -> float | None:

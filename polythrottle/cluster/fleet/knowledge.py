@@ -44,7 +44,8 @@ class Look:
     Attributes:
         limit_w: Power limit of each GPU in watts; None for the default.
         step_s: Median step time of its windows, in seconds.
-        power_w: Mean power of the machine, in watts.
+        power_w: Mean power of the machine while it works, in watts; what it draws while it waits for others counts to
+            its own work, so that power × step time is the joules of a step.
         windows: How many windows there were.
     """
 
@@ -187,8 +188,12 @@ def recall(store: Keeper, gpu: str, network: str) -> tuple[Knowledge, tuple[str,
             told.append(_told(json.loads(store.read(f"{folder}/{name}")), gpu, network))
         except FileNotFoundError:  # its node has just withdrawn it
             continue
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidInput) as error:
-            notes.append(f"{folder}/{name} holds no node's knowledge and is left out: {error or type(error).__name__}")
+        except InvalidInput as error:
+            notes.append(f"{folder}/{name} holds no node's knowledge and is left out: {error}")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            notes.append(
+                f"{folder}/{name} holds no node's knowledge and is left out: it is damaged or not of this kind"
+            )
     return Knowledge(gpu, network, tuple(told)), tuple(notes)
 
 
@@ -208,7 +213,9 @@ def _told(document: Mapping[str, Any], gpu: str, network: str) -> Told:
     if len(looks) > _MOST_LOOKS or (document["gpu"], document["network"]) != (gpu, network):
         raise InvalidInput("it is of another GPU or network, or too long")
     names = ("limit_w", "step_s", "power_w", "windows")
-    return Told(str(document["node"]), gpu, network, tuple(Look(**{key: look[key] for key in names}) for look in looks))
+    return Told(
+        _safe(document["node"]), gpu, network, tuple(Look(**{key: look[key] for key in names}) for look in looks)
+    )
 
 
 def _folder(gpu: str, network: str) -> str:

@@ -32,6 +32,7 @@ class Next(StrEnum):
     KEPT = "kept"  # the cap does here what it does elsewhere
     REFUSED = "refused"  # it does not: default clocks
     UNKNOWN = "unknown"  # the fleet knows no cap worth having
+    DEFAULT = "default"  # it is asked to run at its default: others wait for it, or no cap saves anything
     EXPLORING = "exploring"  # a cap that nobody has looked at, for what it will save
 
 
@@ -87,8 +88,12 @@ def judged(windows: Sequence[Window], knowledge: Knowledge, wanted: Cap | None) 
     step_s = median(window.step_s for window in settled)
     known = knowledge.default
     factor = calibrated([window.step_s for window in settled], known.step_s) if known is not None else None
-    if wanted is None or wanted.limit_w is None:
+    if wanted is None:
         return Verdict(Next.UNKNOWN, default, factor, "the fleet knows no cap that is worth having")
+    if wanted.limit_w is None:
+        return Verdict(
+            Next.DEFAULT, default, factor, "no cap it knows of would let it keep up with the others for fewer joules"
+        )
     seen = [window for window in windows if window.limit_w == wanted.limit_w]
     if len(seen) < WINDOWS:
         return Verdict(Next.VERIFYING, wanted, factor, f"{len(seen)} of {WINDOWS} windows at {wanted.limit_w:g} W")

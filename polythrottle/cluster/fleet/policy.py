@@ -4,18 +4,32 @@ Four policies, from nothing to everything: `Default` clocks, a cap and an interv
 for a fleet of equals, and `Tuned`: jointly, and with the slack of the faster nodes turned into joules.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import log
+from math import ceil, inf, log
 from typing import Protocol
 
-from polythrottle.cluster.fleet.slack import DOUBT, UNKNOWN, met, paces
+from polythrottle.cluster.fleet.slack import UNKNOWN, Ladder, met, paces
 from polythrottle.cluster.machine import Cap, MachineType
-from polythrottle.cluster.plan.caps import ENERGY, Exposure, Terms, Weights, apart, joint, reference_s
+from polythrottle.cluster.plan.caps import (
+    ENERGY,
+    Blend,
+    Exposure,
+    Terms,
+    Weights,
+    apart,
+    blended,
+    joint,
+    reference_s,
+)
 from polythrottle.cluster.plan.interval import CheckpointCost
 
-STRETCHES = tuple(1 + step / 400 for step in range(0, 21))
-"""How much later than at default clocks the barrier may open, at most 5 %."""
+STRETCHES = (*(1 + step / 400 for step in range(20)), *(1 + step / 100 for step in range(5, 31)))
+"""How much later than at default clocks the barrier may open: by quarters of a per cent up to 5 %, then up to 30 %."""
+_WORTH = 0.005
+"""Share of the joules that an interval other than Daly's must save: the optimum is flat, and the rest is luck."""
+_LUCK = 0.0003
+"""Kept back of the time allowed: losses undo more or less than is expected of an interval."""
 
 
 @dataclass(frozen=True)
@@ -51,29 +65,55 @@ class Situation:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """How a share of the steps is taken.
+
+    Attributes:
+        share: Of the steps, in (0, 1].
+        cap: The cap of every node; None where each gets the one that just meets the barrier.
+        stretch: How much later than at default clocks the barrier opens; only without a common cap.
+    """
+
+    share: float
+    cap: Cap | None
+    stretch: float = 1.0
+
+    def caps(self, nodes: Mapping[int, int], rungs: Ladder) -> dict[int, Cap]:
+        """Return what nodes of each grade run under in a group of these nodes.
+
+        Args:
+            nodes: How many there are of each grade; the slowest known one sets the barrier.
+            rungs: What each can run under.
+        """
+        return met(nodes, rungs, self.stretch) if self.cap is None else dict.fromkeys(nodes, self.cap)
+
+
+@dataclass(frozen=True)
 class Decision:
     """What a fleet runs under until it decides again.
 
     Attributes:
         interval_s: Training time between checkpoints, in seconds.
-        cap: The cap of every node; None where each gets the one that just meets the barrier.
-        stretch: How much later than at default clocks the barrier opens; only without a common cap.
+        turns: What it runs under; where there are two, by turns, each for minutes, all nodes together.
+        slowdown: Time of a step over that at default clocks which two turns should come to on average, or None where
+            their shares are fixed.
     """
 
     interval_s: float
-    cap: Cap | None
-    stretch: float = 1.0
+    turns: tuple[Turn, ...]
+    slowdown: float | None = None
 
-    def caps(self, nodes: Mapping[int, int], machine: MachineType) -> dict[int, Cap]:
-        """Return what nodes of each grade run under in a group of these nodes.
+    def shares(self, steps: Sequence[float], plain: float) -> tuple[float, ...]:
+        """Return each turn's share of the steps, so that they come to the slowdown wanted of the group as it is.
 
         Args:
-            nodes: How many there are of each grade; the slowest known one sets the barrier.
-            machine: Their type.
+            steps: Time of a step in each turn, as it comes out.
+            plain: Time of a step at default clocks.
         """
-        if self.cap is not None:
-            return dict.fromkeys(nodes, self.cap)
-        return met(nodes, machine.caps, machine.idle_w, self.stretch)
+        if self.slowdown is None or len(steps) < 2 or steps[1] <= steps[0]:
+            return tuple(turn.share for turn in self.turns)
+        late = min(1.0, max(0.0, (self.slowdown * plain - steps[0]) / (steps[1] - steps[0])))
+        return 1 - late, late
 
 
 class Policy(Protocol):
@@ -101,83 +141,95 @@ class Default:
     def decide(self, situation: Situation) -> Decision:
         """Return the default cap for all."""
         every_s = self.every_s if self.every_s is not None else reference_s(situation.terms())
-        return Decision(every_s, situation.machine.default)
-
-
-@dataclass(frozen=True)
-class Apart:
-    """One cap for all, as if nothing were lost, and Daly's interval at the default clock, as if nothing was capped.
-
-    Attributes:
-        longer: How much longer a step may take than at the default.
-    """
-
-    longer: float = 0.03
-    name: str = "apart"
-
-    def decide(self, situation: Situation) -> Decision:
-        """Return the two, each chosen without the other."""
-        chosen = apart(situation.terms(), ENERGY, self.longer)
-        return Decision(chosen.interval_s, chosen.cap)
+        return Decision(every_s, (Turn(1.0, situation.machine.default),))
 
 
 @dataclass
-class Joint:
-    """One cap for all and the interval, chosen together.
+class _Remembered:
+    """A policy that works a situation out once.
 
     Attributes:
-        longer: How much longer the whole may take than at the default, losses and checkpoints included.
+        longer: How much longer the whole may take than at default clocks, losses and checkpoints included (but for
+            `Apart`, which looks at a step alone).
         weights: What counts.
     """
 
     longer: float = 0.03
     weights: Weights = ENERGY
-    name: str = "joint"
-    _known: dict[object, Decision] = field(default_factory=dict, repr=False)
+    _known: dict[object, tuple[Decision, float]] = field(default_factory=dict, repr=False)
 
     def decide(self, situation: Situation) -> Decision:
-        """Return the best pair."""
-        key = _rounded(situation)
+        """Return the best decision: the one for a situation much the same, its interval for the hazard of this one."""
+        key, daly_s = _rounded(situation), reference_s(situation.terms())
         if key not in self._known:
-            chosen = joint(situation.terms(), self.weights, self.longer)
-            self._known[key] = Decision(chosen.interval_s, chosen.cap)
-        return self._known[key]
-
-
-@dataclass
-class Tuned:
-    """The pace of the whole fleet and the interval chosen together, with each node's slack turned into joules.
-
-    Attributes:
-        longer: How much longer the whole may take than at default clocks, losses and checkpoints included.
-        weights: What counts.
-    """
-
-    longer: float = 0.03
-    weights: Weights = ENERGY
-    name: str = "tuned"
-    _known: dict[object, Decision] = field(default_factory=dict, repr=False)
-
-    def decide(self, situation: Situation) -> Decision:
-        """Return the best pace and interval."""
-        key = _rounded(situation)
-        if key not in self._known:
-            self._known[key] = self._best(situation)
-        return self._known[key]
+            self._known[key] = self._best(situation), daly_s
+        decision, then_s = self._known[key]
+        if inf in (decision.interval_s, daly_s, then_s):
+            return decision
+        return replace(decision, interval_s=float(ceil(decision.interval_s * daly_s / then_s - 1e-9)))
 
     def _best(self, situation: Situation) -> Decision:
-        machine, terms = situation.machine, situation.terms()
+        raise NotImplementedError
+
+
+@dataclass
+class Apart(_Remembered):
+    """One cap for all, as if nothing were lost, and Daly's interval at the default clock, as if nothing was capped."""
+
+    name: str = "apart"
+
+    def _best(self, situation: Situation) -> Decision:
+        chosen = apart(situation.terms(), self.weights, self.longer)
+        return Decision(chosen.interval_s, (Turn(1.0, chosen.cap),))
+
+
+@dataclass
+class Joint(_Remembered):
+    """One cap for all and the interval, chosen together."""
+
+    name: str = "joint"
+
+    def _best(self, situation: Situation) -> Decision:
+        chosen = joint(situation.terms(), self.weights, self.longer)
+        return Decision(chosen.interval_s, (Turn(1.0, chosen.cap),))
+
+
+@dataclass
+class Tuned(_Remembered):
+    """The pace of the whole fleet and the interval chosen together, with each node's slack turned into joules.
+
+    Exactly, as `blended` does: within a pace every node has the cap of fewest joules that meets the barrier, and two
+    paces by turns use up the time that is allowed.
+    """
+
+    name: str = "tuned"
+
+    def _best(self, situation: Situation) -> Decision:
+        terms = situation.terms()
         if not situation.synchronous:  # nobody waits for anybody
-            alone = joint(terms, self.weights, self.longer)
-            return Decision(alone.interval_s, alone.cap)
+            alone = blended(terms, self.weights, self.longer)
+            return _taking_turns(alone, {cap: (cap, 1.0) for cap in (alone.first, alone.second)})
+        machine = situation.machine
         ((_, default),) = paces(situation.nodes, machine.caps[:1], machine.idle_w, (1.0,))
         slowed = [cap for _, cap in paces(situation.nodes, machine.caps, machine.idle_w, STRETCHES)]
         fleet = replace(machine, caps=(default, *slowed))
-        # Half of the doubt about silicon ends up in the step, on average.
-        chosen = joint(replace(terms, machine=fleet), self.weights, max(0.0, self.longer - DOUBT / 2))
-        if chosen.cap == default:
-            return Decision(chosen.interval_s, machine.default)
-        return Decision(chosen.interval_s, None, STRETCHES[slowed.index(chosen.cap)])
+        chosen = self._steady(replace(terms, machine=fleet), max(0.0, self.longer - _LUCK))
+        ways = {cap: (None, stretch) for cap, stretch in reversed([*zip(slowed, STRETCHES, strict=True)])}
+        decision = _taking_turns(chosen, {**ways, default: (machine.default, 1.0)})
+        return replace(decision, slowdown=chosen.choice.cap.slowdown)
+
+    def _steady(self, terms: Terms, longer: float) -> Blend:
+        """Return the best blend; with Daly's interval unless another is worth its luck with losses."""
+        best = blended(terms, self.weights, longer)
+        plain = blended(terms, self.weights, longer, reference_s(terms))
+        worth = plain.choice.value(self.weights) > (1 + _WORTH) * best.choice.value(self.weights)
+        return best if worth else plain
+
+
+def _taking_turns(chosen: Blend, ways: Mapping[Cap, tuple[Cap | None, float]]) -> Decision:
+    """Return the decision that a blend of paces is, by what each pace stands for."""
+    parts = ((chosen.first, 1 - chosen.share), (chosen.second, chosen.share))
+    return Decision(chosen.choice.interval_s, tuple(Turn(share, *ways[cap]) for cap, share in parts if share))
 
 
 def _rounded(situation: Situation) -> object:

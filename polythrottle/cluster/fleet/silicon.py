@@ -23,7 +23,8 @@ FLAG_MADS = 3.0
 _WHISKERS = 5.4  # a box plot's whiskers (quartiles ± 1.5 interquartile ranges) are this many standard deviations apart
 _STEP = 0.0025
 _LEAST_MAD = 0.005
-_FEWEST = 4
+FEWEST = 4
+"""Fewer nodes have no middle worth the name."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def flagged(factors: Mapping[str, float], mads: float = FLAG_MADS) -> dict[str, 
     Returns:
         Nothing for fewer than four nodes: three have no middle worth the name.
     """
-    if len(factors) < _FEWEST:
+    if len(factors) < FEWEST:
         return {}
     middle = median(factors.values())
     # Half a per cent is what windows tell apart: a fleet of equals must not flag its noise.

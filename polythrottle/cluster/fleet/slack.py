@@ -1,5 +1,6 @@
 """Slack turned into joules: who would wait for the slowest node of a synchronous step is slowed to just meet it."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ DOUBT = 0.0025
 """How much earlier than the barrier a node is to arrive: grades are no finer, and the slowest of many that seem slow is
 the one that was mistaken most."""
 
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -20,7 +23,7 @@ class Pace:
 
     Attributes:
         step: Time of a step over that of a node in the middle at its default clock.
-        caps: What nodes of each grade run under.
+        caps: What nodes of each grade run under; of the first where several take turns.
         power_w: Mean power of all nodes together, in watts, what they draw at the barrier included.
         busy: Nodes' worth of time that goes into steps, the rest is waiting at the barrier.
         waiting_w: Of the power, that drawn at the barrier, in watts.
@@ -38,6 +41,42 @@ class Pace:
         return self.power_w * self.step
 
 
+@dataclass(frozen=True)
+class Ladder:
+    """The caps of one machine by slowdown, worked out once: which costs least that is no slower than so much.
+
+    Attributes:
+        default: The cap it runs under when nobody chooses.
+        idle_w: What it draws at the barrier, in watts.
+        slowdowns: Of the caps, rising.
+        best: For each of them the cap of fewest joules, waiting included, among those no slower.
+    """
+
+    default: Cap
+    idle_w: float
+    slowdowns: tuple[float, ...]
+    best: tuple[Cap, ...]
+
+    def within(self, slowdown: float) -> Cap:
+        """Return the best cap that is no slower than so much; the fastest where none is that fast."""
+        return self.best[max(0, bisect_right(self.slowdowns, slowdown + _ROUNDING) - 1)]
+
+
+def ladder(caps: Sequence[Cap], idle_w: float) -> Ladder:
+    """Return the ladder of caps.
+
+    Args:
+        caps: What a node can run under; the first is the default.
+        idle_w: What it draws at the barrier, in watts.
+    """
+    rising = sorted(caps, key=lambda cap: cap.slowdown)
+    best = rising[:1]
+    for cap in rising[1:]:
+        spares = (cap.power_w - idle_w) * cap.slowdown < (best[-1].power_w - idle_w) * best[-1].slowdown
+        best.append(cap if spares else best[-1])
+    return Ladder(caps[0], idle_w, tuple(cap.slowdown for cap in rising), tuple(best))
+
+
 def frugal(caps: Sequence[Cap], factor: float, step: float, idle_w: float) -> Cap:
     """Return the cap under which a node takes its step for the least joules, waiting at the barrier included.
 
@@ -50,10 +89,7 @@ def frugal(caps: Sequence[Cap], factor: float, step: float, idle_w: float) -> Ca
     Returns:
         The best of the caps that meet the barrier; the fastest where none does.
     """
-    within = [cap for cap in caps if cap.slowdown * factor <= step + 1e-9]
-    if not within:
-        return min(caps, key=lambda cap: cap.slowdown)
-    return min(within, key=lambda cap: (cap.power_w - idle_w) * cap.slowdown)
+    return ladder(caps, idle_w).within(step / factor)
 
 
 def pace(nodes: Mapping[int, int], caps: Sequence[Cap], idle_w: float, stretch: float = 1.0) -> Pace:
@@ -70,22 +106,30 @@ def pace(nodes: Mapping[int, int], caps: Sequence[Cap], idle_w: float, stretch: 
     """
     if stretch < 1 or sum(nodes.values()) < 1:
         raise InvalidInput(f"a pace needs a node and a stretch of at least 1, not {stretch}")
-    chosen = met(nodes, caps, idle_w, stretch)
-    return paced({(grade, grade or _MIDDLE): count for grade, count in nodes.items()}, chosen, idle_w)
+    return _pace(nodes, ladder(caps, idle_w), stretch)
 
 
-def met(nodes: Iterable[int], caps: Sequence[Cap], idle_w: float, stretch: float = 1.0) -> dict[int, Cap]:
+def _pace(nodes: Mapping[int, int], rungs: Ladder, stretch: float) -> Pace:
+    chosen = met(nodes, rungs, stretch)
+    return paced({(grade, grade or _MIDDLE): count for grade, count in nodes.items()}, chosen, rungs.idle_w)
+
+
+def met(nodes: Iterable[int], rungs: Ladder, stretch: float = 1.0) -> dict[int, Cap]:
     """Return the caps under which nodes of each grade just meet the barrier of the slowest.
 
     Args:
         nodes: The grades there are; those of grade ``UNKNOWN`` get the default.
-        caps: What they can run under; the first is the default.
-        idle_w: What a node draws at the barrier, in watts.
+        rungs: What they can run under.
         stretch: How much later than at default clocks the barrier opens, >= 1.
     """
-    slowest = max((of_grade(grade) for grade in nodes if grade != UNKNOWN), default=1.0)
-    barrier = slowest * stretch * caps[0].slowdown * (1 - DOUBT)
-    return {grade: caps[0] if grade == UNKNOWN else frugal(caps, of_grade(grade), barrier, idle_w) for grade in nodes}
+    grades = tuple(nodes)
+    barrier = slowest(grades) * stretch * rungs.default.slowdown * (1 - DOUBT)
+    return {grade: rungs.default if grade == UNKNOWN else rungs.within(barrier / of_grade(grade)) for grade in grades}
+
+
+def slowest(nodes: Iterable[int]) -> float:
+    """Return the time factor of the slowest grade that is known, or of a node in the middle."""
+    return max((of_grade(grade) for grade in nodes if grade != UNKNOWN), default=1.0)
 
 
 _MIDDLE = 400  # the grade of factor 1
@@ -107,6 +151,28 @@ def paced(nodes: Mapping[tuple[int, int], int], chosen: Mapping[int, Cap], idle_
     return Pace(step, chosen, running_w + waiting_w, busy, waiting_w)
 
 
+def by_turns(some: Sequence[tuple[Pace, float]], more: float = 0.0) -> Pace:
+    """Return what paces amount to that take turns.
+
+    Args:
+        some: Each pace with its share of the steps; shares sum to 1.
+        more: What each step takes that no pace changes, over the step of a node in the middle.
+    """
+    times = [share * (each.step + more) for each, share in some]
+    whole = sum(times)
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(time * value for time, value in zip(times, values, strict=True)) / whole
+
+    return Pace(
+        whole - more,
+        some[0][0].caps,
+        mean(each.power_w for each, _ in some),
+        mean(each.busy for each, _ in some),
+        mean(each.waiting_w for each, _ in some),
+    )
+
+
 def paces(
     nodes: Mapping[int, int], caps: Sequence[Cap], idle_w: float, stretches: Sequence[float]
 ) -> tuple[tuple[Pace, Cap], ...]:
@@ -121,6 +187,7 @@ def paces(
         idle_w: What a node draws at the barrier, in watts.
         stretches: How much later the barrier may open; the first is the least.
     """
-    found = [pace(nodes, caps, idle_w, stretch) for stretch in stretches]
+    rungs = ladder(caps, idle_w)
+    found = [_pace(nodes, rungs, stretch) for stretch in stretches]
     total = sum(nodes.values())
     return tuple((each, Cap(None, each.step / found[0].step, each.power_w / total)) for each in found)

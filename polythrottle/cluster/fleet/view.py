@@ -108,13 +108,16 @@ def fleets(store: Keeper, gpu: str = "", network: str = "") -> tuple[tuple[Knowl
 
     Raises:
         StorageError: If the store cannot be reached.
-        InvalidInput: If a name in it cannot be one.
     """
     found: list[Knowledge] = []
     notes: list[str] = []
     for each_gpu, each_network in stored(store):
         if gpu in ("", each_gpu) and network in ("", each_network):
-            knowledge, said = recall(store, each_gpu, each_network)
+            try:
+                knowledge, said = recall(store, each_gpu, each_network)
+            except InvalidInput as error:
+                notes.append(f"a folder of the store's knowledge is left out: {error}")
+                continue
             found.append(knowledge)
             notes += said
     return tuple(found), tuple(notes)

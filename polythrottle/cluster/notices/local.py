@@ -55,6 +55,19 @@ class FileSource:
             ) from err
 
 
+def signal_number(name: str) -> signal.Signals:
+    """Return the signal that a name such as ``USR1`` means.
+
+    Raises:
+        InvalidInput: If there is no such signal, or it means something else already.
+    """
+    full = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
+    number = signal.Signals.__members__.get(full)
+    if number is None or full in RESERVED:
+        raise InvalidInput(f"a notice can be signal:USR1 or signal:USR2, not {name[:20]!r}")
+    return number
+
+
 @dataclass
 class SignalSource:
     """A signal to this process, such as the one Slurm sends with ``--signal=B:USR1@60``; made in the main thread.
@@ -72,13 +85,7 @@ class SignalSource:
     _sent: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        full = (
-            self.signal_name.upper() if self.signal_name.upper().startswith("SIG") else f"SIG{self.signal_name.upper()}"
-        )
-        number = signal.Signals.__members__.get(full)
-        if number is None or full in RESERVED:
-            raise InvalidInput(f"a notice can be signal:USR1 or signal:USR2, not {self.signal_name[:20]!r}")
-        signal.signal(number, lambda *_: setattr(self, "_sent", True))
+        signal.signal(signal_number(self.signal_name), lambda *_: setattr(self, "_sent", True))
 
     def poll(self) -> Notice | None:
         """Return a notice once the signal has come."""

@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -100,13 +101,35 @@ class Endpoint:
 
 
 @dataclass
-class AwsSource:
-    """AWS EC2 Spot: the interruption notice (two minutes before) and the rebalance recommendation, by IMDSv2."""
+class CloudSource(ABC):
+    """A cloud's own notices, from the metadata endpoint of this machine.
+
+    Attributes:
+        endpoint: Where they are asked for.
+        name: What the cloud is called.
+        every_s: How often it is asked, in seconds.
+    """
 
     endpoint: Endpoint = field(default_factory=Endpoint)
+    name: str = ""
+    every_s: float = 1.0
+    _known: str = field(default="", init=False)  # what has to be asked for but once: a token, the machine's name
+
+    @abstractmethod
+    def poll(self) -> Notice | None:
+        """Return what the cloud says of this machine.
+
+        Raises:
+            SourceAway: If it does not answer, or not as documented.
+        """
+
+
+@dataclass
+class AwsSource(CloudSource):
+    """AWS EC2 Spot: the interruption notice (two minutes before) and the rebalance recommendation, by IMDSv2."""
+
     name: str = "aws"
     every_s: float = 5.0
-    _token: str = ""
 
     def poll(self) -> Notice | None:
         """Return what EC2 says of this instance.
@@ -125,28 +148,27 @@ class AwsSource:
     def _get(self, path: str) -> Answer | None:
         """Return an answer, None for nothing there; a token that has expired is renewed once."""
         for _ in range(2):
-            if not self._token:
-                self._token = self._fresh()
-            answer = self.endpoint.ask("GET", path, {"X-aws-ec2-metadata-token": self._token})
+            if not self._known:
+                self._known = self._token()
+            answer = self.endpoint.ask("GET", path, {"X-aws-ec2-metadata-token": self._known})
             if answer.status != http.HTTPStatus.UNAUTHORIZED:
                 break
-            self._token = ""
+            self._known = ""
         if answer.status == http.HTTPStatus.NOT_FOUND:
             return None
         return _found(answer, self.name)
 
-    def _fresh(self) -> str:
+    def _token(self) -> str:
         wanted = {"X-aws-ec2-metadata-token-ttl-seconds": "21600", "Content-Length": "0"}
         return _found(self.endpoint.ask("PUT", "/latest/api/token", wanted), self.name).text
 
 
 @dataclass
-class GoogleSource:
+class GoogleSource(CloudSource):
     """Google Compute Engine Spot: ``instance/preempted``; the machine is off 30 seconds after it says so."""
 
     endpoint: Endpoint = field(default_factory=lambda: Endpoint(GOOGLE_HOST))
     name: str = "google"
-    every_s: float = 1.0
     lead_s: float = 30.0
 
     def poll(self) -> Notice | None:
@@ -165,13 +187,10 @@ class GoogleSource:
 
 
 @dataclass
-class AzureSource:
+class AzureSource(CloudSource):
     """Azure Spot: scheduled events of this machine, at least 30 seconds before."""
 
-    endpoint: Endpoint = field(default_factory=Endpoint)
     name: str = "azure"
-    every_s: float = 1.0
-    _machine: str = ""
 
     def poll(self) -> Notice | None:
         """Return what Azure has scheduled for this machine.
@@ -179,9 +198,9 @@ class AzureSource:
         Raises:
             SourceAway: If it does not answer, or not as documented.
         """
-        if not self._machine:
+        if not self._known:
             compute = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
-            self._machine = _found(self.endpoint.ask("GET", compute, {"Metadata": "true"}), self.name).text.strip()
+            self._known = _found(self.endpoint.ask("GET", compute, {"Metadata": "true"}), self.name).text.strip()
         path = "/metadata/scheduledevents?api-version=2020-07-01"
         answer = _found(self.endpoint.ask("GET", path, {"Metadata": "true"}), self.name)
         events = _document(answer, self.name).get("Events", [])
@@ -195,10 +214,10 @@ class AzureSource:
     def _is_mine(self, event: Any) -> bool:
         if not isinstance(event, dict) or event.get("EventType") not in {"Preempt", "Terminate"}:
             return False
-        return self._machine in event.get("Resources", [self._machine])
+        return self._known in event.get("Resources", [self._known])
 
 
-CLOUDS: Mapping[str, Callable[[], AwsSource | GoogleSource | AzureSource]] = {
+CLOUDS: Mapping[str, Callable[[], CloudSource]] = {
     "aws": AwsSource,
     "google": GoogleSource,
     "azure": AzureSource,

@@ -1,6 +1,6 @@
 """The port to whoever rents out machines: ask for one, see what became of it, give it back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -42,6 +42,7 @@ class Rented:
         node: Name of the machine, empty while there is none.
         times_lost: How often a machine was taken from this order; a requeued one waits again with one more.
         reason: What the provider says about the stage, empty if nothing.
+        left_s: Time until the provider ends it by a limit of its own, in seconds; None without one.
     """
 
     ticket: str
@@ -49,6 +50,7 @@ class Rented:
     node: str = ""
     times_lost: int = 0
     reason: str = ""
+    left_s: float | None = None
 
 
 class Provider(Protocol):
@@ -63,6 +65,20 @@ class Provider(Protocol):
 
     def seen(self) -> Mapping[str, Rented]:
         """Return every order by its ticket, as the provider sees it now.
+
+        Raises:
+            DeviceError: If the provider cannot be reached.
+        """
+
+    def crowd(self) -> Sequence[float]:
+        """Return what is seen of the queue before an order: everybody's orders that wait, and machines that are free.
+
+        Raises:
+            DeviceError: If the provider cannot be reached.
+        """
+
+    def dismiss(self, ticket: str) -> None:
+        """Tell a machine's work to end in order, as if its time were over; nothing happens if it has ended.
 
         Raises:
             DeviceError: If the provider cannot be reached.

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from polythrottle.cluster.notices.schedulers import seconds_left
 from polythrottle.cluster.provision.provider import Order, Rented, Stage
 from polythrottle.errors import DeviceError, InvalidInput
 
@@ -98,6 +99,25 @@ class SlurmProvider:
         """
         return {ticket: self._rented(ticket) for ticket in self._tickets}
 
+    def crowd(self) -> Sequence[float]:
+        """Return how many jobs of the partition wait, and how many of its nodes are idle.
+
+        Raises:
+            DeviceError: If Slurm cannot be reached.
+        """
+        there = ["-p", self.partition] if self.partition else []
+        pending = _slurm(["squeue", "-h", "-t", "PENDING", "-o", "%i", *there]).splitlines()
+        idle = [node for node in nodes(self.partition).values() if node.state.rstrip("*~#!%$@^-+") == "idle"]
+        return float(len(pending)), float(len(idle))
+
+    def dismiss(self, ticket: str) -> None:
+        """Send a job's command SIGTERM, and let it take the time it needs; nothing happens if it has ended.
+
+        Raises:
+            DeviceError: If Slurm cannot be reached.
+        """
+        _slurm(["scancel", "--signal=TERM", "--batch", ticket], forgotten="")
+
     def release(self, ticket: str) -> None:
         """Cancel a job; nothing happens if it has ended.
 
@@ -129,7 +149,14 @@ class SlurmProvider:
             "" if node in {"(null)", ""} or stage is Stage.WAITING else node,
             int(fields.get("Restarts", "0")),
             "" if reason == "None" else reason,
+            _left_s(fields) if stage is Stage.RUNNING else None,
         )
+
+
+def _left_s(fields: Mapping[str, str]) -> float | None:
+    """Return the seconds until a job's time limit, from its own run time, so that no two clocks are compared."""
+    limit_s, run_s = seconds_left(fields.get("TimeLimit", "")), seconds_left(fields.get("RunTime", ""))
+    return None if limit_s is None or run_s is None else max(0.0, limit_s - run_s)
 
 
 def nodes(partition: str = "") -> dict[str, NodeSeen]:

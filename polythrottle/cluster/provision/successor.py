@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from math import ceil, exp, log
 from pathlib import Path
 
-from polythrottle.cluster.lifetime import Lifetime
-from polythrottle.cluster.tables import lines
+from polythrottle.cluster.cells import lines
 from polythrottle.errors import BadFile, InvalidInput
-
-_DRAWS = 101
 
 
 @dataclass(frozen=True)
@@ -127,33 +124,6 @@ def submit_now(left_s: float, waits: Waits, stakes: Stakes) -> bool:
         stakes: What being early and being late cost.
     """
     return waits.longer(left_s) >= stakes.tolerable or left_s <= 0
-
-
-def submit_for(lifetime: Lifetime, age_s: float, waits: Waits, stakes: Stakes) -> bool:
-    """Return whether to ask for the successor of a machine that may be taken away at any time.
-
-    Args:
-        lifetime: How long such a machine is kept.
-        age_s: Its age in seconds.
-        waits: How long a successor takes.
-        stakes: What being early and being late cost.
-
-    Returns:
-        Whether the chance that it is gone before its successor is there exceeds what is tolerable, and asking now costs
-        less than asking after it was lost: a machine that lives on long makes overlap the dearer mistake.
-    """
-    alive = lifetime.survival(age_s)
-    if alive <= 0:
-        return True
-    ends_s = [lifetime.quantile_s(alive * (1 - (index + 0.5) / _DRAWS)) - age_s for index in range(_DRAWS)]
-    sample = [waits.quantile_s((index + 0.5) / 25) for index in range(25)]
-    now = sum(_cost(end_s, wait_s, stakes) for end_s in ends_s for wait_s in sample) / (len(ends_s) * len(sample))
-    return now < stakes.interruption_usd_per_s * waits.mean_s
-
-
-def mirage(left_s: float, waits: Waits) -> bool:
-    """Return what Mirage's plain rule does, the baseline: ask as soon as the mean wait reaches the time left."""
-    return waits.mean_s >= left_s
 
 
 def expected_usd(ahead_s: float, waits: Waits, stakes: Stakes) -> float:

@@ -3,7 +3,7 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,11 @@ from polythrottle.cluster.train.membership import Happening
 from polythrottle.errors import BadFile, StorageError
 
 EVENTS, JOB = "events.jsonl", "job.json"
+FAULT, RESTARTED, SUCCESSOR, SUCCESSION = "fault", "restarted", "successor", "succession"
+"""Events of the controller's own: a worker's failure, its own return, a successor that was asked for or took over."""
+FIRST_STEP = "first step"
+UNHEARD = "unheard"
+"""Marks the loss of a node of which a controller that began again has not heard: it says nothing of when or why."""
 VERSION = 1
 PRIOR_LOSSES, PRIOR_H = 0.5, 5.0
 
@@ -88,8 +93,90 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def is_kept(folder: Path) -> bool:
+    """Return whether a living controller keeps the job in a folder."""
+    try:
+        with (folder / EVENTS).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def keeper(folder: Path) -> int | None:
+    """Return the process that last said it is the controller of the job in a folder, None if none did."""
+    try:
+        return int(json.loads((folder / JOB).read_bytes())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _whole(path: Path) -> int:
     return path.read_bytes().rfind(b"\n") + 1
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a controller's own clock begins in the time of the job, which goes on over restarts.
+
+    Attributes:
+        at_s: Time of the job when this controller began, in seconds.
+        restarted: Whether there was a controller before.
+        away_s: How long none kept the job, by the machine's calendar, in seconds; None where that cannot be known.
+    """
+
+    at_s: float = 0.0
+    restarted: bool = False
+    away_s: float | None = None
+
+
+def origin_of(records: Sequence[Mapping[str, Any]], unix_s: float) -> Origin:
+    """Return where the time of a job goes on.
+
+    A calendar that was set back, or a record without a date, leaves the time away unknown: the job's time then goes on
+    where it stood.
+
+    Args:
+        records: The job's events so far.
+        unix_s: Now, in seconds since 1970.
+    """
+    if not records:
+        return Origin()
+    at_s = max(float(record.get("at_s", 0.0)) for record in records)
+    dated_s = records[-1].get("unix_s")
+    away_s = None if dated_s is None or unix_s < float(dated_s) else unix_s - float(dated_s)
+    return Origin(at_s + (away_s or 0.0), True, away_s)
+
+
+@dataclass
+class Successions:
+    """What asking for successors ahead of time has come to.
+
+    Attributes:
+        asked: Successors that were asked for before the end of their predecessors.
+        done: Those of them that have taken over.
+        overlap_s: Time in which predecessor and successor were both there, in seconds: paid for twice.
+        interruption_s: Time in which neither was there, in seconds: a place that stood empty.
+    """
+
+    asked: int = 0
+    done: int = 0
+    overlap_s: float = 0.0
+    interruption_s: float = 0.0
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Count one event."""
+        self.asked += record["event"] == SUCCESSOR
+        self.done += record["event"] == SUCCESSION
+        self.overlap_s += float(record.get("overlap_s", 0.0))
+        self.interruption_s += float(record.get("interruption_s", 0.0))
+
+    def document(self) -> dict[str, Any]:
+        """Return them as a document."""
+        times = {"overlap_s": round(self.overlap_s, 1), "interruption_s": round(self.interruption_s, 1)}
+        return {"asked": self.asked, "done": self.done, **times}
 
 
 @dataclass
@@ -103,8 +190,14 @@ class Progress:
         newest: The newest of them as reported, None before the first.
         spooled: Whether the newest waits on a local disk because the store is away.
         counts: How often each thing happened, by its event's name.
-        machine_s: Time that nodes were there, summed, in seconds.
-        recoveries: From the last beat of a lost node to the next generation's first step, in seconds each.
+        machine_s: Time that nodes were there while a controller saw them, summed, in seconds.
+        recoveries: From the last beat of a lost node to the next generation's first step, in seconds each; one during
+            which the controller itself was away is not measured.
+        joined_s: When each node that is there joined, in the job's time, in seconds.
+        fault: The newest failure of a worker, None without one.
+        successions: What asking for successors has come to.
+        taken_up: Where this job began if the store held a training that its events know nothing of, None if it did not.
+        dismissed: How many nodes left because the job was over.
     """
 
     step: int | None = None
@@ -115,21 +208,73 @@ class Progress:
     counts: dict[str, int] = field(default_factory=dict)
     machine_s: float = 0.0
     recoveries: list[float] = field(default_factory=list)
+    joined_s: dict[str, float] = field(default_factory=dict)
+    fault: Mapping[str, Any] | None = None
+    successions: Successions = field(default_factory=Successions)
+    taken_up: Mapping[str, Any] | None = None
+    dismissed: int = 0
+    _over: bool = False
     _silent_since_s: float | None = None
+    _until_s: float = 0.0
+
+    @property
+    def losses(self) -> int:
+        """Return how many nodes were lost while a controller kept the job."""
+        return self.counts.get(Happening.LOST, 0) - self.counts.get(UNHEARD, 0)
+
+    @property
+    def departures(self) -> int:
+        """Return how many nodes left a job that went on, or were gone when a controller began again."""
+        return self.counts.get(Happening.LEFT, 0) + self.counts.get(UNHEARD, 0) - self.dismissed
+
+    @property
+    def idle(self) -> bool:
+        """Return whether the job is over without a step: what it took up had been trained to its end."""
+        return self.taken_up is not None and Happening.FINISHED in self.counts and FIRST_STEP not in self.counts
+
+    def until(self, at_s: float) -> None:
+        """Count the time of the nodes that are there, up to a time of the job in seconds."""
+        self.machine_s += max(0.0, at_s - self._until_s) * len(self.joined_s)
+        self._until_s = at_s
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Count one event."""
-        name = str(record["event"])
+        name, at_s = str(record["event"]), float(record.get("at_s", self._until_s))
         self.counts[name] = self.counts.get(name, 0) + 1
+        if name in (Happening.FINISHED, Happening.FAILED, RESTARTED):
+            self._over = name != RESTARTED
+        self._take_time(name, at_s, record)
         if name == "checkpoint":
             self.checkpoints, self.newest, self.spooled = self.checkpoints + 1, record, False
         elif name == "spooled":
             self.spooled = True
+        elif name == FAULT:
+            self.fault = record
+        elif name in (SUCCESSOR, SUCCESSION):
+            self.successions.take(record)
+        elif name == "resumed" and not {FIRST_STEP, "checkpoint"} & self.counts.keys():
+            self.taken_up = record
+
+    def _take_time(self, name: str, at_s: float, record: Mapping[str, Any]) -> None:
+        if name == RESTARTED:  # nobody saw what nodes did meanwhile
+            self._until_s, self._silent_since_s = at_s, None
+        self.until(at_s)
+        if name == Happening.JOINED:
+            self.joined_s.setdefault(str(record.get("node")), at_s)
+        elif name in (Happening.LOST, Happening.LEFT):
+            self.joined_s.pop(str(record.get("node")), None)
+            self._take_loss(name, record)
+        elif name == FIRST_STEP and self._silent_since_s is not None:
+            self.recoveries += [at_s - self._silent_since_s] if at_s >= self._silent_since_s else []
+            self._silent_since_s = None
+
+    def _take_loss(self, name: str, record: Mapping[str, Any]) -> None:
+        if name == Happening.LEFT:
+            self.dismissed += self._over
+        elif record.get(UNHEARD):
+            self.counts[UNHEARD] = self.counts.get(UNHEARD, 0) + 1
         elif name == Happening.LOST and "beaten_s" in record and self._silent_since_s is None:
             self._silent_since_s = float(record["beaten_s"])
-        elif name == "first step" and self._silent_since_s is not None:
-            self.recoveries.append(float(record["at_s"]) - self._silent_since_s)
-            self._silent_since_s = None
 
     def hazard_per_s(self, members: int, rate_per_h: float | None) -> tuple[float, str]:
         """Return the rate of losses of any member per second, and where it comes from.
@@ -141,7 +286,7 @@ class Progress:
         """
         if rate_per_h is not None:
             return members * rate_per_h / 3600, "given"
-        losses = self.counts.get(Happening.LOST, 0) + self.counts.get("notice", 0)
+        losses = self.losses + self.counts.get("notice", 0)
         rate = (losses + PRIOR_LOSSES) / (self.machine_s / 3600 + PRIOR_H)
         return members * rate / 3600, f"estimated from {losses} losses in {self.machine_s / 3600:.2g} machine hours"
 

@@ -12,9 +12,8 @@ import re
 import secrets
 import signal
 import socket
-import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -34,6 +33,10 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from polythrottle.clock import Clock, SystemClock
+from polythrottle.cluster.train.fault import LastWords, MemoryWatch, fault_of
+from polythrottle.cluster.train.pace import FOLDER
+from polythrottle.cluster.train.steering import WINDOW_S, Steering
+from polythrottle.cluster.train.warm import METHOD, have_ended_well, own_words, train, warm_up
 from polythrottle.cluster.train.wire import GENERATION, NODE, REGROUP, ControllerAway, Line
 from polythrottle.errors import ClaimFailed, DeviceError, InvalidInput, PolythrottleError
 
@@ -53,6 +56,8 @@ class Node:
         words: Its arguments.
         workers: Worker processes on this node: one for each GPU.
         host: Address at which other nodes reach this one; empty for the one that reaches the controller.
+        steer: The boards to steer, or ``off``; None for what an actuator of this machine serves, if there is one.
+        window_s: How long a node looks at a cap at least before it is judged, in seconds.
 
     Raises:
         InvalidInput: If the name could be no file's, or there are no workers.
@@ -63,6 +68,8 @@ class Node:
     words: Sequence[str] = ()
     workers: int = 1
     host: str = ""
+    steer: Sequence[str] | None = None
+    window_s: float = WINDOW_S
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", self.name):
@@ -79,10 +86,20 @@ class Grouping(RendezvousHandler):
         node: This node.
         told: Takes a line for people.
         clock: Waits between two questions.
+        steering: What is said with each beat of pace and board, and hears what is answered.
     """
 
-    def __init__(self, line: Line, node: Node, told: Callable[[str], object], clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        line: Line,
+        node: Node,
+        told: Callable[[str], object],
+        clock: Clock | None = None,
+        steering: Steering | None = None,
+    ) -> None:
         self._line, self._node, self._told, self._clock = line, node, told, clock or SystemClock()
+        self._steering = steering
+        self.store = ""
         self._host = node.host or _own_address(line)
         self._process = secrets.token_hex(8)
         self._generation = 0
@@ -99,7 +116,7 @@ class Grouping(RendezvousHandler):
             ControllerAway: If no controller answers in time.
             InvalidInput: If it refuses this node.
         """
-        deadline_s = self._clock.now() + PATIENCE_S
+        deadline_s, said = self._clock.now() + PATIENCE_S, False
         while True:
             try:
                 self._join()
@@ -109,6 +126,9 @@ class Grouping(RendezvousHandler):
                     raise
                 if self._clock.now() > deadline_s:
                     raise
+                if isinstance(err, ControllerAway) and not said:
+                    self._told(f"{err}; asking again for {PATIENCE_S:.0f} s")
+                    said = True
                 self._clock.sleep(POLL_S * 5)
         threading.Thread(target=self._beat_on, daemon=True).start()
 
@@ -168,15 +188,18 @@ class Grouping(RendezvousHandler):
         address = [self._host, 0]
         words = {"node": self._node.name, "address": address, "process": self._process}
         answer = self._line.ask("join", **words, generation=self._generation)
-        self._beat_s = float(answer["beat_s"])
+        self._beat_s, self.store = float(answer["beat_s"]), str(answer.get("store", ""))
 
     def _beat_on(self) -> None:
         while not self._ended.wait(self._beat_s):
             try:
-                standing = self._line.ask("beat", node=self._node.name, process=self._process)
+                said = {} if self._steering is None else self._steering.words()
+                standing = self._line.ask("beat", node=self._node.name, process=self._process, **said)
                 if not standing["known"]:
                     self._join()
                 self._standing = standing
+                if self._steering is not None:
+                    self._steering.heed(standing)
             except PolythrottleError as err:
                 self._say_away(str(err))
                 continue
@@ -221,9 +244,9 @@ class Grouping(RendezvousHandler):
 class NodeAgent(LocalElasticAgent):
     """TorchElastic's agent, which tells the controller when it goes, fails or has finished."""
 
-    def __init__(self, spec: WorkerSpec, grouping: Grouping) -> None:
-        super().__init__(spec, DefaultLogsSpecs(), start_method="spawn", shutdown_timeout=GRACE_S)
-        self._grouping = grouping
+    def __init__(self, spec: WorkerSpec, grouping: Grouping, words: LastWords) -> None:
+        super().__init__(spec, DefaultLogsSpecs(), start_method=METHOD, shutdown_timeout=GRACE_S)
+        self._grouping, self._words, self._memory = grouping, words, MemoryWatch()
         self.leaving = ""
 
     def _invoke_run(self, role: str = "default") -> RunResult:
@@ -235,11 +258,22 @@ class NodeAgent(LocalElasticAgent):
             raise
         return result
 
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        warm_up()  # again, should it have ended
+        spec = worker_group.spec
+        spec.args = (own_words(os.environ), *spec.args[1:])
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        return started
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
+        if result.state is WorkerState.HEALTHY and have_ended_well(self._pcontext):
+            return RunResult(WorkerState.SUCCEEDED)
         if result.state in {WorkerState.FAILED, WorkerState.UNHEALTHY}:
             codes = {failure.exitcode for failure in result.failures.values()}
             self._grouping.failed = not codes <= {REGROUP}
+            for code in sorted(codes - {REGROUP})[:1]:  # a signal's goes before what followed from it
+                self._grouping.say("fault", **fault_of(code, self._words.lines(), self._memory.killed()).document())
         return result
 
     def _exit_barrier(self) -> None:
@@ -251,6 +285,7 @@ def take_part(
     node: Node,
     token_file: Path | None,
     told: Callable[[str], object],
+    words: LastWords,
     watching: Callable[[Grouping, Callable[[str], None]], None] | None = None,
 ) -> None:
     """Train on this node until the training is over, or a signal takes the node away.
@@ -260,6 +295,7 @@ def take_part(
         node: This node.
         token_file: Where workers find the job's token.
         told: Takes lines for people.
+        words: What this process and its workers say on standard error.
         watching: Started once the node has joined: watches for notices, and may send this process a signal.
 
     Raises:
@@ -270,28 +306,50 @@ def take_part(
     for logger in [each for each in logging.root.manager.loggerDict if each.startswith("torch.distributed.elastic")]:
         logging.getLogger(logger).setLevel(logging.CRITICAL)  # each has a level of its own; what happens is said below
     os.environ.update(line.environment(token_file) | {NODE: node.name, "TORCH_ELASTIC_WORKER_IDENTICAL": "1"})
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost peer is no news, and torch prints its own stack
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(name, _go)
-    grouping = Grouping(line, node, told)
+    steering = Steering(node.name, node.steer, told, node.window_s)
+    os.environ[FOLDER] = str(steering.paces)
+    grouping = Grouping(line, node, told, steering=steering)
     try:
+        steering.open()  # what names no board ends this node before anybody counts on it
         grouping.start()
+        steering.start(grouping.store)
     except SignalException as err:
         told(f"node {node.name} leaves before it has joined: {err.sigval.name} was sent to it")
+        steering.close()
         return
-    spec = WorkerSpec(
+    except PolythrottleError:
+        steering.close()
+        raise
+    with _beside(steering):
+        agent = NodeAgent(_spec(node, grouping), grouping, words)
+        if watching is not None:
+            watching(grouping, lambda reason: _take_away(agent, reason))
+        _run(agent, grouping, node, told)
+
+
+def _spec(node: Node, grouping: Grouping) -> WorkerSpec:
+    return WorkerSpec(
         role="worker",
         local_world_size=node.workers,
         rdzv_handler=grouping,
-        entrypoint=sys.executable,
-        args=("-u", str(node.script), *node.words),
+        entrypoint=train,
+        args=("", str(node.script), *node.words),
         max_restarts=1 << 30,
         monitor_interval=0.1,
     )
-    agent = NodeAgent(spec, grouping)
-    if watching is not None:
-        watching(grouping, lambda reason: _take_away(agent, reason))
-    _run(agent, grouping, node, told)
+
+
+@contextlib.contextmanager
+def _beside(steering: Steering) -> Iterator[None]:
+    """Put the boards back at the end, whoever is in a hurry then: a job that is over ends its nodes, too."""
+    try:
+        yield
+    finally:
+        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(name, signal.SIG_IGN)
+        steering.close()
 
 
 def _run(agent: NodeAgent, grouping: Grouping, node: Node, told: Callable[[str], object]) -> None:

@@ -46,9 +46,9 @@ class Cadence:
         return self.stall_s + self.drag_s
 
     @property
-    def share(self) -> float:
-        """Return the share of the time that checkpoints have cost so far."""
-        return self.spent_s / self.trained_s if self.trained_s else 0.0
+    def share(self) -> float | None:
+        """Return the share of the time that checkpoints have cost so far; None before anything was trained."""
+        return self.spent_s / self.trained_s if self.trained_s > self.spent_s else None
 
     def stepped(self, duration_s: float, writing: bool) -> "Cadence":
         """Return what is known after one more step, in seconds; one beside a write is compared with one that is not."""

@@ -4,6 +4,7 @@ First the state is put, then a manifest with its size and checksum: without the 
 means of the latest generation, then of the latest step: a worker of a former generation that still writes loses.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -132,6 +133,30 @@ def newest(stores: tuple[Store, ...], model: str, told: Callable[[str], None]) -
     if foreign:
         raise BadFile(f"{stores[0].url} holds checkpoints of another model; give this job another --store")
     return None
+
+
+def newest_manifest(store: Store) -> Manifest | None:
+    """Return what is known of the newest checkpoint in a store without reading its state, None if there is none.
+
+    Raises:
+        StorageError: If the store cannot be reached.
+    """
+    files = store.names(FOLDER)
+    for name in _newest_first(files):
+        with contextlib.suppress(BadFile, FileNotFoundError):
+            if f"{name}.pt" in files:
+                return _manifest(store, name)
+    return None
+
+
+def newest_generation(store: Store) -> int:
+    """Return the newest generation that left a checkpoint in a store, whole or not; 0 without any.
+
+    Raises:
+        StorageError: If the store cannot be reached.
+    """
+    names = _names(store)
+    return _rank((names[0], store))[0] if names else 0
 
 
 def load_state(found: Found) -> dict[str, Any]:

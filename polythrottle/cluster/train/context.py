@@ -11,6 +11,7 @@
 """
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -26,8 +27,10 @@ from polythrottle.clock import SystemClock
 from polythrottle.cluster.train.checkpoint import Manifest, loads, model_digest
 from polythrottle.cluster.train.group import Group
 from polythrottle.cluster.train.keeping import Keeper
+from polythrottle.cluster.train.pace import Pace
 from polythrottle.cluster.train.reporter import Reporter
 from polythrottle.cluster.train.sampler import BatchRule, Micro, Place, fingerprint, micros, order, place_from
+from polythrottle.cluster.train.timing import StepTimer
 from polythrottle.cluster.train.wire import GENERATION, NODE, REGROUP, line_from_environment
 from polythrottle.errors import BadFile, InvalidInput
 
@@ -111,6 +114,7 @@ class Context:
         self._micro: Micro | None = None
         self._first = True
         self._step_s = 0.0
+        self._timer: StepTimer | None = None
         self._keeper: Keeper | None = None
 
     @property
@@ -128,7 +132,7 @@ class Context:
         self.terms = self.terms.told(line.ask("terms")) if line is not None else self.terms
         self._group = Group(self._bare)
         node = os.environ.get(NODE, "")
-        self._reporter = Reporter(line, node, self._group.rank, self.generation, self._cut_off)
+        self._reporter = Reporter(line, node, self._group.rank, self.generation, self._cut_off, pace=self._pace)
         if self.terms.store:
             costs = (self.terms.overhead, self.terms.every_s)
             self._keeper = Keeper(self.terms.store, node, *costs, self._reporter, self._say)
@@ -151,6 +155,7 @@ class Context:
             self._scale(self._factor)
         self.model = self._group.wrapped()
         self._check_order()
+        self._timer, self._began = StepTimer(self._bare, self._clock, self.workers == 1), self.place.epoch
         self._step_end_s = self._clock.now()
         self._until_agreement, self._seen_wanted = 1, self._reporter.checkpoints_wanted
 
@@ -174,11 +179,12 @@ class Context:
         """Yield this worker's batches of what is left of the present epoch; call `step` once for each.
 
         Raises:
-            InvalidInput: If `step` was not called for a batch.
+            InvalidInput: If `step` was not called for a batch, or outside the context.
             SystemExit: If all workers stop together for another generation.
         """
         if self.place.epoch >= self.terms.epochs:
             return
+        timer = self._timed
         whole = order(self._samples, self.terms.seed, self.place.epoch)
         batch = self.terms.rule.batch(self.terms.batch, self.workers)
         most = self.terms.micro or batch
@@ -189,7 +195,7 @@ class Context:
             num_workers=self._loading,
             collate_fn=self._collate,
         )
-        for part, samples in zip(parts, loader, strict=True):
+        for part, samples in zip(parts, timer.loaded(loader), strict=True):
             if self._micro is not None:
                 raise InvalidInput("training.step(loss) has to be called once for each batch")
             if self._stopping:  # only now: what the script does after a step belongs to the step
@@ -213,14 +219,35 @@ class Context:
         (loss * part.weight).backward()  # type: ignore[no-untyped-call]
         if not part.last:
             return
+        self._timed.exchanged()
         self._optimiser.step()
         self._optimiser.zero_grad()
+        epoch = self.place.epoch
         self.place = self.place.after(part.total, self._samples)
-        self._settle()
+        self._settle(epoch)
 
-    def _settle(self) -> None:
-        """Look after a step: is anybody to stop, is a checkpoint due?"""
+    @property
+    def _timed(self) -> StepTimer:
+        """Return what times the steps."""
+        if self._timer is None:
+            raise InvalidInput("a training is used within its context: with Context(…) as training")
+        return self._timer
+
+    def _pace(self) -> Pace | None:
+        """Return how fast this worker is; called from the reporter's thread."""
+        if self._timer is None:
+            return None
+        batch = self.terms.rule.batch(self.terms.batch, self.workers)
+        share = -(-batch // self.workers)
+        left = max(0, (self.terms.epochs - self.place.epoch) * self._samples - self.place.consumed)
+        kind = re.sub(r"[^A-Za-z0-9_]", "_", type(self._bare).__name__)[:60]
+        network = f"{kind}-{self._digest[:8]}-b{share}"
+        return Pace(self.generation, network, share, batch, -(-left // batch), self._timer.tally, self._timer.cold)
+
+    def _settle(self, epoch: int) -> None:
+        """Look after a step of an epoch: is anybody to stop, is a checkpoint due?"""
         duration_s = self._clock.now() - self._step_end_s
+        self._timed.stepped(duration_s, epoch == self._began)
         self._step_s = duration_s if not self._step_s else self._step_s + 0.3 * (duration_s - self._step_s)
         if self._keeper is not None and self._first:
             self._keeper.begin(self._state(), self.rank == 0)

@@ -1,27 +1,35 @@
-"""The controller: one process, on a machine that stays, that keeps a job's membership; it needs no torch.
+"""The controller: one process, on a machine that stays, that keeps a job's membership; it needs no torch."""
 
-It listens on loopback; on any other address only with a token, for whoever reaches it could stop the training.
-"""
-
-import contextlib
-import json
 import math
-import os
 import threading
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from polythrottle.clock import Clock, SystemClock
-from polythrottle.cluster.store import Holding, Store
-from polythrottle.cluster.train.account import JOB, Journal, Progress, replayed
-from polythrottle.cluster.train.membership import Happening, Membership, Phase, Rules, restored
-from polythrottle.cluster.train.wire import LARGEST, Line, admits, is_loopback
-from polythrottle.errors import InvalidInput, PolythrottleError, StorageError
+from polythrottle.cluster.train.account import (
+    FAULT,
+    RESTARTED,
+    SUCCESSION,
+    SUCCESSOR,
+    UNHEARD,
+    Journal,
+    Progress,
+    origin_of,
+    replayed,
+)
+from polythrottle.cluster.train.fault import Fault
+from polythrottle.cluster.train.membership import Event, Happening, Membership, Phase, Rules, restored
+from polythrottle.cluster.train.overseeing import OVERSEEN, Overseer, Watched
+from polythrottle.errors import InvalidInput
 
-TICK_S = 0.05
+_NO_SPEED: dict[str, Any] = {
+    **dict.fromkeys(("measured_steps_per_s", "expected_steps_per_s", "short")),
+    **{"found": False, "reason": "no generation trains now", "causes": (), "proposals": ()},
+}
+_OWN = {*Happening, FAULT, RESTARTED, SUCCESSOR, SUCCESSION, "notice", *OVERSEEN}
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class Job:
         store: URL of its checkpoints.
         rate_per_h: Losses of one node per hour if known.
         terms: What workers are told when they begin: batch rule, overhead budget and the like.
+        watched: How its nodes are paced, and when it is called slow.
     """
 
     name: str
@@ -43,6 +52,7 @@ class Job:
     store: str
     rate_per_h: float | None = None
     terms: Mapping[str, Any] | None = None
+    watched: Watched = field(default_factory=Watched)
 
 
 class Controller:
@@ -51,21 +61,55 @@ class Controller:
     Args:
         job: What it is started with; a folder with events of a former controller is continued.
         clock: Decides who is silent.
+        calendar: Returns the seconds since 1970: dates events, and tells how long no controller kept the job.
 
     Raises:
         StorageError: If the folder cannot be written.
         BadFile: If the events in it are none.
     """
 
-    def __init__(self, job: Job, clock: Clock | None = None) -> None:
-        self.job, self._clock = job, clock or SystemClock()
+    def __init__(self, job: Job, clock: Clock | None = None, calendar: Callable[[], float] = time.time) -> None:
+        self.job, self._clock, self._calendar = job, clock or SystemClock(), calendar
         self._journal = Journal(job.folder)
         self._start_s = self._clock.now()
+        self._origin = origin_of(self._journal.records, calendar())
         self.membership: Membership = restored(job.rules, list(self._journal.records), self._start_s)
         self.progress: Progress = replayed(self._journal.records)
+        self._heard_s: dict[str, float] = {}
         self._wanted_checkpoints = 0
-        self._counted_s = self._start_s
+        self._given_up, self._reason = False, ""
+        self._overseer = Overseer(job.watched, self.membership, self.note)
         self._lock = threading.RLock()
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Return what has happened so far, oldest first; it grows."""
+        return self._journal.records
+
+    @property
+    def reason(self) -> str:
+        """Return why the job has failed, with its last worker's own words; empty if it has not."""
+        return self._reason or self.membership.reason
+
+    @property
+    def at_s(self) -> float:
+        """Return the time of the job in seconds: since its first controller began, whoever keeps it now."""
+        return self._origin.at_s + self._clock.now() - self._start_s
+
+    def begin(self, generation: int = 0) -> None:
+        """Go on with a job that another controller kept before.
+
+        Args:
+            generation: The newest that left a checkpoint. Where the job's folder does not know of it, as on another
+                machine, the next is numbered after it: the newest checkpoint is that of the latest generation.
+        """
+        with self._lock:
+            if generation > self.membership.generation:
+                self.membership.generation, self.membership.members = generation, ()
+                self.membership.nodes.clear()
+        if self._origin.restarted:
+            away_s = None if self._origin.away_s is None else round(self._origin.away_s, 3)
+            self.note({"event": RESTARTED, "generation": self.membership.generation, "away_s": away_s})
 
     def answer(self, verb: str, words: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one request.
@@ -87,13 +131,21 @@ class Controller:
     def tick(self) -> None:
         """Lose who is silent and begin a generation if all is ready."""
         with self._lock:
-            now_s = self._clock.now()
-            self.progress.machine_s += (now_s - self._counted_s) * len(self.membership.nodes)
-            self._counted_s = now_s
-            beaten = {node.name: node.beaten_s - self._start_s for node in self.membership.nodes.values()}
-            for event in self.membership.tick(now_s):
-                since = {"beaten_s": beaten[event.node]} if event.happening is Happening.LOST and event.node else {}
-                self.note(event.record() | since)
+            self.progress.until(self.at_s)
+            for event in self.membership.tick(self._clock.now()):
+                self.note(event.record() | self._known_of(event))
+            self._overseer.tick(self._clock.now())
+
+    def _known_of(self, event: Event) -> dict[str, Any]:
+        """Return what is known beside an event: when a lost node was last heard of, and how a job's worker failed."""
+        if event.happening is Happening.LOST:
+            beaten_s = self._heard_s.pop(event.node or "", None)
+            return {UNHEARD: True} if beaten_s is None else {"beaten_s": round(beaten_s, 3)}
+        if event.happening is Happening.FAILED and self.progress.fault is not None and not self._given_up:
+            fault = self.progress.fault
+            self._reason = f"{event.reason}; the last, on {fault['node']}: {fault['reason']}"
+            return {"reason": self._reason}
+        return {}
 
     def excuse(self, held_up_s: float) -> None:
         """Not count a time in which this process was held up itself, in seconds, as anybody's silence."""
@@ -103,13 +155,15 @@ class Controller:
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Keep one event."""
-        stamped = {"at_s": round(self._clock.now() - self._start_s, 3), **record}
+        stamps = {"at_s": round(self.at_s, 3), "unix_s": round(self._calendar(), 3)}
+        stamped = {**stamps, **record, **stamps}  # first in the line, and nobody else's
         self._journal.append(stamped)
         self.progress.take(stamped)
 
     def give_up(self, reason: str) -> None:
-        """End the job as failed."""
+        """End the job as failed, though its workers may be well."""
         with self._lock:
+            self._given_up = True
             self.membership.fail(reason)
         self.tick()
 
@@ -120,18 +174,24 @@ class Controller:
     def _on_join(self, words: Mapping[str, Any]) -> dict[str, Any]:
         name, generation = str(words["node"])[:80], int(words.get("generation", 0))
         self.membership.join(name, _address(words), self._clock.now(), generation, str(words.get("process", "")))
+        self.tick()  # a former process of the name is lost as of its own last beat
+        self._heard_s[name] = self.at_s
         return self._standing(name) | {"job": self.job.name, "store": self.job.store}
 
     def _on_beat(self, words: Mapping[str, Any]) -> dict[str, Any]:
         name = str(words["node"])
         known = self.membership.beat(name, self._clock.now(), str(words.get("process", "")))
-        return self._standing(name) | {"known": known}
+        if known:
+            self._heard_s[name] = self.at_s
+            self._overseer.hear(name, words)
+        return self._standing(name) | {"known": known} | self._overseer.answer(name, self._losses_per_h)
 
     def _on_ready(self, words: Mapping[str, Any]) -> dict[str, Any]:
         name = str(words["node"])
         if name not in self.membership.nodes:
             return self._standing(name) | {"known": False}
         self.membership.ready(name, _address(words), self._clock.now(), bool(words.get("failed")))
+        self._heard_s[name] = self.at_s
         return self._standing(name) | {"known": True}
 
     def _on_drain(self, words: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,11 +215,28 @@ class Controller:
         self.note(record | {"generation": self.membership.generation, "source": str(words.get("source", ""))[:80]})
         return {}
 
+    def _on_fault(self, words: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep why a worker failed: its node is ready again soon, or the job is given up."""
+        fault = Fault.from_document(words)
+        record = {"event": FAULT, "node": str(words["node"])[:80], "generation": self.membership.generation}
+        self.note(record | fault.document())
+        return {}
+
+    def _on_succession(self, words: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep what who rents the nodes says: a successor was asked for, or has taken over."""
+        record: dict[str, Any] = {"event": SUCCESSION if words["done"] else SUCCESSOR}
+        record |= {"order": str(words["order"])[:80], "successor": str(words["successor"])[:80]}
+        for name in ("left_s", "wait_s", "overlap_s", "interruption_s"):
+            if words.get(name) is not None:
+                record[name] = round(float(words[name]), 3)
+        self.note(record | {"generation": self.membership.generation})
+        return {}
+
     def _on_report(self, words: Mapping[str, Any]) -> dict[str, Any]:
         """Take a worker's report, and tell it what it must do; that of a former generation is told to stop."""
         generation = int(words["generation"])
         for record in words.get("records", ()):
-            if not isinstance(record, dict) or record.get("event") in set(Happening):
+            if not isinstance(record, dict) or record.get("event") in _OWN:
                 raise InvalidInput("a worker's record is a document with an event of its own")
             self.note({**record, "generation": generation})
         if generation == self.membership.generation and words.get("step") is not None:
@@ -174,6 +251,11 @@ class Controller:
             "hazard_per_s": hazard_per_s,
             "hazard_source": source,
         }
+
+    @property
+    def _losses_per_h(self) -> float:
+        """Return the losses of one node per hour, as far as they are known."""
+        return self.progress.hazard_per_s(1, self.job.rate_per_h)[0] * 3600
 
     def _on_terms(self, words: Mapping[str, Any]) -> dict[str, Any]:
         return {"store": self.job.store, **(self.job.terms or {})}
@@ -199,28 +281,49 @@ class Controller:
     def status(self) -> dict[str, Any]:
         """Return where the job stands, as a document."""
         with self._lock:
-            held, now_s = self.membership, self._clock.now()
+            held, now_s, joined_s = self.membership, self._clock.now(), self.progress.joined_s
             hazard_per_s, source = self.progress.hazard_per_s(len(held.members), self.job.rate_per_h)
             nodes = [
-                {"node": node.name, "rank": held.rank(node.name), "age_s": round(now_s - node.since_s, 1)}
+                {"node": node.name, "rank": held.rank(node.name)}
+                | {"age_s": round(self.at_s - joined_s.get(node.name, self.at_s), 1)}
                 | {"silent_s": round(now_s - node.beaten_s, 1), "leaving": node.leaving or None}
+                | self._overseer.row(node.name)
                 for node in held.nodes.values()
             ]
             return {
                 "job": self.job.name,
                 "phase": str(held.phase),
-                "reason": held.reason or None,
+                "reason": self.reason or None,
                 "generation": held.generation,
                 "least": held.rules.least,
                 "most": held.rules.most,
-                "members": list(held.members),
-                "chief": held.members[0] if held.members else None,
+                **present(held),
                 "nodes": nodes,
                 "store": self.job.store,
                 "hazard_per_h": hazard_per_s * 3600,
                 "hazard_source": source,
+                "speed": self._overseer.document() | ({} if held.phase is Phase.TRAINING else _NO_SPEED),
                 **told(self.progress),
             }
+
+
+def present(held: Membership, over: bool | None = None) -> dict[str, Any]:
+    """Return who of a job's newest generation is there, and who has gone, as a document; once the job is over, who was.
+
+    Args:
+        held: Its membership.
+        over: Whether the job is over, where no controller keeps it; None for what the membership says.
+    """
+    members = list(held.members)
+    ended = held.outcome is not None if over is None else over
+    now = [] if ended else list(held.present)
+    return {
+        "members": now,
+        "chief": members[0] if members[:1] == now[:1] and now else None,
+        "last_members": members if ended else [],
+        "gone": {} if ended else {name: str(how) for name, how in held.gone.items()},
+        "waits_for": held.wanting if over is None else None,
+    }
 
 
 def told(progress: Progress) -> dict[str, Any]:
@@ -231,9 +334,15 @@ def told(progress: Progress) -> dict[str, Any]:
         "checkpoints": progress.checkpoints,
         "newest_checkpoint": dict(progress.newest) if progress.newest else None,
         "spooled": progress.spooled,
-        "losses": progress.counts.get(Happening.LOST, 0),
-        "departures": progress.counts.get(Happening.LEFT, 0),
+        "taken_up": dict(progress.taken_up) if progress.taken_up else None,
+        "nothing_left": progress.idle,
+        "losses": progress.losses,
+        "departures": progress.departures,
         "notices": progress.counts.get("notice", 0),
+        "restarts": progress.counts.get(RESTARTED, 0),
+        "faults": progress.counts.get(FAULT, 0),
+        "newest_fault": dict(progress.fault) if progress.fault else None,
+        "successors": progress.successions.document(),
         "recoveries_s": [round(each, 2) for each in progress.recoveries],
         "recoveries_kind": "measured by the controller, from a lost node's last beat to the next first step",
     }
@@ -242,160 +351,3 @@ def told(progress: Progress) -> dict[str, Any]:
 def _address(words: Mapping[str, Any]) -> tuple[str, int]:
     host, port = words["address"]
     return str(host), int(port)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """One request of a node or worker."""
-
-    server: "Serving"
-    timeout = 10
-
-    def do_POST(self) -> None:
-        """Answer one request; a browser's is refused: pages elsewhere must not steer a job."""
-        if self.headers.get("Origin") or self.headers.get("Content-Type") != "application/json":
-            self._send(403, {"error": "not a request of a polythrottle node"})
-        elif not admits(self.server.token, self.headers.get("Authorization")):
-            self._send(401, {"error": "this controller needs the job's token: give --token-file"})
-        else:
-            self._send(*self._answered())
-
-    def _answered(self) -> tuple[int, dict[str, Any]]:
-        try:
-            length = int(self.headers.get("Content-Length", "0"))
-            if not 0 <= length <= LARGEST:
-                return 413, {"error": "the request is too long"}
-            words = json.loads(self.rfile.read(length) or b"{}")
-            if not isinstance(words, dict):
-                return 400, {"error": "a request is one JSON document"}
-            return 200, self.server.controller.answer(self.path.strip("/"), words)
-        except (ValueError, RecursionError):
-            return 400, {"error": "a request is one JSON document"}
-        except StorageError as err:
-            self.server.fault = err
-            return 503, {"error": str(err)}
-        except PolythrottleError as err:
-            return 400, {"error": str(err)}
-
-    def _send(self, status: int, document: Mapping[str, Any]) -> None:
-        data = json.dumps(document).encode()
-        with contextlib.suppress(OSError):  # who asked has gone
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing of single requests."""
-
-
-class Serving(ThreadingHTTPServer):
-    """A controller on its address, with its hold on the store.
-
-    Args:
-        controller: What answers.
-        host: Where to listen; anything but loopback needs a token.
-        port: On which port; 0 for a free one.
-        token: What lets in.
-        holding: The hold on the store.
-
-    Raises:
-        InvalidInput: If it would listen for everybody without a token, or cannot listen there.
-    """
-
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, controller: Controller, host: str, port: int, token: str, holding: Holding) -> None:
-        if not is_loopback(host) and not token:
-            raise InvalidInput(f"{host} can be reached from other machines: give --token-file, or listen on 127.0.0.1")
-        self.controller, self.token = controller, token
-        self.fault: StorageError | None = None
-        self._holding = holding
-        try:
-            super().__init__((host, port), _Handler)
-        except OSError as err:
-            raise InvalidInput(f"cannot listen on {host}:{port}: {err.strerror or err}") from err
-        self._ended = threading.Event()
-
-    @property
-    def line(self) -> Line:
-        """Return the way to this controller."""
-        return Line(str(self.server_address[0]), int(self.server_address[1]), self.token)
-
-    def open(self) -> None:
-        """Take hold of the store, and answer from now on.
-
-        Raises:
-            ClaimedElsewhere: If another controller works on the store.
-            StorageError: If it cannot be reached.
-            BadFile: If a claim in it is none.
-        """
-        begun_s = SystemClock().now()
-        try:
-            self._holding.take()
-        except PolythrottleError:
-            self.server_close()
-            raise
-        self.controller.excuse(SystemClock().now() - begun_s)  # nobody could be heard meanwhile
-        for work, words in ((self.serve_forever, (0.05,)), (self._holding.keep, (self._robbed,))):
-            threading.Thread(target=work, args=words, daemon=True).start()
-
-    def run(self, patience_s: float = 20.0) -> Phase:
-        """Watch, once open, until the job has ended and its nodes have gone, or `stop`; return how it ended.
-
-        Args:
-            patience_s: How long nodes may take to go after the end, in seconds.
-
-        Raises:
-            StorageError: If the events cannot be kept, or another controller took the store.
-        """
-        try:
-            self._watch(patience_s)
-        finally:
-            self.shutdown()
-            self.server_close()
-            self._holding.release()
-            self.controller.close()
-        if self.fault is not None:
-            raise self.fault
-        return self.controller.membership.phase
-
-    def stop(self) -> None:
-        """End `run` soon."""
-        self._ended.set()
-
-    def _robbed(self, reason: str) -> None:
-        self.fault = StorageError(reason)
-        with contextlib.suppress(StorageError):
-            self.controller.give_up(reason)
-
-    def _watch(self, patience_s: float) -> None:
-        over_s: float | None = None
-        clock = SystemClock()
-        looked_s = clock.now()
-        while not self._ended.wait(TICK_S):
-            held_up_s, looked_s = clock.now() - looked_s, clock.now()
-            if held_up_s > self.controller.job.rules.beat_s:
-                self.controller.excuse(held_up_s)
-            try:
-                self.controller.tick()
-            except StorageError as err:
-                self.fault = err
-                return
-            if self.controller.membership.outcome is None:
-                continue
-            over_s = clock.now() if over_s is None else over_s
-            if not self.controller.membership.nodes or clock.now() - over_s > patience_s:
-                return
-
-
-def announce(job: Job, line: Line, token_file: Path | None) -> None:
-    """Write down where a job's controller is met.
-
-    Raises:
-        StorageError: If it cannot be written.
-    """
-    document = {"v": 1, "job": job.name, "address": line.address, "pid": os.getpid(), "store": job.store}
-    whole = document | {"token_file": str(token_file) if token_file else None}
-    Store(str(job.folder)).write(JOB, json.dumps(whole).encode())

@@ -43,8 +43,10 @@ class Keeper:
         clock: Clock | None = None,
     ) -> None:
         self._store = Store(url)
-        spool = state_dir() / "spool" / (node or "alone") / model_digest({url: ()})
-        self._spool = Store(str(spool))
+        place = model_digest({url: ()})
+        spool = state_dir() / "spool" / (node or "alone") / place
+        found = sorted(each for each in (state_dir() / "spool").glob(f"*/{place}") if each != spool)
+        self._spools = tuple(Store(str(each)) for each in (spool, *found))
         self._clock = clock or SystemClock()
         self._writer = Writer(self._store, spool, self._ended, self._clock)
         self._overhead, self._every_s, self._reporter, self._say = overhead, every_s, reporter, say
@@ -64,7 +66,8 @@ class Keeper:
 
         Args:
             model: Digest of the model's tensors.
-            chief: Whether to look into the store; others look only into what waits on their own disk.
+            chief: Whether to look into the store; others look only into what waits on their own machine's disk, under
+                whatever name a node had there.
 
         Raises:
             StorageError: If the store stays away.
@@ -73,7 +76,7 @@ class Keeper:
         begun_s, pause_s = self._clock.now(), 0.5
         while True:
             try:
-                return newest((self._store, self._spool) if chief else (self._spool,), model, self._say)
+                return newest((self._store, *self._spools) if chief else self._spools, model, self._say)
             except StorageError as err:
                 if self._clock.now() - begun_s > PATIENCE_S:
                     raise
@@ -149,7 +152,8 @@ class Keeper:
             self._reporter.note({"event": event, **record, "reason": reason[:300]})
             return
         record |= {"bytes": manifest.bytes, "stall_s": round(self._stall_s, 4)}
-        record |= {"persist_s": round(written.persist_s, 4), "share": round(self._cadence.share, 5)}
+        share = self._cadence.share
+        record |= {"persist_s": round(written.persist_s, 4), "share": None if share is None else round(share, 5)}
         record["interval_s"] = self._interval_s()
         self._reporter.note({"event": "checkpoint", **record, **({"forced": self._forced} if self._forced else {})})
 

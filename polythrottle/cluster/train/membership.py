@@ -126,12 +126,14 @@ class Membership:
         rules: When a node is lost and when a generation begins.
         generation: Number of the newest generation; 0 before the first.
         members: Its nodes by rank; the longest-serving is first, so that the chief's duties move to the next in age.
+        gone: Those of them that are there no more, and how they went.
     """
 
     rules: Rules
     generation: int = 0
     members: tuple[str, ...] = ()
     nodes: dict[str, Node] = field(default_factory=dict)
+    gone: dict[str, Happening] = field(default_factory=dict)
     outcome: Phase | None = None
     reason: str = ""
     _gathered_s: float | None = None
@@ -163,6 +165,7 @@ class Membership:
         if name in self.nodes and not trains:
             self._drop(name, Happening.LOST, "it joined again: its former process is gone")
         self.nodes[name] = Node(name, address, now_s, now_s, self.generation if trains else 0, process)
+        self.gone.pop(name, None)
         self._tell(Happening.JOINED, node=name)
 
     def ready(self, name: str, address: tuple[str, int], now_s: float, failed: bool = False) -> None:
@@ -175,6 +178,11 @@ class Membership:
         if name in self.nodes and not self.nodes[name].leaving:
             self.nodes[name].leaving = reason
             self._tell(Happening.DRAINING, node=name, reason=reason)
+
+    def readmit(self, name: str) -> None:
+        """Let a node that was told to go take part again, if it is still there."""
+        if name in self.nodes:
+            self.nodes[name].leaving = ""
 
     def leave(self, name: str, reason: str) -> None:
         """Let a node go that says so and whose workers have stopped."""
@@ -206,6 +214,18 @@ class Membership:
         if not self.members:
             return Phase.GATHERING
         return Phase.REGROUPING if self._changed() else Phase.TRAINING
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Return the members that are still there, by rank."""
+        return tuple(node.name for node in self._serving())
+
+    @property
+    def wanting(self) -> int:
+        """Return how many more nodes must come before a generation can begin; 0 while one trains or the job is over."""
+        if self.phase not in (Phase.GATHERING, Phase.REGROUPING):
+            return 0
+        return max(0, self.rules.least - sum(not node.leaving for node in self.nodes.values()))
 
     @property
     def broken(self) -> bool:
@@ -268,7 +288,7 @@ class Membership:
         staying = [node for node in self._serving() if not node.leaving]
         fresh = sorted((node for node in self._newcomers() if node.ready), key=lambda node: node.since_s)
         chosen = [*staying, *fresh][: self.rules.most]
-        self.members = tuple(node.name for node in chosen)
+        self.members, self.gone = tuple(node.name for node in chosen), {}
         self.generation += 1
         self._formed_s, self._stepped, self._settled = now_s, False, False
         for node in chosen:
@@ -287,6 +307,8 @@ class Membership:
 
     def _drop(self, name: str, happening: Happening, reason: str) -> None:
         del self.nodes[name]
+        if name in self.members:
+            self.gone[name] = happening
         self._tell(happening, node=name, reason=reason)
 
     def _tell(self, happening: Happening, **words: Any) -> None:
@@ -302,14 +324,13 @@ def restored(rules: Rules, records: Sequence[Mapping[str, Any]], now_s: float) -
         now_s: The time by the new controller's clock: members have three beats from now to say that they are there.
     """
     found = Membership(rules)
-    gone: set[str] = set()
     for record in records:
         if record.get("event") == Happening.FORMED:
-            found.generation, found.members, gone = int(record["generation"]), tuple(record["members"]), set()
-        elif record.get("event") in (Happening.LOST, Happening.LEFT):
-            gone.add(str(record.get("node")))
+            found.generation, found.members, found.gone = int(record["generation"]), tuple(record["members"]), {}
+        elif record.get("event") in (Happening.LOST, Happening.LEFT) and record.get("node") in found.members:
+            found.gone[str(record["node"])] = Happening(str(record["event"]))
         elif record.get("event") == Happening.FINISHED:
             found.outcome = Phase.FINISHED
-    present = (name for name in found.members if name not in gone)
+    present = (name for name in found.members if name not in found.gone)
     found.nodes = {name: Node(name, ("", 0), now_s, now_s, found.generation) for name in present}
     return found

@@ -3,9 +3,11 @@
 import os
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from polythrottle.clock import Clock, SystemClock
+from polythrottle.cluster.train.pace import FOLDER, Pace, write_pace
 from polythrottle.cluster.train.wire import ControllerAway, Line
 from polythrottle.errors import PolythrottleError
 
@@ -23,6 +25,7 @@ class Reporter:
         generation: The generation it trains in.
         cut_off: Called when the others are gone for good: the process that holds this worker, or a member.
         clock: Measures the grace after which it is called.
+        pace: Says how fast this worker is; written for the node's agent, which steers its board.
     """
 
     def __init__(
@@ -33,10 +36,12 @@ class Reporter:
         generation: int,
         cut_off: Callable[[], None],
         clock: Clock | None = None,
+        pace: Callable[[], Pace | None] = lambda: None,
     ) -> None:
         self._line, self._node, self._rank, self._generation = line, node, rank, generation
         self._cut_off, self._clock = cut_off, clock or SystemClock()
         self._parent = os.getppid()
+        self._pace, self._folder = pace, os.environ.get(FOLDER, "")
         self._records: list[dict[str, Any]] = []
         self._place: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -76,10 +81,16 @@ class Reporter:
         while not self._ended.is_set():
             self._more.wait(ASK_S)
             self._more.clear()
+            self._show_pace()
             self._ask()
             if os.getppid() != self._parent:
                 self._cut_off()
         self._ask()
+
+    def _show_pace(self) -> None:
+        pace = self._pace() if self._folder else None
+        if pace is not None:
+            write_pace(Path(self._folder), self._rank, pace)
 
     def _ask(self) -> None:
         with self._lock:

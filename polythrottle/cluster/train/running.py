@@ -1,6 +1,7 @@
 """The three ways to take part in a job: serve as its controller, join as a node, or run all of it on this machine."""
 
 import contextlib
+import json
 import math
 import re
 import signal
@@ -9,22 +10,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from polythrottle.clock import Clock, SystemClock
 from polythrottle.cluster.store import Holding, Store
-from polythrottle.cluster.train.account import EVENTS, JOB, read_events, replayed
-from polythrottle.cluster.train.controller import Controller, Job, Serving, announce, told
+from polythrottle.cluster.train.account import EVENTS, JOB, is_kept, keeper, read_events, replayed
+from polythrottle.cluster.train.checkpoint import Manifest, newest_manifest
+from polythrottle.cluster.train.controller import Controller, Job, present, told
 from polythrottle.cluster.train.engine import Engine
 from polythrottle.cluster.train.membership import Happening, Phase, Rules, restored
-from polythrottle.cluster.train.torchrun import job_line
+from polythrottle.cluster.train.overseeing import Watched, overseen
+from polythrottle.cluster.train.serving import Serving, announce
+from polythrottle.cluster.train.torchrun import STOP_S, job_line
 from polythrottle.cluster.train.wire import ControllerAway, Line, parse_address, read_token
-from polythrottle.errors import BadFile, ClaimFailed, InvalidInput, UnknownName
+from polythrottle.errors import BadFile, ClaimFailed, InvalidInput, PolythrottleError, StorageError, UnknownName
 from polythrottle.state import state_dir
 
 Told = Callable[[str], object]
+STORE_S = 10.0
+"""How long a store may take to say what it holds, in seconds: who asks for a job's status waits for it."""
 STILLBORN = 3
 """Nodes that may end before they join, one after the other, before a job on this machine is given up."""
+
+
+def _unheard(event: Mapping[str, Any]) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,7 @@ class Asked:
         every_s: A fixed time between checkpoints in seconds; None for a profiled one.
         beat_s: Time between two beats of a node, in seconds.
         folder: The job's folder; None for the one of its name.
+        watched: How its nodes are paced, and when it is called slow.
     """
 
     job: str = ""
@@ -52,6 +64,7 @@ class Asked:
     every_s: float | None = None
     beat_s: float = 1.0
     folder: Path | None = None
+    watched: Watched = field(default_factory=Watched)
 
     def as_job(self) -> Job:
         """Return the job that is meant.
@@ -74,7 +87,7 @@ class Asked:
         store = self.store or f"file://{folder / 'store'}"
         if "://" not in store:  # a path means the same to nodes that were started elsewhere
             store = str(Path(store).absolute())
-        return Job(self.job or folder.name, folder, rules, store, self.rate_per_h, terms)
+        return Job(self.job or folder.name, folder, rules, store, self.rate_per_h, terms, self.watched)
 
 
 def node_counts(text: str) -> tuple[int, int]:
@@ -118,14 +131,21 @@ def newest_job() -> Path:
     return max(found, key=lambda path: path.stat().st_mtime).parent
 
 
-def serve(asked: Asked, address: str, token_file: Path | None, say: Told) -> dict[str, Any]:
-    """Be a job's controller until the job has ended, and return where it then stands.
+def serve(
+    asked: Asked,
+    address: str,
+    token_file: Path | None,
+    say: Told,
+    on_event: Callable[[Mapping[str, Any]], object] = _unheard,
+) -> dict[str, Any]:
+    """Be a job's controller until the job has ended or a signal ends this, and return where the job then stands.
 
     Args:
         asked: What it is asked to do.
         address: Where to listen, as HOST:PORT; port 0 for a free one.
         token_file: File of the job's token; needed for any host but loopback.
         say: Takes lines for people.
+        on_event: Told of everything that happens in the job, in order.
 
     Raises:
         InvalidInput: If a word is none, or the address cannot be listened on.
@@ -135,21 +155,23 @@ def serve(asked: Asked, address: str, token_file: Path | None, say: Told) -> dic
     host, port = parse_address(address)
     job = asked.as_job()
     token = read_token(token_file)
-    refuse_finished(job)
+    refuse_taken(job)
     holding = Holding(Store(job.store))
     with contextlib.closing(Controller(job)) as controller:
-        return _served(Serving(controller, host, port, token, holding), token_file, say)
+        return _served(Serving(controller, host, port, token, holding), token_file, say, on_event)
 
 
-def _served(serving: Serving, token_file: Path | None, say: Told) -> dict[str, Any]:
+def _served(
+    serving: Serving, token_file: Path | None, say: Told, on_event: Callable[[Mapping[str, Any]], object]
+) -> dict[str, Any]:
     controller, job = serving.controller, serving.controller.job
     with _stopping(serving.stop):
         serving.open()
         announce(job, serving.line, token_file.absolute() if token_file else None)
         say(f"controller of job {job.name} on {serving.line.address}, checkpoints in {job.store}")
-        phase = serving.run()
+        phase = serving.run(on_event=on_event)
     if phase is Phase.FAILED:
-        raise ClaimFailed(f"job {job.name} has failed: {controller.membership.reason}")
+        raise ClaimFailed(f"job {job.name} has failed: {controller.reason}")
     return controller.status()
 
 
@@ -162,14 +184,17 @@ class Local:
         members: Names of its nodes.
         replace_after_s: When a lost node is started again, in seconds; None for never.
         clock: Waits.
+        say: Takes lines for people.
+        seen: Events that a former launcher saw: no news, and no reason to act.
     """
 
     engine: Engine
     members: Sequence[str]
     replace_after_s: float | None = 5.0
     clock: Clock = field(default_factory=SystemClock)
+    say: Told = str
+    seen: int = 0
     _due: dict[str, float] = field(default_factory=dict)
-    _seen: int = 0
     _awaited: set[str] = field(default_factory=set)
     _stillborn: int = 0
 
@@ -190,23 +215,21 @@ class Local:
             ClaimFailed: If nodes end again and again before they have joined.
         """
         self._awaited.update(self.members)
-        self.engine.start(self.members)
-        try:
+        with stopped_in_order(self.engine.stop, self.say):
+            self.engine.start(self.members)
             while (code := ended()) is None:
                 self.clock.sleep(0.2)
                 self._follow(on_event)
                 self._bury(gone())
             self._follow(on_event)
             return code
-        finally:
-            self.engine.stop()
 
     def _follow(self, on_event: Callable[[Mapping[str, Any]], None]) -> None:
         events = self.engine.events()
-        for event in events[self._seen :]:
+        for event in events[self.seen :]:
             on_event(event)
             self._consider(event)
-        self._seen = len(events)
+        self.seen = len(events)
         due = [name for name, due_s in self._due.items() if self.clock.now() >= due_s]
         for name in due:
             del self._due[name]
@@ -249,21 +272,84 @@ def status_of(folder: Path) -> dict[str, Any]:
     with contextlib.suppress(ControllerAway, BadFile, InvalidInput):
         return {**job_line(folder).ask("status"), "source": "the controller"}
     records = read_events(folder)
+    found = _from_events(folder, records) if records else _unheard_of(folder)
+    return found | _in_store(folder, found["newest_checkpoint"], found["step"])
+
+
+def _from_events(folder: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     held = restored(Rules(), records, 0.0)
     over = [record for record in records if record["event"] in (Happening.FINISHED, Happening.FAILED)]
     steps = [record for record in records if "step" in record]
+    step = max((int(record["step"]) for record in steps), default=None)
+    epochs = (int(record["epoch"]) for record in steps if "epoch" in record and int(record["step"]) == step)
     return {
         "job": folder.name,
         "phase": str(over[-1]["event"]) if over else "unknown",
         "reason": over[-1].get("reason") if over else "no controller answers; this is from the job's events",
         "generation": held.generation,
-        "members": list(held.members),
-        "chief": held.members[0] if held.members else None,
+        **present(held, bool(over) or not held.nodes),
         "nodes": [],
         **told(replayed(records)),
-        "step": max((int(record["step"]) for record in steps), default=None),
+        "step": step,
+        "epoch": max(epochs, default=None),
+        **overseen(records),
         "source": "the job's events",
     }
+
+
+def _unheard_of(folder: Path) -> dict[str, Any]:
+    """Return what is known of a job without events: nothing that could be counted."""
+    counts = ("generation", "checkpoints", "losses", "departures", "notices", "restarts", "faults", "successors")
+    reason = "no controller answers, and the job has no events yet"
+    return {**_from_events(folder, ()), "reason": reason, **dict.fromkeys((*counts, "spooled", "nothing_left"))}
+
+
+def _in_store(folder: Path, noted: Mapping[str, Any] | None, step: int | None) -> dict[str, Any]:
+    """Return what the store knows better: a checkpoint may have come into it after the controller was gone."""
+    try:
+        manifest = _stored(folder)
+    except PolythrottleError as err:
+        return {"store_trouble": str(err)}
+    if manifest is None or (noted is not None and _place(noted) >= (manifest.generation, manifest.step)):
+        return {"store_trouble": None}
+    known = {"name": manifest.name, "generation": manifest.generation, "step": manifest.step, "epoch": manifest.epoch}
+    newest = known | {"bytes": manifest.bytes, "stall_s": None, "share": None}  # nobody heard what it cost
+    farther = known if step is None or manifest.step > step else {"step": step}
+    places = {key: value for key, value in farther.items() if key in ("step", "epoch")}
+    return {**places, "checkpoints": None, "newest_checkpoint": newest, "store_trouble": None}
+
+
+def _place(record: Mapping[str, Any]) -> tuple[int, int]:
+    return int(record["generation"]), int(record["step"])
+
+
+def _stored(folder: Path) -> Manifest | None:
+    """Return the newest checkpoint in the store that a job's folder names, None if there is none or it names none.
+
+    Raises:
+        StorageError: If the store cannot be asked in time.
+        InvalidInput: If nothing here opens it.
+    """
+    try:
+        url = str(json.loads((folder / JOB).read_bytes())["store"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    answers: list[Manifest | PolythrottleError | None] = []
+
+    def ask() -> None:
+        try:
+            answers.append(newest_manifest(Store(url)))
+        except PolythrottleError as err:
+            answers.append(err)
+
+    asking = threading.Thread(target=ask, daemon=True)  # a bucket's own patience can be minutes
+    asking.start()
+    asking.join(STORE_S)
+    if not answers:
+        raise StorageError(f"the store {url} did not answer within {STORE_S:.0f} s")
+    if isinstance(answers[0], PolythrottleError):
+        raise answers[0]
+    return answers[0]
 
 
 def way_to(address: str, token_file: Path | None) -> Line:
@@ -277,14 +363,58 @@ def way_to(address: str, token_file: Path | None) -> Line:
     return Line(host, port, read_token(token_file))
 
 
-def refuse_finished(job: Job) -> None:
-    """Refuse to begin a job that has finished.
+def refuse_taken(job: Job) -> None:
+    """Refuse to begin a job that has finished, or that is being trained.
 
     Raises:
-        InvalidInput: If it has.
+        InvalidInput: If it has finished.
+        StorageError: If another controller works on it.
     """
+    if is_kept(job.folder):
+        raise StorageError(
+            f"another controller (process {keeper(job.folder)}) works on job {job.name}, which goes on undisturbed; "
+            f"see polythrottle cluster status {job.name}, or give another --job"
+        )
     if any(record["event"] == Happening.FINISHED for record in read_events(job.folder)):
         raise InvalidInput(f"job {job.name} has finished; give another --job, or remove {job.folder}")
+
+
+def kept(folder: Path) -> str:
+    """Return what a job that was stopped has kept, and how it goes on, in a line for people."""
+    with contextlib.suppress(PolythrottleError):
+        newest = status_of(folder)["newest_checkpoint"]
+        if newest is not None:
+            return f"the checkpoint of step {newest['step']} is kept; go on from it with --job {folder.name}"
+    return f"no checkpoint was kept; --job {folder.name} begins anew"
+
+
+@contextlib.contextmanager
+def stopped_in_order(stop: Callable[[], object], say: Told) -> Iterator[None]:
+    """Stop what runs when this ends, however it ends: SIGTERM and a closed terminal count as Ctrl-C.
+
+    Args:
+        stop: Stops it; is not interrupted by a second Ctrl-C, which would leave processes behind.
+        say: Takes lines for people.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    held = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    former = {number: signal.signal(number, _interrupt) for number in held} if main else {}
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"stopping: a last checkpoint, then all processes end; this takes up to {STOP_S:.0f} s")
+        raise
+    finally:
+        ignored = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, *former)} if main else {}
+        try:
+            stop()
+        finally:
+            for number, handler in {**ignored, **former}.items():
+                signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle.clock import Clock, SystemClock
-from polythrottle.cluster.train.account import JOB, read_events
+from polythrottle.cluster.train.account import JOB, keeper, read_events
 from polythrottle.cluster.train.wire import ControllerAway, Line, parse_address, read_token
 from polythrottle.errors import BadFile, DeviceError, UnknownName
 
@@ -124,8 +124,9 @@ class Torchrun:
         while controller.poll() is None and self.clock.now() < deadline_s:
             with contextlib.suppress(ControllerAway, BadFile):
                 line = job_line(self.plan.folder)
-                line.ask("status")
-                return line
+                if keeper(self.plan.folder) == controller.pid:  # not a former controller's, nor another launcher's
+                    line.ask("status")
+                    return line
             self.clock.sleep(0.05)
         failed = DeviceError("the controller did not start; what it said stands above")
         failed.exit_code = controller.returncode or DeviceError.exit_code

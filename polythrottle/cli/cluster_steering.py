@@ -1,0 +1,231 @@
+"""What ``cluster train`` and ``status`` say of nodes' boards, paces and bottlenecks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polythrottle.cli.options import OptionGroup, share
+from polythrottle.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from polythrottle.cluster.train.overseeing import Watched
+
+_FEW = 5
+
+
+@dataclass(frozen=True)
+class WatchOptions(OptionGroup):
+    """How the controller paces the nodes, and when it calls the job slow."""
+
+    longer: Annotated[
+        str, typer.Option("--longer", metavar="3%", help="Steer: how much later than the slowest node all may be.")
+    ] = "0%"
+    threshold: Annotated[
+        str, typer.Option("--threshold", metavar="6.7%", help="Slower than predicted by more is a bottleneck.")
+    ] = "6.7%"
+    warm_up: Annotated[
+        float, typer.Option("--warm-up", metavar="S", help="A generation's speed counts from then on.")
+    ] = 30.0
+    remedies: Annotated[
+        list[str] | None,
+        typer.Option("--remedy", metavar="NAME", help="Do this about a bottleneck, and verify it: drop."),
+    ] = None
+
+    def watched(self) -> "Watched":
+        """Return what is meant.
+
+        Raises:
+            InvalidInput: If a word is none.
+        """
+        from polythrottle.cluster.train.lookout import Terms, allowed_remedies
+        from polythrottle.cluster.train.overseeing import Watched
+
+        threshold, longer = share("--threshold", self.threshold) or 0.0, share("--longer", self.longer) or 0.0
+        if not 0 < threshold < 1:
+            raise InvalidInput(f"--threshold {self.threshold!r} is a share above 0% and below 100%; write 6.7%")
+        if not 0 <= longer < 1:
+            raise InvalidInput(f"--longer {self.longer!r} is at least 0% and below 100%; write for example 3%")
+        if not 0 <= self.warm_up < 1e6:
+            raise InvalidInput(f"--warm-up takes seconds, at least 0, not {self.warm_up}")
+        return Watched(longer, Terms(threshold, self.warm_up, allowed_remedies(self.remedies or [])))
+
+    def watching_words(self) -> list[str]:
+        """Return them as words for the controller's own process."""
+        given = {"--longer": self.longer, "--threshold": self.threshold, "--warm-up": str(self.warm_up)}
+        plain = [word for pair in given.items() for word in pair]
+        return [*plain, *(word for remedy in self.remedies or [] for word in ("--remedy", remedy))]
+
+
+@dataclass(frozen=True)
+class SteerOptions(OptionGroup):
+    """Which board a node steers."""
+
+    steer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--steer",
+            metavar="DEVICE",
+            help="Cap this node's board: auto, nvml:0, sim:a100, off; repeats. By default what an actuator serves.",
+        ),
+    ] = None
+    look: Annotated[
+        float, typer.Option("--look", metavar="S", help="Steer: how long a window of steps is at least.")
+    ] = 5.0
+
+    def check_steering(self, engine: str) -> None:
+        """Refuse words that can be no board's, before anything starts.
+
+        Raises:
+            InvalidInput: If one is malformed, or the engine cannot steer.
+            UnknownName: If it names nothing.
+        """
+        from polythrottle.cluster.fleet.boards import check_boards
+
+        if not 0.1 <= self.look <= 3600:
+            raise InvalidInput(f"--look takes between 0.1 and 3600 seconds, not {self.look}")
+        if self.steer and engine != "torchrun":
+            raise InvalidInput(f"--steer goes with --engine torchrun; {engine} starts its own workers")
+        if self.steer and "off" in self.steer and len(self.steer) > 1:
+            raise InvalidInput("--steer off stands alone")
+        check_boards([] if self.steer == ["off"] else self.steer or [])
+
+    def steering_words(self, nodes_here: int = 1) -> list[str]:
+        """Return them as words for a node's own process.
+
+        Args:
+            nodes_here: Nodes on one machine: of several none steers a board that nobody named.
+        """
+        boards = self.steer or (["off"] if nodes_here > 1 else [])
+        return ["--look", str(self.look), *(word for board in boards for word in ("--steer", board))]
+
+
+EVENTS = {
+    "cap": "{node} runs {cap}: {reason}",
+    "bottleneck": "{words}",
+    "no bottleneck": "as fast as predicted again",
+    "remedy tried": "tries to {act}",
+    "remedy kept": "{act}: {gain}, measured; kept",
+    "remedy taken back": "{act}: {outcome}; taken back",
+}
+
+
+def event_words(event: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the texts of `EVENTS` need of an event."""
+    causes, gain = event.get("causes", ()), event.get("gain_measured")
+    return {
+        "cap": _cap(event.get("limit_w")),
+        "words": "; ".join(_cause(each) for each in causes),
+        "act": _act(event) if "remedy" in event else "",
+        "gain": "speed unknown" if gain is None else f"{gain:+.1%}",
+        "outcome": str(event.get("reason") or "no gain that was measured"),
+    }
+
+
+def node_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a row for each node whose steps are known or whose board is steered, and those of the job's speed."""
+    for node in found.get("nodes", ()):
+        parts = [*_pace(node), *_board(node.get("steering"))]
+        if parts:
+            yield str(node["node"]), ", ".join(parts)
+    yield from _speed(found.get("speed"))
+    yield from _last(found)
+
+
+def _last(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what the events of a job without a controller tell."""
+    for event in found.get("last_caps", ()):
+        power_w = event.get("power_w")
+        power = "" if power_w is None else f", {power_w:.1f} W {event.get('energy_kind')}"
+        yield str(event["node"]), f"last {_cap(event.get('limit_w'))}{power}: {event.get('reason')}"
+    last = found.get("last_bottleneck")
+    if last is not None:
+        causes = "; ".join(_cause(each) for each in last.get("causes", ()))
+        yield "bottleneck", f"last at {last['at_s']:.0f} s: {causes or 'none'}"
+    for event in found.get("last_remedies", ()):
+        yield "tried", f"{_act(event)}: {_came_of(event)}"
+
+
+def _came_of(event: Mapping[str, Any]) -> str:
+    """Return what came of a remedy, from the last event that tells of it."""
+    if event["event"] == "remedy tried":
+        return "what it brings was not measured before the end"
+    if event.get("reason"):
+        return f"taken back: {event['reason']}"
+    return f"{_gained(event)}, {_kept(event)}"
+
+
+def _pace(node: Mapping[str, Any]) -> Iterator[str]:
+    step_s, own_s = node.get("step_s"), node.get("own_s")
+    if step_s is not None and own_s is not None:
+        yield f"{step_s:.3g} s a step, {own_s:.3g} s its own"
+
+
+def _board(board: Mapping[str, Any] | None) -> Iterator[str]:
+    if board is None:
+        return
+    limit_w, power_w, kind = board.get("limit_w"), board.get("power_w"), board.get("energy_kind")
+    yield _cap(limit_w)
+    power = "power unknown" if power_w is None else f"{power_w:.1f} W {kind}"
+    yield f"{power} ({str(board.get('title') or board.get('device')).replace(' (simulated)', '')})"
+    if board.get("throttled"):
+        yield "slows itself down"
+    if board.get("verdict"):
+        yield f"{board['verdict']}: {board.get('reason')}"
+    if board.get("flagged") is not None:
+        side = "slower" if board["flagged"] > 0 else "faster"
+        yield f"stands out: {abs(board['flagged']):.0f} deviations {side} than its type"
+    if board.get("trouble"):
+        yield f"trouble: {board['trouble']}"
+
+
+def _speed(speed: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    if speed is None:
+        return
+    if speed["measured_steps_per_s"] is None:
+        yield "speed", f"not judged yet: {speed['reason']}"
+        return
+    text = f"{speed['measured_steps_per_s']:.3g} steps/s of {speed['expected_steps_per_s']:.3g} predicted"
+    yield "speed", f"{text}; a bottleneck is more than {speed['threshold']:.1%} short"
+    for cause in speed["causes"]:
+        yield "bottleneck", _cause(cause)
+    for proposal in speed["proposals"]:
+        yield "could help", _naming(proposal["words"], proposal["nodes"])
+    for tried in speed["tried"]:
+        yield "tried", f"{_act(tried)}: {_gained(tried)}, {_kept(tried)}"
+
+
+def _act(told: Mapping[str, Any]) -> str:
+    """Return a remedy with the names of the nodes it is for."""
+    return _naming(str(told["remedy"]), told.get("nodes") or ())
+
+
+def _naming(words: str, nodes: Sequence[str]) -> str:
+    """Return words of a remedy with the nodes' names where they say "the node"; in brackets where they do not."""
+    if not nodes:
+        return words
+    named = words.replace("the node", _names(nodes), 1)
+    return named if named != words else f"{words} ({_names(nodes)})"
+
+
+def _gained(tried: Mapping[str, Any]) -> str:
+    gain = tried.get("gain_measured")
+    return "speed unknown" if gain is None else f"{gain:+.1%} samples/s measured"
+
+
+def _names(nodes: Sequence[str]) -> str:
+    more = f" and {len(nodes) - _FEW} more" if len(nodes) > _FEW else ""
+    return f"{', '.join(nodes[:_FEW])}{more}"
+
+
+def _kept(tried: Mapping[str, Any]) -> str:
+    return "kept" if tried["kept"] else "taken back"
+
+
+def _cap(limit_w: float | None) -> str:
+    return "at its default clocks" if limit_w is None else f"capped at {limit_w:g} W"
+
+
+def _cause(cause: Mapping[str, Any]) -> str:
+    return f"{cause['cause']}: {cause['words']}"
