@@ -56,7 +56,7 @@ def _exponent(took: dict[int, float]) -> float:
     """Return the slope of log(time / log n) against log n, by least squares."""
     points = [(math.log(nodes), math.log(seconds / math.log(nodes))) for nodes, seconds in took.items()]
     x, y = (sum(each) / len(points) for each in zip(*points, strict=True))
-    return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
+    return float(sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ class UnknownName(PolythrottleError):
         names = sorted(known)
         near = get_close_matches(name, names, n=3, cutoff=0.4)
         offer = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
-        super().__init__(f"unknown {kind} {name!r}; {offer}{f' {hint}' if hint else ''}")
+        unknown = f"unknown {kind} {name!r}; {offer}{f' {hint}' if hint else ''}"
+        super().__init__(unknown if name or names else f"there is no {kind} yet{f'; {hint}' if hint else ''}")
 
 
 class BadFile(PolythrottleError):

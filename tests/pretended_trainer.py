@@ -1,8 +1,8 @@
 """A trainer that only pretends: answers at once, without torch, and goes wrong when it is told to.
 
 ``python pretended_trainer.py FOLDER SAMPLES BATCH EPOCHS SLEEP_S HOW AT… HANDLE``: HOW is how it goes wrong (``well``,
-``dies``, ``hangs``, ``lies``, ``refuses``), at the steps AT. It keeps in FOLDER how many steps are done, and which of
-its mishaps it has had, so that each happens once.
+``dies``, ``lingers``, ``hangs``, ``lies``, ``refuses``), at the steps AT. It keeps in FOLDER how many steps are done,
+and which of its mishaps it has had, so that each happens once.
 """
 
 import json
@@ -43,7 +43,9 @@ class Pretender:
         return {**place, "at": self.at, "halved_to": None, "notices": [], "written": self.at > 0}
 
     def hello(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Say what the job is."""
+        """Say what the job is; who lingers says nothing once it has died."""
+        if _HOW == "lingers" and any(self.folder.glob("mishap-*")):
+            time.sleep(600)
         named = {"pid": os.getpid(), "samples": self.samples, "held_out": 4, "batch": self.batch, "output": 3}
         more = {"trained_parameters": 12, "device": "cpu", "operations": None, "traffic_bytes": None, "uncounted": "?"}
         return {**named, **more, "steps_per_epoch": self.per_epoch, "of": self.of, **self.standing()}
@@ -65,7 +67,7 @@ class Pretender:
         if str(self.step) not in _AT or (mark.exists() and _HOW != "refuses"):
             return
         mark.touch()
-        if _HOW == "dies":
+        if _HOW in ("dies", "lingers"):
             os._exit(3)
         if _HOW == "hangs":
             time.sleep(600)

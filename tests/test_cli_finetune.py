@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 from trainer_jobs import data_folder, exported
 
+from polythrottle.arrivals import Poisson
 from polythrottle.cli.commands import run
+from polythrottle.cli.finetuned import LiveRun
+from polythrottle.finetune.result import Result, Training
+from polythrottle.finetune.running import Progress
+from polythrottle.finetune.terms import Terms
 from polythrottle.state import state_dir
 
 _SIM = ("-d", "sim:jetson-tx2", "-w", "efficientnet-b0", "--slo", "p99<=500ms", "--rate", "4/s")
@@ -68,6 +73,40 @@ def test_by_the_hour_a_night_is_planned_and_run(capsys: pytest.CaptureFixture[st
     assert document["within_hours_s"] == 8 * 3600.0
 
 
+def test_a_plan_and_a_run_begin_at_the_same_time_of_day(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who does not say when a simulated board begins gets the clock's time for both, from which --by is measured."""
+    monkeypatch.setattr("polythrottle.finetune.hours.wall_day_s", lambda wall_s: 11 * 3600.0 + 600.0)
+    words = (*_SIM, *_JOB, "--policy", "off-peak", "--between", "11:12-11:14", "--by", "11:15", "--json")
+    planned, done = (json.loads(_out(capsys, name, *words)) for name in ("plan", "run"))
+    assert (planned["length_s"], planned["within_hours_s"]) == (300.0, 120.0)
+    assert planned["done_s"][0] <= done["training"]["done_s"] <= planned["done_s"][1]
+    assert 300.0 <= done["span_s"] < 302.0
+
+
+def test_energy_is_called_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a plan as in a run, for people and as JSON."""
+    words = ("plan", *_SIM, *_JOB, "--hours", "1")
+    assert re.search(r"energy .* added\s+\(simulated\)", _out(capsys, *words), re.DOTALL)
+    assert json.loads(_out(capsys, *words, "--json"))["energy_kind"] == "simulated"
+
+
+def test_an_interrupted_simulation_says_that_nothing_is_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C and a termination do, in one line, with the shells' exit code."""
+
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("polythrottle.finetune.simulated_run.run_simulated", interrupted)
+    assert run(["finetune", "run", *_SIM]) == 130
+    told = capsys.readouterr()
+    assert "nothing is kept" in told.err
+    assert (told.err.count("\n"), told.out) == (1, "")
+
+
 def test_the_same_words_give_the_same_simulated_run(capsys: pytest.CaptureFixture[str]) -> None:
     """Another seed gives other requests."""
     runs = [_out(capsys, "run", *_SIM, *_JOB, "--seconds", "5", "--json", "--seed", seed) for seed in ("1", "1", "2")]
@@ -112,6 +151,7 @@ def test_a_real_job_is_done_seen_and_planned(real: list[str], capsys: pytest.Cap
     planned = json.loads(_out(capsys, "plan", *real, "--epochs", "12", "--hours", "1", "--json"))
     assert planned["simulated"] is False
     assert planned["epochs"] == [12.0, 12.0]
+    assert planned["energy_kind"] in ("estimated", "measured")
     told = json.loads(_out(capsys, "run", *real, "--epochs", "12", "--json"))
     assert [each.resolve() for each in (state_dir() / "finetune").iterdir()] == [Path("job").resolve()]
     assert told["training"]["finished"] is True
@@ -121,6 +161,38 @@ def test_a_real_job_is_done_seen_and_planned(real: list[str], capsys: pytest.Cap
     shown = _out(capsys, "status", "job")
     assert "finished" in shown
     assert max(map(len, shown.splitlines())) <= 80
+    for damage in ('{"x": NaN, "holds": true}', '{"accuracy": NaN}', "[]", '{"accuracy": 1e999, "samples": 4}'):
+        Path("job/validation.json").write_text(damage)
+        for words in (("status", "job"), ("status", "job", "--json")):
+            assert run(["finetune", *words]) == 4
+            told = capsys.readouterr()
+            assert "validation.json is damaged" in told.err
+            assert (told.err.count("\n"), told.out) == (1, "")
+
+
+def test_fine_tuning_that_fails_is_the_exit_code(
+    real: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After what was found, which says that inference went on: 8 for a full disk."""
+    training = Training(8, 1, 0, 12, False, stopped="No space left on device", exit_code=8)
+    ran = ("tiny on cpu", False, "interleave", "poisson:50/s", 5.0, 1.0)
+    found = Result(*ran, 1, 0, 0, (0.1,), training, 1.0, "estimated", "this machine")
+    monkeypatch.setattr("polythrottle.finetune.running.run", lambda *given: found)
+    assert run(["finetune", "run", *real]) == 8
+    told = capsys.readouterr()
+    assert "fine-tuning, not inference: No space left on device" in told.out
+    assert run(["finetune", "run", *real, "--json"]) == 8
+    assert json.loads(capsys.readouterr().out)["training"]["exit_code"] == 8
+
+
+def test_the_live_line_counts_no_epoch_beyond_the_last(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 40 epochs there is none that is the 41st: the job is finished."""
+    live = LiveRun(Terms(1.0, Poisson(1.0), seconds=100.0))
+    live.told(Progress(20.0, 5, 0, 320, 39, 8, "training"))
+    live.told(Progress(40.0, 9, 0, 328, 40, 0, "finished"))
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.endswith("epoch 40, training")
+    assert last.endswith("328 trained, finished")
 
 
 def test_the_readmes_run_on_a_cpu_works(tmp_path: Path) -> None:
@@ -197,6 +269,21 @@ _CASES: list[tuple[Sequence[str], int, str]] = [
     (("run", *_SIM, "--power", "0W"), 2, "above 0 W"),
     (("run", *_SIM, "--power", "lots"), 2, "lots"),
     (("plan", *_SIM, *_NIGHT, "--hours", "1", "--begin", "12:00"), 2, "none of the hours"),
+    (("run", *_SIM, *_NIGHT, "--seconds", "60", "--begin", "12:00"), 2, "22:00-06:00 begins in 10 h 00 min"),
+    (("run", *_SIM, *_NIGHT, "--begin", "12:00"), 2, "22:00-06:00 begins in 10 h 00 min"),
+    (("plan", *_SIM, "--hours", "1", "--power", "1W"), 2, "inference alone draws"),
+    (("run", *_SIM, "--batch", "4096"), 2, "batches of 64 requests at most"),
+    (("profile", *_SIM[:4], "--batch", "1000"), 2, "batches of 64 requests at most"),
+    (("profile", *_SIM[:4], "--requests", "1000000000"), 2, "100,000 at most"),
+    (("plan", *_SIM, "--hours", "1e300"), 2, "87660 (ten years) at most"),
+    (("plan", *_SIM, "--hours", "1e308"), 2, "87660 (ten years) at most"),
+    (("plan", *_SIM, "--hours", "nan"), 2, "87660 (ten years) at most"),
+    (("run", *_SIM, "--seconds", "1e300"), 2, "ten years"),
+    (("run", *_SIM, "--seconds", "2e6"), 2, "seconds are too many to simulate"),
+    (("run", *_SIM, "--seconds", "9e5"), 2, "requests are too many to simulate"),
+    (("run", *_SIM, "--epochs", "1000000000"), 2, "slices of fine-tuning are too many"),
+    (("run", *_SIM, "--output", "9" * 400), 2, "1,000,000,000 at most"),
+    (("run", *_SIM, "--learning-rate", "nan"), 2, "--learning-rate must be above 0"),
     (("profile", *_SIM[:4], "--held-out", "1"), 2, "at least"),
     (("profile", *_SIM[:4], "--requests", "-1"), 2, "at least"),
     (("status", "nowhere"), 4, "holds no fine-tuning job"),

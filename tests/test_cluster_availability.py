@@ -28,7 +28,21 @@ def test_a_trace_of_skypilots_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", '{"data": [1]}', '{"metadata": {"gap_seconds": 0}, "data": [1]}', '{"metadata": 3, "data": "ab"}'],
+    [
+        *(
+            '{"metadata": {"gap_seconds": 600}, "data": [1, 0.5]}',
+            '{"metadata": {"gap_seconds": 600}, "data": [1, -1]}',
+        ),
+        *(
+            '{"metadata": {"gap_seconds": 9e8}, "data": [1, 0, 1, 0, 1]}',
+            '{"metadata": {"gap_seconds": 1}, "data": ["1"]}',
+        ),
+        "",
+        "[]",
+        '{"data": [1]}',
+        '{"metadata": {"gap_seconds": 0}, "data": [1]}',
+        '{"metadata": 3, "data": "ab"}',
+    ],
 )
 def test_other_json_is_refused(tmp_path: Path, text: str) -> None:
     """Whatever else a JSON file holds is a bad file, said in one line."""
@@ -38,3 +52,11 @@ def test_other_json_is_refused(tmp_path: Path, text: str) -> None:
         read_availability(path)
     with pytest.raises(BadFile, match="cannot read"):
         read_availability(tmp_path / "absent.json")
+
+
+def test_a_record_of_ages_is_refused(tmp_path: Path) -> None:
+    """A table that lasts more than a century is no record of a cluster."""
+    path = tmp_path / "trace.csv"
+    path.write_text("time_s,n_nodes\n0,1\n1e20,2\n")
+    with pytest.raises(BadFile, match="more than a century"):
+        read_availability(path)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from polythrottle.cluster.machine import Network
-from polythrottle.cluster.predict.baselines import NAMES, baseline
+from polythrottle.cluster.predict.baselines import MOST, NAMES, baseline
 from polythrottle.cluster.tables import StepRow
 from polythrottle.errors import InvalidInput
 
@@ -32,3 +32,12 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInput, match=r"install polythrottle\[cluster\]"):
         baseline("svr-rbf")
     assert baseline("linear-flops")(ROWS)(ROWS[0].network) > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_many_rows_some_are_enough(name: str) -> None:
+    """A table of three times the rows that support vectors take gives nearly what a few of its rows give."""
+    many = [StepRow("A", Network(f"n{i}", (1 + i / 100) * 1e9, 50, 0), 0.15 + 0.0005 * i) for i in range(3 * MOST)]
+    few, all_of_them = baseline(name)(many[::6]), baseline(name)(many)
+    assert all_of_them(many[301].network) == pytest.approx(few(many[301].network), rel=0.05)
+    assert all_of_them(many[301].network) == pytest.approx(many[301].step_s, rel=0.05)

@@ -151,3 +151,28 @@ def test_on_recorded_clusters_the_threshold_flags_what_the_server_limits(transie
         assert not any(found("K80", 1, network, workers) for workers in range(2, 9))
     assert [found("K80", 1, "shakebig", workers) for workers in (6, 7, 8)] == [False, True, True]
     assert all(found("P100", 1, network, workers) for network in networks for workers in range(5, 9))
+
+
+def test_of_few_nodes_each_is_compared_with_what_it_should_do() -> None:
+    """Two have no middle: the one that is late by its own measure is named, and nobody where that is not known."""
+    slow, well = Node("b", 1.3, None, 1.0), Node("a", 1.0, None, 1.0)
+    assert [(each.cause, each.nodes) for each in causes(SLOW, (well, slow))] == [(Cause.STRAGGLER, ("b",))]
+    assert "1.3 s a step, 1 s expected" in causes(SLOW, (well, slow))[0].words
+    assert [each.cause for each in causes(SLOW, (well, Node("b", 1.3)))] == [Cause.UNKNOWN]
+
+
+def test_without_parameter_servers_none_is_blamed() -> None:
+    """What all share is then the exchange between them."""
+    (finding,) = causes(SLOW, WELL, servers=False)
+    assert finding.cause is Cause.NETWORK
+    assert "server" not in finding.words
+    found = {each.remedy for each in proposals([finding], WELL, True)}
+    assert found == {Remedy.BATCH, Remedy.FEWER}
+
+
+def test_waiting_without_rates_is_told_without_a_reason() -> None:
+    """A share of the time is known, its reason is not yet."""
+    (finding,) = causes(SLOW, (*WELL, Node("f", 1.0, 1.0, 1.0, waiting=0.4)))
+    assert (finding.cause, finding.nodes) == (Cause.INPUT, ("f",))
+    assert "40%" in finding.words
+    assert causes(SLOW, (*WELL, Node("f", 1.0, 1.0, 1.0, waiting=0.01)))[0].cause is Cause.SERVER

@@ -63,3 +63,10 @@ def test_an_overhead_is_a_share() -> None:
     """Zero would mean never, more than one nothing at all."""
     with pytest.raises(InvalidInput, match="share"):
         Cadence(overhead=0.0)
+
+
+def test_before_anything_was_trained_the_share_of_checkpoints_is_unknown() -> None:
+    """A checkpoint at the end of a training without a step costs all of no time: neither 0 % nor 100 %."""
+    assert Cadence().share is None
+    assert Cadence().stalled(0.2).share is None
+    assert known(spent_s=10.0).share == pytest.approx(0.01)

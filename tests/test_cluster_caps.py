@@ -6,12 +6,14 @@ from math import expm1, inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planning_builders import V100
+from scipy.optimize import linprog
 
 from polythrottle.cluster.fleet.policy import Default
 from polythrottle.cluster.fleet.silicon import Silicon
 from polythrottle.cluster.ledger import Use
 from polythrottle.cluster.lifetime import KEPT, Observed, Steady
-from polythrottle.cluster.machine import Cap, MachineType, Market
+from polythrottle.cluster.machine import Cap
 from polythrottle.cluster.plan.caps import (
     COST,
     ENERGY,
@@ -20,7 +22,9 @@ from polythrottle.cluster.plan.caps import (
     Terms,
     Weights,
     apart,
+    blended,
     expect,
+    frontier,
     joint,
     losses_per_s,
     reference_s,
@@ -30,22 +34,6 @@ from polythrottle.cluster.simulate.job import Job
 from polythrottle.cluster.simulate.supply import Fitted
 from polythrottle.cluster.simulate.training import Scenario, simulate
 from polythrottle.errors import InvalidInput
-
-V100 = MachineType(
-    "v100",
-    "V100",
-    {Market.SPOT: 0.86, Market.ON_DEMAND: 2.48},
-    (
-        Cap(250, 1.0, 227.4),
-        Cap(225, 1.0227, 213.2),
-        Cap(200, 1.0614, 190.5),
-        Cap(175, 1.1042, 171.8),
-        Cap(150, 1.2151, 149.0),
-        Cap(125, 1.5074, 123.6),
-    ),
-    idle_w=60,
-    writing_w=80,
-)
 
 
 def terms(rate_per_h: float = 0.1, machines: int = 4, **more: float) -> Terms:
@@ -105,6 +93,54 @@ def test_chosen_together_is_never_worse_than_chosen_apart(
     assert fastest.time_s <= one.time_s * (1 + 1e-9)
     if two.time_s <= fastest.time_s * (1 + longer):
         assert one.value(ENERGY) <= two.value(ENERGY) * (1 + 1e-9)
+
+
+def linear_programme(job: Terms, every_s: float, most_s: float) -> float:
+    """Return the fewest joules of a step of caps by turns within a time, by a general solver."""
+    choices = [expect(job, cap, every_s) for cap in job.machine.caps]
+    found = linprog(
+        [one.spent.energy_j for one in choices],
+        A_ub=[[one.time_s for one in choices]],
+        b_ub=[most_s],
+        A_eq=[[1.0] * len(choices)],
+        b_eq=[1.0],
+    )
+    return float(found.fun)
+
+
+@given(rate=st.floats(0, 2), machines=st.integers(1, 64), longer=st.floats(0, 0.4))
+def test_caps_by_turns_are_the_optimum_of_the_linear_programme(rate: float, machines: int, longer: float) -> None:
+    """At the interval it chose no turns of any caps take fewer joules in the time allowed; nor does one cap alone."""
+    job = terms(rate, machines)
+    found = blended(job, ENERGY, longer)
+    most_s = expect(job, V100.default, reference_s(job)).time_s * (1 + longer)
+    assert found.choice.time_s <= most_s * (1 + 1e-9)
+    best_j = linear_programme(job, found.choice.interval_s, most_s * (1 + 1e-9))
+    assert found.choice.spent.energy_j == pytest.approx(best_j, rel=1e-6)
+    assert found.choice.value(ENERGY) <= joint(job, ENERGY, longer).value(ENERGY) * (1 + 1e-3)
+
+
+def test_with_an_interval_given_caps_alone_are_chosen() -> None:
+    """It is kept, and no better than the best one."""
+    given, best = blended(terms(), ENERGY, 0.04, 300.0), blended(terms(), ENERGY, 0.04)
+    assert given.choice.interval_s == 300.0
+    assert given.choice.value(ENERGY) >= best.choice.value(ENERGY)
+
+
+def test_turns_are_what_they_amount_to() -> None:
+    """Time and joules of the two caps, each with its share of the steps."""
+    found = blended(terms(), ENERGY, 0.04)
+    assert 0 < found.share < 1
+    parts = ((found.first, 1 - found.share), (found.second, found.share))
+    assert found.choice.cap.slowdown == pytest.approx(sum(share * cap.slowdown for cap, share in parts))
+    assert found.choice.cap.energy == pytest.approx(sum(share * cap.energy for cap, share in parts))
+
+
+def test_a_cap_that_turns_of_two_others_beat_is_not_on_the_frontier() -> None:
+    """A cap above the line between its neighbours, and one that costs more than a faster one, are left out."""
+    caps = (Cap(None, 1.0, 200), Cap(180, 1.05, 189), Cap(160, 1.1, 160), Cap(100, 1.9, 99))
+    assert frontier(caps) == (caps[0], caps[2])
+    assert frontier(caps[:2]) == caps[:2]
 
 
 def test_a_longer_time_buys_joules() -> None:
@@ -167,6 +203,8 @@ def test_what_cannot_be_is_refused() -> None:
         replace(terms(), overhead=0)
     with pytest.raises(InvalidInput, match="longer"):
         joint(terms(), ENERGY, -0.1)
+    with pytest.raises(InvalidInput, match="longer"):
+        blended(terms(), ENERGY, -0.1)
 
 
 def test_the_simulator_comes_to_the_same() -> None:

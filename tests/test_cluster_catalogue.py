@@ -197,3 +197,32 @@ def test_the_recorded_example_reads_the_tables(transient: Path) -> None:
     assert len(found.offers[0].machine.caps) > 20
     assert 0.5 < found.offers[0].machine.usd_per_h[Market.SPOT] < 2
     assert len(found.places(2)) == sum(map(len, found.histories.values()))
+
+
+def test_slowdowns_count_from_the_default(tmp_path: Path) -> None:
+    """The first cap is the default, whatever its row says: speeds are given for it."""
+    path = tmp_path / "c.toml"
+    path.write_text(GOOD.replace("limit_w = 250,", "limit_w = 250, slowdown = 2,"))
+    assert [cap.slowdown for cap in read_catalogue(path).offers[0].machine.caps] == [1, pytest.approx(0.53)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("spot = 0.8", "spot = 1e300", r"usd_per_h.spot must be 0 or from 1e-12 to 1e\+24"),
+        ("steps_per_s = 5", "steps_per_s = 1e-30", "steps_per_s must be 0 or from"),
+        ("[machines.a]", "[[jobs]]\nname = 'j'\n[machines.a]", "jobs is for several jobs"),
+        (
+            "{ limit_w = 200, slowdown = 1.06, power_w = 190 }",
+            ", ".join(f"{{ limit_w = {249 - n / 2}, power_w = 100 }}" for n in range(201)),
+            "caps holds more than 200 rows",
+        ),
+        ("spot = 0.8", f"spot = {{ table = '{'x' * 300}', instance_type = 'x' }}", "names a file that cannot be read"),
+    ],
+)
+def test_what_cannot_be_computed_with_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    """Figures beyond all measure, rows that would be left out, and catalogues of another kind are one line."""
+    path = tmp_path / "c.toml"
+    path.write_text(GOOD.replace(old, new))
+    with pytest.raises(BadFile, match=said):
+        read_catalogue(path)

@@ -10,7 +10,16 @@ import torch
 
 from polythrottle.clock import VirtualClock
 from polythrottle.cluster.store import Store
-from polythrottle.cluster.train.checkpoint import FOLDER, Manifest, commit, load_state, model_digest, newest, seal
+from polythrottle.cluster.train.checkpoint import (
+    FOLDER,
+    Manifest,
+    commit,
+    load_state,
+    model_digest,
+    newest,
+    newest_generation,
+    seal,
+)
 from polythrottle.cluster.train.writer import Writer, Written, copied, size_of
 from polythrottle.errors import BadFile, StorageError
 
@@ -44,10 +53,11 @@ def found(store: Store, said: list[str]) -> tuple[int, int] | None:
 
 def test_the_newest_generation_wins_then_the_newest_step(store: Store, tmp_path: Path) -> None:
     """A worker of a former generation that still writes loses, however far it got."""
-    assert found(store, []) is None
+    assert (found(store, []), newest_generation(store)) == (None, 0)
     for generation, step in ((1, 100), (2, 60), (2, 80), (1, 900)):
         put(store, tmp_path, generation, step)
     assert found(store, []) == (2, 80)
+    assert newest_generation(store) == 2
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone", "manifest"])

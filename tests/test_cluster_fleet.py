@@ -11,6 +11,7 @@ from polythrottle.cluster.fleet.view import fleets, learn, shown
 from polythrottle.cluster.store import Store
 from polythrottle.errors import BadFile, InvalidInput
 
+NAMED = '{"version": 1, "gpu": "V100", "network": "resnet50", "looks": [], "node": %s}'
 TABLE = """power_limit_w,latency_s,throughput_per_s,power_w,energy_j
 150,0.118,8.4,145,17
 200,0.105,9.5,184,19
@@ -137,3 +138,38 @@ def test_an_empty_store_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     """Nothing is known yet, and why."""
     assert run(["cluster", "fleet", "--store", "memory://fleet-empty"]) == 0
     assert "Nothing is known" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "garbage",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        '{"version": 1, "looks": null}',
+        '{"version": 99}',
+        NAMED % '"[/b]\x1b"',
+        NAMED % "{}",
+    ],
+)
+def test_a_file_that_is_no_knowledge_is_left_out_in_plain_words(
+    store: Store, text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A note names the file; none of it is Python's, and what is known is shown all the same."""
+    store.write("knowledge/V100/resnet50/odd.json", text.encode())
+    assert run(["cluster", "fleet", "--store", store.url]) == 0
+    out, err = capfd.readouterr()
+    assert "measured by 8 nodes" in out
+    assert "odd.json" in err
+    assert "left out: it is" in err or "cannot be the name" in err
+    assert not any(word in err for word in ("Expecting", "indices", "NoneType", "recursion", "Error"))
+
+
+def test_a_folder_that_cannot_be_knowledge_is_left_out(store: Store, capfd: pytest.CaptureFixture[str]) -> None:
+    """The rest of the store is shown."""
+    store.write("knowledge/V100/-x/odd.json", b"{}")
+    assert run(["cluster", "fleet", "--store", store.url]) == 0
+    out, err = capfd.readouterr()
+    assert "measured by 8 nodes" in out
+    assert "'-x' cannot be the name of a file" in err

@@ -65,3 +65,12 @@ def test_recorded_lifetimes_are_read(transient: Path) -> None:
         lifetime, machines = table_lifetime(transient / name, gpu, zone)
         assert machines > 10
         assert 1 > lifetime.survival(3600) > lifetime.survival(6 * 3600) > 0
+
+
+def test_a_day_ends_lives_only_where_the_table_shows_it(tmp_path: Path) -> None:
+    """A column that never says 1 is no sign of a provider that stops machines after 24 h."""
+    path = tmp_path / "lives.csv"
+    path.write_text(HEAD + "gcp,K80,mars-1,0,2019-02-18T00:00:00Z,,1800,0\n")
+    assert table_lifetime(path, "K80")[0].survival(25 * 3600) > 0
+    path.write_text(path.read_text() + "gcp,K80,mars-1,0,2019-02-18T00:00:00,,86400,1\n")
+    assert table_lifetime(path, "K80")[0].survival(25 * 3600) == 0

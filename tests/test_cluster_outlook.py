@@ -75,3 +75,10 @@ def test_notices_save_time_in_draws_too() -> None:
     """With every loss announced, less is redone."""
     told, surprised = option(2.0, noticed=1.0), option(2.0)
     assert outlook(told).mean("time_s") < outlook(surprised).mean("time_s")
+
+
+def test_a_great_many_machines_take_fewer_draws() -> None:
+    """A thousand machines are walked through thirty times, not two hundred: their joint fate hardly varies."""
+    many = offer(Steady(1e-6), speedups=tuple(float(count) for count in range(1, 1025)))
+    found = options(work(), many, Market.SPOT, 1024)[0]
+    assert len(outlook(found, draws=200).outcomes) == 30

@@ -70,6 +70,8 @@ def test_an_infeasible_plan_is_shown_and_ends_with_its_code(
         (("--deadline", "soon"), "--deadline 'soon' is not a time above 0", 2),
         (("--deadline", "0h"), "--deadline '0h' is not a time above 0", 2),
         (("--deadline", "-3h"), "--deadline '-3h'", 2),
+        (("--deadline", "1000000d"), "--deadline '1000000d' is longer than a century", 2),
+        (("--moves", "--dwell", "x"), "--dwell 'x' is not a time", 2),
         (("--budget", "lots"), "--budget 'lots' is not an amount", 2),
         (("--budget", "0"), "--budget '0' is not an amount", 2),
         (("--chance", "120%"), "--chance '120%'", 2),
@@ -94,6 +96,112 @@ def test_each_wrong_option_is_one_line(
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert said in lines[0]
+
+
+def test_both_limits_out_of_reach_are_both_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """The line says by how much the fastest is late and by how much the cheapest is dear, in units that fit."""
+    assert run(["cluster", "plan", ALONE, "--deadline", "10min", "--budget", "0.5"]) == 5
+    said = capsys.readouterr().err
+    assert "no plan ends by the deadline" in said
+    assert "over the 10 min allowed; nor keeps the budget: the cheapest costs" in said
+    assert run(["cluster", "plan", ALONE, "--deadline", "1s"]) == 5
+    assert "times the 1 s allowed" in capsys.readouterr().err
+
+
+LONG = """
+[work]
+name = "[red]a job"
+steps = 3e12
+checkpoint_stall_s = 3.8
+[machines."p4d.24xlarge-us-east-1-some-availability-zone-a"]
+gpu = "A100"
+steps_per_s = 5.0
+most = 1
+startup_s = 120
+idle_w = 50
+usd_per_h = { spot = 1234.5, on-demand = 3000.0 }
+lifetime.rate_per_h = 0.1
+caps = [{ limit_w = 300, power_w = 280 }, { limit_w = 200, slowdown = 1.1, power_w = 190 }]
+"""
+
+
+def test_no_figure_is_cut_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long names are folded so that large figures stay whole within 80 columns; markup in names is plain text."""
+    monkeypatch.setenv("COLUMNS", "80")
+    path = tmp_path / "long.toml"
+    path.write_text(LONG)
+    assert run(["cluster", "plan", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    assert "[red]a job" in out
+    assert "e+" in out
+
+
+def test_the_ends_of_the_front_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    """The soonest, the cheapest and the one of fewest joules can be told from the others."""
+    assert run(["cluster", "plan", ALONE, "--deadline", "1d"]) == 0
+    firsts = [line.split("  ")[0].split(" ")[0] for line in capsys.readouterr().out.splitlines()[2:]]
+    for mark in "t$J*":
+        assert any(mark in first for first in firsts[:20])
+
+
+def test_a_plan_that_cannot_be_still_answers_with_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The limit that is missed is told, with its code; why no rule was replayed is in the document."""
+    path = tmp_path / "trace.csv"
+    path.write_text("time_s;n_nodes\n0;4\n5000;0\n9000;4\n")
+    found = document(capsys, ALONE, "--deadline", "10min", "--trace", str(path), code=5)
+    assert found["deadline_rules"] is None
+    assert "the deadline is 0.1667 h" in found["deadline_rules_reason"]
+    path.write_text("time_s,n_nodes\n" + "".join(f"{index * 0.01},{index % 2}\n" for index in range(10_000)))
+    found = document(capsys, ALONE, "--deadline", "12h", "--trace", str(path))
+    assert "changes every 0.01 s" in found["deadline_rules_reason"]
+
+
+PRICES = "timestamp,zone,instance_type,product,price_usd_per_h\n"
+
+
+def test_a_longer_dwell_moves_less(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With prices that change places every six hours a job moves as often as its dwell lets it."""
+    rows = [
+        f"2020-01-{1 + hour // 24:02d}T{hour % 24:02d}:00:00Z,{zone},x,Linux,{1 + (hour // 6 + index) % 2}\n"
+        for hour in range(0, 240, 6)
+        for index, zone in enumerate("ab")
+    ]
+    (tmp_path / "prices.csv").write_text(PRICES + "".join(rows))
+    text = LONG.replace("spot = 1234.5", 'spot = { table = "prices.csv", instance_type = "x", zone = "a" }')
+    path = tmp_path / "moves.toml"
+    path.write_text(text.replace("3e12", "2e6"))
+    moves = [
+        document(capsys, str(path), "--moves", "--dwell", dwell)["moves"]["moved"]["moves"] for dwell in ("6h", "48h")
+    ]
+    assert moves[0] > 2 * moves[1] > 0
+    assert run(["cluster", "plan", str(path), "--moves", "--dwell", "0h"]) == 2
+
+
+def test_free_machines_leave_nothing_to_save(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recorded price of zero is no division by zero."""
+    zeros = "".join(f"2020-01-0{day}T00:00:00Z,a,x,L,0\n" for day in (1, 9))
+    (tmp_path / "prices.csv").write_text(PRICES + zeros)
+    path = tmp_path / "free.toml"
+    spot = 'spot = { table = "prices.csv", instance_type = "x" }'
+    path.write_text(LONG.replace("spot = 1234.5", spot).replace("3e12", "10000"))
+    assert run(["cluster", "plan", str(path), "--moves"]) == 0
+    assert "nothing to save" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_outlook_without_an_end_has_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Machines that are gone before their first step never end a job: null, with the share that did."""
+    path = tmp_path / "short.toml"
+    path.write_text(
+        LONG.replace("3e12", "10000").replace("rate_per_h = 0.1", "ages_h = [0, 0.01]\nlifetime.survivals = [1, 0]")
+    )
+    assert run(["cluster", "plan", str(path), "--market", "spot", "--json"]) == 5
+    outlook = json.loads(capsys.readouterr().out)["nearest"]["outlook"]
+    assert outlook["time_s"] is None
+    assert outlook["reason"] == "only 0% of the simulated outcomes end"
 
 
 def test_a_missing_catalogue_is_a_bad_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +264,9 @@ def test_jobs_that_fall_short_are_named(tmp_path: Path, capsys: pytest.CaptureFi
     captured = capsys.readouterr()
     assert not json.loads(captured.out)["feasible"]
     assert "transformer by" in captured.err
-    assert run(["cluster", "plan", str(path), "--deadline", "3h"]) == 2
+    for words in (("--deadline", "3h"), ("--chance", "90%"), ("--task", "t.yaml"), ("--moves",)):
+        assert run(["cluster", "plan", str(path), *words]) == 2
+        assert "take --minimise and --market only" in capsys.readouterr().err
 
 
 def test_the_recorded_example_moves_between_zones(transient: Path, capsys: pytest.CaptureFixture[str]) -> None:

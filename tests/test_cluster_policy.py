@@ -1,14 +1,15 @@
 """What a fleet runs under, how often it is interrupted, and whom it lets in."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
 
 from polythrottle.cluster.fleet.hazard import Learned, known_per_s
 from polythrottle.cluster.fleet.joining import admitted
-from polythrottle.cluster.fleet.policy import Apart, Default, Joint, Situation, Tuned
+from polythrottle.cluster.fleet.policy import Apart, Decision, Default, Joint, Situation, Tuned, Turn
 from polythrottle.cluster.fleet.silicon import grade
-from polythrottle.cluster.fleet.slack import UNKNOWN
+from polythrottle.cluster.fleet.slack import UNKNOWN, ladder
 from polythrottle.cluster.lifetime import KEPT, Observed, Steady
 from polythrottle.cluster.machine import Cap, MachineType, Market
 from polythrottle.cluster.plan.interval import CheckpointCost, interval_s
@@ -23,6 +24,8 @@ CAPS = (
 )
 MACHINE = MachineType("m", "V100", {Market.SPOT: 1.0}, CAPS, 40.0, 60.0)
 COST = CheckpointCost(1.0, 6.0)
+RATES = (0.42, 0.44, 0.46, 0.48)
+RUNGS = ladder(CAPS, MACHINE.idle_w)
 
 
 def situation(nodes: dict[int, int], per_h: float = 2.0, synchronous: bool = True) -> Situation:
@@ -33,7 +36,7 @@ def situation(nodes: dict[int, int], per_h: float = 2.0, synchronous: bool = Tru
 def test_the_default_policy_changes_no_clock() -> None:
     """Daly's interval, or the one that was asked for."""
     found = Default().decide(situation({grade(1.0): 8}))
-    assert (found.cap, found.interval_s) == (CAPS[0], interval_s(COST, 2 / 3600, 1.0))
+    assert (found.turns, found.interval_s) == ((Turn(1.0, CAPS[0]),), interval_s(COST, 2 / 3600, 1.0))
     assert Default(600.0).decide(situation({grade(1.0): 8})).interval_s == 600.0
     assert Default().decide(situation({grade(1.0): 8}, per_h=0.0)).interval_s == inf
 
@@ -41,31 +44,69 @@ def test_the_default_policy_changes_no_clock() -> None:
 def test_one_cap_for_all_stays_within_its_limit_of_time() -> None:
     """At 3 % it is the cap that is 2 % slower; at 6 % the next; jointly no dearer."""
     nodes = {grade(1.0): 8}
-    assert Apart(0.03).decide(situation(nodes)).cap == CAPS[1]
-    assert Apart(0.06).decide(situation(nodes)).cap == CAPS[2]
-    assert Joint(0.03).decide(situation(nodes)).cap == CAPS[1]
+    assert Apart(0.03).decide(situation(nodes)).turns == (Turn(1.0, CAPS[1]),)
+    assert Apart(0.06).decide(situation(nodes)).turns == (Turn(1.0, CAPS[2]),)
+    assert Joint(0.03).decide(situation(nodes)).turns == (Turn(1.0, CAPS[1]),)
 
 
 def test_a_tuned_fleet_gives_each_node_what_just_meets_the_slowest() -> None:
     """With one node 15 % slow, equals run at 175 W or 150 W and the slow one at its default or little below."""
     slow, middle = grade(1.15), grade(1.0)
-    decision = Tuned(0.0).decide(situation({middle: 7, slow: 1, UNKNOWN: 1}))
-    assert decision.cap is None
-    caps = decision.caps({middle: 7, slow: 1, UNKNOWN: 1}, MACHINE)
+    turn = Tuned(0.0).decide(situation({middle: 7, slow: 1, UNKNOWN: 1})).turns[0]
+    assert turn.cap is None
+    caps = turn.caps({middle: 7, slow: 1, UNKNOWN: 1}, RUNGS)
     assert (caps[middle], caps[slow], caps[UNKNOWN]) == (CAPS[3], CAPS[0], CAPS[0])
-    assert Tuned(0.03).decide(situation({middle: 7, slow: 1})).stretch > 1.0
+    assert Tuned(0.03).decide(situation({middle: 7, slow: 1})).turns[-1].stretch > 1.0
+
+
+def test_shares_follow_the_steps_as_they_come_out() -> None:
+    """Turns of 1.0 and 1.2 that should come to 1.05 are three to one; never beyond either; else fixed."""
+    turns = (Turn(0.5, None, 1.0), Turn(0.5, None, 1.2))
+    wanted = Decision(60.0, turns, 1.05)
+    assert wanted.shares([1.0, 1.2], 1.0) == pytest.approx((0.75, 0.25))
+    assert wanted.shares([1.1, 1.2], 1.0) == (1.0, 0.0)
+    assert wanted.shares([1.0, 1.02], 1.0) == (0.0, 1.0)
+    assert wanted.shares([1.0, 1.0], 1.0) == Decision(60.0, turns).shares([1.0, 1.2], 1.0) == (0.5, 0.5)
+
+
+def test_an_interval_other_than_daly_s_has_to_be_worth_it() -> None:
+    """Where it would save next to nothing Daly's stays; where checkpoints are dear and losses many it is shorter."""
+    nodes = {grade(1.0): 7, grade(1.1): 1}
+    plain, hard = situation(nodes, 2.0), replace(situation(nodes, 60.0), checkpoint=CheckpointCost(30.0, 30.0))
+    assert Tuned().decide(plain).interval_s == Default().decide(plain).interval_s
+    assert Tuned().decide(hard).interval_s < 0.5 * Default().decide(hard).interval_s
+
+
+def test_the_interval_follows_the_hazard() -> None:
+    """A decision taken over from a situation much the same has the interval of its own hazard, within two steps."""
+    policy, nodes = Tuned(), {grade(1.0): 7, grade(1.1): 1}
+    intervals = [policy.decide(situation(nodes, per_h)).interval_s for per_h in RATES]
+    assert intervals == sorted(intervals, reverse=True)
+    assert len(set(intervals)) > 1
+    for per_h, interval in zip(RATES, intervals, strict=True):
+        assert interval == pytest.approx(Tuned().decide(situation(nodes, per_h)).interval_s, abs=2.0)
 
 
 def test_slack_follows_the_next_generation() -> None:
     """The slow node is gone: the same decision, asked for the new group, runs the others at nearly their default."""
-    decision = Tuned(0.0).decide(situation({grade(1.0): 7, grade(1.15): 1}))
-    assert decision.caps({grade(1.0): 7}, MACHINE)[grade(1.0)] == CAPS[0]
+    turn = Tuned(0.0).decide(situation({grade(1.0): 7, grade(1.15): 1})).turns[0]
+    assert turn.caps({grade(1.0): 7}, RUNGS)[grade(1.0)] == CAPS[0]
+
+
+def test_two_paces_by_turns_use_up_the_time_allowed() -> None:
+    """Equals whose next cap is 5.5 % slower run part of the time under it: on average as slow as they may be."""
+    turns = Tuned(0.04).decide(situation({grade(1.0): 8})).turns
+    assert sum(turn.share for turn in turns) == pytest.approx(1.0)
+    under = [turn.caps({grade(1.0): 8}, RUNGS)[grade(1.0)] for turn in turns]
+    assert len(set(under)) == 2
+    slowdown = sum(turn.share * cap.slowdown for turn, cap in zip(turns, under, strict=True))
+    assert 1.035 < slowdown < 1.045
 
 
 def test_asynchronous_nodes_have_no_slack() -> None:
     """Nobody waits, so one cap for all, chosen for its own joules."""
     found = Tuned(0.03).decide(situation({grade(1.0): 7, grade(1.15): 1}, synchronous=False))
-    assert found.cap is not None
+    assert all(turn.cap in CAPS for turn in found.turns)
 
 
 def test_the_same_situation_has_the_same_answer() -> None:

@@ -59,6 +59,24 @@ def test_people_get_a_table_of_80_columns(table: Path, capsys: pytest.CaptureFix
     assert "published (leaks)" in shown
 
 
+def test_what_a_missing_column_costs_is_said(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without numbers of tensors predictions are coarser; a table that has them has nothing to say."""
+    bare = tmp_path / "bare.csv"
+    rows = [line.split(",") for line in (HEAD + "".join(LINES)).splitlines()]
+    bare.write_text("".join(",".join(cells[:4] + cells[5:]) + "\n" for cells in rows))
+    assert run(["cluster", "predict", "--table", str(bare)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "n_tensors is not known of 6 of 6 networks" in shown
+    assert "predictions are coarser" in shown
+    asked = tmp_path / "asked.csv"
+    asked.write_text("gpu,network,flops\nA,new,5e9\nA,net0,6e8\n")
+    for words, notes in (([], 0), (["--test", str(asked)], 1)):
+        assert run(["cluster", "predict", "--table", str(table), *words, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["notes"]
+        assert len(found) == notes
+    assert "n_tensors is not known of 1 of 7 networks" in found[0]
+
+
 @pytest.mark.parametrize(
     ("text", "said"), [(HEAD, "no rows"), ("a,b\n1,2\n", "no column"), (HEAD + "A,x,1,1,1,zero,,,\n", "step_time_s")]
 )
@@ -98,3 +116,25 @@ def test_checkpoints_are_predicted_in_the_same_way(tmp_path: Path, capsys: pytes
     path.write_text(head + rows[0])
     assert run(["cluster", "predict", "--table", str(path)]) == 0
     assert "no other network was measured" in capsys.readouterr().out
+
+
+def test_long_names_and_extreme_figures_are_shown_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names are folded and no figure is cut; markup in names is plain text."""
+    path = tmp_path / "odd.csv"
+    named = "NVIDIA A100-SXM4-80GB-PCIe,[red]a-very-long-name-of-a-network-[/b]-"
+    lines = [line.replace("A,net", named) for line in LINES]
+    lines[::2] = [line.replace(",0.001,5", "e16,0.001,5") for line in lines[::2]]
+    path.write_text((HEAD + "".join(lines)).replace(",", ";"))
+    assert run(["cluster", "predict", "--table", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+    assert "e+15 s" in shown or "e+14 s" in shown
+
+
+def test_very_many_repeats_are_drawn_as_a_few(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mean over a million steps costs no more than one over twenty."""
+    path = tmp_path / "repeats.csv"
+    path.write_text(table.read_text().replace(",5,5.0", ",1000000,5.0"))
+    assert run(["cluster", "predict", "--table", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["mape_published_protocol"]["A"]["svr-rbf"] > 0

@@ -69,3 +69,12 @@ def test_recorded_prices_are_read(transient: Path) -> None:
     count = sum(len(read_histories(path)) for path in transient.glob("aws_spot_price_*"))
     assert count == 62
     assert len(read_histories(transient / "azure_spot_price.csv")) > 5
+
+
+def test_a_table_with_other_names_lists_all_it_needs(tmp_path: Path) -> None:
+    """Every column that is needed is named at once, with those that were found."""
+    path = table(tmp_path, "Timestamp,AvailabilityZone,SpotPrice\n2020-01-01T00:00:00Z,a,1\n")
+    with pytest.raises(
+        BadFile, match=r"no column timestamp, zone, instance_type, product, price_usd_per_h.* SpotPrice"
+    ):
+        read_histories(path)

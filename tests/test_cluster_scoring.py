@@ -32,6 +32,32 @@ def test_a_left_out_network_is_not_looked_at() -> None:
             assert one.predicted_s == pytest.approx(other.predicted_s)
 
 
+def test_a_network_is_left_out_on_every_type() -> None:
+    """What it takes on another type does not change what is predicted for it either."""
+    rows = [*table("A"), *table("B", 0.4)]
+    spoilt = [replace(one, step_s=50 * one.step_s) if one.network.name == "n3" else one for one in rows]
+    for one, other in zip(left_out(rows), left_out(spoilt), strict=True):
+        if one.network == "n3":
+            assert one.predicted_s == pytest.approx(other.predicted_s)
+
+
+def test_of_a_large_table_parts_are_left_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each network is predicted once, in the order of the table, and never from itself."""
+    monkeypatch.setattr(scoring, "ALONE", 4)
+    monkeypatch.setattr(scoring, "PARTS", 3)
+    rows = [*table("A"), *table("B", 0.4)]
+    spoilt = [replace(one, step_s=50 * one.step_s) if one.network.name == "n3" else one for one in rows]
+    found = left_out(rows)
+    names = [(one.gpu, one.network) for one in found if one.model == OURS]
+    assert names == [(row.gpu, row.network.name) for row in rows]
+    for one, other in zip(found, left_out(spoilt), strict=True):
+        if one.network == "n3":
+            assert one.predicted_s == pytest.approx(other.predicted_s)
+    counts: list[tuple[int, int]] = []
+    left_out(rows, lambda done, total: counts.append((done, total)))
+    assert counts == [(1, 3), (2, 3), (3, 3)]
+
+
 def test_every_model_is_scored_for_every_type() -> None:
     """Ours beside the line and both support-vector regressions; ours is far the best on a lawful table."""
     errors = mape(left_out([*table("A"), *table("B", 0.4)]))

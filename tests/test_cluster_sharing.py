@@ -84,7 +84,7 @@ def test_what_cannot_be_is_refused() -> None:
     """No jobs, names twice, no fitting machine, no deadline: each says which."""
     with pytest.raises(InvalidInput, match="at least one job"):
         share([], KINDS)
-    with pytest.raises(InvalidInput, match="each name once"):
+    with pytest.raises(InvalidInput, match="is there twice"):
         share([*jobs(), *jobs()], KINDS)
     with pytest.raises(InvalidInput, match="'big' needs 8 machines"):
         share([Job("big", 1, {"k80": 1.0}, workers=8)], KINDS)

@@ -194,6 +194,20 @@ def test_a_recorded_day_is_simulated_with_all_its_losses(transient: Path) -> Non
     assert found.machines * found.time_s == pytest.approx(trace.machine_s, rel=1e-3)
 
 
+def test_a_tuned_fleet_saves_on_a_recorded_trace(transient: Path) -> None:
+    """On places of the recorded V100 group: three points more than caps and interval apart, no more than 3 % longer."""
+    caps = (Cap(None, 1.0, 227.4), Cap(225.0, 1.023, 213.2), Cap(200.0, 1.061, 190.5), Cap(175.0, 1.104, 171.8))
+    trace, machine = read_trace(transient / "gcp_spot_cluster_v100_us-east1-c.csv"), replace(MACHINE, caps=caps)
+    supply, job = Recorded(trace, 16), replace(JOB, work=inf)
+    default, apart, tuned = (
+        [simulate(Scenario(job, machine, supply, policy, Silicon(0.22)), seed, trace.ends_s - 1) for seed in range(2)]
+        for policy in (Default(), Apart(), Tuned())
+    )
+    saved = [against(found, default, lambda outcome: outcome.energy_j).mean for found in (apart, tuned)]
+    assert saved[1] > saved[0] + 0.03
+    assert against(tuned, default, lambda outcome: outcome.time_s).mean > -0.03
+
+
 def test_outcomes_are_compared_seed_by_seed_only() -> None:
     """Different seeds, no seed, one seed: an error, an error, no interval."""
     one = simulate(of(JOB, Fitted(1, KEPT), Default()), 0, 1e5)
@@ -251,6 +265,18 @@ def test_the_command_prints_what_it_simulated(catalogue: str, capfd: pytest.Capt
     assert [each["finished"] for each in document["policies"]["tuned"]["outcomes"]] == [True] * 3
 
 
+def test_the_command_simulates_each_policy_itself(catalogue: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """What stands beside a name is what that policy decides: joules fall from default to joint to tuned."""
+    words = ["--nodes", "8", "--spread", "20%", "--json"]
+    assert run(["cluster", "simulate", "--catalogue", catalogue, *words]) == 0
+    policies = json.loads(capfd.readouterr().out)["policies"]
+    assert {name: {one["policy"] for one in each["outcomes"]} for name, each in policies.items()} == {
+        name: {name} for name in ("default", "apart", "joint", "tuned")
+    }
+    joules = {name: sum(one["energy_j"] for one in each["outcomes"]) for name, each in policies.items()}
+    assert joules["tuned"] < joules["joint"] < joules["apart"] <= joules["default"]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -300,3 +326,33 @@ def test_a_job_without_machines_says_that_nothing_was_done(
 def test_a_trace_is_a_value() -> None:
     """Two readings of the same record are equal."""
     assert Trace("t", (0.0, 5.0), (1, 2), 9.0) == Trace("t", (0.0, 5.0), (1, 2), 9.0)
+
+
+def test_servers_and_energy_are_paid_beside_the_workers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A server draws and costs as long as the job lasts; energy beside the rent is paid for both."""
+    texts = {"bare": CATALOGUE, "served": CATALOGUE + "\n[server]\nusd_per_h = 3.6\npower_w = 100\ncount = 2\n"}
+    texts["paid"] = texts["served"].replace("[work]", "[work]\nusd_per_kwh = 0.3")
+    found = {}
+    for name, text in texts.items():
+        path = tmp_path / f"{name}.toml"
+        path.write_text(text)
+        words = [
+            "cluster",
+            "simulate",
+            "--catalogue",
+            str(path),
+            "--nodes",
+            "2",
+            "--seeds",
+            "1",
+            "--policies",
+            "default",
+        ]
+        assert run([*words, "--json"]) == 0
+        (found[name],) = json.loads(capfd.readouterr().out)["policies"]["default"]["outcomes"]
+    bare, served, paid = found["bare"], found["served"], found["paid"]
+    assert bare["beside"] == {"machine_s": 0, "energy_j": 0, "usd": 0}
+    assert served["energy_j"] - bare["energy_j"] == pytest.approx(200 * bare["time_s"])
+    assert served["usd"] - bare["usd"] == pytest.approx(2 * 3.6 * bare["time_s"] / 3600)
+    assert paid["usd"] - served["usd"] == pytest.approx(0.3 * paid["energy_j"] / 3.6e6)
+    assert served["ledger"] == bare["ledger"]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polythrottle.cluster.fleet.silicon import grade, of_grade
-from polythrottle.cluster.fleet.slack import UNKNOWN, frugal, met, pace, paced, paces
+from polythrottle.cluster.fleet.slack import UNKNOWN, Pace, by_turns, frugal, ladder, met, pace, paced, paces
 from polythrottle.cluster.machine import Cap
 from polythrottle.errors import InvalidInput
 
@@ -34,7 +34,7 @@ def test_the_power_of_a_step_is_that_of_running_and_waiting() -> None:
 
 def test_who_is_not_known_keeps_the_default() -> None:
     """Nobody is slowed before it was looked at; it does not set the barrier either."""
-    assert met([UNKNOWN, grade(1.0)], CAPS, IDLE_W, 1.2)[UNKNOWN] == CAPS[0]
+    assert met([UNKNOWN, grade(1.0)], ladder(CAPS, IDLE_W), 1.2)[UNKNOWN] == CAPS[0]
     assert pace({UNKNOWN: 3}, CAPS, IDLE_W).step == 1.0
 
 
@@ -76,3 +76,14 @@ def test_impossible_paces_are_refused(nodes: dict[int, int], stretch: float) -> 
     """Nobody to pace, or a barrier before the slowest."""
     with pytest.raises(InvalidInput):
         pace(nodes, CAPS, IDLE_W, stretch)
+
+
+def test_paces_by_turns_are_weighed_by_their_time() -> None:
+    """Half the steps at 1.0 and 200 W, half at 1.5 and 100 W: 1.25 on average, at 140 W."""
+    fast, slow = Pace(1.0, {}, 200.0, 2.0, 10.0), Pace(1.5, {}, 100.0, 1.0, 20.0)
+    found = by_turns([(fast, 0.5), (slow, 0.5)])
+    assert (found.step, found.power_w, found.busy, found.waiting_w) == pytest.approx((1.25, 140.0, 1.4, 16.0))
+    assert found.joules == pytest.approx((fast.joules + slow.joules) / 2)
+    more = by_turns([(fast, 0.5), (slow, 0.5)], 0.5)
+    assert (more.step, more.power_w) == pytest.approx((1.25, (200 * 1.5 + 100 * 2.0) / 3.5))
+    assert by_turns([(fast, 1.0)], 0.3) == fast

@@ -97,3 +97,50 @@ def test_a_constant_has_to_earn_its_place() -> None:
 
     assert np.mean([weight(lawful(10, 0.0, 0.08, seed)) for seed in range(5)]) < 0.2
     assert weight(lawful(14, 0.2, 0.005)) > 0.9
+
+
+def test_far_from_what_was_measured_the_interval_is_wider() -> None:
+    """A hundred times as large as any network, or as small, it is several times as wide as among them."""
+    model = fit_steps(lawful(14, noise=0.03))
+
+    def width(flops: float, tensors: float) -> float:
+        low, high = model.predict(Network("new", flops, tensors, 0)).interval_s()
+        return high / low
+
+    inside = width(3e9, 150)
+    far = [width(3e9 * 10**power, 150) for power in (1.0, 1.5, 2.0, 3.0)]
+    assert inside < 1.3 < far[1]
+    assert far == sorted(far)
+    assert far[-1] > 3 * inside
+    assert width(1e6, 150) > 3 * inside
+    assert width(3e9, 5000) > 1.5 * inside
+    assert fit_steps(lawful(14, noise=0.03)).predict(Network("new", 1e13, nan, 0)).spread > 0.5
+
+
+def test_a_type_with_few_networks_learns_the_shape_from_the_others() -> None:
+    """With operations^0.85 on two types, four networks of one and the shape learned on the other predict better."""
+
+    def table(gpu: str, scale: float, seed: int) -> list[StepRow]:
+        rng = np.random.default_rng(seed)
+        return [
+            StepRow(gpu, one.network, scale * (1e-9 * one.network.flops**0.85 + 2e-4 * one.network.n_tensors) * noise)
+            for one, noise in zip(lawful(24, seed=seed), np.exp(rng.normal(0, 0.03, 24)), strict=True)
+        ]
+
+    def error(seed: int, others: list[StepRow]) -> float:
+        rows = table("new", 0.3, seed)
+        model = fit_steps(rows[:4], others)
+        return float(np.mean([abs(model.predict(one.network).seconds / one.step_s - 1) for one in rows[4:]]))
+
+    alone = [error(seed, []) for seed in range(12)]
+    helped = [error(seed, table("old", 1.0, 100 + seed)) for seed in range(12)]
+    assert np.mean(helped) < 0.95 * np.mean(alone)
+
+
+def test_the_order_of_rows_does_not_matter() -> None:
+    """The same networks in another order give the same prediction."""
+    rows = lawful(9, noise=0.05)
+    new = Network("new", 4e9, 130, 0)
+    first, second = (fit_steps(some).predict(new) for some in (rows, rows[::-1]))
+    assert first.seconds == pytest.approx(second.seconds, rel=1e-9)
+    assert first.spread == pytest.approx(second.spread, rel=1e-9)

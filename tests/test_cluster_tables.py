@@ -30,6 +30,7 @@ def written(folder: Path, text: str | bytes) -> Path:
     ("text", "said"),
     [
         ("", "no column"),
+        (STEPS + "K80,a,1e9,1e6,50,0.1,,2.5,\n", "n_repeats is 2.5; it needs a whole number"),
         (STEPS, "no rows"),
         ("gpu,network,flops\n", "step_time_s"),
         (STEPS + "K80,a,1e9,1e6,50,0.1\n", "line 2: 6 fields"),

@@ -1,15 +1,34 @@
 """Recorded clusters, and machines that come and go."""
 
+import json
 from itertools import islice, takewhile
 from pathlib import Path
 
 import pytest
 
+from polythrottle.cli.commands import run
 from polythrottle.cluster.lifetime import KEPT, Observed, Steady
 from polythrottle.cluster.simulate.supply import Change, Fitted, Recorded, Supply
 from polythrottle.cluster.simulate.trace import Trace, read_trace
 from polythrottle.errors import BadFile, InvalidInput
 
+CATALOGUE = """
+[work]
+name = "a network"
+machine_h = 8
+of = "m"
+checkpoint_stall_s = 2.0
+restart_s = 8
+[machines.m]
+gpu = "V100"
+steps_per_s = 4.0
+most = 8
+startup_s = 100
+idle_w = 40
+usd_per_h.spot = 1.0
+lifetime.rate_per_h = 0.2
+caps = [{ power_w = 220 }]
+"""
 STEPS = Trace("made up", (0.0, 100.0, 250.0), (4, 1, 3), 400.0)
 
 
@@ -32,10 +51,42 @@ def there(changes: list[Change], time_s: float) -> int:
 def test_a_trace_is_read_as_its_changes(tmp_path: Path) -> None:
     """Rows of one time are one change, rows without change none; time counts from the first row."""
     file = tmp_path / "t.csv"
-    file.write_text("time_s,event,n_nodes\n100,add,1\n100,add,2\n200,,2\n300,remove,1\n500,remove,0\n")
+    file.write_text("time_s,event,n_nodes\n100,add,1\n100,add,2\n200,,2\n300,remove,1\n500,,1\n")
     trace = read_trace(file)
     assert (trace.times_s, trace.counts, trace.ends_s) == ((0.0, 200.0), (2, 1), 400.0)
     assert (trace.most, trace.losses, trace.bursts, trace.machine_s) == (2, 1, 1, 600.0)
+    assert trace.assumed_s == 0.0
+
+
+def test_a_last_row_that_takes_machines_away_counts(tmp_path: Path) -> None:
+    """It lasts as long as the middle row before it, which is said, and a replay loses what it says."""
+    file = tmp_path / "t.csv"
+    file.write_text("time_s,n_nodes\n0,3\n100,0\n")
+    trace = read_trace(file)
+    assert (trace.losses, trace.bursts, trace.machine_s) == (3, 1, 300.0)
+    assert (trace.ends_s, trace.assumed_s) == (200.0, 100.0)
+    changes = until(Recorded(trace, 3), 400.0)
+    assert [there(changes, time_s) for time_s in (99, 101, 199, 201, 301)] == [3, 0, 0, 3, 0]
+    file.write_text("time_s,event,n_nodes\n100,add,2\n200,,2\n300,remove,1\n900,remove,0\n")
+    trace = read_trace(file)
+    assert (trace.times_s, trace.counts, trace.assumed_s) == ((0.0, 200.0, 800.0), (2, 1, 0), 100.0)
+    assert (trace.losses, trace.ends_s, trace.machine_s) == (2, 900.0, 1000.0)
+
+
+def test_how_long_the_last_row_is_taken_to_last_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """In a line and in the document; a record that says its own end needs none."""
+    (tmp_path / "c.toml").write_text(CATALOGUE)
+    words = ["cluster", "simulate", "--catalogue", str(tmp_path / "c.toml"), "--trace", str(tmp_path / "t.csv")]
+    words += ["--nodes", "3", "--days", "0.01", "--policies", "default"]
+    for last, assumed_s in (("0", 100.0), ("3", 0.0)):
+        (tmp_path / "t.csv").write_text(f"time_s,n_nodes\n0,3\n100,{last}\n")
+        assert run(words) == 0
+        assert ("last row is taken to last 100 s" in capfd.readouterr().out) == bool(assumed_s)
+        assert run([*words, "--json"]) == 0
+        found = json.loads(capfd.readouterr().out)
+        assert found["last_row_assumed_s"] == assumed_s
+        losses = [outcome["losses"] for outcome in found["policies"]["default"]["outcomes"]]
+        assert all(losses) == bool(assumed_s)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,21 @@ def test_a_point_does_not_save_against_itself() -> None:
     assert turns(SIMULATED, {}, {}, most_pairs=8).verdict is Verdict.NOT_PROVEN
 
 
+def test_a_board_that_warms_up_favours_neither_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each window takes a tenth of a percent more than the one before, A is measured first as often as B."""
+    taken: list[int] = []
+
+    def warming(*args: object, **words: object) -> Measurement:
+        taken.append(0)
+        return measurement(1.001 ** len(taken))
+
+    monkeypatch.setattr("polythrottle.comparing.pairs.measure", warming)
+    found = turns(SIMULATED, {}, {}, most_pairs=40)
+    first = sum(a.energy_j < b.energy_j for a, b in found.pairs)
+    assert 0.25 < first / len(found.pairs) < 0.75
+    assert found.verdict is Verdict.NOT_PROVEN
+
+
 class Failing:
     """A workload whose every query fails."""
 

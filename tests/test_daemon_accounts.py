@@ -10,7 +10,7 @@ from daemons import LADDER, TUNED
 from polythrottle.daemon.accounts import Accounts
 from polythrottle.daemon.looking import Sight
 from polythrottle.daemon.ports import Seen
-from polythrottle.daemon.record import Record, Totals
+from polythrottle.daemon.record import MINUTES_MOST, Record, Totals
 from polythrottle.daemon.saving import Saving, midnight_s
 from polythrottle.daemon.signals import PowerBudget, StudyOffered
 from polythrottle.daemon.state import Phase, State
@@ -180,6 +180,17 @@ def test_a_clock_set_back_loses_no_minute(day: Day) -> None:
     day.accounts.close()
     day.record.flush()
     assert sum(row["requests"] for row in day.record.history(100)) == 180 * 20
+
+
+def test_what_ended_while_a_clock_jumped_is_counted(day: Day) -> None:
+    """The turn that sees it lasts no time and may be all of a minute: its requests are on record all the same."""
+    day.wall_s = midnight_s(day.wall_s) + 59.5
+    seen, sight_s = Seen(37, 37, 0, 0, 0.05, 0.02), day.wall_s - day.begun_s
+    list(day.accounts.turn(Sight(sight_s, 90.0, seen, None, None, None, None, jumped=True), UP))
+    day.second()
+    day.accounts.close()
+    day.record.flush()
+    assert sum(row["requests"] for row in day.record.history(MINUTES_MOST)) == 37 + 20
 
 
 def test_a_power_budget_is_told_once(day: Day) -> None:

@@ -13,7 +13,7 @@ from trainer_jobs import data_folder, exported, job
 from polythrottle.arrivals import Poisson, Uniform
 from polythrottle.backends import open_device
 from polythrottle.daemon.horizon import DAY_S
-from polythrottle.errors import InvalidInput, SloUnmet, TrialError
+from polythrottle.errors import InvalidInput, SloUnmet, StorageError, TrialError
 from polythrottle.finetune.hours import Hours, wall_day_s
 from polythrottle.finetune.result import Result
 from polythrottle.finetune.running import Progress, run
@@ -106,11 +106,21 @@ def test_a_trainer_that_dies_is_started_again_and_inference_goes_on(tmp_path: Pa
     assert len(found.latencies_s) == found.requests
 
 
+def test_a_run_ends_with_its_requests_while_a_trainer_starts_again(tmp_path: Path) -> None:
+    """One that has died and does not come back keeps nobody waiting, and its time is not counted."""
+    trainer = _pretending(tmp_path, "lingers", 60, epochs=10**6)
+    found = run(open_device("cpu"), Server(Answering()), trainer, _terms(seconds=3.0))
+    assert (found.training.restarts, found.training.stopped, found.training.exit_code) == (1, "", 0)
+    assert any("gone at the end" in note for note in found.notices)
+    assert found.span_s < 30.0  # the trainer is given a minute to start
+
+
 def test_a_trainer_that_refuses_stops_fine_tuning_alone(tmp_path: Path) -> None:
     """Its words are told, requests are answered until the time is up."""
     trainer = _pretending(tmp_path, "refuses", 60, epochs=99)
     found = run(open_device("cpu"), Server(Answering()), trainer, _terms(seconds=3.0))
     assert "the disk is full" in found.training.stopped
+    assert found.training.exit_code == StorageError.exit_code
     assert not found.training.finished
     assert len(found.latencies_s) == found.requests > 0
 

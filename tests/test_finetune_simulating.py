@@ -234,6 +234,31 @@ def test_a_run_says_beforehand_what_its_hours_have_room_for(menu: Menu) -> None:
         foretold(menu, 10, replace(terms, power_w=5.0), 22 * 3600.0)
 
 
+def test_a_plan_below_what_inference_draws_is_refused(menu: Menu) -> None:
+    """As a run is; where it leaves a little, inference may turn out to draw more than that, which is a range."""
+    calm = [Stretch(3600.0, 2.0)]
+    with pytest.raises(InvalidInput, match="inference alone draws"):
+        _plan(menu, ahead=calm, power_w=1.0)
+    found = plan(menu, replace(_JOB, epochs=10_000), calm, _SLO_S)
+    alone_w = (found.joules.high - found.added_j.high) / 3600.0 / 1.1
+    near = _plan(menu, ahead=calm, power_w=1.01 * alone_w)
+    assert near.epochs.low == 0 < near.epochs.high
+    assert near.joules.low < alone_w * 3600.0 < near.joules.high
+
+
+def test_near_the_power_of_inference_a_plan_holds_what_the_simulation_does(host: Host, menu: Menu) -> None:
+    """Samples and joules of a simulated minute lie within the range."""
+    times = tuple(itertools.takewhile(lambda at_s: at_s < 60.0, Uniform(4.0).times(0)))
+    stream, stretch = Stream(times, 60.0, _SLO_S, 4.0), [Stretch(60.0, 4.0)]
+    service = menu.ranked(4.0, _SLO_S, False)[0].gathered(4.0, _SLO_S)
+    alone_w = service.idle_w + 4.0 / service.batch * (service.batch_j - service.interval_s * service.idle_w)
+    cap_w = 1.002 * alone_w
+    found = simulate(host, stream, interleave, menu, endless=True, ration=Ration(cap_w))
+    near = plan(menu, replace(_JOB, epochs=1000), stretch, _SLO_S, power_w=cap_w)
+    assert near.epochs.low <= found.samples / _JOB.samples <= near.epochs.high
+    assert near.joules.low <= found.energy_j <= near.joules.high
+
+
 def test_what_cannot_be_planned_is_said(menu: Menu) -> None:
     """A limit inference alone cannot hold, policies that share, unknown ones, and an empty horizon are refused."""
     with pytest.raises(SloUnmet, match="inference alone does not hold"):

@@ -275,6 +275,21 @@ def test_one_goes_up_at_once_and_down_after_a_while() -> None:
     assert taken == [0, 1, 1, 1, 1, 0, 0]
 
 
+def test_a_day_costs_less_than_the_rung_that_holds_its_peak() -> None:
+    """With the manner that boards are run with, a day is over a tenth cheaper, and each look has its load."""
+    ladder, footing, forecast = _ladder(), Footing(2), Forecast(Outlook())
+    chance, followed_j, top_j, short = np.random.default_rng(0), 0.0, 0.0, 0
+    for second in range(4 * 3600):
+        rate = float(chance.poisson(4.0 * (1 - math.cos(2 * math.pi * second / (4 * 3600)))))
+        forecast = forecast.seen(float(second), rate, 1.0)
+        footing = follow(ladder, footing, forecast, float(second), 0)
+        short += (forecast.fast_per_s or 0.0) > ladder.rungs[footing.rung].rate_per_s
+        followed_j += ladder.rungs[footing.rung].power_at(rate)
+        top_j += ladder.rungs[2].power_at(rate)
+    assert followed_j < 0.9 * top_j
+    assert short == 0
+
+
 def test_a_short_dip_moves_nothing() -> None:
     """A load that returns within the dwell leaves the rung alone."""
     assert _footing_after([3.0, 0.5, 0.5, 3.0, 0.5, 0.5, 3.0], Manner(dwell_s=3.0)) == [1] * 7

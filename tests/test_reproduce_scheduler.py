@@ -26,7 +26,7 @@ def test_interleaving_holds_what_sharing_breaks(setting: Setting, arrivals: str)
 
 
 def test_the_document_has_every_cell(capsys: pytest.CaptureFixture[str]) -> None:
-    """One record per board, arrivals and policy, with the paper's rate where there is one, and all bars."""
+    """One record per board, arrivals and policy, with the paper's rate where there is one, and all bars, which hold."""
     assert run(["reproduce", "scheduler", "--replays", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["records"]) == 2 * 3 * 6
@@ -37,6 +37,7 @@ def test_the_document_has_every_cell(capsys: pytest.CaptureFixture[str]) -> None
         assert one["paper"] == PUBLISHED[one["board"], one["arrivals"]].get(one["policy"])
     assert {one["board"] for one in found["records"]} == {ORIN, TX2}
     assert len(found["bars"]) == 4
+    assert [each["what"] for each in found["bars"] if not each["holds"]] == []
 
 
 def test_the_table_fits_and_says_simulated(capsys: pytest.CaptureFixture[str]) -> None:

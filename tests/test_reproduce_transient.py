@@ -54,7 +54,7 @@ def test_the_document_holds_its_bars(transient: Path, capsys: pytest.CaptureFixt
     json.dumps(found, allow_nan=False)
     assert told[-1] == (7, 7)
     assert [bar["what"] for bar in found["bars"] if not bar["holds"]] == []
-    assert len(found["bars"]) == 9
+    assert len(found["bars"]) == 10
     flagged = {(one["gpu"], one["servers"], one["network"]): one for one in found["bottlenecks"]["curves"]}
     assert flagged["K80", 1, "res32"]["flagged"] == []
     assert flagged["P100", 1, "res32"]["flagged"] == [4, 5, 6, 7, 8]

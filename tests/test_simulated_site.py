@@ -225,7 +225,6 @@ def test_what_a_p99_comes_to_at_least_is_known_at_any_moment(count: int) -> None
         assert 0.0 <= lately.p99_least_s <= lately.p99_s
 
 
-
 def test_lately_is_bounded() -> None:
     """At most so many requests are remembered, the newest."""
     lately = Lately(60.0, most=50)

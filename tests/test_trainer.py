@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from trainer_jobs import WIDTH, Tiny, data_folder, exported, job
 
-from polythrottle.errors import BadFile, InvalidInput, PolythrottleError, StorageError, TrialError
+from polythrottle.errors import BadFile, DeviceError, InvalidInput, PolythrottleError, StorageError, TrialError
 from polythrottle.finetune.trainer import Task, checkpoint, read_progress
 from polythrottle.finetune.trainer.ledger import counted
 from polythrottle.finetune.trainer.listing import Listing
@@ -247,7 +247,7 @@ def test_two_trainers_never_share_a_folder(where: Path, archive: Path, monkeypat
     monkeypatch.setattr("polythrottle.finetune.trainer.opening._PATIENCE_S", 0.0)
     with working(job(where, archive)):
         assert read_progress(where / "job").runs
-        with pytest.raises(StorageError, match="another trainer"):
+        with pytest.raises(DeviceError, match="another trainer"):
             Worker(job(where, archive))
 
 

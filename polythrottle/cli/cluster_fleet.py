@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polythrottle.cli.answers import answer
+from polythrottle.cli.grids import several
 from polythrottle.cli.options import JsonOption, share
 from polythrottle.errors import InvalidInput
 
@@ -56,17 +57,19 @@ def fleet(
 
 def _printed(found: "list[FleetShown]", store: str) -> None:
     from rich.console import Console
+    from rich.text import Text
 
-    console = Console(highlight=False, width=min(80, Console().width))
+    console = Console(highlight=False, markup=False, width=min(80, Console().width))
     if not found:
         console.print(f"Nothing is known in {store} yet: nodes tell what they see while they train.")
     for each in found:
-        console.print(
-            f"[b]{each.network} on {each.gpu}[/b], measured by {len(each.nodes)} node{'s' * (len(each.nodes) != 1)}"
-        )
+        heading = (f"{each.network} on {each.gpu}", "bold")
+        console.print(Text.assemble(heading, f", measured by {several(len(each.nodes), 'node')}"))
         if each.caps:
             _caps(console, each)
         _nodes(console, each)
+        if each.caps:
+            console.print("Power is a step's joules over its own time: waiting for others counts in.")
         if each.saving is not None:
             console.print(
                 f"In step, {each.longer:.0%} later than the slowest: {each.saving:.1%} fewer joules (estimated;"

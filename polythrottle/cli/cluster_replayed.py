@@ -1,19 +1,23 @@
 """What rules would have done on recorded machines and prices, as lines for people and as parts of a document."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polythrottle.cli.grids import several
 from polythrottle.errors import InvalidInput
 
 if TYPE_CHECKING:
     from polythrottle.cluster.catalogue import Catalogue
+    from polythrottle.cluster.plan.deadline import Availability, Policy
     from polythrottle.cluster.plan.front import Plan
     from polythrottle.cluster.plan.moving import Journey
     from polythrottle.cluster.plan.offer import Option
 
 _BEGINNINGS = 24
+_LONGEST_S = 366 * 86400.0
+_MOST_CHANGES = 100_000
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class Replays:
         moved: How the job went moving between places.
         stayed: How it went staying in its first.
         usd_per_kwh: The price of energy they were compared at.
+        succession: When to ask for the successor of a machine whose end is known, None where it was not asked.
+        unruled: Why no deadline rule was replayed though it was asked for; empty otherwise.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -53,6 +59,7 @@ class Replays:
     stayed: "Journey | None" = None
     usd_per_kwh: float = 0.0
     succession: "Succession | None" = None
+    unruled: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class Succession:
 
 
 def replays(
-    catalogue: "Catalogue", plan: "Plan", trace: Path | None, moves: bool, waits: Path | None = None
+    catalogue: "Catalogue", plan: "Plan", trace: Path | None, dwell_s: float | None, waits: Path | None = None
 ) -> Replays:
     """Return what was asked for.
 
@@ -83,7 +90,7 @@ def replays(
         catalogue: What is on offer.
         plan: The plan; its chosen option, or the nearest, is replayed.
         trace: A record of spot machines for the deadline rules, or None.
-        moves: Whether to replay moving between places.
+        dwell_s: How long moving between places stays at least in one, in seconds; None for no such replay.
         waits: A table of waits for a machine, or None.
 
     Raises:
@@ -91,12 +98,14 @@ def replays(
         InvalidInput: If the job cannot be replayed: no price on both markets, no price table.
     """
     option = (plan.chosen or plan.nearest).option
-    rules, available = _deadline_rules(option, plan.nearest.limits.deadline_s, trace) if trace else ((), None)
     usd_per_kwh = catalogue.work.usd_per_kwh
-    after = None if waits is None else _succession(option, waits)
-    if not moves:
-        return Replays(rules, available, succession=after)
-    return Replays(rules, available, *_journeys(catalogue, option, usd_per_kwh), usd_per_kwh, after)
+    found = Replays(usd_per_kwh=usd_per_kwh, succession=None if waits is None else _succession(option, waits))
+    if trace is not None:
+        found = _ruled(found, option, plan.nearest.limits.deadline_s, trace)
+    if dwell_s is None:
+        return found
+    moved, stayed = _journeys(catalogue, option, usd_per_kwh, dwell_s)
+    return replace(found, moved=moved, stayed=stayed)
 
 
 def _succession(option: "Option", path: Path) -> Succession:
@@ -114,21 +123,40 @@ def _succession(option: "Option", path: Path) -> Succession:
     return Succession(ahead_s, waits.mean_s, len(waits.times_s), *costs)
 
 
-def _deadline_rules(option: "Option", deadline_s: float, trace: Path) -> tuple[tuple[Rule, ...], float]:
+def _ruled(found: Replays, option: "Option", deadline_s: float, trace: Path) -> Replays:
+    """Return replays with those of the deadline rules, or with why there are none."""
     from polythrottle.cluster.availability import read_availability
     from polythrottle.cluster.machine import Market
-    from polythrottle.cluster.plan import deadline as rules
 
-    prices = dict(option.offer.machine.usd_per_h)
-    if set(prices) != set(Market):
+    if set(option.offer.machine.usd_per_h) != set(Market):
         raise InvalidInput(f"--trace needs a spot and an on-demand price of {option.offer.machine.name}")
     record = read_availability(trace, option.machines)
-    step_s = option.offer.together_s(option.machines) * option.choice.cap.slowdown
-    work_s, delay_s = option.work.steps * step_s, option.offer.startup_s
+    work_s = option.work.steps * option.offer.together_s(option.machines) * option.choice.cap.slowdown
+    needed_s = work_s + option.offer.startup_s
+    if deadline_s < needed_s:
+        why = f"its work and a start take {needed_s / 3600:.4g} h, the deadline is {deadline_s / 3600:.4g} h"
+    elif deadline_s > _LONGEST_S:
+        why = f"a deadline of at most {_LONGEST_S / 86400:g} days can be replayed, not {deadline_s / 86400:.4g}"
+    elif len(record.times_s) * deadline_s / record.ends_s > _MOST_CHANGES:
+        why = f"the record changes every {record.ends_s / len(record.times_s):.3g} s, too often for so long a deadline"
+    else:
+        return replace(found, rules=_rules(option, deadline_s, work_s, record), available=record.share)
+    return replace(found, available=record.share, unruled=why)
 
-    def tried(name: str, policy: "rules.Policy") -> Rule:
-        begins = [record.ends_s * index / _BEGINNINGS for index in range(_BEGINNINGS)]
-        done = [rules.replay(policy, record, work_s, deadline_s, delay_s, begin_s) for begin_s in begins]
+
+def _rules(option: "Option", deadline_s: float, work_s: float, record: "Availability") -> tuple[Rule, ...]:
+    from polythrottle.cli.live import LiveSweep
+    from polythrottle.cluster.machine import Market
+    from polythrottle.cluster.plan.deadline import greedy, policy_for, replay, uniform_progress
+
+    prices, delay_s = dict(option.offer.machine.usd_per_h), option.offer.startup_s
+    begins = [record.ends_s * index / _BEGINNINGS for index in range(_BEGINNINGS)]
+
+    def tried(name: str, policy: "Policy", before: int) -> Rule:
+        done = []
+        for index, begin_s in enumerate(begins, 1):
+            done.append(replay(policy, record, work_s, deadline_s, delay_s, begin_s))
+            live.counted(before * _BEGINNINGS + index, 3 * _BEGINNINGS)
         held_s = sum(sum(each.held_s.values()) for each in done)
         return Rule(
             name,
@@ -138,20 +166,24 @@ def _deadline_rules(option: "Option", deadline_s: float, trace: Path) -> tuple[t
             sum(each.met for each in done) / len(done),
         )
 
-    known = {"uniform progress": rules.uniform_progress, "greedy": rules.greedy}
-    best = rules.policy_for(work_s, deadline_s, record.share)
-    found = [tried(name, policy) for name, policy in sorted(known.items(), key=lambda each: each[1] is not best)]
-    return (*found, tried("on-demand", lambda seen: Market.ON_DEMAND)), record.share
+    known: dict[str, Policy] = {"uniform progress": uniform_progress, "greedy": greedy}
+    best = policy_for(work_s, deadline_s, record.share)
+    ordered = sorted(known.items(), key=lambda each: each[1] is not best)
+    with LiveSweep("replaying deadline rules") as live:
+        every = [*ordered, ("on-demand", lambda seen: Market.ON_DEMAND)]
+        return tuple(tried(name, policy, before) for before, (name, policy) in enumerate(every))
 
 
-def _journeys(catalogue: "Catalogue", option: "Option", usd_per_kwh: float) -> "tuple[Journey, Journey]":
+def _journeys(
+    catalogue: "Catalogue", option: "Option", usd_per_kwh: float, dwell_s: float
+) -> "tuple[Journey, Journey]":
     from polythrottle.cluster.plan.moving import Moving, stay, travel
 
     places = catalogue.places(option.machines)
     if not places:
         raise InvalidInput("--moves needs a catalogue whose spot prices are tables: usd_per_h.spot = { table = … }")
     begin_s = max(place.history.times_s[0] for place in places)
-    moving = Moving(usd_per_kwh, move_s=option.offer.startup_s)
+    moving = Moving(usd_per_kwh, move_s=option.offer.startup_s, dwell_s=dwell_s)
     return travel(places, option.work.steps, begin_s, moving), stay(places, option.work.steps, begin_s, moving)
 
 
@@ -162,16 +194,22 @@ def replay_lines(found: Replays) -> Iterator[tuple[str, str]]:
         late = [f"{rule.name} misses the deadline in {1 - rule.met:.0%}" for rule in found.rules if rule.met < 1]
         yield "deadline", f"simulated on the trace, enough spot {found.available:.0%} of the time: {names}"
         yield "", f"rule: {found.rules[0].name}{'; ' + '; '.join(late) if late else '; the deadline is always met'}"
+    if found.unruled:
+        yield "deadline", f"no rule was replayed: {found.unruled}"
     if found.moved is not None and found.stayed is not None:
-        moved, stayed = found.moved.cost_usd(found.usd_per_kwh), found.stayed.cost_usd(found.usd_per_kwh)
-        ends = "" if found.moved.done == found.stayed.done else "; the record ends first"
-        yield (
-            "moves",
-            f"{moved:.4g} usd with {found.moved.moves} moves, at most one a day, against {stayed:.4g} usd staying:"
-            f" {1 - moved / stayed:+.2%} saved, simulated on recorded prices{ends}",
-        )
+        yield "moves", _moves_line(found.moved, found.stayed, found.usd_per_kwh)
     if found.succession is not None:
         yield "successor", _successor_line(found.succession)
+
+
+def _moves_line(moved: "Journey", stayed: "Journey", usd_per_kwh: float) -> str:
+    moved_usd, stayed_usd = moved.cost_usd(usd_per_kwh), stayed.cost_usd(usd_per_kwh)
+    saved = f"{1 - moved_usd / stayed_usd:+.2%} saved" if stayed_usd else "nothing to save"
+    ends = "" if moved.done == stayed.done else "; the record ends before the work does"
+    return (
+        f"{moved_usd:.4g} usd with {several(moved.moves, 'move')} against {stayed_usd:.4g} usd staying: {saved},"
+        f" simulated on recorded prices{ends}"
+    )
 
 
 def _successor_line(found: Succession) -> str:
@@ -187,6 +225,9 @@ def replay_document(found: Replays) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     if found.succession is not None:
         parts["successor"] = {**asdict(found.succession), "kind": "estimated"}
+    if found.unruled:
+        parts["deadline_rules"] = None
+        parts["deadline_rules_reason"] = found.unruled
     if found.rules:
         parts["deadline_rules"] = {
             "kind": "simulated",

@@ -1,17 +1,20 @@
 """``polythrottle cluster simulate``: a catalogue's job on machines that come and go, in virtual time."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from polythrottle.cli.answers import answer
+from polythrottle.cli.grids import amount, several
 from polythrottle.cli.options import JsonOption, share
 from polythrottle.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from polythrottle.cluster.plan.offer import Work
     from polythrottle.cluster.simulate.comparing import Compared
     from polythrottle.cluster.simulate.outcome import Spread
 
@@ -99,15 +102,15 @@ def _printed(compared: "Compared") -> None:
     from rich.console import Console
 
     asked = compared.asked
-    console = Console(highlight=False, width=min(80, Console().width))
+    console = Console(highlight=False, markup=False, width=min(80, Console().width))
     source = "drawn lifetimes" if asked.trace is None else f"trace {asked.trace.name}"
     console.print(f"Simulated: {asked.work.name}, {asked.machines} × {asked.offer.machine.name},")
-    console.print(f"{source}, {len(asked.seeds)} seeds, GPUs {asked.spread:.0%} apart.")
+    console.print(f"{source}, {several(len(asked.seeds), 'seed')}, GPUs {asked.spread:.0%} apart.")
     console.print("Joules follow from the powers in the catalogue; ± is the 95 % interval over seeds.")
-    server = asked.work.server
-    if server.all_w or server.all_usd_per_s:
-        rent = f"{server.all_w:g} W and {server.all_usd_per_s * 3600:.3g} usd/h"
-        console.print(f"The workers alone: the catalogue's server, {rent}, is not counted here.")
+    if asked.trace is not None and asked.trace.assumed_s:
+        console.print(f"The trace's last row is taken to last {asked.trace.assumed_s:.4g} s, as its middle row does.")
+    for line in _beside(asked.work):
+        console.print(line)
     console.print()
     console.print(_totals(compared))
     console.print()
@@ -118,6 +121,16 @@ def _printed(compared: "Compared") -> None:
             f"Not done within {asked.horizon_s / 86400:g} days: {', '.join(unfinished)};"
             " savings are per work that was done."
         )
+
+
+def _beside(work: "Work") -> Iterator[str]:
+    """Yield what is counted beside the workers, a line each."""
+    server = work.server
+    if server.all_w or server.all_usd_per_s:
+        rent = f"{server.all_w:g} W and {server.all_usd_per_s * 3600:.3g} usd/h"
+        yield f"Cost and energy count the server too, {rent}; shares are the workers'."
+    if work.usd_per_kwh:
+        yield f"Cost counts energy at {work.usd_per_kwh:g} usd/kWh beside the rent."
 
 
 def _totals(compared: "Compared") -> "Table":
@@ -133,9 +146,9 @@ def _totals(compared: "Compared") -> "Table":
         joules = compared.mean(name, lambda outcome: outcome.energy_j).mean
         table.add_row(
             name,
-            f"{hours:,.2f} h",
-            f"${usd:,.2f}",
-            f"{joules / 3.6e6:,.2f} kWh",
+            f"{amount(hours)} h",
+            f"${amount(usd)}",
+            f"{amount(joules / 3.6e6)} kWh",
             _change(compared.saved(name, lambda outcome: outcome.energy_j), 1),
             _change(compared.saved(name, lambda outcome: outcome.time_s), -1),
         )

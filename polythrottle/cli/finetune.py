@@ -13,7 +13,7 @@ import typer
 
 from polythrottle.cli.answers import answer, own_stdout
 from polythrottle.cli.options import JsonOption, OptionGroup, counts, spread
-from polythrottle.errors import InvalidInput
+from polythrottle.errors import InvalidInput, PolythrottleError
 from polythrottle.state import state_dir
 
 if TYPE_CHECKING:
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Fine-tune a model beside its inference, within the latency limit.", rich_markup_mode=None)
 _ENDLESS = 1_000_000
 _INTERRUPTED = 130
+_COUNT_MOST, _REQUESTS_MOST = 10**9, 100_000
+_HOURS_MOST = 87_660.0
+"""Ten years, as `finetune.terms` has them."""
+
+
+class _Unkept(PolythrottleError):
+    """A simulation was interrupted, of which nothing is kept."""
+
+    exit_code = _INTERRUPTED
 
 
 @app.callback()
@@ -102,7 +111,8 @@ class JobOptions(OptionGroup):
         """Return the job on a simulated board.
 
         Raises:
-            InvalidInput: If a count is below 1, or words belong to real jobs.
+            InvalidInput: If a count is below 1 or beyond a billion, the learning rate is none, or words belong to real
+                jobs.
         """
         from polythrottle.finetune.job import Job
 
@@ -111,6 +121,11 @@ class JobOptions(OptionGroup):
                 "a simulated board trains no real model: leave --data, --job, --train and --replace out, and say "
                 "--samples, --train-batch and --epochs"
             )
+        if not 0 < self.rate < math.inf:
+            raise InvalidInput(f"--learning-rate must be above 0 and finite, not {self.rate:g}")
+        most = max(self.samples, self.step, self.epochs, self.output)
+        if most > _COUNT_MOST:
+            raise InvalidInput(f"a simulated job counts to {_COUNT_MOST:,} at most, not to {str(most)[:20]}")
         return Job(self.samples, self.step, self.epochs, self.output, model)
 
     def task(self, place: "Place", job: str | None = None) -> "Task":
@@ -152,8 +167,8 @@ class TrafficOptions(OptionGroup):
     ] = None
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the arrivals.")] = 0
 
-    def terms(self, policy: str, seconds: float | None, within: "WithinOptions") -> "Terms":
-        """Return what is to be kept to.
+    def terms(self, policy: str, seconds: float | None, within: "WithinOptions", day_s: float) -> "Terms":
+        """Return what is to be kept to from a time of day on.
 
         Raises:
             InvalidInput: If the limit is no p99, the requests are none, or hours or power make no sense.
@@ -163,7 +178,7 @@ class TrafficOptions(OptionGroup):
 
         if self.seed < 0:
             raise InvalidInput(f"--seed must be 0 or more, not {self.seed}")
-        kept = within.hours, within.power_w, within.day_s or 0.0
+        kept = within.hours, within.power_w, day_s
         return Terms(self._slo_s(), self._arrivals(), policy, seconds, self.seed, *kept)
 
     def _slo_s(self) -> float:
@@ -198,7 +213,8 @@ class WithinOptions(OptionGroup):
         typer.Option("--power", metavar="20W", help="Mean power of both at most; fine-tuning waits for it."),
     ] = None
     begin: Annotated[
-        str | None, typer.Option("--begin", metavar="21:00", help="Simulated: the time of day it begins at.")
+        str | None,
+        typer.Option("--begin", metavar="21:00", help="Simulated: the time of day it begins at; now by default."),
     ] = None
 
     @property
@@ -215,12 +231,15 @@ class WithinOptions(OptionGroup):
 
         return None if self.power is None else parse_quantity(self.power, "w")
 
-    @property
-    def day_s(self) -> float | None:
-        """Time of day at which a simulated run begins, since midnight; None if nobody said."""
-        from polythrottle.finetune.hours import day_time_s
+    def day_s(self) -> float:
+        """Return the time of day at which all begins, since midnight: now, or what a simulated board is told.
 
-        return None if self.begin is None else day_time_s(self.begin)
+        Raises:
+            InvalidInput: If it is told none.
+        """
+        from polythrottle.finetune.hours import day_time_s, wall_day_s
+
+        return wall_day_s(time.time()) if self.begin is None else day_time_s(self.begin)
 
     def check(self, place: "Place") -> None:
         """Check that only a simulated board is told what time it is.
@@ -256,7 +275,8 @@ def run_both(
 ) -> None:
     """Serve requests and fine-tune in between; on a real device until the job is done, unless told otherwise.
 
-    The same command goes on with a job that is not done. Exit code 5: inference alone cannot hold the limit.
+    The same command goes on with a job that is not done. Exit code 5: inference alone cannot hold the limit. Where
+    fine-tuning fails, requests are answered all the same, and the exit code is that of the failure: 8 for a full disk.
     """
     from polythrottle.cli.finetuned import print_result
 
@@ -268,7 +288,8 @@ def run_both(
         check_figure(figure)
     if seconds is not None and by is not None:
         raise InvalidInput("--seconds and --by both say when to end; leave one out")
-    terms = traffic.terms(policy, _until_s(by, within) if by is not None else seconds, within)
+    day_s = within.day_s()
+    terms = traffic.terms(policy, seconds if by is None else _until_s(by, day_s), within, day_s)
     found = _simulated(where, terms, job) if where.simulated else _real(where, terms, job)
     answer(found, as_json, print_result, lambda each: each.document())
     if figure is not None:
@@ -277,13 +298,29 @@ def run_both(
         write_beside(found, figure)
     if found.interrupted:
         raise typer.Exit(_INTERRUPTED)
+    if found.training.exit_code:
+        raise typer.Exit(found.training.exit_code)
+
+
+@contextlib.contextmanager
+def _unkept() -> Iterator[None]:
+    """Say of a simulation that is interrupted that nothing is kept of it.
+
+    Raises:
+        _Unkept: If it is.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as err:
+        raise _Unkept("interrupted; nothing is kept of a simulation, the same command begins it anew") from err
 
 
 def _simulated(place: "Place", terms: "Terms", job: JobOptions) -> "Result":
     from polythrottle.finetune.simulated_run import run_simulated
 
     seeded = replace(terms, seed=terms.seed or place.seed)
-    return run_simulated(place.scene(job.simulated(place.workload)), seeded)
+    with _unkept():
+        return run_simulated(place.scene(job.simulated(place.workload)), seeded)
 
 
 def _real(place: "Place", terms: "Terms", job: JobOptions) -> "Result":
@@ -320,32 +357,35 @@ def plan(
     from polythrottle.finetune.planning import plan as foretell
     from polythrottle.finetune.scheduler import OffPeak
 
-    where, terms = place.place(), traffic.terms(policy, None, within)
+    where, day_s = place.place(), within.day_s()
+    terms = traffic.terms(policy, None, within, day_s)
     within.check(where)
     if (by is None) == (hours is None):
         raise InvalidInput("say by when: --by 06:00, or --hours 8, and only one of the two")
-    length_s, day_s = _until_s(by, within) if by is not None else 3600.0 * (hours or 0.0), _day_s(within)
-    if not 0 < length_s < math.inf:
-        raise InvalidInput("--hours must be above 0 and finite")
-    menu, planned = _known(where, terms, job)
+    if hours is not None and not 0 < hours <= _HOURS_MOST:
+        raise InvalidInput(f"--hours must be above 0, and {_HOURS_MOST:g} (ten years) at most, not {hours:g}")
+    length_s = _until_s(by, day_s) if by is not None else 3600.0 * (hours or 0.0)
+    menu, planned, energy = _known(where, job)
     ahead, quiet = [Stretch(length_s, terms.rate_per_s)], OffPeak(hours=terms.hours)
     made = foretell(menu, planned, ahead, terms.slo_s, policy, terms.power_w, quiet, day_s)
-    told = Foretold(made, length_s, planned, where.simulated, policy, terms.hours, day_s, terms.power_w)
+    told = Foretold(made, length_s, planned, energy, policy, terms.hours, day_s, terms.power_w)
     answer(told, as_json, print_plan, plan_document)
 
 
-def _known(place: "Place", terms: "Terms", job: JobOptions) -> "tuple[Menu, Job]":
-    """Return what a device can do, and the job."""
+def _known(place: "Place", job: JobOptions) -> "tuple[Menu, Job, str]":
+    """Return what a device can do, the job, and how the joules come about."""
     from polythrottle.finetune.rehearsing import known
     from polythrottle.finetune.trainer.driver import Trainer
 
     if place.simulated:
         simulated = job.simulated(place.workload)
-        return place.scene(simulated).menu, simulated
+        with _unkept():
+            return place.scene(simulated).menu, simulated, "simulated"
     task = job.task(place)
     device, server = place.open()
     with contextlib.closing(server.workload), own_stdout():
-        return known(device, server, Trainer(task), task)
+        menu, made = known(device, server, Trainer(task), task)
+        return menu, made, str(device.energy_kind)
 
 
 @app.command()
@@ -366,13 +406,16 @@ def profile(
     from polythrottle.cli.finetuned import print_profile
 
     where = place.place()
+    if requests > _REQUESTS_MOST:
+        raise InvalidInput(f"--requests must be {_REQUESTS_MOST:,} at most, not {str(requests)[:20]}")
     if where.simulated:
         from polythrottle.finetune.coruns import profile as make
         from polythrottle.finetune.simulated_coruns import SimulatedBench
 
-        scene = where.scene(job.simulated(where.workload))
-        bench = SimulatedBench(scene.board, scene.host.model, scene.host.job, where.noise, where.seed)
-        found = make(bench, held_out=held_out, requests=requests, seed=where.seed)
+        with _unkept():
+            scene = where.scene(job.simulated(where.workload))
+            bench = SimulatedBench(scene.board, scene.host.model, scene.host.job, where.noise, where.seed)
+            found = make(bench, held_out=held_out, requests=requests, seed=where.seed)
     else:
         found = _profiled(where, job, held_out, requests)
     answer(found, as_json, print_profile, lambda each: each.document())
@@ -407,15 +450,8 @@ def status(
     answer((job, read_progress(job)), as_json, print_status, status_document)
 
 
-def _day_s(within: WithinOptions) -> float:
-    """Return the time of day it is, or that a simulated board is told it is."""
-    from polythrottle.finetune.hours import wall_day_s
-
-    return wall_day_s(time.time()) if within.day_s is None else within.day_s
-
-
-def _until_s(text: str, within: WithinOptions) -> float:
-    """Return how long it is until a time of day such as ``06:00``, on this machine's clock unless told otherwise.
+def _until_s(text: str, day_s: float) -> float:
+    """Return how long it is from one time of day until another, such as ``06:00``.
 
     Raises:
         InvalidInput: If it is none.
@@ -423,4 +459,4 @@ def _until_s(text: str, within: WithinOptions) -> float:
     from polythrottle.finetune.hours import day_time_s
     from polythrottle.finetune.planning import until_s
 
-    return until_s(_day_s(within), day_time_s(text))
+    return until_s(day_s, day_time_s(text))

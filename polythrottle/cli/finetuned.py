@@ -41,7 +41,7 @@ class Foretold:
         plan: What was foretold.
         length_s: Over how long.
         job: What is fine-tuned.
-        simulated: Whether the device is.
+        energy_kind: How the joules come about: measured, estimated or simulated.
         policy: By which.
         hours: At which it fine-tunes alone; None to go by the load.
         day_s: Time of day at which it begins, since midnight.
@@ -51,11 +51,16 @@ class Foretold:
     plan: Plan
     length_s: float
     job: "Job"
-    simulated: bool
+    energy_kind: str
     policy: str
     hours: "Hours | None" = None
     day_s: float = 0.0
     power_w: float | None = None
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the device is."""
+        return self.energy_kind == "simulated"
 
 
 class LiveRun(LiveBar):
@@ -76,7 +81,8 @@ class LiveRun(LiveBar):
         if not self._console.is_terminal and passed.passed_s >= self._said_s + _PLAIN_S:
             self._said_s = passed.passed_s
             with contextlib.suppress(OSError):  # a full disk behind standard error must not end a run
-                line = f"{passed.passed_s:.0f} s: {words}, epoch {passed.epoch + 1}, {passed.state}"
+                epoch = "" if passed.state == "finished" else f"epoch {passed.epoch + 1}, "
+                line = f"{passed.passed_s:.0f} s: {words}, {epoch}{passed.state}"
                 self._console.print(line, soft_wrap=True, markup=False)
 
     def noted(self, text: str) -> None:
@@ -173,6 +179,7 @@ def plan_document(told: Foretold) -> dict[str, Any]:
         "hours": None if told.hours is None else str(told.hours),
         "within_hours_s": None if told.hours is None else told.hours.within_s(told.day_s, told.length_s),
         "power_cap_w": told.power_w,
+        "energy_kind": told.energy_kind,
         **ranges,
     }
 
@@ -187,15 +194,18 @@ def print_plan(told: Foretold) -> None:
     beyond = math.isinf(made.done_s.high)
     never = "not within this time" if math.isinf(made.done_s.low) else f"after {show_time(made.done_s.low)} at best"
     cap = "" if told.power_w is None else f", {show(told.power_w, 'W')} on average at most"
+    both, added = (_span(each, "{}", _joules) for each in (made.joules, made.added_j))
     lines = {
         "": f"within {show_time(told.length_s)}, policy {told.policy}{cap}{', simulated' if told.simulated else ''}",
         **({} if told.hours is None else {"hours": _hours(told.hours, told.day_s, told.length_s)}),
         "epochs": f"{_span(made.epochs, '{}', _count)} of {job.epochs:,} ({job.samples:,} samples each)",
         "finished": never if beyond else f"after {_span(made.done_s, '{}', show_time)}",
-        "energy": f"{_span(made.joules, '{}', _joules)} for both, {_span(made.added_j, '{}', _joules)} of it added",
+        "energy": f"{both} for both, {added} of it added ({told.energy_kind})",
         "late": f"{_span(made.late, '{:,.0f}')} of {_span(made.requests, '{:,.0f}')} requests",
     }
-    _print(lines.items())
+    above = told.power_w is not None and made.joules.high > 1.0001 * told.power_w * told.length_s
+    note = [("note", "inference alone may draw more than allowed; it is answered whatever it draws")] if above else []
+    _print([*lines.items(), *note])
 
 
 def _hours(hours: "Hours", day_s: float, length_s: float) -> str:

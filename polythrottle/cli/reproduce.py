@@ -1,16 +1,19 @@
 """`polythrottle reproduce`: a paper's figures beside those computed here."""
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polythrottle.cli.grids import end, grid, say
 from polythrottle.cli.transient import transient
 from polythrottle.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+
+_grid = partial(grid, before=1)
 
 app = typer.Typer(help="Print a paper's figures beside those computed here.", rich_markup_mode=None)
 
@@ -91,80 +94,56 @@ def _print(found: dict[str, Any]) -> None:
         _trial_counts(console, found)
     console.print("Where the paper contradicts itself", style="bold")
     for note in found["contradictions"]:
-        _say(console, note, "- ")
+        say(console, note, "- ")
     console.print(f"\nMean absolute error of the 32 savings: {100 * found['mae_savings']:.2f} percentage points.")
     for bar in found["bars"]:
         word, style = ("holds", "green") if bar["holds"] else ("does not hold", "red")
         console.print(Text.assemble((f"{word:<14}", style), bar["what"], ": ", bar["value"]))
 
 
-def _grid(title: str, headings: tuple[str, ...], left: int) -> "Table":
-    from rich.table import Table
-
-    grid = Table(box=None, padding=(0, 1), header_style="dim", title=title, title_justify="left", title_style="bold")
-    for i, heading in enumerate(headings):
-        grid.add_column(heading, justify="left" if i < left else "right", no_wrap=True)
-    return grid
-
-
-def _end(console: "Console", grid: "Table", note: str) -> None:
-    console.print(grid)
-    _say(console, note)
-    console.print()
-
-
-def _say(console: "Console", text: str, indent: str = "") -> None:
-    """Print a text in lines of at most 79 columns that do not begin with a percent sign."""
-    import textwrap
-
-    lines = textwrap.wrap(text.replace(" %", "\u00a0%"), 79, initial_indent=indent, subsequent_indent=" " * len(indent))
-    for line in lines:
-        console.print(line.replace("\u00a0", " "), style="dim")
-
-
 def _front(console: "Console", found: dict[str, Any]) -> None:
-    grid = _grid(
+    table = _grid(
         "Energy against latency (figure 2)",
         ("board", "network", "batch", "latency", "ours", "energy", "ours", "off"),
         2,
     )
     for one in found["pareto"]:
         ours, theirs = one["energy"], one["published_energy"]
-        grid.add_row(
+        table.add_row(
             *(_board(one["board"]), _network(one["network"]), str(one["batch"])),
             *(f"{one['published_latency']:.2f}", f"{one['latency']:.2f}"),
             *(f"{theirs:.3f}", f"{ours:.3f}", f"{100 * (ours / theirs - 1):+.1f} %"),
         )
-    _end(
+    end(
         console,
-        grid,
+        table,
         "energy over that of default clocks at batch 1: the least within a multiple of the "
         "best time of all; ours within the same slack to the best time of the batch",
     )
 
 
 def _knobs(console: "Console", found: dict[str, Any]) -> None:
-    grid = _grid("Savings of one knob", ("board", "network", "knob", "at", "ours", "saving", "ours"), 3)
+    table = _grid("Savings of one knob", ("board", "network", "knob", "at", "ours", "saving", "ours"), 3)
     names = {"gpu_min_hz": "gpu min", "mem_hz": "memory", "cpu_max_hz": "cpu"}
     for one in found["knobs"]:
         ours = one["simulated"]
-        grid.add_row(
+        table.add_row(
             *(_board(one["board"]), _network(one["network"]) or "preprocessing", names[one["knob"]]),
             *(f"{one['level'] / 1e6:.0f} MHz", f"{ours['level'] / 1e6:.0f} MHz"),
             *(f"{100 * one['saving']:.1f} %", f"{100 * ours['saving']:.1f} %"),
         )
-    _end(console, grid, "batch 1; memory at the best GPU clock; cpu: energy of the core that preprocesses")
+    end(console, table, "batch 1; memory at the best GPU clock; cpu: energy of the core that preprocesses")
 
 
 def _savings(console: "Console", found: dict[str, Any]) -> None:
-    grid = _grid(
+    table = _grid(
         "Savings of a search (figure 4)",
         ("board", "network", "", "SLO", "points", "saving", "ours", "off", "points", "saving"),
         4,
     )
     for cell in found["cells"]:
         ours, theirs = cell["saving"], cell["published_saving"]
-        grid.add_row(
+        table.add_row(
             *_of(cell),
             str(cell["points"]),
             f"{100 * theirs:.1f} %",
@@ -173,9 +152,9 @@ def _savings(console: "Console", found: dict[str, Any]) -> None:
             f"{cell['full_points']:,}",
             f"{100 * cell['full_saving']:.1f} %",
         )
-    _end(
+    end(
         console,
-        grid,
+        table,
         "against default clocks (GPU free under the stock governor, memory and CPU highest) "
         "at the batch of the best point. A: within 1.2 times the best latency of the space, "
         "which forces batch 1; B: no limit. Right: GPU minimum searched too, so that the best "
@@ -184,7 +163,7 @@ def _savings(console: "Console", found: dict[str, Any]) -> None:
 
 
 def _trial_counts(console: "Console", found: dict[str, Any]) -> None:
-    grid = _grid(
+    table = _grid(
         "Trials to within 5 % of the best point (figure 4)",
         ("board", "network", "", "SLO", "paper", "ours", "bayes", "random", "ours", "once each"),
         4,
@@ -192,10 +171,10 @@ def _trial_counts(console: "Console", found: dict[str, Any]) -> None:
     for cell in found["cells"]:
         names = ("published_random", "random", "random_without_replacement")
         shown = (cell["published_trials"], cell["trials"]["paper"], cell["trials"]["bayes"], *map(cell.get, names))
-        grid.add_row(*_of(cell), *(f"{count:.1f}" for count in shown))
-    _end(
+        table.add_row(*_of(cell), *(f"{count:.1f}" for count in shown))
+    end(
         console,
-        grid,
+        table,
         "paper: published, and its method here; random: N / k, published and ours, and trying "
         "each point once, (N + 1) / (k + 1). Not there after 60 trials counts as 90",
     )

@@ -7,11 +7,11 @@
 [machines.<name>.lifetime]  of a spot machine: rate_per_h, or ages_h and survivals, or a table, or published = true
 [machines.<name>.caps]      power caps: the table of a sweep over power limits
 [[machines.<name>.caps]]    or rows: limit_w, slowdown, power_w
-[[jobs]]                    several jobs that share [capacity]; see `polythrottle.cluster.shared_catalogue`
+[[jobs]]                    several jobs that share machines; see `polythrottle.cluster.shared`
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, isfinite
 from pathlib import Path
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _Found = TypeVar("_Found")
 _MOST, _MOST_CAPS = 1024, 200
+_SMALLEST, _LARGEST = 1e-12, 1e24
 _TOP = ("work", "server", "machines", "source")
 _WORK = ("name", "network", "speeds", "steps", "machine_h", "of", "training", "source")
 _NETWORK = ("flops", "n_tensors", "n_parameters")
@@ -80,6 +81,8 @@ def read_catalogue(file: Path) -> Catalogue:
         BadFile: If it cannot be read, a key is wrong or missing, or a table it names is no such table.
     """
     top = Entry.of_file(file)
+    if "jobs" in top.values:
+        raise top.wrong("jobs", "is for several jobs, which only cluster plan takes; one job is a table [work]")
     check_keys(top, _TOP)
     machines = dict(top.each("machines"))
     if not machines:
@@ -219,7 +222,7 @@ def _lifetime_by(way: str, given: Entry, entry: Entry) -> tuple[Lifetime, str]:
     gpu, zone = text(given, "gpu", text(entry, "gpu")), text(given, "zone", text(entry, "region", ""))
     if way == "table":
         lifetime, machines = _told(given, lambda: table_lifetime(table(given), gpu, zone))
-        return lifetime, f"fitted to {machines} machines and published figures"
+        return lifetime, f"fitted to {machines} machine{'s' * (machines > 1)} and published figures"
     if given.values[way] is not True:
         raise given.wrong(way, "must be true; the GPU and region of the machine say which")
     return published_lifetime(gpu, zone)
@@ -241,7 +244,7 @@ def _step(entry: Entry, work: Entry) -> tuple[float, str]:
     if not rows or "flops" not in work.values:
         lack = f"no row for {name} on {gpu}; to predict it, rows on {gpu} and work.flops with n_tensors are needed"
         raise entry.wrong("steps_per_s", f"is missing, and work.speeds has {lack}")
-    return _predicted_s(rows, work, name), f"predicted from {len(rows)} networks"
+    return _predicted_s(rows, work, name), f"predicted from {len(rows)} network{'s' * (len(rows) > 1)}"
 
 
 def _predicted_s(rows: "list[StepRow]", work: Entry, name: str) -> float:
@@ -272,18 +275,25 @@ def _caps(entry: Entry, gpus: int) -> tuple[Cap, ...]:
         sizes = (gpus, whole(given, "table_gpus", 1))
         caps = _told(given, lambda: caps_of_table(table(given), batch, *sizes, host_w=host_w))
     else:
-        caps = tuple(_cap(row, host_w) for row in entry.listed("caps")[:_MOST_CAPS])
-        limits = [cap.limit_w or inf for cap in caps]
-        if any(above <= below for above, below in pairwise(limits)):
-            raise entry.wrong("caps", "must have falling limits, the default first")
-        if not caps:
-            raise entry.wrong("caps", "is missing; give rows with limit_w, slowdown and power_w, or a table")
+        caps = _rows(entry, host_w)
     if "cap_step_w" not in entry.values:
         return caps
     step_w, span_w = number(entry, "cap_step_w", above=True), (caps[0].limit_w or 0) - (caps[-1].limit_w or 0)
     if span_w / step_w > _MOST_CAPS:
         raise entry.wrong("cap_step_w", f"would make more than {_MOST_CAPS} caps of {span_w:g} W; write a larger step")
     return finer(caps, step_w)
+
+
+def _rows(entry: Entry, host_w: float) -> tuple[Cap, ...]:
+    """Return caps written as rows; slowdowns count from the first, the default, as steps_per_s does."""
+    rows = entry.listed("caps")
+    if not 1 <= len(rows) <= _MOST_CAPS:
+        lack = f"holds more than {_MOST_CAPS} rows" if rows else "is missing"
+        raise entry.wrong("caps", f"{lack}; give rows with limit_w, slowdown and power_w, or a table")
+    caps = [_cap(row, host_w) for row in rows]
+    if any((above.limit_w or inf) <= (below.limit_w or inf) for above, below in pairwise(caps)):
+        raise entry.wrong("caps", "must have falling limits, the default first")
+    return tuple(replace(cap, slowdown=cap.slowdown / caps[0].slowdown) for cap in caps)
 
 
 def _cap(row: Entry, host_w: float) -> Cap:
@@ -315,6 +325,8 @@ def number(entry: Entry, key: str, default: float | None = None, above: bool = F
     fits = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
     if not fits or value < 0 or (above and value == 0):
         raise entry.wrong(key, f"must be a number {'above' if above else 'of at least'} 0, not {_shown(value)}")
+    if value and not _SMALLEST <= value <= _LARGEST:
+        raise entry.wrong(key, f"must be 0 or from {_SMALLEST:g} to {_LARGEST:g}, not {_shown(value)}")
     return float(value)
 
 
@@ -363,7 +375,11 @@ def table(entry: Entry, key: str = "table") -> Path:
         BadFile: If it is no text, or there is no such file.
     """
     path = entry.file.parent / text(entry, key)
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except OSError as error:
+        raise entry.wrong(key, f"names a file that cannot be read: {error.strerror}") from error
+    if not there:
         raise entry.wrong(key, f"names a file that is not there: {path}")
     return path
 

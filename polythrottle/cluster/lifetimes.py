@@ -3,10 +3,11 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from polythrottle.cluster.cells import lines
 from polythrottle.cluster.lifetime import HOUR_S, Lifetime
 from polythrottle.cluster.predict.pooled import pooled
 from polythrottle.cluster.predict.prior import REVOCATIONS, prior
-from polythrottle.cluster.tables import lifetime_rows, lines
+from polythrottle.cluster.tables import lifetime_rows
 from polythrottle.errors import InvalidInput
 
 DAY_S = 24 * HOUR_S
@@ -46,7 +47,7 @@ def table_lifetime(path: Path, gpu: str, zone: str = "") -> tuple[Lifetime, int]
     """Return the lifetime of a GPU type fitted to a table of machines, and how many of its kind the table has.
 
     Few machines of a zone borrow from those of their type and from published figures (`predict.pooled`). Where the
-    table says that the provider stops machines after 24 h, the lifetime ends there.
+    table has machines that the provider stopped after 24 h, the lifetime ends there.
 
     Args:
         path: A table of lifetimes.
@@ -66,7 +67,7 @@ def table_lifetime(path: Path, gpu: str, zone: str = "") -> tuple[Lifetime, int]
     rows = [replace(row, region=zone) if fits else row for row, fits in zip(every, mine, strict=True)]
     name = next(row.gpu for row, fits in zip(every, mine, strict=True) if fits)
     fitted: Lifetime = pooled(rows, prior).lifetime(name, zone)
-    stops = _STOPS_AFTER_A_DAY in next(lines(path, ("gpu",))).cells
+    stops = _STOPS_AFTER_A_DAY in next(lines(path, ("gpu",))).cells and not all(row.lost for row in every)
     return Limited(fitted, DAY_S) if stops else fitted, sum(mine)
 
 

@@ -3,13 +3,13 @@
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
-from polythrottle.cluster.tables import Cells, lines
-from polythrottle.errors import BadFile, InvalidInput
+from polythrottle.cluster.cells import Cells, lines
+from polythrottle.errors import InvalidInput
 
 _PRICE, _TYPE = "price_usd_per_h", "instance_type"
 _CHANGES = ("timestamp", "zone", _TYPE, "product", _PRICE)
@@ -103,16 +103,12 @@ def _one_product(
 def _rows(path: Path) -> Iterator[tuple[Cells, float, str, str]]:
     daily = _is_daily(path)
     for cells in lines(path, _DAILY if daily else _CHANGES):
-        when: datetime = cells.time("date" if daily else "timestamp")
-        time_s = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+        time_s = cells.time("date" if daily else "timestamp").replace(tzinfo=UTC).timestamp()
         yield cells, time_s, cells.text("region" if daily else "zone"), "" if daily else cells.text("product")
 
 
 def _is_daily(path: Path) -> bool:
-    try:
-        return "date" in next(lines(path, (_TYPE, _PRICE))).cells
-    except StopIteration:
-        raise BadFile(f"{path} holds no rows") from None
+    return "date" in (names := next(lines(path, ())).cells) and "timestamp" not in names
 
 
 def _history(key: tuple[str, str, str], changes: dict[float, float], ends_s: float) -> History:

@@ -1,137 +1,22 @@
 """Tables of what was recorded on transient machines: read in place, with one clear line per bad file.
 
-The formats are those of the published tables (CM-DARE, transient-deep-learning, training_on_a_dime, Bamboo): CSV files,
-gzipped or not, a header line first, units in the names of the columns. Columns that are not known are kept out.
+The formats are those of the published tables (CM-DARE, transient-deep-learning, training_on_a_dime, Bamboo): CSV files
+(`cluster.cells`), units in the names of the columns. Columns that are not known are kept out.
 """
 
-import csv
-import gzip
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from math import isfinite
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TypeVar
 
+from polythrottle.cluster.cells import Cells, lines
 from polythrottle.cluster.machine import Network
 from polythrottle.errors import BadFile
 
-_GZIP = b"\x1f\x8b"
-_MOST_ROWS = 1_000_000
-_LEAST, _MOST = 1e-12, 1e24
 _Row = TypeVar("_Row")
-
-
-@dataclass(frozen=True)
-class Cells:
-    """One line of a table, its cells by column.
-
-    Attributes:
-        path: The file, for messages.
-        line: Number of the line in it.
-        cells: Column → text.
-    """
-
-    path: Path
-    line: int
-    cells: Mapping[str, str]
-
-    def text(self, column: str) -> str:
-        """Return a text that may not be empty.
-
-        Raises:
-            BadFile: If it is.
-        """
-        if not (text := self.cells.get(column, "").strip()):
-            raise self.bad(column, "is empty; it needs a name")
-        return text
-
-    def number(self, column: str, least: float = _LEAST) -> float:
-        """Return a number of at least ``least``.
-
-        Raises:
-            BadFile: If it is missing, no number, or not within what can be computed with.
-        """
-        text = self.cells.get(column, "").strip()
-        try:
-            value = float(text)
-        except ValueError:
-            raise self.bad(column, f"is {text[:40]!r}; it needs a number") from None
-        if not (isfinite(value) and least <= value <= _MOST):
-            raise self.bad(column, f"is {text[:40]}; it needs a number of at least {least:g}")
-        return value
-
-    def perhaps(self, column: str, least: float = _LEAST) -> float | None:
-        """Return a number, or None where the cell is empty or the column missing.
-
-        Raises:
-            BadFile: If something else is there.
-        """
-        if self.cells.get(column, "").strip().lower() in {"", "nan", "none", "null", "na"}:
-            return None
-        return self.number(column, least)
-
-    def time(self, column: str) -> datetime:
-        """Return a time of day with its date.
-
-        Raises:
-            BadFile: If it is no ISO 8601 time.
-        """
-        text = self.cells.get(column, "").strip()
-        try:
-            return datetime.fromisoformat(text)
-        except ValueError:
-            raise self.bad(column, f"is {text[:40]!r}; it needs a time such as 2019-02-18T23:40:00") from None
-
-    def bad(self, column: str, what: str) -> BadFile:
-        """Return an error that names file, line and column."""
-        return BadFile(f"{self.path}, line {self.line}: {column} {what}")
-
-
-def lines(path: Path, columns: Sequence[str]) -> Iterator[Cells]:
-    """Yield the lines of a CSV file that has certain columns, among others.
-
-    Args:
-        path: The file, gzip-compressed or not.
-        columns: Names that its header must have.
-
-    Raises:
-        BadFile: If it cannot be read, lacks a column, repeats one, is damaged, or holds no rows.
-    """
-    if not path.is_file():
-        raise BadFile(f"there is no file {str(path)!r} to read a table from")
-    try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == _GZIP
-        with gzip.open(path, "rt", encoding="utf-8-sig") if packed else path.open(encoding="utf-8-sig") as file:
-            yield from _cells(path, csv.reader(file), columns)
-    except OSError as error:  # a bad gzip file is one too
-        raise BadFile(f"{path} cannot be read: {error.strerror or error}") from error
-    except (EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-        raise BadFile(f"{path} is not a CSV file, or is damaged: {error}") from error
-
-
-def _cells(path: Path, rows: Iterator[list[str]], columns: Sequence[str]) -> Iterator[Cells]:
-    names = [name.strip() for name in next(rows, [])]
-    if missing := [column for column in columns if column not in names]:
-        raise BadFile(f"{path} has no column {', '.join(missing)}; its header needs {', '.join(columns)}")
-    if len(set(names)) < len(names):
-        raise BadFile(f"{path} has a column twice in its header; each may be there once")
-    count = 0
-    for number, fields in enumerate(rows, start=2):
-        if not any(field.strip() for field in fields):
-            continue
-        if len(fields) != len(names):
-            raise BadFile(f"{path}, line {number}: {len(fields)} fields, but the header has {len(names)}")
-        count += 1
-        if count > _MOST_ROWS:
-            raise BadFile(f"{path} holds more than {_MOST_ROWS:,} rows; cut it")
-        yield Cells(path, number, dict(zip(names, fields, strict=True)))
-    if not count:
-        raise BadFile(f"{path} holds no rows; it needs a header and at least one row")
 
 
 def _read(path: Path, columns: Sequence[str], make: Callable[[Cells], _Row]) -> tuple[_Row, ...]:
@@ -193,7 +78,7 @@ def _merged(path: Path, rows: Sequence[StepRow]) -> StepRow:
 
 
 def _step_row(cells: Cells, measured: bool) -> StepRow:
-    repeats, tensors = cells.perhaps("n_repeats"), cells.perhaps("n_tensors")
+    tensors = cells.perhaps("n_tensors")
     weight_mb = cells.perhaps("weight_mb")
     network = Network(
         cells.text("network"),
@@ -208,7 +93,7 @@ def _step_row(cells: Cells, measured: bool) -> StepRow:
         network,
         cells.number("step_time_s") if measured else cells.perhaps("step_time_s") or float("nan"),
         cells.perhaps("step_time_std_s", 0.0),
-        None if repeats is None else round(repeats),
+        cells.whole("n_repeats") if cells.holds("n_repeats") else None,
         (weight_mb is not None and tensors is not None) if known else None,
     )
 
@@ -244,9 +129,9 @@ def speed_rows(path: Path) -> tuple[SpeedRow, ...]:
 def _speed_row(cells: Cells) -> SpeedRow:
     return SpeedRow(
         cells.text("gpu"),
-        round(cells.number("parameter_servers", 1)),
+        cells.whole("parameter_servers"),
         cells.text("model"),
-        round(cells.number("workers", 1)),
+        cells.whole("workers"),
         cells.number("steps_per_s_median"),
     )
 
@@ -271,12 +156,13 @@ class CheckpointRow:
 
 
 def is_of_checkpoints(path: Path) -> bool:
-    """Return whether a table is one of checkpoint times, by its columns.
+    """Return whether a table is one of checkpoint times and none of steps, by its columns.
 
     Raises:
         BadFile: If it cannot be read.
     """
-    return {"local_write_s", "remote_write_s"} <= set(next(lines(path, ())).cells)
+    names = set(next(lines(path, ())).cells)
+    return bool({"local_write_s", "remote_write_s"} & names) and not {"flops", "step_time_s"} & names
 
 
 def checkpoint_rows(path: Path) -> tuple[CheckpointRow, ...]:
@@ -362,30 +248,23 @@ def lifetime_rows(path: Path) -> tuple[LifetimeRow, ...]:
     Raises:
         BadFile: If the file is neither.
     """
-    header = set(next(lines(path, ("gpu", "zone"))).cells)
-    if {"lifetime_min_s", "created", "revoked"} <= header:
+    if {"lifetime_min_s", "created", "revoked"} & set(next(lines(path, ("gpu", "zone"))).cells):
         return _read(path, ("gpu", "zone", "created", "lifetime_min_s", "lifetime_max_s", "revoked"), _polled)
     return _read(path, ("gpu", "zone", "start", "lifetime_s", "reached_24h_cap"), _watched)
 
 
 def _watched(cells: Cells) -> LifetimeRow:
     age_s = cells.number("lifetime_s", 0.0)
-    most_s = None if _flag(cells, "reached_24h_cap") else age_s
+    most_s = None if cells.flag("reached_24h_cap") else age_s
     return LifetimeRow(cells.text("gpu"), cells.text("zone"), cells.time("start"), age_s, most_s)
 
 
 def _polled(cells: Cells) -> LifetimeRow:
     least_s = cells.number("lifetime_min_s", 0.0)
-    most_s = cells.number("lifetime_max_s", least_s) if _flag(cells, "revoked") else None
-    count = cells.perhaps("n_gpus") or 1
-    gpu = cells.text("gpu") if count == 1 else f"{round(count)}x {cells.text('gpu')}"
-    return LifetimeRow(gpu, cells.text("zone"), cells.time("created").replace(tzinfo=None), least_s, most_s)
-
-
-def _flag(cells: Cells, column: str) -> bool:
-    if (text := cells.text(column)) not in {"0", "1"}:
-        raise cells.bad(column, f"is {text[:40]!r}; it is 0 or 1")
-    return text == "1"
+    most_s = cells.number("lifetime_max_s", least_s) if cells.flag("revoked") else None
+    count = cells.whole("n_gpus") if cells.holds("n_gpus") else 1
+    gpu = cells.text("gpu") if count == 1 else f"{count}x {cells.text('gpu')}"
+    return LifetimeRow(gpu, cells.text("zone"), cells.time("created"), least_s, most_s)
 
 
 @dataclass(frozen=True)

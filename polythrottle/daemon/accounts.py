@@ -191,7 +191,7 @@ class Accounts:
             self._close_minute(over)
 
     def _close_minute(self, over: Minute) -> None:
-        if over.seconds > 0:
+        if over.seconds > 0 or over.requests:  # what a clock that jumped saw end took no time, and ended all the same
             self._record.add(over)
             today = self._today
             self._today = Totals(

@@ -14,6 +14,8 @@ from polythrottle.ports import Device
 from polythrottle.workloads import open_workload
 
 _NOISE = 0.02
+_BATCH_MOST = 64
+"""The largest batch of requests on simulated boards: what every smaller one takes is computed at each point."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,12 @@ class Place:
             raise InvalidInput("sim: needs the name of a board; polythrottle devices lists them")
         if self.threads or self.inputs:
             raise InvalidInput("a simulated board has no --input and no --threads; they belong to real models")
+        most = max(self.batches, default=8)
+        if most > _BATCH_MOST:
+            raise InvalidInput(f"a simulated board answers batches of {_BATCH_MOST} requests at most, not {most}")
         if not 0 <= self.noise < 1:
             raise InvalidInput(f"a simulation needs 0 <= noise < 1, not noise={self.noise:g}")
-        return Scene.of(load_board(uri.name), load_model(self.workload), job, self.noise, max(self.batches, default=8))
+        return Scene.of(load_board(uri.name), load_model(self.workload), job, self.noise, most)
 
     def open(self) -> tuple[Device, Server]:
         """Return the real device, not entered, and what answers on it.

@@ -16,6 +16,9 @@ _OFF = 0.2
 """By which share a load of a day is taken to differ from the forecast at most; assumed."""
 _ATTAINED = 0.8
 """The least share of the predicted pace that is reached; assumed: slices are cut short by requests that wait."""
+_DRAWN_OFF = 0.1
+"""By which share what inference alone draws is taken to differ from the prediction at most; assumed: simulated boards,
+which cool down over minutes, draw up to 9 % less."""
 _LATE = 0.01
 """Share of requests that a tail of the 99th percentile lets be late."""
 
@@ -34,7 +37,8 @@ class Plan:
 
     Args:
         epochs: That are done by then, at most those of the job.
-        joules: What the device draws until then, both kinds of work.
+        joules: What the device draws until then, both kinds of work; more than an allowed power only as far as
+            inference alone draws more.
         added_j: How much of that is for fine-tuning.
         late: Requests beyond their limit until then.
         requests: Expected until then.
@@ -51,11 +55,22 @@ class Plan:
 
 class _Sum(NamedTuple):
     samples: float = 0.0
-    joules: float = 0.0
+    alone_j: float = 0.0
     added_j: float = 0.0
     late: float = 0.0
     requests: float = 0.0
     done_s: float = math.inf
+
+
+class _Case(NamedTuple):
+    """How far a load, a pace and the power of inference alone lie off what is expected, as factors."""
+
+    load: float
+    attained: float
+    drawn: float
+
+
+_HEAVY, _LIGHT = _Case(1 + _OFF, _ATTAINED, 1 + _DRAWN_OFF), _Case(1 - _OFF, 1.0, 1 - _DRAWN_OFF)
 
 
 class _Part(NamedTuple):
@@ -103,8 +118,8 @@ def plan(
         day_s: Time of day at which the horizon begins, since midnight; matters where ``quiet`` names hours.
 
     Raises:
-        InvalidInput: If the horizon is empty or ends before the hours begin, the policy's pace cannot be predicted, or
-            a figure is out of range.
+        InvalidInput: If the horizon is empty or ends before the hours begin, the policy's pace cannot be predicted,
+            inference alone leaves no power for anything else, or a figure is out of range.
         SloUnmet: If inference alone cannot hold the limit at the heaviest load that is expected.
         UnknownName: If there is no such policy.
     """
@@ -115,13 +130,14 @@ def plan(
     if not ahead or not sum(each.length_s for each in ahead) > 0 or (power_w is not None and not power_w > 0):
         raise InvalidInput("a plan needs a horizon longer than 0 s, and a power above 0 W if one is given")
     check_held(menu, max(each.rate_per_s for each in ahead), slo_s)
+    check_power(menu, min(each.rate_per_s for each in ahead), slo_s, power_w)
     off_peak = None if policy == "interleave" else quiet or OffPeak()
     parts = _parts(ahead, off_peak, day_s)
-    low = _summed(menu, job, parts, slo_s, power_w, off_peak, 1 + _OFF, _ATTAINED)
-    high = _summed(menu, job, parts, slo_s, power_w, off_peak, 1 - _OFF, 1.0)
+    low = _summed(menu, job, parts, slo_s, power_w, off_peak, _HEAVY)
+    high = _summed(menu, job, parts, slo_s, power_w, off_peak, _LIGHT)
     return Plan(
         Range(low.samples / job.samples, high.samples / job.samples),
-        _ordered(high.joules, low.joules),
+        _drawn(high, low, power_w, sum(each.length_s for each in ahead)),
         _ordered(low.added_j, high.added_j),
         Range(0.0, low.late),
         _ordered(high.requests, low.requests),
@@ -193,6 +209,13 @@ def _ordered(one: float, other: float) -> Range:
     return Range(min(one, other), max(one, other))
 
 
+def _drawn(light: _Sum, heavy: _Sum, power_w: float | None, length_s: float) -> Range:
+    """Return from the least of both kinds of work to the most, within an allowed power where inference alone is."""
+    alone, added = _ordered(light.alone_j, heavy.alone_j), _ordered(light.added_j, heavy.added_j)
+    most_j = math.inf if power_w is None else max(power_w * length_s, alone.high)
+    return Range(alone.low + added.low, min(most_j, alone.high + added.high))
+
+
 def check_held(menu: Menu, rate_per_s: float, slo_s: float) -> None:
     """Check that inference alone holds a limit at one of a device's points.
 
@@ -216,20 +239,19 @@ def _summed(
     slo_s: float,
     power_w: float | None,
     off_peak: OffPeak | None,
-    load: float,
-    attained: float,
+    case: _Case,
 ) -> _Sum:
     total, at_s = _Sum(), 0.0
     for each, day_s in ahead:
-        rate = each.rate_per_s * load
-        part = _part(menu, rate, slo_s, power_w, off_peak, day_s)
-        pace, left = attained * part.pace, job.work - total.samples
+        rate = each.rate_per_s * case.load
+        part = _part(menu, rate, slo_s, power_w, off_peak, day_s, case.drawn)
+        pace, left = case.attained * part.pace, job.work - total.samples
         busy_s = min(each.length_s, left / pace) if pace > 0 else 0.0
         added_j, requests = part.added_w * busy_s, rate * each.length_s
         ends = math.isinf(total.done_s) and pace > 0 and busy_s >= left / pace
         total = _Sum(
             float(job.work) if ends or left <= 0 else min(float(job.work), total.samples + pace * busy_s),
-            total.joules + part.alone_w * each.length_s + added_j,
+            total.alone_j + part.alone_w * each.length_s,
             total.added_j + added_j,
             total.late + requests * (_LATE if part.held else 1.0),
             total.requests + requests,
@@ -240,18 +262,24 @@ def _summed(
 
 
 def _part(
-    menu: Menu, rate_per_s: float, slo_s: float, power_w: float | None, off_peak: OffPeak | None, day_s: float
+    menu: Menu,
+    rate_per_s: float,
+    slo_s: float,
+    power_w: float | None,
+    off_peak: OffPeak | None,
+    day_s: float,
+    drawn: float,
 ) -> _Part:
     """Return the pace and power of a stretch: where the policy would go, or where most is done within a power."""
     alone = next(iter(menu.ranked(rate_per_s, slo_s, False)), menu.fastest)
     held = alone.in_time((), rate_per_s, slo_s, 0.0) or menu.fastest.in_time((), rate_per_s, slo_s, 0.0)
-    alone_w = _alone_w(alone, rate_per_s, slo_s)
+    alone_w = drawn * _alone_w(alone, rate_per_s, slo_s)
     moment = Moment(0.0, (), alone, slo_s, expected_per_s=rate_per_s, day_s=day_s)
     if off_peak is not None and not off_peak.quiet(moment):
         return _Part(0.0, alone_w, 0.0, held)
     able = menu.ranked(rate_per_s, slo_s, True)
     chosen = able[:1] if power_w is None else able
-    paces = [_within(option, rate_per_s, slo_s, power_w) for option in chosen]
+    paces = [_within(option, rate_per_s, slo_s, power_w, drawn) for option in chosen]
     pace, both_w = max(paces, default=(0.0, alone_w))
     return _Part(pace, alone_w, max(0.0, both_w - alone_w), held) if pace > 0 else _Part(0.0, alone_w, 0.0, held)
 
@@ -262,10 +290,12 @@ def _alone_w(option: Option, rate_per_s: float, slo_s: float) -> float:
     return busy * service.batch_j / service.interval_s + (1 - busy) * service.idle_w
 
 
-def _within(option: Option, rate_per_s: float, slo_s: float, power_w: float | None) -> tuple[float, float]:
+def _within(
+    option: Option, rate_per_s: float, slo_s: float, power_w: float | None, drawn: float = 1.0
+) -> tuple[float, float]:
     """Return the pace at an option within a power, and that power; paused for part of the time if it would be more."""
     pace, piece = option.pace(rate_per_s, slo_s), option.gap(rate_per_s, slo_s)
-    alone_w = _alone_w(option, rate_per_s, slo_s)
+    alone_w = drawn * _alone_w(option, rate_per_s, slo_s)
     if piece is None or piece.joules is None or pace <= 0:
         return 0.0, alone_w
     added_w = (piece.joules / piece.alone_s - option.services[0].idle_w) * pace * piece.alone_s / piece.samples

@@ -32,6 +32,7 @@ class Training:
         pauses: How often fine-tuning was paused for that.
         stopped: Why there was no fine-tuning any more; empty if there was until the end.
         waited_s: How long it waited because more power was drawn than allowed; None where any was.
+        exit_code: Of the failure that stopped it; 0 where none did.
     """
 
     samples: int
@@ -47,6 +48,7 @@ class Training:
     pauses: int = 0
     stopped: str = ""
     waited_s: float | None = None
+    exit_code: int = 0
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,7 @@ class _Loop:
         self._meter = None if terms.ration is None else Weighed(device, terms.ration)
         self._option = timings.option(shared_s=beside)
         self._finished_s: float | None = None
+        self._span_s = 0.0
         self.interrupted = False
 
     def run(self) -> None:
@@ -199,6 +200,7 @@ class _Loop:
                 self._wait(until_s)
         except KeyboardInterrupt:
             self.interrupted = True
+        self._span_s = self._now_s
         if self._tended.held:
             self._tended.release()
 
@@ -356,9 +358,10 @@ class _Loop:
             *(tended.samples, tended.steps, tended.epoch, epochs, tended.finished, self._finished_s, tended.loss),
             *(tended.suspended, tended.restarts, self._guard.shrunk, self._guard.pauses, tended.stopped),
             None if self._meter is None else self._meter.waited_s,
+            tended.exit_code,
         )
         counts = self._requests, self._late, self._dropped, tuple(self._latencies), training
-        ran = (title, False, terms.policy, str(terms.arrivals), terms.slo_s, self._now_s)
+        ran = (title, False, terms.policy, str(terms.arrivals), terms.slo_s, self._span_s)
         hours = None if terms.hours is None else str(terms.hours)
         told = Result(*ran, *counts, None, "", "", interrupted=self.interrupted)
         told = replace(told, arrived_s=self._arrivals, slices_s=tuple(self._slices))

@@ -8,6 +8,7 @@ from polythrottle.backends.simulated.engine import Engine
 from polythrottle.backends.simulated.sharing import FAIR, together
 from polythrottle.catalog.boards import Board
 from polythrottle.catalog.models import Model
+from polythrottle.errors import InvalidInput
 from polythrottle.finetune.corun import CoRun
 from polythrottle.finetune.host import Host
 from polythrottle.finetune.job import Job
@@ -22,6 +23,8 @@ from polythrottle.finetune.terms import ALONE, GENTLE, Terms
 
 LENGTH_S = 30.0
 """For so long requests come if nobody says otherwise."""
+_MOST = 1_000_000
+"""So many requests, seconds or slices are simulated within ten minutes."""
 _STEPS, _BATCHES = (16, 32, 64), (1, 2, 4, 8)
 
 
@@ -92,10 +95,14 @@ def run_simulated(scene: Scene, terms: Terms) -> Result:
 
     Raises:
         SloUnmet: If inference alone does not hold the limit at any point.
-        InvalidInput: If it leaves no power for anything else.
+        InvalidInput: If it leaves no power for anything else, the requests end before the hours begin, or there is more
+            to do than can be simulated.
     """
+    terms = terms if terms.seconds is not None else replace(terms, seconds=LENGTH_S)
+    length_s = terms.seconds or LENGTH_S
+    terms.check_hours(terms.day_s)
     check_held(scene.menu, terms.rate_per_s, terms.slo_s)
-    length_s = LENGTH_S if terms.seconds is None else terms.seconds
+    _check_sizes(scene, terms, length_s)
     notes = foretold(scene.menu, scene.host.job.work, terms, terms.day_s)
     times = terms.arrivals.times(terms.seed)
     assert times is not None
@@ -108,6 +115,22 @@ def run_simulated(scene: Scene, terms: Terms) -> Result:
     how = {"endless": endless, "choose": chooses}
     account = simulate(scene.host, stream, chosen, menu, terms.seed, 1, **how, ration=terms.ration, day_s=day_s)
     return _result(scene, terms, account, notes)
+
+
+def _check_sizes(scene: Scene, terms: Terms, length_s: float) -> None:
+    """Check that a run can be simulated in a time that somebody waits for.
+
+    Raises:
+        InvalidInput: If there are too many requests, seconds or slices.
+    """
+    job, piece = scene.host.job, scene.menu.options[0].gap(terms.rate_per_s, terms.slo_s)
+    slices = (
+        0.0 if terms.policy == ALONE else max(job.steps, job.work / (job.batch if piece is None else piece.samples))
+    )
+    counts = {"seconds": length_s, "requests": terms.rate_per_s * length_s, "slices of fine-tuning": slices}
+    for what, count in counts.items():
+        if count > _MOST:
+            raise InvalidInput(f"{count:.3g} {what} are too many to simulate, and {_MOST:,} the most; ask for fewer")
 
 
 def _result(scene: Scene, terms: Terms, account: Account, notes: tuple[str, ...]) -> Result:

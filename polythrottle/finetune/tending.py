@@ -19,6 +19,7 @@ _SAVED_S = 30.0
 _RESTARTS = 3
 """So often in a row a trainer is started again without having ended a step in between."""
 _NOTICES = 8
+_GONE = "the trainer was gone at the end; the same run goes on after the last step on disk"
 
 START, SLICE, CHECKPOINT = "start", "slice", "checkpoint"
 
@@ -35,6 +36,7 @@ class Tended:
         suspended: How often a slice was stopped in the middle.
         restarts: How often the trainer was started again.
         stopped: Why there is no fine-tuning any more; empty while there is.
+        exit_code: Of the failure that stopped it; 0 while there is none.
         notices: What a user should know.
     """
 
@@ -45,7 +47,7 @@ class Tended:
         self._left, self._begun, self._place = 0, (0, 0), (0, 0)
         self.hello: Hello | None = None
         self.suspended = self.restarts = self.epoch = 0
-        self.finished, self.stopped = False, ""
+        self.finished, self.stopped, self.exit_code = False, "", 0
         self.loss: float | None = None
         self.notices: list[str] = []
 
@@ -154,16 +156,19 @@ class Tended:
         return done
 
     def settle(self) -> None:
-        """Bring the last step to disk, waiting for it; a slice that is under way is forgotten."""
+        """Bring the last step to disk, waiting for it; a slice that is under way is forgotten, and so is a start."""
         if self.slicing or self.stopped:
+            return
+        if self.starting:
+            self._note([_GONE])
             return
         try:
             self.ask(lambda trainer: trainer.ask("checkpoint", _SAVED_S))
             self._doing, self._unsaved = "", False
         except TrainerLost:
-            self._note(["the trainer was gone at the end; the same run goes on after the last step on disk"])
+            self._note([_GONE])
         except PolythrottleError as error:
-            self.stopped = str(error)
+            self._stop(error, str(error))
 
     def hold(self) -> None:
         """Stop the slice under way where it is."""
@@ -223,12 +228,15 @@ class Tended:
         if not isinstance(error, PolythrottleError):
             raise error
         if not isinstance(error, TrainerLost):
-            self.stopped = str(error)
+            self._stop(error, str(error))
         elif self._lost >= _RESTARTS:
-            self.stopped = f"given up after {_RESTARTS} starts without a step in between: {error}"
+            self._stop(error, f"given up after {_RESTARTS} starts without a step in between: {error}")
         else:
             self._lost, self.restarts, self._doing = self._lost + 1, self.restarts + 1, START
             self._lane.begin(START, self._trainer.start)
+
+    def _stop(self, error: PolythrottleError, words: str) -> None:
+        self.stopped, self.exit_code = words, error.exit_code
 
     def _note(self, texts: Iterable[str]) -> None:
         for text in texts:

@@ -1,6 +1,5 @@
 """What serving and fine-tuning side by side is to keep to: limit, requests, policy, time, hours and power."""
 
-import math
 from dataclasses import dataclass
 
 from polythrottle.arrivals import Arrivals
@@ -13,6 +12,8 @@ GENTLE = ("interleave", "off-peak")
 """Policies that keep a limit: slices stop in the middle for requests, and less is dared when latencies come near it."""
 ALONE = "none"
 """In place of a policy: nothing is fine-tuned."""
+LONGEST_S = 10 * 365.25 * 86400.0
+"""Nothing is run or planned for longer than ten years."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,9 @@ class Terms:
         day_s: Time of day at which a simulated run begins, since midnight; a real one goes by the clock.
 
     Raises:
-        InvalidInput: If requests come in a closed loop, a time or power is not positive, hours are given to another
-            policy than ``off-peak``, or nothing is fine-tuned that a power could hold back.
+        InvalidInput: If requests come in a closed loop, a time or power is not positive, a time is longer than
+            `LONGEST_S`, hours are given to another policy than ``off-peak``, or nothing is fine-tuned that a power
+            could hold back.
         UnknownName: If there is no such policy.
     """
 
@@ -47,8 +49,8 @@ class Terms:
     def __post_init__(self) -> None:
         if self.arrivals.closed:
             raise InvalidInput("requests must come by the clock: write for example poisson:30/s")
-        if not 0 < self.slo_s < math.inf or (self.seconds is not None and not 0 < self.seconds < math.inf):
-            raise InvalidInput("a limit and a length are above 0 s and finite")
+        if not all(0 < each_s <= LONGEST_S for each_s in (self.slo_s, self.seconds) if each_s is not None):
+            raise InvalidInput("a limit and a length are above 0 s, and ten years (3.16e8 s) at most")
         if self.policy != ALONE:
             policy(self.policy, self.hours)
         elif self.hours is not None or self.power_w is not None:

@@ -48,12 +48,22 @@ def write_race(runners: Sequence[Runner], path: Path, title: str = "") -> None:
     """
     check_figure(path)
     with styled():
-        figure = race(runners, title)
-        try:
-            blank = {"Software": None} if path.suffix == ".png" else {}
-            figure.savefig(path, dpi=_DPI, facecolor="white", metadata=blank)
-        except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+        save_figure(race(runners, title), path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure; its ending says the format.
+
+    Raises:
+        InvalidInput: If the ending is none of `FORMATS`.
+        StorageError: If the file cannot be written.
+    """
+    check_figure(path)
+    try:
+        blank = {"Software": None} if path.suffix == ".png" else {}
+        figure.savefig(path, dpi=_DPI, facecolor="white", metadata=blank)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def race(runners: Sequence[Runner], title: str = "") -> Figure:

@@ -1,7 +1,8 @@
 """The power cap and the checkpoint interval of a job, chosen together: a lower cap lengthens what a loss can undo."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, expm1, inf, isfinite
 
 from polythrottle.cluster.ledger import Spent, Use
@@ -211,6 +212,109 @@ def joint(terms: Terms, weights: Weights = ENERGY, longer: float = 0.03) -> Choi
     fastest = min(choice.time_s for choice in choices if choice.cap == terms.machine.default)
     allowed = [choice for choice in choices if choice.time_s <= fastest * (1 + longer) * (1 + 1e-12)]
     return min(allowed, key=lambda choice: (choice.value(weights), choice.time_s), default=choices[0])
+
+
+@dataclass(frozen=True)
+class Blend:
+    """Two caps by turns and a checkpoint interval.
+
+    Attributes:
+        first: One cap.
+        second: The other, or the same.
+        share: Of the steps, those under the second, in [0, 1].
+        choice: The interval, the cap that both amount to, and what a step is expected to cost.
+    """
+
+    first: Cap
+    second: Cap
+    share: float
+    choice: Choice
+
+
+def blended(terms: Terms, weights: Weights = ENERGY, longer: float = 0.03, every_s: float | None = None) -> Blend:
+    """Return the caps, by turns, and the interval that together cost least in the time allowed: exactly.
+
+    For a given interval time and joules of a step are linear in the shares of steps under each cap, so that a linear
+    programme with one constraint, time, is to be solved: its optimum is one cap, or two by turns that use the time up.
+    It lies on the lower convex hull of the caps' times and joules, whatever the interval.
+
+    Args:
+        terms: What is given.
+        weights: What counts.
+        longer: By how much a useful step may take longer, losses and checkpoints included, than at the default cap
+            with Daly's interval (`reference_s`); infinite for no limit.
+        every_s: The interval, where it is given, in seconds.
+
+    Raises:
+        InvalidInput: If ``longer`` is negative.
+    """
+    if not longer >= 0:
+        raise InvalidInput(f"a job may take longer by at least 0, not {longer}")
+    default = terms.machine.default
+    plain = expect(terms, default, reference_s(terms))
+    hull = frontier(terms.machine.caps)
+
+    def best(times_s: Iterable[float]) -> Blend:
+        found = [Blend(default, default, 0.0, plain)]
+        for one_s in times_s:
+            most = plain.time_s * (1 + longer) * default.slowdown / expect(terms, default, one_s).time_s
+            least = inf
+            for first, second, share in _downfrom(hull, most):
+                found.append(Blend(first, second, share, expect(terms, _mean(first, second, share), one_s)))
+                if found[-1].choice.value(weights) > least:  # the hull is convex: faster ones cost more still
+                    break
+                least = found[-1].choice.value(weights)
+        return min(found, key=lambda each: (each.choice.value(weights), each.choice.time_s))
+
+    if every_s is not None:
+        return best((every_s,))
+    rough_s = best(intervals(terms, default)).choice.interval_s
+    return best(_about(rough_s, terms.step_s * default.slowdown))
+
+
+def frontier(caps: Sequence[Cap]) -> tuple[Cap, ...]:
+    """Return the caps that no turns of two others beat: the lower convex hull of their times and joules.
+
+    Args:
+        caps: In any order.
+    """
+    hull: list[Cap] = []
+    for cap in sorted(caps, key=lambda cap: (cap.slowdown, cap.energy)):
+        if hull and cap.energy >= hull[-1].energy:
+            continue
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-2], cap):
+            hull.pop()
+        hull.append(cap)
+    return tuple(hull)
+
+
+def _about(every_s: float, step_s: float) -> Iterator[float]:
+    """Yield an interval and some up to an eighth off it, in whole steps."""
+    if every_s == inf:
+        yield every_s
+        return
+    for part in range(-4, 5):
+        yield max(1, round(every_s * (1 + part / 32) / step_s)) * step_s
+
+
+def _slope(fast: Cap, slow: Cap) -> float:
+    return (slow.energy - fast.energy) / (slow.slowdown - fast.slowdown)
+
+
+def _downfrom(hull: Sequence[Cap], most: float) -> Iterator[tuple[Cap, Cap, float]]:
+    """Yield the two caps of a hull whose turns come to just a slowdown, then every faster cap, the slowest first."""
+    for fast, slow in pairwise(hull):
+        if fast.slowdown < most < slow.slowdown:
+            yield fast, slow, (most - fast.slowdown) / (slow.slowdown - fast.slowdown)
+    for cap in reversed(hull):
+        if cap.slowdown <= most:
+            yield cap, cap, 0.0
+
+
+def _mean(first: Cap, second: Cap, share: float) -> Cap:
+    """Return the cap that two by turns amount to."""
+    slowdown = first.slowdown + share * (second.slowdown - first.slowdown)
+    return Cap(None, slowdown, (first.energy + share * (second.energy - first.energy)) / slowdown)
 
 
 def apart(terms: Terms, weights: Weights = ENERGY, longer: float = 0.03) -> Choice:

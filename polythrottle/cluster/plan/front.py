@@ -1,6 +1,6 @@
 """Which ways to do a job are worth choosing from: the Pareto front over time, dollars and joules, with its chances."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
@@ -15,6 +15,8 @@ _LOOKED_AT = 60
 """Options of the front whose outlook is drawn, those with the smallest expected aim first."""
 
 _EVERY = 24
+_MANY = 11.0
+_SPANS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
 class Aim(StrEnum):
@@ -115,24 +117,48 @@ class Plan:
         if self.chosen is not None:
             return ""
         sure = f"with a chance of {100 * limits.chance:.4g}%"
-        if (least_s := self.fastest.time_s) == inf:
+        if self.fastest.time_s == inf:
             return f"no plan ends {sure}: machines are lost nearly as fast as work is done"
-        if least_s > limits.deadline_s:
-            late = _by(least_s, limits.deadline_s, 3600, "h")
-            return f"no plan ends by the deadline {sure}: the fastest takes {late}"
-        if (least_usd := self.cheapest.usd) > limits.budget_usd:
-            dear = _by(least_usd, limits.budget_usd, 1, "usd")
-            return f"no plan keeps the budget {sure}: the cheapest costs {dear}"
+        if alone := [*self._late(), *self._dear()]:
+            first, *more = alone
+            return "; nor ".join([f"no plan {first[0]} {sure}: {first[1]}", *(f"{how}: {what}" for how, what in more)])
         near = self.nearest
         return (
             f"deadline and budget can each be kept but not both {sure}: the nearest plan takes "
-            f"{_by(near.time_s, limits.deadline_s, 3600, 'h')} and costs {_by(near.usd, limits.budget_usd, 1, 'usd')}"
+            f"{_by(near.time_s, limits.deadline_s, _span)} and costs {_by(near.usd, limits.budget_usd, _money)}"
+            f"; its chance is {near.chance:.0%}"
         )
 
+    def _late(self) -> Iterator[tuple[str, str]]:
+        """Yield what no plan does and by how much the fastest fails, if none keeps the deadline alone."""
+        limit_s, least_s = self.nearest.limits.deadline_s, self.fastest.time_s
+        if least_s > limit_s:
+            yield "ends by the deadline", f"the fastest takes {_by(least_s, limit_s, _span)}"
 
-def _by(value: float, limit: float, unit: float, name: str) -> str:
-    more = f", {value / limit - 1:.1%} over the {limit / unit:.4g} {name} allowed" if value > limit else ""
-    return f"{value / unit:.4g} {name}{more}"
+    def _dear(self) -> Iterator[tuple[str, str]]:
+        """Yield the same of the budget."""
+        limit_usd, least_usd = self.nearest.limits.budget_usd, self.cheapest.usd
+        if least_usd > limit_usd:
+            yield "keeps the budget", f"the cheapest costs {_by(least_usd, limit_usd, _money)}"
+
+
+def _by(value: float, limit: float, shown: Callable[[float], str]) -> str:
+    if value <= limit:
+        return shown(value)
+    ratio = value / limit
+    over = f"{ratio - 1:.1%} over the" if ratio < _MANY else f"{ratio:.3g} times the"
+    return f"{shown(value)}, {over} {shown(limit)} allowed"
+
+
+def _span(time_s: float) -> str:
+    for unit_s, name in _SPANS:
+        if time_s >= 2 * unit_s:
+            return f"{time_s / unit_s:.4g} {name}"
+    return f"{time_s:.4g} s"
+
+
+def _money(usd: float) -> str:
+    return f"{usd:.4g} usd"
 
 
 def every_option(
@@ -141,6 +167,7 @@ def every_option(
     markets: Sequence[Market] = tuple(Market),
     most: int | None = None,
     aim: Aim = Aim.ENERGY,
+    told: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Option]:
     """Return every type, market, number of machines and cap, each with its best checkpoint interval.
 
@@ -150,6 +177,7 @@ def every_option(
         markets: Which markets may be used.
         most: The most machines, or None for what each offer allows.
         aim: What checkpoint intervals are best for: joules, dollars or seconds.
+        told: Called with how many types, markets and numbers are done, of how many.
 
     Returns:
         Those that end; empty where nothing has a price in these markets.
@@ -157,14 +185,17 @@ def every_option(
     Raises:
         SloUnmet: If none of several would ever end.
     """
-    found = [
-        option
+    ways = [
+        (offer, market, machines)
         for offer in offers
         for market in markets
         if market in offer.machine.usd_per_h
         for machines in _counts(min(most or len(offer.speedups), len(offer.speedups)))
-        for option in options(work, offer, market, machines, _WEIGHTS[aim])
     ]
+    found: list[Option] = []
+    for done, (offer, market, machines) in enumerate(ways, 1):
+        found += options(work, offer, market, machines, _WEIGHTS[aim])
+        told(done, len(ways))
     ending = [option for option in found if option.time_s < inf]
     if found and not ending:
         raise SloUnmet("no plan ever ends: machines are lost faster than a step and its checkpoint can be done")

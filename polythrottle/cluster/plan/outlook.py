@@ -11,7 +11,8 @@ from polythrottle.cluster.lifetime import HOUR_S
 from polythrottle.cluster.plan.offer import Option, terms_of
 
 _EVENTS = 20_000
-"""Losses walked through for one option; long jobs with many losses take fewer draws, for their spread is small."""
+"""Losses, or machines that join, walked through for one option; a job with many takes fewer draws, for its spread is
+small."""
 _FEWEST = 30
 _MANY = 2_000
 """With more losses than this in one job their number is taken for normal, and none is walked through."""
@@ -89,7 +90,7 @@ def outlook(option: Option, seed: int = 0, draws: int = 200, patience: float = 2
     losses = expected_losses(option)
     if losses > _MANY:
         return _settled(option, losses)
-    count = max(_FEWEST, min(draws, int(_EVENTS / max(1.0, losses))))
+    count = max(_FEWEST, min(draws, int(_EVENTS / max(1.0, losses, option.machines))))
     random, limit_s = Random(seed), patience * option.time_s
     return Outlook(tuple(_Walk(option, random, limit_s).outcome() for _ in range(count)))
 

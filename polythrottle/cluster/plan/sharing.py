@@ -126,8 +126,11 @@ def share(jobs: Sequence[Job], kinds: Sequence[Kind], aim: Aim = Aim.FAIR) -> Sh
 
 def _check(jobs: Sequence[Job], kinds: Sequence[Kind], aim: Aim) -> None:
     for what, names in (("job", [job.name for job in jobs]), ("kind", [kind.name for kind in kinds])):
-        if not names or len(set(names)) < len(names):
-            raise InvalidInput(f"to share machines, at least one {what} is needed, each name once")
+        if not names:
+            raise InvalidInput(f"to share machines, at least one {what} is needed")
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InvalidInput(f"to share machines, each {what} needs a name of its own; {twice[:40]!r} is there twice")
     for job in jobs:
         if not any(kind.name in job.steps_per_s and kind.machines >= job.workers for kind in kinds):
             raise InvalidInput(f"job {job.name!r} needs {job.workers} machines of a kind it can use; there are fewer")

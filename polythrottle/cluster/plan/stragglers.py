@@ -15,6 +15,7 @@ from polythrottle.cluster.plan.offer import Option, options, terms_of
 from polythrottle.errors import InvalidInput
 
 _RARE_PER_H, _OFTEN_PER_H = 1e-6, 1e4
+_MANY = 100.0
 
 
 @dataclass(frozen=True)
@@ -85,16 +86,22 @@ def spot_or_not(option: Option) -> tuple[str, ...]:
     if found.cost_ratio == inf:
         return ("never ends on spot: losses come faster than work is written down",)
     verb = "pays" if found.pays else "does not pay"
-    stays = (
-        "whatever the losses" if found.break_even_per_h == inf else f"below {found.break_even_per_h:.2g} losses/h each"
-    )
+    stays = f"below {found.break_even_per_h:.2g} losses/h each" if found.break_even_per_h else "at no rate of losses"
+    if found.break_even_per_h == inf:
+        stays = "whatever the losses"
     terms = terms_of(option.work, option.offer, Market.SPOT, option.machines)
     there = 1 / (1 + terms.exposure.hazard_per_s / option.machines * option.offer.startup_s)
     steady = 1 / mean_inverse(option.machines, there)
+    cost, time, joules = (_times(ratio) for ratio in (found.cost_ratio, found.slowdown, found.energy_ratio))
+    machines = f"{steady:.3g} machine{'' if f'{steady:.3g}' == '1' else 's'}"
     return (
-        f"{verb}: {found.cost_ratio:.2f} × the cost on demand, {found.slowdown:.3f} × the time,"
-        f" {found.energy_ratio:.3f} × the joules; would pay {stays}; as steady as {steady:.3g} machines, 1/E[1/y]",
+        f"{verb}: {cost} the cost on demand, {time} the time, {joules} the joules; would pay {stays};"
+        f" as steady as {machines}, 1/E[1/y]",
     )
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3f} ×" if ratio < _MANY else f"{ratio:.4g} ×"
 
 
 def mean_inverse(provisioned: int, available: float) -> float:

@@ -16,7 +16,12 @@ from polythrottle.errors import BadFile, InvalidInput
 
 OURS = "polythrottle"
 COVERAGE = 0.9
+ALONE, PARTS = 60, 10
+"""Up to how many networks each is left out alone; in how many parts those of larger tables are."""
 _TEST_SHARE = 0.2
+_FEW_SPLITS = 2
+_MOST_REPEATS = 20
+"""Repeats drawn of a network at most: the baselines' time grows with their square."""
 
 Counted = Callable[[int, int], None]
 
@@ -65,19 +70,26 @@ def filled(rows: Sequence[StepRow], others: Sequence[StepRow] = ()) -> tuple[Ste
 
 
 def left_out(rows: Sequence[StepRow], counted: Counted = lambda done, total: None) -> list[Record]:
-    """Return what every model predicts for each network from the others on the same GPU type.
+    """Return what every model predicts for each network from the others; it is left out on every GPU type.
+
+    Up to ``ALONE`` networks are left out one by one; of a larger table so many parts are left out in turn.
 
     Args:
         rows: The table.
         counted: Told of every network that is done, of how many.
     """
     rows = filled(rows)
-    found: list[Record] = []
-    for index, row in enumerate(rows):
-        others = [other for other in rows if other.gpu == row.gpu and other is not row]
-        found += _predicted(others, [row])
-        counted(index + 1, len(rows))
-    return found
+    names = sorted({row.network.name for row in rows})
+    parts = len(names) if len(names) <= ALONE else PARTS
+    part = {name: index % parts for index, name in enumerate(names)}
+    found: dict[tuple[str, str, str], Record] = {}
+    for index in range(parts):
+        rest = [row for row in rows if part[row.network.name] != index]
+        asked = [row for row in rows if part[row.network.name] == index]
+        for record in _each_type(rest, asked):
+            found[record.gpu, record.network, record.model] = record
+        counted(index + 1, parts)
+    return [found[row.gpu, row.network.name, model] for row in rows for model in (OURS, *NAMES)]
 
 
 def unseen(
@@ -92,18 +104,28 @@ def unseen(
     if not (have := {row.gpu for row in rows}) & set(types):
         raise BadFile(f"nothing to predict {', '.join(types)} from: the table has {', '.join(sorted(have))} only")
     rows, test = filled(rows, test), filled(test, rows)
-    found: list[Record] = []
-    for index, gpu in enumerate(types):
-        found += _predicted([row for row in rows if row.gpu == gpu], [row for row in test if row.gpu == gpu])
-        counted(index + 1, len(types))
+    counted(0, 1)
+    found = _each_type(rows, test)
+    counted(1, 1)
     return found
 
 
-def _predicted(rows: Sequence[StepRow], asked: Sequence[StepRow]) -> list[Record]:
+def _each_type(rows: Sequence[StepRow], asked: Sequence[StepRow]) -> list[Record]:
+    """Return what every model, fitted to rows, predicts for others, GPU type by GPU type."""
+    names = {row.network.name for row in asked}
+    elsewhere = [row for row in rows if row.network.name not in names]
+    found: list[Record] = []
+    for gpu in sorted({row.gpu for row in asked}):
+        mine = [row for row in rows if row.gpu == gpu]
+        found += _predicted(mine, [row for row in asked if row.gpu == gpu], [r for r in elsewhere if r.gpu != gpu])
+    return found
+
+
+def _predicted(rows: Sequence[StepRow], asked: Sequence[StepRow], others: Sequence[StepRow]) -> list[Record]:
     if not rows:
         why = f"no other network was measured on {asked[0].gpu}"
         return [_record(row, None, name, why=why) for row in asked for name in (OURS, *NAMES)]
-    model = fit_steps(rows)
+    model = fit_steps(rows, others)
     found = [_ours(model, row) for row in asked]
     for name in NAMES:
         try:
@@ -184,6 +206,7 @@ def leaking(rows: Sequence[StepRow], splits: int = 10, seed: int = 0) -> dict[st
         return None
     rng = np.random.default_rng(seed)
     found: dict[str, dict[str, float]] = {}
+    splits = splits if len(rows) <= ALONE else min(splits, _FEW_SPLITS)
     for gpu in dict.fromkeys(row.gpu for row in rows):
         mine = [row for row in filled(rows) if row.gpu == gpu]
         scores = [_split(_repeats(mine, rng), rng) for _ in range(splits)]
@@ -192,7 +215,9 @@ def leaking(rows: Sequence[StepRow], splits: int = 10, seed: int = 0) -> dict[st
 
 
 def _repeats(rows: Sequence[StepRow], rng: np.random.Generator) -> list[StepRow]:
-    drawn = [(row, float(one)) for row in rows for one in rng.normal(row.step_s, row.std_s or 0.0, row.repeats or 1)]
+    counts = [min(row.repeats or 1, _MOST_REPEATS) for row in rows]
+    pairs = zip(rows, counts, strict=True)
+    drawn = [(row, float(one)) for row, count in pairs for one in rng.normal(row.step_s, row.std_s or 0.0, count)]
     return [replace(row, step_s=max(time_s, row.step_s / 10)) for row, time_s in drawn]
 
 
@@ -206,12 +231,16 @@ def _split(rows: Sequence[StepRow], rng: np.random.Generator) -> Mapping[str, fl
             fitted = baseline(name)(rest)
         except InvalidInput:
             continue
-        scores[name] = fmean(abs(fitted(row.network) / row.step_s - 1) for row in test)
+        scores[name] = _off(lambda row, fitted=fitted: fitted(row.network), test)  # type: ignore[misc]
     model = _means(rest)
-    scores[OURS] = fmean(
-        abs(model.predict(row.network, row.complete is False).seconds / row.step_s - 1) for row in test
-    )
+    scores[OURS] = _off(lambda row: model.predict(row.network, row.complete is False).seconds, test)
     return scores
+
+
+def _off(predicted: Callable[[StepRow], float], test: Sequence[StepRow]) -> float:
+    """Return the mean error on repeats, each network predicted once."""
+    once = {row.network.name: predicted(row) for row in {row.network.name: row for row in test}.values()}
+    return fmean(abs(once[row.network.name] / row.step_s - 1) for row in test)
 
 
 def _means(rows: Sequence[StepRow]) -> StepModel:

@@ -4,12 +4,14 @@ A step is operations and small things: b × operations^p + c × tensors (+ a), p
 better than small ones, so p is below 1 on some; how far is not known beforehand. So a few such shapes are fitted, each
 with coefficients >= 0 on relative errors, and averaged by how well each predicted the networks left out of it one by
 one (pseudo Bayesian model averaging; Yao et al. 2018, doi 10.1214/17-BA1091, without its bootstrap). A constant is one
-more coefficient than small tables carry, so it has to earn its place.
+more coefficient than small tables carry, so it has to earn its place. What a shape is worth on other GPU types of the
+table counts half: it is what a type with few networks goes by.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import isnan, log, sqrt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import exp, hypot, isnan, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,10 @@ _EARN = 4.0
 _ROUNDS = 8
 _PARTS = 20
 _FLOOR = 1e-6
+_ELSEWHERE, _FEWEST = 0.5, 4
+_USUAL, _USUAL_ROWS = 0.1, 2
+_PER_E = float(np.std(_EXPONENTS))
+"""Spread of the logarithm of a time per factor e beyond what was measured: as the exponents are apart."""
 _FLOPS, _TENSORS = 1e9, 100.0
 
 
@@ -99,6 +105,28 @@ class Predicted:
 
 
 @dataclass(frozen=True)
+class Known:
+    """From where to where networks were measured.
+
+    Attributes:
+        flops: Least and most operations.
+        tensors: Least and most tensors, or None where no network says.
+    """
+
+    flops: tuple[float, float]
+    tensors: tuple[float, float] | None
+
+    def away(self, network: Network) -> float:
+        """Return how far beyond a network is, in factors of e; 0 within."""
+        tensors = 0.0 if self.tensors is None or isnan(network.n_tensors) else _beyond(network.n_tensors, self.tensors)
+        return hypot(_beyond(network.flops, self.flops), tensors)
+
+
+def _beyond(value: float, span: tuple[float, float]) -> float:
+    return max(0.0, log(span[0] / value), log(value / span[1]))
+
+
+@dataclass(frozen=True)
 class StepModel:
     """What predicts the steps of one GPU type.
 
@@ -108,6 +136,7 @@ class StepModel:
         plain: A law that needs no tensors, for networks whose number is not known; with its spread.
         spread: Standard deviation of the logarithmic error on networks left out.
         rows: How many networks it was fitted to.
+        known: From where to where they are.
     """
 
     gpu: str
@@ -115,20 +144,24 @@ class StepModel:
     plain: tuple[Law, float]
     spread: float
     rows: int
+    known: Known
 
     def predict(self, network: Network, apart: bool = False) -> Predicted:
-        """Return the time of a step of a network never seen.
+        """Return the time of a step of a network never seen, the less sure the further it is from those measured.
 
         Args:
             network: What is trained.
             apart: Whether it will be measured like the rows with holes.
         """
-        degrees = max(1, self.rows - 2)
-        if isnan(network.n_tensors) or not self.laws:
-            law, spread = self.plain
-            return Predicted(max(law.step_s(network), 1e-12), spread, degrees)
-        logs = sum(weight * log(max(law.step_s(network, apart), 1e-12)) for law, weight in self.laws)
-        return Predicted(float(np.exp(logs)), self.spread, degrees)
+        laws, spread = self.laws, self.spread
+        if isnan(network.n_tensors) or not laws:
+            laws, spread = ((self.plain[0], 1.0),), self.plain[1]
+        weights = [weight for _, weight in laws]
+        logs = [log(max(law.step_s(network, apart), 1e-12)) for law, _ in laws]
+        middle = float(np.average(logs, weights=weights))
+        differ = float(np.average([(one - middle) ** 2 for one in logs], weights=weights))
+        wide = sqrt(spread**2 + differ + (_PER_E * self.known.away(network)) ** 2)
+        return Predicted(exp(middle), wide, max(1, self.rows - 2) + _USUAL_ROWS)
 
     @property
     def campaign(self) -> float:
@@ -136,36 +169,83 @@ class StepModel:
         return float(np.exp(sum(weight * log(law.factor) for law, weight in self.laws)))
 
 
-def fit_steps(rows: Sequence[StepRow]) -> StepModel:
+def fit_steps(rows: Sequence[StepRow], others: Sequence[StepRow] = ()) -> StepModel:
     """Return a model of the steps of one GPU type.
 
     Args:
         rows: Measured steps on that type, of different networks.
+        others: Measured steps on other types, from which the shape of the law is learned too; none of a network that
+            is to be predicted.
 
     Raises:
         InvalidInput: If there are no rows, or of several types.
     """
     if len({row.gpu for row in rows}) != 1:
         raise InvalidInput("a model of steps needs measured rows, all of one GPU type")
-    known = [row for row in rows if not isnan(row.network.n_tensors)]
+    rows = sorted(rows, key=lambda row: (row.network.flops, row.network.name))  # in whatever order they came
+    known = tuple(row for row in rows if not isnan(row.network.n_tensors))
     plain = min(
         ((law, _error(rows, law.shape)) for law in (_fitted(rows, Shape(p, p == 1, False, False)) for p in _EXPONENTS)),
         key=lambda pair: pair[1],
     )
-    laws, spread = _averaged(known) if len(known) > 1 else ((), plain[1])
-    return StepModel(rows[0].gpu, laws, plain, spread, len(known) if laws else len(rows))
+    laws, spread = _averaged(known, others) if len(known) > 1 else ((), plain[1])
+    flops = [row.network.flops for row in rows]
+    tensors = [row.network.n_tensors for row in known]
+    spans = Known((min(flops), max(flops)), (min(tensors), max(tensors)) if tensors else None)
+    return StepModel(rows[0].gpu, laws, plain, spread, len(known) if laws else len(rows), spans)
 
 
-def _averaged(rows: Sequence[StepRow]) -> tuple[tuple[tuple[Law, float], ...], float]:
-    shapes = _shapes(rows)
-    left_out = np.array([_left_out(rows, shape) for shape in shapes])
-    score = np.log(np.mean(left_out**2, axis=1) + _FLOOR) * len(rows) / 2
-    score += np.array([_EARN * shape.constant for shape in shapes])
+@dataclass(frozen=True)
+class _Tried:
+    """How well shapes predict the rows left out of them.
+
+    Attributes:
+        errors: Logarithm of predicted over measured of each row, by shape.
+        scores: Of each shape, in nats; less is better.
+    """
+
+    errors: Mapping[Shape, Floats] = field(default_factory=dict)
+    scores: Mapping[Shape, float] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=256)
+def _tried(rows: tuple[StepRow, ...]) -> _Tried:
+    errors = {shape: np.array(_left_out(rows, shape)) for shape in _shapes(rows)}
+    scores = {
+        shape: log(float(np.mean(each**2)) + _FLOOR) * len(rows) / 2 + _EARN * shape.constant
+        for shape, each in errors.items()
+    }
+    return _Tried(errors, scores)
+
+
+def _averaged(rows: tuple[StepRow, ...], others: Sequence[StepRow]) -> tuple[tuple[tuple[Law, float], ...], float]:
+    tried, shapes = _tried(rows), _shapes(rows)
+    score = np.array([tried.scores[shape] for shape in shapes])
+    for gpu in dict.fromkeys(row.gpu for row in others):
+        score += _ELSEWHERE * _elsewhere(tuple(row for row in others if row.gpu == gpu), shapes)
     weights = np.exp(score.min() - score)
     weights /= weights.sum()
-    spread = float(np.sqrt(np.sum((weights @ left_out) ** 2) / max(1, len(rows) - 2)))
+    errors = weights @ np.array([tried.errors[shape] for shape in shapes])
+    # A tenth, what published models of step times are off, counts as much as two networks more.
+    squares = float(np.sum(errors**2)) + _USUAL_ROWS * _USUAL**2
+    spread = sqrt(squares / (max(1, len(rows) - 2) + _USUAL_ROWS))
     laws = tuple((_fitted(rows, shape), float(weight)) for shape, weight in zip(shapes, weights, strict=True))
-    return tuple(pair for pair in laws if pair[1] > 1e-3), max(spread, sqrt(_FLOOR))
+    return tuple(pair for pair in laws if pair[1] > 1e-3), spread
+
+
+def _elsewhere(rows: tuple[StepRow, ...], shapes: Sequence[Shape]) -> Floats:
+    """Return the scores of shapes on another GPU type, the best 0; campaigns are a matter of each table's own."""
+    known = (row for row in rows if not isnan(row.network.n_tensors))
+    rows = tuple(sorted(known, key=lambda row: (row.network.flops, row.network.name)))
+    if len(rows) < _FEWEST:
+        return np.zeros(len(shapes))
+    scores = _tried(rows).scores
+    score = np.array([min(scores[one] for one in scores if _alike(one, shape)) for shape in shapes])
+    return np.asarray(score - score.min())
+
+
+def _alike(one: Shape, other: Shape) -> bool:
+    return (one.exponent, one.constant) == (other.exponent, other.constant)
 
 
 def _shapes(rows: Sequence[StepRow]) -> list[Shape]:
@@ -187,7 +267,8 @@ def _error(rows: Sequence[StepRow], shape: Shape) -> float:
     """Return the standard deviation of errors on rows left out; wide where there are too few to leave one out."""
     if len(rows) < 3:
         return 0.5
-    return sqrt(sum(error**2 for error in _left_out(rows, shape)) / (len(rows) - 2))
+    squares = sum(error**2 for error in _left_out(rows, shape)) + _USUAL_ROWS * _USUAL**2
+    return sqrt(squares / (len(rows) - 2 + _USUAL_ROWS))
 
 
 def _fitted(rows: Sequence[StepRow], shape: Shape) -> Law:
@@ -217,4 +298,8 @@ def _solved(shares: Floats, constant: bool) -> Floats:
         parts[-1] = 0.0
     scale = np.sqrt(_RIDGE * np.mean(shares**2, axis=0))
     matrix = np.vstack([shares, np.diag(scale)])
-    return np.asarray(nnls(matrix, np.concatenate([np.ones(len(shares)), np.sqrt(_RIDGE) * parts]))[0])
+    wanted = np.concatenate([np.ones(len(shares)), np.sqrt(_RIDGE) * parts])
+    small = np.asarray(
+        np.linalg.qr(np.column_stack([matrix, wanted]), mode="r")
+    )  # the same least squares in a few rows
+    return np.asarray(nnls(small[:, :-1], small[:, -1])[0])

@@ -8,6 +8,7 @@ from typing import Any
 from polythrottle.cluster.catalogue import Catalogue
 from polythrottle.cluster.fleet.policy import Apart, Default, Joint, Policy, Tuned
 from polythrottle.cluster.fleet.silicon import TYPICAL, Silicon
+from polythrottle.cluster.ledger import Spent
 from polythrottle.cluster.machine import Market
 from polythrottle.cluster.plan.offer import Offer, Work
 from polythrottle.cluster.prices import History
@@ -138,6 +139,7 @@ class Compared:
             "machine": asked.offer.machine.name,
             "machines": asked.machines,
             "trace": None if asked.trace is None else asked.trace.name,
+            "last_row_assumed_s": None if asked.trace is None else asked.trace.assumed_s,
             "spread": asked.spread,
             "seeds": list(asked.seeds),
             "policies": {
@@ -200,8 +202,17 @@ def compare(
                 lambda time_s, before=before: told(before + int(100 * time_s / asked.horizon_s), total),  # type: ignore[misc]
             )
             told(before + 100, total)
-            found[name].append(outcome)
+            found[name].append(_paid(outcome, asked.work))
     return Compared(asked, {name: tuple(outcomes) for name, outcomes in found.items()})
+
+
+def _paid(outcome: Outcome, work: Work) -> Outcome:
+    """Return an outcome with the catalogue's servers, and with the price of energy that the rent does not include."""
+    server, span_s = work.server, outcome.time_s
+    count = server.count if server.all_w or server.all_usd_per_s else 0
+    rented = Spent(count * span_s, server.all_w * span_s, server.all_usd_per_s * span_s)
+    energy_usd = (outcome.energy_j + rented.energy_j) * work.usd_per_j
+    return replace(outcome, beside=rented + Spent(usd=energy_usd))
 
 
 def _repeated(history: History) -> Callable[[float], float]:

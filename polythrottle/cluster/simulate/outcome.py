@@ -1,11 +1,11 @@
 """What came of a simulated job, and of the same job under several seeds; everything here is simulated."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import mean, stdev
 from typing import Any
 
-from polythrottle.cluster.ledger import Ledger
+from polythrottle.cluster.ledger import Ledger, Spent
 from polythrottle.errors import InvalidInput
 
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
@@ -27,6 +27,7 @@ class Outcome:
         interruptions: How often a loss stopped the group.
         losses: Machines taken away, training or not.
         machines: Mean number of machines that were there.
+        beside: What was drawn and paid beside the workers: servers, and energy where the rent does not include it.
     """
 
     policy: str
@@ -39,16 +40,17 @@ class Outcome:
     interruptions: int
     losses: int
     machines: float
+    beside: Spent = field(default_factory=Spent)
 
     @property
     def energy_j(self) -> float:
         """Return all joules."""
-        return self.ledger.total.energy_j
+        return self.ledger.total.energy_j + self.beside.energy_j
 
     @property
     def usd(self) -> float:
         """Return all dollars."""
-        return self.ledger.total.usd
+        return self.ledger.total.usd + self.beside.usd
 
     def record(self) -> dict[str, Any]:
         """Return it as a document."""
@@ -65,6 +67,7 @@ class Outcome:
             "interruptions": self.interruptions,
             "losses": self.losses,
             "ledger": self.ledger.record(),
+            "beside": asdict(self.beside),
         }
 
 

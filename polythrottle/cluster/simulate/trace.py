@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
-from polythrottle.cluster.tables import lines
+from polythrottle.cluster.cells import lines
 from polythrottle.errors import BadFile, InvalidInput
 
 _TIME, _COUNT = "time_s", "n_nodes"
@@ -22,12 +23,14 @@ class Trace:
         times_s: Rising times of the changes from the beginning of the record, in seconds; the first is 0.
         counts: Machines from each of them on.
         ends_s: How long the record is, in seconds.
+        assumed_s: How much of that its last row is only taken to last, in seconds; 0 where the record says it itself.
     """
 
     name: str
     times_s: tuple[float, ...]
     counts: tuple[int, ...]
     ends_s: float
+    assumed_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.times_s or len(self.times_s) != len(self.counts) or self.times_s[0] != 0:
@@ -63,6 +66,8 @@ def read_trace(file: Path) -> Trace:
     """Return the trace in a table with the columns ``time_s`` and ``n_nodes`` (CSV, or CSV in gzip).
 
     Rows of the same time are one change. A machine-by-machine log that counts after each event is read the same way.
+    A last row that repeats the number before it says when the record ends. One that changes it would last no time, and
+    its losses would be none: it is taken to last as long as the middle one of the rows before it.
 
     Raises:
         BadFile: If the file cannot be read or is no such table; says which line is wrong.
@@ -81,14 +86,16 @@ def read_trace(file: Path) -> Trace:
 
 
 def _trace(file: Path, seen: Mapping[float, int]) -> Trace:
-    begins_s, ends_s = min(seen), max(seen)
-    if ends_s - begins_s < _SHORTEST_S:
-        raise BadFile(f"{file} holds no trace: it lasts {ends_s - begins_s:g} s; at least {_SHORTEST_S:g} s are needed")
+    begins_s, last_s = min(seen), max(seen)
+    if last_s - begins_s < _SHORTEST_S:
+        raise BadFile(f"{file} holds no trace: it lasts {last_s - begins_s:g} s; at least {_SHORTEST_S:g} s are needed")
     kept: dict[float, int] = {}
     for time_s, count in seen.items():
-        if time_s < ends_s and (not kept or count != next(reversed(kept.values()))):
+        if not kept or count != next(reversed(kept.values())):
             kept[time_s - begins_s] = count
+    length_s = last_s - begins_s
+    assumed_s = median(b - a for a, b in pairwise(seen)) if length_s in kept else 0.0
     try:
-        return Trace(file.name, tuple(kept), tuple(kept.values()), ends_s - begins_s)
+        return Trace(file.name, tuple(kept), tuple(kept.values()), length_s + assumed_s, assumed_s)
     except InvalidInput as error:
         raise BadFile(f"{file} holds no trace: {error}") from error

@@ -5,7 +5,7 @@ the number of different grades of silicon costs, whatever the number of machines
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import count
@@ -16,10 +16,10 @@ from polythrottle.cluster.fleet.hazard import Learned, known_per_s
 from polythrottle.cluster.fleet.joining import admitted
 from polythrottle.cluster.fleet.policy import Decision, Policy, Situation
 from polythrottle.cluster.fleet.silicon import Silicon, of_grade
-from polythrottle.cluster.fleet.slack import Pace, paced
+from polythrottle.cluster.fleet.slack import Pace, by_turns, ladder, paced, slowest
 from polythrottle.cluster.ledger import Ledger, Use
 from polythrottle.cluster.lifetime import Lifetime
-from polythrottle.cluster.machine import MachineType
+from polythrottle.cluster.machine import Cap, MachineType
 from polythrottle.cluster.simulate.cycle import Cycle
 from polythrottle.cluster.simulate.group import Group
 from polythrottle.cluster.simulate.job import Job
@@ -107,6 +107,7 @@ class _Training:
         chance = Random(self.seed)
         self.group = Group(self.scenario.silicon, self.scenario.noise, Random(chance.random()))
         self.chance = Random(chance.random())
+        self.rungs = ladder(self.scenario.machine.caps, self.scenario.machine.idle_w)
         self.hazard = Learned(self.scenario.prior_per_h)
         self.each_per_s: float | None = None
         self.heap: list[tuple[float, int, int, int]] = []
@@ -237,13 +238,20 @@ class _Training:
         believed = self.group.believed
         if self.decision is None:
             self.decision = self.scenario.policy.decide(self._situation(believed))
-        self.pace = paced(self.group.nodes, self.decision.caps(believed, machine), machine.idle_w)
-        if job.synchronous:
-            self.rate = len(self.group.training) / (self.pace.step + job.communication)
-        else:
-            self.rate, self.pace = _alone(self.group, self.pace, job)
-        self.rate *= job.share(len(self.group.training))
+        shared = job.communication if job.synchronous else 0.0
+        taken = [self._taken(turn.caps(believed, self.rungs)) for turn in self.decision.turns]
+        shares = self.decision.shares([each.step for each in taken], slowest(believed) * machine.default.slowdown)
+        self.pace = by_turns(tuple(zip(taken, shares, strict=True)), shared)
+        machines = len(self.group.training)
+        self.rate = machines / (self.pace.step + shared) * job.share(machines)
         self._set_cycle(self.decision.interval_s)
+
+    def _taken(self, caps: Mapping[int, Cap]) -> Pace:
+        """Return the pace under caps of each believed grade."""
+        job, group, machine = self.scenario.job, self.group, self.scenario.machine
+        if job.synchronous:
+            return paced(group.nodes, caps, machine.idle_w)
+        return _alone(group, caps, job)
 
     def _situation(self, believed: dict[int, int]) -> Situation:
         job = self.scenario.job
@@ -349,11 +357,12 @@ class _Training:
         )
 
 
-def _alone(group: Group, pace: Pace, job: Job) -> tuple[float, Pace]:
-    """Return the speed and pace of nodes that do not wait for each other."""
+def _alone(group: Group, caps: Mapping[int, Cap], job: Job) -> Pace:
+    """Return the pace of nodes that do not wait for each other: a step is the mean one, communication included."""
     rate = power_w = 0.0
     for (known, true), number in group.nodes.items():
-        cap = pace.caps[known]
+        cap = caps[known]
         rate += number / (cap.slowdown * of_grade(true) + job.communication)
         power_w += number * cap.power_w
-    return rate, Pace(pace.step, pace.caps, power_w, float(len(group.training)), 0.0)
+    machines = len(group.training)
+    return Pace(machines / rate, caps, power_w, float(machines), 0.0)

@@ -131,7 +131,8 @@ class Trainer:
         Raises:
             InvalidInput: If it runs already.
             TrainerLost: If it dies or takes too long.
-            StorageError: If the job's folder cannot be written, or another trainer is in it.
+            StorageError: If the job's folder cannot be written.
+            DeviceError: If another trainer is in it.
             PolythrottleError: What it refuses the job with.
         """
         if self._line is not None:

@@ -1,6 +1,7 @@
 """Files that are whole or not there, whenever the power goes."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,27 @@ def read_json(path: Path) -> Any:
     """Return a JSON document; None if there is no such file.
 
     Raises:
-        BadFile: If it cannot be read or is none.
+        BadFile: If it cannot be read, is none, or holds a number that is not finite.
     """
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), parse_float=_finite, parse_constant=_finite)
     except FileNotFoundError:
         return None
     except OSError as err:
         raise BadFile(f"{path} cannot be read: {err.strerror}") from err
     except (ValueError, RecursionError) as err:
         raise BadFile(f"{path} is damaged: {str(err)[:80]}") from err
+
+
+def _finite(text: str) -> float:
+    """Return a number.
+
+    Raises:
+        ValueError: If it is not finite: Python reads such numbers, but JSON has none.
+    """
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:20]} is no number")
+    return value
 
 
 def swap(served: Path, data: bytes) -> Path | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from polythrottle.errors import BadFile, InvalidInput, StorageError
+from polythrottle.errors import BadFile, DeviceError, InvalidInput, StorageError
 from polythrottle.finetune.trainer.files import put, put_json
 from polythrottle.finetune.trainer.listing import LABELS, SUFFIXES, Listing, shown
 from polythrottle.finetune.trainer.network import ARCHIVE, SCRIPT, begun
@@ -45,7 +45,8 @@ def hold(folder: Path) -> int:
     A trainer whose driver has gone ends after its slice, so that this waits for a while.
 
     Raises:
-        StorageError: If it cannot be made, or another trainer stays in it.
+        StorageError: If it cannot be made.
+        DeviceError: If another trainer stays in it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +61,7 @@ def hold(folder: Path) -> int:
         except OSError:
             if time.monotonic() > until_s:
                 os.close(handle)
-                raise StorageError(f"another trainer works in {folder}; wait for it or name another folder") from None
+                raise DeviceError(f"another trainer works in {folder}; wait for it or name another folder") from None
             time.sleep(_PAUSE_S)
     clear_drafts(folder)
     return handle

@@ -71,8 +71,28 @@ def read_progress(folder: Path) -> Progress:
     found, damaged = newest(folder)
     place = found.place if found else Place()
     samples = len(Listing.load(folder, place.listing).split(begun.task.held_out)[0]) if place.listing else None
-    runs, validation = held(folder / LOCK), read_json(folder / VALIDATION)
-    return Progress(begun.task, begun.classes, place, samples, runs, validation, damaged)
+    runs = held(folder / LOCK)
+    return Progress(begun.task, begun.classes, place, samples, runs, read_validation(folder), damaged)
+
+
+def read_validation(folder: Path) -> Mapping[str, Any] | None:
+    """Return what the last validation of a folder's job found; None before the first.
+
+    Raises:
+        BadFile: If what says so is damaged.
+    """
+    found = read_json(folder / VALIDATION)
+    if found is None or (isinstance(found, dict) and _judges(found)):
+        return found
+    raise BadFile(f"{folder / VALIDATION} is damaged")
+
+
+def _judges(found: Mapping[str, Any]) -> bool:
+    """Return whether a document says how many samples were right, and whether the model may be served."""
+    accuracy, samples = found.get("accuracy"), found.get("samples")
+    right = isinstance(accuracy, int | float) and not isinstance(accuracy, bool) and 0 <= accuracy <= 1
+    counted = isinstance(samples, int) and not isinstance(samples, bool) and samples >= 0
+    return right and counted and isinstance(found.get("holds"), bool) and isinstance(found.get("why"), str)
 
 
 def read_begun(folder: Path) -> Begun | None:
