@@ -82,6 +82,9 @@ def test_a_node_is_a_row_with_its_pace_its_cap_and_how_its_power_is_known() -> N
         "0.123 s a step, 0.1 s its own, capped at 200 W, 190.0 W simulated (NVIDIA A100), slows itself down, "
         "kept: 12.3% fewer joules, stands out: 4 deviations slower than its type, trouble: the store is away"
     )
+    ((_, text),) = rows(nodes=[{**node, "steering": {**BOARD, "power_w": None}}])
+    assert "power unknown (NVIDIA A100), " in text
+    assert "kept: 12.3% fewer joules (simulated), " in text
     bare = {"device": "nvml:0", "trouble": "no driver"}
     ((_, text),) = rows(nodes=[{"node": "n1", "step_s": None, "own_s": None, "steering": bare}])
     assert text == "at its default clocks, power unknown (nvml:0), trouble: no driver"
@@ -116,6 +119,8 @@ def test_every_event_of_this_kind_has_its_words() -> None:
     event |= {"causes": [{"cause": "input", "words": "a waits"}]}
     said = {name: text.format_map({**event_words(event), **event}) for name, text in EVENTS.items()}
     assert said["cap"] == "a runs at its default clocks: why"
+    capped = {**event, "limit_w": 150.0, "energy_kind": "simulated"}
+    assert EVENTS["cap"].format_map({**event_words(capped), **capped}) == "a runs capped at 150 W: why (simulated)"
     assert said["bottleneck"] == "input: a waits"
     assert said["remedy tried"] == "tries to drop a"
     assert said["remedy kept"] == "drop a: speed unknown, measured; kept"

@@ -102,7 +102,7 @@ class SteerOptions(OptionGroup):
 
 
 EVENTS = {
-    "cap": "{node} runs {cap}: {reason}",
+    "cap": "{node} runs {cap}: {reason}{known}",
     "bottleneck": "{words}",
     "no bottleneck": "as fast as predicted again",
     "remedy tried": "tries to {act}",
@@ -116,6 +116,7 @@ def event_words(event: Mapping[str, Any]) -> dict[str, str]:
     causes, gain = event.get("causes", ()), event.get("gain_measured")
     return {
         "cap": _cap(event.get("limit_w")),
+        "known": _known(event),
         "words": "; ".join(_cause(each) for each in causes),
         "act": _act(event) if "remedy" in event else "",
         "gain": "speed unknown" if gain is None else f"{gain:+.1%}",
@@ -138,7 +139,8 @@ def _last(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for event in found.get("last_caps", ()):
         power_w = event.get("power_w")
         power = "" if power_w is None else f", {power_w:.1f} W {event.get('energy_kind')}"
-        yield str(event["node"]), f"last {_cap(event.get('limit_w'))}{power}: {event.get('reason')}"
+        known = _known(event) if power_w is None else ""
+        yield str(event["node"]), f"last {_cap(event.get('limit_w'))}{power}: {event.get('reason')}{known}"
     last = found.get("last_bottleneck")
     if last is not None:
         causes = "; ".join(_cause(each) for each in last.get("causes", ()))
@@ -172,12 +174,18 @@ def _board(board: Mapping[str, Any] | None) -> Iterator[str]:
     if board.get("throttled"):
         yield "slows itself down"
     if board.get("verdict"):
-        yield f"{board['verdict']}: {board.get('reason')}"
+        yield f"{board['verdict']}: {board.get('reason')}{_known(board) if power_w is None else ''}"
     if board.get("flagged") is not None:
         side = "slower" if board["flagged"] > 0 else "faster"
         yield f"stands out: {abs(board['flagged']):.0f} deviations {side} than its type"
     if board.get("trouble"):
         yield f"trouble: {board['trouble']}"
+
+
+def _known(told: Mapping[str, Any]) -> str:
+    """Return how the joules of a cap are known, such as simulated; nothing of a board at its default."""
+    kind = told.get("energy_kind")
+    return f" ({kind})" if kind and told.get("limit_w") is not None else ""
 
 
 def _speed(speed: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
