@@ -122,13 +122,17 @@ def page(
     yield "| figure | measured | bar |\n| --- | --- | --- |\n" + "\n".join(_rows(recoveries, written, kept))
 
 
+def _range(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})" if values else "none"
+
+
 def _rows(recoveries: list[float], written: list[Mapping[str, Any]], kept: dict[str, float]) -> Iterator[str]:
     times = ", ".join(f"{each:.1f}" for each in sorted(recoveries))
     middle_s = statistics.median(recoveries)
     yield f"| SIGKILL of a node → first step at the new size | median {middle_s:.1f} s ({times}) | ≤ 10 s |"
     regular = [event for event in written if "forced" not in event]
     yield f"| share of training time, stall and slower steps | {written[-1]['share']:.2%} at the end | ≤ 3.5 % |"
-    stalls, writes = (", ".join(f"{event[key]:.2f}" for event in regular) or "none" for key in ("stall_s", "persist_s"))
+    stalls, writes = (_range([event[key] for event in regular]) for key in ("stall_s", "persist_s"))
     size = written[0]["bytes"] / 1e6
     yield f"| its {len(regular)} checkpoints of {size:.0f} MB: stall / write, s | {stalls} / {writes} | |"
     yield f"| random kills and joins | {kept['changes']:.0f}, {kept['generations']:.0f} generations | 30 |"
