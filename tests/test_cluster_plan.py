@@ -37,7 +37,7 @@ def test_a_plan_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert run(["cluster", "plan", ALONE, "--deadline", "1d"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
-    for word in ("spot", "on-demand", "kWh", "outlook", "simulated", "estimated", "known"):
+    for word in ("spot", "on demand", "kWh", "outlook", "simulated", "estimated", "known"):
         assert word in out
 
 
@@ -146,6 +146,16 @@ def test_the_ends_of_the_front_are_marked(capsys: pytest.CaptureFixture[str]) ->
     firsts = [line.split("  ")[0].split(" ")[0] for line in capsys.readouterr().out.splitlines()[2:]]
     for mark in "t$J*":
         assert any(mark in first for first in firsts[:20])
+
+
+def test_nothing_is_shown_that_is_dearer_and_no_better(capsys: pytest.CaptureFixture[str]) -> None:
+    """On-demand machines that end as soon and as surely as spot ones are in the document, not in the table."""
+    assert run(["cluster", "plan", ALONE, "--deadline", "1h", "--minimise", "energy"]) == 0
+    rows = capsys.readouterr().out.split("plan, *")[0]
+    assert "spot" in rows
+    assert "on-demand" not in rows
+    front = document(capsys, ALONE, "--deadline", "1h", "--minimise", "energy")["front"]
+    assert {each["market"] for each in front} == {"spot", "on-demand"}
 
 
 def test_a_plan_that_cannot_be_still_answers_with_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from polythrottle.cluster.plan.mixing import Mixed
     from polythrottle.cluster.plan.offer import Option
 
-_SHOWN = 14
+_SHOWN, _ALIKE = 14, 1.005
 Told: TypeAlias = "tuple[Catalogue, Plan, Aim, Replays, tuple[Mixed, ...]]"
 """A catalogue, its plan, what was to be small, replays, and mixes of machine types."""
 
@@ -63,10 +63,18 @@ def _ends(plan: "Plan") -> "list[tuple[Planned, str]]":
 def _some(plan: "Plan") -> "list[Planned]":
     """Return the options to show: those that keep the limits first, and what they are compared with."""
     ends = [plan.chosen or plan.nearest, *(each for each, _ in _ends(plan)), plan.fastest, plan.cheapest]
-    able = [each for each in plan.front if each.feasible]
-    rest = sorted((each for each in plan.front if not each.feasible), key=lambda each: each.excess)
+    worth = [each for each in plan.front if not any(_beats(other, each) for other in plan.front)]
+    able = [each for each in worth if each.feasible]
+    rest = sorted((each for each in worth if not each.feasible), key=lambda each: each.excess)
     chosen = {id(each): each for each in [*ends, *_spread(able), *_spread(rest)][:_SHOWN]}
     return [each for each in plan.front if id(each) in chosen]
+
+
+def _beats(one: "Planned", other: "Planned") -> bool:
+    """Return whether one is cheaper and as good as another but for what nobody would pay for, as on demand often is."""
+    (time_s, usd, energy_j), theirs = one.option.aims, other.option.aims
+    alike = time_s <= _ALIKE * theirs[0] and energy_j <= _ALIKE * theirs[2] and one.chance >= other.chance
+    return alike and usd * _ALIKE < theirs[1]
 
 
 def _spread(options: "list[Planned]") -> "list[Planned]":
