@@ -24,6 +24,25 @@ V100 = MachineType(
     writing_w=80,
 )
 
+CATALOGUE = """
+[work]
+name = "a network"
+machine_h = 8
+of = "m"
+checkpoint_stall_s = 2.0
+restart_s = 8
+[machines.m]
+gpu = "V100"
+steps_per_s = 4.0
+most = 8
+startup_s = 100
+idle_w = 40
+usd_per_h.spot = 1.0
+lifetime.rate_per_h = 0.2
+caps = [{ power_w = 220 }, { limit_w = 200, slowdown = 1.05, power_w = 184 }]
+"""
+"""A job of eight hours on one type of machine with two caps, as a file."""
+
 
 def work(**more: Any) -> Work:
     """Return a synchronous job of about four hours of one machine."""

@@ -7,6 +7,7 @@ from math import inf
 from pathlib import Path
 
 import pytest
+from planning_builders import CATALOGUE
 
 from polythrottle.cli.commands import run
 from polythrottle.cluster.fleet.policy import Apart, Default, Joint, Policy, Tuned
@@ -224,25 +225,6 @@ def test_a_horizon_is_a_time(horizon_s: float) -> None:
     """Nothing is simulated for no time or for ever."""
     with pytest.raises(InvalidInput):
         simulate(of(JOB, Fitted(1, KEPT), Default()), 0, horizon_s)
-
-
-CATALOGUE = """
-[work]
-name = "a network"
-machine_h = 8
-of = "m"
-checkpoint_stall_s = 2.0
-restart_s = 8
-[machines.m]
-gpu = "V100"
-steps_per_s = 4.0
-most = 8
-startup_s = 100
-idle_w = 40
-usd_per_h.spot = 1.0
-lifetime.rate_per_h = 0.2
-caps = [{ power_w = 220 }, { limit_w = 200, slowdown = 1.05, power_w = 184 }]
-"""
 
 
 @pytest.fixture

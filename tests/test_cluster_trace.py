@@ -5,6 +5,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 
 import pytest
+from planning_builders import CATALOGUE
 
 from polythrottle.cli.commands import run
 from polythrottle.cluster.lifetime import KEPT, Observed, Steady
@@ -12,23 +13,6 @@ from polythrottle.cluster.simulate.supply import Change, Fitted, Recorded, Suppl
 from polythrottle.cluster.simulate.trace import Trace, read_trace
 from polythrottle.errors import BadFile, InvalidInput
 
-CATALOGUE = """
-[work]
-name = "a network"
-machine_h = 8
-of = "m"
-checkpoint_stall_s = 2.0
-restart_s = 8
-[machines.m]
-gpu = "V100"
-steps_per_s = 4.0
-most = 8
-startup_s = 100
-idle_w = 40
-usd_per_h.spot = 1.0
-lifetime.rate_per_h = 0.2
-caps = [{ power_w = 220 }]
-"""
 STEPS = Trace("made up", (0.0, 100.0, 250.0), (4, 1, 3), 400.0)
 
 

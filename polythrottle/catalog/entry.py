@@ -42,7 +42,8 @@ class Entry:
             text = read_member(file, "board.toml") if is_archive(file.name) else file.read_text(encoding="utf-8")
             return cls(file, "", tomllib.loads(text))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
-            raise BadFile(f"{file} is not a TOML file that can be read: {err}") from err
+            why = err.strerror if isinstance(err, OSError) and err.strerror else err
+            raise BadFile(f"{file} is not a TOML file that can be read: {why}") from err
 
     def wrong(self, key: str, problem: str) -> BadFile:
         """Return the error that says what is wrong with one key; an empty key means the table itself."""
