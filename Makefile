@@ -1,29 +1,54 @@
-# Everything here sets itself up: it needs Python >= 3.11 and make, and puts the rest into .venv.
+# Everything here sets itself up: it needs Python >= 3.10 and make, and puts the rest into .venv.
 
 PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
+PINNED := --constraint constraints.txt --constraint constraints-dev.txt
 BIN := $(VENV)/bin
 RAY := .ray/.ready
+DOCS := $(VENV)/.docs-ready
+# The stand-in for NVIDIA's library is compiled; where there is no C compiler, PyPI has one.
+COMPILER := $(shell command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || echo ziglang)
+FAULTS := tests/test_fault_matrix.py tests/test_actuator_process.py tests/test_trainer_kills.py tests/test_syscall_faults.py \
+	tests/test_power_loss.py
+# Every process of pytest-xdist imports all it is given, so it is given the files that hold such tests alone.
+SLOW := $(shell grep -rl --include='test_*.py' 'mark\.slow' tests)
+# Tests that mostly wait for other processes: twice as many at once as there are cores.
+WAITING := $(shell echo $$((2 * $$(nproc))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test hw-test test-faults test-services test-browser test-daemon test-cluster soak test-search lint format bench-search install-units clean
+.PHONY: help demo docs test test-slow test-tools test-faults test-faults-all test-fuzz test-services test-browser test-daemon \
+	test-cluster test-search hw-test soak lint format bench-search install-units wheel test-container clean
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY)  ## Tune EfficientNet-B4 on a simulated Jetson AGX Orin
-	POLYTHROTTLE_STATE_DIR=demo $(BIN)/polythrottle tune --device sim:jetson-agx-orin --workload efficientnet-b4 \
-		--slo 'p99<=1.2x' --out demo/profile.toml
+	$(BIN)/polythrottle demo
 
-test: $(READY)  ## Run the tests
-	$(BIN)/python -m pytest -n auto -m 'not (search or faults or hardware or services or browser or soak or schema or cluster)'
+docs: $(DOCS)  ## Build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+test: $(READY)  ## Run the tests that need Python and make alone
+	$(BIN)/python -m pytest -q -n auto --dist worksteal
+
+test-slow: $(READY)  ## Run those that take longer: real processes that wait for each other, terminals, long searches
+	$(BIN)/python -m pytest -q -n $(WAITING) --dist worksteal -m slow $(SLOW)
+
+test-tools: $(READY)  ## Check units, rules and TLS with systemd, udev, strace and openssl where they are installed
+	$(BIN)/python -m pytest -q -m tools
 
 test-search: $(READY)  ## Run the search over all measured tables (minutes; needs ../shared)
-	$(BIN)/python -m pytest -n auto -m search
+	$(BIN)/python -m pytest -q -m search tests/test_search_acceptance.py
 
-test-faults: $(READY)  ## Kill and break at every step of a session on every fake board (minutes)
-	$(BIN)/python -m pytest -n auto -m faults
+test-faults: $(READY)  ## Kill and break at every third step of a session on every fake board; another third each day
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m faults $(FAULTS)
+
+test-faults-all: $(READY)  ## Kill and break at every step
+	POLYTHROTTLE_FAULTS=all $(BIN)/python -m pytest -q -n auto --dist worksteal -m faults $(FAULTS)
+
+test-fuzz: $(READY)  ## Damage every document that is read, FUZZ times for each reader (benchmarks/fuzz.py counts)
+	POLYTHROTTLE_FUZZ=$(or $(FUZZ),1000) $(BIN)/python -m pytest -q -n auto --dist worksteal tests/test_fuzzing.py
 
 test-services: $(READY)  ## Measure and tune models on real servers, which are installed into .services (minutes)
 	$(BIN)/python -m pytest -q -rfE -m services tests/services
@@ -32,10 +57,10 @@ test-browser: $(READY)  ## Look at the daemon's page in Chromium, which must be 
 	$(BIN)/python -m pytest -q -rfE -m browser tests/browser
 
 test-daemon: $(READY)  ## Hours of the daemon with a fault a minute, and its API under schemathesis (minutes)
-	$(BIN)/python -m pytest -q -rfE -n auto -m 'soak or schema'
+	$(BIN)/python -m pytest -q -rfE -n $(WAITING) --dist worksteal -m 'soak or schema' tests/soak tests/test_web_schema.py
 
 test-cluster: $(RAY)  ## Kill and bring back real nodes: torchrun, and two Slurm nodes where Slurm is installed (minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rfE -m cluster tests/cluster
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rfE -n 2 --dist loadgroup -m cluster tests/cluster
 
 soak: $(READY)  ## A whole simulated day of the daemon with a fault a minute, into benchmarks/soak.md (minutes)
 	$(BIN)/python benchmarks/soak.py --write benchmarks/soak.md
@@ -47,6 +72,7 @@ lint: $(READY)  ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/vermin --quiet --violations --target=3.10- --eval-annotations --exclude file polythrottle tests benchmarks examples
 
 format: $(READY)  ## Format the code
 	$(BIN)/ruff check --fix .
@@ -55,24 +81,34 @@ format: $(READY)  ## Format the code
 bench-search: $(READY)  ## Compare the search methods, into benchmarks/ (hours; goes on where it stopped; needs ../shared)
 	$(BIN)/python benchmarks/search.py $(if $(SEEDS),--seeds $(SEEDS))
 
+test-container: $(READY)  ## Build the container image and run what is in it (minutes; root; Debian's debootstrap and buildah)
+	.ci/container
+
+wheel: $(READY)  ## Build the wheel into dist/
+	$(BIN)/python -m hatchling build --target wheel
+
 install-units:  ## Lay systemd units, udev rules and the group below DESTDIR, for programs in BINDIR (/usr/local/bin)
 	@DESTDIR='$(DESTDIR)' BINDIR='$(or $(BINDIR),/usr/local/bin)' packaging/install-units
 
 clean:  ## Remove what make made
-	rm -rf $(VENV) .ray .services demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .container .ray .services demo .pytest_cache .mypy_cache .ruff_cache .hypothesis site
 
-$(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "polythrottle needs Python 3.11 or newer; say which with make PYTHON=python3.12"; exit 1; }
+$(READY): pyproject.toml constraints.txt constraints-dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "polythrottle needs Python 3.10 or newer; say which with make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[dev,onnx,serving]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PINNED) \
+		--editable '.[dev,onnx,serving]' $(COMPILER)
+	touch $@
+
+$(DOCS): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PINNED) --editable '.[docs]'
 	touch $@
 
 # Ray pins what the rest leaves open, so it has an environment of its own, which sees the other one's packages behind it.
 $(RAY): $(READY)
 	$(PYTHON) -m venv .ray
-	.ray/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt 'ray[default,train]>=2.60'
+	.ray/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) 'ray[default,train]>=2.60'
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)", sep="\n")' > \
 		"$$(.ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/polythrottle.pth"
 	touch $@

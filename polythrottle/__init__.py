@@ -7,10 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from polythrottle.api import measure, resume, tune
+    __version__: str
+    from polythrottle import plots
+    from polythrottle.api import check, doctor, explain, read_journal, resume, tune
     from polythrottle.client import Client
+    from polythrottle.deployment import apply, confirm, restore
     from polythrottle.errors import PolythrottleError
+    from polythrottle.experiments import energy, measure, sweep
     from polythrottle.measurement import EnergyKind, Latency, Measurement, Window
+    from polythrottle.meter.block import EnergyBlock
     from polythrottle.outcome import Tuning
     from polythrottle.problem import Constraint, Problem
     from polythrottle.profile import Profile
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Client",
     "Constraint",
+    "EnergyBlock",
     "EnergyKind",
     "Knob",
     "Latency",
@@ -35,17 +41,32 @@ __all__ = [
     "Trial",
     "Tuning",
     "Window",
+    "__version__",
+    "apply",
+    "check",
+    "confirm",
+    "doctor",
+    "energy",
+    "explain",
     "measure",
+    "plots",
+    "read_journal",
+    "restore",
     "resume",
+    "sweep",
     "tune",
 ]
 
 _HOMES = {
-    "api": ("measure", "resume", "tune"),
+    "api": ("check", "doctor", "explain", "read_journal", "resume", "tune"),
     "client": ("Client",),
+    "deployment": ("apply", "confirm", "restore"),
     "errors": ("PolythrottleError",),
+    "experiments": ("energy", "measure", "sweep"),
     "measurement": ("EnergyKind", "Latency", "Measurement", "Window"),
+    "meter.block": ("EnergyBlock",),
     "outcome": ("Tuning",),
+    "plots": ("plots",),
     "problem": ("Constraint", "Problem"),
     "profile": ("Profile",),
     "setup": ("Setup",),
@@ -55,7 +76,16 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from polythrottle.outcome import polythrottle_version
+
+        return polythrottle_version()
     for home, names in _HOMES.items():
         if name in names:
-            return getattr(import_module(f"polythrottle.{home}"), name)
+            module = import_module(f"polythrottle.{home}")
+            return module if name == home else getattr(module, name)
     raise AttributeError(f"module 'polythrottle' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,7 +10,7 @@ from polythrottle.identity import disagreement, identity_of
 from polythrottle.ports import Device, Inspectable, Lasting, Recorded
 from polythrottle.profile import Profile
 from polythrottle.space import Level, OperatingPoint
-from polythrottle.units import show_level, show_name
+from polythrottle.units import show_level, show_name, show_number
 
 CONFIRM_WITHIN_S = 60.0
 _MEMORY = "persistence mode"  # what backends/nvml calls the finding
@@ -125,7 +125,7 @@ def _checked(board: Device, levels: Mapping[str, Level]) -> Mapping[str, Level]:
         known = board.space.knob(name).levels
         if level not in known:
             near = ", ".join(show_level(name, each) for each in _nearest(known, level))
-            raise BadFile(f"{board.title} has no {show_name(name)} {show_level(name, level)} now; the nearest: {near}")
+            raise BadFile(f"{board.title} has no {show_name(name)}={show_number(name, level)} now; the nearest: {near}")
     if board.space.default.moved(levels) not in board.space:
         raise BadFile(f"{board.title} does not take the profile's levels together now; tune again")
     return levels

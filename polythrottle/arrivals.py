@@ -1,10 +1,11 @@
-"""When queries are meant to be sent: back to back, evenly, at random, in bursts, or as somebody recorded.
+"""When queries are meant to be sent: back to back, evenly, at random, in bursts, as on a day, or as somebody recorded.
 
 ====================================  ==================================================================
 ``closed``                            the next query goes out when the last is answered (the default)
 ``uniform:30/s``                      evenly spaced
 ``poisson:30/s``                      independent of each other: exponential gaps
 ``burst:30/s?peak=5&share=0.1&length=2s``  Poisson at a rate that switches between two values; see `Burst`
+``day:30/s?length=5min``              Poisson at a rate that rises and falls as on a day, with bursts; see `Day`
 ``trace:FILE@30/s``                   as recorded in a CSV file, gzipped or not, stretched to a rate; see `Trace`
 ====================================  ==================================================================
 """
@@ -36,7 +37,11 @@ guess: after 13 cycles the interval of a mean latency held in 80 of 100 simulate
 """
 _STREAM = 0x0A77
 """Sets these random numbers apart from others of the same seed."""
-_EXAMPLES = "write for example closed, uniform:30/s, poisson:30/s, burst:30/s or trace:arrivals.csv@30/s"
+_EXAMPLES = "write for example closed, uniform:30/s, poisson:30/s, burst:30/s, day:30/s or trace:arrivals.csv@30/s"
+_HOURS = (3, 2, 2, 1.5, 1.5, 2, 3, 5, 8, 11, 13, 14, 12, 13, 14, 13.5, 13, 13, 15, 18, 20, 18, 11, 5)
+"""Relative load of the hours of a day: quiet at night, a dip at noon, busiest in the evening. Made up."""
+_BURSTS_A_DAY, _BURST_PEAK, _BURST_PART = 12, 1.8, 1 / 200
+"""Of a day: how many bursts on average, by how much they raise the rate, and what part of the day one lasts."""
 
 
 @dataclass(frozen=True)
@@ -217,10 +222,7 @@ class Burst(_Open):
     @classmethod
     def _parsed(cls, rest: str) -> Arrivals:
         rate, _, words = rest.partition("?")
-        options = [_option(word) for word in words.split("&") if word]
-        if len(given := dict(options)) < len(options):
-            raise InvalidInput(f"an option of burst is given twice in {words[:60]!r}; say each once")
-        return cls(_rate(rate), **given)
+        return cls(_rate(rate), **_options("burst", words, ("peak", "share", "length")))
 
     @property
     def calm_per_s(self) -> float:
@@ -269,6 +271,87 @@ class Burst(_Open):
 
 
 @dataclass(frozen=True)
+class Day(_Open):
+    """Poisson at a rate that rises and falls as over a day, again and again, with short bursts on top.
+
+    A day can be as short as wished, so that it can be watched; its shape is made up. It begins at six in the morning.
+
+    Args:
+        rate_per_s: Mean over a day, per second.
+        length_s: Of a day.
+
+    Raises:
+        InvalidInput: If one of them is out of its range.
+    """
+
+    length_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 10 <= self.length_s <= 86_400:
+            raise InvalidInput(f"a day is compressed into 10 s to 24 h, not {self.length_s:g} s")
+
+    @classmethod
+    def _parsed(cls, rest: str) -> Arrivals:
+        rate, _, words = rest.partition("?")
+        return cls(_rate(rate), **_options("day", words, ("length",)))
+
+    @property
+    def random(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def cycle_s(self) -> float:
+        """How long a day takes."""
+        return self.length_s
+
+    def rate_at(self, time_s: float) -> float:
+        """Return the rate outside bursts, per second.
+
+        Args:
+            time_s: Since the beginning.
+        """
+        hour = (24 * time_s / self.length_s + 6) % 24
+        before, after = _HOURS[int(hour)], _HOURS[(int(hour) + 1) % 24]
+        share = hour - int(hour)
+        bursts = 1 + _BURSTS_A_DAY * _BURST_PART * (_BURST_PEAK - 1)
+        return self.rate_per_s * (before * (1 - share) + after * share) / (sum(_HOURS) / 24) / bursts
+
+    def sure_per_s(self, duration_s: float) -> float:
+        """Return how many requests are sure to be sent in a second: those of the night if few days are to be seen."""
+        least_per_s = min(self.rate_at(hour * self.length_s / 24) for hour in range(24))
+        return least_per_s if duration_s < FEWEST_CYCLES * self.cycle_s else self.rate_per_s
+
+    def times(self, seed: int) -> Iterator[float]:
+        """Return when queries are meant to be sent; see `Arrivals.times`."""
+        return self._thinned(_random(seed))
+
+    def _thinned(self, random: np.random.Generator) -> Iterator[float]:
+        """Yield arrivals at the highest rate there is, each left out as likely as the rate at its time is lower.
+
+        Lewis & Shedler, Simulation of nonhomogeneous Poisson processes by thinning, 1979.
+        """
+        most_per_s = _BURST_PEAK * max(self.rate_at(hour * self.length_s / 24) for hour in range(24))
+        draws, now_s = _exponentials(random), 0.0
+        burst_s, gap_s = self.length_s * _BURST_PART, self.length_s * (1 / _BURSTS_A_DAY - _BURST_PART)
+        begins_s = next(draws) * gap_s
+        ends_s = begins_s + burst_s
+        while True:
+            now_s += next(draws) / most_per_s
+            while now_s >= ends_s:
+                begins_s = ends_s + next(draws) * gap_s
+                ends_s = begins_s + burst_s
+            rate_per_s = self.rate_at(now_s) * (_BURST_PEAK if now_s >= begins_s else 1.0)
+            if random.random() * most_per_s < rate_per_s:
+                yield now_s
+
+    def __str__(self) -> str:
+        length = "" if self.length_s == Day.length_s else f"?length={self.length_s!r}s".replace(".0s", "s")
+        return f"day:{self._rate_text}{length}"
+
+
+@dataclass(frozen=True)
 class Trace(_Open):
     """As recorded in a CSV file, stretched in time to a mean rate, begun anywhere, and repeated when it ends.
 
@@ -303,7 +386,7 @@ class Trace(_Open):
         return f"trace:{self.file}@{self._rate_text}"
 
 
-_KINDS: dict[str, type[_Open]] = {"uniform": Uniform, "poisson": Poisson, "burst": Burst, "trace": Trace}
+_KINDS: dict[str, type[_Open]] = {"uniform": Uniform, "poisson": Poisson, "burst": Burst, "day": Day, "trace": Trace}
 
 
 def _rate(text: str) -> float:
@@ -313,10 +396,17 @@ def _rate(text: str) -> float:
         raise InvalidInput(f"{text[:40]!r} is not a rate such as 30/s or 90/min; {_EXAMPLES}") from None
 
 
-def _option(word: str) -> tuple[str, float]:
+def _options(kind: str, words: str, known: tuple[str, ...]) -> dict[str, float]:
+    options = [_option(kind, word, known) for word in words.split("&") if word]
+    if len(given := dict(options)) < len(options):
+        raise InvalidInput(f"an option of {kind} is given twice in {words[:60]!r}; say each once")
+    return given
+
+
+def _option(kind: str, word: str, known: tuple[str, ...]) -> tuple[str, float]:
     name, _, text = word.partition("=")
-    if name not in ("peak", "share", "length"):
-        raise UnknownName("option of burst", name[:40], ("peak", "share", "length"))
+    if name not in known:
+        raise UnknownName(f"option of {kind}", name[:40], known)
     if name == "length":
         return "length_s", parse_quantity(text, "s")
     try:

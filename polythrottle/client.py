@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
+
+from typing_extensions import Self
 
 from polythrottle import errors
 from polythrottle.clock import SystemClock
@@ -26,6 +28,8 @@ from polythrottle.state import DAEMON_SOCKET, socket_path
 Shown = TypeVar("Shown")
 
 _AGAIN_S, _AGAIN_MOST_S = 0.5, 5.0
+_AT_THE_DOOR_S = 2.0
+"""How long to wait where the daemon has not even taken in those who came before."""
 _SILENT_S = 20.0
 """A stream says at least that nothing happened twice as often as this."""
 _MOST_BYTES = 64 * 2**20
@@ -335,6 +339,7 @@ class _Translated:
                 FileNotFoundError,
                 ConnectionRefusedError,
             ): f"no daemon runs at {where}; start one: polythrottle daemon run",
+            (BlockingIOError,): f"the daemon at {where} is busy: too many wait at its door; ask again later",
             (TimeoutError,): f"the daemon at {where} does not answer",
             (OSError,): f"the daemon at {where} cannot be reached: {error}",
             (http.client.HTTPException, ValueError): f"what answers at {where} is no polythrottle daemon",
@@ -365,7 +370,7 @@ class _UnixLine(http.client.HTTPConnection):
 def _connect(line: sockets.socket, path: str, patience_s: float) -> None:
     """Connect; a daemon with too many at its door refuses for a moment, for which a timeout is no help (unix(7))."""
     clock = SystemClock()
-    ends_s = clock.now() + patience_s
+    ends_s = clock.now() + min(_AT_THE_DOOR_S, patience_s)
     line.settimeout(0.0)
     while True:
         try:
@@ -373,7 +378,7 @@ def _connect(line: sockets.socket, path: str, patience_s: float) -> None:
             return
         except BlockingIOError:
             if clock.now() > ends_s:
-                raise TimeoutError(path) from None
+                raise
             clock.sleep(0.01)
 
 

@@ -1,18 +1,33 @@
-"""Which hardware and firmware a device is, and whether two are the same kind."""
+"""Which hardware and firmware a device is, and whether two are the same kind; which content a file has."""
 
+import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 
-from polythrottle.ports import Device, Inspectable
+from polythrottle.errors import BadFile
+from polythrottle.ports import Inspectable, Readable
 
 INDIVIDUAL = frozenset({"uuid", "serial", "pci", "bus", "index"})
 """What tells one piece of hardware from another of its kind; a profile is for the kind."""
 
 
-def identity_of(device: Device) -> Mapping[str, str]:
+def identity_of(device: Readable) -> Mapping[str, str]:
     """Return what a device is: what it says of itself, else its URI without options."""
     if isinstance(device, Inspectable):
         return {name: text for name, text in device.identity.items() if text}
     return {"board": device.uri.partition("?")[0]}
+
+
+def content_digest(path: Path) -> str:
+    """Return a digest of a file's bytes, by which a model is known again.
+
+    Raises:
+        BadFile: If it cannot be read.
+    """
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise BadFile(f"{path} cannot be read: {error.strerror}") from error
 
 
 def disagreement(tuned: Mapping[str, str], here: Mapping[str, str]) -> str | None:

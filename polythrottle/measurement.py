@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 
+from polythrottle.backports import StrEnum
 from polythrottle.errors import InvalidInput
 
 
@@ -370,7 +370,8 @@ class Window:
         if self.duration_s > self.timeout_s:
             raise InvalidInput(f"a window cannot last {self.duration_s:g} s and be given up after {self.timeout_s:g} s")
         if not (0 <= self.settle_s < math.inf and 0 <= self.idle_s < math.inf):
-            raise InvalidInput(f"a window cannot settle for {self.settle_s:g} s or idle for {self.idle_s:g} s")
+            wrong_s = self.idle_s if 0 <= self.settle_s < math.inf else self.settle_s
+            raise InvalidInput(f"a window settles for 0 s or more, and so it idles, not for {wrong_s:g} s")
 
     @property
     def fields(self) -> dict[str, float | None]:

@@ -2,7 +2,9 @@
 
 import contextlib
 import datetime
-from collections.abc import Callable
+import glob
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -10,18 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle import journal as journals
-from polythrottle.errors import BadFile, SloUnmet, StorageError
+from polythrottle.card import card_html
+from polythrottle.errors import BadFile, SloUnmet, StorageError, UnknownName
 from polythrottle.identity import disagreement, identity_of
 from polythrottle.journal import Journal
 from polythrottle.past import Lesson, Past
 from polythrottle.plan import Plan
 from polythrottle.ports import Device, Recorded
+from polythrottle.problem import Problem
 from polythrottle.profile import Profile, Verdict, verdict
-from polythrottle.setup import slug
+from polythrottle.setup import slug, workload_name
+from polythrottle.state import state_dir
 from polythrottle.study import Study
 
+_NAME = re.compile(r"[^/.][^/]*/[^/]+")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Tuning:
     """What a tuning came to.
 
@@ -57,6 +64,29 @@ class Tuning:
     kept: bool = False
     unladdered: str = ""
 
+    def __repr__(self) -> str:
+        where = "" if self.profile_path is None or self.kept else f" -> {self.profile_path}"
+        return f"<Tuning: {self.study!r}{where}>"
+
+    def _repr_html_(self) -> str:
+        problem = self.study.problem
+        kinds = (trial.measurement.energy_kind for trial in self.study.completed if trial.measurement is not None)
+        return card_html(f"{problem.workload} on {problem.device}, tuned", self.lines(), kinds)
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield what a person wants to know of the tuning, each with its name: the study's lines, then the files."""
+        yield from self.study.lines()
+        yield "no answer", self.unmet or ""
+        yield "ended", self.ended or ""
+        for name, path in (
+            ("profile", self.profile_path),
+            ("journal", self.journal_path),
+            ("report", self.report_path),
+        ):
+            yield name, "" if path is None else str(path)
+        for problem in self.unwritten:
+            yield "not written", problem
+
 
 def conclude(journal: Journal, board: Device, plan: Plan, past: Past, force: bool) -> Tuning:
     """Write profile and report of a study that has ended; what cannot be written is said, and loses nothing else.
@@ -73,8 +103,9 @@ def conclude(journal: Journal, board: Device, plan: Plan, past: Past, force: boo
     study, page = journal.study, report_path(journal.path)
     recorded = {"window": "as recorded"} if isinstance(board, Recorded) else {}
     facts = {**Plan.of(journal.plan).facts(journal.finished), **recorded}
-    answer = _Answer.of(study, board, journal.path, plan.out or _profile_path(study).absolute(), force)
-    unreported = _refusal(partial(write_report, facts=facts), study, page)
+    answer = _Answer.of(study, board, journal.path, plan, force)
+    applicable = None if answer.kept else answer.path
+    unreported = _refusal(partial(write_report, facts=facts, profile=applicable), study, page)
     return Tuning(
         study=study,
         profile=answer.profile,
@@ -106,17 +137,18 @@ class _Answer:
     unladdered: str = ""
 
     @classmethod
-    def of(cls, study: Study, board: Device, journal: Path, out: Path, force: bool) -> "_Answer":
+    def of(cls, study: Study, board: Device, journal: Path, plan: Plan, force: bool) -> "_Answer":
         """Return the answer of a study, written unless a better one is there."""
         from polythrottle.catalog.profiles import write_profile
         from polythrottle.rungs import Offer
 
         try:
-            profile = _marked(Profile.of(study, _provenance(journal)), board)
+            profile = _marked(Profile.of(study, {**_model(plan), **_provenance(journal)}), board)
         except SloUnmet as error:
             return cls(unmet=str(error))
         offer = Offer.of(study)
         profile = replace(profile, ladder=offer.ladder)
+        out = plan.out or usual_path(study.problem)
         older, kept = _older(study, profile, journal, out, force)
         unwritten = None if kept else _refusal(write_profile, profile, out)
         return cls(profile, None, out if unwritten is None else None, unwritten, older, kept, offer.why)
@@ -146,6 +178,51 @@ def _older(study: Study, profile: Profile, journal: Path, out: Path, force: bool
     return f"the profile of {found.provenance.get('date', 'before')}: {between.words}", kept
 
 
+def find_study(name: str | Path) -> Path:
+    """Return the journal of a study: a journal's path, a profile's file or name, or ``<device>/<workload>``.
+
+    A bare ``<device>/<workload>`` means the newest study of both in the state folder.
+
+    Args:
+        name: Which study.
+
+    Raises:
+        UnknownName: If there is none of that name; names the nearest.
+        BadFile: If it is a profile whose journal is not here.
+    """
+    from polythrottle.catalog.profiles import DIGEST, named_profiles
+
+    path, text = Path(name), str(name)
+    if path.is_file():
+        return _journal_behind(path) if path.suffix == ".toml" else path
+    if path.suffix == ".jsonl" or not _NAME.fullmatch(text):
+        return path  # a path that reading says is not there
+    profiles = [] if "@" not in text else list(named_profiles(text))
+    if profiles:
+        return _journal_behind(profiles[0])
+    folder = state_dir() / "studies"
+    device, workload = (re.sub(r"^(sim|nvml|replay):", r"\1-", part) for part in text.partition("@")[0].split("/"))
+    journals_here = [
+        each
+        for ending in ("", f"-{DIGEST}")
+        for each in folder.glob(f"{glob.escape(device)}/{glob.escape(workload)}{ending}/*.jsonl")
+    ]
+    if journals_here and "@" not in text:
+        return max(journals_here, key=lambda each: (each.stat().st_mtime_ns, str(each)))
+    known = {each.relative_to(folder).as_posix() for each in folder.glob("*/*") if each.is_dir()}
+    raise UnknownName("study", text, known, hint="(a study is its journal, a profile, or <device>/<workload>)")
+
+
+def _journal_behind(profile: Path) -> Path:
+    """Return the journal of the study that a profile is the answer of."""
+    from polythrottle.catalog.profiles import read_profile
+
+    journal = read_profile(profile).provenance.get("journal")
+    if isinstance(journal, str) and Path(journal).is_file():
+        return Path(journal)
+    raise BadFile(f"{profile} is a profile whose study is not here ({journal or 'it names no journal'})")
+
+
 def report_path(journal: Path) -> Path:
     """Return where the report of a journal goes: beside it, ``.html`` in place of ``.jsonl``."""
     if journal.suffix == ".html":
@@ -158,6 +235,17 @@ def report_facts(journal: Path) -> dict[str, str]:
     with contextlib.suppress(BadFile):
         return Plan.of(journals.heading(journal)["plan"]).facts(journals.ending(journal))
     return {}
+
+
+def profile_of(journal: Path) -> Path | None:
+    """Return the file that holds a study's answer; None if it is not there, or holds that of another study."""
+    from polythrottle.catalog.profiles import read_profile
+
+    with contextlib.suppress(BadFile):
+        path = Plan.of(journals.heading(journal)["plan"]).out or usual_path(journals.read(journal).problem)
+        if Path(str(read_profile(path).provenance.get("journal"))).absolute() == journal.absolute():
+            return path
+    return None
 
 
 def polythrottle_version() -> str:
@@ -177,11 +265,23 @@ def _refusal(write: Callable[[Any, Path], None], what: object, path: Path) -> st
     return None
 
 
+def _model(plan: Plan) -> dict[str, str]:
+    """Return where the model lies that was served, as `check` finds it from any folder; nothing if it is no file."""
+    file = plan.setup.model_file
+    return {} if file is None else {"model": str(file.absolute())}
+
+
 def _provenance(journal: Path) -> dict[str, str | int]:
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return {"journal": str(journal), "date": today, "polythrottle": polythrottle_version()}
 
 
-def _profile_path(study: Study) -> Path:
-    device, workload = slug(study.problem.device), slug(study.problem.workload)
-    return Path("profiles/tuned") / device / f"{workload}.toml"
+def usual_path(problem: Problem) -> Path:
+    """Return where the profile of a problem goes unless another file is named.
+
+    Raises:
+        StorageError: If the user has no home folder.
+    """
+    from polythrottle.catalog.profiles import tuned_path
+
+    return tuned_path(slug(problem.device), workload_name(problem), problem)

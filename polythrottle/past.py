@@ -15,9 +15,9 @@ from polythrottle.optimize.transfer_map import common
 from polythrottle.problem import Problem
 from polythrottle.space import SearchSpace
 from polythrottle.study import Study, Trial, TrialState
+from polythrottle.tables import ENDINGS
 
 MOST, LEAST_TRIALS = 12, 3
-_TABLES = (".csv", ".csv.gz")
 _MOST_FILES, _NEWEST = 20_000, 1000
 _NAMES_SHOWN = 3
 
@@ -135,7 +135,7 @@ def named(paths: Sequence[Path], problem: Problem) -> Past:
         if not path.is_dir():
             lessons[path.resolve()] = _enough(lesson(path))
             continue
-        some, unread = _readable(_files(path, (".jsonl", *_TABLES), _MOST_FILES))
+        some, unread = _readable(_files(path, (".jsonl", *ENDINGS), _MOST_FILES))
         if not some:
             raise BadFile(f"{path} holds no journal and no table with {LEAST_TRIALS} trials to learn from")
         lessons |= {one.path.resolve(): one for one in some}
@@ -169,7 +169,7 @@ def lesson(path: Path, size: int | None = None) -> Lesson:
     """Return the earlier study in a journal or a table.
 
     Args:
-        path: A table if its name ends in ``.csv`` or ``.csv.gz``, else a journal.
+        path: A table if its name ends in ``.csv``, ``.csv.gz`` or ``.parquet``, else a journal.
         size: How many bytes of a journal to read; all whole lines if None.
 
     Raises:
@@ -178,7 +178,7 @@ def lesson(path: Path, size: int | None = None) -> Lesson:
     if not path.exists():
         raise BadFile(f"there is no {path} to learn from")
     data = journal.content(path)
-    if path.name.endswith(_TABLES):
+    if path.name.endswith(ENDINGS):
         return Lesson(path.absolute(), len(data), hashlib.sha256(data).hexdigest(), _study_of(Table.read(path)))
     whole, study = journal.told(path, data[:size])
     return Lesson(path.absolute(), whole, hashlib.sha256(data[:whole]).hexdigest(), _ended(study))

@@ -31,6 +31,7 @@ class Plan:
         history: Files and folders of earlier studies; None for the local store, none for no history.
         lessons: The earlier studies that were found, as `polythrottle.past.Lesson.line` describes them.
         priors: Points of profiles for other boards, to be tried first at the nearest points of this space.
+        objects: Which of device, workload, meter and method were objects that no name opens again.
     """
 
     setup: Setup
@@ -42,6 +43,7 @@ class Plan:
     history: tuple[str, ...] | None = None
     lessons: tuple[Mapping[str, str | int], ...] = ()
     priors: tuple[Mapping[str, Level], ...] = ()
+    objects: tuple[str, ...] = ()
 
     def check(self, method: str) -> None:
         """Check that a method can do what is intended.
@@ -50,7 +52,8 @@ class Plan:
             UnknownName: If there is no such method.
             InvalidInput: If it takes no risk or no history, or the risk is no chance.
         """
-        make_optimizer(method, Options(risk=self.risk))
+        if "method" not in self.objects:
+            make_optimizer(method, Options(risk=self.risk))
         for option, given in (("--history", bool(self.history)), ("--risk", self.risk is not None)):
             if given and method not in LEARNERS:
                 raise InvalidInput(f"--method {method} takes no {option}; {' and '.join(LEARNERS)} does")
@@ -62,6 +65,14 @@ class Plan:
             return ""
         priors = [[dict(prior) for prior in self.priors]] if self.priors else []
         return f"{zlib.crc32(json.dumps([self.risk, self.history, *priors]).encode()):08x}"
+
+    @property
+    def to_go_on(self) -> str:
+        """How a study of objects is continued, which a journal alone cannot be."""
+        return (
+            f"it is a study of objects ({', '.join(self.objects)}) that a journal cannot open again; to go on, call "
+            "polythrottle.tune() again with the same objects and this journal"
+        )
 
     def changed(
         self,
@@ -110,7 +121,8 @@ class Plan:
             "history": None if self.history is None else list(self.history),
             "lessons": [dict(lesson) for lesson in self.lessons],
             **({"priors": [dict(prior) for prior in self.priors]} if self.priors else {}),
-            "setup": asdict(self.setup),
+            **({"objects": list(self.objects), "to_go_on": self.to_go_on} if self.objects else {}),
+            "setup": self.setup.words,
         }
 
     @classmethod
@@ -132,6 +144,7 @@ class Plan:
                 history=_texts(line.get("history")),
                 lessons=tuple(_lesson(lesson) for lesson in line.get("lessons", ())),
                 priors=tuple(_prior(prior) for prior in line.get("priors", ())),
+                objects=_texts(line.get("objects")) or (),
             )
         except (TypeError, KeyError, AttributeError, InvalidInput) as error:
             raise BadFile(f"the journal's plan cannot be read: {error}") from error
@@ -154,7 +167,7 @@ def _texts(values: Sequence[Any] | None) -> tuple[str, ...] | None:
     if values is None:
         return None
     if isinstance(values, str) or not all(isinstance(value, str) for value in values):
-        raise TypeError("history is not a list of files")
+        raise TypeError("history or objects is not a list of names")
     return tuple(values)
 
 

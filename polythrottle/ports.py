@@ -1,4 +1,4 @@
-"""The three ports: what a device, a workload and an optimiser must be able to do, and what some can do besides.
+"""The ports: what a device, a workload, an optimiser and a meter must be able to do, and what some can do besides.
 
 Anything that fits one of these protocols can be tuned, measured or asked; nothing needs to inherit from them.
 """
@@ -7,13 +7,43 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, runtime_checkable
+
+from typing_extensions import Self
 
 from polythrottle.clock import Clock
 from polythrottle.findings import Finding
 from polythrottle.measurement import EnergyKind, Measurement, Query, Reading
+from polythrottle.sensors import Sensor
 from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.study import Study, Trial
+
+
+class Readable(Protocol):
+    """What can tell a running total of joules: a device, or an external meter."""
+
+    @property
+    def uri(self) -> str:
+        """Which it is."""
+
+    @property
+    def title(self) -> str:
+        """The name people know it by."""
+
+    @property
+    def clock(self) -> Clock:
+        """What its readings go by."""
+
+    @property
+    def energy_kind(self) -> EnergyKind:
+        """How its joules come about."""
+
+    @property
+    def boundary(self) -> str:
+        """What its joules cover."""
+
+    def read(self) -> Reading:
+        """Return energy so far, now."""
 
 
 class Device(Protocol):
@@ -138,6 +168,70 @@ class Sampled(Protocol):
 
 
 @runtime_checkable
+class Sensing(Protocol):
+    """A device that says itself what its energy is read with; of others it is what was calibrated, or is usual."""
+
+    @property
+    def sensor(self) -> Sensor:
+        """How often it moves, what it averages and misses, how it rounds."""
+
+
+@runtime_checkable
+class EnergyMeter(Protocol):
+    """An external meter that counts joules, to be used in place of a device's own sensors."""
+
+    @property
+    def energy_kind(self) -> EnergyKind:
+        """How its joules come about."""
+
+    @property
+    def boundary(self) -> str:
+        """What they cover."""
+
+    @property
+    def step_s(self) -> float:
+        """How often the total moves, in seconds; 0 if it is new at every look."""
+
+    @property
+    def average_s(self) -> float:
+        """Over what time it averages, in seconds; 0 if it does not."""
+
+    def energy_j(self) -> float:
+        """Return the running total in joules since an arbitrary start; never falls. Called from any thread."""
+
+
+@runtime_checkable
+class PowerMeter(Protocol):
+    """An external meter that shows power, which is integrated over time."""
+
+    @property
+    def energy_kind(self) -> EnergyKind:
+        """How its joules come about."""
+
+    @property
+    def boundary(self) -> str:
+        """What they cover."""
+
+    @property
+    def step_s(self) -> float:
+        """How often it shows a new power, in seconds; 0 if at every look."""
+
+    @property
+    def average_s(self) -> float:
+        """Over what time a power is the mean, in seconds; 0 if it is of a moment."""
+
+    def power_w(self) -> tuple[float, float]:
+        """Return the newest reading: when it was taken, in seconds of the meter's own clock, and watts.
+
+        A reading with the time of the one before is the same one. Called from a thread of its own.
+        """
+
+
+Meter = EnergyMeter | PowerMeter
+"""An external meter: joules or watts, what they cover, how often it moves, and what it averages over."""
+
+
+@runtime_checkable
 class Lasting(Protocol):
     """A device whose settings can outlive the process that made them."""
 
@@ -157,6 +251,7 @@ class Lasting(Protocol):
         """
 
 
+@runtime_checkable
 class Workload(Protocol):
     """A served model: it answers queries, each a batch of items."""
 

@@ -4,15 +4,15 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 
 from polythrottle.arrivals import CLOSED, Arrivals
+from polythrottle.backports import StrEnum
 from polythrottle.errors import InvalidInput, UnknownName
 from polythrottle.measurement import FLOORS, METRICS, Measurement, Window
 from polythrottle.space import SearchSpace
 from polythrottle.units import parse_quantity, show
 
-_RELATION = re.compile(r"\s*([A-Za-z0-9_]+)\s*(<=|>=)\s*(.+?)\s*")
+_RELATION = re.compile(r"\s*([A-Za-z0-9_]+)\s*([<>≤≥⩽⩾]=?)\s*([^=\s].*?)\s*")
 _GRAMMAR = "write for example p99<=25ms, mean<=1.2x, power<=20W, temperature<=80C or throughput>=30/s"
 _LEAST, _MOST = 1e-12, 1e12
 _MULTIPLE = re.compile(r"(\d+\.?\d*|\.\d+)x")
@@ -41,13 +41,12 @@ class Constraint:
         if self.metric not in METRICS:
             raise UnknownName("metric", self.metric, METRICS)
         if not _LEAST <= self.limit <= _MOST:
-            raise InvalidInput(
-                f"the limit on {self.metric} must be above zero and of a size that occurs, not {self.limit:g}"
-            )
+            amount = f"{self.limit:g}x" if self.relative else self.show(self.limit)
+            raise InvalidInput(f"the limit on {self.metric} must be above zero and of a size that occurs, not {amount}")
 
     @classmethod
     def parse(cls, text: str) -> "Constraint":
-        """Return the constraint an SLO text means: ``p99<=25ms``, ``mean<=1.2x``, ``throughput>=30/s``.
+        """Return the constraint an SLO text means: ``p99<=25ms``, ``p99 < 25 ms``, ``mean≤1.2x``, ``throughput>=30/s``.
 
         Raises:
             InvalidInput: If the text is not of that form, or the sign or unit does not fit the metric.
@@ -56,13 +55,14 @@ class Constraint:
         match = _RELATION.fullmatch(text)
         if match is None:
             raise InvalidInput(f"{text!r} is not an SLO; {_GRAMMAR}")
-        metric, sign, quantity = match.groups()
+        metric, sign, quantity = match[1].lower(), ">=" if match[2][0] in ">≥⩾" else "<=", match[3]
         if metric not in METRICS:
             raise UnknownName("metric", metric, METRICS, hint=f"({_GRAMMAR})")
         relative = quantity.endswith("x")
         if relative and metric == "temperature":
             raise InvalidInput("temperature has no multiples; write for example temperature<=80C")
-        limit = _multiple(quantity) if relative else parse_quantity(quantity, METRICS[metric])
+        other = "" if metric == "temperature" else ", or a multiple of the default's such as 1.5x"
+        limit = _multiple(quantity) if relative else parse_quantity(quantity, METRICS[metric], other=other)
         constraint = cls(metric, limit, relative)
         if (sign == ">=") != constraint.at_least:
             wanted = ">=" if constraint.at_least else "<="
@@ -118,7 +118,11 @@ class Constraint:
         sign = ">=" if self.at_least else "<="
         if self.relative:
             return f"{self.metric}{sign}{self.limit:g}x"
-        return f"{self.metric}{sign}{show(self.limit, _SHOWN[self.unit])}"
+        return f"{self.metric}{sign}{self.show(self.limit)}"
+
+    def show(self, value: float | None) -> str:
+        """Return a value of the metric as people write it: ``25 ms``; unknown gives ``–``."""
+        return show(value, _SHOWN[self.unit])
 
 
 def _multiple(quantity: str) -> float:

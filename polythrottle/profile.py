@@ -1,8 +1,10 @@
 """The tuned answer: which point to apply for a workload on a device, and the evidence for it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from polythrottle.card import card_html, show_energy, show_point, show_saving
 from polythrottle.errors import SloUnmet
 from polythrottle.ladder import Ladder
 from polythrottle.measurement import Interval, Measurement, saving_interval
@@ -12,7 +14,7 @@ from polythrottle.study import WORTHWHILE, Study
 from polythrottle.units import show_excess
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile:
     """An operating point with its evidence.
 
@@ -49,6 +51,43 @@ class Profile:
     def saving(self) -> Interval | None:
         """The 95 % interval of that share; None where energies have no intervals. Proven only if it excludes 0."""
         return None if self.default is None else saving_interval(self.measurement, self.default)
+
+    @property
+    def model_digest(self) -> str | None:
+        """The digest of the model it was tuned for, as `polythrottle.identity.content_digest` has it; None if unknown.
+
+        Known of a model that is a file, or one the catalogue describes.
+        """
+        contents = (part.partition("=") for part in str(self.provenance.get("content", "")).split())
+        return next((digest for name, _, digest in contents if name == "model" and digest), None)
+
+    @property
+    def model_path(self) -> Path | None:
+        """Where the model lay that it was tuned for, whatever folder that was said from; None if it is no file."""
+        path = self.provenance.get("model")
+        return Path(path) if isinstance(path, str) and path else None
+
+    def __repr__(self) -> str:
+        saved = show_saving(self.saving_fraction, self.saving).partition(";")[0]
+        words = ", ".join(filter(None, (show_point(self.point), show_energy(self.measurement), saved)))
+        return f"<Profile of {self.workload or 'workload'} on {self.device or 'device'}: {words}>"
+
+    def _repr_html_(self) -> str:
+        heading = f"Profile of {self.workload or 'workload'} on {self.device or 'device'}"
+        return card_html(heading, self.lines(), (self.measurement.energy_kind,))
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield what a person wants to know of the profile, each with its name: answer, saving, SLO, trials."""
+        yield "answer", show_point(self.point)
+        yield "energy", show_energy(self.measurement)
+        yield "saving", show_saving(self.saving_fraction, self.saving)
+        yield "SLO", ", ".join(self.slo) or "none"
+        if "trials" in self.provenance:
+            date = f", {self.provenance['date']}" if "date" in self.provenance else ""
+            yield "trials", f"{self.provenance['trials']} by {self.provenance.get('method', 'an unknown method')}{date}"
+        if self.ladder is not None:
+            rungs = self.ladder.rungs
+            yield "ladder", f"{len(rungs)} rungs up to {rungs[-1].rate_per_s:.4g} requests/s"
 
     @classmethod
     def of(cls, study: Study, provenance: Mapping[str, str | int]) -> "Profile":

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import math
 import re
-import zlib
-from array import array
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from polythrottle.cells import iso_time
 from polythrottle.errors import BadFile
+from polythrottle.tables import Table, parts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +23,6 @@ _LEAST_S, _MOST_S = 1e-12, 1e24
 """Traces of any unit are within, and what is computed of them is far from where numbers end."""
 _COLUMN = re.compile(r"(?:arrivals?|arrived|arrival_time|timestamp|time|t)(?:_(s|ms|us|ns))?", re.IGNORECASE)
 _UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_GZIP = b"\x1f\x8b"
 
 
 def recorded(path: Path) -> NDArray[np.float64]:
@@ -35,17 +33,16 @@ def recorded(path: Path) -> NDArray[np.float64]:
     """
     import numpy as np
 
-    try:
-        if not path.is_file():
-            raise BadFile(f"there is no file {str(path)!r} to read arrivals from")
-        with path.open("rb") as raw:
-            packed = raw.read(2) == _GZIP
-        with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
-            times = _read(path, cast(IO[str], file))
-    except OSError as error:  # a bad gzip file is one too
-        raise BadFile(f"{path} cannot be read: {error.strerror or error}") from error
-    except (EOFError, zlib.error, UnicodeDecodeError, csv.Error, ValueError) as error:
-        raise BadFile(f"{path} is not a CSV file, or is damaged: {error}") from error
+    pieces, last_s = [], -math.inf
+    for part in parts(path, (), loose=True, most_rows=_MOST_ARRIVALS):
+        column, unit_s = _column(path, part.names)
+        times = _times(part, column, unit_s)
+        if (back := np.flatnonzero(times < np.concatenate(([last_s], times[:-1])))).size:
+            line = part.at(int(back[0])).line
+            raise BadFile(f"{path}, line {line}: goes back in time; sort the file by arrival first")
+        last_s = float(times[-1])
+        pieces.append(times)
+    times = np.concatenate(pieces)
     if len(times) < 2 or times[-1] <= times[0]:
         raise BadFile(f"{path} holds {len(times)} arrivals over no time; two at different times are the least")
     if not _LEAST_S <= (span_s := times[-1].item() - times[0].item()) <= _MOST_S:
@@ -53,51 +50,42 @@ def recorded(path: Path) -> NDArray[np.float64]:
     return np.asarray(times - times[0])
 
 
-def _read(path: Path, file: IO[str]) -> NDArray[np.float64]:
+def _times(part: Table, column: str, unit_s: float) -> NDArray[np.float64]:
+    """Return the times of some rows in seconds: numbers all at once, dates one by one."""
     import numpy as np
 
-    rows = csv.reader(file)
-    names = next(rows, [])
-    column, unit_s = _column(path, names)
-    times, last_s = array("d"), -math.inf
-    for row in rows:
-        if not row:
-            continue
-        if len(row) > len(names):
-            shown, where = ",".join(row)[:40], f"{path}, line {rows.line_num}"
-            raise BadFile(f"{where}: {shown!r} has {len(row)} fields, the header {len(names)}; write 2.5, not 2,5")
-        time_s = _time_s(path, rows.line_num, row[column] if column < len(row) else "", unit_s)
-        if time_s < last_s:
-            raise BadFile(f"{path}, line {rows.line_num}: goes back in time; sort the file by arrival first")
-        times.append(time_s)
-        last_s = time_s
-        if len(times) > _MOST_ARRIVALS:
-            raise BadFile(f"{path} holds more than {_MOST_ARRIVALS:,} arrivals; cut it")
-    return np.frombuffer(times, dtype=np.float64) if times else np.zeros(0)
+    texts = part.texts(column)
+    try:
+        times = np.array(texts, dtype=object).astype(np.float64) * unit_s
+    except ValueError:
+        times = np.array([_time_s(text, unit_s) for text in texts])
+    if (bad := np.flatnonzero(~np.isfinite(times))).size:
+        cells = part.at(int(bad[0]))
+        shown = cells.cells[column][:40]
+        raise BadFile(f"{cells.path}, line {cells.line}: {shown!r} is neither a number nor an ISO date")
+    return times
 
 
-def _column(path: Path, names: list[str]) -> tuple[int, float]:
+def _column(path: Path, names: Sequence[str]) -> tuple[str, float]:
     """Return which column holds the times and its unit in seconds."""
-    for index, name in enumerate(names):
-        if match := _COLUMN.fullmatch(name.strip().lstrip("\ufeff")):
-            return index, _UNITS_S[(match[1] or "s").lower()]
+    for name in names:
+        if match := _COLUMN.fullmatch(name):
+            return name, _UNITS_S[(match[1] or "s").lower()]
     seen = ", ".join(name[:20] for name in names[:6]) or "nothing"
     raise BadFile(f"{path}, line 1: no column arrival_s or timestamp among: {seen}")
 
 
-def _time_s(path: Path, line: int, text: str, unit_s: float) -> float:
+def _time_s(text: str, unit_s: float) -> float:
+    """Return a time in seconds; NaN if the text is neither a number nor a date."""
     try:
-        time_s = float(text) * unit_s
+        return float(text) * unit_s
     except ValueError:
-        time_s = _date_s(text)
-    if not math.isfinite(time_s):
-        raise BadFile(f"{path}, line {line}: {text[:40]!r} is neither a number nor an ISO date")
-    return time_s
+        return _date_s(text)
 
 
 def _date_s(text: str) -> float:
     try:
-        date = datetime.fromisoformat(text.strip())
+        date = iso_time(text)
     except ValueError:
         return math.nan
     return (date - datetime(1970, 1, 1, tzinfo=date.tzinfo)).total_seconds()

@@ -2,19 +2,22 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from polythrottle.actuation.limits import KNOBS
 from polythrottle.arrivals import FEWEST_CYCLES, LATENCY_CYCLES, Arrivals, Trace
 from polythrottle.measurement import MOST_QUERIES, Measurement, Window
 from polythrottle.ports import Device, Inspectable
 from polythrottle.problem import Objective
-from polythrottle.study import Study, TrialState
-from polythrottle.units import show, show_excess
+from polythrottle.study import Reference, Study, TrialState
+from polythrottle.units import show, show_excess, show_name
 
 EVERY = 10
 """After every so many completed trials without a feasible one it is said that there is none."""
 _SPARE = 1.2
 """How many times the queries that are needed on average are advised, for how many come in a time is chance."""
+_LOOSE = 300
+"""A limit this many times above what the default takes holds nothing back; seconds for milliseconds are 1,000."""
 _ONE_GOAL = frozenset({"paper", "paper-joint", "gradient", "tpe", "gp"})
 
 
@@ -26,6 +29,68 @@ def beforehand(study: Study) -> Iterator[str]:
     """
     if study.problem.objective is Objective.PARETO and study.method in _ONE_GOAL:
         yield f"--method {study.method} looks for the least energy only; the front is what it happens to pass"
+
+
+def loose_limit(study: Study) -> str | None:
+    """Return why a limit on latency looks as if its unit were wrong: it is `_LOOSE` times what the default takes.
+
+    Args:
+        study: With a trial at the default; before it nothing is known.
+    """
+    default = None if study.default is None else study.default.measurement
+    for constraint in study.problem.constraints:
+        if default is None or not constraint.timed or constraint.relative:
+            continue
+        value = default.metric(constraint.metric)
+        if value is not None and constraint.limit >= _LOOSE * value:
+            meant = replace(constraint, limit=constraint.limit / 1000)
+            return (
+                f"{constraint} is {constraint.limit / value:,.0f} times what the default takes, {show(value, 's')}: "
+                f"was {str(meant).replace(' ', '')} meant?"
+            )
+    return None
+
+
+def passed_over(study: Study) -> Iterator[tuple[str, str]]:
+    """Yield what measured less than the answer and why it is not the answer, each with its name; nothing if none did.
+
+    Args:
+        study: Ended, or not yet.
+    """
+    best, objective = study.best, study.problem.objective
+    if best is None or best.measurement is None:
+        return
+    least = objective.of(best.measurement)
+    fewer = [
+        (objective.of(trial.measurement), trial, trial.measurement)
+        for trial in study.completed
+        if trial.measurement is not None and objective.of(trial.measurement) < least
+    ]
+    broken = [each for each in fewer if not study.feasible(each[1])]
+    doubted = [each for each in fewer if study.feasible(each[1])]
+    for some, why in (
+        (broken, "it breaks the SLO"),
+        (doubted, "by chance: from all trials its point is expected to take more, or to break the SLO"),
+    ):
+        if some:
+            value, trial, _ = min(some, key=lambda each: (each[0], each[1].number))
+            more = f"; {len(some) - 1} more likewise" if len(some) > 1 else ""
+            yield "not taken", f"trial {trial.number} measured {1 - value / least:.1%} less, but {why}{more}"
+    for preset in study.references:
+        value = objective.of(preset.measurement)
+        if value < least and study.holds(preset.measurement):
+            yield (
+                "not taken",
+                f"preset {preset.name} measured {1 - value / least:.1%} less, but {_why_not(study, preset)}",
+            )
+
+
+def _why_not(study: Study, preset: Reference) -> str:
+    """Return why a preset that holds the SLO for less is not the answer."""
+    held = [show_name(name) for name in preset.point if name not in study.problem.space.names]
+    if held:
+        return f"it also sets {', '.join(held)}, which was not searched; --knobs adds knobs"
+    return "presets are measured once, after the search, and are not searched"
 
 
 def unsteered(device: Device) -> Iterator[str]:

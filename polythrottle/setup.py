@@ -1,10 +1,11 @@
 """The composition root: from the words a user gave to a device and the workload it serves."""
 
-import hashlib
+import contextlib
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,20 @@ from polythrottle.catalog import names
 from polythrottle.catalog.places import locate
 from polythrottle.clock import VirtualClock
 from polythrottle.errors import BadFile, InvalidInput
+from polythrottle.identity import content_digest
 from polythrottle.measurement import LONGEST_S, EnergyKind, Window
 from polythrottle.meter.enough import LEAST_QUERIES
-from polythrottle.ports import Concurrent, Device, Workload
+from polythrottle.meter.external import Metered, metered
+from polythrottle.objects import Objects, Served, name_of
+from polythrottle.ports import Concurrent, Device, Meter, Workload
+from polythrottle.problem import Problem
 
 if TYPE_CHECKING:
     from polythrottle.backends.simulated import SimulatedDevice
 
+_MODEL_FILES = (".onnx", ".pt2", ".pt", ".toml")
+_SHORT = 8
+"""Digits of a digest in a file's name."""
 _PRECISION = 0.02
 """Of a search's windows: as good an answer as fixed ones give, for a fifth of the requests (benchmarks/windows.md)."""
 
@@ -38,11 +46,12 @@ class Setup:
         inputs: Input shapes of a model that does not state them.
         timeout_s: When a command's query is given up.
         queries: How many queries a trial looks at at least; if None, 1,000 in virtual time and 100 in real time.
-        seconds: How long it looks at least; 2 s if None.
+        seconds: How long it looks at least, but for 1,000 queries or ``queries`` at most; 2 s if None.
         arrivals: When requests are meant to be sent, as `polythrottle.arrivals` has it; back to back if None.
         precision: How far energy may be off, as a fraction, for a trial to end; if None, each looks as long as any.
         settle_s: How long each trial warms up at least.
         cool_c: How cool the device must be before each trial; as it is if None.
+        objects: What was given as an object in place of what the names open; a journal does not keep it.
     """
 
     device: str = "auto"
@@ -58,6 +67,48 @@ class Setup:
     precision: float | None = None
     settle_s: float = 0.0
     cool_c: float | None = None
+    objects: Objects = field(default=Objects(), compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("knobs", "batch_sizes", "threads", "inputs"):
+            if isinstance(value := getattr(self, name), str | int):
+                raise InvalidInput(f"{name} takes several, such as ({value!r},), not {value!r}")
+
+    @classmethod
+    def of(
+        cls,
+        device: str | Device = "auto",
+        workload: str | Served | None = None,
+        meter: Meter | None = None,
+        setup: "Setup | None" = None,
+    ) -> "Setup":
+        """Return a setup of URIs or objects.
+
+        Args:
+            device: Device URI or device.
+            workload: Workload URI, workload, function or torch module.
+            meter: An external meter in place of the device's own sensors.
+            setup: All other options; its own names count where nothing but names is given beside it.
+
+        Raises:
+            InvalidInput: If an object or the setup is not what it should be; says what it lacks.
+        """
+        if setup is not None and not isinstance(setup, Setup):
+            raise InvalidInput(
+                f"a setup is made by polythrottle.Setup, such as Setup('cpu', 'model.onnx'), not {setup!r}"
+            )
+        given = Objects.of(device, workload, meter)
+        made = setup or cls(str(device) if given.device is None else "", None if workload is None else str(workload))
+        if given.device is not None:
+            made = replace(made, device=given.device.uri)
+        if given.workload is not None:
+            made = replace(made, workload=name_of(given.workload))
+        return replace(made, objects=given) if given != Objects() else made
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """Every option as a journal keeps it, objects left out."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "objects"}
 
     @property
     def searching(self) -> "Setup":
@@ -97,7 +148,9 @@ class Setup:
         """
         traffic = self.traffic
         recorded = {"arrivals": Path(traffic.file)} if isinstance(traffic, Trace) else {}
-        found = {name: _digest(path) for name, path in {**self._files(device), **recorded}.items()}
+        inner = device.inner if isinstance(device, Metered) else device
+        found = {name: content_digest(path) for name, path in {**self._files(inner), **recorded}.items()}
+        found |= self.objects.content()
         return {**found, "inputs": " ".join(self.inputs)} if self.inputs else found
 
     def _files(self, device: Device) -> dict[str, Path]:
@@ -107,10 +160,18 @@ class Setup:
         if isinstance(device, ReplayDevice):
             return {"table": device.table.path}
         if isinstance(device, SimulatedDevice):
-            board = locate("devices", "device", device.board.name)
-            return {"board": board, "model": locate("profiles/workloads", "workload", str(self.workload))}
-        file = self.workload is not None and self.workload.lower().endswith((".onnx", ".pt2", ".pt"))
-        return {"model": Path(str(self.workload))} if file else {}
+            places = {"board": ("devices", "device", device.board.name)} if self.objects.device is None else {}
+            if self.objects.workload is None:
+                places["model"] = ("profiles/workloads", "workload", str(self.workload))
+            return {name: locate(*place) for name, place in places.items()}
+        return {} if self.model_file is None else {"model": self.model_file}
+
+    @property
+    def model_file(self) -> Path | None:
+        """The file of the model that is served; None where it is no file, but a name, a service, a command or code."""
+        if self.objects.workload is not None or self.workload is None:
+            return None
+        return Path(self.workload) if self.workload.lower().endswith(_MODEL_FILES) else None
 
     def open(self) -> tuple[Device, Workload]:
         """Return device and workload; nothing on the device is touched until it is entered.
@@ -123,9 +184,22 @@ class Setup:
                 f"a query is given up after a time above zero and of a day at most, not {self.timeout_s:g} s"
             )
         self.traffic.times(0)  # says at once if they are no arrivals, or a table of them that cannot be read
-        device = open_device(self.device, self.knobs)
+        device = self._device()
         served = self._serve(device)
-        return self._seeing(device, served), served
+        if self.objects.meter is not None:
+            return metered(device, self.objects.meter), served
+        return self._seeing(device, served) if self.objects.device is None else device, served
+
+    def _device(self) -> Device:
+        if self.objects.device is None:
+            return open_device(self.device, self.knobs)
+        if self.knobs is not None:
+            raise InvalidInput("a device given as an object has the knobs of its space; leave knobs out")
+        return self.objects.device
+
+    def closing(self, served: Workload) -> AbstractContextManager[object]:
+        """Return a context that closes what was opened here, and leaves a workload given as an object to its owner."""
+        return contextlib.nullcontext() if served is self.objects.workload else contextlib.closing(served)
 
     def _seeing(self, device: Device, served: Workload) -> Device:
         """Return the device, or one that sees what is served: a service is a program beside this one."""
@@ -143,16 +217,30 @@ class Setup:
         from polythrottle.backends.simulated import SimulatedDevice
 
         if isinstance(device, ReplayDevice):
-            if self.workload is not None:
+            if self.workload is not None or self.objects.workload is not None:
                 raise InvalidInput("a replay table brings its own workload; leave --workload out")
             if not self.traffic.closed:
                 raise InvalidInput("a replay table was recorded under the load it had then; leave --arrivals out")
             if self.batch_sizes or self.threads or self.inputs:
                 raise InvalidInput("a replay table is searched as recorded; leave --batch, --threads and --input out")
             return RecordedWorkload()
+        own = self.objects.workload
+        if isinstance(own, Workload):
+            if self.batch_sizes or self.threads or self.inputs:
+                raise InvalidInput("a workload given as an object has the knobs of its space; leave the options out")
+            return own
         if isinstance(device, SimulatedDevice):
+            if own is not None:
+                raise InvalidInput(f"{device.title} exists in virtual time and cannot run {self.workload}; cpu does")
             return self._serve_simulated(device, self.workload)
-        return self._serve_real(device, self.workload)
+        return self._serve_real(device, self.workload) if own is None else self._serve_object(own)
+
+    def _serve_object(self, own: Served) -> Workload:
+        from polythrottle.workloads.python_code import workload_of
+
+        return workload_of(
+            *(str(self.workload), own), inputs=self.inputs, batch_sizes=self.batch_sizes, threads=self.threads
+        )
 
     def _serve_simulated(self, device: "SimulatedDevice", name: str | None) -> Workload:
         from polythrottle.catalog import load_model
@@ -198,7 +286,7 @@ class Setup:
             setup = cls(**words)
             _check_words(setup)
             return setup
-        except (KeyError, AttributeError, TypeError) as error:
+        except (KeyError, AttributeError, TypeError, InvalidInput) as error:
             raise BadFile(f"the journal's plan cannot be read: {error}") from error
 
 
@@ -214,11 +302,13 @@ def _check_words(setup: Setup) -> None:
         raise TypeError("a time is not a number")
 
 
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        raise BadFile(f"{path} cannot be read: {error.strerror}") from error
+def workload_name(problem: Problem) -> str:
+    """Return a short file name for what a problem serves: of a file its stem, and a digest that tells it from others.
+
+    Two files of one name in two folders, or one that was trained again, are two models.
+    """
+    name, digest = slug(problem.workload), problem.content.get("model", "")
+    return f"{name}-{digest[:_SHORT]}" if digest and problem.workload.lower().endswith(_MODEL_FILES) else name
 
 
 def slug(uri: str) -> str:

@@ -48,7 +48,9 @@ def compare_sides(names: Sequence[str], setup: Setup, most_pairs: int = MOST_PAI
         )
 
 
-def check_profile(name: str, setup: Setup, most: float, most_windows: int = MOST_PAIRS) -> Generator[Checked]:
+def check_profile(
+    name: str, setup: Setup, most: float, most_windows: int = MOST_PAIRS, *, other_model: bool = False
+) -> Generator[Checked]:
     """Measure a profile's point again until it is known whether it still keeps its word; yields after each window.
 
     Args:
@@ -56,10 +58,11 @@ def check_profile(name: str, setup: Setup, most: float, most_windows: int = MOST
         setup: Device and workload; where it names none, the profile's.
         most: The share by which energy per item may have grown, such as 0.03.
         most_windows: After how many windows to give up.
+        other_model: Whether to measure another model than the one it was tuned for.
 
     Raises:
         InvalidInput: If the share is not a sensible one, or the profile was not tuned at the arrivals given.
-        BadFile: If its limits are none, or its joules are not those measured here.
+        BadFile: If its limits are none, its joules are not those measured here, or its model is another.
         PolythrottleError: As `compare_sides`.
     """
     if not 0 <= most < 1:
@@ -70,7 +73,7 @@ def check_profile(name: str, setup: Setup, most: float, most_windows: int = MOST
     _check_arrivals(profile, setup)
     seen: list[Measurement] = []
     limits = _limits(name, profile)
-    with _opened((name,), setup) as (device, workload, (point,), words):
+    with _opened((name,), setup, other_model=other_model) as (device, workload, (point,), words):
         recorded = isinstance(device, Recorded)
         # A recorded table answers the same at every look: one is all there is.
         most_windows = 1 if recorded else most_windows
@@ -136,21 +139,50 @@ def _check_same_joules(name: str, then: Measurement, now: Measurement) -> None:
 
 
 @contextlib.contextmanager
-def _opened(names: Sequence[str], setup: Setup) -> Iterator[tuple[Device, Workload, list[OperatingPoint], Setup]]:
+def _opened(
+    names: Sequence[str], setup: Setup, *, other_model: bool | None = None
+) -> Iterator[tuple[Device, Workload, list[OperatingPoint], Setup]]:
     profiles = {name: _profile(name) for name in names}
     tuned = [profile for profile in profiles.values() if profile is not None]
     words = _completed(setup, tuned)
+    _check_served(names, words, tuned)
     device, workload = words.open()
     for profile in () if isinstance(device, Recorded) else tuned:
         check_same_kind(profile, device)
-        if profile.workload != workload.uri:
-            raise InvalidInput(f"the profile is for {profile.workload}, not for {workload.uri}; leave --workload out")
+        if not other_model:
+            _check_same_model(profile, workload.uri, words.content(device).get("model"), other_model is not None)
     if not isinstance(device, Recorded) and (wider := _widened(words, workload, tuned)) != words:
         workload.close()
         device, workload = wider.open()
     with contextlib.closing(workload), device:
         points = [_point(device, workload, name, profiles[name]) for name in names]
         yield device, workload, points, words
+
+
+def _check_served(names: Sequence[str], setup: Setup, profiles: Sequence[Profile]) -> None:
+    """Check that something says what is measured: without a workload nothing but a profile can be a side."""
+    said = profiles or setup.workload or setup.objects.workload is not None or setup.device.startswith("replay:")
+    if not said and (strange := next((name for name in names if name != DEFAULT), None)) is not None:
+        raise InvalidInput(
+            f"{strange!r} is no profile, neither a file nor <device>/<workload>; of a preset or the default say with "
+            "--device and --workload what is measured"
+        )
+
+
+def _check_same_model(profile: Profile, served: str, digest: str | None, offered: bool) -> None:
+    """Refuse another model than a profile's: by its content where that is known of both, else by its name."""
+    tuned = profile.model_digest
+    if tuned is not None and tuned == digest:
+        return
+    offer = ", or add --other-model to measure it all the same" if offered else ""
+    if served not in (profile.workload, str(profile.model_path)):
+        raise InvalidInput(f"the profile is for {profile.workload}, not for {served}; leave --workload out{offer}")
+    if tuned is not None and digest is not None:
+        raise BadFile(
+            f"{served} is another model than the profile was tuned for, which lay at {profile.model_path or 'a place '}"
+            f"{'' if profile.model_path else 'nobody noted'}: its content is {digest[:8]}, not {tuned[:8]}; "
+            f"tune again{offer}"
+        )
 
 
 def _widened(words: Setup, workload: Workload, profiles: Sequence[Profile]) -> Setup:
@@ -195,10 +227,16 @@ def _completed(setup: Setup, profiles: Sequence[Profile]) -> Setup:
     return replace(
         setup,
         device=device,
-        workload=setup.workload if setup.workload or replayed else profiles[0].workload,
+        workload=setup.workload if setup.workload or replayed else _served_by(profiles[0]),
         knobs=setup.knobs if setup.knobs or replayed else knobs or None,
         arrivals=setup.arrivals or next(iter(loads), None),
     )
+
+
+def _served_by(profile: Profile) -> str:
+    """Return the workload of a profile; of a model's file where it lay, whatever the working folder is now."""
+    path = profile.model_path
+    return profile.workload if path is None or not path.is_file() else str(path)
 
 
 def _point(device: Device, workload: Workload, name: str, profile: Profile | None) -> OperatingPoint:

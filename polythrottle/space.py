@@ -12,13 +12,31 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from polythrottle.errors import InvalidInput, UnknownName
+from polythrottle.errors import InvalidInput
+from polythrottle.units import knob_name, unknown_knob
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 Level = int | float | str
+MOST_POINTS = 1_000_000
+"""Points of a space: what honest boards have is far below, and a million of them take 250 MB."""
+MOST_COMBINATIONS = 4_000_000
+"""Combinations of levels that are gone through for those that may be applied."""
+
+
+def check_size(counts: Iterable[int], most: int = MOST_POINTS) -> None:
+    """Refuse a product of sizes before it is built.
+
+    Raises:
+        InvalidInput: If it is larger than ``most``.
+    """
+    if (size := math.prod(counts)) > most:
+        raise InvalidInput(
+            f"{size:.3g} combinations of levels are more than {most:,}; search fewer knobs (--knobs), or fewer levels "
+            "of each (search_every in the device's file)"
+        )
 
 
 @dataclass(frozen=True)
@@ -114,6 +132,7 @@ class SearchSpace:
             raise InvalidInput(f"a knob has two owners among {', '.join(self.names)}")
         if self.rows.ndim != 2 or self.rows.shape[0] == 0 or self.rows.shape[1] != len(self.knobs):
             raise InvalidInput("a search space needs at least one point with one level per knob")
+        check_size([len(self.rows)])
         sizes = np.array([len(knob.levels) for knob in self.knobs], dtype=np.int64)
         if np.any(self.rows < 0) or np.any(self.rows >= sizes):
             raise InvalidInput("a point refers to a level its knob does not have")
@@ -137,6 +156,7 @@ class SearchSpace:
         """
         import numpy as np
 
+        check_size((len(knob.levels) for knob in knobs), MOST_COMBINATIONS)
         names = [knob.name for knob in knobs]
         indices = itertools.product(*(range(len(knob.levels)) for knob in knobs))
         kept = [
@@ -200,6 +220,7 @@ class SearchSpace:
     def __mul__(self, other: SearchSpace) -> SearchSpace:
         import numpy as np
 
+        check_size((len(self), len(other)))
         rows = np.hstack([np.repeat(self.rows, len(other), axis=0), np.tile(other.rows, (len(self), 1))])
         return SearchSpace(self.knobs + other.knobs, rows, self.default.moved(other.default))
 
@@ -224,15 +245,15 @@ class SearchSpace:
         return found
 
     def knob(self, name: str) -> Knob:
-        """Return the knob of that name.
+        """Return the knob of that name, however it is spelled (`units.knob_name`).
 
         Raises:
             UnknownName: If the space has no such knob.
         """
         for knob in self.knobs:
-            if knob.name == name:
+            if knob.name in (name, knob_name(name)):
                 return knob
-        raise UnknownName("knob", name, self.names)
+        raise unknown_knob(name, self.names)
 
     def column(self, name: str) -> NDArray[np.float64]:
         """Return the level of one numeric knob at every point, shape (points,), in the knob's unit."""

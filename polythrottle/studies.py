@@ -10,7 +10,7 @@ from polythrottle.errors import BadFile, InvalidInput
 from polythrottle.journal import Journal
 from polythrottle.past import Past, named, recalled, stored
 from polythrottle.plan import LEARNERS, Plan
-from polythrottle.setup import slug
+from polythrottle.setup import slug, workload_name
 from polythrottle.state import state_dir
 from polythrottle.study import Study
 
@@ -80,10 +80,10 @@ def _means(value: float | tuple[str, ...] | None) -> str:
 
 def _default_path(study: Study, fresh: bool, variant: str) -> Path:
     problem = study.problem
-    folder = state_dir() / "studies" / slug(problem.device) / slug(problem.workload)
+    folder = state_dir() / "studies" / slug(problem.device) / workload_name(problem)
     number = 1
     while True:
-        words = (problem.fingerprint, study.method, str(study.seed), variant, str(number))
+        words = (problem.fingerprint, slug(study.method), str(study.seed), variant, str(number))
         path = folder / f"{'-'.join(filter(None, words))}.jsonl"
         if not journals.holds_study(path) or not (fresh or journals.is_finished(path)):
             return path

@@ -1,15 +1,21 @@
 """A problem and the trials made on it so far."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cached_property
+from typing import TYPE_CHECKING
 
+from polythrottle.backports import StrEnum
+from polythrottle.card import card_html, show_energy, show_point, show_saving
+from polythrottle.columns import figures
 from polythrottle.errors import InvalidInput
 from polythrottle.measurement import Interval, Measurement, saving_interval
 from polythrottle.problem import Constraint, Objective, Problem
 from polythrottle.space import OperatingPoint
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 WORTHWHILE = 0.01
 """The share of the default's energy below which a saving is within the noise of two single trials."""
@@ -91,7 +97,7 @@ class Reference:
     measurement: Measurement
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Study:
     """A problem, how it is searched, and its trials in order.
 
@@ -196,6 +202,12 @@ class Study:
         """Return by what fraction the worst broken limit is exceeded; 0 if all hold."""
         return max((constraint.excess(measurement) for constraint in self.constraints), default=0.0)
 
+    def verdict(self, measurement: Measurement) -> bool | None:
+        """Return whether a measurement meets every constraint; None if a limit or one of its metrics is unknown."""
+        if not self.judgeable or any(measurement.metric(one.metric) is None for one in self.constraints):
+            return None
+        return self.holds(measurement)
+
     def feasible(self, trial: Trial) -> bool:
         """Return whether a trial was measured and met every constraint."""
         return trial.measurement is not None and self.holds(trial.measurement)
@@ -282,9 +294,106 @@ class Study:
         return self.well_searched and saving < WORTHWHILE
 
     @property
+    def within_noise(self) -> bool:
+        """Whether the default holds every limit, and the best trial's saving against it may be chance alone.
+
+        That is where its 95 % interval does not exclude zero. Nothing is said where energies have no intervals.
+        """
+        return (
+            self.saving is not None
+            and self.saving.low <= 0
+            and self.default is not None
+            and self.feasible(self.default)
+        )
+
+    @property
     def well_searched(self) -> bool:
         """Whether enough was tried to say that something is not there: `ENOUGH` trials, or every point."""
         return len(self.completed) >= ENOUGH or len(self.visited) == len(self.problem.space)
+
+    @property
+    def answered(self) -> Trial | None:
+        """The best trial; None also where no limit can be judged yet."""
+        return self.best if all(self.verdict(seen) is not None for seen in self._measurements) else None
+
+    @property
+    def _measurements(self) -> tuple[Measurement, ...]:
+        return tuple(trial.measurement for trial in self.trials if trial.measurement is not None)
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """Return a pandas frame with a row for each trial, in SI units, the unit last in each name.
+
+        Its columns: ``trial``; the knobs; ``state`` (running, completed, failed); ``feasible`` (unknown where nothing
+        was measured or a limit cannot be judged), ``is_best``, ``on_front``; what was measured, with the ends of 95 %
+        intervals as ``energy_low_j`` and ``energy_high_j``; ``cost_s`` and ``cost_j`` of the visit; ``failure``.
+        How the joules came about is in ``energy_kind``, what they cover in ``boundary``.
+        """
+        import pandas as pd
+
+        best = self.answered
+        front = {trial.number for trial in self.front} if best is not None else set()
+        verdicts = [None if trial.measurement is None else self.verdict(trial.measurement) for trial in self.trials]
+        costs = [trial.cost for trial in self.trials]
+        first = {
+            "trial": pd.Series([trial.number for trial in self.trials], dtype="int64"),
+            **{name: pd.Series([trial.point[name] for trial in self.trials]) for name in self.problem.space.names},
+            "state": pd.Series([str(trial.state) for trial in self.trials], dtype="object"),
+            "feasible": pd.Series(verdicts, dtype="boolean"),
+            "is_best": pd.Series([trial == best for trial in self.trials], dtype="bool"),
+            "on_front": pd.Series([trial.number in front for trial in self.trials], dtype="bool"),
+        }
+        last = {
+            "cost_s": pd.Series([None if cost is None else cost.duration_s for cost in costs], dtype="float64"),
+            "cost_j": pd.Series([None if cost is None else cost.energy_j for cost in costs], dtype="float64"),
+            "failure": pd.Series([trial.failure for trial in self.trials], dtype="object"),
+        }
+        seen = figures([trial.measurement for trial in self.trials])
+        table: pd.DataFrame = pd.concat([pd.DataFrame(first), seen, pd.DataFrame(last)], axis="columns")
+        return table
+
+    def __repr__(self) -> str:
+        asked = " ".join(map(str, self.problem.constraints)) or "no SLO"
+        said = [f"{len(self.trials)} trial{'s' * (len(self.trials) != 1)}"]
+        if (best := self.answered) is not None and best.measurement is not None:
+            said.append(f"best {show_energy(best.measurement)}")
+            said.append(show_saving(self.saving_fraction, self.saving, self.problem.objective.words).partition(";")[0])
+        elif self._measurements:
+            said.append("none known to hold it")
+        words = ", ".join(filter(None, said))
+        return (
+            f"<Study of {self.problem.workload or 'workload'} on {self.problem.device or 'device'}, {asked}: {words}>"
+        )
+
+    def _repr_html_(self) -> str:
+        heading = f"{self.problem.workload or 'workload'} on {self.problem.device or 'device'}"
+        return card_html(heading, self.lines(), (seen.energy_kind for seen in self._measurements))
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield what a person wants to know of the study, each with its name: answer, saving, SLO, trials."""
+        best = self.answered
+        if best is not None and best.measurement is not None:
+            yield "answer", f"{show_point(best.point)} (trial {best.number})"
+            yield "energy", show_energy(best.measurement)
+            yield "saving", show_saving(self.saving_fraction, self.saving, self.problem.objective.words)
+        else:
+            yield "answer", "no trial is known to hold the SLO" if self._measurements else "nothing was measured yet"
+        yield "SLO", self._held(best)
+        yield "trials", self._counts()
+
+    def _held(self, best: Trial | None) -> str:
+        """Return each limit, with what the best trial has of it."""
+        seen = None if best is None else best.measurement
+        if seen is None:
+            return ", ".join(map(str, self.problem.constraints)) or "none"
+        held = (f"{bound} (tuned: {bound.show(seen.metric(bound.metric))})" for bound in self.constraints)
+        return ", ".join(held) or "none"
+
+    def _counts(self) -> str:
+        broken = sum(self.verdict(seen) is False for seen in self._measurements)
+        failed = sum(trial.state is TrialState.FAILED for trial in self.trials)
+        parts = (f"{broken} broke the SLO" * (broken > 0), f"{failed} failed" * (failed > 0))
+        whole = f"{len(self.trials)} of {len(self.problem.space)} points by {self.method}"
+        return ", ".join(filter(None, (whole, *parts)))
 
 
 def least(trials: Iterable[Trial], objective: Objective) -> Trial | None:

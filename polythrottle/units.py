@@ -6,8 +6,9 @@ the unit engineers use (``gpu_max_mhz = 1300.5``), and a quantity carries its un
 
 import math
 import re
+from collections.abc import Iterable
 
-from polythrottle.errors import InvalidInput
+from polythrottle.errors import InvalidInput, UnknownName
 
 _FACTORS: dict[str, dict[str, float]] = {
     "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "min": 60.0, "h": 3600.0},
@@ -19,15 +20,17 @@ _FACTORS: dict[str, dict[str, float]] = {
 }
 _MANY = 10
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*")
+_CLOCK = re.compile(r"(gpu|cpu|mem)(_max|_min|_freq)?")
 _SUFFIX = re.compile(r"(.+)_(hz|khz|mhz|ghz|us)")
 
 
-def parse_quantity(text: str, unit: str) -> float:
+def parse_quantity(text: str, unit: str, *, other: str = "") -> float:
     """Return a written quantity such as ``25ms`` in its SI unit.
 
     Args:
         text: Number and unit, with or without a space.
         unit: What is measured: ``s``, ``w``, ``c``, ``per_s``, ``per_j`` or ``hz``.
+        other: What else may be written there, for the message.
 
     Raises:
         InvalidInput: If the number or the unit is not one of those known; the message lists them.
@@ -35,8 +38,8 @@ def parse_quantity(text: str, unit: str) -> float:
     match = _QUANTITY.fullmatch(text)
     known = _FACTORS[unit]
     if match is None or match[2] not in known:
-        example = f"25{next(iter(known)) if unit != 's' else 'ms'}"
-        raise InvalidInput(f"{text!r} is not a quantity in {', '.join(known)}; write for example {example}")
+        example = {"s": "25ms", "hz": "900MHz"}.get(unit, f"25{next(iter(known))}")
+        raise InvalidInput(f"{text!r} is not a quantity in {', '.join(known)}; write for example {example}{other}")
     value = float(match[1]) * known[match[2]]
     if not math.isfinite(value):
         raise InvalidInput(f"{text!r} is not a finite quantity")
@@ -78,9 +81,39 @@ def show_level(name: str, level: float | str) -> str:
     return f"{level:.10g} W" if name.endswith("_w") else f"{level:.10g}"
 
 
+def show_number(name: str, level: float | str) -> str:
+    """Return one level without its unit, in that of `show_name`: ``gpu_max_hz, 1300500000`` gives ``1300.5``."""
+    return level if isinstance(level, str) else f"{to_file(name, level)[1]:.10g}"
+
+
 def show_name(name: str) -> str:
-    """Return a knob name without its unit, spaced: ``gpu_max_hz`` gives ``gpu max``."""
-    return re.sub(r"_(hz|w|s)$", "", name).replace("_", " ")
+    """Return a knob name as people write it, in the unit of engineers: ``gpu_max_hz`` gives ``gpu_max_mhz``."""
+    return to_file(name, 0)[0]
+
+
+def knob_name(text: str) -> str:
+    """Return a knob's name in SI for any spelling: ``gpu max``, ``gpu_max_mhz`` and ``gpu_max_hz`` are one knob."""
+    return to_si(spelled(text), 1)[0]
+
+
+def unknown_knob(name: str, known: Iterable[str]) -> UnknownName:
+    """Return the error that says that there is no such knob, all names as people write them."""
+    return UnknownName("knob", show_name(name), map(show_name, known))
+
+
+def spelled(name: str) -> str:
+    """Return a knob name as it is written in files: ``gpu max`` and ``GPU-max`` give ``gpu_max_mhz``.
+
+    Names that are none of the clocks, limits and delays that boards have are returned as they are.
+    """
+    plain = re.sub(r"[\s-]+", "_", name.strip())
+    if _CLOCK.fullmatch(plain.lower()):
+        return f"{plain.lower()}_mhz"
+    ending = {"power_limit": "_w", "queue_delay": "_us"}.get(plain.lower())
+    if ending is not None:
+        return plain.lower() + ending
+    known = re.match(r"(.+)_(?:[kmg]?hz|w|us)$", plain.lower())
+    return plain.lower() if known and spelled(known[1]) != known[1] else plain
 
 
 def show(value: float | None, unit: str) -> str:

@@ -14,11 +14,11 @@ from typing import Any
 
 from polythrottle.actuation.wire import Line
 from polythrottle.daemon.actuator.main import listening
-from polythrottle.daemon.actuator.peers import Peer, peer_of
 from polythrottle.daemon.actuator.permits import Permits
 from polythrottle.daemon.actuator.server import Server
 from polythrottle.daemon.actuator.service import Service
 from polythrottle.daemon.notify import Supervisor
+from polythrottle.daemon.peers import Peer, peer_of
 from polythrottle.errors import DeviceError
 from polythrottle.testing import FakeKernel, plant
 
@@ -147,6 +147,16 @@ def _answers(path: Path) -> bool:
     finally:
         line.close()
     return True
+
+
+@contextmanager
+def running(command: list[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """Run a process; where the test fails meanwhile it is killed, and not waited for."""
+    with subprocess.Popen(command, **options) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
 def until(true: Callable[[], object], patience_s: float = 60.0) -> Any:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,7 +22,7 @@ from polythrottle.daemon.status import (
     WorkloadShown,
 )
 
-BEGAN = datetime(2026, 3, 14, 6, 0, tzinfo=UTC)
+BEGAN = datetime(2026, 3, 14, 6, 0, tzinfo=timezone.utc)
 LADDER = tuple(
     Front(rate, power, p99, {"gpu_max_hz": gpu, "mem_hz": mem, "cpu_online": cores, "batch_size": batch})
     for rate, power, p99, gpu, mem, cores, batch in (
@@ -38,8 +38,8 @@ LADDER = tuple(
 EVENTS = (
     Happened(1, "2026-03-14T06:00:00+00:00", "phase", "efficientnet-b4 is up: following its load"),
     Happened(2, "2026-03-14T06:21:07+00:00", "guard", "p99 is 27.1 ms, above 25; the default point is held for 20 s"),
-    Happened(3, "2026-03-14T06:21:31+00:00", "phase", "all guards are content: following the load again"),
-    Happened(4, "2026-03-14T07:02:44+00:00", "foreign", "somebody else has set gpu_max_hz; it is set again"),
+    Happened(3, "2026-03-14T06:21:31+00:00", "phase", "all guards are ok: following the load again"),
+    Happened(4, "2026-03-14T07:02:44+00:00", "foreign", "another program has set gpu_max_hz; it is set again"),
 )
 PROFILES = (
     {

@@ -4,6 +4,8 @@ import grp
 import os
 import pwd
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,8 @@ from hypothesis import strategies as st
 
 from polythrottle.daemon.actuator import permits as module
 from polythrottle.daemon.actuator.pace import Pace
-from polythrottle.daemon.actuator.peers import Peer, peer_of
 from polythrottle.daemon.actuator.permits import Permit, Permits, Rights, allowed
+from polythrottle.daemon.peers import Peer, peer_of
 from polythrottle.errors import BadFile
 
 GROUP, USER = grp.getgrgid(os.getgid()).gr_name, pwd.getpwuid(os.getuid()).pw_name
@@ -150,6 +152,28 @@ def test_the_kernel_tells_who_is_there() -> None:
     assert peer.gids == {os.getgid(), *os.getgroups()}
     assert peer.name == USER
     assert Peer(1, 3_999_999).name == "3999999"
+
+
+AS_SYSTEMD = """
+import os, socket, sys
+from polythrottle.daemon.peers import peer_of
+os.setgroups([int(each) for each in sys.argv[1].split(",")])
+os.setgid(65534)
+os.setuid(65534)
+with socket.socketpair()[0] as here:
+    print(*sorted(peer_of(here).gids))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a process groups")
+@pytest.mark.parametrize(("many", "seen"), [(2, True), (255, True), (300, False)])
+def test_groups_that_only_the_process_has_are_seen(many: int, seen: bool) -> None:
+    """As systemd's SupplementaryGroups= gives them: no user is listed in them. More than 256 Python cannot ask for."""
+    given = range(61_000, 61_000 + many)
+    command = [sys.executable, "-c", AS_SYSTEMD, ",".join(map(str, given))]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert (set(map(str, given)) <= set(told)) is seen
+    assert "65534" in told
 
 
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=60))

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from actuators import BOARD, MEM, Process, until
+from actuators import BOARD, MEM, Process, running, until
 
 from polythrottle.actuation.wire import Line
 from polythrottle.daemon.actuator.main import main
 from polythrottle.daemon.actuator.opening import missing
+from polythrottle.errors import DeviceError
 from polythrottle.testing import FakeKernel, Fault, plant
 
 HEAVY = (
@@ -80,6 +81,46 @@ def test_told_to_stop_it_puts_everything_back(started: list[Process], root: Path
     assert actuator.end() == (0, "")
     assert FakeKernel(root).snapshot() == before
     assert not actuator.path.exists()
+
+
+@pytest.mark.parametrize("heals", [True, False], ids=["in the end it takes it", "it never does"])
+def test_told_to_stop_it_tries_once_more_what_it_owes(started: list[Process], root: Path, heals: bool) -> None:
+    """A control that refused its original at the end of a lease is tried again, and if it is left, named aloud."""
+    before = FakeKernel(root).snapshot()
+    actuator = start(started, root)
+    token = hold(actuator.line())
+    FakeKernel(root).fail(Fault("EIO", match="*/mrq_rate_locked", times=0))
+    line = actuator.line()
+    assert line.ask("release", token=token)["left"]
+    line.close()
+    if heals:
+        FakeKernel(root).heal()
+    code, told = actuator.end()
+    if heals:
+        assert (code, told) == (0, "")
+        assert FakeKernel(root).snapshot() == before
+        return
+    (said,) = told.splitlines()
+    assert code == DeviceError.exit_code
+    assert "not as it was found" in said
+    assert "mrq_rate_locked holds 1, was 0" in said
+
+
+def test_told_to_stop_it_tries_once_more_what_it_was_left(started: list[Process], root: Path) -> None:
+    """What a killed one left, and a control refused at the start, is put back at the end, or ends with its code."""
+    first = start(started, root)
+    hold(first.line())
+    (watcher,) = psutil.Process(first.child.pid).children()
+    watcher.kill()
+    first.end(signal.SIGKILL)
+    FakeKernel(root).fail(Fault("EIO", match="*/mrq_rate_locked", times=0))
+    code, told = start(started, root).end()
+    assert code == DeviceError.exit_code
+    assert [each.partition(": ")[2].partition(": ")[0] for each in told.splitlines()] == [
+        "left from before",
+        "not as it was found",
+    ]
+    assert all("mrq_rate_locked holds 1, was 0" in each for each in told.splitlines())
 
 
 @pytest.mark.parametrize("guard", [True, False], ids=["alone", "with its guard"])
@@ -221,7 +262,7 @@ def test_it_is_small_and_loads_nothing_it_does_not_need(root: Path, tmp_path: Pa
     """After every kind of request neither it nor its guard has NumPy, an event loop, or a client of a driver in it."""
     path, log = tmp_path / "a.sock", tmp_path / "log"
     command = [sys.executable, "-X", "importtime", "-m", "polythrottle.daemon.actuator", "--socket", str(path)]
-    with log.open("wb") as told, subprocess.Popen([*command, "--device", f"jetson?root={root}"], stderr=told) as child:
+    with log.open("wb") as told, running([*command, "--device", f"jetson?root={root}"], stderr=told) as child:
         until(path.exists)
         line = Line(path)
         token = hold(line)

@@ -6,6 +6,7 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,9 +21,9 @@ from hypothesis import strategies as st
 from polythrottle.actuation import wire
 from polythrottle.actuation.wire import Later
 from polythrottle.daemon.actuator import connection, server
-from polythrottle.daemon.actuator.peers import Peer
 from polythrottle.daemon.actuator.permits import Permit, Permits
 from polythrottle.daemon.actuator.requests import VERBS
+from polythrottle.daemon.peers import Peer
 from polythrottle.errors import PermissionDenied
 from polythrottle.testing import FakeKernel
 
@@ -88,6 +89,40 @@ def test_a_search_space_does_not_hold_others_up(board: Bench) -> None:
     found = answers(way)
     assert [each["id"] for each in found] == [1, 2]
     assert found[0]["answer"]["size"] > 1
+
+
+def test_who_holds_a_device_is_answered_before_readers(board: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long each of them takes, and though they came first: a lease that is renewed in time goes on."""
+    readers = [raw(board, BOB) for _ in range(server.MOST_PER_USER)]
+    first, holder = board.line(), board.line(ALICE)
+    token = holder.ask("take", device="", seconds=3)["token"]
+    holding = board.service.holdings[0]
+    read, waits, goes_on = holding.read, threading.Event(), threading.Event()
+
+    def slow() -> dict[str, Any]:
+        board.time.now_s += 1.0
+        return read()
+
+    def hold_up() -> dict[str, Any]:
+        waits.set()
+        assert goes_on.wait(30)
+        monkeypatch.setattr(holding, "read", slow)
+        return read()
+
+    monkeypatch.setattr(holding, "read", hold_up)
+    for line in (first, holder):
+        assert line._socket is not None
+    first._socket.sendall(message(verb="read", device=""))
+    assert waits.wait(30)
+    for way in readers:
+        way.sendall(message(verb="read", device=""))
+    holder._socket.sendall(message(verb="renew", token=token, seconds=3))
+    goes_on.set()
+    with holder._socket.makefile("rb") as file:
+        assert json.loads(file.readline())["answer"] == {"seconds": 3.0, "lent": False}
+    for way in readers:
+        way.shutdown(socket.SHUT_WR)
+        assert len(answers(way)) == 1
 
 
 def test_no_more_spaces_are_computed_than_two_at_once(board: Bench) -> None:
@@ -259,6 +294,7 @@ def mutilated(chance: random.Random) -> bytes:
     return bytes(chance.choices(kinds, weights)[0]()).replace(b"\n", b" ") + b"\n" * (chance.random() < 0.98)
 
 
+@pytest.mark.slow
 def test_ten_thousand_bad_messages_change_nothing(board: Bench) -> None:
     """While a lease runs and a point is applied; the holder is not disturbed, and nothing grows."""
     holder = board.line(ALICE)

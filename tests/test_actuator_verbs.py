@@ -3,16 +3,16 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from actuators import ALICE, BOB, GPU, MEM, Bench, bench
 
-from polythrottle.actuation.lease import boot_s
 from polythrottle.actuation.wire import Later, LeaseOver, Lent, Line, space_from
 from polythrottle.backends import open_device
 from polythrottle.backends.jetson import JetsonDevice
-from polythrottle.daemon.actuator import spaces
+from polythrottle.daemon.actuator import service, spaces
 from polythrottle.daemon.actuator.opening import asked, served
 from polythrottle.daemon.actuator.permits import Permit, Permits
 from polythrottle.errors import (
@@ -49,7 +49,7 @@ def levels(line: Line, name: str) -> list[Any]:
 
 def take(line: Line, **fields: Any) -> str:
     """Take the only device and return the token."""
-    token: str = line.ask("take", device="", **{"seconds": 30, **fields})["token"]
+    token: str = line.ask("take", **{"device": "", "seconds": 30, **fields})["token"]
     return token
 
 
@@ -200,26 +200,83 @@ def test_a_lease_that_is_not_renewed_ends_with_the_board_as_found(board: Bench, 
     assert board.held() == before
 
 
-def test_no_lease_runs_out_while_the_actuator_is_busy(
+def test_no_lease_runs_out_over_a_slow_call_of_its_holder(
     board: Bench, root: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can renew then: the time it takes to set one device is given to every lease."""
+    """It cannot renew meanwhile: the lease is put off by what the call took, once until it is renewed."""
     token, holding = take(root, seconds=5), board.service.holdings[0]
 
-    more_s = [0.0]
-
     def slow(device: object, point: object) -> None:
-        more_s[0] += 40.0  # as nvpmodel may take
+        board.time.now_s += 40.0  # as nvpmodel may take
 
-    monkeypatch.setattr("polythrottle.daemon.actuator.service.boot_s", lambda: boot_s() + more_s[0])
-    with monkeypatch.context() as patch:
-        patch.setattr(holding, "_set", slow)
+    monkeypatch.setattr(holding, "_set", slow)
+    for _ in range(2):
         root.ask("apply", token=token, point={})
-    board.time.now_s += 40
-    assert root.ask("renew", token=token, seconds=5)["seconds"] == 5
-    board.time.now_s += 6
+        assert root.ask("renew", token=token, seconds=5)["seconds"] == 5
+    root.ask("apply", token=token, point={})
+    root.ask("apply", token=token, point={})
     with pytest.raises(LeaseOver):
         root.ask("renew", token=token, seconds=5)
+
+
+def test_a_lease_begins_when_the_device_is_there(board: Bench, root: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that took."""
+    holding = board.service.holdings[0]
+    enter = holding._enter
+
+    def slow() -> None:
+        enter()
+        board.time.now_s += 40.0
+
+    monkeypatch.setattr(holding, "_enter", slow)
+    token = take(root, seconds=5)
+    assert root.ask("renew", token=token, seconds=5)["seconds"] == 5
+
+
+def test_nobody_else_prolongs_a_lease(board: Bench, root: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers who keep the actuator busy, and a holder of another process, leave the end of a lease where it was."""
+    before, holding = board.held(), board.service.holdings[0]
+    monkeypatch.setattr("polythrottle.daemon.actuator.service.boot_s", board.time)
+    read = holding.read
+
+    def slow() -> dict[str, Any]:
+        board.time.now_s += 1.0
+        return read()
+
+    alice, bob = board.line(ALICE), board.line(BOB)
+    token = take(alice, seconds=3)
+    alice.ask("apply", token=token, point={MEM: levels(root, MEM)[0]})
+    monkeypatch.setattr(holding, "read", slow)
+    began_s = board.time.now_s
+    while bob.ask("devices")["devices"][0]["holder"]:
+        bob.ask("read", device="")
+        alice.ask("read", device="")  # its process lives, but shows no token
+    assert board.time.now_s - began_s <= 4.0
+    assert board.held() == before
+
+
+def test_a_slow_call_puts_off_the_loan_and_what_else_its_process_holds(tmp_path: Path) -> None:
+    """The lender's lease with the borrower's call, and the caller's other device, but nobody else's."""
+    uris = ("sim:jetson-nano", "sim:jetson-tx2", "sim:jetson-agx-orin")
+    with bench(tmp_path, EVERYONE, uris) as board:
+        alice, bob = board.line(ALICE), board.line(BOB)
+        mine = [take(alice, device=uri, seconds=5) for uri in uris[:2]]
+        others = take(bob, device=uris[2], seconds=5)
+        loan = alice.ask("lend", token=mine[0], seconds=5)["token"]
+        first = board.service.holdings[0]
+        restore = first.restore
+
+        def slow() -> tuple[str, ...]:
+            board.time.now_s += 40.0
+            return restore()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(first, "restore", slow)
+            alice.ask("restore", token=loan)
+        for token in (loan, *mine):
+            assert alice.ask("renew", token=token, seconds=5)["seconds"] == 5
+        with pytest.raises(LeaseOver):
+            bob.ask("renew", token=others, seconds=5)
 
 
 def test_a_loan_lets_another_process_set_and_not_the_lender(board: Bench) -> None:
@@ -290,8 +347,9 @@ def test_writes_are_no_more_than_so_many_a_second(board: Bench, root: Line) -> N
     root.ask("apply", token=token, point={})
 
 
-def test_requests_of_a_user_are_no_more_than_so_many(board: Bench) -> None:
+def test_requests_of_a_user_are_no_more_than_so_many(board: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody who asks without end is told to wait, while others are served."""
+    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: 5.0))  # however slow this machine is
     alice, bob = board.line(ALICE), board.line(BOB)
 
     def flood() -> None:

@@ -11,18 +11,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from builders import FakeDevice, measured, problem, study
+from typing_extensions import Self
 
 from polythrottle import applying
 from polythrottle.actuation import Actuator, Control, Outcome, standing
 from polythrottle.applying import Stay, apply_profile
 from polythrottle.backends import open_device
-from polythrottle.catalog.profiles import read_profile, write_profile
+from polythrottle.catalog.profiles import find_profile, read_profile, write_profile
 from polythrottle.cli.commands import run
-from polythrottle.doctor.records import record_findings
+from polythrottle.diagnosis.records import record_findings
 from polythrottle.errors import BadFile, DeviceError, InvalidInput
 from polythrottle.findings import Finding
 from polythrottle.identity import disagreement, identity_of
@@ -129,7 +130,7 @@ def test_without_a_terminal_it_says_how_to_confirm(
     monkeypatch.setenv("COLUMNS", "80")
     assert run(["apply", profile]) == 0
     shown = capsys.readouterr()
-    assert "batch size 4: belongs to the workload" in " ".join(shown.out.split())
+    assert "batch_size=4: belongs to the workload" in " ".join(shown.out.split())
     assert "for 1 minute; once confirmed, until polythrottle restore or a reboot" in " ".join(shown.out.split())
     assert shown.err == "confirm with: polythrottle apply --confirm (within 60 s)\n"
     assert max(map(len, shown.out.splitlines())) <= 80
@@ -212,8 +213,8 @@ def test_wrong_words_are_one_clear_line(
         ({"identity": {"board": "Nano", "l4t": "36.4"}}, "board Nano, and this is board Orin"),
         ({"identity": {"board": "Orin", "l4t": "35.4"}}, "l4t 35.4, and this is l4t 36.4"),
         ({"identity": {}}, "tuned on unknown hardware, and this is board Orin, l4t 36.4"),
-        ({"point": OperatingPoint({"gpu_max_hz": 900_000_000})}, "no gpu max 900 MHz now; the nearest: 800 MHz"),
-        ({"point": OperatingPoint({"mem_hz": 1})}, "mem cannot be set on a test device now: debugfs is closed"),
+        ({"point": OperatingPoint({"gpu_max_hz": 900_000_000})}, "no gpu_max_mhz=900 now; the nearest: 800 MHz"),
+        ({"point": OperatingPoint({"mem_hz": 1})}, "mem_mhz cannot be set on a test device now: debugfs is closed"),
     ],
 )
 def test_a_profile_for_something_else_is_refused_with_both_named(
@@ -240,7 +241,9 @@ def test_a_profile_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> No
     assert found.workload_knobs == ("batch_size",)
 
 
-@pytest.mark.parametrize("text", ["workload_knobs = 3\n", "[identity]\nboard = 3\n"])
+@pytest.mark.parametrize(
+    "text", ["workload_knobs = 3\n", 'workload_knobs = "x"\n', "workload_knobs = [1]\n", "[identity]\nboard = 3\n"]
+)
 def test_a_damaged_identity_is_a_bad_file(profile: str, text: str) -> None:
     """What says what a profile is for must be text."""
     path = Path(profile)
@@ -346,6 +349,7 @@ sys.exit(run(["apply", {profile!r}, "--confirm-within", "120"]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "left", "code"),
     [(b"y\n", "800", 0), (b"n\n", "1200", 0), (b"\n", "1200", 0), (None, "1200", 130)],
@@ -497,7 +501,7 @@ def test_tune_offers_a_profile_of_another_board_to_the_search(capsys: pytest.Cap
     """As the second trial, also when the study is resumed from its journal alone."""
     words = ["--workload", "mobilenetv2", "--no-presets", "--method", "random"]
     assert run(["tune", "--device", "sim:jetson-tx2", *words, "--trials", "3"]) == 0
-    known = dict(read_profile(Path("profiles/tuned/sim-jetson-tx2/mobilenetv2.toml")).point)
+    known = dict(read_profile(find_profile("sim-jetson-tx2/mobilenetv2")).point)
     more = ["--device", "sim:jetson-nano", "--as-prior", "sim-jetson-tx2/mobilenetv2", "--trials"]
     assert run(["tune", *words, *more, "1"]) == 0
     assert "offered by a profile and tried right after the default: " in capsys.readouterr().err

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from builders import problem
 
-from polythrottle.arrivals import CLOSED, Arrivals, Burst, Poisson, Trace, Uniform
+from polythrottle.arrivals import CLOSED, Arrivals, Burst, Day, Poisson, Trace, Uniform
 from polythrottle.errors import BadFile, InvalidInput, UnknownName
 from polythrottle.journal.lines import study_from, study_line
 from polythrottle.setup import Setup
@@ -44,6 +44,8 @@ def made_up(tmp_path: Path) -> str:
         (" poisson:90/min ", Poisson(1.5)),
         ("burst:30/s", Burst(30.0)),
         ("burst:30/s?peak=3&length=500ms", Burst(30.0, peak=3.0, length_s=0.5)),
+        ("day:30/s", Day(30.0)),
+        ("day:30/s?length=4min", Day(30.0, length_s=240.0)),
         ("trace:a@b?c.csv.gz@0.5/s", Trace(0.5, "a@b?c.csv.gz")),
     ],
 )
@@ -55,7 +57,13 @@ def test_a_text_means_arrivals_and_arrivals_are_a_text(text: str, arrivals: Arri
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("poison:30/s", "poisson"), ("", "closed"), ("burst:3/s?peek=4", "peak"), ("30/s", "poisson:30/s")],
+    [
+        ("poison:30/s", "poisson"),
+        ("", "closed"),
+        ("burst:3/s?peek=4", "peak"),
+        ("day:3/s?peak=4", "length"),
+        ("30/s", "poisson:30/s"),
+    ],
 )
 def test_an_unknown_kind_is_told_the_known(text: str, told: str) -> None:
     """One line names what was meant, or what there is."""
@@ -73,7 +81,7 @@ def test_an_unknown_kind_is_told_the_known(text: str, told: str) -> None:
         ("trace:@30/s", "a file and a rate"), ("burst:30/s?peak=1", "above 1"), ("burst:30/s?peak=20", "1/peak"),
         ("burst:30/s?share=0", "share"), ("burst:30/s?peak=x", "not a number"), ("burst:30/s?peak=nan", "above 1"),
         ("burst:30/s?length=2", "quantity"), ("burst:30/s?length=0s", "1 ms"),
-        ("burst:30/s?peak=3&peak=4", "given twice"),
+        ("burst:30/s?peak=3&peak=4", "given twice"), ("day:30/s?length=1s", "10 s to 24 h"), ("day:30", "not a rate"),
     ],
 )  # fmt: skip
 def test_malformed_arrivals_are_one_clear_line(text: str, told: str) -> None:
@@ -100,7 +108,7 @@ def test_a_closed_loop_has_no_times() -> None:
     assert not Poisson(1.0).closed
 
 
-OPEN = [Uniform(30.0), Poisson(30.0), Burst(30.0), Burst(30.0, peak=10.0, share=0.1)]
+OPEN = [Uniform(30.0), Poisson(30.0), Burst(30.0), Burst(30.0, peak=10.0, share=0.1), Day(30.0)]
 
 
 @pytest.mark.parametrize("arrivals", OPEN, ids=str)
@@ -113,7 +121,9 @@ def test_times_follow_from_the_seed_and_never_fall(arrivals: Arrivals) -> None:
     assert np.all(np.diff(times) >= 0)
 
 
-@pytest.mark.parametrize("arrivals", [*OPEN[:2], Burst(30.0, length_s=0.05), Burst(30.0, 10.0, 0.1, 0.02)], ids=str)
+@pytest.mark.parametrize(
+    "arrivals", [*OPEN[:2], Burst(30.0, length_s=0.05), Burst(30.0, 10.0, 0.1, 0.02), Day(30.0, 10.0)], ids=str
+)
 def test_the_mean_rate_is_the_one_asked_for(arrivals: Arrivals) -> None:
     """Over hours, and many bursts, requests per second are what the text says."""
     times = _first(arrivals, 400_000)
@@ -148,6 +158,20 @@ def test_bursts_vary_as_much_as_the_formula_for_two_states_says() -> None:
     a, b, r, s = arrivals.calm_per_s, 150.0, 1 / arrivals.calm_s, 1 / arrivals.length_s
     expected = 1 + 2 * r * s * (a - b) ** 2 / ((r + s) ** 2 * (a * s + b * r))
     assert counts.var() / counts.mean() == pytest.approx(expected, rel=0.2)
+
+
+@pytest.mark.slow
+def test_a_day_rises_and_falls() -> None:
+    """Each day is alike: its evening has ten times the load of its night, bursts come on top, and noon is a dip."""
+    day = Day(100.0, length_s=240.0)
+    times = _first(day, 20 * 24_000)
+    hours = np.histogram((times % 240 / 10 + 6) % 24, bins=24, range=(0, 24))[0] / (20 * 10)
+    assert hours[20] / hours[4] == pytest.approx(11, rel=0.15)
+    assert hours[12] < hours[10]
+    assert hours[19] == pytest.approx(day.rate_at(10 * 13.5) * 1.05, rel=0.1)
+    seconds = np.histogram(times, bins=4800, range=(0, 4800))[0]
+    assert seconds.max() > 1.4 * max(day.rate_at(at) for at in range(240))
+    assert [day.cycle_s, day.random, day.offered_per_s] == [240.0, True, 100.0]
 
 
 def test_a_trace_is_stretched_to_its_rate_and_repeated(made_up: str) -> None:
@@ -187,7 +211,7 @@ def test_times_may_be_numbers_or_dates(tmp_path: Path, text: str, name: str) -> 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "no column"), ("a,b\n1,2\n", "among: a, b"), ("arrival_s\n1\nx\n", "line 3: 'x'"),
+        ("", "has nothing"), ("a,b\n1,2\n", "among: a, b"), ("arrival_s\n1\nx\n", "line 3: 'x'"),
         ("arrival_s\n1\nnan\n", "line 3"), ("a,arrival_s\n1,1\n2", "line 3: ''"), ("arrival_s\n2\n1", "line 3: goes"),
         ("arrival_s\n1\n", "1 arrivals"), ("arrival_s\n1\n1\n", "no time"), ("arrival_s\n1\n2024-01-01\n1\n", "line 4"),
         ('arrival_s\n"1\n' + "1" * 200_000, "not a CSV"), ("arrival_s\n1\n\x00\n", "line 3"),

@@ -2,6 +2,7 @@ import importlib
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from polythrottle import bench
@@ -73,6 +74,7 @@ def test_a_search_can_end_once_it_is_near_enough(table: Path) -> None:
     assert whole.regrets[: len(short.regrets)] == short.regrets
 
 
+@pytest.mark.slow
 def test_bayes_is_compared_with_the_papers_method_and_with_optuna(table: Path) -> None:
     """The summary pairs the runs and gives an interval; with one table it is the ratio itself."""
     methods = ("paper", "bayes", "tpe")
@@ -166,7 +168,9 @@ def test_the_command_prints_records_and_methods(table: Path, capsys: pytest.Capt
     assert set(found["methods"]) == {"random", "grid"}
     assert {"table", "method", "seed", "trials_to_5pct", "trials_to_1pct", "infeasible_before_5pct", "final_regret",
             "search_energy_j", "suggest_seconds_median"} <= set(found["records"][0])  # fmt: skip
-    assert run([*words, "--slo", "mean<=2x", "--trials", "5"]) == 0
+    assert run([*words, "--slo", "mean<=2x", "--trials", "5", "--out", "a.csv"]) == 0
+    kept = pd.read_csv("a.csv")
+    assert kept[["method", "seed"]].values.tolist() == [["random", 0], ["random", 1], ["grid", 0], ["grid", 1]]
     assert "within 5 %" in capsys.readouterr().out
 
 
@@ -272,6 +276,7 @@ def test_a_benchmark_that_cannot_be_is_refused(table: Path) -> None:
         bench.run([table], ["mean<=2x"], ["grid"], 0, 5)
 
 
+@pytest.mark.slow
 def test_the_search_benchmark_goes_on_where_it_stopped(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page says of each bar whether it holds; what was searched once is not searched again, until it changes."""
     monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "benchmarks")

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARK = Path(__file__).resolve().parent.parent / "benchmarks" / "finetuning_cpu.py"
 
 
+@pytest.mark.slow
 def test_the_comparison_runs_and_the_trainer_gets_on(tmp_path: Path) -> None:
     """With a limit that nothing breaks every policy holds it, and only inference alone trains nothing."""
     words = ["--seconds", "4", "--rate", "2", "--slo-ms", "30000", "--policies", "none,greedy,interleave"]

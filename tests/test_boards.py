@@ -1,7 +1,9 @@
 """The commands on every fake board, exactly as on a simulated one: measured, tuned, and left as found."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +34,12 @@ def documents(capsys: pytest.CaptureFixture[str], device: str) -> tuple[dict[str
     return measured, json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("board", BOARDS)
+def some(names: Iterable[str], *quick: str) -> list[Any]:
+    """Return parameters of which these run in every test run and the others with the slow tests."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("board", some(BOARDS, "jetson-agx-orin-jp6"))
 def test_a_jetson_is_measured_and_tuned(board: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both commands answer with joules of the board's rails, and every control is back afterwards."""
     kernel = FakeKernel(plant(board, tmp_path / "board"))
@@ -46,7 +53,7 @@ def test_a_jetson_is_measured_and_tuned(board: str, tmp_path: Path, capsys: pyte
     assert len(tuned["trials"]) >= 3 if isinstance(tuned["trials"], list) else tuned["trials"]
 
 
-@pytest.mark.parametrize("model", [name for name in MODELS if name not in ("a100-mig", "laptop")])
+@pytest.mark.parametrize("model", some((name for name in MODELS if name not in ("a100-mig", "laptop")), "h100"))
 def test_a_gpu_is_measured_and_tuned(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both commands answer with joules of the GPU's counter, and locks and limit are back afterwards."""
     if compiler() is None:

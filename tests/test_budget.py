@@ -180,7 +180,7 @@ def test_carbon_without_energy_to_share_out_is_refused(tmp_path: Path) -> None:
     path = _table(tmp_path, "time,g_per_kwh\n0,1\n1,2\n")
     with pytest.raises(InvalidInput, match="carbon shares out energy"):
         Budget.of(SetBudget(power_w=10.0, carbon=str(path)), 0.0, 0.0)
-    with pytest.raises(BadFile, match="cannot be read"):
+    with pytest.raises(BadFile, match="cannot be read: No such file"):
         Budget.of(SetBudget(wh_per_day=10.0, carbon=str(tmp_path / "none.csv")), 0.0, 0.0)
 
 

@@ -41,6 +41,7 @@ def test_an_unchanged_board_is_seldom_called_a_grown_one(spread: float) -> None:
     assert sum(1.0 in each.energy for each in found) >= 186
 
 
+@pytest.mark.slow
 def test_the_windows_of_a_simulated_board_prove_no_growth_of_it() -> None:
     """Of 40 boards of other seeds, each with one window of then and five of now, at most two are called grown."""
     claims = 0

@@ -1,5 +1,7 @@
 """Which profile is followed: applied by hand, confirmed, rolled back, and remembered."""
 
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,10 +9,14 @@ import pytest
 from daemons import LADDER, TUNED, House
 from test_studying import profile
 
-from polythrottle.catalog.profiles import write_profile
-from polythrottle.daemon.wishes import ApplyProfile, Confirm, Release, Take, Wish
+from polythrottle.catalog.profiles import read_profile, write_profile
+from polythrottle.client import Client
+from polythrottle.daemon.web.options import WebOptions
+from polythrottle.daemon.web.serving import serve
+from polythrottle.daemon.wishes import Answer, ApplyProfile, Confirm, Release, Take, Wish
 from polythrottle.errors import BadFile, InvalidInput, UnknownName
 from polythrottle.ladder import Ladder
+from polythrottle.tables import lines
 
 
 @pytest.fixture
@@ -54,6 +60,54 @@ def test_an_applied_profile_is_followed_and_rolled_back_unless_confirmed(house: 
     house.turns(10)
     assert followed(house) == TUNED.name
     assert any("nobody confirmed" in words for words in house.words("profile"))
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda client, folder: client.apply(folder / "other.toml"),
+        lambda client, folder: client.budget(wh_per_day=500.0, carbon=folder / "carbon.csv"),
+    ],
+    ids=["profile", "carbon"],
+)
+def test_no_file_is_read_in_the_control_loop(
+    house: House, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: Callable[[Client, Path], Answer]
+) -> None:
+    """What a request names is read beside it, whatever disk or size: guards go on meanwhile."""
+    (tmp_path / "carbon.csv").write_text("time,g_per_kwh\n0,1\n1,2\n")
+    read_by = []
+
+    def noted(read: Callable[..., object]) -> Callable[..., object]:
+        def reads(*words: object, **more: object) -> object:
+            read_by.append(threading.current_thread())
+            return read(*words, **more)
+
+        return reads
+
+    monkeypatch.setattr("polythrottle.daemon.tuned.read_profile", noted(read_profile))
+    monkeypatch.setattr("polythrottle.daemon.budget.lines", noted(lines))
+    woken, answers = threading.Event(), list[Answer]()
+    house.desk.on_wish(woken.set)
+    with serve(house.desk, WebOptions(tmp_path / "d.sock")):
+        asker = threading.Thread(target=lambda: answers.append(asks(Client(tmp_path / "d.sock"), tmp_path)))
+        asker.start()
+        assert woken.wait(30)
+        house.runner.answer()
+        asker.join()
+    assert answers
+    assert len(read_by) == 1
+    assert threading.current_thread() not in read_by
+
+
+def test_a_file_too_large_for_a_profile_is_refused(house: House, tmp_path: Path) -> None:
+    """In one line, without being read; so is one that is none."""
+    large = tmp_path / "large.toml"
+    large.write_bytes(b"#" * 20_000_000)
+    with pytest.raises(BadFile, match=r"large\.toml cannot be read: it is larger than 1 MB"):
+        wish(house, ApplyProfile(str(large)))
+    (tmp_path / "kernel.toml").symlink_to("/proc/self/status")
+    with pytest.raises(BadFile, match=r"kernel\.toml cannot be read: it is empty"):
+        wish(house, ApplyProfile(str(tmp_path / "kernel.toml")))
 
 
 def test_a_profile_for_a_board_that_is_left_alone_waits(house: House, other: str) -> None:

@@ -177,7 +177,7 @@ def test_measure_starts_from_a_preset(capsys: pytest.CaptureFixture[str]) -> Non
     """A preset sets knobs the space holds still, and named levels override it."""
     arguments = ["measure", *ORIN[:4], "--preset", "30W", "--point", "gpu_max_mhz=414.75", "--batch", "1"]
     assert run(arguments) == 2
-    assert "420750000" in capsys.readouterr().err
+    assert "gpu_max_mhz has no level 414.75 MHz; the nearest are 420.75 MHz" in capsys.readouterr().err
     found = document(capsys, *arguments[:-3], "gpu_max_mhz=420.75")
     assert found["point"]["gpu_max_hz"] == 420_750_000
     assert found["point"]["cpu_max_hz"] < 2_000_000_000
@@ -196,10 +196,16 @@ def test_sweep_writes_a_table_that_tune_can_replay(capsys: pytest.CaptureFixture
 
 
 def test_report_is_made_from_a_journal_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """A page can be made again at any time."""
-    found = document(capsys, "tune", "--device", "replay:t.csv", "--trials", "3")
+    """A page can be made again at any time; it says how to apply the profile for as long as that is there."""
+    found = document(capsys, "tune", "--device", "replay:t.csv", "--trials", "3", "--out", "p.toml")
+    command = f"polythrottle apply {Path('p.toml').absolute()}"
+    assert command in Path(found["report"]).read_text()
     assert run(["report", found["journal"], "--out", "page.html"]) == 0
     assert Path("page.html").read_text().startswith("<!doctype html>")
+    assert command in Path("page.html").read_text()
+    Path("p.toml").unlink()
+    assert run(["report", found["journal"], "--out", "page.html"]) == 0
+    assert command not in Path("page.html").read_text()
 
 
 BAD: dict[str, tuple[list[str], int, str]] = {
@@ -226,7 +232,7 @@ BAD: dict[str, tuple[list[str], int, str]] = {
     "batch of many digits": (["tune", "-d", "sim:v100", "-w", "resnet50", "--batch", "9" * 5000], 2, "--batch"),
     "point nan": (["measure", "-d", "replay:t.csv", "--point", "batch_size=nan"], 2, "finite"),
     "point beyond all size": (["measure", "-d", "replay:t.csv", "--point", "gpu_freq_mhz=1e400"], 2, "finite"),
-    "table that never ends": (["tune", "-d", "replay:/dev/zero"], 4, "regular"),
+    "table that never ends": (["tune", "-d", "replay:/dev/zero"], 4, "no file that a table can be read from"),
     "batch on a table": (["tune", "-d", "replay:t.csv", "--batch", "1"], 2, "leave --batch"),
     "profile over a table": (["tune", "-d", "replay:t.csv", "--out", "t.csv"], 8, "not a profile"),
     "profile over a device": (["tune", "-d", "replay:t.csv", "--out", "/dev/null"], 8, "not a profile"),
@@ -310,6 +316,7 @@ def wait_for(journal: Path, event: str, process: subprocess.Popen[str]) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 4, 9])
 def test_a_killed_study_ends_with_the_same_trials(tmp_path: Path, number: int) -> None:
     """SIGKILL while a trial runs, start again with the same words: nothing differs from a study left alone."""
@@ -326,6 +333,7 @@ def test_a_killed_study_ends_with_the_same_trials(tmp_path: Path, number: int) -
     assert json.loads(out)["trials"] == json.loads(whole)["trials"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_restores_keeps_the_journal_and_says_how_to_resume(tmp_path: Path) -> None:
     """Exit code 130, one line to go on with, and that line works."""
     process = polythrottle("tune", *ORIN, "--trials", "500", "--no-presets", "--no-early-stop")

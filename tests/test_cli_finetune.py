@@ -146,6 +146,7 @@ def real(tmp_path: Path) -> list[str]:
     return [*place, "--data", "data", "--job", "job", "--train-batch", "8"]
 
 
+@pytest.mark.slow
 def test_a_real_job_is_done_seen_and_planned(real: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """On this CPU a job is planned, trained to its end beside requests, and its state read from its folder."""
     planned = json.loads(_out(capsys, "plan", *real, "--epochs", "12", "--hours", "1", "--json"))
@@ -195,12 +196,13 @@ def test_the_live_line_counts_no_epoch_beyond_the_last(capsys: pytest.CaptureFix
     assert last.endswith("328 trained, finished")
 
 
-def test_the_readmes_run_on_a_cpu_works(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_run_on_a_cpu_that_the_page_shows_works(tmp_path: Path) -> None:
     """As printed, but with fewer epochs, and a limit that a busy machine holds too."""
     root = Path(__file__).resolve().parent.parent
     (tmp_path / "examples").symlink_to(root / "examples")
-    text = (root / "README.md").read_text().replace("\\\n", " ")
-    found = re.search(r"```text\n(python examples/finetune.py)\n(polythrottle finetune run -d cpu .*)\n```", text)
+    text = (root / "docs" / "finetuning.md").read_text().replace("\\\n", " ")
+    found = re.search(r"```bash\n(python examples/finetune.py)\n(polythrottle finetune run -d cpu .*)\n```", text)
     assert found is not None
     first, second = (shlex.split(line) for line in found.groups())
     changed = [{"30": "2", "p99<=100ms": "p99<=5s"}.get(word, word) for word in second[1:]]
@@ -212,6 +214,7 @@ def test_the_readmes_run_on_a_cpu_works(tmp_path: Path) -> None:
     assert max(map(len, (done.stdout + done.stderr).splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_a_real_profile_leaves_no_job_behind(
     real: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -285,7 +288,7 @@ _CASES: list[tuple[Sequence[str], int, str]] = [
     (("run", *_SIM, "--output", "9" * 400), 2, "1,000,000,000 at most"),
     (("run", *_SIM, "--learning-rate", "nan"), 2, "--learning-rate must be above 0"),
     (("profile", *_SIM[:4], "--held-out", "1"), 2, "at least"),
-    (("profile", *_SIM[:4], "--requests", "-1"), 2, "at least"),
+    (("profile", *_SIM[:4], "--requests", "-1"), 2, "--requests is 0 or more"),
     (("status", "nowhere"), 4, "holds no fine-tuning job"),
 ]
 
@@ -303,6 +306,7 @@ def test_bad_words_get_one_clear_line(
     assert "m" not in sys.modules
 
 
+@pytest.mark.slow
 def test_data_that_cannot_be_used_are_told(real: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """No folder, or a folder without samples: one line with the trainer's reason."""
     (tmp_path / "empty").mkdir()

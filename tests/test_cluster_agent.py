@@ -1,5 +1,6 @@
 """A node: how it is grouped by the controller, and how a whole job is followed on one machine."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from polythrottle.cluster.train.engine import known_engine
 from polythrottle.cluster.train.pace import FOLDER, Pace, Tally, read_pace
 from polythrottle.cluster.train.reporter import GRACE_S, Reporter
 from polythrottle.cluster.train.running import STILLBORN, Asked, Local
-from polythrottle.cluster.train.wire import GENERATION, ControllerAway, Line
+from polythrottle.cluster.train.wire import GENERATION, ControllerAway, Line, WrongToken
 from polythrottle.errors import ClaimFailed, InvalidInput, UnknownName
 
 
@@ -69,6 +70,53 @@ def test_a_node_waits_for_a_controller_that_is_away_and_joins_one_that_forgot_it
     line = scripted(ControllerAway("away"), ControllerAway("away"), forgot, standing(), standing(rank=None), standing())
     assert grouping(line).next_rendezvous().rank == 0
     assert line.asked == ["ready", "beat", "beat", "join", "ready", "beat"]
+
+
+def test_a_node_with_another_token_ends_at_once() -> None:
+    """To ask again would be in vain: its own name becomes free after a while, a token never fits."""
+    line = scripted(WrongToken("this controller needs the job's token"))
+    with pytest.raises(WrongToken):
+        grouping(line).start()
+    assert line.asked == ["join"]
+
+
+def test_who_finishes_names_the_generation_it_trained_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the controller can tell one that comes late."""
+    monkeypatch.setenv(GENERATION, "0")
+    said: list[dict[str, Any]] = []
+    line = scripted(standing(generation=4), standing(generation=4))
+    held = grouping(line)
+    held.next_rendezvous()
+    monkeypatch.setattr(Line, "ask", lambda self, verb, **words: said.append({"verb": verb, **words}) or {})
+    held._line = Line("127.0.0.1", 7070)
+    held.finish()
+    assert said == [{"verb": "finish", "node": "a", "generation": 4}]
+
+
+def test_a_beat_on_its_way_does_not_bring_back_a_node_that_has_left() -> None:
+    """Its answer says that the controller does not know the node: it has gone, and is not lost later."""
+    asked: list[str] = []
+    beaten, left = threading.Event(), threading.Event()
+
+    class Late(Line):
+        def ask(self, verb: str, **words: Any) -> dict[str, Any]:
+            asked.append(verb)
+            if verb == "beat":
+                beaten.set()
+                assert left.wait(60)
+            elif verb == "leave":
+                left.set()
+            return standing(known=verb != "beat", beat_s=0.01)
+
+    before = set(threading.enumerate())
+    held = grouping(Late("127.0.0.1", 7070))
+    held.start()
+    (beating,) = set(threading.enumerate()) - before
+    assert beaten.wait(60)
+    held.leave("told to")
+    beating.join(60)
+    assert not beating.is_alive()
+    assert asked == ["join", "beat", "leave"]
 
 
 def test_the_end_of_a_job_is_told_from_its_failure() -> None:

@@ -81,6 +81,7 @@ def test_a_job_that_writes_nothing_and_loses_machines_never_ends() -> None:
     assert expect(terms(100), V100.default, 7200).value(COST) == inf
 
 
+@pytest.mark.slow
 @given(rate=st.floats(0, 3), machines=st.integers(1, 64), longer=st.floats(0, 0.5), noticed=st.floats(0, 1))
 def test_chosen_together_is_never_worse_than_chosen_apart(
     rate: float, machines: int, longer: float, noticed: float

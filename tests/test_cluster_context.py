@@ -104,7 +104,7 @@ def stop_at(context: Context, step: int) -> None:
 
 def test_the_checkpoint_of_another_model_or_data_set_stops_the_script(tmp_path: Path) -> None:
     """In one line, and nothing is overwritten."""
-    train(tmp_path / "store", steps=7, every_s=0.0)
+    train(tmp_path / "store")
     model, optimiser, dataset = parts(width=5)
     with pytest.raises(BadFile, match="another model"):
         Context(model, optimiser, dataset, store=str(tmp_path / "store")).__enter__()

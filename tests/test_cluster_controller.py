@@ -3,6 +3,8 @@
 import contextlib
 import http.client
 import json
+import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,10 +16,20 @@ from polythrottle.cluster.store import Holding, Store
 from polythrottle.cluster.train.account import EVENTS, Journal, Progress, read_events
 from polythrottle.cluster.train.controller import Controller, Job
 from polythrottle.cluster.train.membership import Phase, Rules
-from polythrottle.cluster.train.running import Asked, job_folder, node_counts, status_of
+from polythrottle.cluster.train.running import Asked, job_folder, node_counts, status_of, way_to
 from polythrottle.cluster.train.serving import Serving, announce
 from polythrottle.cluster.train.torchrun import job_line
-from polythrottle.cluster.train.wire import ControllerAway, Line, is_loopback, parse_address, read_token
+from polythrottle.cluster.train.wire import (
+    TOKEN_FILE,
+    ControllerAway,
+    Line,
+    WrongToken,
+    is_loopback,
+    line_from_environment,
+    own_token,
+    parse_address,
+    read_token,
+)
 from polythrottle.errors import BadFile, InvalidInput, StorageError
 
 AT = ["127.0.0.1", 29500]
@@ -187,10 +199,10 @@ def test_only_who_has_the_token_is_answered(served: tuple[Serving, threading.Thr
     """Without it, or with another, a request is refused in words."""
     line = served[0].line
     assert line.ask("status")["phase"] == "gathering"
-    with pytest.raises(InvalidInput, match="token"):
-        Line(line.host, line.port).ask("status")
-    with pytest.raises(InvalidInput, match="token"):
-        Line(line.host, line.port, TOKEN + "x").ask("status")
+    for token in ("", TOKEN + "x"):
+        for verb in ("status", "finish", "nonsense"):
+            with pytest.raises(WrongToken, match="token"):
+                Line(line.host, line.port, token).ask(verb, node="a", generation=0)
 
 
 @pytest.mark.parametrize(
@@ -216,10 +228,29 @@ def test_what_is_no_nodes_request_is_refused(
     call.close()
 
 
-def test_a_controller_for_other_machines_needs_a_token(tmp_path: Path, opened: Callable[..., Controller]) -> None:
-    """Listening on all addresses without one is refused before anything is opened."""
-    with pytest.raises(InvalidInput, match="--token-file"):
-        Serving(opened(a_job(tmp_path)), "0.0.0.0", 0, "", Holding(Store("memory://s")))
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_no_controller_is_without_a_token(tmp_path: Path, opened: Callable[..., Controller], host: str) -> None:
+    """On loopback neither, where every user of the machine can connect."""
+    with pytest.raises(InvalidInput, match="token"):
+        Serving(opened(a_job(tmp_path)), host, 0, "", Holding(Store("memory://s")))
+
+
+def test_a_late_finish_of_an_older_generation_ends_nothing(tmp_path: Path, opened: Callable[..., Controller]) -> None:
+    """Who finishes names its generation; what the newest has still to do is not done."""
+    clock = VirtualClock()
+    held = opened(a_job(tmp_path), clock)
+    for name in "ab":
+        held.answer("join", {"node": name, "address": AT})
+        held.answer("ready", {"node": name, "address": AT})
+    held.answer("ready", {"node": "b", "address": AT})
+    held.answer("ready", {"node": "a", "address": AT})
+    assert held.status()["generation"] == 2
+    for words in ({"node": "a", "generation": 1}, {"node": "a"}, {"node": "a", "generation": 1e999}):
+        with pytest.raises(InvalidInput, match=r"generation|garbles"):
+            held.answer("finish", words)
+        assert held.status()["phase"] != str(Phase.FINISHED)
+    held.answer("finish", {"node": "a", "generation": 2})
+    assert held.status()["phase"] == str(Phase.FINISHED)
 
 
 def test_a_token_file_is_private_and_long_enough(tmp_path: Path) -> None:
@@ -233,10 +264,50 @@ def test_a_token_file_is_private_and_long_enough(tmp_path: Path) -> None:
         read_token(path)
     path.chmod(0o600)
     assert read_token(path) == TOKEN
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    path.write_bytes(b"t" * 10_000)
+    for other in (tmp_path / "pipe", path):
+        with pytest.raises(BadFile, match="no file of one line"):
+            read_token(other)
     path.write_text("short")
     with pytest.raises(BadFile, match="16"):
         read_token(path)
     assert read_token(None) == ""
+
+
+def test_a_jobs_own_token_is_its_users_alone_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller that is back takes the same; workers read it from its file; another user's file does not count."""
+    former = os.umask(0)
+    try:
+        path = own_token(tmp_path)
+    finally:
+        os.umask(former)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    token = read_token(path)
+    assert (len(token), own_token(tmp_path), read_token(path)) == (48, path, token)
+    assert sorted(tmp_path.iterdir()) == [path]
+    line = Line.through("127.0.0.1:7", path)
+    for name, value in line.environment().items():
+        monkeypatch.setenv(name, value)
+    assert line_from_environment() == line
+    assert token not in f"{line} {line.environment()}"
+    assert line.environment()[TOKEN_FILE] == str(path)
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    with pytest.raises(BadFile, match="another user's"):
+        own_token(tmp_path)
+
+
+def test_who_joins_finds_the_token_of_a_job_of_his_own(tmp_path: Path) -> None:
+    """The newest at the address; one of another address is not tried."""
+    address = "127.0.0.1:7071"
+    for name in ("other", "job"):
+        folder = job_folder(name)
+        folder.mkdir(parents=True)
+        host, port = parse_address(address if name == "job" else "127.0.0.1:7072")
+        announce(Job(name, folder, Rules(), "memory://x"), Line(host, port), own_token(folder))
+    assert way_to(address, None).token == read_token(job_folder("job") / "token")
+    with pytest.raises(InvalidInput, match="--token-file"):
+        way_to("127.0.0.1:7073", None)
 
 
 def test_status_comes_from_the_controller_or_from_the_events(

@@ -51,6 +51,7 @@ def test_nothing_outlives_a_limit() -> None:
     assert tub.quantile_s(0.01) == LIMIT_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("curve", "family"),
     [(Steady(0.1), "exponential"), (Weibull(20 * HOUR_S, 0.4), "weibull"), (Bathtub(0.45, HOUR_S, HOUR_S), "bathtub")],

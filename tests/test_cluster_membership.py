@@ -134,7 +134,7 @@ def test_the_first_that_finishes_ends_the_training_for_all() -> None:
     """After the end nobody is lost and no generation begins."""
     held = gathered("ab", Rules(1, 2))
     held.tick(0.0)
-    held.finish("a")
+    held.finish("a", 1)
     assert happenings(held, 100.0) == ["finished"]
     assert (held.phase, held.generation) == (Phase.FINISHED, 1)
 

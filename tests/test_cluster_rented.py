@@ -176,6 +176,7 @@ def spent(late: float | None, seed: int) -> tuple[float, float, list[Mapping[str
     return times_s["short"], times_s["beyond"], noted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_successors_shorten_interruptions_for_a_little_overlap(seed: int) -> None:
     """Simulated: orders that end after an hour are followed in time; asking sooner costs overlap and saves waiting."""
@@ -212,7 +213,7 @@ def test_each_slurm_job_joins_the_controller(tmp_path: Path, monkeypatch: pytest
     token = tmp_path / "token"
     token.write_text("t" * 40)
     token.chmod(0o600)
-    (tmp_path / "job.json").write_text(json.dumps({"address": "10.0.0.1:99", "token_file": None}))
+    (tmp_path / "job.json").write_text(json.dumps({"address": "10.0.0.1:99", "token_file": str(token)}))
     where = Where("slurm:spot", "10.0.0.1:99", token, ("--gres=gpu:1",))
     provider = where.provider(Plan(tmp_path, Path("/x/train.py"), ["a b"], (), ["--workers", "2"]))
     assert isinstance(provider, SlurmProvider)
@@ -220,3 +221,8 @@ def test_each_slurm_job_joins_the_controller(tmp_path: Path, monkeypatch: pytest
     assert list(provider.command)[5:] == joining
     assert (provider.partition, provider.more) == ("spot", ("--gres=gpu:1",))
     assert where.serving == ["--serve", "10.0.0.1:99", "--token-file", str(token)]
+    alone = Where("slurm", "127.0.0.1:0", None, ())
+    assert alone.serving == ["--serve", "127.0.0.1:0"]
+    again = alone.provider(Plan(tmp_path, Path("/x/train.py")))
+    assert isinstance(again, SlurmProvider)
+    assert list(again.command)[5:9] == ["--join", "10.0.0.1:99", "--token-file", str(token)], "the controller's own"

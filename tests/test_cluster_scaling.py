@@ -67,6 +67,7 @@ def test_a_network_is_fitted_to_its_own_points() -> None:
         fit_network(measured())
 
 
+@pytest.mark.slow
 def test_recorded_curves_are_within_the_bar(transient: Path) -> None:
     """Half of the points of each curve, whichever, give the other half within 6 % on average; so do half the curves."""
     found = scaling(curves(speed_rows(transient / "training_speed_by_cluster_size_cmdare.csv")))

@@ -16,7 +16,7 @@ from polythrottle.cli.commands import run
 from polythrottle.cluster.train.account import keeper, read_events
 from polythrottle.cluster.train.running import job_folder, status_of
 from polythrottle.cluster.train.torchrun import job_line
-from polythrottle.cluster.train.wire import ControllerAway, Line
+from polythrottle.cluster.train.wire import ControllerAway, Line, WrongToken
 from polythrottle.errors import BadFile, InvalidInput
 
 AT = ["127.0.0.1", 29500]
@@ -104,6 +104,7 @@ def first_step(line: Line, generation: int) -> None:
     line.ask("report", node="a", rank=0, generation=generation, step=generation, epoch=0, records=[record])
 
 
+@pytest.mark.slow
 def test_a_killed_controllers_successor_goes_on_in_the_jobs_time(kept: Kept) -> None:
     """Time never begins again, what left before is no loss, and a recovery after it is measured as it was."""
     line = kept.begin()
@@ -116,7 +117,8 @@ def test_a_killed_controllers_successor_goes_on_in_the_jobs_time(kept: Kept) -> 
     with beating(kept.folder, "a"):
         killed_s = time.monotonic()
         kept.kill()
-        line = kept.begin()
+        former, line = line, kept.begin()
+        assert line.token == former.token, "nodes that train on are let in again"
         away_s = time.monotonic() - killed_s
         assert line.ask("beat", node="a", process="a's")["known"], "who trained on is still a member"
         line.ask("join", node="c", address=AT, process="c's")
@@ -192,6 +194,17 @@ def test_a_controller_alone_tells_what_happens_and_what_is_kept_when_it_is_stopp
         "--job alone begins anew",
     ):
         assert text in said.decode()
+
+
+def test_a_controller_makes_a_token_of_its_own(kept: Kept) -> None:
+    """On loopback, too: in a file that only its owner can read, and on no command line."""
+    line = kept.begin()
+    assert line.token_file == kept.folder / "token"
+    assert line.token_file.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(WrongToken):
+        Line(line.host, line.port).ask("finish", node="a", generation=0)
+    command = Path(f"/proc/{kept.processes[0].pid}/cmdline")
+    assert not command.exists() or line.token.encode() not in command.read_bytes()
 
 
 def test_a_controller_that_was_launched_leaves_the_words_to_its_launcher(kept: Kept) -> None:

@@ -84,7 +84,7 @@ def test_a_training_is_written_for_skypilot_and_not_begun(
     words = ["--on", "skypilot:V100:1", "--store", "s3://b/j", "--nodes", "2:4"]
     assert run(["cluster", "train", "train.py", *words, "--write", "task.yaml", "--", "--width", "5"]) == 0
     said = capfd.readouterr().err
-    assert "sky jobs launch --secret POLYTHROTTLE_TOKEN=" in said
+    assert "POLYTHROTTLE_TOKEN=$(openssl rand -hex 16) sky jobs launch --secret POLYTHROTTLE_TOKEN " in said
     found = yaml.safe_load((tmp_path / "task.yaml").read_text())
     assert "train.py -- --width 5" in found["run"]
     assert found["run"].count("--store s3://b/j") == 1

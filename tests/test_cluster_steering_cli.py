@@ -79,7 +79,7 @@ def test_a_node_is_a_row_with_its_pace_its_cap_and_how_its_power_is_known() -> N
     ((name, text),) = rows(nodes=[node])
     assert name == "n1"
     assert text == (
-        "0.123 s a step, 0.1 s its own, capped at 200 W, 190.0 W simulated (NVIDIA A100), slows itself down, "
+        "0.123 s a step, 0.1 s its own, capped at 200 W, 190.0 W simulated (NVIDIA A100), throttled, "
         "kept: 12.3% fewer joules, stands out: 4 deviations slower than its type, trouble: the store is away"
     )
     ((_, text),) = rows(nodes=[{**node, "steering": {**BOARD, "power_w": None}}])
@@ -127,8 +127,8 @@ def test_every_event_of_this_kind_has_its_words() -> None:
     assert said["remedy taken back"] == "drop a: why; taken back"
     event = {"remedy": "add a parameter server", "nodes": [], "gain_measured": 0.5}
     assert EVENTS["remedy tried"].format_map(event_words(event)) == "tries to add a parameter server"
-    event = {"remedy": "cap the node below where it slows itself down", "nodes": ["a", "b"]}
-    assert event_words(event)["act"] == "cap a, b below where it slows itself down"
+    event = {"remedy": "cap the node below where it throttles", "nodes": ["a", "b"]}
+    assert event_words(event)["act"] == "cap a, b below where it throttles"
 
 
 def test_a_job_that_is_over_still_tells_what_came_last(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ def written(folder: Path, text: str | bytes) -> Path:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no column"),
+        ("", "has nothing"),
         (STEPS + "K80,a,1e9,1e6,50,0.1,,2.5,\n", "n_repeats is 2.5; it needs a whole number"),
         (STEPS, "no rows"),
         ("gpu,network,flops\n", "step_time_s"),
@@ -41,7 +41,7 @@ def written(folder: Path, text: str | bytes) -> Path:
         (STEPS + "K80,a,1e9,1e6,50,1e300,,,\n", "step_time_s"),
         (STEPS + "K80,,1e9,1e6,50,0.1,,,\n", "network is empty"),
         (STEPS + GOOD + GOOD.replace("1e9", "2e9"), "a on K80 with different flops"),
-        (STEPS.replace("weight_mb", "gpu") + GOOD, "twice in its header"),
+        (STEPS.replace("weight_mb", "gpu") + GOOD, "repeats the column gpu"),
         (b"\xff\xfe\x00junk", "damaged"),
         (b"\x1f\x8b\x08\x00junk", "damaged|cannot be read"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,20 +28,24 @@ def script(tmp_path: Path) -> str:
         (["nothing.py"], 2, "there is no script"),
         (["SCRIPT", "--engine", "torchrn"], 3, "did you mean torchrun"),
         (["SCRIPT", "--nodes", "two"], 2, "least:most"),
-        (["SCRIPT", "--nodes", "0"], 2, "least"),
+        *((["SCRIPT", f"--nodes={text}"], 2, "takes 1 to 10000 nodes") for text in ("0", "0:2", "3:2", "-1", "9" * 30)),
+        (["SCRIPT", "--workers", "0"], 2, "--workers takes 1 to 1024"),
+        (["SCRIPT", "--workers", "999999999"], 2, "--workers takes 1 to 1024"),
+        (["SCRIPT", "--replace", "nan"], 2, "below 0 for never"),
+        (["."], 2, "it is a folder"),
         (["SCRIPT", "--rule", "sqrt"], 2, "fixed or icac"),
         (["SCRIPT", "--overhead", "300%"], 2, "(0, 1]"),
         (["SCRIPT", "--overhead", "much"], 2, "share"),
         (["SCRIPT", "--losses", "-1"], 2, "at least 0"),
         (["SCRIPT", "--beat", "0"], 2, "beat"),
         (["SCRIPT", "--job", "../x"], 2, "name"),
-        (["--serve", "0.0.0.0:0", "--job", "x"], 2, "--token-file"),
         (["--serve", "127.0.0.1", "--job", "x"], 2, "HOST:PORT"),
         (["--serve", "127.0.0.1:0", "--join", "127.0.0.1:1"], 2, "exclude each other"),
         (["--serve", "127.0.0.1:0", "--job", "x", "--store", "nope://x"], 2, "cannot be opened"),
         (["--serve", "127.0.0.1:0", "--job", "x", "--token-file", "missing"], 4, "cannot be read"),
         (["--join", "127.0.0.1:1", "SCRIPT", "--notice", "gcp"], 3, "source of notices"),
         (["--join", "nowhere", "SCRIPT"], 2, "HOST:PORT"),
+        (["--join", "127.0.0.1:1", "SCRIPT"], 2, "give --token-file"),
         (["SCRIPT", "--notice", "foo"], 3, "source of notices"),
         (["SCRIPT", "--notice", "aws:x"], 3, "source of notices"),
         (["SCRIPT", "--notice", "file"], 3, "source of notices"),
@@ -61,6 +66,60 @@ def test_wrong_words_are_one_line_and_the_code_of_their_class(
     said = capfd.readouterr().err.strip()
     assert text in said
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"import os\nprint(1\n", "script.py, line 2: "),
+        (b"x = 1\n  y = 2\n", "script.py, line 2: unexpected indent"),
+        (b"x = '\xff'\n", "script.py"),
+        (b"x = 1\0\n", "null bytes"),
+        (b"x = " + b"-" * 200_000 + b"1\n", "script.py"),
+    ],
+)
+@pytest.mark.parametrize("words", [[], ["--on", "slurm"], ["--join", "127.0.0.1:1"]], ids=["here", "slurm", "node"])
+def test_a_script_that_python_cannot_compile_is_refused_before_anything_starts(
+    tmp_path: Path, text: bytes, says: str, words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line, with the script's own; it would fail three times on every node."""
+    script = tmp_path / "script.py"
+    script.write_bytes(text)
+    assert run(["cluster", "train", "--job", "x", *words, str(script)]) == 4
+    said = capfd.readouterr().err.strip()
+    assert says in said
+    assert "cannot be compiled" in said
+    assert len(said.splitlines()) == 1
+    assert not job_folder("x").exists()
+
+
+def test_a_script_for_another_python_is_only_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The machines of SkyPilot have one of their own, which may know more; nothing of a script is executed here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("print(1\n")
+    words = ["--on", "skypilot", "--write", "task.yaml", "--store", "s3://b/job"]
+    assert run(["cluster", "train", *words, "script.py"]) == 0
+    assert "script.py, line 1" in capfd.readouterr().err
+    assert (tmp_path / "task.yaml").exists()
+    (tmp_path / "script.py").write_text("raise SystemExit('executed')\nx = '\\d'\n")
+    assert run(["cluster", "train", *words, "script.py"]) == 0
+    said = capfd.readouterr().err
+    assert "executed" not in said
+    assert "SyntaxWarning" not in said
+
+
+def test_more_nodes_than_fit_into_memory_are_refused(
+    script: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They would take the machine down with them; how many fit is said."""
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=24 * 10**9))
+    assert run(["cluster", "train", script, "--job", "x", "--nodes", "9999", "--workers", "2"]) == 2
+    said = capfd.readouterr().err.strip()
+    assert "9999 nodes on this machine need 6,499.4 GB before they train, and it has 24.0 GB: at most 36 fit" in said
+    assert len(said.splitlines()) == 1
+    assert not job_folder("x").exists()
 
 
 def test_a_finished_job_is_not_begun_again(capfd: pytest.CaptureFixture[str]) -> None:

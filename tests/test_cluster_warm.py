@@ -55,6 +55,7 @@ if ending.isdecimal():
 """
 
 
+@pytest.mark.slow
 def test_a_forked_worker_is_as_good_as_a_fresh_interpreter(tmp_path: Path) -> None:
     """Name, words, neighbours, signals, chance and the end of a script are those of one that was started by itself."""
     (tmp_path / "helper.py").write_text("answer = 42\n")

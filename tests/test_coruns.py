@@ -111,10 +111,13 @@ def test_the_first_cases_differ_in_batch_share_and_clocks() -> None:
     assert len({case.gpu_hz for case in runs}) >= 3
 
 
-@pytest.mark.parametrize(("fitted", "held_out", "requests"), [(7, 8, 0), (8, 3, 0), (8, 8, -1), (8, 1000, 0)])
-def test_too_few_or_too_many_co_runs_are_refused(fitted: int, held_out: int, requests: int) -> None:
+@pytest.mark.parametrize(
+    ("fitted", "held_out", "requests", "told"),
+    [(7, 8, 0, "co-runs"), (8, 3, 0, "co-runs"), (8, 8, -1, "--requests is 0 or more"), (8, 1000, 0, "co-runs")],
+)
+def test_too_few_or_too_many_co_runs_are_refused(fitted: int, held_out: int, requests: int, told: str) -> None:
     """Fewer than a fit or a judgement needs, or more than there are, is one clear line."""
-    with pytest.raises(InvalidInput, match="co-runs"):
+    with pytest.raises(InvalidInput, match=told):
         profile(bench(), fitted, held_out, requests)
 
 

@@ -162,7 +162,7 @@ def test_only_the_knobs_asked_for_move(tree: Path) -> None:
     """A knob that is not searched stays at its default; an unknown one is named."""
     assert len(device(tree, knobs=()).space) == 1
     assert len(device(tree, knobs=(KNOB,)).space) == 4
-    with pytest.raises(UnknownName, match=KNOB):
+    with pytest.raises(UnknownName, match="cpu_max_mhz"):
         _ = device(tree, knobs=("cpu_max",)).space
 
 

@@ -15,15 +15,19 @@ import pytest
 from actuators import BOARD, GPU, Process, until
 from daemons import LADDER
 
+from polythrottle.arrivals import Arrivals, Day
 from polythrottle.backends import open_device
-from polythrottle.catalog.profiles import write_profile
+from polythrottle.catalog.profiles import read_profile, write_profile
+from polythrottle.cli import serving
 from polythrottle.cli.commands import run
 from polythrottle.cli.daemon import _print_status
 from polythrottle.cli.serving import line_of
 from polythrottle.client import Client
+from polythrottle.daemon.contents import changed
 from polythrottle.daemon.ports import Seen
 from polythrottle.daemon.showing import stamp
 from polythrottle.daemon.status import RungShown, SavedShown, Status
+from polythrottle.daemon.web import own_page
 from polythrottle.errors import DeviceError, PolythrottleError
 from polythrottle.identity import identity_of
 from polythrottle.ladder import Ladder, Rung
@@ -180,6 +184,7 @@ def test_status_is_a_document_for_programs(
     assert document["workload"]["profile"] == str(simulated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
 def test_signals_end_it_in_order(tmp_path: Path, simulated: Path, ends: ExitStack, number: int, code: int) -> None:
     """A signal ends it after the turn, also if a second one comes, with the code shells expect."""
@@ -192,6 +197,7 @@ def test_signals_end_it_in_order(tmp_path: Path, simulated: Path, ends: ExitStac
     assert "the board is as it was found" in daemon.log.read_text()
 
 
+@pytest.mark.slow
 def test_there_is_one_daemon_per_state_folder(tmp_path: Path, simulated: Path, ends: ExitStack) -> None:
     """A second one with the same state ends with one line that says what to do."""
     words = ("--profile", str(simulated), "--traffic", "sim:poisson:20/s")
@@ -205,6 +211,7 @@ def test_there_is_one_daemon_per_state_folder(tmp_path: Path, simulated: Path, e
     assert first.status() is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -232,6 +239,46 @@ def test_what_cannot_be_is_one_line(
     assert said in line
 
 
+def test_the_demo_follows_its_profile_through_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One command opens the page; its profile fits its board, and the day leads up and down the ladder."""
+    monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("POLYTHROTTLE_RUN_DIR", str(tmp_path / "run"))
+    asked: list[dict[str, str]] = []
+    monkeypatch.setattr(serving, "become", asked.append)
+    assert run(["daemon", "demo", "--day", "2min"]) == 0
+    (words,) = asked
+    assert os.environ["POLYTHROTTLE_STATE_DIR"] == str(tmp_path / "demo")
+    settings = serving.settings_of(words)
+    assert (settings.page, settings.socket) == (True, tmp_path / "run" / "daemon" / "daemon.sock")
+    assert "simulated" in capsys.readouterr().err
+    made = read_profile(Path(words["profile"]))
+    assert changed(made) == ""
+    assert made.ladder is not None
+    day = Arrivals.parse(words["traffic"].removeprefix("sim:"))
+    assert isinstance(day, Day)
+    rates = [day.rate_at(hour * 5.0) for hour in range(24)]
+    assert 1.8 * max(rates) < made.ladder.rungs[-1].rate_per_s
+    held = [[rung for rung in made.ladder.rungs if rung.rate_per_s >= rate] for rate in rates]
+    cheapest = {
+        min((each.power_at(rate), each.rate_per_s) for each in up)[1] for up, rate in zip(held, rates, strict=True)
+    }
+    assert len(cheapest) > 3
+    assert run(["daemon", "demo", "--day", "1s"]) == 2
+
+
+def test_the_token_is_shown_in_a_terminal_alone(tmp_path: Path) -> None:
+    """Where lines go to a log, they say where the token is, not what it is."""
+    page = own_page(tmp_path / "page.token")
+    token = (page.token() or b"").decode()
+    shown, logged = ("\n".join(serving.addresses(tmp_path, page, 8080, terminal)) for terminal in (True, False))
+    assert f"http://127.0.0.1:8080/#token={token}" in shown
+    assert token not in logged
+    assert str(tmp_path / "page.token") in logged
+    assert list(serving.addresses(tmp_path, None, None, True)) == [f"API      {tmp_path}"]
+
+
 def test_without_a_daemon_the_commands_say_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Looking at or ending what does not run is an error of the device, in one line."""
     for command in ("status", "stop"):
@@ -239,6 +286,7 @@ def test_without_a_daemon_the_commands_say_so(tmp_path: Path, capfd: pytest.Capt
         assert "no daemon runs" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_was_lost_by_a_kill_is_less_than_a_minute(tmp_path: Path, simulated: Path, ends: ExitStack) -> None:
     """A daemon killed without warning leaves no socket in the way, and the next one knows its events."""
     words = ("--profile", str(simulated), "--traffic", "sim:poisson:20/s")
@@ -297,6 +345,7 @@ def pair(tmp_path: Path, ends: ExitStack) -> Pair:
     return made
 
 
+@pytest.mark.slow
 def test_a_study_sets_the_board_through_the_actuator(pair: Pair, tmp_path: Path) -> None:
     """Under a loan of the daemon's lease a real study runs, and what it finds is followed in turns with what was."""
     pair.daemon.child.terminate()
@@ -312,6 +361,7 @@ def test_a_study_sets_the_board_through_the_actuator(pair: Pair, tmp_path: Path)
     until(lambda: pair.is_set)
 
 
+@pytest.mark.slow
 def test_a_killed_daemon_leaves_the_board_as_found(pair: Pair) -> None:
     """Once its lease is over the actuator restores the board, which no daemon asked it to."""
     pair.daemon.child.kill()
@@ -319,6 +369,7 @@ def test_a_killed_daemon_leaves_the_board_as_found(pair: Pair) -> None:
     assert pair.actuator.child.poll() is None
 
 
+@pytest.mark.slow
 def test_a_killed_actuator_is_said_and_found_again(pair: Pair) -> None:
     """The daemon shows that it cannot set the board, goes on, and sets it when there is an actuator again."""
     pair.actuator.end(signal.SIGKILL)
@@ -337,6 +388,7 @@ def test_a_stopped_daemon_restores_at_once(pair: Pair) -> None:
     assert not pair.is_set
 
 
+@pytest.mark.slow
 def test_a_daemon_started_again_in_time_keeps_the_point(pair: Pair) -> None:
     """A killed daemon whose successor comes within the lease loses nothing: it goes on with the old lease."""
     pair.daemon.child.kill()
@@ -345,6 +397,7 @@ def test_a_daemon_started_again_in_time_keeps_the_point(pair: Pair) -> None:
     until(lambda: (found := pair.daemon.status()) is not None and found.leased and pair.is_set)
 
 
+@pytest.mark.slow
 def test_a_profile_for_another_firmware_is_refused(pair: Pair, tmp_path: Path) -> None:
     """A profile that was tuned under another release is not followed, and the one before goes on."""
     text = (tmp_path / "p.toml").read_text()
@@ -396,6 +449,7 @@ def test_a_budget_is_set_shown_and_lifted(
     assert told() == (0, "no budget limits the power\n", "")
 
 
+@pytest.mark.slow
 def test_what_happens_before_the_first_turn_is_on_the_terminal(
     tmp_path: Path, simulated: Path, ends: ExitStack
 ) -> None:
@@ -404,21 +458,21 @@ def test_what_happens_before_the_first_turn_is_on_the_terminal(
     assert "[provenance]\n" in text
     simulated.write_text(text.replace("[provenance]\n", '[provenance]\ncontent = "board=0123456789abcdef"\n'))
     words = ("--traffic", "sim:poisson:20/s")
-    changed = Daemon(tmp_path, "--profile", str(simulated), *words)
-    ends.callback(changed.close)
-    changed.begun()
-    found = changed.client.status()
+    other = Daemon(tmp_path, "--profile", str(simulated), *words)
+    ends.callback(other.close)
+    other.begun()
+    found = other.client.status()
     assert any("is not followed: this profile was tuned with another board" in each for each in found.faults)
-    assert "was tuned with another board" in changed.log.read_text()
+    assert "was tuned with another board" in other.log.read_text()
     with pytest.raises(PolythrottleError, match="was tuned with another board"):
-        changed.client.apply(simulated)
-    changed.client.stop()
-    assert changed.child.wait(timeout=60) == 0
+        other.client.apply(simulated)
+    other.client.stop()
+    assert other.child.wait(timeout=60) == 0
     simulated.write_text(text)
     small = Daemon(tmp_path, "--profile", str(simulated), *words, "--battery", "1Wh", "--last", "9h")
     ends.callback(small.close)
     small.begun()
-    assert "would hold it for 9 h 00 min" in small.log.read_text()
+    until(lambda: "would hold it for 9 h 00 min" in small.log.read_text())
 
 
 @pytest.mark.parametrize(
@@ -440,6 +494,7 @@ def test_a_budget_that_is_none_is_refused_in_words_of_its_options(
         assert says in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_power_no_point_can_keep_ends_the_start(tmp_path: Path, simulated: Path, ends: ExitStack) -> None:
     """In one line, and nothing is set."""
     daemon = Daemon(tmp_path, "--profile", str(simulated), "--traffic", "sim:poisson:20/s", "--power", "1W")

@@ -267,6 +267,7 @@ def house(tmp_path: Path) -> House:
     return House(tmp_path / "daemon")
 
 
+@pytest.mark.slow
 def test_drift_is_found_without_and_not_beside_a_trainer(house: House, tmp_path: Path) -> None:
     """The same joules that are drift alone are the trainer's while it runs, and drift again once it has gone."""
     job = begun(tmp_path / "daemon" / "finetune" / "flowers")

@@ -77,7 +77,7 @@ def test_an_actuator_can_be_declined(tmp_path: Path) -> None:
         ("profil = 'x'", "profile"),
         ("profile = 5", "profile"),
         ("slo = 'p99<=25ms'", "slo"),
-        ("slo = ['p99<25ms']", "slo"),
+        ("slo = ['p99>25ms']", "slo"),
         ("guards = 5", "guards"),
         ("[guards]\np99_ms = -1", "guards.p99_ms"),
         ("[guards]\np99_ms = true", "guards.p99_ms"),

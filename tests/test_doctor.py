@@ -12,13 +12,13 @@ from polythrottle.actuation import Actuator, Control
 from polythrottle.cli import catalogue
 from polythrottle.cli.commands import run
 from polythrottle.clock import VirtualClock
-from polythrottle.doctor import Examination, examination, examine, records, sensors
-from polythrottle.doctor.examination import real_devices
-from polythrottle.doctor.machine import machine_findings
-from polythrottle.doctor.records import record_findings
-from polythrottle.doctor.sensors import sensor_findings
-from polythrottle.doctor.steerers import PROGRAMS, enabled_units, others_steering, processes
-from polythrottle.doctor.system import System
+from polythrottle.diagnosis import Examination, examination, examine, records, sensors
+from polythrottle.diagnosis.examination import real_devices
+from polythrottle.diagnosis.machine import machine_findings
+from polythrottle.diagnosis.records import record_findings
+from polythrottle.diagnosis.sensors import sensor_findings
+from polythrottle.diagnosis.steerers import PROGRAMS, enabled_units, others_steering, processes
+from polythrottle.diagnosis.system import System
 from polythrottle.errors import DeviceError, InvalidInput, UnknownName
 from polythrottle.findings import Finding
 from polythrottle.measurement import Reading
@@ -287,6 +287,16 @@ def test_sensors_are_tested_before_they_are_trusted(fault: str, subject: str, wo
     assert told in found.explanation
 
 
+def test_a_machine_too_busy_for_its_sensors_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looking costs is told with its bound; nothing stops working because it costs more."""
+    cheap = sensors._overhead(Sensor())
+    assert cheap.works is not False
+    monkeypatch.setattr(sensors, "_BUDGET", -1.0)
+    dear = sensors._overhead(Sensor())
+    assert dear.works is None
+    assert "more than -100.0%" in dear.explanation
+
+
 def test_a_counters_step_is_measured() -> None:
     """One that moves every 50 ms is seen to."""
     device = Sensor()
@@ -304,7 +314,7 @@ def test_what_a_dead_process_left_is_told_with_its_remedy(tmp_path: Path, monkey
     with actuator:
         actuator.write(str(file), "800")
         alive = named(record_findings(), "one")
-        monkeypatch.setattr(records, "_alive", lambda pid: False)
+        monkeypatch.setattr("polythrottle.actuation.lease.start_of", lambda pid: None)
         dead = named(record_findings(), "one")
     assert alive.works is None
     assert "is being steered by process 7 (tune)" in alive.explanation
@@ -342,6 +352,29 @@ def test_a_state_folder_that_cannot_be_trusted_is_told(state_folder: Path, monke
     (state_folder / "file").write_text("")
     monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(state_folder / "file"))
     assert "cannot be written" in named(record_findings(), "state folder").explanation
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("tmpfs", "what outlives a reboot (a power mode) is not put back"),
+        ("overlay", "lost with the container"),
+        ("nfs4", "two writers may not see each other's locks"),
+        ("ext4", ""),
+    ],
+)
+def test_a_promise_that_does_not_hold_here_is_told(
+    kind: str, says: str, state_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that forgets, a container's own, one over a network; a machine whose identity is not known."""
+    state_folder.mkdir()
+    monkeypatch.setattr(records, "file_systems", lambda: {state_folder.stat().st_dev: kind})
+    monkeypatch.setattr(records, "machine", lambda: "0123456789ab")
+    found = [each for each in record_findings() if each.subject == "promise"]
+    assert len(found) == bool(says)
+    assert all(says in each.explanation and each.works is None and each.remedy for each in found)
+    monkeypatch.setattr(records, "machine", lambda: "boot-0123")
+    assert [each for each in record_findings() if "/etc/machine-id says nothing" in each.explanation]
 
 
 def test_broken_limits_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,3 +487,12 @@ def test_on_a_simulated_board_the_machine_is_left_out(capsys: pytest.CaptureFixt
     assert examine("sim:jetson-nano").faults == ()
     assert isinstance(examine("sim:jetson-nano"), Examination)
     assert isinstance(Sensor().clock, VirtualClock)
+
+
+@pytest.mark.parametrize(("uri", "code"), [("sim:x", 3), ("sim:", 2), ("foo", 3)])
+def test_a_device_that_cannot_be_is_an_error_and_no_finding(
+    uri: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with every other command."""
+    assert run(["doctor", "--device", uri]) == code
+    assert capsys.readouterr().out == ""

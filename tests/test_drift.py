@@ -65,6 +65,7 @@ def test_where_the_short_cut_is_taken_it_is_right(slack: float) -> None:
     assert run_length(0.0, slack, threshold_for(slack, 20_000)) == pytest.approx(20_000, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.02, 0.03])
 def test_there_is_one_false_alarm_a_week(spread: float) -> None:
     """Over a week of load both charts together raise a false alarm as often as once a week gives."""

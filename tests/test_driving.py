@@ -87,6 +87,7 @@ def _seen(draw: Callable[[random.Random], float]) -> Iterator[np.ndarray]:
         yield _latencies(Server(lambda chance=chance: draw(chance)), Poisson(LOAD / SERVICE_S), COUNT, seed)  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_waiting_agrees_with_the_formulas_for_exponential_service() -> None:
     """M/M/1: the mean wait is load × service / (1 - load), and the time in the system is exponential.
 
@@ -112,6 +113,7 @@ def _crommelin(wait_s: float) -> float:
     return (1 - LOAD) * math.fsum(terms)
 
 
+@pytest.mark.slow
 def test_waiting_agrees_with_the_formulas_for_constant_service() -> None:
     """M/D/1: the mean wait is half that of M/M/1, and its 99th percentile that of Crommelin's series."""
     low, high = 0.0, 0.2

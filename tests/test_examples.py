@@ -1,6 +1,5 @@
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -28,30 +27,10 @@ def test_there_are_five_examples() -> None:
     assert all(len(path.read_text().splitlines()) < 60 for path in EXAMPLES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_from_anywhere(tmp_path: Path, path: Path) -> None:
     """It ends well, says what kind of energy it speaks of, and where its answer is."""
     printed = output([sys.executable, str(path)], tmp_path)
     assert re.search("simulated|estimated|measured", printed)
     assert "Traceback" not in printed
-
-
-def readme_commands() -> list[str]:
-    """Return the polythrottle commands of the README that need nothing but the checkout."""
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    joined = "\n".join(blocks).replace("\\\n", " ")
-    return [line for line in joined.splitlines() if line.startswith("polythrottle ")]
-
-
-@pytest.mark.parametrize("command", readme_commands())
-def test_a_readme_command_runs(tmp_path: Path, command: str) -> None:
-    """Every command the README shows works as printed, from the checkout's folder."""
-    for name in ("examples", "devices", "profiles"):
-        (tmp_path / name).symlink_to(ROOT / name) if name == "examples" else None
-    words = shlex.split(command, comments=True)
-    assert output(words, tmp_path).strip()
-
-
-def test_the_readme_shows_commands() -> None:
-    """The list above is not empty by mistake."""
-    assert len(readme_commands()) >= 5

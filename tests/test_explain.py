@@ -16,9 +16,9 @@ from polythrottle.cli.commands import run
 from polythrottle.cli.explain import print_explanation
 from polythrottle.cli.explained import explain_document
 from polythrottle.errors import PolythrottleError
-from polythrottle.explain import Explanation, explain
-from polythrottle.explain.prices import step
-from polythrottle.explain.shares import EXACT, Mixtures
+from polythrottle.explanation import Explanation, explain
+from polythrottle.explanation.prices import step
+from polythrottle.explanation.shares import EXACT, Mixtures
 from polythrottle.journal import Journal
 from polythrottle.measurement import EnergyKind, Latency, Measurement
 from polythrottle.problem import Constraint, Objective, Problem
@@ -306,6 +306,38 @@ def test_a_failed_point_is_never_named() -> None:
 
     (ladder,) = explain(visited(board(), "mean<=13ms", visit=visit)).prices
     assert all(visit(price.point) is not None for price in ladder if price.point is not None)
+
+
+def test_a_point_that_broke_the_limit_early_is_neither_untried_nor_fine(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a window was cut short, no limit as tight is said to hold there, and looser ones name it as it was seen."""
+    tempting = min(board(), key=lambda point: product(point).energy_j)
+
+    def visit(point: Mapping[str, Level]) -> Measurement:
+        return replace(product(point), censored=point == tempting)
+
+    found = explain(visited(board(), "mean<=17ms", visit=visit))
+    (ladder,) = found.prices
+    limit = found.limits[0].constraint.limit
+    as_tight = [price for price in ladder if price.constraint is not None and price.constraint.limit <= limit]
+    assert len(as_tight) > 1
+    assert tempting not in {price.point for price in as_tight}
+    text = printed(found, capsys)
+    assert "not tried yet" not in text
+    named = [price for price in ladder if price.point == tempting]
+    assert named
+    assert all(price.tried and not price.measured for price in named)
+    assert "stopped early" in text
+
+
+def test_a_point_whose_queue_grew_is_never_named() -> None:
+    """What does not keep up with its load is no answer to another limit on a latency."""
+    tempting = min(board(), key=lambda point: product(point).energy_j)
+
+    def visit(point: Mapping[str, Level]) -> Measurement:
+        return replace(product(point), backlog_per_s=3.0 if point == tempting else None)
+
+    (ladder,) = explain(visited(board(), "mean<=17ms", visit=visit)).prices
+    assert tempting not in {price.point for price in ladder}
 
 
 def test_relative_energy_has_no_joules(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polythrottle.actuation import SysFiles, SystemControls
+from polythrottle.backports import tomllib
 from polythrottle.catalog import load_board
 from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, StorageError, UnknownName
 from polythrottle.testing import BOARDS, FakeKernel, Fault, plant, reboot

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from polythrottle.backports import tomllib
 from polythrottle.errors import DeviceError, UnknownName
 from polythrottle.testing.nvml import MODELS, FakeNvml, FaultKind, build, compiler
 
@@ -820,9 +820,18 @@ def test_a_machine_without_a_compiler_says_so(tmp_path: Path, monkeypatch: pytes
     """Building needs a C compiler, and the error names what was looked for."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert compiler() is None
     with pytest.raises(DeviceError, match="no C compiler"):
         build(tmp_path / "lib")
+
+
+def test_without_one_the_compiler_of_the_package_ziglang_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with Python and make alone installs it from PyPI."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "ziglang")
+    assert compiler() == f"{sys.executable} -m ziglang cc"
 
 
 def test_a_compiler_that_fails_is_an_error_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -850,7 +859,8 @@ def test_a_library_under_the_drivers_name_that_is_no_stand_in_stops_it(tmp_path:
         str(real),
         str(source),
     ]
-    subprocess.run(words, check=True)
+    cache = str(tmp_path / "zig")
+    subprocess.run(words, check=True, env={**os.environ, "ZIG_LOCAL_CACHE_DIR": cache, "ZIG_GLOBAL_CACHE_DIR": cache})
     program = f"""
 import ctypes; from pathlib import Path
 ctypes.CDLL({str(real)!r})

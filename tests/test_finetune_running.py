@@ -68,7 +68,7 @@ def _terms(policy: str = "interleave", seconds: float | None = None, rate_per_s:
     return Terms(_SLO_S, Poisson(rate_per_s), policy, seconds)
 
 
-@pytest.mark.parametrize("policy", ["interleave", "greedy"])
+@pytest.mark.parametrize("policy", ["interleave", pytest.param("greedy", marks=pytest.mark.slow)])
 def test_a_job_is_done_beside_its_inference(tmp_path: Path, policy: str) -> None:
     """Until the job is done every request is answered, in one thread, and every sample is trained once per epoch."""
     served, told = Answering(), list[Progress]()
@@ -86,6 +86,7 @@ def test_a_job_is_done_beside_its_inference(tmp_path: Path, policy: str) -> None
     assert (found.simulated, found.policy, found.training.stopped) == (False, policy, "")
 
 
+@pytest.mark.slow
 def test_inference_alone_trains_nothing_while_requests_come(tmp_path: Path) -> None:
     """What was trained to see how long slices take is not counted, and nothing comes on top."""
     found = run(open_device("cpu"), Server(Answering()), _pretending(tmp_path, epochs=99), _terms("none", 1.0))
@@ -96,6 +97,7 @@ def test_inference_alone_trains_nothing_while_requests_come(tmp_path: Path) -> N
         run(open_device("cpu"), Server(Answering()), _pretending(tmp_path), _terms("none"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["dies"])
 def test_a_trainer_that_dies_is_started_again_and_inference_goes_on(tmp_path: Path, how: str) -> None:
     """It goes on from its last step, and says how often; all requests are answered."""
@@ -106,6 +108,7 @@ def test_a_trainer_that_dies_is_started_again_and_inference_goes_on(tmp_path: Pa
     assert len(found.latencies_s) == found.requests
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_requests_while_a_trainer_starts_again(tmp_path: Path) -> None:
     """One that has died and does not come back keeps nobody waiting, and its time is not counted."""
     trainer = _pretending(tmp_path, "lingers", 60, epochs=10**6)
@@ -115,6 +118,7 @@ def test_a_run_ends_with_its_requests_while_a_trainer_starts_again(tmp_path: Pat
     assert found.span_s < 30.0  # the trainer is given a minute to start
 
 
+@pytest.mark.slow
 def test_a_trainer_that_refuses_stops_fine_tuning_alone(tmp_path: Path) -> None:
     """Its words are told, requests are answered until the time is up."""
     trainer = _pretending(tmp_path, "refuses", 60, epochs=99)
@@ -125,6 +129,7 @@ def test_a_trainer_that_refuses_stops_fine_tuning_alone(tmp_path: Path) -> None:
     assert len(found.latencies_s) == found.requests > 0
 
 
+@pytest.mark.slow
 def test_a_new_model_is_validated_and_served_once_the_job_is_done(tmp_path: Path) -> None:
     """The result says what was found and which file is served now."""
     trainer = _pretending(tmp_path, epochs=20, served="new.pt2")
@@ -133,6 +138,7 @@ def test_a_new_model_is_validated_and_served_once_the_job_is_done(tmp_path: Path
     assert (found.validation["accuracy"], found.validation["served"]) == (0.75, "new.pt2")
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_ends_the_run_and_the_trainer(tmp_path: Path) -> None:
     """The failure is told as it is, and no process stays behind."""
     trainer = _pretending(tmp_path, epochs=100_000)
@@ -156,6 +162,7 @@ def test_an_interrupt_ends_the_run_with_what_came_of_it(tmp_path: Path) -> None:
     assert found.requests > 0
 
 
+@pytest.mark.slow
 def test_a_limit_that_inference_alone_cannot_hold_is_refused(tmp_path: Path) -> None:
     """Before anything runs, with what a request takes and what would do."""
     terms = Terms(0.01, Uniform(5.0))
@@ -163,6 +170,7 @@ def test_a_limit_that_inference_alone_cannot_hold_is_refused(tmp_path: Path) -> 
         run(open_device("cpu"), Server(Answering(0.03)), _pretending(tmp_path), terms)
 
 
+@pytest.mark.slow
 def test_requests_are_answered_in_batches_that_were_allowed(tmp_path: Path) -> None:
     """Batches of four fill while nothing is late; sizes the model has not are refused."""
     served = Answering()
@@ -173,6 +181,7 @@ def test_requests_are_answered_in_batches_that_were_allowed(tmp_path: Path) -> N
         Server(served, (3,))
 
 
+@pytest.mark.slow
 def test_a_lone_request_is_answered_in_a_batch_it_does_not_fill(tmp_path: Path) -> None:
     """A model that takes no batch of one is never given one."""
     served = Answering()
@@ -181,6 +190,7 @@ def test_a_lone_request_is_answered_in_a_batch_it_does_not_fill(tmp_path: Path) 
     assert found.requests == len(found.latencies_s) > 0
 
 
+@pytest.mark.slow
 def test_the_papers_policy_says_why_it_cannot_be_had(tmp_path: Path) -> None:
     """Where operations cannot be counted its prediction cannot be made."""
     with pytest.raises(InvalidInput, match="take another policy"):
@@ -200,6 +210,7 @@ def test_hours_that_do_not_suffice_are_told(tmp_path: Path) -> None:
     assert found.hours == str(just_begun)
 
 
+@pytest.mark.slow
 def test_a_power_that_is_nearly_used_up_makes_fine_tuning_wait(tmp_path: Path) -> None:
     """Requests are answered all the same; a power below what inference draws alone is refused before anything runs."""
     with pytest.raises(InvalidInput, match="inference alone draws"):
@@ -217,6 +228,7 @@ def _run(where: Path, policy: str, epochs: int = 99, seconds: float | None = Non
     return run(open_device("cpu"), Server(Answering()), _pretending(where, epochs=epochs), terms)
 
 
+@pytest.mark.slow
 def test_a_real_trainer_trains_a_real_model_in_between(tmp_path: Path) -> None:
     """The same with torch on both sides: a second run has nothing left to do."""
     data_folder(tmp_path / "data")

@@ -9,7 +9,7 @@ import pytest
 
 from polythrottle.finetune.lane import Done, Lane
 from polythrottle.finetune.tending import Tended
-from polythrottle.finetune.trainer import Task, Trainer
+from polythrottle.finetune.trainer import Task, Trainer, driver
 
 
 class Scene:
@@ -38,8 +38,9 @@ class Scene:
 
 
 @pytest.fixture
-def scenes(tmp_path: Path) -> Iterator[list[Scene]]:
-    """Return a list whose scenes are closed afterwards."""
+def scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Scene]]:
+    """Return a list whose scenes are closed afterwards, without waiting for trainers that would sleep on."""
+    monkeypatch.setattr(driver, "_REAP_S", 0.05)
     made: list[Scene] = []
     yield made
     for scene in made:

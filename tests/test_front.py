@@ -254,6 +254,7 @@ def tuned(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_tune_prints_the_front(capsys: pytest.CaptureFixture[str]) -> None:
     """With --pareto every point of the front is listed, in 80 columns, and the document holds it."""
     text = tuned(capsys, "--pareto", "--slo", "p99<=5x")

@@ -100,6 +100,7 @@ def test_the_usual_doubt_is_that_of_most() -> None:
     assert usual(np.array([[0.01], [0.01], [4.0]])) == pytest.approx([0.01])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("history", [False, True])
 def test_the_models_follow_the_precise_of_two_neighbours(history: bool) -> None:
     """Where two windows contradict each other, the one with the narrow interval is believed."""
@@ -119,6 +120,7 @@ def test_the_models_follow_the_precise_of_two_neighbours(history: bool) -> None:
     assert between + 0.05 < believes_slow
 
 
+@pytest.mark.slow
 def test_only_what_intervals_do_not_say_is_fitted() -> None:
     """Honest intervals leave less for the fitted noise, and together both are about what was there."""
     rng = np.random.default_rng(1)
@@ -139,6 +141,7 @@ def test_equal_intervals_of_energy_change_no_suggestion() -> None:
     assert make_optimizer("bayes").suggest(plain) == make_optimizer("bayes").suggest(equal)
 
 
+@pytest.mark.slow
 def test_equally_vague_latencies_change_the_trend_by_little() -> None:
     """Equal noise moves the means by far less than it is itself."""
     path = [(1300, 0.010), (1100, 0.011), (900, 0.0125), (700, 0.0145), (500, 0.018)]

@@ -672,7 +672,7 @@ def test_a_missing_client_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch
     for name in [name for name in sys.modules if name.startswith(("polythrottle.workloads.", package))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(DeviceError, match=r"pip install 'polythrottle\[serving\]'"):
+    with pytest.raises(DeviceError, match=r"pip install 'polythrottle\[(triton|vllm)\]'"):
         open_workload(f"{scheme}://127.0.0.1:1/m")
 
 

@@ -1,5 +1,4 @@
 import json
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polythrottle import tune
+from polythrottle.backports import tomllib
 from polythrottle.catalog.ladders import ladder_of, table_of
 from polythrottle.catalog.profiles import read_profile, write_profile
 from polythrottle.cli.commands import run

@@ -26,7 +26,7 @@ def test_a_trial_is_folded_between_its_knobs(
         live.changed(whole)
     lines = capsys.readouterr().err.splitlines()
     assert max(map(len, lines)) <= 40
-    assert any("gpu max 1200 MHz" in line for line in lines)
+    assert any("gpu_max_mhz=1200" in line for line in lines)
     assert "breaks the SLO" in " ".join(" ".join(lines).split())
 
 

@@ -419,6 +419,7 @@ def test_nothing_known_is_the_top() -> None:
     assert follow(_ladder(), Footing(0), Forecast(), 0.0, 0).rung == 2
 
 
+@pytest.mark.slow
 def test_a_rung_says_what_its_slo_costs() -> None:
     """The watts that a second more of p99 would save: much where only it forbids the cheaper point, nothing without."""
     fast, slow = _service(0.02, idle_w=20.0), _service(0.1, idle_w=10.0)

@@ -32,6 +32,7 @@ def seen(name: str, seed: int, traffic: Traffic | None = None, queries: int = 15
     return rig, measure(rig, rig, RIG, window, sensor=distortion.sensor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SENSORS)
 def test_energy_is_within_its_interval(name: str) -> None:
     """Through every sensor about 95 % of 40 windows hold the truth; the benchmark counts 400."""
@@ -176,6 +177,7 @@ def test_a_reading_that_stands_still_jumps_or_falls_is_looked_at_again(name: str
     assert rig.traffic.energy_j in measured.intervals["energy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SENSORS)
 def test_a_value_lies_in_its_interval_even_where_a_fault_is_too_small_to_see(name: str) -> None:
     """A lost step, a joule more or one less: the value is in the interval, and the truth in most of them."""

@@ -67,6 +67,11 @@ def test_a_limit_that_is_near_is_looked_at_for_longer() -> None:
     assert queries(near) > 1.5 * queries(far)
 
 
+def test_a_floor_that_is_plainly_held_is_not_looked_at_for_longer() -> None:
+    """A hundred items a second are far above: the window is as long as energy alone asks for."""
+    assert queries(looked("throughput>=50/s", spread=0.2)) == queries(looked(spread=0.2))
+
+
 def test_what_others_are_judged_by_is_looked_at_to_the_end() -> None:
     """A percentile that relative limits multiply takes the whole window; a mean, as long as it needs."""
     assert queries(looked(precise=("p99",))) == 1000

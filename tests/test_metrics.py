@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from scripted_daemon import status
 
-from polythrottle.daemon.metrics import FIGURES, KINDS, render
+from polythrottle.daemon.metrics import KINDS, render
 from polythrottle.daemon.status import BudgetShown, FinetuningShown, SavedShown, Status, StudyShown
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -20,7 +20,6 @@ BASE_UNITS = ("seconds", "joules", "watts", "celsius", "hertz", "bytes", "total"
 COUNTS = ("faults", "requests_waiting", "rung", "rungs", "study_trials", "study_trials_most", "finetuning_epochs_done")
 WHETHER = ("phase", "reachable", "leased", "up", "throttled", "tripped", "drifted", "met", "running")
 DAEMON = Path(__file__).resolve().parent.parent / "polythrottle" / "daemon"
-DOCS = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 
 
 def full() -> Status:
@@ -199,10 +198,3 @@ def test_saved_joules_may_lack_an_interval() -> None:
     found = {name for name, _ in samples(shown)}
     assert "polythrottle_saved_joules" in found
     assert not found & {"polythrottle_saved_low_joules", "polythrottle_budget_met"}
-
-
-def test_the_page_of_metrics_lists_every_one() -> None:
-    """docs/metrics.md names all that is exported, and nothing else."""
-    named = set(re.findall(r"^\| `(polythrottle_\w+)", DOCS.read_text(), re.M))
-    exported = {f"polythrottle_{each.name}{'_total' if each.counter else ''}" for each in FIGURES}
-    assert named == {*exported, "polythrottle_build_info"}

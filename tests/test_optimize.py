@@ -175,6 +175,7 @@ def test_a_suggestion_is_a_function_of_the_study(method: str) -> None:
     assert optimizer.suggest(study) == first == make_optimizer(method).suggest(study)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_fresh_process_repeats_every_suggestion(method: str) -> None:
     """A study resumed elsewhere goes on exactly as it would have here."""
@@ -317,6 +318,7 @@ def test_bayes_keeps_away_from_where_trials_fail() -> None:
     assert (study.best.measurement or flat()).energy_j <= 1.05 * fits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 2, 5])
 def test_bayes_outlives_an_outlier(at: int) -> None:
     """One window at ten times its time and energy, be it the default's, costs a few trials, and at most a tenth."""
@@ -360,6 +362,7 @@ LEVELS = st.one_of(
 VALUES = st.floats(1e-300, 1e300)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), columns=st.lists(LEVELS, min_size=1, max_size=4), label=st.booleans())
 def test_no_space_and_no_value_is_too_odd(data: st.DataObject, columns: list[list[Level]], label: bool) -> None:
@@ -407,3 +410,16 @@ def test_caps_on_risk_are_opened_one_after_the_other(
     """A point beyond them all is known as one, so that a search may end rather than go there for next to nothing."""
     rows = equals(worth(*promises), np.arange(len(promises)), Options())
     assert (rows.tolist(), beyond_caps(worth(*promises), rows)) == ([chosen], beyond)
+
+
+@pytest.mark.parametrize(("energies", "level"), [((2.0,), 5), ((2.0, 1.0), 3), ((2.0, 3.0), 7), ((2.0, 3.0, 3.0), 8)])
+def test_a_step_along_a_knob_ends_half_way_to_the_end_or_to_the_nearest_point_tried(
+    energies: tuple[float, ...], level: int
+) -> None:
+    """From the highest of nine levels to the fifth; on from there if that helped, else back by half, and half again."""
+    levels = tuple(10_000_000 * 2**doublings for doublings in range(9))  # steps are equal on a logarithmic scale
+    space = SearchSpace.grid((Knob("gpu_max_hz", levels),), {"gpu_max_hz": levels[-1]})
+    search, study = make_optimizer("gradient"), Study(Problem(space), "gradient")
+    for number, energy in enumerate(energies):
+        study = replace(study, trials=(*study.trials, Trial(number, search.suggest(study), measured(energy_j=energy))))
+    assert search.suggest(study)["gpu_max_hz"] == levels[level - 1]

@@ -19,7 +19,7 @@ def test_an_slo_is_read(text: str, metric: str, limit: float, relative: bool) ->
 
 @pytest.mark.parametrize(
     "text",
-    ["", "p99", "p99<25ms", "p99<=25", "p99<=25W", "p99>=25ms", "throughput<=3/s", "temperature<=1.2x", "mean<=x",
+    ["", "p99", "p99=25ms", "p99<=25", "p99<=25W", "p99>=25ms", "throughput<=3/s", "temperature<=1.2x", "mean<=x",
      "mean<=-1x", "mean<=0ms", "p42<=3ms", "p99<=25ms and more", "mean<=nanx", "mean<=infms"],
 )  # fmt: skip
 def test_a_malformed_slo_gets_one_line_with_an_example(text: str) -> None:
@@ -28,6 +28,13 @@ def test_a_malformed_slo_gets_one_line_with_an_example(text: str) -> None:
         Constraint.parse(text)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) > 20
+
+
+@pytest.mark.parametrize("text", ["p99<25ms", "p99≤25ms", "p99 <= 25 ms", "P99⩽25ms", " p99 < 0.025s"])
+def test_a_limit_may_be_written_as_people_write_it(text: str) -> None:
+    """With or without the equals sign, with blanks, with the sign of mathematics."""
+    assert Constraint.parse(text) == Constraint("p99", 0.025)
+    assert Constraint.parse("throughput≥30/s") == Constraint.parse("throughput > 30/s") == Constraint("throughput", 30)
 
 
 def test_an_slo_text_reads_back() -> None:

@@ -1,13 +1,15 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from builders import measured, study
 
-from polythrottle.catalog.profiles import read_profile, write_profile
-from polythrottle.errors import BadFile, SloUnmet, StorageError
+from polythrottle.catalog.profiles import find_profile, named_profiles, read_profile, tuned_path, write_profile
+from polythrottle.errors import BadFile, SloUnmet, StorageError, UnknownName
+from polythrottle.problem import Constraint, Objective, Problem
 from polythrottle.profile import Profile, Verdict, verdict
-from polythrottle.space import OperatingPoint
+from polythrottle.space import OperatingPoint, SearchSpace
 
 
 def tuned() -> Profile:
@@ -45,7 +47,7 @@ def test_a_file_that_is_no_profile_is_one_clear_error(tmp_path: Path, text: str)
     """Missing keys, wrong types and broken TOML are named."""
     path = tmp_path / "p.toml"
     path.write_text(text, encoding="latin-1")
-    with pytest.raises(BadFile, match=r"p\.toml is not a profile"):
+    with pytest.raises(BadFile, match=r"p\.toml is not a profile|p\.toml cannot be read: it is empty"):
         read_profile(path)
     with pytest.raises(BadFile, match="cannot be read"):
         read_profile(tmp_path / "none.toml")
@@ -71,7 +73,7 @@ def test_a_level_or_a_name_that_is_none_is_a_bad_file(tmp_path: Path, change: tu
     text = path.read_text()
     path.write_text(text.replace(*change).replace("gpu_max_mhz = 400", change[1]))
     assert path.read_text() != text
-    with pytest.raises(BadFile, match=r"p\.toml is not a profile"):
+    with pytest.raises(BadFile, match=r"p\.toml is not a profile|p\.toml cannot be read: it is empty"):
         read_profile(path)
 
 
@@ -98,3 +100,47 @@ def test_an_older_profile_stays_only_where_it_answers_the_same_question() -> Non
     early = replace(frugal, provenance={})
     assert verdict(early, found).keeps
     assert verdict(replace(early, slo=()), found).words == "it was for no SLO"
+
+
+def asking(*slo: str, objective: Objective = Objective.ENERGY) -> Path:
+    """Return where the answer to a question goes."""
+    problem = Problem(SearchSpace.unit(), tuple(map(Constraint.parse, slo)), objective=objective)
+    return tuned_path("sim-orin", "resnet50", problem)
+
+
+def test_each_slo_has_a_file_of_its_own(state_folder: Path) -> None:
+    """In the state folder, named after device, workload and what was asked, in whatever order and unit it was."""
+    folder = state_folder / "profiles" / "tuned" / "sim-orin"
+    assert asking("p99<=0.025s") == folder / "resnet50@p99-25ms.toml"
+    assert asking("power<=20W", "mean<=1.2x") == asking("mean<=1.2x", "power<=20W")
+    assert asking() == folder / "resnet50@no-slo.toml"
+    every = [asking("p99<=25ms"), asking("p99<=25ms", objective=Objective.EDP), asking("throughput>=30/s"), asking()]
+    assert len(set(every)) == 4
+    assert all(path.name.count("/") == 0 and " " not in path.name for path in every)
+
+
+def test_a_name_finds_the_newest_profile_and_one_of_several_can_be_named(tmp_path: Path) -> None:
+    """Also one in profiles/tuned of the working folder, where they used to go."""
+    old, loose, tight = tmp_path / "profiles/tuned/sim-orin/resnet50.toml", asking("p99<=50ms"), asking("p99<=25ms")
+    for age, path in enumerate((loose, old, tight)):
+        write_profile(tuned(), path)
+        os.utime(path, (age, age))
+    found = [path.absolute() for path in named_profiles("sim-orin/resnet50")]
+    assert found == [tight, old, loose]
+    assert find_profile("sim:orin/resnet50") == tight
+    for name in ("sim-orin/resnet50@p99-50ms", "sim-orin/resnet50@p99<=50ms", "sim-orin/resnet50@p99<50 ms.toml"):
+        assert find_profile(name) == loose
+    tight.unlink()
+    assert find_profile("sim-orin/resnet50").absolute() == old
+
+
+def test_a_profile_that_is_not_there_is_one_helpful_line(tmp_path: Path) -> None:
+    """A name offers the nearest, a folder asks for a file in it, and where there is none yet it says what makes one."""
+    with pytest.raises(UnknownName, match=r"known: none .*polythrottle tune makes profiles"):
+        find_profile("nowhere.toml")
+    write_profile(tuned(), asking("p99<=25ms"))
+    with pytest.raises(UnknownName, match="did you mean sim-orin/resnet50"):
+        find_profile("sim-orin/resnet5")
+    with pytest.raises(BadFile, match="is a folder; name a profile's file"):
+        find_profile(str(tmp_path))
+    assert named_profiles("../resnet50") == named_profiles("a/b/c") == ()

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import tomllib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from polythrottle.backports import tomllib
 from polythrottle.catalog import load_model
 from polythrottle.cli.commands import run
 from polythrottle.errors import BadFile, InvalidInput, TrialError, UnknownName

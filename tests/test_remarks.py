@@ -9,8 +9,9 @@ from polythrottle.backends import open_device
 from polythrottle.backends.cpu import CpuDevice
 from polythrottle.measurement import Interval, Measurement, Window
 from polythrottle.problem import Objective
-from polythrottle.remarks import EVERY, afterwards, beforehand, meanwhile, unknown, unsteered
-from polythrottle.study import Study, Trial
+from polythrottle.remarks import EVERY, afterwards, beforehand, loose_limit, meanwhile, passed_over, unknown, unsteered
+from polythrottle.space import OperatingPoint
+from polythrottle.study import Reference, Study, Trial
 
 
 def first(whole: Study, count: int) -> Study:
@@ -136,3 +137,32 @@ def test_what_is_not_known_has_a_reason() -> None:
     short = measured(temperature_c=40.0, idle_power_w=1.0, intervals={"mean": Interval(0.0, 1.0)})
     assert "too short" in unknown(short, CLOSED)["intervals"]
     assert not unknown(replace(short, intervals={"energy": Interval(0.0, 2.0)}), CLOSED)
+
+
+def test_what_measured_less_than_the_answer_is_told_with_why_it_is_not_taken() -> None:
+    """A trial that breaks the SLO, one that was lucky, and a preset of knobs that were not searched."""
+    whole = study("mean<=20ms", energies=(2.0, 1.0, 0.8, 0.9), latencies=(0.01, 0.015, 0.05, 0.01))
+    (line,) = passed_over(whole)
+    assert line == ("not taken", "trial 2 measured 11.1% less, but it breaks the SLO")
+    chosen = replace(whole, answer=1)
+    assert [text.partition(",")[0] for _, text in passed_over(chosen)] == [
+        *("trial 2 measured 20.0% less", "trial 3 measured 10.0% less")
+    ]
+    assert "but by chance: from all trials" in list(passed_over(chosen))[1][1]
+    for levels, why in (({"cpu_max_hz": 1}, "it also sets cpu_max_mhz"), ({}, "presets are measured once")):
+        beside = whole.with_reference(Reference("15W", OperatingPoint(levels), measured(0.01, 0.45)))
+        assert list(passed_over(beside))[1][1].startswith(f"preset 15W measured 50.0% less, but {why}")
+    late = whole.with_reference(Reference("MAXN", OperatingPoint({}), measured(0.05, 0.1)))
+    assert len(list(passed_over(late))) == 1
+    assert not list(passed_over(study("mean<=5ms", energies=(1.0, 2.0), latencies=(0.01, 0.01))))
+
+
+def test_a_limit_in_the_wrong_unit_is_doubted() -> None:
+    """Seconds for milliseconds are; a limit that is loose on purpose, and one that is a multiple, are not."""
+    seen = {"energies": (1.0,), "latencies": (0.011,)}
+    assert loose_limit(study("mean<=25s", **seen)) == (
+        "mean<=25 s is 2,273 times what the default takes, 11 ms: was mean<=25ms meant?"
+    )
+    for fine in ("mean<=3s", "mean<=25ms", "mean<=1000x"):
+        assert loose_limit(study(fine, **seen)) is None
+    assert loose_limit(study("mean<=25s")) is None

@@ -100,7 +100,7 @@ def test_unknown_notes_behind_the_measurements_are_left_out(tmp_path: Path) -> N
 
 
 BAD = {
-    "empty": ("", "empty"),
+    "empty": ("", "has nothing"),
     "header only": ("f,latency_s,energy_j\n", "no rows"),
     "no energy": ("f,latency_s\n1,2\n", "energy_j"),
     "no latency": ("f,energy_j\n1,2\n", "latency_s"),
@@ -163,7 +163,7 @@ def test_a_missing_table_is_one_clear_error(tmp_path: Path) -> None:
     """No file, a folder: said so."""
     with pytest.raises(BadFile, match="does not exist"):
         ReplayDevice(tmp_path / "none.csv")
-    with pytest.raises(BadFile, match="cannot be read"):
+    with pytest.raises(BadFile, match="no file that a table"):
         ReplayDevice(tmp_path)
 
 

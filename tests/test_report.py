@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pytest
 
 from polythrottle.errors import StorageError
@@ -16,7 +17,7 @@ from polythrottle.measurement import EnergyKind, Latency, Measurement
 from polythrottle.problem import Constraint, Objective, Problem
 from polythrottle.report import report_html, write_report
 from polythrottle.report.digest import Digest
-from polythrottle.report.figures import best_so_far, convergence, pareto
+from polythrottle.report.figures import best_so_far, convergence, pareto, plane
 from polythrottle.report.scale import Scale
 from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.study import Cost, Reference, Study, Trial
@@ -26,7 +27,7 @@ SPACE = SearchSpace.grid(
     {"gpu_max_hz": 1_300_500_000, "batch_size": 1},
 )
 KINDS = [EnergyKind.MEASURED, EnergyKind.ESTIMATED, EnergyKind.RELATIVE, EnergyKind.SIMULATED]
-VOID = {"meta", "br"}
+VOID = {"meta", "br", "input", "wbr"}
 
 
 def seen(point: OperatingPoint, kind: EnergyKind = EnergyKind.SIMULATED) -> Measurement:
@@ -222,7 +223,7 @@ def test_what_the_search_took_is_said() -> None:
     text = Page(report_html(replace(whole, trials=trials))).text
     assert "search 6 minutes and 6 kJ, simulated" in text
     assert f"stopped early {len(whole.infeasible)} trials that plainly broke the SLO" in text
-    assert "completed, stopped early" in text
+    assert re.search(r"over by [\d.]+ %, stopped early", text)
     assert f"together {100 * whole.total_excess:.0f} %" in text
     assert "search 6 min" not in Page(report_html(whole)).text
 
@@ -242,7 +243,7 @@ def test_trial_table_shows_every_trial_and_preset() -> None:
     assert sum(tag == "tr" for tag, _ in page.elements) == 1 + 2 + 1 + 12 + 2  # Knobs, trials, presets, two heads.
     assert "failed: the driver refused" in page.text
     assert "1300.5" in page.text
-    assert "gpu max (MHz)" in page.text
+    assert "gpu_max_mhz" in page.text
     assert "over by" in page.text
 
 
@@ -396,6 +397,57 @@ def test_impossible_paths(tmp_path: Path, name: str) -> None:
 def test_pareto_front() -> None:
     """The front keeps exactly the points that no other beats in both coordinates."""
     assert pareto([(3, 1), (1, 3), (2, 2), (2, 3), (3, 2), (1, 4)]) == [(1, 3), (2, 2), (3, 1)]
+
+
+def test_front_runs_through_feasible_points_only() -> None:
+    """The line of the front has its corners at trials that hold the SLO, though others take less."""
+    digest = Digest(study("p99<=10ms"))
+    held = [mark.measurement for mark in digest.trials if mark.verdict]
+    lines = plane(digest, digest.energy_scale).axes[0].lines
+    front = next(corners for line in lines if len(corners := np.asarray(line.get_xydata())) > 2)
+    energies = [seen.energy_j / digest.energy_scale.factor for seen in held]
+    assert all(min(abs(y - energy) for energy in energies) < 1e-9 for y in front[:, 1])
+    assert min(mark.measurement.energy_j for mark in digest.trials) < min(seen.energy_j for seen in held)
+
+
+def test_points_far_away_do_not_squeeze_the_others() -> None:
+    """A preset ten times as slow is in the small figure alone; the large one shows the trials and the default."""
+    near = study("p99<=70ms")
+    assert len(plane(Digest(near), Digest(near).energy_scale).axes) == 1
+    slow = seen(SPACE[0])
+    slow = replace(slow, latency=Latency(2.0, 2.0, None, 2.2, 2.4), energy_j=10 * slow.energy_j)
+    digest = Digest(replace(near, references=(Reference("15W", SPACE[0], slow),)))
+    large, small = plane(digest, digest.energy_scale).axes
+    assert [text.get_text() for text in small.texts] == ["15W"]
+    assert [text.get_text() for text in large.texts] == ["tuned", "default"]
+    assert "The small figure shows every point" in report_html(digest.study)
+
+
+def test_the_answer_is_the_one_that_was_chosen() -> None:
+    """A trial chosen as the answer is called tuned, though another that holds the SLO took less."""
+    whole = study("p99<=10ms")
+    other = next(trial.number for trial in whole.completed if whole.feasible(trial) and trial != whole.best)
+    best = Digest(replace(whole, answer=other)).best
+    assert best is not None
+    assert best.number == other
+
+
+def test_the_command_that_applies_the_answer_is_there(tmp_path: Path) -> None:
+    """A page of a study with a profile shows the line that applies it, quoted; one without shows none."""
+    path = tmp_path / "my profile.toml"
+    html = report_html(study(), profile=path)
+    assert f"polythrottle apply '{path}'" in Page(html).text
+    assert "polythrottle apply" not in report_html(study())
+    assert "polythrottle apply" not in report_html(study("p99<=1us"), profile=path)
+
+
+def test_knobs_that_never_move_have_no_column() -> None:
+    """A knob at one level in every row is named below the table instead of in it."""
+    whole = study()
+    trials = tuple(trial for trial in whole.trials if trial.point["batch_size"] == 1)
+    fixed = replace(whole, trials=tuple(replace(each, number=i) for i, each in enumerate(trials)), references=())
+    assert "The same in every row: batch_size=1." in Page(report_html(fixed)).text
+    assert "The same in every row" not in report_html(whole)
 
 
 def test_best_so_far_counts_only_what_holds() -> None:

@@ -46,6 +46,7 @@ def test_the_spaces_are_those_of_the_paper(board: str, searched: int, full: int)
     assert len(landscape(board, B0, FULL).space) == full
 
 
+@pytest.mark.slow
 def test_the_savings_come_out(found: dict[str, Any]) -> None:
     """The mean absolute error of the 32 savings is at most 3 percentage points, and no cell is off by more than 7."""
     errors = [abs(cell["saving"] - cell["published_saving"]) for cell in found["cells"]]
@@ -134,10 +135,19 @@ def test_the_command_prints_one_document(capsys: pytest.CaptureFixture[str]) -> 
     assert len(json.loads(capsys.readouterr().out)["cells"]) == 32
 
 
-def test_the_command_prints_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    """The text fits, names the paper, says simulated, and ends with the bars."""
+def test_the_command_prints_80_columns(found: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """The text fits, names the paper, says simulated, holds the document's figures, and ends with the bars."""
     assert run(["reproduce", "polythrottle", "--quick"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    for effect_of in found["knobs"]:
+        for one in (effect_of, effect_of["simulated"]):
+            assert f"{one['level'] / 1e6:.0f} MHz" in text
+            assert f"{100 * one['saving']:.1f} %" in text
+    for ratio in found["pareto"]:
+        assert f"{ratio['latency']:.2f}" in text
+        assert f"{ratio['energy']:.3f}" in text
+        assert f"{100 * (ratio['energy'] / ratio['published_energy'] - 1):+.1f} %" in text
     assert max(map(len, lines)) <= 80
     assert "arXiv 2310.19991" in lines[0]
     assert "simulated" in lines[0]

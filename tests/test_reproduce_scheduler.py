@@ -9,6 +9,7 @@ from polythrottle.reproduce.published import ORIN, TX2
 from polythrottle.reproduce.scheduler import PUBLISHED, SETTINGS, Scene, Setting, cell, throughput
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "arrivals"), [(SETTINGS[0], "poisson"), (SETTINGS[1], "uniform")], ids=["orin", "tx2"]
 )
@@ -25,6 +26,7 @@ def test_interleaving_holds_what_sharing_breaks(setting: Setting, arrivals: str)
     assert 0.85 * room.idle <= room.done <= min(room.room, room.clairvoyant)
 
 
+@pytest.mark.slow
 def test_the_document_has_every_cell(capsys: pytest.CaptureFixture[str]) -> None:
     """One record per board, arrivals and policy, with the paper's rate where there is one, and all bars, which hold."""
     assert run(["reproduce", "scheduler", "--replays", "1", "--json"]) == 0
@@ -40,6 +42,7 @@ def test_the_document_has_every_cell(capsys: pytest.CaptureFixture[str]) -> None
     assert [each["what"] for each in found["bars"] if not each["holds"]] == []
 
 
+@pytest.mark.slow
 def test_the_table_fits_and_says_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     """No line is longer than 80 columns and no cell is cut; a number of replays that is none is refused."""
     assert run(["reproduce", "scheduler", "--replays", "1"]) == 0

@@ -47,6 +47,7 @@ def test_two_workers_elsewhere_tell_what_one_costs(transient: Path) -> None:
         assert found["slowdown"] == pytest.approx(found["published"], abs=0.05)
 
 
+@pytest.mark.slow
 def test_the_document_holds_its_bars(transient: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every bar holds, every part is there, and people get it in 80 columns."""
     told: list[tuple[int, int]] = []

@@ -1,7 +1,9 @@
 """Leases, the guard, profiles applied by hand, and restoring from the records alone."""
 
 import errno
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +27,8 @@ from polythrottle.actuation import (
 from polythrottle.actuation import restoring as program
 from polythrottle.actuation.lease import Fence, boot_s
 from polythrottle.actuation.site import Site
+from polythrottle.cli.commands import run
+from polythrottle.diagnosis.records import record_findings
 from polythrottle.errors import BadFile, DeviceError, KnobRejected, PolythrottleError, StorageError, UnknownName
 
 LEVELS = frozenset(map(str, range(1000)))
@@ -52,6 +56,18 @@ def board(knob: Path, guarded: bool = False) -> Actuator:
     made = Actuator("board", guarded=guarded)
     made.allow(Control(str(knob), LEVELS))
     return made
+
+
+def two_written(knob: Path) -> tuple[Actuator, Path]:
+    """Return an entered actuator that has written 10 to one control and 20 to another, which held 2."""
+    other = knob.with_name("other")
+    other.write_text("2")
+    made = board(knob)
+    made.allow(Control(str(other), LEVELS))
+    made.__enter__()
+    made.write(str(knob), "10")
+    made.write(str(other), "20")
+    return made, other
 
 
 def eventually(what: Callable[[], bool]) -> bool:
@@ -356,15 +372,9 @@ def test_a_rate_is_left_to_the_governor_once_unlocked(state: Path) -> None:
     assert not device.differences
 
 
-def test_a_damaged_record_is_put_back_as_far_as_it_can_be_read(knob: Path, tmp_path: Path, state: Path) -> None:
+def test_a_damaged_record_is_put_back_as_far_as_it_can_be_read(knob: Path, state: Path) -> None:
     """Whole lines are acted upon; what a damaged one may have named is reported, and force puts it back."""
-    other = tmp_path / "other"
-    other.write_text("2")
-    dead = board(knob)
-    dead.allow(Control(str(other), LEVELS))
-    dead.__enter__()
-    dead.write(str(knob), "10")
-    dead.write(str(other), "20")
+    dead, other = two_written(knob)
     record = dead._site.record
     dead._release()
     lines = record.read_text().splitlines()
@@ -375,7 +385,9 @@ def test_a_damaged_record_is_put_back_as_far_as_it_can_be_read(knob: Path, tmp_p
     assert (knob.read_text(), other.read_text()) == ("1", "20")
     assert [each.key for each in outcome.foreign] == [str(other)]
     assert "line 3" in outcome.damage[0]
-    assert record.with_suffix(".damaged").exists()
+    assert record.with_suffix(".left").exists()
+    assert restore_all(force=True)[0].restored == (str(other),)
+    assert other.read_text() == "2"
 
 
 def test_force_puts_back_what_a_damaged_line_named(knob: Path, state: Path) -> None:
@@ -647,11 +659,10 @@ def test_a_full_disk_is_named_before_the_device_is_taken(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(StorageError, match="No space left on device"):
-        board(knob).__enter__()
-    monkeypatch.undo()
-    monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(state.parent))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(StorageError, match="No space left on device"):
+            board(knob).__enter__()
     with board(knob) as device:
         device.write(str(knob), "10")
     assert knob.read_text() == "1"
@@ -704,4 +715,294 @@ def test_what_has_lost_its_guard_cannot_be_confirmed(knob: Path, state: Path) ->
     with pytest.raises(DeviceError, match="has died"):
         confirm()
     restore_all()
+    assert knob.read_text() == "1"
+
+
+def test_a_state_folder_that_is_a_file_does_not_mean_that_nothing_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be read is said, never taken for nothing."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(tmp_path / "file"))
+    with pytest.raises(StorageError, match="is no folder"):
+        restore_all()
+
+
+WRECKER = """
+import errno, os, resource, shutil, signal, sys
+from pathlib import Path
+from polythrottle.actuation import Actuator, Control
+
+knob, what, how = sys.argv[1:]
+folder = Path(os.environ["POLYTHROTTLE_STATE_DIR"]) / "originals"
+
+def read_only(path, flags, *rest, open=os.open, **options):
+    if str(path).startswith(str(folder)) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    return open(path, flags, *rest, **options)
+
+def refusing(call):
+    def refuse(place, *rest):
+        if str(folder) in (os.readlink(f"/proc/self/fd/{place}") if isinstance(place, int) else str(place)):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return call(place, *rest)
+    return refuse
+
+def wreck():
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if what == "limit lowered":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
+    elif what == "no descriptors":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+        try:
+            while True:
+                os.open("/dev/null", os.O_RDONLY)
+        except OSError:
+            pass
+    elif what == "read-only":
+        os.open = read_only
+        os.pwrite, os.ftruncate, os.fsync, os.unlink = map(refusing, (os.pwrite, os.ftruncate, os.fsync, os.unlink))
+    elif what == "lease deleted":
+        [each.unlink() for each in folder.glob("*.lease")]
+    elif what == "lease emptied":
+        [each.write_text("") for each in folder.glob("*.lease")]
+    elif what == "record emptied":
+        [each.write_text("") for each in folder.glob("*.jsonl")]
+    else:
+        shutil.rmtree(folder)
+
+with Actuator("board") as board:
+    board.allow(Control(knob, frozenset({"10"})))
+    board.write(knob, "10")
+    wreck()
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+WRECKS = (
+    "no descriptors",
+    "limit lowered",
+    "read-only",
+    "lease deleted",
+    "lease emptied",
+    "record emptied",
+    "folder deleted",
+)
+
+
+@pytest.mark.parametrize("what", WRECKS)
+def test_a_writer_whose_state_is_wrecked_puts_its_device_back_all_the_same(knob: Path, state: Path, what: str) -> None:
+    """It does so itself, from what it knows; where it cannot, its code says so and its guard does."""
+    done = subprocess.run(
+        [sys.executable, "-c", WRECKER, str(knob), what, "ends"], check=False, capture_output=True, text=True
+    )
+    if what == "limit lowered":
+        assert done.returncode
+        assert f"board is not restored; {knob}" in done.stderr
+        assert eventually(lambda: knob.read_text().strip() == "1")
+    assert knob.read_text().strip() == "1", done.stderr
+
+
+@pytest.mark.parametrize("what", WRECKS)
+def test_a_guard_whose_state_is_wrecked_restores_for_a_writer_that_was_killed(
+    knob: Path, state: Path, what: str
+) -> None:
+    """The writer has told it the record through a pipe."""
+    done = subprocess.run([sys.executable, "-c", WRECKER, str(knob), what, "killed"], check=False, capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+    assert eventually(lambda: knob.read_text().strip() == "1")
+
+
+@pytest.mark.parametrize(
+    ("wreck", "says"),
+    [
+        (Path.unlink, "deleted while the device was steered"),
+        (lambda lease: lease.write_text(""), "damaged while the device was steered"),
+    ],
+    ids=["deleted", "emptied"],
+)
+def test_without_its_lease_a_writer_writes_nothing_more(
+    knob: Path, state: Path, wreck: Callable[[Path], object], says: str
+) -> None:
+    """It cannot know whether another writes by now; what it changed it puts back."""
+    with board(knob) as device:
+        device.write(str(knob), "10")
+        wreck(Site.of("board").lease)
+        with pytest.raises(StorageError, match=says):
+            device.write(str(knob), "20")
+        assert knob.read_text() == "10"
+    assert knob.read_text() == "1"
+
+
+def test_a_writer_that_has_lost_its_folder_to_another_leaves_the_device_to_it(knob: Path, state: Path) -> None:
+    """Else it would undo what the other has set, and take it for its own; the error says whose it is."""
+    first = board(knob).__enter__()
+    first.write(str(knob), "10")
+    shutil.rmtree(state)
+    with board(knob) as second:
+        second.write(str(knob), "20")
+        with pytest.raises(DeviceError, match="has begun a new one"):
+            first.__exit__(None, None, None)
+        assert knob.read_text() == "20"
+
+
+def test_a_lease_that_cannot_be_renewed_stops_the_writer(
+    knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its guard would restore in the middle of a study, which is to hear of it first."""
+    monkeypatch.setattr("polythrottle.actuation.watch.LEASE_S", 0.04)
+    with board(knob, guarded=True) as device:
+        device.write(str(knob), "10")
+        assert device._watch is not None
+        state.rename(state.with_name("elsewhere"))
+        assert eventually(lambda: device._watch.failure is not None)
+        with pytest.raises(StorageError, match="deleted while the device was steered"):
+            device.write(str(knob), "20")
+        state.with_name("elsewhere").rename(state)
+        assert eventually(lambda: device._watch.failure is None)
+        device.write(str(knob), "20")
+    assert knob.read_text() == "1"
+
+
+@pytest.mark.parametrize("change", ["host", "machine"])
+def test_a_machine_that_changes_its_name_finds_what_it_left(
+    knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Neither a new host name nor a new machine-id, as a container has its own, hides a record of this boot."""
+    dead = board(knob).__enter__()
+    dead.write(str(knob), "10")
+    dead._release()
+    if change == "host":
+        monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "other", "6", "1", "x86_64")))
+        monkeypatch.setattr("platform.node", lambda: "other")
+    else:
+        monkeypatch.setattr("polythrottle.actuation.site.machine", lambda: "0123456789ab")
+    assert [each.device for each in standing()] == ["board"]
+    with board(knob) as device:
+        assert knob.read_text() == "1"
+        assert device.original(str(knob)) == "1"
+    assert restore_all() == ()
+
+
+def test_what_another_machine_has_left_in_a_shared_folder_is_its_own(
+    knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record of another key and another boot is neither shown nor touched."""
+    with monkeypatch.context() as there:
+        there.setattr("polythrottle.actuation.site.machine", lambda: "0123456789ab")
+        dead = Actuator("board", guarded=False, boot_id="another-boot")
+        dead.allow(Control(str(knob), LEVELS))
+        dead.__enter__()
+        dead.write(str(knob), "10")
+        dead._release()
+    assert standing() == ()
+    assert restore_all(force=True) == ()
+    assert knob.read_text() == "10"
+
+
+def test_a_process_number_that_is_another_s_by_now_holds_nothing(
+    holder: Callable[[str], "subprocess.Popen[str]"], knob: Path, state: Path
+) -> None:
+    """A restarted container has the same numbers again; the time a process was started at tells them apart."""
+    child = holder("alone")
+    assert standing()[0].lease.alive
+    file = Site.of("board").lease
+    lease = json.loads(file.read_text())
+    assert lease["started"] > 0
+    child.kill()
+    child.wait()
+    file.write_text(json.dumps({**lease, "pid": os.getpid()}))
+    assert not standing()[0].lease.alive
+
+
+def test_a_record_that_a_refusing_control_keeps_is_not_forgotten(knob: Path, state: Path) -> None:
+    """What only the audit knew of is asked for again at the next restore, and the one after."""
+    dead, other = two_written(knob)
+    record, fence = dead._site.record, dead._fence
+    assert fence is not None
+    fence.let_go()
+    os.close(dead._lock)
+    record.unlink()  # the lease says that something was written; the audit says what
+
+    class Refusing(SysFiles):
+        def write(self, key: str, text: str) -> None:
+            if key == str(other):
+                raise OSError(errno.EINVAL, "Invalid argument")
+            super().write(key, text)
+
+    for _ in range(2):
+        outcome = restore_all(controls=Refusing())[0]
+        assert [each.key for each in outcome.failed] == [str(other)]
+    assert restore_all()[0].clean
+    assert (knob.read_text(), other.read_text()) == ("1", "2")
+
+
+def test_one_control_under_two_names_has_one_writer(knob: Path, tmp_path: Path, state: Path) -> None:
+    """Whoever comes second would take a tuned value for an original; what nobody else has is free to it."""
+    alias, free = tmp_path / "alias", tmp_path / "free"
+    alias.symlink_to(knob)
+    free.write_text("3")
+    other = Actuator("other", guarded=False)
+    other.allow(Control(str(alias), LEVELS), Control(str(free), LEVELS))
+    with board(knob) as device, other:
+        device.write(str(knob), "10")
+        other.write(str(free), "30")
+        with pytest.raises(DeviceError, match=rf"{alias} is steered by process {os.getpid()}, as board"):
+            other.write(str(alias), "20")
+        assert knob.read_text() == "10"
+        device.restore()
+        other.write(str(alias), "20")
+    assert (knob.read_text(), free.read_text()) == ("1", "3")
+
+
+def test_a_record_makes_nobody_write_what_is_no_control(
+    knob: Path, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who can write records, as a container with the same folder, may not name any file of the machine in them."""
+    dead = board(knob).__enter__()
+    dead.write(str(knob), "10")
+    dead._release()
+    monkeypatch.setenv("POLYTHROTTLE_ROOTS", str(tmp_path / "elsewhere"))
+    assert program.main([]) == 6
+    assert f"{knob} is no control of a device, so nothing is written there" in capsys.readouterr().out
+    assert knob.read_text() == "10"
+    monkeypatch.setenv("POLYTHROTTLE_ROOTS", str(tmp_path))
+    assert program.main([]) == 0
+    assert knob.read_text() == "1"
+
+
+def test_only_devices_are_written_to_among_what_the_kernel_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path of /proc is refused, also through a link in a tree that is named."""
+    monkeypatch.setenv("POLYTHROTTLE_ROOTS", str(tmp_path))
+    link = tmp_path / "link"
+    link.symlink_to("/proc/self/comm")
+    before = Path("/proc/self/comm").read_text()
+    for key in ("/proc/self/comm", str(link), "/"):
+        with pytest.raises((DeviceError, OSError)):
+            SysFiles().write(key, "changed")
+    assert Path("/proc/self/comm").read_text() == before
+
+
+@pytest.mark.parametrize("named", ["jetson?root=b3", "jetson?root=b3/", "jetson {folder}/b3"])
+def test_a_planted_board_is_restored_by_its_name(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named: str
+) -> None:
+    """Also by a root that is relative to the working folder; doctor gives a command that does it."""
+    monkeypatch.delenv("POLYTHROTTLE_ROOTS")
+    knob = tmp_path / "b3" / "knob"
+    knob.parent.mkdir()
+    knob.write_text("1")
+    dead = Actuator(f"jetson {knob.parent}", guarded=False)
+    dead.allow(Control(str(knob), LEVELS))
+    with monkeypatch.context() as told:
+        told.setenv("POLYTHROTTLE_ROOTS", str(tmp_path))
+        dead.__enter__()
+        dead.write(str(knob), "10")
+        dead._release()
+    [finding] = [each for each in record_findings() if each.subject == dead.device]
+    assert finding.remedy == f"polythrottle restore --device '{dead.device}'"
+    assert run(["restore"]) == DeviceError.exit_code
+    assert "is no control of a device" in capsys.readouterr().out
+    assert run(["restore", "--device", named.format(folder=tmp_path)]) == 0
     assert knob.read_text() == "1"

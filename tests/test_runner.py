@@ -439,6 +439,7 @@ def test_wishes_from_another_thread_are_answered_while_it_waits(house: House) ->
     assert found == ["budget: at most 30 W"]
 
 
+@pytest.mark.slow
 def test_a_day_turns_without_growing(house: House) -> None:
     """After an hour of turns nothing that is kept has more than its bound."""
     house.turns(3600, each=lambda: None)

@@ -61,7 +61,9 @@ def limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("POLYTHROTTLE_LIMITS", str(tmp_path / "limits.toml"))
 
 
-@pytest.mark.parametrize("board", BOARDS)
+@pytest.mark.parametrize(
+    "board", [pytest.param(name, marks=() if "orin-jp6" in name else pytest.mark.slow) for name in BOARDS]
+)
 @settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sequence=steps)
 def test_a_jetson_is_left_as_found_and_never_leaves_its_tables(

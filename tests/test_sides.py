@@ -5,13 +5,13 @@ import math
 import os
 import re
 import shutil
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from builders import measured
 
+from polythrottle.backports import tomllib
 from polythrottle.catalog.profiles import read_profile
 from polythrottle.cli.commands import run
 from polythrottle.cli.comparing import _check_lines
@@ -58,8 +58,8 @@ def test_both_sides_are_told_with_their_points(capsys: pytest.CaptureFixture[str
     """The default is that of device and workload, whatever a profile's saving was told against."""
     code, out, _ = said(capsys, "measure", "default", PROFILE, "--batch", "2,4", *SHORT)
     text = " ".join(out.split())
-    assert (code, "A default: batch size 2 · gpu max 1300.5 MHz" in text) == (0, True)
-    assert f"B {PROFILE}: batch size 2 · gpu max 1032.75 MHz" in text.replace("/ ", "/")
+    assert (code, "A default: batch_size=2, gpu_max_mhz=1300.5" in text) == (0, True)
+    assert f"B {PROFILE}: batch_size=2, gpu_max_mhz=1032.75" in text.replace("/ ", "/")
     found = json.loads(said(capsys, "measure", "default", PROFILE, "--json", *SHORT)[1])
     assert found["points"]["a"]["batch_size"] == 1
     assert found["points"]["b"]["batch_size"] == TUNED["point"]["batch_size"]

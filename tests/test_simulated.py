@@ -289,7 +289,7 @@ def test_changing_clocks_takes_time() -> None:
     [
         ({"gpu_max_hz": 930_000_000}, "the nearest are 828.75 MHz and 930.75 MHz"),
         ({"gpu_min_hz": 1_300_500_000, "gpu_max_hz": 930_750_000}, "lies above"),
-        ({"fan_hz": 1}, "has no knob fan_hz"),
+        ({"fan_hz": 1}, "has no knob fan_mhz"),
         ({"gpu_max_hz": "fast"}, "no level fast"),
     ],
 )
@@ -332,7 +332,7 @@ def test_other_knobs_can_be_searched() -> None:
     device = SimulatedDevice(load_board("jetson-agx-orin"), knobs=["cpu_max_hz", "mem_hz"])
     assert device.space.names == ("cpu_max_hz", "mem_hz")
     assert len(device.space) == 14 * 4
-    with pytest.raises(UnknownName, match="mem_hz"):
+    with pytest.raises(UnknownName, match="mem_mhz"):
         SimulatedDevice(load_board("jetson-agx-orin"), knobs=["emc_hz"])
 
 

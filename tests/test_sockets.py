@@ -1,12 +1,14 @@
 """Where a socket may lie."""
 
 import os
+import socket
+import stat
 from pathlib import Path
 
 import pytest
 
 from polythrottle.daemon import sockets
-from polythrottle.daemon.sockets import check_folder
+from polythrottle.daemon.sockets import check_folder, listen_at
 from polythrottle.errors import PermissionDenied
 
 
@@ -68,3 +70,33 @@ def test_a_way_there_by_a_link_is_looked_through(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "open")
     with pytest.raises(PermissionDenied, match="open is open to others"):
         check_folder(tmp_path / "link" / "a.sock")
+
+
+def test_a_socket_that_is_there_listens_and_has_its_permissions(tmp_path: Path) -> None:
+    """Until both are so nothing stands at its path; what stood there before is replaced, and nothing else is left."""
+    path, seen = tmp_path / "a.sock", []
+
+    def permit(made: Path) -> None:
+        seen.append((made.is_socket(), stat.S_IMODE(made.stat().st_mode) & 0o077, path.exists()))
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(made))
+        made.chmod(0o660)
+
+    for before in (False, True):
+        with listen_at(path, 1, permit):
+            assert seen.pop() == (True, 0, before)
+            assert stat.S_IMODE(path.stat().st_mode) == 0o660
+            assert os.listdir(tmp_path) == ["a.sock"]
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(path))
+
+
+def test_a_socket_that_cannot_be_permitted_leaves_nothing(tmp_path: Path) -> None:
+    """The error passes, and nobody can connect."""
+
+    def refuse(made: Path) -> None:
+        raise PermissionError(f"{made.name} is not yours")
+
+    with pytest.raises(PermissionError, match="not yours"):
+        listen_at(tmp_path / "a.sock", 1, refuse)
+    assert os.listdir(tmp_path) == []

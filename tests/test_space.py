@@ -86,9 +86,10 @@ def test_holding_a_knob_leaves_its_default_level() -> None:
 
 
 def test_an_unknown_knob_names_the_nearest() -> None:
-    """A typing error is answered with what was meant."""
-    with pytest.raises(UnknownName, match="gpu_max_hz"):
-        pairs().knob("gpu_max_mhz")
+    """A typing error is answered with what was meant, and any spelling is the knob's."""
+    with pytest.raises(UnknownName, match="'gpu_mx_mhz'; did you mean gpu_max_mhz"):
+        pairs().knob("gpu_mx_hz")
+    assert pairs().knob("gpu_max_mhz") == pairs().knob("gpu max") == pairs().knob("gpu_max_hz")
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("abc"), st.floats(0, 9)), min_size=1, unique=True))

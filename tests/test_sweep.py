@@ -1,6 +1,8 @@
 import csv
+import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from builders import FakeDevice, FakeWorkload
 
@@ -9,8 +11,8 @@ from polythrottle.arrivals import Arrivals
 from polythrottle.backends.replay import ReplayDevice
 from polythrottle.errors import BadFile, InvalidInput, TrialError
 from polythrottle.measurement import EnergyKind, Query, Window
+from polythrottle.parameter_sweep import Swept, sweep
 from polythrottle.space import Knob, SearchSpace
-from polythrottle.sweep import Swept, sweep
 
 
 class Gathering(FakeWorkload):
@@ -110,8 +112,15 @@ def test_another_table_is_never_overwritten(tmp_path: Path) -> None:
         with pytest.raises(BadFile, match="not the beginning of this sweep"):
             run(path)
         assert path.read_text() == text
-    with pytest.raises(InvalidInput, match=r"\.csv"):
+    with pytest.raises(InvalidInput, match=r"\.csv or \.parquet"):
         run(tmp_path / "t.txt")
+    (tmp_path / "t.parquet").write_bytes(b"buy milk")
+    with pytest.raises(BadFile, match="holds no rows"):
+        run(tmp_path / "t.parquet")
+    pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "u.parquet")
+    with pytest.raises(BadFile, match=r"u\.parquet is not the beginning of this sweep"):
+        run(tmp_path / "u.parquet")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["t.csv", "t.parquet", "u.parquet"]
 
 
 def test_points_that_do_not_keep_up_are_marked_and_never_best(tmp_path: Path) -> None:
@@ -142,3 +151,40 @@ def test_a_table_of_a_closed_loop_has_no_columns_for_what_was_offered(tmp_path: 
     run(tmp_path / "t.csv")
     assert "backlog_per_s" not in (tmp_path / "t.csv").read_text()
     assert run(tmp_path / "t.csv").overloaded == 0
+
+
+def test_a_sweep_is_a_frame_also_of_what_failed(tmp_path: Path) -> None:
+    """Knobs are whole numbers, figures SI, and a point that failed has nothing but why."""
+    frame = run(tmp_path / "t.csv", TrialError("out of memory"), after=150).to_dataframe()
+    assert len(frame) == 12
+    assert frame.batch_size.dtype == "int64"
+    assert frame.energy_j.dtype == "float64"
+    assert frame.failure.dropna().tolist() == ["out of memory"] * 2
+    assert frame[frame.failure.notna()].energy_j.isna().all()
+
+
+def test_a_sweep_into_parquet_is_the_same_table(tmp_path: Path) -> None:
+    """It can be replayed, goes on where it was cut short, and is not measured again once it is whole."""
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "t.parquet"
+    with pytest.raises(KeyboardInterrupt):
+        run(path, KeyboardInterrupt(), after=70)
+    assert not path.exists()
+    assert run(path).kept == 4
+    run(tmp_path / "t.csv")
+    one, two = (ReplayDevice(tmp_path / name).table for name in ("t.csv", "t.parquet"))
+    assert one.points == two.points
+    assert [seen.energy_j for seen in one.measurements] == pytest.approx([seen.energy_j for seen in two.measurements])
+    assert run(path).measured == 0
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["t.csv", "t.parquet"]
+
+
+def test_parquet_without_pyarrow_is_one_line_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line holds the command that installs it; the device is not touched."""
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    device = FakeDevice()
+    with pytest.raises(InvalidInput, match=r"pip install 'polythrottle\[parquet\]'"):
+        sweep(device, FakeWorkload(device), Window(queries=10, duration_s=0.0), tmp_path / "t.parquet")
+    assert device.log == []

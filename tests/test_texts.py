@@ -2,12 +2,15 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from builders import measured
+from builders import measured, study
 
-from polythrottle.cli.texts import _about, print_measurement, show_boundary
+from polythrottle.cli.documents import tune_document
+from polythrottle.cli.texts import _about, print_measurement, print_tuning, show_boundary
 from polythrottle.measurement import EnergyKind, Interval, Measurement
+from polythrottle.outcome import Tuning
 from polythrottle.setup import Setup
 from polythrottle.space import OperatingPoint
 
@@ -114,6 +117,29 @@ def test_energy_without_an_interval_says_why(capsys: pytest.CaptureFixture[str])
     known = replace(short, intervals={"energy": Interval(short.energy_j * 0.9, short.energy_j * 1.1)})
     assert "too short" not in printed(capsys, known)
     assert "too short" not in printed(capsys, replace(short, window_s=None))
+
+
+def test_a_saving_within_the_noise_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """In plain words, with the command that tells default and profile apart, and where the profile went."""
+    found = study(energies=(2.0, 1.98), latencies=(0.01, 0.01))
+    trials = tuple(
+        replace(
+            trial, measurement=replace(seen, intervals={"energy": Interval(seen.energy_j - 0.01, seen.energy_j + 0.01)})
+        )
+        for trial in found.trials
+        if (seen := trial.measurement) is not None
+    )
+    tuning = Tuning(replace(found, trials=trials), None, None, Path("p.toml"), Path("j.jsonl"), None, "all")
+    print_tuning(tuning)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "no saving found beyond the noise: the default may do as well as the profile" in text
+    assert "polythrottle measure default p.toml" in text
+    assert "profile p.toml" in text
+    print_tuning(replace(tuning, study=study(energies=(2.0, 1.0), latencies=(0.01, 0.01))))
+    assert "beyond the noise" not in capsys.readouterr().out
+    print_tuning(replace(tuning, study=study(energies=(2.0, 3.0), latencies=(0.01, 0.01))))
+    assert "saving none: the default is the best that was tried, and stays" in " ".join(capsys.readouterr().out.split())
+    assert tune_document(tuning)["within_noise"] is True
 
 
 def test_the_rates_of_a_ladder_are_told_in_plain_figures() -> None:

@@ -13,9 +13,9 @@ from scripted import Script, daemon
 
 from polythrottle.catalog.profiles import write_profile
 from polythrottle.cli.commands import run
-from polythrottle.cli.through import same_device
 from polythrottle.client import default_socket
 from polythrottle.daemon.wishes import ApplyProfile, Confirm, Release
+from polythrottle.deployment import same_device
 from polythrottle.errors import DeviceError
 from polythrottle.profile import Profile
 from polythrottle.space import OperatingPoint

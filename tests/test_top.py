@@ -91,8 +91,8 @@ def test_all_stands_on_80_columns_and_24_lines(script: Daemon) -> None:
         for words in (
             *("Jetson AGX Orin 64GB (simulated)", "following · simulated · live", "a load of 92.4/s"),
             *("Power 27.1 W  peak 29.5 W · budget 28 W", "p99 22.5 ms  limit 25 ms, 90% of it"),
-            *("Load 92.4/s  good to 118/s", "Saved today 43.2 kJ", "95 %: 37.3 to 49.2 kJ, simulated"),
-            *("▶     118/s    28.4 W   24.2 ms", "gpu max    1033 MHz", "hottest    56.2 °C", "content: p99, errors"),
+            *("Load 92.4/s  up to 118/s", "Saved today 43.2 kJ", "95 %: 37.3 to 49.2 kJ, simulated"),
+            *("▶     118/s    28.4 W   24.2 ms", "gpu_max_mhz    1033", "hottest    56.2 °C", "ok: p99, errors"),
             *("guard    p99 is 27.1 ms", "study: none has run", "q quit", "? help"),
         ):
             assert words in shown, words
@@ -191,7 +191,7 @@ def test_another_key_between_two_presses_does_nothing(script: Daemon) -> None:
 
     async def play(screen: Watched) -> None:
         await screen.press("s", "r")
-        await screen.until("press r again to give the board back")
+        await screen.until("press r again to release the board")
         await screen.press("s")
         await screen.until("press s again")
         assert not script.asked
@@ -369,13 +369,13 @@ def test_textual_is_loaded_by_the_screen_alone() -> None:
 
 
 def test_guards_are_told_apart() -> None:
-    """Those that trip or are above their limit show figures; others are content, not seen, or not watched."""
+    """Those that trip or are above their limit show figures; others are ok, unknown, or without a limit."""
     guards = (
         *(GuardShown("p99", 0.03, 0.025, tripped=True), GuardShown("power", 41.0, 40.0)),
         *(GuardShown("errors", 0.0, 0.01), GuardShown("temperature", None, 80.0), GuardShown("peak power", 50.0, None)),
     )
     assert topview.guards_line(status(guards=guards)).plain.split("  ")[:-1] == [
-        *("p99 30 ms of 25 ms, trips", "power 41 W of 40 W"),
-        *("content: errors", "not seen: temperature", "not watched: peak power"),
+        *("p99 30 ms of 25 ms, tripped", "power 41 W of 40 W"),
+        *("ok: errors", "unknown: temperature", "no limit: peak power"),
     ]
     assert topview.guards_line(Status()).plain == "no guard is set"

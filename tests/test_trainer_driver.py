@@ -14,6 +14,8 @@ from polythrottle.errors import InvalidInput, PolythrottleError, TrialError
 from polythrottle.finetune.trainer import Trainer, read_progress
 from polythrottle.finetune.wire import TrainerLost
 
+pytestmark = pytest.mark.slow  # each starts trainers, which load torch
+
 HELLO = (
     '{"pid": 1, "samples": 9, "held_out": 1, "steps_per_epoch": 2, "output": 3, "trained_parameters": 4, '
     '"device": "cpu", "operations": null, "traffic_bytes": null, "uncounted": "?", "step": 0, "epoch": 0, '

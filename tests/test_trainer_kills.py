@@ -38,6 +38,7 @@ def check(found: dict[str, Any]) -> None:
     assert found["same"]
 
 
+@pytest.mark.slow
 def test_a_few_kills(tmp_path: Path) -> None:
     """Five kills at random moments."""
     found = killed(tmp_path, 5, 3)

@@ -206,6 +206,7 @@ LEVELS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), columns=st.lists(LEVELS, min_size=1, max_size=6))
 def test_no_history_and_no_value_is_too_odd(data: st.DataObject, columns: list[list[Level]]) -> None:

@@ -20,6 +20,7 @@ def found(transient: Path) -> list[dict[str, Any]]:
     return records(document(transient))
 
 
+@pytest.mark.slow
 def test_each_record_says_whose_and_how_it_is_known(found: list[dict[str, Any]]) -> None:
     """Paper, figure, of what, unit and kind are there; an unknown figure has a reason, a known one none."""
     for one in found:
@@ -29,6 +30,7 @@ def test_each_record_says_whose_and_how_it_is_known(found: list[dict[str, Any]])
         assert (one["reason"] is not None) == (one["published"] is None or one["ours"] is None)
 
 
+@pytest.mark.slow
 def test_what_was_fitted_to_is_not_called_predicted(found: list[dict[str, Any]]) -> None:
     """Of each curve the odd numbers of workers were fitted to; single machines' times were taken over."""
     speeds = {one["of"]: one["kind"] for one in found if one["figure"] == "cluster speed"}
@@ -39,6 +41,7 @@ def test_what_was_fitted_to_is_not_called_predicted(found: list[dict[str, Any]])
     assert times["8 K80"] == "predicted"
 
 
+@pytest.mark.slow
 def test_the_command_prints_them(transient: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The document of ``reproduce transient --json`` holds them beside its parts, and ICAC's saving among them."""
     assert run(["reproduce", "transient", "--data", str(transient), "--json"]) == 0

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polythrottle.errors import InvalidInput
-from polythrottle.units import parse_quantity, show, show_level, show_name, to_file, to_si
+from polythrottle.units import knob_name, parse_quantity, show, show_level, show_name, to_file, to_si
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,18 @@ def test_a_delay_is_in_microseconds_outside() -> None:
     assert to_si("queue_delay_us", 500) == ("queue_delay_s", 0.0005)
     assert to_file("queue_delay_s", 0.0005) == ("queue_delay_us", 500)
     assert show_level("queue_delay_s", 0.0005) == "500 µs"
-    assert show_name("queue_delay_s") == "queue delay"
+    assert show_name("queue_delay_s") == "queue_delay_us"
     assert all(to_si(*to_file("queue_delay_s", us / 1e6)) == ("queue_delay_s", us / 1e6) for us in range(2000))
+
+
+@pytest.mark.parametrize("text", ["gpu_max_mhz", "gpu_max_hz", "gpu max", "GPU-Max", "gpu_max_ghz", " gpu_max "])
+def test_a_knob_has_one_name_however_it_is_spelled(text: str) -> None:
+    """What is no clock, limit or delay of a board keeps its name."""
+    assert knob_name(text) == "gpu_max_hz"
+    assert [knob_name(each) for each in ("mem", "power limit", "queue delay", "batch size", "Custom")] == [
+        *("mem_hz", "power_limit_w", "queue_delay_s", "batch_size", "Custom")
+    ]
+    assert show_name("gpu_max_hz") == "gpu_max_mhz"
 
 
 def test_values_are_shown_with_a_fitting_prefix() -> None:

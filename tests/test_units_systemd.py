@@ -2,23 +2,22 @@
 
 import os
 import re
-import shutil
 import signal
 import stat
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import psutil
 import pytest
-from actuators import BOARD, MEM, until
+from actuators import BOARD, MEM, running, until
 
 from polythrottle.actuation import Limits
 from polythrottle.actuation.wire import Line
+from polythrottle.backports import tomllib
 from polythrottle.daemon.actuator import permits
-from polythrottle.daemon.actuator.peers import Peer
 from polythrottle.daemon.actuator.permits import Permits
+from polythrottle.daemon.peers import Peer
 from polythrottle.testing import FakeKernel, plant
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,8 +27,6 @@ SERVICES = ("polythrottle-restore.service", "polythrottle-actuator.service", "po
 PROGRAMS = ("polythrottle", "polythrottle-actuator", "polythrottle-restore")
 # Of linux/capability.h, linux/prctl.h and sched.h.
 CAPABILITIES = {"CAP_SYS_ADMIN": 21}
-
-needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 
 
 def quietly(*command: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
@@ -91,7 +88,7 @@ def test_a_folder_that_cannot_stand_in_a_unit_is_refused(folder: str, tmp_path: 
     assert not (tmp_path / "x").exists()
 
 
-@needs_systemd
+@pytest.mark.tools("systemd-analyze")
 @pytest.mark.parametrize("service", SERVICES)
 def test_systemd_takes_the_units(service: str, laid: Path) -> None:
     """systemd-analyze verify has nothing to say about unit and drop-ins."""
@@ -99,7 +96,7 @@ def test_systemd_takes_the_units(service: str, laid: Path) -> None:
     assert done.stderr == ""
 
 
-@needs_systemd
+@pytest.mark.tools("systemd-analyze")
 @pytest.mark.parametrize("service", SERVICES)
 def test_the_sandbox_gets_no_looser(service: str, laid: Path) -> None:
     """The exposure is at most what is on record, and the record is brought down when it falls."""
@@ -155,7 +152,7 @@ def test_a_service_that_hangs_or_dies_is_started_again(service: str) -> None:
     assert int(found["WatchdogSec"]) > 35  # what nvpmodel may take
 
 
-@needs_systemd
+@pytest.mark.tools("udevadm")
 def test_the_rules_are_read_without_complaint(laid: Path, tmp_path: Path) -> None:
     """Udev understands each line; it does complain of one that is wrong."""
     if os.geteuid() != 0:
@@ -181,7 +178,7 @@ def test_the_rules_grant_reading_alone(laid: Path) -> None:
     assert set(re.findall(r"chgrp (\S+)", text)) == {"polythrottle"}
 
 
-@needs_systemd
+@pytest.mark.tools("systemd-sysusers", "systemd-tmpfiles")
 def test_group_and_folders_are_made(laid: Path) -> None:
     """systemd-sysusers makes the group, systemd-tmpfiles the folders with their modes."""
     for name in ("passwd", "group"):
@@ -280,6 +277,7 @@ def changed(tmp_path: Path, state_folder: Path) -> Path:
 RESTORE = ("-m", "polythrottle.actuation.restoring", "--boot")
 
 
+@pytest.mark.tools("unshare")
 def test_restoring_works_inside_the_sandbox(changed: Path, tmp_path: Path, state_folder: Path) -> None:
     """With one capability, all but state and controls read-only, and no writable code, everything is put back."""
     done = confined(tmp_path / "tree", state_folder, "-W", "ignore", *RESTORE)
@@ -302,7 +300,7 @@ def confinement(tree: Path, state: Path, *words: str) -> list[str]:
     return [sys.executable, "-c", code, str(tree), str(state), *words]
 
 
-@needs_systemd
+@pytest.mark.tools("strace", "systemd-analyze")
 def test_restoring_needs_no_call_that_the_sandbox_forbids(changed: Path, tmp_path: Path) -> None:
     """Every system call it makes is in the units' filter."""
     trace = tmp_path / "trace"
@@ -315,7 +313,7 @@ def test_restoring_needs_no_call_that_the_sandbox_forbids(changed: Path, tmp_pat
     assert made <= permitted()
 
 
-@needs_systemd
+@pytest.mark.tools("strace", "systemd-analyze")
 def test_the_actuator_works_inside_the_sandbox(tmp_path: Path, state_folder: Path) -> None:
     """It serves, sets, computes a search space and puts back with no more than the unit leaves it."""
     root, path = plant(BOARD, tmp_path / "b"), state_folder / "a.sock"
@@ -324,7 +322,7 @@ def test_the_actuator_works_inside_the_sandbox(tmp_path: Path, state_folder: Pat
     words = ("-m", "polythrottle.daemon.actuator", "--socket", str(path), "--device", f"jetson?root={root}")
     tracing = ["strace", "-f", "-qq", "-o", str(trace), sys.executable, "-W", "ignore", *words]
     for command in (confinement(root, state_folder, "-W", "ignore", *words), tracing):
-        with subprocess.Popen(command, cwd="/", stderr=subprocess.PIPE, text=True) as child:
+        with running(command, cwd="/", stderr=subprocess.PIPE, text=True) as child:
             until(lambda child=child: path.exists() or child.poll() is not None)
             line = Line(path)
             assert line.ask("space", device="")["size"] > 1

@@ -144,6 +144,7 @@ def test_a_sensor_that_stumbles_is_no_drift(tmp_path: Path) -> None:
         assert mean == pytest.approx(before[number][1], abs=0.01)
 
 
+@pytest.mark.slow
 def test_what_a_prediction_is_off_by_from_the_beginning_is_no_drift(tmp_path: Path) -> None:
     """Four weeks of load with a profile that is wrong by a constant factor raise a false alarm in three at most."""
     alarms = 0

@@ -4,7 +4,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from test_web_routes import ask
 
 from polythrottle.daemon.web import Server
 from polythrottle.daemon.web import connection as connections
-from polythrottle.daemon.web.peers import Doorkeeper, Peer, Role
+from polythrottle.daemon.web.options import Tcp
+from polythrottle.daemon.web.rights import Doorkeeper, Role, Visitor
 
 HEAD = b"GET /v1/status HTTP/1.1\r\nHost: x\r\n"
 
@@ -167,7 +168,7 @@ def test_one_too_many_is_told_to_come_back(served: tuple[Script, Server, Path]) 
 
 def test_others_cannot_lock_the_owner_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last eight lines are kept for root and the daemon's own user."""
-    peers = iter([*[Peer(Role.READ)] * 57, Peer(Role.CONTROL, trusted=True)])
+    peers = iter([*[Visitor(Role.READ)] * 57, Visitor(Role.CONTROL, trusted=True)])
     monkeypatch.setattr(Doorkeeper, "admitted", lambda self, connection: next(peers))
     with daemon(tmp_path / "d.sock") as (_, server):
         lines = [connected(tmp_path / "d.sock") for _ in range(56)]
@@ -178,9 +179,34 @@ def test_others_cannot_lock_the_owner_out(tmp_path: Path, monkeypatch: pytest.Mo
             line.close()
 
 
+def test_who_comes_over_tcp_takes_no_room_of_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may connect there before a token is asked for: 32 at once, and the socket's own places stay free."""
+    monkeypatch.setattr(Doorkeeper, "admitted", lambda self, connection: Visitor(Role.READ))
+    path, token = tmp_path / "d.sock", tmp_path / "token"
+    token.write_text("t" * 40)
+    token.chmod(0o600)
+    tcp = Tcp("127.0.0.1", 0, token_file=token)
+    with (
+        daemon(path, lambda options: replace(options, tcp=tcp)) as (_, server),
+        ExitStack() as lines,
+    ):
+        address = ("127.0.0.1", server.port)
+        first = [lines.enter_context(socket.create_connection(address, timeout=20)) for _ in range(32)]
+        until(lambda: server._house.over_tcp == 32)
+        beyond = [lines.enter_context(socket.create_connection(address, timeout=20)) for _ in range(32)]
+        for each in beyond:
+            assert each.recv(65536).startswith(b"HTTP/1.1 503 ")
+        assert ask(path, "GET", "/v1/status")[0] == 200
+        kept = [lines.enter_context(connected(path)) for _ in range(56)]
+        until(lambda: len(server._house.state.connections) == 32 + len(kept))
+        assert answered(path, HEAD + b"\r\n").startswith(b"HTTP/1.1 503 ")
+        first[0].close()
+        until(lambda: server._house.over_tcp == 31)
+
+
 def test_strangers_take_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight may wait to be told that they may not, the others are closed at once."""
-    monkeypatch.setattr(Doorkeeper, "admitted", lambda self, connection: Peer(Role.NOTHING))
+    monkeypatch.setattr(Doorkeeper, "admitted", lambda self, connection: Visitor(Role.NOTHING))
     monkeypatch.setattr(connections, "STRANGER_S", 0.2)
     with daemon(tmp_path / "d.sock") as (_, server):
         lines = [connected(tmp_path / "d.sock") for _ in range(30)]
@@ -190,6 +216,7 @@ def test_strangers_take_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             line.close()
 
 
+@pytest.mark.slow
 def test_ten_thousand_fast_connections_leave_nothing(served: tuple[Script, Server, Path]) -> None:
     """Some say nothing, some garbage, some half a request; no line, task or follower is left."""
     script, server, where = served

@@ -19,10 +19,10 @@ from test_web_routes import ask
 
 from polythrottle.client import Client
 from polythrottle.daemon.desk import Desk
-from polythrottle.daemon.web import Server, Tcp, WebOptions, serve
+from polythrottle.daemon.web import Server, Tcp, WebOptions, own_page, serve
 from polythrottle.daemon.web.options import is_loopback
-from polythrottle.daemon.web.peers import Doorkeeper, Peer, Role
-from polythrottle.errors import BadFile, DeviceError, InvalidInput, PermissionDenied
+from polythrottle.daemon.web.rights import Doorkeeper, Role, Visitor
+from polythrottle.errors import BadFile, DeviceError, InvalidInput, PermissionDenied, StorageError
 
 TOKEN = "0123456789abcdef-secret"
 
@@ -114,8 +114,8 @@ def test_a_socket_without_groups_is_closed_to_others(open_folder: Path) -> None:
 def test_roles_follow_from_groups() -> None:
     """Root and the own user may everything."""
     door = Doorkeeper(frozenset({1}), frozenset({2}))
-    assert door.judged(0, frozenset()) == Peer(Role.CONTROL, trusted=True)
-    assert door.judged(os.geteuid(), frozenset()) == Peer(Role.CONTROL, trusted=True)
+    assert door.judged(0, frozenset()) == Visitor(Role.CONTROL, trusted=True)
+    assert door.judged(os.geteuid(), frozenset()) == Visitor(Role.CONTROL, trusted=True)
     stranger = os.geteuid() + 1
     assert door.judged(stranger, frozenset({1, 2})).role is Role.CONTROL
     assert door.judged(stranger, frozenset({1})).role is Role.READ
@@ -130,7 +130,7 @@ def test_a_group_may_be_named_or_numbered() -> None:
 
 def test_a_refused_peer_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking and changing are refused alike, and strangers take nobody's place."""
-    monkeypatch.setattr(Doorkeeper, "admitted", lambda self, connection: Peer(Role.NOTHING))
+    monkeypatch.setattr(Doorkeeper, "admitted", lambda self, connection: Visitor(Role.NOTHING))
     with daemon(tmp_path / "d.sock") as (script, server):
         status, answer, headers = ask(tmp_path / "d.sock", "GET", "/v1/status")
         assert (status, answer["error"]["kind"], headers["connection"]) == (403, "PermissionDenied", "close")
@@ -187,13 +187,11 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    try:
-        subprocess.run([*command, "-days", "2", *names, *files], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
+    subprocess.run([*command, "-days", "2", *names, *files], check=True, capture_output=True)
     return folder / "cert.pem", folder / "key.pem"
 
 
+@pytest.mark.tools("openssl")
 def test_tls_with_a_token_may_do_all(tmp_path: Path, token: Path, certificate: tuple[Path, Path]) -> None:
     """A client that trusts the certificate gets through, another does not."""
     tcp = Tcp("127.0.0.1", 0, *certificate, token)
@@ -207,6 +205,7 @@ def test_tls_with_a_token_may_do_all(tmp_path: Path, token: Path, certificate: t
     assert len(script.wishes) == 1
 
 
+@pytest.mark.tools("openssl")
 def test_tls_without_a_token_may_only_look(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     """For any user of the machine could come that way."""
     tcp = Tcp("127.0.0.1", 0, *certificate)
@@ -218,6 +217,7 @@ def test_tls_without_a_token_may_only_look(tmp_path: Path, certificate: tuple[Pa
     assert script.wishes == []
 
 
+@pytest.mark.tools("openssl")
 def test_old_tls_is_not_spoken(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     """1.2 is the least."""
     secured = Tcp("127.0.0.1", 0, *certificate).secured()
@@ -280,6 +280,7 @@ def test_a_token_that_is_none_or_known_is_refused(
     assert not (tmp_path / "d.sock").exists()
 
 
+@pytest.mark.tools("openssl")
 def test_a_certificate_that_is_none_is_refused(tmp_path: Path, token: Path, certificate: tuple[Path, Path]) -> None:
     """So are a key of another certificate, and one with a password, which nobody is there to type."""
     with pytest.raises(BadFile, match="no certificate and its key"):
@@ -293,12 +294,13 @@ def test_a_certificate_that_is_none_is_refused(tmp_path: Path, token: Path, cert
 
 def test_an_old_kernel_is_asked_for_the_users_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where SO_PEERGROUPS is missing, the user's groups of now count."""
-    monkeypatch.setattr("polythrottle.daemon.web.peers._PEERGROUPS", 9999)
+    monkeypatch.setattr("polythrottle.daemon.peers._PEERGROUPS", 9999)
     near, far = socket.socketpair()
     with near, far:
         assert Doorkeeper().admitted(near).trusted
 
 
+@pytest.mark.tools("openssl")
 def test_who_shakes_hands_for_ever_holds_up_neither_files_nor_the_socket(
     tmp_path: Path, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,3 +319,35 @@ def test_who_shakes_hands_for_ever_holds_up_neither_files_nor_the_socket(
             each.close()
         client = Client(url=f"https://127.0.0.1:{server.port}", authority=certificate[0])
         assert client.status().turn > 0
+
+
+@pytest.mark.tools("openssl")
+def test_the_address_holds_the_token_behind_what_no_browser_sends(
+    certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """It is there if asked for, in the fragment, escaped; without, the address is the bare one."""
+    path = tmp_path / "token"
+    path.write_text("a/b#c?d%e&f=0123456789\n")
+    path.chmod(0o600)
+    tcp = Tcp("127.0.0.1", 0, token_file=path)
+    assert tcp.address(8080) == "http://127.0.0.1:8080/"
+    assert tcp.address(8080, token=True) == "http://127.0.0.1:8080/#token=a%2Fb%23c%3Fd%25e%26f%3D0123456789"
+    assert Tcp("::1", 0, *certificate).address(443, token=True) == "https://[::1]:443/"
+    assert Tcp("0.0.0.0", 0, *certificate, path).address(1) == f"https://{socket.gethostname()}:1/"
+
+
+def test_a_page_of_ones_own_has_a_new_token_that_nobody_else_can_read(tmp_path: Path) -> None:
+    """Each start makes another up; a link that somebody has laid there is replaced, not followed."""
+    file, other = tmp_path / "page.token", tmp_path / "other"
+    first = own_page(file).token()
+    other.write_text("keep")
+    file.unlink()
+    file.symlink_to(other)
+    page = own_page(file)
+    assert page.token() not in (first, None)
+    assert len(page.token() or b"") >= 32
+    assert stat.S_IMODE(file.lstat().st_mode) == 0o600
+    assert other.read_text() == "keep"
+    assert (page.host, page.port) == ("127.0.0.1", 0)
+    with pytest.raises(StorageError, match="--no-page"):
+        own_page(tmp_path / "none" / "page.token")

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -185,3 +185,21 @@ def test_whom_nobody_answers_is_told_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match="cannot be reached"):
         Line(tmp_path / ("x" * 200)).ask("hello")
     assert issubclass(PermissionDenied, DeviceError)
+
+
+def test_an_actuator_with_too_many_at_its_door_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for a little while; as soon as there is room one is let in."""
+    monkeypatch.setattr(wire, "_AT_THE_DOOR_S", 0.05)
+    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as waiting:
+        listener.bind(os.fspath(tmp_path / "s"))
+        listener.listen(0)
+        status = 0
+        while not status:
+            way = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            way.setblocking(False)
+            status = way.connect_ex(os.fspath(tmp_path / "s"))
+        with pytest.raises(DeviceError, match="is busy: too many wait at its door; ask again"):
+            Line(tmp_path / "s", patience_s=600.0).ask("hello")
+        listener.accept()[0].close()
+        with pytest.raises(DeviceError, match="did not answer within"):
+            Line(tmp_path / "s", patience_s=0.05).ask("hello")

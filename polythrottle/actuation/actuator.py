@@ -1,16 +1,18 @@
 """Write to a device so that every value can be put back, whatever dies in between."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+
+from typing_extensions import Self
 
 from polythrottle.actuation.audit import Audit
 from polythrottle.actuation.boot import boot_id as running_boot_id
+from polythrottle.actuation.claims import claimed
 from polythrottle.actuation.controls import UNREADABLE, Control, Controls, Setting
-from polythrottle.actuation.lease import LEASE_S, Fence, hold, name_holder, one_line
+from polythrottle.actuation.lease import LEASE_S, Fence, Stuck, hold, name_holder, one_line, start_of
 from polythrottle.actuation.putting_back import Difference, Outcome, patiently, put_back
 from polythrottle.actuation.record import Record
 from polythrottle.actuation.site import Site
@@ -54,6 +56,7 @@ class Actuator:
         self._holder = one_line(holder) or f"process {os.getpid()}"
         self._allowed: dict[str, Control] = {}
         self._lock: int | None = None
+        self._spare: int | None = None
         self._record: Record | None = None
         self._fence: Fence | None = None
         self._token = 0
@@ -117,7 +120,11 @@ class Actuator:
         self._site.prepare()
         self._lock = hold(self._site.lock, self.device, self._holder)
         try:
-            self._take_up(Fence(self._site.lease, self._boot()))
+            with suppress(OSError):
+                self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+            self._fence = Fence(self._site.lease, self._boot())
+            self._fence.keep()
+            self._take_up(self._fence)
             self.restore()
         except BaseException:
             self._release()
@@ -136,14 +143,20 @@ class Actuator:
             record.adopt(self._audit.entries(left.token))
         self._token = fence.take(self._holder, LEASE_S if self._guarded else None)
         self._site.left.unlink(missing_ok=True)
-        self._fence, self._record, self._dirty = fence, record, False
+        self._record, self._dirty = record, False
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._free_spare()
         try:
             self.restore()
+        except (StorageError, Stuck):
+            self._leave_to_guard()
+            raise
         except PolythrottleError:
+            if _starved():
+                self._leave_to_guard()
             raise  # what is left stays on record
         except BaseException:
             self._leave_to_guard()  # a second Ctrl-C, in the middle of restoring
@@ -151,20 +164,30 @@ class Actuator:
         finally:
             self._release()
 
+    def _free_spare(self) -> None:
+        """Leave a descriptor to restoring, should the process have used up all others."""
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+
     def _leave_to_guard(self) -> None:
-        """Keep the lease and its guard, which restores what is left when this process ends or the lease does."""
-        if self._watch is not None:
+        """Keep the lease and its guard, which restores what is left: it knows the record too."""
+        if self._watch is not None and self._fence is not None:
             self._watch.forsake()
+            self._fence.let_go()
             self._watch, self._fence = None, None
 
     def _release(self) -> None:
-        self._record = None
+        taken, self._record = self._record is not None, None
+        self._free_spare()
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
         if self._fence is not None:
-            with suppress(StorageError):  # it runs out by itself
-                self._fence.release(self._token)
+            with suppress(StorageError, Stuck):  # it runs out by itself
+                if taken:
+                    self._fence.release(self._token)
+            self._fence.let_go()
             self._fence = None
         if self._lock is not None:
             os.close(self._lock)
@@ -181,10 +204,12 @@ class Actuator:
             KnobRejected: If a value may not be written, or the driver refuses, rounds or ignores it.
             PermissionDenied: If this process may not write it.
             DeviceError: If the device is gone, was not entered, or another has taken over.
-            StorageError: If the originals cannot be saved; nothing is written then.
+            StorageError: If the originals cannot be saved or the lease cannot be kept; nothing is written then.
         """
         if self._record is None or self._fence is None:
             raise DeviceError(f"{self.device} must be entered (with device: …) before it is steered")
+        if self._watch is not None and self._watch.failure is not None:
+            raise self._watch.failure
         for setting in settings:
             self._check(setting)
         if not self._dirty:
@@ -225,15 +250,24 @@ class Actuator:
             for setting in moved
         ]
         if self._guarded and self._watch is None and self._fence is not None:
-            self._watch = Watch(self._site, self._fence, self._token, self._boot())
-        record.note(writes, {} if record.entries else self._everything(held))
+            self._watch = Watch(self._site, self._fence, self._token, self._boot(), lambda: record.text)
+            record.listener = self._watch.tell
+        new = [setting.key for setting in moved if setting.key not in record.entries]
+        if not new:
+            record.note(writes)
+            return
+        with claimed(self._site, new, self._boot()) as elsewhere:
+            record.note(writes, {} if record.entries else self._everything(held, elsewhere))
 
-    def _everything(self, held: dict[str, str]) -> dict[str, str]:
-        """Return what every control holds that can be read: a second copy, should a line be damaged."""
+    def _everything(self, held: dict[str, str], elsewhere: Callable[[str], bool]) -> dict[str, str]:
+        """Return what every control holds that can be read: a second copy, should a line be damaged.
+
+        What another device's writer has changed is no original, and is left out.
+        """
         found = {}
         for key, control in self._allowed.items():
             with suppress(DeviceError, KnobRejected):
-                if control.follows is None:
+                if control.follows is None and not elsewhere(key):
                     found[key] = self._before(key, held[key] if key in held else self.live(key))
         return found
 
@@ -264,11 +298,12 @@ class Actuator:
             self._record.remove()
         if not self._record.entries:
             return
-        with self._fence.closed(self._token):
+        with self._fence.closed(self._token, ending=True):
             outcome = put_back(self._record, self._controls)
         self._account_for(outcome)
-        self._fence.change(self._token, dirty=False)
-        self._dirty = False
+        with suppress(StorageError):  # everything is back, and would be found so
+            self._fence.change(self._token, dirty=False)
+            self._dirty = False
 
     def _account_for(self, outcome: Outcome) -> None:
         self._audit.restored(self._token, outcome)
@@ -297,13 +332,26 @@ class Actuator:
         name_holder(self._lock, holder)
         with self._fence.closed(self._token):
             pass
-        self._fence.change(self._token, holder=holder, applied=True, kept=seconds is None, expires_s=None, pid=0)
+        self._fence.change(
+            self._token, holder=holder, applied=True, kept=seconds is None, expires_s=None, pid=0, started=0
+        )
         if seconds is not None:
             self._fence.renew(self._token, seconds)
-            pid = start_guard(self._site, self._token, self._boot(), lock=self._lock)
-            self._fence.change(self._token, pid=pid, confirmed_s=confirmed_s)
+            pid = start_guard(self._site, self._token, self._boot(), lock=self._lock, known=self._record.text)
+            self._fence.change(self._token, pid=pid, started=start_of(pid) or 0, confirmed_s=confirmed_s)
+        self._fence.let_go()
+        self._free_spare()
         os.close(self._lock)
         self._lock, self._fence, self._record = None, None, None
+
+
+def _starved() -> bool:
+    """Say whether this process can open nothing more."""
+    try:
+        os.close(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return True
+    return False
 
 
 def _needed(settings: Sequence[Setting], held: dict[str, str]) -> list[Setting]:

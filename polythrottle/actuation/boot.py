@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from polythrottle.actuation.controls import text_of
 from polythrottle.errors import DeviceError
 
+_TRIES = 3  # without it nothing can be put back
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -13,7 +15,10 @@ def boot_id() -> str:
     Raises:
         DeviceError: If the kernel does not tell.
     """
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError as err:
-        raise DeviceError(f"cannot tell this boot from others: {_BOOT_ID}: {err.strerror}") from err
+    for left in reversed(range(_TRIES)):
+        try:
+            return text_of(_BOOT_ID)
+        except OSError as err:
+            if not left:
+                raise DeviceError(f"cannot tell this boot from others: {_BOOT_ID}: {err.strerror}") from err
+    raise AssertionError("unreachable")

@@ -2,7 +2,15 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
+
+from polythrottle.errors import PermissionDenied
+
+ROOTS_VARIABLE = "POLYTHROTTLE_ROOTS"
+"""Environment variable that names trees which stand for a machine's own, with a colon between two."""
+
+_trusted: set[Path] = set()
 
 UNREADABLE = "?"
 """What a control reads as where the driver takes a value but never says which one holds (locked clocks of NVML)."""
@@ -61,19 +69,98 @@ def span(low_key: str, high_key: str, low: int, high: int, live_high: int) -> tu
     return (upper, lower) if low > live_high else (lower, upper)
 
 
+def trust(root: Path) -> None:
+    """Let files below a tree be written to, which stands for a machine's own; only for what this process was told.
+
+    Never for a root that a record names: whoever can write records could have root write to any file then.
+    """
+    if root.resolve() != Path("/"):  # there the kernel shows what it has
+        _trusted.add(root.resolve())
+
+
+def roots() -> tuple[Path, ...]:
+    """Return the trees that may be written to besides what the kernel shows of its devices."""
+    named = (Path(each).resolve() for each in os.environ.get(ROOTS_VARIABLE, "").split(os.pathsep) if each)
+    return tuple(dict.fromkeys(each for each in (*named, *sorted(_trusted)) if each != Path("/")))
+
+
+def read_whole(handle: int) -> bytes:
+    """Return all that an open file holds; that it has nothing ready yet is an error (EAGAIN), and not its end."""
+    pieces = []
+    while piece := os.read(handle, 1 << 16):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def text_of(path: str | Path) -> str:
+    """Return what one of the kernel's files holds, without the newline it adds.
+
+    Raises:
+        OSError: If it cannot be read.
+    """
+    # Not blocking, for a pipe in the place of a file must not hang its reader.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return read_whole(handle).decode(errors="replace").strip()
+    finally:
+        os.close(handle)
+
+
 class SysFiles:
-    """The files themselves, as the kernel shows them."""
+    """The files themselves, as the kernel shows them; no other file is ever written to."""
+
+    def __init__(self) -> None:
+        self._kernel_s: dict[int, bool] = {}
 
     def read(self, key: str) -> str:
         """Return what a file holds, without the newline the kernel adds."""
-        # Not blocking, for a pipe in the place of a file must not hang its reader.
-        with open(os.open(key, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), errors="replace") as file:
-            return file.read().strip()
+        return text_of(key)
 
     def write(self, key: str, text: str) -> None:
-        """Write to a file in one system call; never creates it."""
-        handle = os.open(key, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC)
+        """Write to a file in one system call; never creates it.
+
+        Raises:
+            PermissionDenied: If the kernel shows no device there, and no tree that was named holds it.
+        """
+        handle = os.open(key, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            os.write(handle, text.encode())
+            self._check(key, handle)
+            written = os.write(handle, text.encode())
+            if not self._is_kernel_s(handle):
+                os.ftruncate(handle, written)  # afterwards: a file that took nothing keeps what it held
         finally:
             os.close(handle)
+
+    def _check(self, key: str, handle: int) -> None:
+        place = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        if self._is_kernel_s(handle):
+            if not _FORBIDDEN.intersection(place.parts):
+                return
+        elif any(place.is_relative_to(root) for root in roots()):
+            return
+        raise PermissionDenied(
+            f"{key} is no control of a device, so nothing is written there; should it belong to a planted board, name "
+            "that board: polythrottle restore --device 'jetson?root=FOLDER'"
+        )
+
+    def _is_kernel_s(self, handle: int) -> bool:
+        """Say whether a file lies where the kernel shows its devices: in sysfs or debugfs."""
+        number = os.fstat(handle).st_dev
+        if number not in self._kernel_s:  # asked once: later there may be no descriptor left to ask with
+            self._kernel_s[number] = file_systems().get(number) in _KINDS
+        return self._kernel_s[number]
+
+
+_KINDS = {"sysfs", "debugfs"}  # not procfs: no clock or limit lies there, but /proc/sys/kernel/core_pattern does
+_FORBIDDEN = {"uevent_helper", "firmware", "module", "provoke-crash"}
+"""Parts of paths in sysfs and debugfs below which nothing is ever tuned, and much can be broken."""
+
+
+def file_systems() -> dict[int, str]:
+    """Return the kind of each mounted file system by its device number (proc_pid_mountinfo(5))."""
+    found = {}
+    for line in text_of("/proc/self/mountinfo").splitlines():
+        fields = line.split(" ")
+        major, _, minor = fields[2].partition(":")
+        found[os.makedev(int(major), int(minor))] = fields[fields.index("-") + 1]
+    return found

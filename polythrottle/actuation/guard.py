@@ -2,7 +2,8 @@
 
 Started by the writer as ``python -m polythrottle.actuation.guard FOLDER STEM BOOT_ID TOKEN PID``; with ``-`` for the
 process it holds the device itself, for a profile applied by hand. Standard library only, but for what the device's own
-driver needs.
+driver needs. On its standard input the writer tells it what goes on record, so that it can restore where record and
+lease are damaged, deleted, or on a disk that has failed.
 """
 
 import math
@@ -15,13 +16,56 @@ from contextlib import suppress
 from pathlib import Path
 
 from polythrottle.actuation.lease import Fence, Lease, Stuck, boot_s
-from polythrottle.actuation.record import Record
+from polythrottle.actuation.record import FORGET, NOW, Record
 from polythrottle.actuation.restoring import take_over
 from polythrottle.actuation.site import Site
 from polythrottle.actuation.system import SystemControls
-from polythrottle.errors import PolythrottleError
+from polythrottle.errors import PolythrottleError, StorageError
 
 _LOOK_S = 0.25
+_AGAIN_S = (0.1, 0.4, 1.5, 3.0, None)
+
+
+class Told:
+    """What the writer has told through a pipe.
+
+    Args:
+        handle: Of the pipe; None for what tells nothing.
+    """
+
+    def __init__(self, handle: int | None) -> None:
+        self._handle = handle
+        self._text = b""
+        if handle is not None:
+            os.set_blocking(handle, False)
+
+    @property
+    def handles(self) -> list[int]:
+        """What to wait for; empty once the writer has closed it."""
+        return [] if self._handle is None else [self._handle]
+
+    def hear(self) -> None:
+        """Take what has come."""
+        try:
+            while self._handle is not None:
+                text = os.read(self._handle, 1 << 16)
+                self._text += text
+                if not text:
+                    self._handle = None
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._handle = None
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the writer leaves it to the guard to restore, now."""
+        return self._text.endswith(NOW)
+
+    def record(self, site: Site, boot_id: str) -> Record:
+        """Return the record as it was told."""
+        self.hear()
+        return Record(site.record, None, boot_id, self._text.removesuffix(NOW).rpartition(FORGET)[2])
 
 
 def watch(site: Site, boot_id: str, token: int, ended: Callable[[float], bool]) -> bool:
@@ -33,11 +77,18 @@ def watch(site: Site, boot_id: str, token: int, ended: Callable[[float], bool]) 
         token: Of the lease.
         ended: Waits at most so many seconds for the process that holds it, and says whether that has ended.
     """
-    fence = Fence(site.lease, boot_id)
+    fence, lease = Fence(site.lease, boot_id), Lease(token, boot_id)
     while True:
-        lease = fence.read()
-        if lease.token != token or lease.kept or not lease.holder:
-            return False
+        try:
+            found = fence.read()
+            if found.has_passed(token):
+                return False
+            if found.token == token:
+                if found.kept or not found.holder:
+                    return False
+                lease = found
+        except StorageError:
+            pass  # what was read last stands
         left_s = _left_s(lease)
         if left_s <= 0:
             return True
@@ -54,16 +105,22 @@ def _never(wait_s: float) -> bool:
     return False
 
 
-def _end_of(pid: int) -> Callable[[float], bool]:
-    """Return what waits for the end of the process that started this one."""
+def _end_of(pid: int, told: Told) -> Callable[[float], bool]:
+    """Return what waits for the end of the process that started this one, or for it to say that it leaves."""
+
+    def heard(wait_s: float, writer: list[int]) -> list[int]:
+        ready = select.select([*writer, *told.handles], [], [], wait_s)[0]
+        told.hear()
+        return ready
+
     try:
         writer = os.pidfd_open(pid)
     except ProcessLookupError:
         return lambda wait_s: True
     except (AttributeError, OSError):
         # Linux before 5.3, as JetPack 4 has it, and Pythons built for such: an orphan gets another parent.
-        return lambda wait_s: _never(wait_s) or os.getppid() != pid
-    return lambda wait_s: bool(select.select([writer], [], [], min(wait_s, _LOOK_S * 20))[0])
+        return lambda wait_s: (bool(heard(min(wait_s, _LOOK_S), [])) and told.at_once) or os.getppid() != pid
+    return lambda wait_s: writer in heard(min(wait_s, _LOOK_S * 20), [writer]) or told.at_once
 
 
 def _keep_open(site: Site, boot_id: str, controls: SystemControls) -> None:
@@ -76,22 +133,29 @@ def _keep_open(site: Site, boot_id: str, controls: SystemControls) -> None:
 def main(arguments: list[str]) -> None:
     """Watch over the lease that the arguments name."""
     folder, stem, boot_id, token, pid = arguments
-    site, controls = Site(Path(folder), stem), SystemControls()
+    site, controls, told = Site(Path(folder), stem), SystemControls(), Told(sys.stdin.fileno())
+    told.hear()
     if pid == "-":
         _keep_open(site, boot_id, controls)
-    if watch(site, boot_id, int(token), _never if pid == "-" else _end_of(int(pid))):
-        _restore(site, boot_id, int(token), controls)
+    if watch(site, boot_id, int(token), _never if pid == "-" else _end_of(int(pid), told)):
+        _restore(site, boot_id, int(token), controls, told)
 
 
-def _restore(site: Site, boot_id: str, token: int, controls: SystemControls) -> None:
+def _restore(site: Site, boot_id: str, token: int, controls: SystemControls, told: Told) -> None:
+    pauses = iter(_AGAIN_S)
     while True:
         try:
-            take_over(site, boot_id, token, controls)
+            outcome = take_over(site, boot_id, token, controls, told.record(site, boot_id))
+            if outcome is None or not outcome.failed:
+                return
         except Stuck:
             continue  # a writer that is stopped in the middle of a write: until it ends or wakes
         except PolythrottleError:
+            pass
+        pause_s = next(pauses)
+        if pause_s is None:
             sys.exit(1)  # what is left stays on record: polythrottle restore says what and why
-        return
+        time.sleep(pause_s)
 
 
 if __name__ == "__main__":

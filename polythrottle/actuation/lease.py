@@ -4,18 +4,23 @@ Two locks keep writers apart. The first is held by the writer for its life and d
 second, on the lease file, is held for the moment of each write: whoever takes the lease over raises its token there,
 and a writer that comes late with the old token is refused (a fencing token). Time is the kernel's boot time, which
 counts suspend and does not jump.
+
+A writer keeps both files open for its life. It may then put its device back though file or folder are deleted, or the
+disk has become read-only, or no descriptor is left: as long as nobody else has taken the lease.
 """
 
 import errno
 import fcntl
 import json
 import os
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from polythrottle.actuation.controls import text_of
 from polythrottle.actuation.site import contents, opened
 from polythrottle.errors import DeviceError, StorageError
 
@@ -46,6 +51,10 @@ class Stuck(DeviceError):
     """Another process is in the middle of a write and does not come to its end."""
 
 
+class Passed(DeviceError):
+    """The lease has passed to another process, or was ended."""
+
+
 @dataclass(frozen=True)
 class Lease:
     """Who may write to a device.
@@ -55,6 +64,8 @@ class Lease:
         boot_id: The boot it is of; void in another.
         holder: Who, for people to read; "" when released.
         pid: The process that holds it.
+        started: When that process was started, in the kernel's ticks since boot, for its number may be another's later;
+            0 if that is not known.
         expires_s: On the boot clock; None is never.
         since: Wall time it was taken at, for people to read.
         applied: Whether a profile applied by hand holds it, which `restore` may end.
@@ -73,20 +84,59 @@ class Lease:
     kept: bool = False
     confirmed_s: float | None = None
     dirty: bool = False
+    started: int = 0
 
     @property
     def alive(self) -> bool:
-        """Whether the process that holds it is there."""
-        try:
-            state = Path(f"/proc/{self.pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            return False
-        return bool(self.holder) and state not in ("Z", "X")
+        """Whether the process that holds it is there, and not a later one of its number."""
+        started = start_of(self.pid)
+        return bool(self.holder) and started is not None and self.started in (0, started)
+
+    def has_passed(self, token: int) -> bool:
+        """Say whether this stands in the place of an earlier lease, taken over or ended; not where that was damaged."""
+        return self.token > token or (self.token != token and bool(self.holder))
+
+
+def start_of(pid: int) -> int | None:
+    """Return when a process was started, in the kernel's ticks since boot; None if it is not there or has ended.
+
+    See proc_pid_stat(5), field 22. A container that is started again has the same process numbers again.
+    """
+    try:
+        fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        return int(fields[19]) if fields[0] not in ("Z", "X") else None
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def boot_s() -> float:
     """Return the seconds since boot, suspend included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def wait_for_lock(handle: int, patience_s: float, stuck: Callable[[], str], failed: str) -> None:
+    """Lock an open file once whoever has it locked lets go.
+
+    Args:
+        handle: Of the file.
+        patience_s: How long to wait, in seconds.
+        stuck: Returns what to say where that was not long enough.
+        failed: What to say where it cannot be locked, before the reason.
+
+    Raises:
+        Stuck: If the other does not let go.
+        StorageError: If the file cannot be locked.
+    """
+    ends = time.monotonic() + patience_s
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > ends:
+                raise Stuck(stuck()) from None
+            time.sleep(0.002)
+        except OSError as err:
+            raise StorageError(f"{failed}: {err.strerror}") from err
 
 
 class Fence:
@@ -99,44 +149,119 @@ class Fence:
 
     def __init__(self, file: Path, boot_id: str) -> None:
         self._file, self._boot_id = file, boot_id
+        self._kept: int | None = None
+        self._turn = threading.Lock()  # a lock of the kernel does not keep threads apart that share its handle
+
+    def keep(self) -> None:
+        """Hold the file open until `let_go`: neither its deletion nor a lack of descriptors takes it away then.
+
+        Raises:
+            StorageError: If it cannot be used.
+        """
+        self._kept = self._opened()
+
+    def let_go(self) -> None:
+        """Hold the file open no longer."""
+        if self._kept is not None:
+            os.close(self._kept)
+            self._kept = None
+
+    def _opened(self) -> int:
+        try:
+            return opened(self._file)
+        except OSError as err:
+            raise StorageError(f"cannot use {self._file}: {err.strerror}") from err
 
     @contextmanager
-    def closed(self, token: int | None = None) -> Iterator[Lease]:
+    def closed(self, token: int | None = None, *, ending: bool = False) -> Iterator[Lease]:
         """Keep every other writer out for as long as the context lasts.
 
         Args:
             token: The caller's; it is checked that its lease still stands. Any if None.
+            ending: Whether the caller only puts back what it has changed: then a lease that was damaged or deleted, or
+                cannot be read, stands for as long as nobody else has taken it.
 
         Raises:
             Stuck: If another keeps it closed for longer than `PATIENCE_S`.
-            DeviceError: If the lease has passed to another.
+            Passed: If the lease has passed to another.
             StorageError: If the lease file cannot be used.
         """
-        try:
-            handle = opened(self._file)
-        except OSError as err:
-            raise StorageError(f"cannot use {self._file}: {err.strerror}") from err
-        try:
-            self._lock(handle)
-            lease = self._parsed(os.pread(handle, _MOST_BYTES, 0))
-            if token is not None and lease.token != token:
-                by = f" {lease.holder} has taken it over" if lease.holder else " it was ended and the device restored"
-                raise DeviceError(f"the lease to write (token {token}) is no longer valid:{by}")
+        with self._locked(ending) as handle:
+            lease = self._checked(handle, token, ending)
             yield lease
+
+    @contextmanager
+    def _locked(self, ending: bool = False) -> Iterator[int]:
+        if not self._turn.acquire(timeout=PATIENCE_S):
+            raise Stuck(f"this process stands in the middle of a write to what {self._file.name} is of")
+        try:
+            handle = self._kept if self._kept is not None else self._opened()
+            try:
+                try:
+                    self._lock(handle)
+                except StorageError:
+                    if not ending:
+                        raise
+                try:
+                    yield handle
+                finally:
+                    with suppress(OSError):  # the caller's own error, if any, says more
+                        fcntl.flock(handle, fcntl.LOCK_UN)
+            finally:
+                if handle != self._kept:
+                    os.close(handle)
         finally:
-            os.close(handle)
+            self._turn.release()
+
+    def _checked(self, handle: int, token: int | None, ending: bool) -> Lease:
+        try:
+            lease = self._parsed(os.pread(handle, _MOST_BYTES, 0))
+        except OSError as err:
+            if not ending:
+                raise StorageError(f"cannot read {self._file}: {err.strerror}") from err
+            lease = Lease(0, self._boot_id)
+        if token is None:
+            return lease
+        self._refuse_if_passed(lease, token)
+        what = "damaged" if lease.token != token else ""
+        if self._kept is not None and not self._is_in_place(handle):
+            self._refuse_if_taken(token)
+            what = "deleted"
+        if what and not ending:
+            told = "while the device was steered; nothing more is set, and the device is put back"
+            raise StorageError(f"{self._file} was {what} {told}")
+        return lease
+
+    def _refuse_if_passed(self, lease: Lease, token: int) -> None:
+        if lease.has_passed(token):
+            by = f" {lease.holder} has taken it over" if lease.holder else " it was ended and the device restored"
+            raise Passed(f"the lease to write (token {token}) is no longer valid:{by}")
+
+    def _is_in_place(self, handle: int) -> bool:
+        try:
+            there, own = os.stat(self._file), os.fstat(handle)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # nobody can tell; the token on the handle stands
+        return (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino)
+
+    def _refuse_if_taken(self, token: int) -> None:
+        """Refuse where another has begun anew in the place of a lease that was deleted."""
+        try:
+            other = self.read()
+        except StorageError:
+            return
+        if other.holder:
+            raise Passed(f"the lease to write (token {token}) is no longer valid: {other.holder} has begun a new one")
 
     def _lock(self, handle: int) -> None:
-        ends = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > ends:
-                    lease = self._parsed(os.pread(handle, _MOST_BYTES, 0))
-                    who = f"{lease.holder or 'another process'} (pid {lease.pid})"
-                    raise Stuck(f"{who} stands in the middle of a write; end that process, then try again") from None
-                time.sleep(0.002)
+        def who() -> str:
+            lease = self._parsed(os.pread(handle, _MOST_BYTES, 0))
+            holder = f"{lease.holder or 'another process'} (pid {lease.pid})"
+            return f"{holder} stands in the middle of a write; end that process, then try again"
+
+        wait_for_lock(handle, PATIENCE_S, who, f"cannot lock {self._file}")
 
     def read(self) -> Lease:
         """Return the lease as it stands; one of another boot, or none, is one without a holder.
@@ -154,7 +279,8 @@ class Fence:
             line = json.loads(text)
             if not all(type(line[name]) in kinds for name, kinds in _KINDS.items()):
                 return Lease(0, self._boot_id)
-            lease = Lease(**{name: line[name] for name in _KINDS})
+            started = line.get("started", 0)
+            lease = Lease(**{name: line[name] for name in _KINDS}, started=started if type(started) is int else 0)
         except (ValueError, TypeError, KeyError, RecursionError):
             return Lease(0, self._boot_id)
         return lease if lease.boot_id == self._boot_id else Lease(lease.token, self._boot_id)
@@ -166,17 +292,19 @@ class Fence:
             holder: Who takes it.
             seconds: How long it lasts unless renewed; None is for good.
         """
-        with self.closed() as lease:
+        with self._locked() as handle:
+            lease, pid = self._checked(handle, None, False), os.getpid()
             expires_s = None if seconds is None else boot_s() + seconds
-            taken = Lease(lease.token + 1, self._boot_id, holder, os.getpid(), expires_s, _wall())
-            self._write(taken)
+            taken = Lease(lease.token + 1, self._boot_id, holder, pid, expires_s, _wall(), started=start_of(pid) or 0)
+            self._write(handle, taken)
         return taken.token
 
     def renew(self, token: int, seconds: float) -> None:
         """Put the end of a lease off to ``seconds`` from now.
 
         Raises:
-            DeviceError: If it has passed to another.
+            Passed: If it has passed to another.
+            StorageError: If it cannot be written.
         """
         self.change(token, expires_s=boot_s() + seconds)
 
@@ -184,31 +312,28 @@ class Fence:
         """Change a lease that still has this token.
 
         Raises:
-            DeviceError: If it has passed to another.
+            Passed: If it has passed to another.
+            StorageError: If it cannot be written.
         """
-        with self.closed(token) as lease:
-            self._write(replace(lease, **changes))  # type: ignore[arg-type]
+        with self._locked() as handle:
+            self._write(handle, replace(self._checked(handle, token, False), **changes))  # type: ignore[arg-type]
 
     def release(self, token: int) -> None:
         """Give a lease up, if it still is this one."""
-        with self.closed() as lease:
-            if lease.token == token:
-                self._write(Lease(token, self._boot_id))
+        with self._locked() as handle:
+            if self._checked(handle, None, False).token == token:
+                self._write(handle, Lease(token, self._boot_id))
 
-    def _write(self, lease: Lease) -> None:
+    def _write(self, handle: int, lease: Lease) -> None:
         # In place: the lock is on this very file. In one call, a shorter text filled up with blanks, so that neither a
         # kill nor a reader meets half of it. A torn text reads as no lease, and no lease lets nobody write.
         try:
-            handle = os.open(self._file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                data = json.dumps(asdict(lease)).encode()
-                size = os.fstat(handle).st_size
-                if os.pwrite(handle, data.ljust(min(size, _MOST_BYTES)), 0) < len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                if size > _MOST_BYTES:
-                    os.ftruncate(handle, _MOST_BYTES)
-            finally:
-                os.close(handle)
+            data = json.dumps(asdict(lease)).encode()
+            size = os.fstat(handle).st_size
+            if os.pwrite(handle, data.ljust(min(size, _MOST_BYTES)), 0) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if size > _MOST_BYTES:
+                os.ftruncate(handle, _MOST_BYTES)
         except OSError as err:
             raise StorageError(f"cannot write {self._file}: {err.strerror}; nothing was changed") from err
 
@@ -241,6 +366,9 @@ def hold(path: Path, device: str, holder: str) -> int:
         other = os.pread(handle, 256, 0).decode(errors="replace").strip()
         os.close(handle)
         raise DeviceError(f"{device} is being steered by {other}; wait for it or stop it") from None
+    except OSError as err:
+        os.close(handle)
+        raise StorageError(f"cannot lock {path}: {err.strerror}") from err
     try:
         name_holder(handle, holder)
     except StorageError:

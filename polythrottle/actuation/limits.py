@@ -11,13 +11,13 @@ ends in::
 
 import math
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
+from polythrottle.backports import tomllib
 from polythrottle.errors import BadFile
 from polythrottle.units import to_file, to_si
 

@@ -8,7 +8,9 @@ import threading
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 from polythrottle.clock import Clock, SystemClock
 from polythrottle.errors import DeviceError, KnobRejected, PermissionDenied

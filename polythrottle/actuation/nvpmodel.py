@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from polythrottle.actuation.controls import text_of
 from polythrottle.errors import DeviceError, KnobRejected, PermissionDenied
 
 SCHEME = "nvpmodel"
@@ -39,7 +40,7 @@ class Nvpmodel:
         file = Path(_root(key)) / _STATUS
         if not file.is_file():
             raise OSError(errno.ENOENT, f"there is no {file}")
-        match = _MODE.search(file.read_text(errors="replace")[:4096])
+        match = _MODE.search(text_of(file)[:4096])
         if match is None:
             raise OSError(errno.EINVAL, f"{file} names no power mode")
         return match[1]

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from polythrottle.actuation.controls import UNREADABLE, Controls
 from polythrottle.actuation.record import Entry, Record
-from polythrottle.errors import DeviceError, KnobRejected, PermissionDenied, PolythrottleError
+from polythrottle.errors import DeviceError, KnobRejected, PermissionDenied, PolythrottleError, StorageError
 
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _GONE = (errno.ENOENT, errno.ENODEV, errno.ENXIO)
@@ -219,5 +219,8 @@ def put_back(record: Record, controls: Controls, *, force: bool = False) -> Outc
     """
     outcome = PuttingBack(record, controls, force=force).run()
     if not outcome.failed:
-        record.remove(left=bool(outcome.foreign))
+        try:
+            record.remove(left=bool(outcome.foreign))
+        except StorageError as err:
+            raise StorageError("; ".join([str(err), *map(str, outcome.foreign)])) from err
     return outcome

@@ -12,7 +12,8 @@ import errno
 import json
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from polythrottle.actuation.site import contents
 from polythrottle.errors import StorageError
 
 VERSION = 2
+FORGET, NOW = b"forget\n", b"now\n"
+"""What a guard is told besides lines: that nothing stands changed any more; that it is to restore at once."""
+
 _LINE = {"key": str, "original": str, "written": str}
 _HEAD = {"version": int, "device": str, "boot_id": str, "pid": int, "originals": dict}
 
@@ -52,27 +56,33 @@ class Record:
         file: Where; its folder exists.
         device: Whose originals; if None, as the file says.
         boot_id: Of the running kernel.
+        told: What the file held, where another process has told it; else it is read.
 
     Raises:
         StorageError: If it cannot be read.
     """
 
-    def __init__(self, file: Path, device: str | None, boot_id: str) -> None:
+    def __init__(self, file: Path, device: str | None, boot_id: str, told: bytes | None = None) -> None:
         self._file, self._boot_id = file, boot_id
+        self._text = b""
+        self.listener: Callable[[bytes], None] = lambda text: None
+        """Is told each line that goes on disk, before it does."""
         self.device = device if device is not None else file.stem.rpartition("@")[0]
         self._named = device is not None
         self.entries: dict[str, Entry] = {}
         self.originals: Mapping[str, str] = {}
         self.damage: tuple[str, ...] = ()
         self.void = False
-        self._size = 0
-        self._load()
+        self._load(self._stored() if told is None else told)
 
-    def _load(self) -> None:
+    def _stored(self) -> bytes:
         try:
-            whole, _, _torn = (contents(self._file) or b"").rpartition(b"\n")
+            return contents(self._file) or b""
         except OSError as err:
             raise StorageError(f"cannot read {self._file}: {err.strerror}") from err
+
+    def _load(self, text: bytes) -> None:
+        whole, _, _torn = text.rpartition(b"\n")
         head, *lines = [_parsed(text) for text in whole.splitlines()] or [{}]
         if not whole:
             return
@@ -83,23 +93,28 @@ class Record:
             self._damaged(1, f"is not the head of a record of {self.device}, version {VERSION}")
         for number, line in enumerate(lines, 2):
             self._remember(number, line)
-        self._size = len(whole) + 1
+        self._text = whole + b"\n"
         if boot_id != self._boot_id:
             self._forget_volatile()
 
     def _forget_volatile(self) -> None:
         self.entries = {key: entry for key, entry in self.entries.items() if entry.persistent}
         self.originals, self.damage = {}, self.damage if self.entries else ()
-        self._size = self._size if self.entries else 0
+        self._text = self._text if self.entries else b""
         self.void = not self.entries
+
+    @property
+    def text(self) -> bytes:
+        """What is on disk, or should be."""
+        return self._text
 
     def _damaged(self, number: int, what: str) -> None:
         self.damage += (f"{self._file} line {number} {what}",)
 
     def _remember(self, number: int, line: Mapping[str, Any]) -> None:
-        if set(line) == {"restored"} and line["restored"] in self.entries:
+        if set(line) == {"restored"} and isinstance(line["restored"], str) and line["restored"] in self.entries:
             self.entries[line["restored"]].done = True
-        elif _fits(line, _LINE):
+        elif _fits(line, _LINE) and _sound(line):
             follows = line.get("follows")
             control = Control(
                 line["key"],
@@ -132,10 +147,10 @@ class Record:
         new = [each for each in writes if self._is_news(each[0], each[2])]
         if not new:
             return
-        if not self._size:
+        if not self._text:
             self.originals = dict(found or {})
         firsts = [(control, self._first(control.key, before), written) for control, before, written in new]
-        self._append([*([] if self._size else [self._head()]), *(_line(*each) for each in firsts)], flush=True)
+        self._append([*([] if self._text else [self._head()]), *(_line(*each) for each in firsts)], flush=True)
         for each in firsts:
             self._note(*each)
 
@@ -157,10 +172,20 @@ class Record:
         }
 
     def adopt(self, entries: Mapping[str, Entry]) -> None:
-        """Add what is known from elsewhere of controls that this record has lost."""
-        for key, entry in entries.items():
-            if key not in self.entries:
-                self.entries[key] = Entry(self.originals.get(key, entry.original), entry.written)
+        """Add what is known from elsewhere of controls that this record has lost, on disk too where that can be."""
+        lost = {key: entry for key, entry in entries.items() if key not in self.entries}
+        for key, entry in lost.items():
+            entry.original = self.originals.get(key, entry.original)
+            self.entries[key] = entry
+        if not lost or self.damage:
+            return  # a damaged file is evidence, and is put aside as it is
+        lines = [
+            _line(Control(key, frozenset(), entry.neutral, entry.persistent, entry.follows), entry.original, written)
+            for key, entry in lost.items()
+            for written in sorted(entry.written)
+        ]
+        with suppress(StorageError):  # what is in memory is put back all the same
+            self._append([*([] if self._text else [self._head()]), *lines], flush=True)
 
     def mark_restored(self, key: str) -> None:
         """Note that a control is back; it matters only to a process that takes over, so that it need not be flushed."""
@@ -173,42 +198,49 @@ class Record:
 
     def _append(self, lines: Iterable[Mapping[str, Any]], *, flush: bool) -> None:
         data = b"".join(_sealed(line) for line in lines)
+        self.listener(data)
         try:
             handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
             try:
-                # Cuts a torn line, and the whole of a void record.
-                os.ftruncate(handle, self._size)
-                if os.pwrite(handle, data, self._size) != len(data):
+                # Cuts a torn line, and the whole of a void record; makes good what somebody else has cut or deleted.
+                new = not self._text or os.fstat(handle).st_size < len(self._text)
+                at, text = (0, self._text + data) if new else (len(self._text), data)
+                os.ftruncate(handle, at)
+                if os.pwrite(handle, text, at) != len(text):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if flush:
                     os.fsync(handle)
             finally:
                 os.close(handle)
-            if flush and not self._size:
+            if flush and new:
                 sync_folder(self._file.parent)
         except OSError as err:
             raise StorageError(f"cannot save originals in {self._file}: {err.strerror}; nothing was changed") from err
-        self._size += len(data)
+        self._text += data
 
     def remove(self, *, left: bool = False) -> None:
         """Forget everything: the originals are back, or void. A damaged record is put aside instead.
 
         Args:
-            left: Whether something was left to somebody else: then it is put aside too, should they want it back.
+            left: Whether something was left to somebody else: then it is put aside too, should they want it back, for
+                its second copy of the originals knows what a damaged line said.
 
         Raises:
             StorageError: If the file cannot be removed.
         """
         try:
-            if self.damage or (left and self._file.exists()):
-                self._file.rename(self._file.with_suffix(".damaged" if self.damage else ".left"))
+            if left or self.damage:
+                self._file.rename(self._file.with_suffix(".left" if left else ".damaged"))
             else:
-                self._file.unlink(missing_ok=True)
+                self._file.unlink()
             sync_folder(self._file.parent)
+        except FileNotFoundError:
+            pass  # somebody has deleted it, or its folder
         except OSError as err:
             raise StorageError(f"cannot remove {self._file}: {err.strerror}") from err
+        self.listener(FORGET)
         self.entries.clear()
-        self.originals, self.damage, self._size, self.void = {}, (), 0, False
+        self.originals, self.damage, self._text, self.void = {}, (), b"", False
 
 
 def _line(control: Control, original: str, written: str) -> dict[str, Any]:
@@ -242,6 +274,13 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 def _fits(line: Mapping[str, Any], form: Mapping[str, type]) -> bool:
     return all(isinstance(line.get(key), kind) for key, kind in form.items())
+
+
+def _sound(line: Mapping[str, Any]) -> bool:
+    """Return whether what a line may leave out is what it should be."""
+    follows = line.get("follows") or ["", ""]
+    pair = isinstance(follows, list) and len(follows) == 2 and all(isinstance(each, str) for each in follows)
+    return pair and isinstance(line.get("neutral", ""), str) and isinstance(line.get("persistent", False), bool)
 
 
 def sync_folder(folder: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +16,14 @@ from polythrottle.actuation.audit import Audit
 from polythrottle.actuation.boot import boot_id as running_boot_id
 from polythrottle.actuation.controls import Controls
 from polythrottle.actuation.lease import Fence, Lease, boot_s, hold
-from polythrottle.actuation.putting_back import Outcome, put_back
+from polythrottle.actuation.putting_back import Outcome, PuttingBack, put_back
 from polythrottle.actuation.record import Record
 from polythrottle.actuation.site import Site
 from polythrottle.actuation.system import SystemControls
 from polythrottle.errors import DeviceError, PolythrottleError, StorageError, UnknownName
 
 _WAIT_S = 2.0
+_PAUSES_S = (0.05, 0.2)
 
 
 @dataclass(frozen=True)
@@ -68,31 +70,44 @@ def _stands(site: Site, record: Record, lease: Lease) -> bool:
     return lease.dirty and bool(Audit(site.audit, record.device).entries(lease.token))
 
 
-def take_over(site: Site, boot_id: str, token: int | None, controls: Controls | None = None) -> Outcome | None:
+def take_over(
+    site: Site, boot_id: str, token: int, controls: Controls | None = None, told: Record | None = None
+) -> Outcome | None:
     """Restore a device whose lease has ended by itself; None if another has done or is doing so.
 
     Args:
         site: Of the device.
         boot_id: Of the running kernel.
-        token: Of the ended lease; any if None.
+        token: Of the ended lease.
         controls: How to reach the device.
+        told: What is on record, as the writer has told; it stands where the record or the lease is damaged or deleted,
+            or their disk has failed.
 
     Raises:
         DeviceError: If something could not be put back.
         StorageError: If record or lease cannot be used.
     """
     fence = Fence(site.lease, boot_id)
-    if token is not None and fence.read().token != token:
-        return None
-    return _restored(site, fence, boot_id, controls, force=False)
+    try:
+        if fence.read().has_passed(token):
+            return None
+        return _restored(site, fence, boot_id, controls, force=False, told=told)
+    except StorageError:
+        if told is None:
+            raise
+        return PuttingBack(told, controls if controls is not None else SystemControls()).run()
 
 
-def _restored(site: Site, fence: Fence, boot_id: str, controls: Controls | None, *, force: bool) -> Outcome:
+def _restored(
+    site: Site, fence: Fence, boot_id: str, controls: Controls | None, *, force: bool, told: Record | None = None
+) -> Outcome:
     before = fence.read()
     token = fence.take(f"restoring (process {os.getpid()})", None)
     try:
-        with fence.closed(token):
+        with fence.closed(token, ending=True):
             record = Record(site.record, None, boot_id)
+            if told is not None:
+                record.adopt(told.entries)
             if before.dirty:
                 record.adopt(Audit(site.audit, record.device).entries(before.token))
             reached = controls if controls is not None else SystemControls()
@@ -100,7 +115,8 @@ def _restored(site: Site, fence: Fence, boot_id: str, controls: Controls | None,
             if force and site.left.exists():
                 outcome = outcome.with_more(put_back(Record(site.left, None, boot_id), reached, force=True))
     finally:
-        fence.release(token)
+        with suppress(StorageError):  # what was to say comes first; the next to take it does so whatever it says
+            fence.release(token)
     Audit(site.audit, record.device).restored(token, outcome)
     return outcome
 
@@ -128,6 +144,17 @@ def restore_all(
         UnknownName: If nothing stands for the device named.
     """
     boot = boot_id if boot_id is not None else running_boot_id()
+    for pause_s in _PAUSES_S:
+        try:
+            return _all_restored(state, device, force, controls, boot)
+        except StorageError:
+            time.sleep(pause_s)  # a disk that was busy, a signal: what was restored is compared again
+    return _all_restored(state, device, force, controls, boot)
+
+
+def _all_restored(
+    state: Path | None, device: str | None, force: bool, controls: Controls | None, boot: str
+) -> tuple[Outcome, ...]:
     outcomes: list[Outcome] = []
     errors: list[DeviceError | StorageError] = []
     for site in _chosen(state, device, boot, force):
@@ -139,12 +166,23 @@ def restore_all(
             outcomes.append(_restored(site, fence, boot, controls, force=force))
             if applied:
                 _await_guard(site)
-        except (DeviceError, StorageError) as err:
+        except DeviceError as err:
             errors.append(err)
+        except StorageError as err:
+            errors.append(StorageError(f"{err}{_on_record(site, boot)}"))
     if errors:
         unsaid = any(isinstance(err, StorageError) for err in errors)
         raise (StorageError if unsaid else DeviceError)("; ".join(map(str, errors)))
     return tuple(outcomes)
+
+
+def _on_record(site: Site, boot: str) -> str:
+    """Name the controls that a restoring which failed may have left changed, as far as the record can be read."""
+    try:
+        keys = list(Record(site.record, None, boot).entries)
+    except StorageError:
+        return ""
+    return f"; on record, and perhaps still changed: {', '.join(keys)}" if keys else ""
 
 
 def _chosen(state: Path | None, device: str | None, boot: str, force: bool) -> list[Site]:

@@ -1,15 +1,20 @@
 """Where the record, the lease and the audit of one device lie, and whether that place can be trusted."""
 
+import json
 import os
-import platform
 import re
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from polythrottle.errors import StorageError
+from polythrottle.actuation.boot import boot_id
+from polythrottle.actuation.controls import read_whole, text_of
+from polythrottle.errors import DeviceError, StorageError
 from polythrottle.state import state_dir
 
+_MACHINE_ID = Path("/etc/machine-id")
+_SIGNS = 12  # of a machine's or boot's identity, in a file's name
 _REMEDY = "set POLYTHROTTLE_STATE_DIR to a folder of your own"
 
 
@@ -20,6 +25,7 @@ class Site:
     Args:
         folder: ``originals`` in the state folder.
         stem: What their names begin with: the device and the machine, for home folders are shared and boots are not.
+            Never the host's name, which changes while a device stands changed.
     """
 
     folder: Path
@@ -27,18 +33,26 @@ class Site:
 
     @classmethod
     def of(cls, device: str, state: Path | None = None) -> "Site":
-        """Return the site of a device.
+        """Return the site of a device: the one that something in this boot has begun, under whatever key, if any.
 
         Args:
             device: Its identity.
             state: Folder for the files; by default ``originals`` in `state_dir`.
         """
         folder = state if state is not None else state_dir() / "originals"
-        return cls(folder, re.sub(r"[^A-Za-z0-9.@-]+", "_", f"{device}@{platform.node()}"))
+        name = _plain(device)
+        begun = []
+        with suppress(OSError):
+            stems = sorted({each.stem for each in folder.iterdir() if each.suffix in _KINDS})
+            begun = [stem for stem in stems if stem.rpartition("@")[0] == name and _is_of_boot(folder, stem)]
+        own = f"{name}@{machine()}"
+        return cls(folder, own if own in begun or not begun else begun[0])
 
     @classmethod
     def all(cls, state: Path | None = None) -> "tuple[Site, ...]":
-        """Return the sites of this machine that have a record or a lease.
+        """Return the sites that have a record or a lease: this machine's, and all others' of the running boot.
+
+        Such is what a container with the same folder has left, or this machine before its identity was changed.
 
         Raises:
             StorageError: If the folder is there but cannot be trusted or read.
@@ -46,13 +60,15 @@ class Site:
         folder = state if state is not None else state_dir() / "originals"
         try:
             if not folder.is_symlink() and not folder.exists():
+                if folder.parent.exists() and not folder.parent.is_dir():
+                    raise StorageError(f"{folder.parent} is no folder, so what stands changed cannot be known")
                 return ()
             _trusted(folder)
-            names = sorted(each.stem for each in folder.iterdir() if each.suffix in (".jsonl", ".lease", ".left"))
+            names = sorted(each.stem for each in folder.iterdir() if each.suffix in _KINDS)
         except OSError as err:
             raise StorageError(f"cannot read {folder}: {err.strerror}") from err
-        here = f"@{re.sub(r'[^A-Za-z0-9.@-]+', '_', platform.node())}"
-        return tuple(cls(folder, stem) for stem in dict.fromkeys(names) if stem.endswith(here))
+        stems = [stem for stem in dict.fromkeys(names) if stem.endswith(f"@{machine()}") or _is_of_boot(folder, stem)]
+        return tuple(cls(folder, stem) for stem in stems)
 
     @property
     def record(self) -> Path:
@@ -93,6 +109,45 @@ class Site:
             raise StorageError(f"cannot keep originals in {self.folder}: {err.strerror}; {_REMEDY}") from err
 
 
+_KINDS = (".jsonl", ".lease", ".left")
+
+
+def machine() -> str:
+    """Return what tells this machine from others with the same home folder, at every boot: a part of its machine-id.
+
+    Where there is none yet, as in some containers, the boot's identity stands for it (machine-id(5)).
+
+    Raises:
+        DeviceError: If the kernel does not tell its boot's identity either.
+    """
+    with suppress(OSError):
+        text = text_of(_MACHINE_ID)
+        if re.fullmatch(r"[0-9a-f]{32}", text) and text.strip("0"):
+            return text[:_SIGNS]
+    return f"boot-{boot_id()[:_SIGNS]}"
+
+
+def _plain(device: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.@-]+", "_", device)
+
+
+def _is_of_boot(folder: Path, stem: str) -> bool:
+    """Say whether a record or a lease of the running boot has this name."""
+    with suppress(DeviceError):
+        return any(_boot_of(folder / f"{stem}{kind}") == boot_id() for kind in (".lease", ".jsonl", ".left"))
+    return False
+
+
+def _boot_of(file: Path) -> str:
+    """Return the boot that the first line of a file names; empty where it names none."""
+    with suppress(OSError, ValueError, StorageError, RecursionError):
+        first = (contents(file) or b"").partition(b"\n")[0]
+        told = json.loads(first)
+        if isinstance(told, dict):
+            return str(told.get("boot_id", ""))
+    return ""
+
+
 def _trusted(folder: Path) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
@@ -117,9 +172,11 @@ def contents(path: Path) -> bytes | None:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-    with os.fdopen(handle, "rb") as file:
+    try:
         _refuse_if_strange(path, handle)
-        return file.read()
+        return read_whole(handle)
+    finally:
+        os.close(handle)
 
 
 def opened(path: Path) -> int:

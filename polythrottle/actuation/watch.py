@@ -1,16 +1,25 @@
-"""What keeps watch over a writer: its own heartbeat, and a guard process that restores should it die or hang."""
+"""What keeps watch over a writer: its own heartbeat, and a guard process that restores should it die or hang.
 
+The guard is told through a pipe what goes on record, and so knows it also when the disk has failed meanwhile.
+"""
+
+import fcntl
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from polythrottle.actuation.lease import LEASE_S, Fence, Stuck
+from polythrottle.actuation.controls import ROOTS_VARIABLE, roots
+from polythrottle.actuation.lease import LEASE_S, Fence, Passed, Stuck
+from polythrottle.actuation.record import NOW
 from polythrottle.actuation.site import Site
 from polythrottle.errors import DeviceError, PolythrottleError
 
+_PIPE_BYTES = 1 << 20
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
 
 
@@ -22,16 +31,19 @@ class Watch:
         fence: Its lease file.
         token: Of the lease.
         boot_id: Of the running kernel.
+        known: Returns what is on record.
 
     Raises:
         DeviceError: If the guard cannot be started.
     """
 
-    def __init__(self, site: Site, fence: Fence, token: int, boot_id: str) -> None:
-        self._fence, self._token = fence, token
-        self._ended = threading.Event()
+    def __init__(self, site: Site, fence: Fence, token: int, boot_id: str, known: Callable[[], bytes]) -> None:
+        self._fence, self._token, self._known = fence, token, known
+        self._ended, self._telling = threading.Event(), threading.Lock()
+        self.failure: PolythrottleError | None = None
+        """Why the lease cannot be kept at the moment."""
         self._spawn = partial(_spawned, site, token, boot_id, str(os.getpid()))
-        self._guard = self._spawn()
+        self._guard = self._spawn(known())
         self._beat = threading.Thread(target=self._renew, name="polythrottle-lease", daemon=True)
         try:
             self._beat.start()
@@ -45,17 +57,34 @@ class Watch:
         while not self._ended.wait(LEASE_S / 4):
             try:
                 self._fence.renew(self._token, LEASE_S)
-                if self._guard.poll() is not None:
-                    self._guard = self._spawn()  # somebody has ended it
+                self._replace_guard()
+                self.failure = None
             except Stuck:
                 continue  # this process's own writer, perhaps
-            except PolythrottleError:
-                return  # the lease has passed on or cannot be kept; the next write meets it where somebody can act
+            except Passed:
+                return  # the next write meets it where somebody can act
+            except PolythrottleError as err:
+                self.failure = err  # as the next write does this
+
+    def _replace_guard(self) -> None:
+        """Start another guard where somebody has ended it."""
+        if self._guard.poll() is None:
+            return
+        with self._telling:
+            _close(self._guard)
+            self._guard = self._spawn(self._known())
+
+    def tell(self, text: bytes) -> None:
+        """Tell the guard what is about to go on record."""
+        with self._telling:
+            _tell(self._guard, text)
 
     def forsake(self) -> None:
-        """End the heartbeat and leave the guard behind."""
+        """End the heartbeat, and leave it to the guard to restore, now."""
         self._ended.set()
+        self.tell(NOW)
         self._guard.returncode = 0  # it outlives this process, which is not to wait for it
+        _close(self._guard)
 
     def stop(self) -> None:
         """End heartbeat and guard."""
@@ -66,9 +95,10 @@ class Watch:
     def _end_guard(self) -> None:
         self._guard.kill()  # not terminated: a stopped one would never end
         self._guard.wait()
+        _close(self._guard)
 
 
-def start_guard(site: Site, token: int, boot_id: str, lock: int) -> int:
+def start_guard(site: Site, token: int, boot_id: str, lock: int, known: bytes) -> int:
     """Start a guard that takes over a held lock and stays behind to revert when the lease ends; return its process.
 
     Args:
@@ -76,31 +106,59 @@ def start_guard(site: Site, token: int, boot_id: str, lock: int) -> int:
         token: Of the lease it listens to.
         boot_id: Of the running kernel.
         lock: The handle that makes its holder the only writer.
+        known: What is on record.
 
     Raises:
         DeviceError: If it cannot be started.
     """
-    guard = _spawned(site, token, boot_id, "-", lock)
+    guard = _spawned(site, token, boot_id, "-", known, lock)
+    _close(guard)
     guard.returncode = 0  # it outlives this process, which is not to wait for it
     return guard.pid
 
 
-def _spawned(site: Site, token: int, boot_id: str, pid: str, lock: int | None = None) -> "subprocess.Popen[bytes]":
+def _spawned(
+    site: Site, token: int, boot_id: str, pid: str, known: bytes, lock: int | None = None
+) -> "subprocess.Popen[bytes]":
     handles = () if lock is None else (lock,)
     where = os.pathsep.join(filter(None, (str(_PACKAGE), os.environ.get("PYTHONPATH"))))
     try:
-        return subprocess.Popen(
+        guard = subprocess.Popen(
             [
                 *(sys.executable, "-m", "polythrottle.actuation.guard"),
                 *(str(site.folder), site.stem, boot_id, str(token), pid),
             ],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            env={**os.environ, "PYTHONPATH": where},
+            env={**os.environ, "PYTHONPATH": where, ROOTS_VARIABLE: os.pathsep.join(map(str, roots()))},
             pass_fds=handles,
             start_new_session=True,  # a Ctrl-C on the terminal is for the writer
         )
     except OSError as err:
         raise DeviceError(f"cannot start the guard that would restore the device: {err.strerror}") from err
+    assert guard.stdin is not None
+    with suppress(OSError):  # the usual size does for most boards
+        fcntl.fcntl(guard.stdin, fcntl.F_SETPIPE_SZ if hasattr(fcntl, "F_SETPIPE_SZ") else 1031, _PIPE_BYTES)
+    os.set_blocking(guard.stdin.fileno(), False)  # a guard that is stopped does not hold up its writer
+    _tell(guard, known)
+    return guard
+
+
+def _tell(guard: "subprocess.Popen[bytes]", text: bytes) -> None:
+    """Tell a guard something, or nothing more at all where it does not listen: the disk has it too."""
+    if guard.stdin is None or guard.stdin.closed or not text:
+        return
+    try:
+        whole = os.write(guard.stdin.fileno(), text) == len(text)
+    except OSError:
+        whole = False
+    if not whole:
+        _close(guard)
+
+
+def _close(guard: "subprocess.Popen[bytes]") -> None:
+    if guard.stdin is not None:
+        with suppress(OSError):
+            guard.stdin.close()

@@ -58,7 +58,8 @@ own knobs; those left out go to their default. The verbs:
     → ``left``. Ends the loan at once, board as found; the lender's token.
 
 A lease or loan that is not renewed in time ends by itself: the board is as found again. Closing the connection alone
-ends nothing: whoever comes back in time presents the token.
+ends nothing: whoever comes back in time presents the token. A call under a token that takes half a second or more puts
+the end off by as much, once until it is renewed, for its holder cannot renew meanwhile; nobody else's calls do.
 """
 
 import base64
@@ -85,6 +86,7 @@ MOST_S = 60.0
 
 _DEEPEST = 8
 _PATIENCE_S = 60.0
+_AT_THE_DOOR_S = 2.0  # how long to wait where the actuator has not even taken in those who came before
 _IDLE_S = 60.0  # a line not used for this long may have been dropped by the actuator
 
 
@@ -138,11 +140,12 @@ def decode(line: bytes) -> dict[str, Any]:
         message = json.loads(
             line.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_number, parse_float=_finite
         )
+        depth = _depth(message)
     except (ValueError, RecursionError) as err:
         raise InvalidInput(f"that is no message: {_short(err)}") from None
     if not isinstance(message, dict):
         raise InvalidInput("that is no message: a JSON object was expected")
-    if _depth(message) > _DEEPEST:
+    if depth > _DEEPEST:
         raise InvalidInput(f"that is no message: it is nested deeper than {_DEEPEST}")
     return message
 
@@ -278,15 +281,24 @@ class Line:
         return answer
 
     def _connected(self) -> socket.socket:
-        way = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        way.settimeout(self._patience_s)
-        try:
-            way.connect(os.fspath(self._path))
-        except OSError as err:
-            way.close()
-            raise _unreachable(self._path, err) from err
-        self._socket, self._rest = way, b""
-        return way
+        ends_s = time.monotonic() + min(_AT_THE_DOOR_S, self._patience_s)
+        while True:
+            way = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            way.settimeout(self._patience_s)
+            try:
+                way.connect(os.fspath(self._path))
+            except BlockingIOError as err:  # too many are at the door, for which a timeout is no help (unix(7))
+                way.close()
+                if time.monotonic() > ends_s:
+                    words = f"the actuator at {self._path} is busy: too many wait at its door; ask again later"
+                    raise DeviceError(words) from err
+                time.sleep(0.01)
+            except OSError as err:
+                way.close()
+                raise _unreachable(self._path, err) from err
+            else:
+                self._socket, self._rest = way, b""
+                return way
 
     def _line(self, way: socket.socket, until_s: float) -> bytes:
         parts, size = [self._rest], len(self._rest)

@@ -7,6 +7,7 @@ from pathlib import Path
 from polythrottle.backends.found import find_device
 from polythrottle.errors import InvalidInput, UnknownName
 from polythrottle.ports import Device
+from polythrottle.units import knob_name
 
 __all__ = ["FORMS", "DeviceURI", "find_device", "open_device"]
 
@@ -36,6 +37,7 @@ class DeviceURI:
         body, _, query = text.strip().partition("?")
         scheme, _, name = body.partition(":")
         if scheme not in _SCHEMES:
+            _check_board(text, body)
             raise UnknownName("device", text, _SCHEMES, hint=f"(a device is one of {FORMS})")
         options: dict[str, str] = {}
         for part in filter(None, query.split("&")):
@@ -78,6 +80,16 @@ class DeviceURI:
         return int(text)
 
 
+def _check_board(text: str, name: str) -> None:
+    """Say how a board of the catalogue is written, where its bare name was given."""
+    from polythrottle.catalog import names
+
+    if name in names("devices"):
+        raise UnknownName(
+            "device", text, (), hint=f"(for the simulated board write sim:{text}; jetson is the real one)"
+        )
+
+
 def open_device(text: str, knobs: Sequence[str] | None = None) -> Device:
     """Return the device a URI means; nothing on it is touched until it is entered.
 
@@ -92,7 +104,7 @@ def open_device(text: str, knobs: Sequence[str] | None = None) -> Device:
         DeviceError: If the device is not there or cannot be steered.
     """
     uri = DeviceURI.parse(find_device().uri if text.strip() == "auto" else text)
-    return _OPENERS[uri.scheme](uri, knobs)
+    return _OPENERS[uri.scheme](uri, None if knobs is None else [knob_name(name) for name in knobs])
 
 
 def _simulated(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
@@ -102,7 +114,7 @@ def _simulated(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
     uri.only("seed", "noise", "knobs")
     if not uri.name:
         raise InvalidInput("sim: needs the name of a board; polythrottle devices lists them")
-    named = uri.options["knobs"].split(",") if "knobs" in uri.options else None
+    named = [knob_name(name) for name in uri.options["knobs"].split(",")] if "knobs" in uri.options else None
     searched = knobs if knobs is not None else named
     return SimulatedDevice(load_board(uri.name), uri.count("seed", 0), uri.number("noise", 0.02), searched)
 
@@ -112,7 +124,7 @@ def _replay(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
 
     uri.only("seed", "noise")
     if not uri.name:
-        raise InvalidInput("replay: needs the path of a table, for example replay:examples/cpu-sweep.csv")
+        raise InvalidInput("replay: needs the path of a table, for example replay:examples/cpu-convnet-sweep.csv")
     noise, seed = uri.number("noise", 0.0), uri.count("seed", 0)
     return ReplayDevice(Path(uri.name), noise=noise, seed=seed, knobs=knobs)
 

@@ -12,7 +12,9 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
+
+from typing_extensions import Self
 
 from polythrottle.actuation.wire import MOST_S, Later, LeaseOver, Line, space_from
 from polythrottle.clock import Clock, SystemClock

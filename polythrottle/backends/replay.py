@@ -4,24 +4,24 @@ The format is that of the published tables: a header line, knob columns first, t
 configuration (`Table.read`). ``polythrottle sweep`` writes the same format.
 """
 
-import csv
-import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import numpy as np
+from typing_extensions import Self
 
+from polythrottle.cells import Cells
 from polythrottle.clock import VirtualClock
 from polythrottle.errors import BadFile, InvalidInput, KnobRejected, TrialError
 from polythrottle.measurement import METRICS, EnergyKind, Latency, Measurement, Query, Reading
 from polythrottle.space import Level, OperatingPoint, SearchSpace
+from polythrottle.tables import read
 
 _LATENCIES = {"mean": "latency_s", **{name: f"latency_{name}_s" for name in ("p50", "p90", "p95", "p99")}}
 _REQUIRED = ("latency_s", "energy_j")
@@ -50,30 +50,28 @@ class Table:
 
     @classmethod
     def read(cls, path: Path) -> "Table":
-        """Return the table in a CSV file, gzip-compressed if its name ends in ``.gz``.
+        """Return the table in a CSV file, gzip-compressed or not, or in a Parquet file.
 
         The columns before the first measurement are the knobs. Columns behind it that are not known are kept out.
 
         Raises:
             BadFile: If there is no such file, or it is no table: names the line and the column.
         """
-        lines = _lines(path)
-        header = next(lines, (0, []))[1]
-        knobs = _knob_columns(path, header)
+        if not path.exists():
+            raise BadFile(f"{path} does not exist; replay: takes the path of a .csv, .csv.gz or .parquet table")
+        table = read(path, _REQUIRED)
+        knobs = _knob_columns(path, table.names)
         kind, boundary = _provenance(path)
-        points: dict[OperatingPoint, int] = {}
+        points: dict[OperatingPoint, Cells] = {}
         measurements = []
-        for number, fields in lines:
-            if len(fields) != len(header):
-                raise BadFile(f"{path} line {number}: {len(fields)} fields, but the header has {len(header)}")
-            row = _Row(path, number, dict(zip(header, fields, strict=True)))
+        for cells in table.rows():
+            row = _Row(cells)
             point = OperatingPoint({name: row.level(name) for name in knobs})
             if point in points:
-                raise BadFile(f"{path} line {number}: repeats the configuration of line {points[point]}")
-            points[point] = number
+                first, again = points[point].line, cells.line
+                raise BadFile(f"{path}, line {again}: repeats the configuration of line {first}")
+            points[point] = cells
             measurements.append(row.measurement(kind, boundary))
-        if not points:
-            raise BadFile(f"{path} holds no rows; a replay table needs a header and at least one configuration")
         return cls(path, tuple(points), tuple(measurements))._checked()
 
     def _checked(self) -> "Table":
@@ -250,38 +248,10 @@ def _searched(space: SearchSpace, knobs: Sequence[str]) -> SearchSpace:
     return space.holding([name for name in space.names if name not in knobs])
 
 
-def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield line number and fields of each line that is not blank."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    if path.exists() and not path.is_file():
-        raise BadFile(f"{path} cannot be read: it is not a regular file")
-    try:
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file, strict=True)
-            for fields in rows:
-                if any(field.strip() for field in fields):
-                    yield rows.line_num, [field.strip() for field in fields]
-    except FileNotFoundError:
-        raise BadFile(f"{path} does not exist; replay: takes the path of a .csv or .csv.gz table") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadFile(f"{path} cannot be read: {error}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise BadFile(f"{path} is not a CSV text file: {error}") from error
-
-
 def _knob_columns(path: Path, header: Sequence[str]) -> tuple[str, ...]:
-    if not header:
-        raise BadFile(f"{path} is empty; a replay table needs a header and at least one configuration")
-    if repeated := {name for name in header if header.count(name) > 1}:
-        raise BadFile(f"{path} line 1: repeats the column {', '.join(sorted(repeated))}")
-    for name in _REQUIRED:
-        if name not in header:
-            raise BadFile(
-                f"{path} has no column {name}; it needs {' and '.join(_REQUIRED)} (found {', '.join(header)})"
-            )
     knobs = tuple(header[: min(header.index(name) for name in header if name in (*_MEASURED, *_NOTES))])
     if "" in header:
-        raise BadFile(f"{path} line 1: column {header.index('') + 1} has no name")
+        raise BadFile(f"{path}, line 1: column {header.index('') + 1} has no name")
     if not knobs:
         raise BadFile(f"{path} has no knob column before {header[0]}; knobs come first, measurements after")
     return knobs
@@ -302,13 +272,15 @@ def _provenance(path: Path) -> tuple[EnergyKind, str]:
 class _Row:
     """One line of a table, still as text."""
 
-    path: Path
-    number: int
-    fields: Mapping[str, str]
+    cells: Cells
+
+    def text(self, name: str) -> str:
+        """Return what is there; empty if the column is not."""
+        return self.cells.cells.get(name, "").strip()
 
     def level(self, name: str) -> Level:
         """Return a knob's level: a whole number, another number, or a label; a clock is in Hz, not in MHz."""
-        text = self.fields[name]
+        text = self.text(name)
         try:
             value = float(text)
         except ValueError:
@@ -324,7 +296,7 @@ class _Row:
 
     def number_in(self, name: str) -> float | None:
         """Return a measurement, or None if the field is empty or the column absent."""
-        text = self.fields.get(name, "")
+        text = self.text(name)
         if not text:
             return None
         try:
@@ -356,7 +328,7 @@ class _Row:
             throughput,
             power_w,
             self._kind(kind),
-            self.fields.get("boundary") or boundary,
+            self.text("boundary") or boundary,
             self.number_in("temperature_c"),
             offered_per_s=self.number_in("offered_per_s"),
             backlog_per_s=self.number_in("backlog_per_s"),
@@ -366,13 +338,13 @@ class _Row:
         return self.number_in("batch_size") or 1.0
 
     def _kind(self, kind: EnergyKind) -> EnergyKind:
-        text = self.fields.get("energy_kind") or kind
+        text = self.text("energy_kind") or kind
         if text not in tuple(EnergyKind):
             raise BadFile(f"{self._where('energy_kind')}: {text!r} is not one of {', '.join(EnergyKind)}")
         return EnergyKind(text)
 
     def _where(self, name: str) -> str:
-        return f"{self.path} line {self.number}, column {name}"
+        return f"{self.cells.path}, line {self.cells.line}, column {name}"
 
 
 def _number(level: Level) -> float:

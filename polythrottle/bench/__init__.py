@@ -22,7 +22,7 @@ from polythrottle.bench.subjects import (
     subject,
     tables,
 )
-from polythrottle.bench.summary import YARDSTICK, Summary, document, groups, summarise
+from polythrottle.bench.summary import YARDSTICK, Summary, document, groups, summarise, to_dataframe
 
 __all__ = [
     "ITEMS_PER_TRIAL",
@@ -55,4 +55,5 @@ __all__ = [
     "subject",
     "summarise",
     "tables",
+    "to_dataframe",
 ]

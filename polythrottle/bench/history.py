@@ -11,9 +11,10 @@ from polythrottle.bench.subjects import TableFile
 from polythrottle.errors import BadFile
 from polythrottle.problem import Problem
 from polythrottle.study import Study
+from polythrottle.tables import ENDINGS
 
 LEAVE_ONE_OUT = "leave-one-out"
-_TABLES, _JOURNALS = (".csv", ".csv.gz"), (".jsonl",)
+_JOURNALS = (".jsonl",)
 
 
 def files(pattern: str) -> tuple[Path, ...]:
@@ -24,7 +25,7 @@ def files(pattern: str) -> tuple[Path, ...]:
     """
     path = Path(pattern)
     found = path.rglob("*") if path.is_dir() else map(Path, glob.glob(pattern, recursive=True))
-    named = sorted(path for path in found if path.name.endswith((*_TABLES, *_JOURNALS)) and path.is_file())
+    named = sorted(path for path in found if path.name.endswith((*ENDINGS, *_JOURNALS)) and path.is_file())
     if not named:
         raise BadFile(f"{pattern} holds no history; give {LEAVE_ONE_OUT}, or tables (.csv) and journals (.jsonl)")
     told = tuple(path for path in named if study_of(path).completed)
@@ -44,7 +45,7 @@ def siblings(path: Path, among: Iterable[Path] = ()) -> tuple[Path, ...]:
     device, parted, _ = rest.partition("__")
     if not parted:
         return ()
-    beside = (one for ending in _TABLES for one in path.parent.glob(f"{glob.escape(f'{source}__{device}__')}*{ending}"))
+    beside = (one for ending in ENDINGS for one in path.parent.glob(f"{glob.escape(f'{source}__{device}__')}*{ending}"))
     near = {one.resolve() for one in (*beside, *among) if one.name.startswith(f"{source}__{device}__")}
     return tuple(sorted(near - {path.resolve()}))
 
@@ -73,7 +74,7 @@ def study_of(path: Path) -> Study:
         BadFile: If it is neither.
     """
     told = past.lesson(path).study
-    if not path.name.endswith(_TABLES):
+    if not path.name.endswith(ENDINGS):
         return told
     device, workload = TableFile(path).words
     return replace(told, problem=replace(told.problem, device=device, workload=workload))

@@ -17,6 +17,7 @@ from polythrottle.meter import measure
 from polythrottle.problem import Constraint, Problem
 from polythrottle.space import OperatingPoint, SearchSpace
 from polythrottle.study import Study, Trial
+from polythrottle.tables import ENDINGS
 
 if TYPE_CHECKING:
     from polythrottle.backends.simulated import SimulatedDevice, SimulatedWorkload
@@ -230,10 +231,16 @@ def tables(pattern: str) -> list[Path]:
         BadFile: If it means none.
     """
     path = Path(pattern)
-    found = [*path.glob("*.csv"), *path.glob("*.csv.gz")] if path.is_dir() else map(Path, glob.glob(pattern))
+    found = (
+        [one for ending in ENDINGS for one in path.glob(f"*{ending}")]
+        if path.is_dir()
+        else map(Path, glob.glob(pattern))
+    )
     files = sorted(path for path in found if path.is_file())
     if not files:
-        raise BadFile(f"{pattern} means no table; give a folder, a file or a pattern of .csv or .csv.gz tables")
+        raise BadFile(
+            f"{pattern} means no table; give a folder, a file or a pattern of .csv, .csv.gz or .parquet tables"
+        )
     return files
 
 

@@ -4,13 +4,16 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polythrottle.bench.searching import Record
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 YARDSTICK = "paper"
 SAMPLERS = ("tpe", "gp")
@@ -144,6 +147,18 @@ def groups(records: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
         for name, some in itertools.groupby(sorted(records, key=key), key):
             yield name, list(some)
     yield "all", list(records)
+
+
+def to_dataframe(records: Sequence[Record]) -> "pd.DataFrame":
+    """Return a pandas frame with a row for each search: the fields of `Record` but for regret trial by trial."""
+    import pandas as pd
+
+    names = [one.name for one in fields(Record) if one.name != "regrets"]
+    values = {name: [getattr(record, name) for record in records] for name in names}
+    whole = dict.fromkeys(("trials_to_5pct", "trials_to_1pct"), "Int64")
+    real = dict.fromkeys(("final_regret", "regret_30"), "float64")
+    frame: pd.DataFrame = pd.DataFrame(values).astype({**whole, **real})
+    return frame
 
 
 def document(records: Sequence[Record]) -> dict[str, Any]:

@@ -7,9 +7,12 @@ from functools import cached_property
 from polythrottle.catalog.entry import Entry
 from polythrottle.catalog.places import locate
 from polythrottle.catalog.simulation import Simulation
-from polythrottle.errors import InvalidInput, UnknownName
+from polythrottle.errors import InvalidInput
 from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
-from polythrottle.units import show_level, to_si
+from polythrottle.units import knob_name, show_level, show_name, to_si, unknown_knob
+
+MOST_LEVELS = 10_000
+"""Levels of one knob."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class Board:
             UnknownName: If the board has none of that name.
         """
         if name not in self._knobs:
-            raise UnknownName("knob", name, self._knobs)
+            raise unknown_knob(name, self._knobs)
         return self._knobs[name]
 
     @cached_property
@@ -161,9 +164,10 @@ class Board:
         """Return why the board would refuse a point, or None if it would not; knobs not named stay at their default."""
         for name, level in point.items():
             if name not in self._knobs:
-                return f"{self.title} has no knob {name}; it has {', '.join(sorted(self._knobs))}"
+                known = ", ".join(sorted(map(show_name, self._knobs)))
+                return f"{self.title} has no knob {show_name(name)}; it has {known}"
             if level not in self._knobs[name].levels:
-                return f"{name} has no level {show_level(name, level)}; {_nearest(self._knobs[name], level)}"
+                return f"{show_name(name)} has no level {show_level(name, level)}; {_nearest(self._knobs[name], level)}"
         whole = self.default.moved(point)
         broken = (rule.broken_by(whole) for rule in self.rules)
         return next((problem for problem in broken if problem), None)
@@ -181,7 +185,7 @@ class Board:
         if knobs is None:
             searched = [knob.searched for knob in self.knobs if knob.search]
         else:
-            searched = [Knob(name, self.knob(name).levels) for name in knobs]
+            searched = [Knob(name, self.knob(name).levels) for name in map(knob_name, knobs)]
         default = self.default.only(knob.name for knob in searched)
         return SearchSpace.grid(searched, default, lambda point: self.refusal(point) is None)
 
@@ -230,12 +234,19 @@ class _KnobTable:
         if len(self.range) != 3 or self.levels:
             return self.levels
         first, last, step = self.range
-        return tuple(first + i * step for i in range(round((last - first) / step) + 1)) if step > 0 else ()
+        if step <= 0 or last < first:
+            return ()
+        if (last - first) / step >= MOST_LEVELS:
+            raise InvalidInput(f"has more than {MOST_LEVELS:,} levels")
+        return tuple(first + i * step for i in range(round((last - first) / step) + 1))
 
 
 def _knob(key: str, entry: Entry) -> BoardKnob:
     table = entry.fill(_KnobTable)
-    levels = tuple(sorted({_level(key, level)[1] for level in table.spread()}))
+    try:
+        levels = tuple(sorted({_level(key, level)[1] for level in table.spread()}))
+    except InvalidInput as err:
+        raise entry.wrong("range", str(err)) from err
     if not levels:
         raise entry.wrong("levels", "is missing; expected levels = […] or range = [first, last, step]")
     name, default = _level(key, table.default)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from polythrottle.backports import tomllib
 from polythrottle.catalog.archives import is_archive, read_member
 from polythrottle.errors import BadFile, InvalidInput
 from polythrottle.units import to_si
@@ -41,7 +41,7 @@ class Entry:
         try:
             text = read_member(file, "board.toml") if is_archive(file.name) else file.read_text(encoding="utf-8")
             return cls(file, "", tomllib.loads(text))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
+        except (OSError, ValueError, RecursionError) as err:  # a number of thousands of digits is no TOMLDecodeError
             why = err.strerror if isinstance(err, OSError) and err.strerror else err
             raise BadFile(f"{file} is not a TOML file that can be read: {why}") from err
 

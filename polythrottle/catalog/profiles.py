@@ -1,8 +1,11 @@
-"""Tuned profiles as TOML files: ``profiles/tuned/<device>/<workload>.toml``."""
+"""Tuned profiles as TOML files: ``profiles/tuned/<device>/<workload>@<SLO>.toml`` in the state folder."""
 
+import contextlib
+import glob
 import os
-import tomllib
-from collections.abc import Mapping
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,15 @@ from polythrottle.catalog.ladders import ladder_of, levels_of, point_of, table_o
 from polythrottle.catalog.places import catalogue_dir
 from polythrottle.errors import BadFile, PolythrottleError, StorageError, UnknownName
 from polythrottle.measurement import EnergyKind, Interval, Latency, Measurement
+from polythrottle.plainfile import contents, toml
+from polythrottle.problem import Constraint, Objective, Problem
 from polythrottle.profile import Profile
+from polythrottle.state import state_dir
 
+TUNED = "profiles/tuned"
+DIGEST = "[0-9a-f]" * 8
+"""How a file's name ends that tells one model from another of its name, as a pattern of paths."""
+_MOST_BYTES = 1_000_000
 _FIRST = "# Tuned by polythrottle."
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "std")
 
@@ -46,10 +56,11 @@ def read_profile(path: Path) -> Profile:
     """Return the profile in a file.
 
     Raises:
-        BadFile: If there is no such file, or it is not a profile: names the key.
+        BadFile: If there is no such file, it is no plain one of at most 1 MB, or not a profile: names the key.
     """
+    data = contents(path, _MOST_BYTES)
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = toml(data)
         point = point_of(document["point"])
         if isinstance(batch := point.get("batch_size", 1), str) or batch < 1 or batch != int(batch):
             raise ValueError(f"point.batch_size is {batch!r}; it must be a whole number of at least 1")
@@ -65,8 +76,8 @@ def read_profile(path: Path) -> Profile:
             workload_knobs=_names(document.get("workload_knobs")),
             ladder=ladder_of(document["ladder"], point) if "ladder" in document else None,
         )
-    except OSError as error:
-        raise BadFile(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadFile(f"{path} is not a profile: it is not text in UTF-8") from error
     except RecursionError as error:
         raise BadFile(f"{path} is not a profile: it is nested too deep") from error
     except KeyError as error:
@@ -75,21 +86,100 @@ def read_profile(path: Path) -> Profile:
         raise BadFile(f"{path} is not a profile: {error}") from error
 
 
-def find_profile(name: str) -> Path:
-    """Return the file of a profile: a path, or ``<device>/<workload>`` below ``profiles/tuned``.
+def tuned_path(device: str, workload: str, problem: Problem) -> Path:
+    """Return where the profile of a problem goes unless another file is named: in the state folder, one for each SLO.
 
-    Profiles of the working folder come before those of the catalogue.
+    Args:
+        device: Its short name.
+        workload: Its short name.
+        problem: What was asked.
+
+    Raises:
+        StorageError: If the user has no home folder.
+    """
+    return state_dir() / TUNED / device / f"{workload}@{_question(problem.constraints, problem.objective)}.toml"
+
+
+def find_profile(name: str) -> Path:
+    """Return the file of a profile: a path, or one of those that `named_profiles` finds, the newest of them.
 
     Raises:
         UnknownName: If there is none; names the nearest.
+        BadFile: If it is a folder.
     """
-    folders = (Path("profiles/tuned"), catalogue_dir("profiles/tuned"))
-    tried = (Path(name), *(folder / f"{name.removesuffix('.toml')}.toml" for folder in folders))
-    for path in tried:
-        if path.is_file():
-            return path
-    known = {str(path.relative_to(folder))[:-5] for folder in folders for path in folder.glob("*/*.toml")}
-    raise UnknownName("profile", name, known)
+    path = Path(name)
+    if path.is_file():
+        return path
+    if found := named_profiles(name):
+        return found[0]
+    folders = _folders()
+    known = {path.relative_to(folder).as_posix()[:-5] for folder in folders for path in folder.glob("*/*.toml")}
+    if "@" not in name:
+        known = {each.partition("@")[0] for each in known}
+    if path.is_dir():
+        raise BadFile(f"{name} is a folder; name a profile's file, or <device>/<workload>{_some(known)}")
+    if not known:
+        raise UnknownName("profile", name, (), hint="(there is no such file either; polythrottle tune makes profiles)")
+    raise UnknownName("profile", name, known, hint="(a profile is its file, or <device>/<workload>)")
+
+
+def named_profiles(name: str) -> tuple[Path, ...]:
+    """Return the profiles that a name such as ``<device>/<workload>`` means, the newest first.
+
+    They lie in the state folder, in ``profiles/tuned`` of the working folder, or in the catalogue, which comes last.
+    One SLO of several is named behind an @, as in ``sim-jetson-nano/resnet50@p99<=25ms``. Of a model that is a file the
+    name may leave the digest out: ``cpu/model`` for ``cpu/model-1c9f0a77``.
+
+    Args:
+        name: Of device and workload, and the SLO where it matters.
+    """
+    base, _, slo = name.removesuffix(".toml").partition("@")
+    base = re.sub(r"^(sim|nvml|replay):", r"\1-", base)
+    if not re.fullmatch(r"[^/]+/[^/]+", base) or base.startswith("."):
+        return ()
+    *own, shipped = _folders()
+    asked = [f"@{glob.escape(_slug(slo))}.toml"] if slo else [".toml", "@*.toml"]
+    endings = [f"{digest}{each}" for digest in ("", f"-{DIGEST}") for each in asked]
+    patterns = [f"{glob.escape(base)}{which}" for which in endings]
+    mine = {path for folder in own for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    newest = sorted(mine, key=lambda path: (path.stat().st_mtime_ns, str(path)), reverse=True)
+    return (*newest, *(path for pattern in patterns for path in sorted(shipped.glob(pattern))))
+
+
+def _folders() -> list[Path]:
+    """Return where profiles are found by name; the catalogue last."""
+    own = [Path(TUNED), catalogue_dir(TUNED)]
+    with contextlib.suppress(StorageError):  # without a home folder there is none of one's own
+        own.insert(0, state_dir() / TUNED)
+    return own
+
+
+def _some(known: Iterable[str]) -> str:
+    some = sorted(known)[:3]
+    return f" such as {', '.join(some)}" if some else ""
+
+
+def _question(constraints: Iterable[Constraint], objective: Objective) -> str:
+    """Return what was asked, as part of a file's name: ``p99-25ms+power-20W``."""
+    asked = sorted(_limit(constraint) for constraint in constraints) or ["no-slo"]
+    return "+".join(([] if objective is Objective.ENERGY else [str(objective)]) + asked)
+
+
+def _limit(constraint: Constraint) -> str:
+    if constraint.relative:
+        return f"{constraint.metric}-{constraint.limit:.10g}x"
+    factor, unit = {"s": (1e3, "ms"), "w": (1.0, "W"), "c": (1.0, "C"), "per_s": (1.0, "-per-s")}.get(
+        constraint.unit, (1.0, "-per-J")
+    )
+    return f"{constraint.metric}-{constraint.limit * factor:.10g}{unit}"
+
+
+def _slug(slo: str) -> str:
+    """Return how files name an SLO that was written as one, such as ``p99<=25ms``; anything else as it is."""
+    try:
+        return _question([Constraint.parse(each) for each in re.split(r"[+,]", slo)], Objective.ENERGY)
+    except PolythrottleError:
+        return slo
 
 
 def _word(text: Any) -> str:
@@ -122,6 +212,8 @@ def check_replaceable(path: Path) -> None:
         folder = next(folder for folder in path.absolute().parents if folder.exists())
         if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             raise StorageError(f"{path} cannot be written: {folder} is not a folder that can be written")
+        with tempfile.TemporaryFile(dir=folder):
+            pass  # what rights alone do not tell: a folder of the kernel's, a file system that is read-only or full
         if path.exists() and not (path.is_file() and path.read_bytes()[: len(_FIRST)] in (_FIRST.encode(), b"")):
             raise StorageError(f"{path} is there already and not a profile; name another file with --out")
     except OSError as error:
@@ -134,8 +226,6 @@ def replace_file(path: Path, data: bytes) -> None:
     Raises:
         StorageError: If it cannot be written.
     """
-    import tempfile
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -2,6 +2,9 @@
 
 import os
 import sys
+from typing import TextIO
+
+from polythrottle.printable import NEVER_SHOWN
 
 
 def main() -> None:
@@ -12,6 +15,7 @@ def main() -> None:
         stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115  closed by whoever started us
         setattr(sys, name, stream)
         stream.reconfigure(errors="replace")  # a terminal that has no · gets a question mark, not a traceback
+        _keep_straight(stream)
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()
@@ -19,3 +23,13 @@ def main() -> None:
         # The reader has gone (`polythrottle … | head`) or the disk is full: Python must not try again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
+
+
+def _keep_straight(stream: TextIO) -> None:
+    """Let no text from outside, such as a name in a file, steer the terminal or turn its lines round."""
+    write = stream.write
+
+    def written(text: str) -> int:
+        return write(text.translate(NEVER_SHOWN))
+
+    stream.write = written  # type: ignore[method-assign]

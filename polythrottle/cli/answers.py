@@ -5,9 +5,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
+
+from polythrottle.printable import printable
 
 
 def answer(
@@ -30,8 +33,18 @@ def answer(
 def complain(text: str, code: int = 1) -> int:
     """Print one line on standard error, and return the exit code that goes with it."""
     with contextlib.suppress(OSError):  # a full disk behind standard error
-        typer.echo(f"polythrottle: {' '.join(text.split())}", err=True)
+        typer.echo(f"polythrottle: {' '.join(printable(text).split())}", err=True)
     return code
+
+
+def say_which(name: str) -> None:
+    """Say on standard error which profile a name means, where it could be several."""
+    from polythrottle.catalog.profiles import named_profiles
+
+    if Path(name).is_file() or len(found := named_profiles(name)) < 2:
+        return
+    others = " or ".join(f"{each.parent.name}/{each.stem}" for each in found[1:4])
+    complain(f"{name} is {found[0].stem}, the newest of {len(found)}: {found[0]}; name {others} for another")
 
 
 @contextlib.contextmanager

@@ -1,32 +1,24 @@
 """`polythrottle apply` and `polythrottle restore`: leave a profile's settings in place, and give the device back."""
 
 import contextlib
-import re
 import select
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polythrottle.cli.answers import answer
-from polythrottle.cli.options import JsonOption
-from polythrottle.cli.through import (
-    NoDaemonOption,
-    apply_through,
-    confirm_through,
-    holder,
-    print_applied,
-    print_done,
-    release_through,
-)
+from polythrottle.cli.answers import answer, say_which
+from polythrottle.cli.options import JsonOption, OtherModelOption
+from polythrottle.cli.through import NoDaemonOption, followed_document, print_followed, print_said, said_document
 from polythrottle.clock import SystemClock
-from polythrottle.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName
+from polythrottle.errors import DeviceError, InvalidInput, UnknownName
 
 if TYPE_CHECKING:
     from polythrottle.actuation import Outcome
-    from polythrottle.applying import Applied, Stay
+    from polythrottle.actuation.restoring import Standing
+    from polythrottle.applying import Applied
+    from polythrottle.deployment import Restored
 
 
 def apply(
@@ -45,6 +37,7 @@ def apply(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Stand until restore or reboot; needs no confirmation.")] = False,
     confirm: Annotated[bool, typer.Option("--confirm", help="Let what was applied stand.")] = False,
+    other_model: OtherModelOption = False,
     no_daemon: NoDaemonOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -60,18 +53,31 @@ def apply(
         return
     if profile is None:
         raise InvalidInput("say which profile: a file, or <device>/<workload> such as jetson/resnet50")
-    stay = _stay(confirm_within, lasting, keep)
-    if not no_daemon and (done := _through(profile, stay, device)) is not None:
-        answer(done, as_json, print_applied)
+    from polythrottle import deployment
+    from polythrottle.catalog.profiles import find_profile
+
+    say_which(profile)
+    path = find_profile(profile)
+    applied = deployment.apply(
+        *(path, device),
+        confirm_within_s=confirm_within,
+        lasting=lasting,
+        keep=keep,
+        other_model=other_model,
+        daemon=not no_daemon,
+        told=_warn,
+    )
+    if isinstance(applied, deployment.Followed):
+        answer(applied, as_json, print_followed, followed_document)
         return
-    applied, name = _apply(profile, stay, device)
-    answer((applied, name), as_json, _print_applied, _document)
-    if applied.stands_as is None or stay.within_s is None:
+    answer((applied, str(path)), as_json, _print_applied, _document)
+    within_s = applied.stay.within_s
+    if applied.stands_as is None or within_s is None:
         return
     if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        typer.echo(f"confirm with: polythrottle apply --confirm (within {stay.within_s:g} s)", err=True)
+        typer.echo(f"confirm with: polythrottle apply --confirm (within {within_s:g} s)", err=True)
     else:
-        _ask(applied.stands_as, stay.within_s)
+        _ask(applied.stands_as, within_s)
 
 
 def restore(
@@ -89,99 +95,35 @@ def restore(
 
     Where the daemon holds the device, it puts it back and leaves it alone until it is told to take it again.
     """
-    released = None if no_daemon or force else _released(device)
-    outcomes = _restored(_on_record(device), force) if released is None else _others(device)
-    through = {} if released is None else {"released": released}
-    clean = all(each.clean for each in outcomes)
-    document = {**through, "restored": [asdict(each) for each in outcomes], "clean": clean}
-    answer(document, as_json, lambda _: _print_restored(released, outcomes))
-    if not clean:
+    from polythrottle import deployment
+
+    found = deployment.restore(device, force=force, daemon=not no_daemon, told=_warn)
+    through = {} if found.released is None else {"released": said_document(found.released)}
+    document = {**through, "restored": [asdict(each) for each in found.outcomes], "clean": found.clean}
+    answer(document, as_json, lambda _: _print_restored(found))
+    if not found.clean:
         raise typer.Exit(DeviceError.exit_code)
 
 
-def _restored(named: str | None, force: bool) -> "tuple[Outcome, ...]":
-    from polythrottle.actuation.restoring import restore_all, standing
-
-    return restore_all(device=named, force=force) if named is None or standing() else ()
+def _warn(text: str) -> None:
+    typer.echo(text, err=True)
 
 
-def _others(device: str | None) -> "tuple[Outcome, ...]":
-    """Restore what the daemon does not hold, where no device was named."""
-    from polythrottle.actuation.restoring import restore_all, standing
-
-    names = [] if device is not None else [each.device for each in standing() if not each.lease.alive]
-    return tuple(outcome for name in names for outcome in restore_all(device=name))
-
-
-def _released(device: str | None) -> dict[str, Any] | None:
-    """Have the daemon put back what it holds; where it cannot, that is said, and done without it."""
-    try:
-        return release_through(device)
-    except PolythrottleError as error:
-        typer.echo(f"the daemon could not put it back: {error}", err=True)
-        return None
-
-
-def _print_restored(released: dict[str, Any] | None, outcomes: "tuple[Outcome, ...]") -> None:
-    if released is not None:
-        print_done(released)
-    if released is None or outcomes:
-        _print_outcomes(outcomes)
+def _print_restored(found: "Restored") -> None:
+    if found.released is not None:
+        print_said(found.released)
+    if found.released is None or found.outcomes:
+        _print_outcomes(found.outcomes)
 
 
 def _confirm(device: str | None, no_daemon: bool, as_json: bool) -> None:
-    done = None if no_daemon else confirm_through(device)
-    if done is None:
-        answer(_confirmed(device), as_json, _print_confirmed)
+    from polythrottle import deployment
+
+    done = deployment.confirm(device, daemon=not no_daemon, told=_warn)
+    if isinstance(done, deployment.Said):
+        answer(done, as_json, print_said, said_document)
     else:
-        answer(done, as_json, print_done)
-
-
-def _through(profile: str, stay: "Stay", device: str | None) -> dict[str, Any] | None:
-    """Apply a profile through the daemon, and return what is printed; None if it does not hold the device."""
-    from polythrottle.catalog.profiles import find_profile, read_profile
-
-    path = find_profile(profile)
-    found = read_profile(path)
-    daemon = holder(found.device if device is None else device)
-    return None if daemon is None else apply_through(*daemon, found, path, stay)
-
-
-def _on_record(device: str | None) -> str | None:
-    """Return the name under which a device stands on record: as given, or what its URI stands under."""
-    if device is None or not re.fullmatch(r"(jetson|cpu|nvml)\b[^ ]*", device):
-        return device
-    body, _, query = device.partition("?")
-    if re.fullmatch(r"nvml(:\d+)?", body):  # which GPU that is only its driver knows; one on record leaves no choice
-        return _only_gpu() or body.replace(":", " ")
-    roots = [part[5:] for part in query.split("&") if part.startswith("root=")]
-    return f"{body} {Path(roots[0]).resolve()}" if roots else body.replace(":", " ")
-
-
-def _only_gpu() -> str | None:
-    from polythrottle.actuation.restoring import standing
-
-    names = [each.device for each in standing() if each.device.startswith("nvml ")]
-    return names[0] if len(names) == 1 else None
-
-
-def _stay(confirm_within: float | None, lasting: str | None, keep: bool) -> "Stay":
-    from polythrottle.applying import CONFIRM_WITHIN_S, Stay
-    from polythrottle.stopping import span_s
-
-    if keep and lasting is not None:
-        raise InvalidInput("--for and --keep exclude each other; leave one out")
-    sure = keep or lasting is not None
-    within_s = CONFIRM_WITHIN_S if confirm_within is None and not sure else confirm_within
-    return Stay(within_s, None if lasting is None else span_s(lasting))
-
-
-def _apply(profile: str, stay: "Stay", device: str | None) -> "tuple[Applied, str]":
-    from polythrottle.applying import apply_profile
-    from polythrottle.catalog.profiles import find_profile, read_profile
-
-    path = find_profile(profile)
-    return apply_profile(read_profile(path), stay, device), str(path)
+        answer(done, as_json, _print_confirmed, _confirmed_document)
 
 
 def _document(found: "tuple[Applied, str]") -> dict[str, Any]:
@@ -227,20 +169,17 @@ def _how_long(applied: "Applied") -> str:
     return then if stay.within_s is None else f"for {show_span(stay.within_s)}; once confirmed, {then}"
 
 
-def _confirmed(device: str | None) -> dict[str, Any]:
-    from polythrottle.actuation.restoring import confirm
-
-    found = confirm(_on_record(device))
+def _confirmed_document(found: "tuple[Standing, ...]") -> dict[str, Any]:
     return {"confirmed": [{"device": each.device, "for_s": each.expires_in_s} for each in found]}
 
 
-def _print_confirmed(found: dict[str, Any]) -> None:
+def _print_confirmed(found: "tuple[Standing, ...]") -> None:
     from polythrottle.stopping import show_span
 
-    for each in found["confirmed"]:
-        left_s = each["for_s"]
+    for each in found:
+        left_s = each.expires_in_s
         then = "until polythrottle restore or a reboot" if left_s is None else f"for {show_span(left_s)}"
-        typer.echo(f"{each['device']} stands {then}")
+        typer.echo(f"{each.device} stands {then}")
 
 
 def _print_outcomes(outcomes: "tuple[Outcome, ...]") -> None:
@@ -263,7 +202,9 @@ def _ask(name: str, within_s: float) -> None:
     try:
         kept = _answered(within_s)
         if kept:
-            _print_confirmed(_confirmed(name))
+            from polythrottle.actuation.restoring import confirm
+
+            _print_confirmed(confirm(name))
     finally:
         if not kept:
             _revert(name)

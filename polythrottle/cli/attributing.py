@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,6 +89,8 @@ def _check_replaceable(path: Path) -> None:
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise StorageError(f"{path} cannot be written: {folder} is not a folder that can be written")
     try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass  # what rights alone do not tell: a folder of the kernel's, a file system that is read-only or full
         if path.exists() and not (path.is_file() and _begins_like_one(path)):
             raise StorageError(f"{path} is there already and no such table; name another file with --attribute")
     except OSError as error:

@@ -1,10 +1,10 @@
 """A progress bar on standard error: drawn on a terminal alone."""
 
 from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn
+from typing_extensions import Self
 
 
 class LiveBar:

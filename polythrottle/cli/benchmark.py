@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polythrottle.cli.answers import answer
+from polythrottle.cli.help_pages import CommandGroup, examples
 from polythrottle.cli.options import JsonOption, OptionGroup, knob_names, spread
 from polythrottle.errors import InvalidInput
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from polythrottle.bench import Record, Source, Summary
 
-app = typer.Typer(help="Compare search methods where the optimum is known.", rich_markup_mode=None)
+app = typer.Typer(cls=CommandGroup, help="Compare search methods where the optimum is known.", rich_markup_mode=None)
 _FACTORS = ("mean<=1.2x", "mean<=1.5x", "mean<=2x")
 _NOTES = """\
 trials: geometric mean to within 5 % of the best feasible point; if it was not
@@ -111,13 +112,21 @@ class RuleOptions(OptionGroup):
             typer.echo(f"--risk {self.risk:g} has no effect on {', '.join(deaf)}: it cannot be set there", err=True)
 
 
-@app.command()
+@app.command(
+    short_help="Count the trials that each search method needs.",
+    epilog=examples(
+        "polythrottle bench search --tables examples/cpu-convnet-sweep.csv \\\n  --methods random,paper --seeds 2"
+    ),
+)
 @spread
 def search(
     subjects: SubjectOptions,
     rules: RuleOptions,
     figure: Annotated[
         Path | None, typer.Option("--figure", metavar="FILE", help="Draw it, as .png, .svg or .pdf.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Keep a row for each search, as .csv or .parquet.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -127,11 +136,16 @@ def search(
     records, or what the simulator computes without noise.
     """
     from polythrottle import bench
+    from polythrottle.tables import check_writable, write
 
     sources = subjects.sources()
     if figure is not None:
         _check_figure(figure)
+    if out is not None:
+        check_writable(out)
     records = rules.records(sources)
+    if out is not None:
+        write(bench.to_dataframe(records), out)
     answer(records, as_json, _print, bench.document)
     if figure is not None:
         _draw(records, figure)
@@ -199,10 +213,11 @@ def _print(records: "list[Record]") -> None:
     from rich.console import Console
 
     from polythrottle import bench
+    from polythrottle.cli.unpadded import Unpadded
 
     console = Console(highlight=False, markup=False)
     for name, some in bench.groups(records):
-        console.print(_grid(name, bench.summarise(some)))
+        console.print(Unpadded(_grid(name, bench.summarise(some))))
         console.print()
     console.print(_NOTES)
 

@@ -34,7 +34,10 @@ class Calibrated:
 
 
 def calibrate(
-    device: Annotated[str, typer.Option("--device", "-d", metavar="URI", help="Which; auto by default.")] = "auto",
+    device: Annotated[
+        str | None,
+        typer.Option("--device", "-d", metavar="URI", help="Which, or auto; without it, say what would be done."),
+    ] = None,
     workload: Annotated[
         str | None, typer.Option("--workload", "-w", metavar="URI", help="What loads it; the processor needs none.")
     ] = None,
@@ -54,9 +57,37 @@ def calibrate(
         raise InvalidInput("--column and --time-column belong to --wall")
     from polythrottle.backends import open_device
 
-    board = open_device(device if device != "auto" else _found())
+    if device is None and workload is None and wall is None:
+        answer(_intended(seconds), as_json, _print_intended)
+        return
+    board = open_device(device if device not in (None, "auto") else _found())
     done = _tested(board, workload, seconds) if wall is None else _compared(board, wall, column, time_column)
     answer(done, as_json, _print, _document)
+
+
+def _intended(seconds: float) -> dict[str, Any]:
+    """Return what a calibration of the device found here would do."""
+    from polythrottle.backends import open_device
+    from polythrottle.meter.calibration import calibration_path
+
+    board = open_device(_found())
+    load = "" if board.uri.startswith("cpu") else " --workload model.onnx"
+    return {
+        "device": board.uri,
+        "title": board.title,
+        "duration_s": 5 * seconds,
+        "calibration": str(calibration_path(board)),
+        "command": f"polythrottle calibrate --device {board.uri}{load}",
+    }
+
+
+def _print_intended(found: dict[str, Any]) -> None:
+    typer.echo(
+        f"calibrate loads {found['title']} with rests between, {found['duration_s']:g} s in all,\n"
+        "to see how its energy reading behaves: how often it moves, how late it follows.\n"
+        "No clock and no limit is set. Every later measurement here uses what it finds,\n"
+        f"which is kept in {found['calibration']}\n\n  {found['command']}"
+    )
 
 
 def _found() -> str:

@@ -10,11 +10,12 @@ from rich.text import Text
 from polythrottle.backends import find_device, open_device
 from polythrottle.catalog import load_board, load_model, names
 from polythrottle.cli.texts import show_point
-from polythrottle.doctor.examination import real_devices
-from polythrottle.doctor.system import System
+from polythrottle.cli.unpadded import Unpadded
+from polythrottle.diagnosis.examination import real_devices
+from polythrottle.diagnosis.system import System
 from polythrottle.errors import PolythrottleError
 from polythrottle.space import Knob
-from polythrottle.units import show_level, show_name
+from polythrottle.units import show_name, show_number
 
 
 def listing() -> dict[str, Any]:
@@ -52,10 +53,10 @@ def print_listing(found: dict[str, Any]) -> None:
         console.print(Text.assemble((device["uri"], "bold"), "  ", device["title"]))
     console.print(f"  auto: {here[0]['note']}\n", style="dim")
     shown = [(board["uri"], board["title"], f"{board['points']:,}") for board in boards]
-    console.print(_grid(("simulated board", "", "points"), shown))
+    console.print(Unpadded(_grid(("simulated board", "", "points"), shown)))
     console.print()
     rows = [(model["name"], model["title"], model["precision"]) for model in found["workloads"]]
-    console.print(_grid(("workload for simulated boards", "", ""), rows))
+    console.print(Unpadded(_grid(("workload for simulated boards", "", ""), rows)))
     told = "\npolythrottle devices URI shows one device with its knobs and presets, doctor if it works."
     console.print(told, style="dim")
 
@@ -93,11 +94,11 @@ def print_details(device: dict[str, Any]) -> None:
     for name, point in device["presets"].items():
         grid.add_row(f"preset {name}", show_point(point))
     grid.add_row("energy", f"{device['energy_kind']}: {device['boundary']}")
-    console.print(grid)
+    console.print(Unpadded(grid))
 
 
 def _levels(knob: Knob) -> str:
-    shown = [show_level(knob.name, level) for level in knob.levels]
+    shown = [show_number(knob.name, level) for level in knob.levels]
     return ", ".join(shown) if len(shown) <= 16 else f"{shown[0]} … {shown[-1]} ({len(shown)} levels)"
 
 

@@ -88,7 +88,9 @@ def _caps(console: "Console", each: "FleetShown") -> None:
         limit = "default" if cap.limit_w is None else f"{cap.limit_w:g} W"
         joules = cap.energy / default.energy - 1
         table.add_row(limit, f"{cap.slowdown:.3f} ×", f"{cap.power_w:.1f} W", f"{joules:+.1%}", str(count))
-    console.print(table)
+    from polythrottle.cli.unpadded import Unpadded
+
+    console.print(Unpadded(table))
 
 
 def _nodes(console: "Console", each: "FleetShown") -> None:
@@ -102,7 +104,9 @@ def _nodes(console: "Console", each: "FleetShown") -> None:
         cap = "" if node.cap is None else "default" if node.cap.limit_w is None else f"{node.cap.limit_w:g} W"
         mark = "" if node.mads is None else f"stands out: {abs(node.mads):.0f} deviations {_side(node.mads)}"
         table.add_row(node.name, factor, cap, mark)
-    console.print(table)
+    from polythrottle.cli.unpadded import Unpadded
+
+    console.print(Unpadded(table))
 
 
 def _side(mads: float) -> str:

@@ -108,7 +108,9 @@ def _show(found: dict[str, Any]) -> None:
     for one in found["records"]:
         if one["model"] == OURS:
             grid.add_row(one["gpu"], one["network"], *_cells(one))
-    console.print(grid)
+    from polythrottle.cli.unpadded import Unpadded
+
+    console.print(Unpadded(grid))
     _errors(console, found)
     how = "from the other networks" if found["protocol"] == "leave-one-network-out" else "from the other table"
     console.print(f"predicted: {how}; within: the prediction's own interval", style="dim")
@@ -136,7 +138,9 @@ def _errors(console: Any, found: dict[str, Any]) -> None:
         if found["mape_published_protocol"]:
             shown = found["mape_published_protocol"][gpu]
             grid.add_row("", "published (leaks)", *(_percent(shown.get(name)) for name in models))
-    console.print(grid)
+    from polythrottle.cli.unpadded import Unpadded
+
+    console.print(Unpadded(grid))
 
 
 def _cells(one: dict[str, Any]) -> tuple[str, ...]:

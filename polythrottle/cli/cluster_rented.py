@@ -26,7 +26,7 @@ class Where:
     Attributes:
         on: ``slurm`` or ``slurm:PARTITION``.
         address: Where the controller listens, as HOST:PORT; nodes of other machines must reach it.
-        token_file: File of the job's token, on a path all nodes see; needed beyond loopback.
+        token_file: File of the job's token, on a path all nodes see; None for one in the job's folder.
         sbatch: More words for sbatch.
         successors: When to ask for successors: a chance to be late, or ``off``.
     """
@@ -48,20 +48,16 @@ class Where:
     @property
     def serving(self) -> list[str]:
         """Return the words of the controller's own process."""
-        return ["--serve", self.address, *self._token]
-
-    @property
-    def _token(self) -> list[str]:
-        return ["--token-file", str(self.token_file.absolute())] if self.token_file else []
+        token = ["--token-file", str(self.token_file.absolute())] if self.token_file else []
+        return ["--serve", self.address, *token]
 
     def provider(self, plan: "Plan") -> "Provider":
         """Return who rents out the nodes, once the controller of the job can be reached."""
         from polythrottle.cluster.provision.slurm import SlurmProvider
-        from polythrottle.cluster.train.torchrun import job_line
+        from polythrottle.cluster.train.torchrun import job_line, joining_words
 
-        address = job_line(plan.folder).address
-        words = [sys.executable, "-m", "polythrottle", "cluster", "train", "--join", address, *self._token]
-        command = [*words, *plan.joining, str(plan.script), "--", *plan.words]
+        joining = [*joining_words(job_line(plan.folder)), *plan.joining, str(plan.script), "--", *plan.words]
+        command = [sys.executable, "-m", "polythrottle", "cluster", "train", *joining]
         partition = self.on.partition(":")[2]
         return SlurmProvider(command, plan.folder / "slurm", plan.folder.name, partition, more=tuple(self.sbatch))
 

@@ -27,7 +27,9 @@ def printed(found: "tuple[SharedCatalogue, Shares, Aim]") -> None:
     table.add_column("shares of time", overflow="fold")
     for job in catalogue.jobs:
         table.add_row(*_row(job, shares))
-    console.print(table)
+    from polythrottle.cli.unpadded import Unpadded
+
+    console.print(Unpadded(table))
     lines = [
         ("chosen", f"for {_NOUNS[str(aim)]}; estimated from the speeds given"),
         ("rates", f"{shares.usd_per_h:.4g} usd/h and {shares.power_w:.4g} W on average, of machines in use"),

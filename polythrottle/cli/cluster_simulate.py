@@ -183,7 +183,7 @@ def _used(compared: "Compared", name: str, use: object) -> str:
     from polythrottle.cluster.ledger import Use
 
     outcomes = compared.outcomes[name]
-    spent = [outcome.ledger.by_use[Use(use)] for outcome in outcomes]  # type: ignore[arg-type]
+    spent = [outcome.ledger.by_use[Use(use)] for outcome in outcomes]
     totals = [outcome.ledger.total for outcome in outcomes]
     whole_s, whole_j = sum(each.machine_s for each in totals), sum(each.energy_j for each in totals)
     used_s, used_j = sum(each.machine_s for each in spent), sum(each.energy_j for each in spent)

@@ -66,4 +66,5 @@ class Written:
         assert self.file is not None
         replace_file(self.file, text.encode())
         typer.echo(f"task  {self.file}", err=True)
-        typer.echo(f"next  sky jobs launch --secret {SECRET}=$(openssl rand -hex 16) {self.file}", err=True)
+        # the secret's name alone: SkyPilot takes its value from the environment, and no command line shows it
+        typer.echo(f"next  {SECRET}=$(openssl rand -hex 16) sky jobs launch --secret {SECRET} {self.file}", err=True)

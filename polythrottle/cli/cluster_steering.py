@@ -172,7 +172,7 @@ def _board(board: Mapping[str, Any] | None) -> Iterator[str]:
     power = "power unknown" if power_w is None else f"{power_w:.1f} W {kind}"
     yield f"{power} ({str(board.get('title') or board.get('device')).replace(' (simulated)', '')})"
     if board.get("throttled"):
-        yield "slows itself down"
+        yield "throttled"
     if board.get("verdict"):
         yield f"{board['verdict']}: {board.get('reason')}{_known(board) if power_w is None else ''}"
     if board.get("flagged") is not None:

@@ -1,6 +1,7 @@
 """``polythrottle cluster train`` and ``status``: training that survives the loss of nodes."""
 
 import contextlib
+import math
 import os
 import textwrap
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import typer
 
 from polythrottle.cli.answers import answer, complain
 from polythrottle.cli.cluster_rented import LATE, SLURM, Where, check_sources, run_on
+from polythrottle.cli.cluster_script import check_room, check_script
 from polythrottle.cli.cluster_sky import PLACE, Written
 from polythrottle.cli.cluster_steering import EVENTS, SteerOptions, WatchOptions, event_words, node_rows
 from polythrottle.cli.cluster_workers import gpus_of, workers_on
@@ -21,6 +23,7 @@ from polythrottle.errors import ClaimFailed, InvalidInput, PolythrottleError
 if TYPE_CHECKING:
     from polythrottle.cluster.train.controller import Job
 
+MOST_WORKERS = 1024
 UNKNOWN, FINISHED = "unknown", "finished"
 
 
@@ -86,7 +89,7 @@ def train(
         typer.Option("--join", metavar="HOST:PORT", help="Be one node of the job whose controller is there."),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", metavar="FILE", help="The job's token; needed beyond loopback.")
+        Path | None, typer.Option("--token-file", metavar="FILE", help="The job's token; else the controller's own.")
     ] = None,
     on: Annotated[
         str | None, typer.Option("--on", metavar="PLACE", help="Rent nodes: slurm[:PARTITION], skypilot[:V100:1].")
@@ -111,8 +114,10 @@ def train(
     from polythrottle.cluster.train.engine import known_engine
 
     known_engine(engine)
-    if node.workers is not None and node.workers < 1:
-        raise InvalidInput(f"--workers takes at least 1, not {node.workers}")
+    if node.workers is not None and not 1 <= node.workers <= MOST_WORKERS:
+        raise InvalidInput(f"--workers takes 1 to {MOST_WORKERS} on each node, not {node.workers}")
+    if not replace < math.inf:
+        raise InvalidInput(f"--replace takes seconds, or below 0 for never, not {replace}")
     node.check_steering(engine)
     if write is not None and (on is None or on.partition(":")[0] != PLACE):
         raise InvalidInput("--write is for --on skypilot, whose task it writes")
@@ -124,8 +129,7 @@ def train(
     if serve is not None and on is None:
         answer(_served(job, serve, token_file), as_json, print_status)
         return
-    if script is None or not script.is_file():
-        raise InvalidInput("give a training script" if script is None else f"there is no script {script}")
+    script = check_script(script, on is not None and on.partition(":")[0] == PLACE)
     if join is not None:
         _joined(join, token_file, node, script, words or [])
     elif on is not None and on.partition(":")[0] == PLACE:
@@ -278,8 +282,7 @@ def _joined(address: str, token_file: Path | None, options: NodeOptions, script:
 
         name, workers = options.node or _slurms_name(os.environ) or os.uname().nodename, options.workers or 1
         node = Node(name, script.absolute(), words, workers, options.host or "", options.steer, options.look)
-        token = token_file.absolute() if token_file else None
-        take_part(line, node, token, complain, last, watch.start if watch else None)
+        take_part(line, node, complain, last, watch.start if watch else None)
 
 
 def _slurms_name(environment: Mapping[str, str]) -> str:
@@ -298,6 +301,7 @@ def _local(
 
     asked = _asked(options, script)
     job = asked.as_job()
+    check_room(node_counts(options.nodes)[1], node.workers or 1)
     refuse_taken(job)
     serving = ["--serve", "127.0.0.1:0", *_words(options, job.name)]
     joining = _joining(node, node_counts(options.nodes)[1])

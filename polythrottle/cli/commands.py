@@ -1,6 +1,6 @@
 """The commands of ``polythrottle``: each parses, calls, prints, and imports what is heavy only when it runs."""
 
-import contextlib
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,32 +17,43 @@ from polythrottle.cli.calibrate import calibrate
 from polythrottle.cli.cluster import app as clusters
 from polythrottle.cli.comparing import RequireOption, check, run_comparison
 from polythrottle.cli.daemon import app as daemons
+from polythrottle.cli.demo import demo, lay_examples
 from polythrottle.cli.doctor import doctor
 from polythrottle.cli.finetune import app as finetunes
+from polythrottle.cli.help_pages import (
+    BEGIN,
+    BOARDS,
+    KEEP,
+    RESEARCH,
+    RESULTS,
+    TUNE,
+    USE,
+    CommandGroup,
+    examples,
+)
 from polythrottle.cli.options import JsonOption, SetupOptions, levels, spread
 from polythrottle.cli.profiling import profile_model
 from polythrottle.cli.reproduce import app as reproductions
 from polythrottle.cli.snapshot import snapshot
 from polythrottle.cli.top import top
 from polythrottle.cli.tuning import tune
-from polythrottle.errors import InvalidInput, PolythrottleError, StorageError
+from polythrottle.errors import DeviceError, InvalidInput, PolythrottleError, StorageError
 
 INTERRUPTED = 130
+_STUDY = "A study's journal, finished or not, its profile, or <device>/<workload> for the newest."
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="polythrottle",
+    cls=CommandGroup,
     help="Find the operating point that serves a model for the least energy within its latency limit.",
-    add_completion=False,
+    epilog=examples(
+        "polythrottle tune -d sim:jetson-orin-nano -w resnet50 --slo 'p99<=50ms'",
+        "polythrottle tune --help",
+    ),
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-app.add_typer(benchmarks, name="bench")
-app.add_typer(reproductions, name="reproduce")
-app.add_typer(daemons, name="daemon")
-app.add_typer(finetunes, name="finetune")
-app.add_typer(clusters, name="cluster")
 
 
 @app.callback(invoke_without_command=True)
@@ -62,7 +73,18 @@ def version(
     raise typer.Exit
 
 
-@app.command()
+app.command(
+    rich_help_panel=BEGIN,
+    short_help="Tune a model on a simulated Jetson, in seconds.",
+    epilog=examples("polythrottle demo"),
+)(demo)
+
+
+@app.command(
+    rich_help_panel=BEGIN,
+    short_help="List what can be tuned here: devices, boards, models.",
+    epilog=examples("polythrottle devices sim:jetson-orin-nano"),
+)
 def devices(
     device: Annotated[
         str | None, typer.Argument(metavar="[URI]", help="Show one device with knobs and presets.")
@@ -78,18 +100,32 @@ def devices(
         answer(details(device), as_json, print_details)
 
 
-app.command()(tune)
-app.command()(doctor)
-app.command()(calibrate)
-app.command()(apply)
-app.command()(restore)
-app.command()(snapshot)
-app.command()(top)
-app.command()(profile_model)
-app.command()(check)
+app.command(
+    rich_help_panel=BEGIN,
+    short_help="Say what works on this machine and what does not, and why.",
+    epilog=examples("polythrottle doctor --device cpu"),
+)(doctor)
+app.command(
+    "examples",
+    rich_help_panel=BEGIN,
+    short_help="Write the examples that come with this program.",
+    epilog=examples("polythrottle examples"),
+)(lay_examples)
+app.command(
+    rich_help_panel=TUNE,
+    short_help="Find the operating point of least energy that holds the SLO.",
+    epilog=examples(
+        "polythrottle tune -d sim:jetson-orin-nano -w resnet50 --slo 'p99<=50ms' \\\n"
+        "  --journal study.jsonl --out profile.toml"
+    ),
+)(tune)
 
 
-@app.command()
+@app.command(
+    rich_help_panel=TUNE,
+    short_help="Measure one operating point, or compare two.",
+    epilog=examples("polythrottle measure -d sim:jetson-nano -w resnet50 --point gpu_max_mhz=384"),
+)
 @spread
 def measure(
     setup: SetupOptions,
@@ -139,10 +175,14 @@ def _check_two_sides(point: str | None, preset: str | None, attribute: Path | No
         raise InvalidInput(f"a comparison of two sides takes no {wrong[0]}; its sides are profiles, presets or default")
 
 
-@app.command()
+@app.command(
+    rich_help_panel=TUNE,
+    short_help="Measure every operating point into a table.",
+    epilog=examples("polythrottle sweep -d sim:jetson-orin-nano -w resnet50 --knobs gpu_max_mhz \\\n  --out sweep.csv"),
+)
 @spread
 def sweep(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The replay table to write (.csv).")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The replay table to write, as .csv or .parquet.")],
     setup: SetupOptions,
     as_json: JsonOption = False,
 ) -> None:
@@ -150,43 +190,106 @@ def sweep(
     from polythrottle.cli.documents import sweep_document
     from polythrottle.cli.live import LiveSweep
     from polythrottle.cli.texts import print_sweep
-    from polythrottle.sweep import sweep as run_sweep
+    from polythrottle.experiments import swept as run_sweep
 
     words = setup.setup()
-    board, served = words.open()
-    with contextlib.closing(served), LiveSweep() as live, own_stdout():
-        swept = run_sweep(board, served, words.window(board), out, live.advanced, words.traffic)
+    with LiveSweep() as live, own_stdout():
+        swept = run_sweep(words, out, advanced=live.advanced)
     answer(swept, as_json, print_sweep, sweep_document)
 
 
-@app.command()
+app.command(
+    rich_help_panel=TUNE,
+    short_help="Measure a profile's point again and compare.",
+    epilog=examples("polythrottle check profile.toml"),
+)(check)
+app.command(
+    rich_help_panel=USE,
+    short_help="Set the device as a profile says; reverts unless confirmed.",
+    epilog=examples("polythrottle apply profile.toml"),
+)(apply)
+app.command(
+    rich_help_panel=USE,
+    short_help="Put back everything that was changed on the device.",
+    epilog=examples("polythrottle restore"),
+)(restore)
+
+
+@app.command(
+    rich_help_panel=RESULTS,
+    short_help="Write a study as one self-contained HTML page.",
+    epilog=examples("polythrottle report study.jsonl --out study.html"),
+)
 def report(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A study's journal.")],
+    study: Annotated[str, typer.Argument(metavar="STUDY", help=_STUDY)],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The HTML file to write.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make one self-contained HTML page of a study: figures, the chosen point, every trial."""
     from polythrottle.journal import read
-    from polythrottle.outcome import report_facts, report_path
+    from polythrottle.outcome import profile_of, report_facts, report_path
     from polythrottle.report import write_report
 
+    journal = _found_study(study)
     path = out or report_path(journal)
-    write_report(read(journal), path, facts=report_facts(journal))
+    write_report(read(journal), path, facts=report_facts(journal), profile=profile_of(journal))
     answer({"report": str(path)}, as_json, lambda made: typer.echo(f"report  {made['report']}"))
 
 
-@app.command()
+@app.command(
+    rich_help_panel=RESULTS,
+    short_help="Say why the answer is what it is, and what limits it.",
+    epilog=examples("polythrottle explain study.jsonl"),
+)
 def explain(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A study's journal, finished or not.")],
+    study: Annotated[str, typer.Argument(metavar="STUDY", help=_STUDY)],
     as_json: JsonOption = False,
 ) -> None:
     """Say what binds at a study's best point, what each knob saved, and what another limit would buy."""
+    from polythrottle import api
     from polythrottle.cli.explain import print_explanation
     from polythrottle.cli.explained import explain_document
-    from polythrottle.explain import explain as explain_study
-    from polythrottle.journal import read
 
-    answer(explain_study(read(journal)), as_json, print_explanation, explain_document)
+    answer(api.explain(_found_study(study)), as_json, print_explanation, explain_document)
+
+
+app.add_typer(
+    daemons, name="daemon", rich_help_panel=KEEP, short_help="Follow load, heat and drift with a tuned profile."
+)
+app.command(rich_help_panel=KEEP, short_help="Watch the daemon in the terminal.", epilog=examples("polythrottle top"))(
+    top
+)
+app.add_typer(finetunes, name="finetune", rich_help_panel=KEEP, short_help="Fine-tune a model beside its inference.")
+app.add_typer(
+    clusters, name="cluster", rich_help_panel=KEEP, short_help="Train on machines that can be taken away (spot)."
+)
+app.command(
+    rich_help_panel=BOARDS,
+    short_help="Describe a model of your own for simulated boards.",
+    epilog=examples("polythrottle profile-model examples.own_torch_model:model --out own.toml"),
+)(profile_model)
+app.command(
+    rich_help_panel=BOARDS,
+    short_help="Test a device's energy reading, or fit it to a meter.",
+    epilog=examples("polythrottle calibrate --device cpu --seconds 10"),
+)(calibrate)
+app.command(
+    rich_help_panel=BOARDS,
+    short_help="Write what a bug report needs to know of this board.",
+    epilog=examples("polythrottle snapshot --device cpu --out board.tar.gz"),
+)(snapshot)
+app.add_typer(benchmarks, name="bench", rich_help_panel=RESEARCH)
+app.add_typer(reproductions, name="reproduce", rich_help_panel=RESEARCH)
+
+
+def _found_study(name: str) -> Path:
+    """Return the journal that a name means; says on standard error which, where it is another file than was named."""
+    from polythrottle.outcome import find_study
+
+    found = find_study(name)
+    if found != Path(name):
+        complain(f"{name} is the study {found}")
+    return found
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -195,20 +298,35 @@ def run(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGHUP, _terminate)
     try:
         Path.cwd()
-        code = app(args=list(arguments), standalone_mode=False)
+        code = app(args=list(arguments), prog_name="polythrottle", standalone_mode=False)
     except PolythrottleError as error:
         return complain(str(error), error.exit_code)
     except _UsageError as error:
-        return complain(f"{error.format_message().rstrip('.')}; polythrottle --help lists commands and options", 2)
+        return complain(_usage(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # whoever read the output has gone; typer leaves by SystemExit then
         return 0
+    except ImportError as error:
+        missing = f"{(error.name or 'a package').partition('.')[0]} cannot be imported ({error})"
+        return complain(f"{missing}; install it again with pip", DeviceError.exit_code)
     except OSError as error:
-        return complain(f"{error.filename or 'standard output'}: {error.strerror}", StorageError.exit_code)
+        words = f"{error.filename or 'standard output'}: {error.strerror}" if error.strerror else str(error)
+        return complain(words, StorageError.exit_code)
     if code == INTERRUPTED:  # typer returns it where it meets the interrupt itself
         complain("interrupted; what was measured is kept")
     return code if isinstance(code, int) else 0
+
+
+def _usage(error: Any) -> str:
+    """Return what was wrong with the words of a command line, and which help page lists the right ones."""
+    text = re.sub(
+        r"Input should be a valid (integer|number), unable to parse string as an? \w+",
+        lambda found: "it takes a whole number" if found[1] == "integer" else "it takes a number",
+        error.format_message().rstrip("."),
+    )
+    command = "polythrottle" if error.ctx is None else error.ctx.command_path
+    return f"{text}; {command} --help lists what there is"
 
 
 def _terminate(number: int, frame: object) -> None:

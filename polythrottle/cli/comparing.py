@@ -1,16 +1,16 @@
 """Commands that compare: two sides measured in turns, and a profile held to its word."""
 
+import contextlib
 import math
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
 
 import typer
 
-from polythrottle.cli.answers import answer, own_stdout
-from polythrottle.cli.options import JsonOption, SetupOptions, spread
+from polythrottle.cli.answers import answer, own_stdout, say_which
+from polythrottle.cli.options import JsonOption, OtherModelOption, SetupOptions, spread
 from polythrottle.errors import ClaimFailed, InvalidInput
 
-Step = TypeVar("Step")
 RequireOption = Annotated[bool, typer.Option("--require", help="Not proven is an error (exit code 9).")]
 
 
@@ -24,9 +24,14 @@ def run_comparison(names: list[str], setup: SetupOptions, require: bool, as_json
     from polythrottle.comparing.pairs import Verdict
     from polythrottle.sides import compare_sides
 
+    for name in names:
+        say_which(name)
     words = setup.setup(look=False)
-    with own_stdout():
-        found = _last(compare_sides(names, words), lambda seen: f"{len(seen.pairs)} pairs: {_percent(seen.saving)}")
+    found = None
+    with own_stdout(), _status() as say:
+        for found in compare_sides(names, words):
+            say(f"{len(found.pairs)} pairs: {_percent(found.saving)}")
+    assert found is not None
     answer((names, found, words.precision), as_json, _print_comparison, _comparison_document)
     if require and found.verdict is not Verdict.SAVES:
         because = "".join(f"; {line}" for line in _behind(found))
@@ -45,15 +50,21 @@ def check(
         str, typer.Option("--max-regress", metavar="3%", help="By how much energy per item may have grown.")
     ] = "3%",
     require: RequireOption = False,
+    other_model: OtherModelOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a profile's point again; exit code 9 if energy has grown or a limit no longer holds."""
-    from polythrottle.sides import check_profile
+    from polythrottle import api
 
     words, most = setup.setup(look=False), _share(max_regress)
-    with own_stdout():
-        found = _last(
-            check_profile(profile, words, most), lambda seen: f"{seen.windows} windows: {_times(seen.energy)}"
+    say_which(profile)
+    with own_stdout(), _status() as say:
+        found = api.check(
+            profile,
+            max_regress=most,
+            setup=words,
+            other_model=other_model,
+            looked=lambda seen: say(f"{seen.windows} windows: {_times(seen.energy)}"),
         )
     answer((profile, found, words.precision), as_json, _print_check, _check_document)
     if found.regressed or found.broken:
@@ -67,24 +78,17 @@ def check(
         raise ClaimFailed(f"it is not proven that {profile} keeps its word within {most:.3g}{because}")
 
 
-def _last(steps: "Iterable[Step]", said: Any) -> "Step":
+@contextlib.contextmanager
+def _status() -> Iterator[Callable[[str], object]]:
+    """Yield what says on a terminal how far measuring has come."""
     from rich.console import Console
 
-    console, found = Console(stderr=True), None
-    with console.status("measuring") if console.is_terminal else _quiet() as status:
-        for found in steps:
-            if status is not None:
-                status.update(said(found))
-    assert found is not None
-    return found
-
-
-class _quiet:  # noqa: N801
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status("measuring") as status:
+        yield status.update
 
 
 def _share(text: str) -> float:

@@ -10,7 +10,7 @@ from polythrottle.cli.answers import answer
 from polythrottle.cli.options import JsonOption
 
 if TYPE_CHECKING:
-    from polythrottle.doctor import Examination
+    from polythrottle.diagnosis import Examination
     from polythrottle.findings import Finding
 
 _MARKS = {True: ("ok", "green"), False: ("no", "bold red"), None: ("?", "yellow")}
@@ -23,7 +23,7 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Say what works here and what does not, why, and who else steers the clocks; writes and runs nothing."""
-    from polythrottle.doctor import examine
+    from polythrottle.diagnosis import examine
 
     answer(examine(device), as_json, _print, _document)
 
@@ -64,4 +64,6 @@ def _table(console: Any, findings: "Sequence[Finding]") -> None:
         grid.add_row(Text(mark, style), show_name(each.subject), each.explanation)
         if each.remedy:
             grid.add_row("", "", Text(f"→ {each.remedy}", "italic"))
-    console.print(grid)
+    from polythrottle.cli.unpadded import Unpadded
+
+    console.print(Unpadded(grid))

@@ -11,8 +11,8 @@ from polythrottle.study import Study, Trial
 
 if TYPE_CHECKING:
     from polythrottle.outcome import Tuning
+    from polythrottle.parameter_sweep import Swept
     from polythrottle.setup import Setup
-    from polythrottle.sweep import Swept
 
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
@@ -37,6 +37,7 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
         "front": [_trial(study, trial) for trial in study.front] if study.judgeable else [],
         "saving_fraction": study.saving_fraction,
         "saving_interval": None if study.saving is None else _ends(study.saving),
+        "within_noise": study.within_noise,
         "requests": study.requests,
         "slo": [_constraint(study, index) for index in range(len(study.problem.constraints))],
         "infeasible_trials": len(study.infeasible),

@@ -10,9 +10,10 @@ from rich.text import Text
 
 from polythrottle.cli.documents import energy_kind
 from polythrottle.cli.texts import named_lines, show_point
-from polythrottle.explain import Effect, End, Explanation, Limit, Price, Share
-from polythrottle.explain.evidence import EDP, ENERGY, goal
-from polythrottle.explain.prices import step
+from polythrottle.cli.unpadded import Unpadded
+from polythrottle.explanation import Effect, End, Explanation, Limit, Price, Share
+from polythrottle.explanation.evidence import EDP, ENERGY, goal
+from polythrottle.explanation.prices import step
 from polythrottle.measurement import METRICS, EnergyKind
 from polythrottle.space import OperatingPoint
 from polythrottle.study import Study
@@ -132,7 +133,7 @@ def _print_effects(console: Console, found: Explanation) -> None:
         for name, measured in (("as modelled", False), ("as measured", True)):
             cells = [cell for column in columns for cell in column.whole(measured)]
             table.add_row(name, "", "", *cells, style="dim")
-        console.print(table)
+        console.print(Unpadded(table))
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ def _print_prices(console: Console, found: Explanation, limit: Limit, ladder: Se
     for price in ladder:
         table.add_row(*_price_cells(found, price, above))
         above = price.point
-    console.print(table)
+    console.print(Unpadded(table))
     console.print(_marginal(found, limit, ladder))
 
 
@@ -239,10 +240,18 @@ def _price_cells(found: Explanation, price: Price, above: OperatingPoint | None)
     label = "none" if price.constraint is None else _plain(price)
     if price.point is None or price.value is None:
         return label, "–", "", "", "none likelier than not to hold it"
-    how = "measured" if price.measured else "hardly known" if price.vague else f"predicted ±{price.std_fraction:.0%}"
+    how = _known_by(price)
     change = "" if price.change is None or price.vague else f"{price.change:+.1%}"
     where = "as above" if price.point == above else _difference(found, price.point)
     return label, "–" if price.vague else _objective(found.study, price.value), change, how, where
+
+
+def _known_by(price: Price) -> str:
+    if price.measured:
+        return "measured"
+    if price.tried:
+        return "stopped early"
+    return "hardly known" if price.vague else f"predicted ±{price.std_fraction:.0%}"
 
 
 def _plain(price: Price) -> str:
@@ -269,10 +278,10 @@ def _marginal(found: Explanation, limit: Limit, ladder: Sequence[Price]) -> str:
     if now.vague or more.vague:
         return f"What {words} would buy cannot be told: the models hardly know these points; try more of them."
     saved = now.value - more.value
-    how = "measured" if more.measured else "predicted"
+    how = "measured" if more.measured else "stopped early" if more.tried else "predicted"
     amount = f"{_objective(found.study, saved)} ({saved / now.value:.1%}; {how})" if saved > 0 else "nothing"
     text = f"{words} would save {amount}."
-    if now.change is not None and _left(found, now) >= _UNTRIED:
+    if not now.tried and _left(found, now) >= _UNTRIED:
         text += f" A point not tried yet may save {_left(found, now):.1%} under the limit as it is (predicted)."
     return text
 
@@ -288,7 +297,7 @@ def _print_trust(console: Console, found: Explanation) -> None:
     table = _table(("a trial foretold from all others", "typical miss", "rms", "noise of a trial"), left=1)
     for one in found.accuracy:
         table.add_row(one.metric, *(_error(one.metric, value) for value in (one.typical, one.rms, one.noise)))
-    console.print(table)
+    console.print(Unpadded(table))
     outside, count = found.outside
     if outside and found.effects:
         console.print(f"{outside} of the {count} mixtures that make the shares are outside the space: modelled only.")

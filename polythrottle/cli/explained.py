@@ -3,8 +3,8 @@
 from typing import Any
 
 from polythrottle.cli.documents import energy_kind
-from polythrottle.explain import Effect, End, Explanation, Limit, Price
-from polythrottle.explain.prices import step
+from polythrottle.explanation import Effect, End, Explanation, Limit, Price
+from polythrottle.explanation.prices import step
 from polythrottle.measurement import EnergyKind
 
 
@@ -101,6 +101,7 @@ def _price(price: Price) -> dict[str, Any]:
         "value": price.value,
         "std_fraction": price.std_fraction,
         "measured": price.measured,
+        "tried": price.tried,
         "vague": price.vague,
         "change": price.change,
     }

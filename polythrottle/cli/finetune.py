@@ -1,4 +1,4 @@
-"""`polythrottle finetune`: fine-tune a model beside its inference, foretell what that costs, and see how it stands."""
+"""`polythrottle finetune`: fine-tune a model beside its inference, predict what that costs, and see how it goes."""
 
 import contextlib
 import math
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polythrottle.cli.answers import answer, own_stdout
+from polythrottle.cli.help_pages import CommandGroup, examples
 from polythrottle.cli.options import JsonOption, OptionGroup, counts, spread
 from polythrottle.errors import InvalidInput, PolythrottleError
 from polythrottle.state import state_dir
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
     from polythrottle.finetune.terms import Terms
     from polythrottle.finetune.trainer.task import Task
 
-app = typer.Typer(help="Fine-tune a model beside its inference, within the latency limit.", rich_markup_mode=None)
+app = typer.Typer(
+    cls=CommandGroup, help="Fine-tune a model beside its inference, within the latency limit.", rich_markup_mode=None
+)
+_SIMULATED = "-d sim:jetson-agx-orin -w efficientnet-b4 \\\n  --slo 'p99<=700ms' --rate 8/s"
 _ENDLESS = 1_000_000
 _INTERRUPTED = 130
 _COUNT_MOST, _REQUESTS_MOST = 10**9, 100_000
@@ -256,7 +260,11 @@ PolicyOption = Annotated[
 ]
 
 
-@app.command("run")
+@app.command(
+    "run",
+    short_help="Serve requests and fine-tune in between.",
+    epilog=examples(f"polythrottle finetune run {_SIMULATED}"),
+)
 @spread
 def run_both(
     place: PlaceOptions,
@@ -336,7 +344,10 @@ def _real(place: "Place", terms: "Terms", job: JobOptions) -> "Result":
         return run(device, server, Trainer(task), terms, live.told, live.noted)
 
 
-@app.command()
+@app.command(
+    short_help="Predict how many epochs are done by when.",
+    epilog=examples(f"polythrottle finetune plan {_SIMULATED} --hours 8"),
+)
 @spread
 def plan(
     place: PlaceOptions,
@@ -348,7 +359,7 @@ def plan(
     policy: PolicyOption = "interleave",
     as_json: JsonOption = False,
 ) -> None:
-    """Foretell how many epochs are done by when, and at what cost: ranges, not points.
+    """Predict how many epochs are done by when, and at what cost: ranges, not points.
 
     On a real device what batches and slices take is measured first, for which the job is really begun.
     """
@@ -388,7 +399,10 @@ def _known(place: "Place", job: JobOptions) -> "tuple[Menu, Job, str]":
         return menu, made, str(device.energy_kind)
 
 
-@app.command()
+@app.command(
+    short_help="Measure inference beside fine-tuning.",
+    epilog=examples("polythrottle finetune profile -d sim:jetson-agx-orin -w efficientnet-b4"),
+)
 @spread
 def profile(
     place: PlaceOptions,
@@ -438,7 +452,7 @@ def _folder() -> Iterator[str]:
         yield folder
 
 
-@app.command()
+@app.command(short_help="Show where a fine-tuning job stands.", epilog=examples("polythrottle finetune status job"))
 def status(
     job: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of a job, as --job named it.")],
     as_json: JsonOption = False,

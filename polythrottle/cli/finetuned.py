@@ -235,7 +235,9 @@ def print_profile(found: "Profiled") -> None:
         grid.add_column(heading, justify="right" if i else "left")
     for row in rows:
         grid.add_row(*row)
-    console.print(grid)
+    from polythrottle.cli.unpadded import Unpadded
+
+    console.print(Unpadded(grid))
     _print([("note", note) for note in found.remarks])
 
 

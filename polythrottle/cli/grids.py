@@ -31,7 +31,9 @@ def grid(title: str, headings: Iterable[str], left: int, before: int = 0) -> "Ta
 
 def end(console: "Console", table: "Table", note: str) -> None:
     """Print a table, a note below it and an empty line."""
-    console.print(table)
+    from polythrottle.cli.unpadded import Unpadded
+
+    console.print(Unpadded(table))
     say(console, note)
     console.print()
 

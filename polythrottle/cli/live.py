@@ -2,34 +2,50 @@
 
 import contextlib
 import shlex
+import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
+import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from typing_extensions import Self
 
 from polythrottle.cli.bars import LiveBar
 from polythrottle.cli.documents import energy_kind
 from polythrottle.cli.texts import show_joules, show_point
+from polythrottle.errors import InvalidInput
 from polythrottle.measurement import EnergyKind
-from polythrottle.space import Level, OperatingPoint
+from polythrottle.remarks import loose_limit
+from polythrottle.space import OperatingPoint
 from polythrottle.study import Study, Trial, TrialState
-from polythrottle.units import show, show_level, show_name
+from polythrottle.units import show, show_name, show_number
 
 _SHOWN = 10
 _TIE = "\N{NO-BREAK SPACE}"
 
 
-class LiveStudy:
-    """Shows a study as it grows, and says how to resume it when it is interrupted."""
+def resume_with(journal: Path) -> str:
+    """Return the command that continues a study."""
+    return f"resume with: polythrottle tune --resume {shlex.quote(str(journal))}"
 
-    def __init__(self) -> None:
+
+class LiveStudy:
+    """Shows a study as it grows, and says how to resume it when it is interrupted.
+
+    Args:
+        sure: Whether limits are taken as they were written, also one that looks as if its unit were wrong.
+        to_go_on: Returns how it is resumed, by the journal.
+    """
+
+    def __init__(self, sure: bool = True, to_go_on: Callable[[Path], str] = resume_with) -> None:
+        self._sure, self._to_go_on = sure, to_go_on
         self._console = Console(stderr=True, highlight=False)
-        self._progress = Progress(*_columns(), console=self._console)
+        self._progress = Progress(*columns(), console=self._console)
         self._task = self._progress.add_task("tuning", total=None)
         self._live = Live(console=self._console, transient=True, auto_refresh=self._console.is_terminal)
         self._journal: Path | None = None
@@ -44,7 +60,7 @@ class LiveStudy:
     ) -> None:
         self._live.stop()
         if kind is KeyboardInterrupt and self._journal is not None:
-            self._say(f"resume with: polythrottle tune --resume {shlex.quote(str(self._journal))}")
+            self._say(self._to_go_on(self._journal))
 
     def opened(self, study: Study, journal: Path, trials: int) -> None:
         """Take note of a study that begins or goes on."""
@@ -55,13 +71,32 @@ class LiveStudy:
             self.told(f"continuing with trial {made} of {trials} from {journal}")
 
     def changed(self, study: Study) -> None:
-        """Show the newest trial."""
+        """Show the newest trial.
+
+        Raises:
+            InvalidInput: If a limit looks as if its unit were wrong, and nobody says that it is not.
+        """
         done = [trial for trial in study.trials if trial.state is not TrialState.RUNNING]
         self._progress.update(self._task, completed=len(done))
         if self._console.is_terminal:
-            self._live.update(Group(_newest(study), self._progress))
+            self._live.update(Group(newest(study), self._progress))
         elif study.trials and study.trials[-1].state is not TrialState.RUNNING and not study.references:
             self.told(_plain(study, study.trials[-1]))
+        if not self._sure and study.default is not None:
+            self._ask(study)
+
+    def _ask(self, study: Study) -> None:
+        """Ask on a terminal whether a limit is meant as it was written; elsewhere nobody can be asked."""
+        self._sure = True
+        if (doubt := loose_limit(study)) is None:
+            return
+        if not (self._console.is_terminal and sys.stdin.isatty()):
+            raise InvalidInput(f"{doubt} If not, add --yes to search with it")
+        self._live.stop()
+        self._say(doubt)
+        if not typer.confirm("search with it as it is?", err=True):
+            raise InvalidInput("nothing was searched; write the limit anew")
+        self._live.start()
 
     def told(self, text: str) -> None:
         """Print a line that stays."""
@@ -76,7 +111,7 @@ class LiveSweep(LiveBar):
     """Shows how far a sweep, or other work that can be counted, has come."""
 
     def __init__(self, doing: str = "sweeping") -> None:
-        super().__init__(doing, *_columns())
+        super().__init__(doing, *columns())
 
     def advanced(self, done: int, total: int, point: OperatingPoint) -> None:
         """Show that ``done`` of ``total`` points are in the table."""
@@ -98,14 +133,15 @@ def folded(text: str, width: int) -> str:
 
 def _tied(point: OperatingPoint) -> str:
     """Return a point as people write it, to be folded only between its knobs."""
-    return " · ".join(level.replace(" ", _TIE) for level in show_point(point).split(" · "))
+    return ", ".join(level.replace(" ", _TIE) for level in show_point(point).split(", "))
 
 
-def _columns() -> tuple[ProgressColumn, ...]:
+def columns() -> tuple[ProgressColumn, ...]:
+    """Return what a bar is made of."""
     return TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
 
 
-def _newest(study: Study) -> Table:
+def newest(study: Study) -> Table:
     """Return the newest trials and the best so far: a column per knob, which fits 80 columns up to six knobs."""
     names = sorted(study.problem.space.names)
     table = Table(box=None, padding=(0, 1), header_style="dim")
@@ -115,18 +151,14 @@ def _newest(study: Study) -> Table:
     best, shown = study.best, study.trials[-_SHOWN:]
     for trial in (*shown, *(() if best is None or best in shown else (best,))):
         number, _, *measured = _cells(trial)
-        levels = [_level(name, trial.point[name]) for name in names]
+        levels = [show_number(name, trial.point[name]) for name in names]
         table.add_row(number, *levels, *measured, style=_style(study, trial, best))
     return table
 
 
 def _heading(name: str) -> str:
-    unit = {"hz": "MHz", "w": "W"}.get(name.rpartition("_")[2], "")
-    return f"{show_name(name)}\n{unit}"
-
-
-def _level(name: str, level: Level) -> str:
-    return show_level(name, level).removesuffix(" MHz").removesuffix(" W")
+    stem, _, ending = show_name(name).rpartition("_")
+    return f"{stem}\n_{ending}"
 
 
 def _style(study: Study, trial: Trial, best: Trial | None) -> str:

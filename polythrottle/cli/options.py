@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 _COUNTED = re.compile(r"_([kmg]?hz|us|w)$|^(batch_size|threads)$")
 """Knobs whose levels are numbers; those of others may be words."""
+_UNIT = re.compile(r"_([kmg]?)(hz|us|w)$")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+OtherModelOption = Annotated[
+    bool, typer.Option("--other-model", help="Go on although the model is not the one it was tuned for.")
+]
 
 
 class OptionGroup:
@@ -76,7 +80,10 @@ class SetupOptions(OptionGroup):
     """Device and workload, and how long a trial looks."""
 
     device: Annotated[
-        str, typer.Option("--device", "-d", metavar="URI", help="sim:<board>, replay:<table.csv>, cpu, or auto.")
+        str,
+        typer.Option(
+            "--device", "-d", metavar="URI", help="jetson, nvml:0, cpu, sim:<board>, replay:<table>, or auto."
+        ),
     ] = "auto"
     workload: Annotated[
         str | None,
@@ -101,9 +108,12 @@ class SetupOptions(OptionGroup):
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="S", help="When a query of a cmd: or a service is given up.")
     ] = 60.0
-    seconds: Annotated[float | None, typer.Option("--seconds", metavar="S", help="Length of a trial at least; 2.")] = (
-        None
-    )
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--seconds", metavar="S", help="Length of a trial at least, but for one of 1,000 queries or --queries; 2."
+        ),
+    ] = None
     queries: Annotated[
         int | None, typer.Option("--queries", metavar="N", help="Queries per trial at least; 100, simulated 1000.")
     ] = None
@@ -112,7 +122,7 @@ class SetupOptions(OptionGroup):
         typer.Option(
             "--arrivals",
             metavar="HOW",
-            help="closed (default), uniform:30/s, poisson:30/s, burst:30/s, trace:FILE@30/s.",
+            help="closed (default), uniform:30/s, poisson:30/s, burst:30/s, day:30/s, trace:FILE@30/s.",
         ),
     ] = None
     precision: Annotated[
@@ -254,19 +264,19 @@ class StudyOptions(OptionGroup):
 
 
 def knob_names(text: str | None) -> tuple[str, ...] | None:
-    """Return the knobs a list names, in the unit engineers use or in SI; None if nothing was given.
+    """Return the knobs a list names, ``gpu_max_mhz``, ``gpu_max_hz`` or ``gpu max``; None if nothing was given.
 
     Raises:
         InvalidInput: If it names none, or has a gap.
     """
-    from polythrottle.units import to_si
+    from polythrottle.units import knob_name
 
     if text is None:
         return None
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise InvalidInput(f"--knobs takes names such as gpu_max_mhz,mem_mhz, not {text[:40]!r}")
-    return tuple(to_si(name, 1)[0] for name in names)
+    return tuple(knob_name(name) for name in names)
 
 
 def counts(option: str, text: str | None) -> tuple[int, ...] | None:
@@ -286,17 +296,34 @@ def counts(option: str, text: str | None) -> tuple[int, ...] | None:
 def levels(text: str | None) -> "dict[str, Level]":
     """Return the levels in a list such as ``gpu_max_mhz=900,batch_size=4``, in SI.
 
+    A clock may also be written as ``gpu max=900MHz`` or ``gpu_max_hz=9e8``.
+
     Raises:
-        InvalidInput: If one is no level, or not finite.
+        InvalidInput: If one is no level or not finite, or a knob occurs twice.
     """
     found: dict[str, Level] = {}
     for part in filter(None, (text or "").split(",")):
         name, equals, value = (word.strip() for word in part.partition("="))
         if not (name and equals and value):
             raise InvalidInput(f"{part!r} is not a level; write for example gpu_max_mhz=900,batch_size=4")
-        key, level = _level(part, name, value)
+        key, level = _level(part.strip(), *_in_its_unit(name, value))
+        if key in found:
+            raise InvalidInput(f"{part.strip()!r}: this knob was given a level before; give it one")
         found[key] = level
     return found
+
+
+def _in_its_unit(name: str, value: str) -> tuple[str, str]:
+    """Return name and level as files have them: ``gpu max`` and ``0.9GHz`` give ``gpu_max_mhz`` and ``900``."""
+    from polythrottle.units import parse_quantity, spelled
+
+    name = spelled(name)
+    unit = _UNIT.search(name)
+    if unit is None or not value[-1:].isalpha() or not value[:1].isdigit():
+        return name, value
+    known, factor = {"hz": ("hz", 1e6), "us": ("s", 1e-6), "w": ("w", 1.0)}[unit[2]]
+    stem = name[: unit.start()]
+    return f"{stem}_{'mhz' if known == 'hz' else unit[2]}", f"{parse_quantity(value, known) / factor:.12g}"
 
 
 def _level(part: str, name: str, value: str) -> "tuple[str, Level]":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polythrottle.cli.grids import end, grid, say
+from polythrottle.cli.help_pages import CommandGroup, examples
 from polythrottle.cli.transient import transient
 from polythrottle.errors import InvalidInput
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 _grid = partial(grid, before=1)
 
-app = typer.Typer(help="Print a paper's figures beside those computed here.", rich_markup_mode=None)
+app = typer.Typer(cls=CommandGroup, help="Print a paper's figures beside those computed here.", rich_markup_mode=None)
 
 
 @app.callback()
@@ -23,7 +24,11 @@ def reproduce() -> None:
     """Print a paper's figures beside those computed here."""
 
 
-@app.command("polythrottle")
+@app.command(
+    "polythrottle",
+    short_help="Energy and latency of arXiv 2310.19991.",
+    epilog=examples("polythrottle reproduce polythrottle --quick"),
+)
 def paper(
     quick: Annotated[bool, typer.Option("--quick", help="Leave out trial counts, which take minutes.")] = False,
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Searches per trial count.")] = 3,
@@ -48,7 +53,11 @@ def paper(
         _print(found)
 
 
-@app.command("scheduler")
+@app.command(
+    "scheduler",
+    short_help="Fine-tuning policies of arXiv 2310.19991.",
+    epilog=examples("polythrottle reproduce scheduler --replays 2"),
+)
 def scheduler(
     replays: Annotated[int, typer.Option("--replays", metavar="N", help="Of each stream, 30 s each.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -70,7 +79,11 @@ def scheduler(
         show(found)
 
 
-app.command("transient")(transient)
+app.command(
+    "transient",
+    short_help="Training on spot machines: two papers' figures.",
+    epilog=examples("polythrottle reproduce transient"),
+)(transient)
 
 
 def _trials(seeds: int, jobs: int) -> Any:

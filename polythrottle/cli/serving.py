@@ -9,11 +9,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from polythrottle.daemon.budget import check_wish
 from polythrottle.daemon.desk import Desk
@@ -25,13 +26,19 @@ from polythrottle.daemon.status import Status
 from polythrottle.daemon.waking import WakingClock
 from polythrottle.daemon.wishes import SetBudget
 from polythrottle.errors import DeviceError, InvalidInput, PolythrottleError
+from polythrottle.printable import printable
 from polythrottle.state import DAEMON_SOCKET, run_dir, state_dir
 from polythrottle.units import show
+
+if TYPE_CHECKING:
+    from polythrottle.daemon.web import Tcp
 
 INTERRUPTED = 130
 WIDTH = 79
 """Of a line, for the narrowest of terminals."""
 _MODULE = "polythrottle.cli.serving"
+_PAGE_TOKEN = "page.token"
+"""In the state folder, for as long as the daemon lives; it is this user's alone."""
 
 
 def become(words: Mapping[str, Any]) -> None:
@@ -72,7 +79,8 @@ def settings_of(words: Mapping[str, Any]) -> Settings:
         settings = settings.without_actuator()
     finetune = tuple(Path(folder).absolute() for folder in words.get("finetune") or ())
     slo = tuple(words.get("slo") or ())
-    return settings.over(**plain, **paths, traffic=traffic, slo=slo, budget=budget, local=local, finetune=finetune)
+    settings = settings.over(**plain, **paths, traffic=traffic, slo=slo, budget=budget, local=local, finetune=finetune)
+    return settings if words.get("page") is None else replace(settings, page=words["page"] == "yes")
 
 
 _PATHS = ("actuator", "socket", "tls_cert", "tls_key", "token_file")
@@ -88,12 +96,15 @@ def budget_of(words: Mapping[str, Any]) -> SetBudget | None:
         InvalidInput: If one is not what it should be, or some exclude each other.
     """
     read = {
-        "power_w": ("power", watts),
-        "battery_wh": ("battery", watt_hours),
-        "last_s": ("last", seconds),
-        "wh_per_day": ("wh_per_day", watt_hours),
+        "power_w": ("power", watts, "10W"),
+        "battery_wh": ("battery", watt_hours, "80Wh"),
+        "last_s": ("last", seconds, "9h"),
+        "wh_per_day": ("wh_per_day", watt_hours, ""),  # its unit is in its name
     }
-    found = {to: parse(words[name]) for to, (name, parse) in read.items() if words.get(name)}
+    for name, _, example in read.values():
+        if example and _is_number(words.get(name)):
+            raise InvalidInput(f"--{name} {words[name]} has no unit; write for example {example}")
+    found = {to: parse(words[name]) for to, (name, parse, _) in read.items() if words.get(name) is not None}
     carbon = words.get("carbon")
     if words.get("no_budget"):
         if found or carbon:
@@ -104,6 +115,13 @@ def budget_of(words: Mapping[str, Any]) -> SetBudget | None:
     wish = SetBudget(**found, carbon=str(Path(carbon).absolute()) if carbon else None)
     check_wish(wish)
     return wish
+
+
+def _is_number(text: Any) -> bool:
+    with suppress(TypeError, ValueError):
+        float(text)
+        return True
+    return False
 
 
 def main() -> int:
@@ -117,15 +135,20 @@ def main() -> int:
 
 
 def _served(settings: Settings) -> int:
-    from polythrottle.daemon.web import Tcp, WebOptions, serve
+    from polythrottle.daemon.web import Tcp, WebOptions, own_page, serve
 
     tcp = None
     if settings.tcp is not None:
         tcp = Tcp.parse(settings.tcp, settings.tls_cert, settings.tls_key, settings.token_file)
     socket = settings.socket or run_dir() / DAEMON_SOCKET
     clock, desk, supervisor = WakingClock(), Desk(), Supervisor()
+    terminal = sys.stderr.isatty()
     with ExitStack() as ends:
         ends.enter_context(alone(state_dir()))
+        if tcp is None and (terminal if settings.page is None else settings.page):
+            token_file = state_dir() / _PAGE_TOKEN
+            tcp = own_page(token_file)
+            ends.callback(token_file.unlink, missing_ok=True)
         runner, record = build(settings, clock, desk, supervisor, _version())
         ended = _until_signalled(runner, clock)
         options = WebOptions(socket, settings.readers, settings.writers, tcp, record.history, state_dir())
@@ -134,9 +157,27 @@ def _served(settings: Settings) -> int:
         desk.on_wish(clock.wake)
         teller = Teller(desk, sys.stderr)
         ends.callback(teller.close)
-        _say(f"the API is at {socket}" + (f" and {settings.tcp}" if tcp is not None else ""))
+        for line in addresses(socket, tcp, server.port, terminal):
+            _say(line)
         runner.run()
     return INTERRUPTED if signal.SIGINT in ended else 0
+
+
+def addresses(socket: Path, tcp: "Tcp | None", port: int | None, terminal: bool) -> Iterator[str]:
+    """Yield where the daemon is met, a line each.
+
+    Args:
+        socket: Of the API.
+        tcp: How it is served over TCP; None if it is not.
+        port: That is listened on there.
+        terminal: Whether the lines go to the terminal of whoever started it: only there the token is shown.
+    """
+    yield f"API      {socket}"
+    if tcp is None or port is None:
+        return
+    yield f"page     {tcp.address(port, token=terminal)}"
+    if tcp.token_file is not None and not terminal:
+        yield f"token    in {tcp.token_file}; the page asks for it"
 
 
 def _version() -> str:
@@ -215,7 +256,7 @@ class Teller:
         for event in self._desk.events(self._after):
             self._after = event.number
             clear = "\r\x1b[K" if self._live else ""
-            self._out.write(f"{clear}{event.at[11:19]} {event.kind:<8} {event.words}\n")
+            self._out.write(f"{clear}{event.at[11:19]} {event.kind:<8} {printable(event.words)}\n")
         if self._live:
             self._out.write(f"\r\x1b[K{line_of(self._desk.status)}")
         self._out.flush()

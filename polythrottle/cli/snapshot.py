@@ -1,5 +1,6 @@
 """`polythrottle snapshot`: a board in a file that a bug report can carry, and back from it."""
 
+import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,7 +8,7 @@ import typer
 
 from polythrottle.cli.answers import answer
 from polythrottle.cli.options import JsonOption
-from polythrottle.errors import InvalidInput
+from polythrottle.errors import InvalidInput, StorageError
 
 _SHOWN = 5
 
@@ -17,7 +18,7 @@ def snapshot(
         str | None, typer.Option("--device", "-d", metavar="URI", help="jetson, nvml:0, cpu, or auto.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="The archive to write: board.tar.gz.")
+        Path | None, typer.Option("--out", metavar="FILE", help="The archive to write; board.tar.gz, then board-2, …")
     ] = None,
     unpack: Annotated[
         Path | None, typer.Option("--unpack", metavar="FILE", help="Lay an archive as a tree, below --out FOLDER.")
@@ -30,7 +31,17 @@ def snapshot(
             raise InvalidInput("--unpack takes --out FOLDER and no --device")
         answer(_unpacked(unpack, out), as_json, _print_unpacked)
     else:
-        answer(_taken(device or "auto", out or Path("board.tar.gz")), as_json, _print_taken)
+        answer(_taken(device or "auto", free_name(out)), as_json, _print_taken)
+
+
+def free_name(out: Path | None) -> Path:
+    """Return a name that no earlier snapshot has: the given one, or the first that is free."""
+    if out is not None:
+        if out.exists():
+            raise StorageError(f"{out} is there already; name another file with --out")
+        return out
+    names = (Path(f"board{'' if number == 1 else f'-{number}'}.tar.gz") for number in itertools.count(1))
+    return next(path for path in names if not path.exists())
 
 
 def _taken(device: str, out: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What a command found out, as a few lines for people."""
 
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,15 +15,16 @@ from polythrottle.cli.documents import energy_kind
 from polythrottle.cli.unpadded import Unpadded
 from polythrottle.measurement import MOST_QUERIES, EnergyKind, Interval, Measurement, saving_interval
 from polythrottle.problem import Objective
+from polythrottle.remarks import passed_over
 from polythrottle.space import OperatingPoint
 from polythrottle.stopping import is_conclusive, show_span
 from polythrottle.study import RECORDED_ITEMS, WORTHWHILE, Study
-from polythrottle.units import show, show_excess, show_level, show_name
+from polythrottle.units import show, show_excess, show_name, show_number
 
 if TYPE_CHECKING:
     from polythrottle.outcome import Tuning
+    from polythrottle.parameter_sweep import Swept
     from polythrottle.setup import Setup
-    from polythrottle.sweep import Swept
 
 _UNITS = {"s": "s", "w": "W", "c": "°C", "per_s": "/s", "per_j": "/J"}
 _PAPER_REQUESTS = 1000
@@ -174,10 +176,9 @@ def print_sweep(swept: "Swept") -> None:
 
 
 def show_point(point: Mapping[str, float | int | str]) -> str:
-    """Return a point as people write it: ``batch size 4 · gpu max 828.75 MHz``."""
-    if not point:
-        return "nothing to set"
-    return " · ".join(f"{show_name(name)} {show_level(name, level)}" for name, level in point.items())
+    """Return a point as ``--point`` takes it: ``batch_size=4, gpu_max_mhz=828.75``."""
+    levels = (f"{show_name(name)}={show_number(name, level)}" for name, level in point.items())
+    return ", ".join(levels) or "nothing to set"
 
 
 def show_energy(measurement: Measurement) -> str:
@@ -209,10 +210,13 @@ def _lines(tuning: "Tuning") -> "Iterator[tuple[str, str | Text]]":
     if best is not None and best.measurement is not None:
         yield "tuned", f"{show_energy(best.measurement)} per item, {_latencies(best.measurement)}"
         yield "saving", _saving(study)
+        yield from passed_over(study)
         if study.problem.objective is Objective.EDP:
             objective = study.problem.objective
             yield str(objective), f"{show(objective.of(best.measurement), objective.unit)} per item"
-        if study.default_will_do:
+        if study.within_noise:
+            yield "", Text(_within_noise(tuning), "yellow")
+        elif study.default_will_do:
             told = "nothing is to be gained here" if is_conclusive(tuning.ended) else "nothing gained so far"
             yield "", f"{told}: the default is within {WORTHWHILE:.0%} of the best found"
         yield "point", show_point(best.point)
@@ -228,6 +232,16 @@ def _lines(tuning: "Tuning") -> "Iterator[tuple[str, str | Text]]":
         kept = "; --force replaces it" if tuning.kept else ""
         yield ("kept" if tuning.kept else "replaced"), f"{tuning.older}{kept}"
     yield from _presets(study)
+
+
+def _within_noise(tuning: "Tuning") -> str:
+    """Return that the default may do as well, and what tells: both sides in turns."""
+    path = tuning.profile_path
+    file = "PROFILE" if path is None or tuning.kept else shlex.quote(str(_near(path)))
+    return (
+        "no saving found beyond the noise: the default may do as well as the profile; "
+        f"to tell them apart: polythrottle measure default {file}"
+    )
 
 
 def _ladder(tuning: "Tuning") -> str:
@@ -282,6 +296,8 @@ def _saving(study: Study) -> Text:
     saving, kind = study.saving_fraction, energy_kind(study)
     if saving is None:
         return Text("unknown: the default point was not measured")
+    if study.best is not None and study.best.point == study.problem.space.default:
+        return Text("none: the default is the best that was tried, and stays", "yellow")
     style = "bold green" if saving > 0 else "yellow"
     words = study.problem.objective.words
     if (interval := study.saving) is None:
@@ -309,7 +325,7 @@ def _print_front(console: Console, study: Study) -> None:
         before = None if default is None else default.measurement
         cells = (str(trial.number), show(seen.metric(metric), "s"), show_joules(seen), _saved(seen, before))
         table.add_row(*cells, show_point(trial.point))
-    console.print(table)
+    console.print(Unpadded(table))
 
 
 def _saved(seen: Measurement, before: Measurement | None) -> str:

@@ -52,7 +52,9 @@ def _token(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadFile(f"no token can be read from {path}: {error}") from error
+        raise BadFile(
+            f"no token can be read from {path}: {getattr(error, 'strerror', None) or 'it is not text'}"
+        ) from error
 
 
 def _document(status: "Status") -> dict[str, Any]:
@@ -64,9 +66,10 @@ def _print(status: "Status") -> None:
     from rich.text import Text
 
     from polythrottle.cli.texts import named_lines
-    from polythrottle.cli.topview import clock_time, status_lines, written
+    from polythrottle.cli.topview import clock_time, status_lines
+    from polythrottle.printable import printable
 
     console = Console(highlight=False, markup=False)
-    title = written(status.title or status.device or "no device")
+    title = printable(status.title or status.device or "no device")
     console.print(Text.assemble((title, "bold"), f", at {clock_time(status.at)}" if status.at else ""))
     console.print(named_lines(status_lines(status)))

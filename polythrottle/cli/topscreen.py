@@ -32,19 +32,19 @@ from polythrottle.cli.topview import (
     spark,
     study_words,
     troubles,
-    written,
 )
 from polythrottle.client import Client, Gone
 from polythrottle.daemon.status import Happened, Status
 from polythrottle.errors import PolythrottleError
+from polythrottle.printable import printable
 
 _KEPT_S, _EVENTS, _TRIALS = 600, 100, 30
 _STALE_S, _SURE_S = 5.0, 5.0
-_KEYS = "q quit   s study   r give back or take   c keep a tried profile   ? help"
+_KEYS = "q quit   s study   r release or take   c keep a tried profile   ? help"
 _HELP = """\
 q       quit; the daemon goes on
 s s     start a study of 30 trials, or stop the one that runs
-r r     give the board back as it was found, or take it again
+r r     release the board as it was found, or take it again
 c       keep the profile that is being tried
 ?       this help
 
@@ -52,10 +52,10 @@ s and r ask for a second press, so that no slip of a finger
 changes the board.
 
 The charts show the last seconds, a column each, from 0; red
-is above the limit. ▶ marks the point that is held, of those
-along load. The daemon's page and its metrics show the same.
+is above the limit. ▶ marks the point that is set, of those
+for each load. The daemon's page and its metrics show the same.
 
-Any key goes back."""
+Any key closes this."""
 
 
 class Help(ModalScreen[None]):
@@ -190,7 +190,7 @@ class TopScreen(App[None]):
     def action_board(self) -> None:
         """Give the board back, or take it again."""
         if self._status.leased and self._status.phase != "yielded":
-            self._twice("r", "give the board back as it was found", self._client.release)
+            self._twice("r", "release the board as it was found", self._client.release)
         else:
             self._twice("r", "take the board again", self._client.take)
 
@@ -226,7 +226,7 @@ class TopScreen(App[None]):
         self.run_worker(work, thread=True, group="ask")
 
     def _say(self, words: str) -> None:
-        self.query_one("#said", Static).update(Text(written(words), "bold"))
+        self.query_one("#said", Static).update(Text(printable(words), "bold"))
 
     def _listen(self) -> None:
         """Take in what the daemon tells, on a thread of its own, until the screen closes."""
@@ -284,8 +284,8 @@ class TopScreen(App[None]):
         status, still_s = self._status, time.monotonic() - self._heard_s
         old = bool(self._gone) or still_s > _STALE_S
         live = "no answer" if self._gone else "old" if old else "live"
-        title = written(status.title or status.device)
-        marks = " · ".join(filter(None, (written(status.phase), kind(status), live)))
+        title = printable(status.title or status.device)
+        marks = " · ".join(filter(None, (printable(status.phase), kind(status), live)))
         right = f"{marks} {clock_time(status.at)}"
         width = self.size.width
         head = Text(f" {title}"[: max(0, width - len(right) - 2)].ljust(width - len(right) - 1), "bold")
@@ -306,13 +306,13 @@ class TopScreen(App[None]):
             words, style = f"{status.unconfirmed} is tried; press c to keep it", HERE
         else:
             words, style = "; ".join(filter(None, (status.reason, *wrong))), BAD if wrong else ""
-        return Text(f" {written(words)}", style)
+        return Text(f" {printable(words)}", style)
 
     def _draw_tables(self, status: Status) -> None:
         rows = max(1, self.query_one("#middle").size.height - 1)
-        ladder = [Text("  good to     power       p99", DIM), *rung_lines(status, rows)]
+        ladder = [Text("  up to       power       p99", DIM), *rung_lines(status, rows)]
         if not status.ladder:
-            ladder = [Text("no profile with points along load", DIM)]
+            ladder = [Text("no profile with points for different loads", DIM)]
         self.query_one("#ladder", Static).update(Text("\n").join(ladder))
         knobs = [Text(f"{'set':<21}running", DIM), *knob_lines(status)[:rows]]
         self.query_one("#knobs", Static).update(Text("\n").join(knobs))

@@ -1,33 +1,28 @@
 """What `polythrottle top` writes: a status as lines of text, for a screen or for none."""
 
 import math
-import unicodedata
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from itertools import zip_longest
 
 from rich.text import Text
 
+from polythrottle.cells import iso_time
 from polythrottle.daemon.status import GuardShown, Happened, SavedShown, Status, StudyShown
 from polythrottle.measurement import EnergyKind
-from polythrottle.units import show, show_level, show_name
+from polythrottle.printable import printable
+from polythrottle.units import show, show_level, show_name, show_number
 
 GOOD, WARN, BAD, DIM, HERE = "#2f9e77", "bold yellow", "bold red", "dim", "bold cyan"
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _UNITS = {"p99": "s", "power": "W", "peak power": "W", "temperature": "°C"}
 
 
-def written(text: str) -> str:
-    """Return a daemon's words without what would steer a terminal."""
-    return "".join(" " if unicodedata.category(each) in ("Cc", "Cf", "Cs", "Zl", "Zp") else each for each in text)
-
-
 def clock_time(at: str) -> str:
     """Return the time of day here of an ISO 8601 time; the text itself if it is none."""
     try:
-        return datetime.fromisoformat(at).astimezone().strftime("%H:%M:%S")
+        return iso_time(at).astimezone().strftime("%H:%M:%S")
     except ValueError:
-        return written(at)
+        return printable(at)
 
 
 def watts(status: Status, value: float | None) -> str:
@@ -64,7 +59,7 @@ def p99_words(status: Status) -> tuple[str, str]:
 def load_words(status: Status) -> tuple[str, str]:
     """Return the load, and what the present point is good for."""
     waiting = "–" if status.waiting is None else str(status.waiting)
-    most = [] if status.rung is None else [f"good to {_rate(status.rung.rate_per_s)}"]
+    most = [] if status.rung is None else [f"up to {_rate(status.rung.rate_per_s)}"]
     return _rate(status.rate_per_s), " · ".join((*most, f"{waiting} waiting"))
 
 
@@ -72,7 +67,7 @@ def saved_words(status: Status) -> tuple[str, str]:
     """Return what was saved today, claimed only if its interval excludes zero, and the interval."""
     saved = status.saved
     if saved.joules is None:
-        return "unknown", written(saved.words)
+        return "unknown", printable(saved.words)
     if saved.low is None or saved.high is None:
         return "not proven", " ".join(filter(None, (joules(status, saved.joules), kind(status), "without interval")))
     low, high = joules(status, saved.low), joules(status, saved.high)
@@ -93,7 +88,7 @@ def study_words(status: Status) -> str:
     if study is None:
         return "none has run"
     best = "" if study.best_j is None else f", best {joules(status, study.best_j)} {kind(status)}".rstrip()
-    return written(f"{study.state}, {study.trials} of at most {study.of} trials{best}")
+    return printable(f"{study.state}, {study.trials} of at most {study.of} trials{best}")
 
 
 def finetuning_words(status: Status) -> str:
@@ -105,7 +100,7 @@ def finetuning_words(status: Status) -> str:
     within = f"epoch {job.epochs_done + 1} of {job.epochs}, {job.samples:,}{of} done"
     epochs = f"all {job.epochs} epochs" if job.epochs_done >= job.epochs else within
     rate = "" if job.rate_per_s is None else f" at {_rate(job.rate_per_s)}"
-    return written(f"{job.state} since {clock_time(job.since)}: {epochs}{rate}; {job.folder}")
+    return printable(f"{job.state} since {clock_time(job.since)}: {epochs}{rate}; {job.folder}")
 
 
 def guard_words(guard: GuardShown) -> str:
@@ -117,7 +112,7 @@ def guard_words(guard: GuardShown) -> str:
         seen, limit = ("–" if each is None else f"{each:.2%}" for each in (guard.value, guard.limit))
     else:
         seen, limit = (show(each, unit) if unit else _plain(each) for each in (guard.value, guard.limit))
-    return f"{written(guard.name)} {seen} of {limit}"
+    return f"{printable(guard.name)} {seen} of {limit}"
 
 
 def troubles(status: Status) -> Iterator[str]:
@@ -125,10 +120,10 @@ def troubles(status: Status) -> Iterator[str]:
     if not status.reachable:
         yield "the device does not answer"
     if status.budget.met is False:
-        yield written(f"the budget cannot be met: {status.budget.words}")
+        yield printable(f"the budget cannot be met: {status.budget.words}")
     if status.drift:
-        yield written(f"drift: {status.drift}")
-    yield from map(written, status.faults)
+        yield printable(f"drift: {status.drift}")
+    yield from map(printable, status.faults)
 
 
 def rung_lines(status: Status, most: int) -> list[Text]:
@@ -145,10 +140,10 @@ def rung_lines(status: Status, most: int) -> list[Text]:
 
 def knob_lines(status: Status) -> list[Text]:
     """Return what is set, beside what runs."""
-    levels = [_cell(show_name(written(name)), _short(name, level), 10) for name, level in status.point.items()]
+    levels = [_knob_cell(show_name(printable(name)), _number(name, level)) for name, level in status.point.items()]
     heat = "–" if status.temperature_c is None else f"{status.temperature_c:.1f} °C"
     slow = {None: "unknown", True: "yes", False: "no"}[status.throttled]
-    runs = [_cell(written(name), _short("_hz", hertz)) for name, hertz in status.clocks_hz.items()]
+    runs = [_cell(printable(name), _short("_hz", hertz)) for name, hertz in status.clocks_hz.items()]
     both = zip_longest(
         levels or [f"{'as found':<19}"], [_cell("hottest", heat), *runs, _cell("throttled", slow)], fillvalue=""
     )
@@ -162,16 +157,16 @@ def guards_line(status: Status) -> Text:
     for guard in status.guards:
         above = guard.value is not None and guard.limit is not None and guard.value > guard.limit
         if guard.tripped or above:
-            line.append(f"{guard_words(guard)}{', trips' if guard.tripped else ''}  ", BAD if guard.tripped else WARN)
+            line.append(f"{guard_words(guard)}{', tripped' if guard.tripped else ''}  ", BAD if guard.tripped else WARN)
         else:
             calm.append(guard)
     for heading, names in (
-        ("content", [each.name for each in calm if None not in (each.value, each.limit)]),
-        ("not seen", [each.name for each in calm if each.value is None and each.limit is not None]),
-        ("not watched", [each.name for each in calm if each.limit is None]),
+        ("ok", [each.name for each in calm if None not in (each.value, each.limit)]),
+        ("unknown", [each.name for each in calm if each.value is None and each.limit is not None]),
+        ("no limit", [each.name for each in calm if each.limit is None]),
     ):
         if names:
-            line.append(f"{heading}: {', '.join(map(written, names))}  ", DIM)
+            line.append(f"{heading}: {', '.join(map(printable, names))}  ", DIM)
     return line if status.guards else Text("no guard is set", DIM)
 
 
@@ -181,9 +176,9 @@ def event_line(event: Happened) -> Text:
     return Text.assemble(
         (clock_time(event.at), DIM),
         " ",
-        (f"{written(event.kind):<8.8}", BAD if bad else DIM),
+        (f"{printable(event.kind):<8.8}", BAD if bad else DIM),
         " ",
-        written(event.words),
+        printable(event.words),
     )
 
 
@@ -209,26 +204,29 @@ def _eighths(value: float, top: float, height: int) -> int:
 def status_lines(status: Status) -> Iterator[tuple[str, str]]:
     """Yield a status by name and words, as where there is no screen."""
     served = status.workload
-    yield "phase", written(f"{status.phase}: {status.reason}" if status.reason else status.phase)
+    yield "phase", printable(f"{status.phase}: {status.reason}" if status.reason else status.phase)
     if served is not None:
         slo = ", ".join(served.slo) or "no SLO"
-        yield "workload", written(f"{served.name}, {'up' if served.up else 'down'}; {slo}; {served.traffic}")
-        yield "profile", written(served.profile or "none")
+        yield "workload", printable(f"{served.name}, {'up' if served.up else 'down'}; {slo}; {served.traffic}")
+        yield "profile", printable(served.profile or "none")
     pairs = {"power": power_words, "p99": p99_words, "load": load_words, "saved": saved_words}
     for name, words in pairs.items():
         yield name, "; ".join(filter(None, (*words(status), kind(status) if name == "power" else "")))
-    yield "set", " · ".join(f"{show_name(written(n))} {_level(n, v)}" for n, v in status.point.items()) or "as found"
-    runs = [f"{written(name)} {show_level('_hz', hertz)}" for name, hertz in status.clocks_hz.items()]
-    yield "runs", " · ".join((*runs, show(status.temperature_c, "°C")))
+    levels = (
+        f"{show_name(printable(name))}={printable(show_number(name, level))}" for name, level in status.point.items()
+    )
+    yield "set", ", ".join(levels) or "as found"
+    runs = [f"{printable(name)} {show_level('_hz', hertz)}" for name, hertz in status.clocks_hz.items()]
+    yield "measured", " · ".join((*runs, show(status.temperature_c, "°C")))
     if status.rung is not None:
-        yield "point", f"{status.rung.number + 1} of {status.rung.of}, good up to {_rate(status.rung.rate_per_s)}"
+        yield "point", f"{status.rung.number + 1} of {status.rung.of}, for up to {_rate(status.rung.rate_per_s)}"
     tripped = ", ".join(guard_words(guard) for guard in status.guards if guard.tripped)
-    yield "guards", f"trip: {tripped}" if tripped else f"{len(status.guards)} content"
-    yield "budget", written(status.budget.words) or "none"
+    yield "guards", f"tripped: {tripped}" if tripped else f"{len(status.guards)} ok"
+    yield "budget", printable(status.budget.words) or "none"
     yield "study", study_words(status)
     if status.finetuning is not None:
         yield "training", finetuning_words(status)
-    yield from (("but", words) for words in troubles(status))
+    yield from (("warning", words) for words in troubles(status))
 
 
 def _energy(status: Status, value: float | None, unit: str) -> str:
@@ -246,8 +244,17 @@ def _plain(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
 
 
-def _cell(name: str, value: str, width: int = 9) -> str:
-    return f"{name:<{width}.{width}} {value:>8.8}"
+def _cell(name: str, value: str) -> str:
+    return f"{name:<9.9} {value:>8.8}"
+
+
+def _knob_cell(name: str, value: str) -> str:
+    return f"{name:<13.13} {value:>5.5}"
+
+
+def _number(name: str, level: float | str) -> str:
+    whole = name.endswith("_hz") and not isinstance(level, str)
+    return printable(f"{float(level) / 1e6:.0f}" if whole else show_number(name, level))
 
 
 def _short(name: str, level: float | str) -> str:
@@ -255,4 +262,4 @@ def _short(name: str, level: float | str) -> str:
 
 
 def _level(name: str, level: float | str) -> str:
-    return written(show_level(name, level))
+    return printable(show_level(name, level))

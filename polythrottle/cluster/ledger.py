@@ -1,8 +1,8 @@
 """Where the seconds, joules and dollars of a training job went."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from polythrottle.backports import StrEnum
 from polythrottle.errors import InvalidInput
 
 

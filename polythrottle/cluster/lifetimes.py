@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from polythrottle.cluster.cells import lines
 from polythrottle.cluster.lifetime import HOUR_S, Lifetime
 from polythrottle.cluster.predict.pooled import pooled
 from polythrottle.cluster.predict.prior import REVOCATIONS, prior
 from polythrottle.cluster.tables import lifetime_rows
 from polythrottle.errors import InvalidInput
+from polythrottle.tables import header
 
 DAY_S = 24 * HOUR_S
 _STOPS_AFTER_A_DAY = "reached_24h_cap"
@@ -67,7 +67,7 @@ def table_lifetime(path: Path, gpu: str, zone: str = "") -> tuple[Lifetime, int]
     rows = [replace(row, region=zone) if fits else row for row, fits in zip(every, mine, strict=True)]
     name = next(row.gpu for row, fits in zip(every, mine, strict=True) if fits)
     fitted: Lifetime = pooled(rows, prior).lifetime(name, zone)
-    stops = _STOPS_AFTER_A_DAY in next(lines(path, ("gpu",))).cells and not all(row.lost for row in every)
+    stops = _STOPS_AFTER_A_DAY in header(path, ("gpu",)) and not all(row.lost for row in every)
     return Limited(fitted, DAY_S) if stops else fitted, sum(mine)
 
 

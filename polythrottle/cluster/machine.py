@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from polythrottle.backports import StrEnum
 from polythrottle.errors import InvalidInput
 
 

@@ -3,13 +3,14 @@
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC
+from datetime import timezone
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
-from polythrottle.cluster.cells import Cells, lines
+from polythrottle.cells import Cells
 from polythrottle.errors import InvalidInput
+from polythrottle.tables import header, read
 
 _PRICE, _TYPE = "price_usd_per_h", "instance_type"
 _CHANGES = ("timestamp", "zone", _TYPE, "product", _PRICE)
@@ -102,13 +103,13 @@ def _one_product(
 
 def _rows(path: Path) -> Iterator[tuple[Cells, float, str, str]]:
     daily = _is_daily(path)
-    for cells in lines(path, _DAILY if daily else _CHANGES):
-        time_s = cells.time("date" if daily else "timestamp").replace(tzinfo=UTC).timestamp()
+    for cells in read(path, _DAILY if daily else _CHANGES).rows():
+        time_s = cells.time("date" if daily else "timestamp").replace(tzinfo=timezone.utc).timestamp()
         yield cells, time_s, cells.text("region" if daily else "zone"), "" if daily else cells.text("product")
 
 
 def _is_daily(path: Path) -> bool:
-    return "date" in (names := next(lines(path, ())).cells) and "timestamp" not in names
+    return "date" in (names := header(path)) and "timestamp" not in names
 
 
 def _history(key: tuple[str, str, str], changes: dict[float, float], ends_s: float) -> History:

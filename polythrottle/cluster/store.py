@@ -89,7 +89,9 @@ class Store:
         except FileNotFoundError:
             return []
         except Exception as err:
-            raise StorageError(f"the store {self.url} cannot be listed: {err or type(err).__name__}") from err
+            raise StorageError(
+                f"the store {self.url} cannot be listed: {getattr(err, 'strerror', None) or err or type(err).__name__}"
+            ) from err
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
 
     def delete(self, name: str) -> None:

@@ -1,7 +1,7 @@
 """Tables of what was recorded on transient machines: read in place, with one clear line per bad file.
 
 The formats are those of the published tables (CM-DARE, transient-deep-learning, training_on_a_dime, Bamboo): CSV files
-(`cluster.cells`), units in the names of the columns. Columns that are not known are kept out.
+(`polythrottle.tables`), units in the names of the columns. Columns that are not known are kept out.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,15 +12,16 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TypeVar
 
-from polythrottle.cluster.cells import Cells, lines
+from polythrottle.cells import Cells
 from polythrottle.cluster.machine import Network
 from polythrottle.errors import BadFile
+from polythrottle.tables import header, read
 
 _Row = TypeVar("_Row")
 
 
 def _read(path: Path, columns: Sequence[str], make: Callable[[Cells], _Row]) -> tuple[_Row, ...]:
-    return tuple(make(cells) for cells in lines(path, columns))
+    return tuple(make(cells) for cells in read(path, columns).rows())
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def is_of_checkpoints(path: Path) -> bool:
     Raises:
         BadFile: If it cannot be read.
     """
-    names = set(next(lines(path, ())).cells)
+    names = set(header(path))
     return bool({"local_write_s", "remote_write_s"} & names) and not {"flops", "step_time_s"} & names
 
 
@@ -248,7 +249,7 @@ def lifetime_rows(path: Path) -> tuple[LifetimeRow, ...]:
     Raises:
         BadFile: If the file is neither.
     """
-    if {"lifetime_min_s", "created", "revoked"} & set(next(lines(path, ("gpu", "zone"))).cells):
+    if {"lifetime_min_s", "created", "revoked"} & set(header(path, ("gpu", "zone"))):
         return _read(path, ("gpu", "zone", "created", "lifetime_min_s", "lifetime_max_s", "revoked"), _polled)
     return _read(path, ("gpu", "zone", "start", "lifetime_s", "reached_24h_cap"), _watched)
 

@@ -4,9 +4,9 @@ import math
 import random
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from polythrottle.arrivals import CLOSED, Arrivals
+from polythrottle.backports import StrEnum
 from polythrottle.comparing.sequential import interval
 from polythrottle.errors import TrialError, Unanswered
 from polythrottle.measurement import Interval, Measurement, Window

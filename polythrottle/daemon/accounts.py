@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
-from polythrottle.daemon.budget import Budget
+from polythrottle.daemon.budget import Budget, Carbon
 from polythrottle.daemon.horizon import Pattern
 from polythrottle.daemon.looking import Sight
 from polythrottle.daemon.record import Minute, Record, Totals
@@ -53,15 +53,19 @@ class Accounts:
         self._study_s, self._study_j = _STUDY_S, 0.0
         self._studied_s, self._studied_j = 0.0, 0.0
 
-    def wished(self, wish: SetBudget) -> Budget | None:
+    def wished(self, wish: SetBudget, carbon: Carbon | None = None) -> Budget | None:
         """Take a budget over, from now on; a wish of nothing lifts it.
+
+        Args:
+            wish: What was asked.
+            carbon: What is in the file it names; None if it is yet to be read.
 
         Raises:
             InvalidInput: If it makes no sense.
             BadFile: If it names a file that cannot be used.
         """
         now_s = self._wall()
-        self.budget = Budget.of(wish, now_s, midnight_s(now_s))
+        self.budget = Budget.of(wish, now_s, midnight_s(now_s), carbon)
         self._wish, self._wished_s = (None if self.budget is None else asdict(wish)), now_s
         self._keep_budget()
         return self.budget

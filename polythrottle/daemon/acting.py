@@ -147,7 +147,7 @@ class Acting:
         try:
             knobs = self._board.verify()
         except PolythrottleError as error:
-            self.faults["check"] = f"what holds on the board cannot be read back: {error}"
+            self.faults["check"] = f"what is set on the board cannot be read back: {error}"
             return
         self.faults.pop("check", None)
         if knobs:
@@ -234,7 +234,7 @@ class Acting:
             self._tell("study", f"no study could be started: {error}")
             yield StudyEnded(None)
         else:
-            self._tell("study", f"a study has begun: {reason}")
+            self._tell("study", f"a study has started: {reason}")
 
     def _lost(self, words: str, had: bool) -> None:
         self._fault(words)

@@ -1,20 +1,20 @@
 """Budgets people have: so many watts, a battery that must last, watt-hours a day, and the clean hours of a grid."""
 
-import csv
 import math
-import stat
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
+from polythrottle.cells import Cells, iso_time
 from polythrottle.daemon.horizon import DAY_S, Pattern, Ration, Stretch, Supply, ration, weighted
 from polythrottle.daemon.status import BudgetShown
 from polythrottle.daemon.wishes import SetBudget
 from polythrottle.errors import BadFile, InvalidInput
 from polythrottle.ladder import Ladder
+from polythrottle.plainfile import contents
+from polythrottle.tables import lines
 from polythrottle.units import show
 
 _AGAIN_S = 60.0
@@ -27,7 +27,8 @@ LEAST_WH, MOST_WH = 1e-3, 1e9
 LEAST_S, MOST_S = 1.0, 366 * DAY_S
 """Between these lies what boards draw, batteries hold and people plan for."""
 _MOST_BYTES = 4_000_000
-"""Of a table of intensities: it is read between two turns of the control loop."""
+"""Of a table of intensities; a year of quarter-hours takes 2 MB, in 35,040 rows."""
+_MOST_ROWS = 200_000
 
 
 @dataclass(frozen=True)
@@ -50,17 +51,8 @@ class Carbon:
         Raises:
             BadFile: If it cannot be read, or is no such table; names the line.
         """
-        try:
-            seen = path.stat()
-            if not stat.S_ISREG(seen.st_mode) or seen.st_size > _MOST_BYTES:
-                raise BadFile(f"{path} is no table: it must be a file of at most {_MOST_BYTES // 1_000_000} MB")
-            with path.open(newline="", encoding="utf-8") as file:
-                rows = list(csv.reader(file))
-        except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
-            raise BadFile(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-        if not rows or [name.strip() for name in rows[0]] != ["time", "g_per_kwh"]:
-            raise BadFile(f"{path} must begin with the line time,g_per_kwh")
-        found = [_intensity(path, number, row) for number, row in enumerate(rows[1:], 2) if row]
+        contents(path, _MOST_BYTES)  # that it is a plain file, and no larger
+        found = [_intensity(cells) for cells in lines(path, ("time", "g_per_kwh"), most_rows=_MOST_ROWS)]
         if len(found) < 2 or any(after[0] <= before[0] for before, after in pairwise(found)):
             raise BadFile(f"{path} needs two rows at least, with times that rise")
         return cls(tuple(time_s for time_s, _ in found), tuple(value for _, value in found))
@@ -73,25 +65,18 @@ class Carbon:
         return self.values[bisect_right(self.times_s, now_s) - 1]
 
 
-def _intensity(path: Path, number: int, row: Sequence[str]) -> tuple[float, float]:
-    try:
-        time, value = row
-        moment_s, grams = _moment_s(time.strip()), float(value)
-    except ValueError:
-        raise BadFile(f"{path}, line {number}: {','.join(row)!r} is no time and no g/kWh") from None
-    if not (0 < grams < math.inf):
-        raise BadFile(f"{path}, line {number}: a carbon intensity is above 0 g/kWh, not {value.strip()}")
-    return moment_s, grams
-
-
-def _moment_s(text: str) -> float:
+def _intensity(cells: Cells) -> tuple[float, float]:
+    text = cells.cells["time"].strip()
     try:
         moment_s = float(text)
     except ValueError:
-        moment_s = datetime.fromisoformat(text).timestamp()
+        try:
+            moment_s = iso_time(text).timestamp()
+        except (ValueError, OverflowError):
+            raise cells.bad("time", f"is {text[:40]!r}; it needs an ISO 8601 time or seconds since 1970") from None
     if not math.isfinite(moment_s):
-        raise ValueError(text)
-    return moment_s
+        raise cells.bad("time", f"is {text[:40]!r}; it needs a finite time")
+    return moment_s, cells.number("g_per_kwh")
 
 
 @dataclass(frozen=True)
@@ -117,20 +102,22 @@ class Budget:
     planned_s: float = field(default=-math.inf)
 
     @classmethod
-    def of(cls, wish: SetBudget, now_s: float, midnight_s: float) -> "Budget | None":
+    def of(cls, wish: SetBudget, now_s: float, midnight_s: float, carbon: Carbon | None = None) -> "Budget | None":
         """Return the budget somebody wishes; None if it lifts all limits.
 
         Args:
             wish: What was asked.
             now_s: Wall time, seconds since the epoch.
             midnight_s: When the local day began.
+            carbon: What is in the file of intensities; None if it is yet to be read.
 
         Raises:
             InvalidInput: As `check_wish` does.
             BadFile: If the file of intensities is none.
         """
         check_wish(wish)
-        carbon = None if wish.carbon is None else Carbon.read(Path(wish.carbon))
+        if carbon is None and wish.carbon is not None:
+            carbon = Carbon.read(Path(wish.carbon))
         supply = _supply(wish, now_s, midnight_s)
         if wish.power_w is None and supply is None:
             return None

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from polythrottle.catalog.places import locate
-from polythrottle.errors import UnknownName
+from polythrottle.errors import BadFile, UnknownName
+from polythrottle.plainfile import blocks
 from polythrottle.profile import Profile
 
 _MOST_BYTES = 256 * 2**20
-"""Of a file that is compared: a profile is applied between two turns of the control loop."""
+"""Of a file that is compared: who applies a profile waits for it."""
 _MODELS = (".onnx", ".pt2", ".pt")
 
 
@@ -45,9 +46,10 @@ def _digest(path: Path) -> str | None:
     """Return the beginning of a file's SHA-256; None if it cannot be read, or is too large."""
     import hashlib
 
+    found = hashlib.sha256()
     try:
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            return None
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    except OSError:
+        for block in blocks(path, _MOST_BYTES):
+            found.update(block)
+    except BadFile:
         return None
+    return found.hexdigest()[:16]

@@ -6,7 +6,7 @@
       ┌────────┐ ───────────────────▶ ┌───────────┐ ─────────────────────────▶ ┌────────┐
       │  DOWN  │                      │ FOLLOWING │                            │  SAFE  │
       │restored│ ◀─────────────────── │ the load  │ ◀───────────────────────── │or cool │
-      └────────┘  WorkloadDown, from  └───────────┘  every guard content for   └────────┘
+      └────────┘  WorkloadDown, from  └───────────┘  every guard ok for        └────────┘
            ▲      wherever it is        │  ▲   │     hold_s, a ladder there     │  ▲  │
            │              StudyOffered, │  │   │                               │  │  │ Refused
            │         if one is wanted   ▼  │   │ third ForeignWrite            │  │  │
@@ -157,7 +157,7 @@ def _target(state: State) -> tuple[Target | None, str]:
     if state.plan is None or state.phase is Phase.DOWN:
         return None, "the workload is down"
     if state.phase is Phase.YIELDED:
-        return None, "somebody else sets the board, or it refuses"
+        return None, "another program sets the board, or the board refuses"
     if state.hold is not None:
         return state.hold.target, state.hold.reason
     rung = state.rung
@@ -315,9 +315,11 @@ def _interfered(state: State, event: ForeignWrite) -> Told:
         return state, ()
     if len(lately) >= _FOREIGN_MOST:
         given = replace(state, phase=Phase.YIELDED, hold=None, foreign_s=())
-        return given, (Raise("foreign", f"somebody else keeps setting {named}; the daemon gives way for a while"),)
-    again = replace(state, foreign_s=lately, stale=f"somebody else has set {named}")
-    return again, (Raise("foreign", f"somebody else has set {named}; it is set again"),)
+        return given, (
+            Raise("foreign", f"another program keeps setting {named}; the daemon leaves the board alone for a while"),
+        )
+    again = replace(state, foreign_s=lately, stale=f"another program has set {named}")
+    return again, (Raise("foreign", f"another program has set {named}; it is set again"),)
 
 
 def _observed(state: State, seen: Observed) -> Told:
@@ -383,7 +385,7 @@ def _reconsidered(state: State, now_s: float) -> Told:
         return replace(state, given_s=since_s), ()
     longer_s = min(_GIVEN_MOST_S, 2 * state.giving_s)
     again = _up(replace(state, phase=Phase.FOLLOWING, given_s=None, giving_s=longer_s))
-    return again, (Raise("phase", f"way was given for {now_s - since_s:.0f} s; the board is set again"),)
+    return again, (Raise("phase", f"the board was left alone for {now_s - since_s:.0f} s; it is set again"),)
 
 
 def _rationed(state: State) -> bool:

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass, field
 
+from polythrottle.daemon.named_files import Read
 from polythrottle.daemon.status import Happened, Status
 from polythrottle.daemon.wishes import Answer, Wish
 from polythrottle.errors import DeviceError
@@ -18,9 +19,10 @@ _PATIENCE_S = 10.0
 
 @dataclass(frozen=True)
 class Asked:
-    """A wish that waits, and where its answer or its error goes."""
+    """A wish that waits, what is in the file it names where that was read, and where its answer or its error goes."""
 
     wish: Wish
+    read: Read | None = None
     answer: "Future[Answer]" = field(default_factory=Future)
 
 
@@ -93,13 +95,18 @@ class Desk:
             asked.cancel()
             raise DeviceError("the daemon is busy with the device and did not answer in time; ask again") from None
 
-    def hand_in(self, wish: Wish) -> "Future[Answer]":
+    def hand_in(self, wish: Wish, read: Read | None = None) -> "Future[Answer]":
         """Hand in a wish; its answer comes through the future.
+
+        Args:
+            wish: What is wished.
+            read: Returns at once what is in the file that it names, or raises what was wrong with it; without it the
+                control loop reads the file itself.
 
         Raises:
             DeviceError: If too many wait already.
         """
-        asked = Asked(wish)
+        asked = Asked(wish, read)
         with self._lock:
             if len(self._wishes) >= _WISHES_MOST:
                 raise DeviceError("too many requests wait for the daemon; ask again later")

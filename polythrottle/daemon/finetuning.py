@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from heapq import nlargest
 from pathlib import Path
 
+from polythrottle.backports import StrEnum
 from polythrottle.daemon.status import FinetuningShown
 from polythrottle.errors import BadFile
 from polythrottle.finetune.trainer.checkpoint import Place, newest_place

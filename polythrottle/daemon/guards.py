@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 
+from polythrottle.backports import StrEnum
 from polythrottle.errors import InvalidInput
 
 
@@ -30,7 +30,7 @@ class Bounds:
     Args:
         p99_s: Of requests; ``power_w`` mean power, ``peak_w`` its highest sample, ``temperature_c`` the hottest sensor.
         errors: The share of requests that may fail.
-        throttling: Whether the device may slow itself down.
+        throttling: Whether the device may throttle.
         hold_s: How long the safe point is held after everything is well again; doubled when a guard trips soon after.
 
     Raises:
@@ -73,7 +73,7 @@ class Observed:
         p99_s: Of the requests answered lately, over as long a time as the SLO is meant for.
         power_w: Mean; ``peak_w`` the highest sample.
         temperature_c: Hottest sensor.
-        throttled: Whether the device slows itself down.
+        throttled: Whether the device throttles.
         errors: The share of requests that failed.
         worst_s: The longest that a request took which was answered since the look before.
         p99_least_s: What the p99 comes to at least once it is of as long a time as the SLO is meant for; None where
@@ -124,4 +124,4 @@ def _tripped(bounds: Bounds, seen: Observed) -> Iterator[Trip]:
         if value is not None and limit is not None and not value <= limit:
             yield Trip(guard, f"{guard} is {value * scale:.4g} {unit}, above {limit * scale:.4g}")
     if seen.throttled and not bounds.throttling:
-        yield Trip(Guard.THROTTLE, "the device slows itself down")
+        yield Trip(Guard.THROTTLE, "the device throttles")

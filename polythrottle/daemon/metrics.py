@@ -9,9 +9,9 @@ be taken for measured.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING
 
+from polythrottle.cells import iso_time
 from polythrottle.daemon.state import Phase
 from polythrottle.daemon.status import FinetuningShown, Status
 
@@ -90,7 +90,9 @@ class _Present:
     def collect(self) -> "Iterator[Metric]":
         from prometheus_client.core import InfoMetricFamily
 
-        yield InfoMetricFamily("polythrottle_build", "Which daemon this is.", _build(self._status))
+        yield InfoMetricFamily(
+            "polythrottle_build", "Version, device and kind of energy of this daemon.", _build(self._status)
+        )
         yield from (family for figure in FIGURES if (family := _family(figure, self._status)).samples)
 
 
@@ -132,7 +134,7 @@ def _joules(name: str, words: str, value: Callable[[Status], Value], counter: bo
 def _time(text: str) -> float | None:
     """Return an ISO 8601 time in seconds since 1970; None if there is none."""
     try:
-        return datetime.fromisoformat(text).timestamp() if text else None
+        return iso_time(text).timestamp() if text else None
     except ValueError:
         return None
 
@@ -161,24 +163,28 @@ def _shadow(status: Status) -> Value:
 
 
 _DAEMON: Sequence[Figure] = (
-    _plain("start_time_seconds", "When the daemon began, since 1970.", lambda s: _time(s.since)),
-    _plain("last_turn_time_seconds", "When the control loop last looked, since 1970.", lambda s: _time(s.at)),
+    _plain("start_time_seconds", "When the daemon started, in seconds since 1970.", lambda s: _time(s.since)),
+    _plain("last_turn_time_seconds", "When the control loop last ran, in seconds since 1970.", lambda s: _time(s.at)),
     Figure("turns", "Turns of the control loop.", _one(lambda s: s.turn), counter=True),
     _plain("control_lateness_seconds", "How late the last turn began.", lambda s: s.late_s),
     _plain("control_lateness_p99_seconds", "The same, p99 of the last 1000 turns.", lambda s: s.late_p99_s),
     _plain("resident_memory_bytes", "Resident memory of the daemon's process.", lambda s: s.resident_bytes or None),
-    _plain("faults", "How many things do not work now, such as a full disk.", lambda s: len(s.faults)),
-    Figure("events", "Events told since the daemon began.", _told, ("kind",), counter=True),
+    _plain("faults", "Number of faults now, such as a full disk.", lambda s: len(s.faults)),
+    Figure("events", "Events since the daemon started, by kind.", _told, ("kind",), counter=True),
     Figure("phase", "1 for the phase the controller is in, 0 for the others.", _phases, ("phase",)),
     _plain("device_reachable", "Whether the device answers.", lambda s: s.reachable),
     _plain("device_leased", "Whether the daemon may set the device.", lambda s: s.leased),
 )
 _WORKLOAD: Sequence[Figure] = (
     _plain("workload_up", "Whether the workload runs.", lambda s: s.workload.up if s.workload else None),
-    Figure("requests", "Requests answered since the daemon began.", _one(lambda s: s.requests), counter=True),
-    Figure("requests_failed", "Of these, how many failed.", _one(lambda s: s.failed), counter=True),
-    _plain("requests_per_second", "Requests that come.", lambda s: s.rate_per_s),
-    _plain("demand_requests_per_second", "The load that is prepared for.", lambda s: s.demand_per_s),
+    Figure("requests", "Requests answered since the daemon started.", _one(lambda s: s.requests), counter=True),
+    Figure("requests_failed", "Requests that failed, of those answered.", _one(lambda s: s.failed), counter=True),
+    _plain("requests_per_second", "Requests arriving per second.", lambda s: s.rate_per_s),
+    _plain(
+        "demand_requests_per_second",
+        "Load the daemon is prepared for, in requests per second.",
+        lambda s: s.demand_per_s,
+    ),
     _plain("requests_waiting", "Requests that wait to be sent.", lambda s: s.waiting),
     _plain("request_latency_mean_seconds", "Mean latency of requests lately.", lambda s: s.mean_s),
     _plain("request_latency_p99_seconds", "p99 latency of requests lately.", lambda s: s.p99_s),
@@ -187,33 +193,41 @@ _WORKLOAD: Sequence[Figure] = (
 _DEVICE: Sequence[Figure] = (
     _joules("power_watts", "Mean power over the last turn.", lambda s: s.power_w),
     _joules("power_peak_watts", "Highest power sample of the last turn.", lambda s: s.peak_w),
-    _joules("energy_joules", "Energy drawn since the daemon began.", lambda s: s.energy_j, counter=True),
+    _joules("energy_joules", "Energy drawn since the daemon started.", lambda s: s.energy_j, counter=True),
     _plain("temperature_celsius", "Temperature of the hottest sensor.", lambda s: s.temperature_c),
-    _plain("throttled", "Whether the device slows itself down.", lambda s: s.throttled),
+    _plain("throttled", "Whether the device throttles now.", lambda s: s.throttled),
     Figure(
-        "clock_hertz", "Clock that runs.", lambda s: {(name,): hertz for name, hertz in s.clocks_hz.items()}, ("clock",)
+        "clock_hertz",
+        "Clock that runs now.",
+        lambda s: {(name,): hertz for name, hertz in s.clocks_hz.items()},
+        ("clock",),
     ),
-    Figure("knob", "What is set, in SI units; names end in theirs.", _knobs, ("knob",)),
+    Figure("knob", "Level of each knob, in SI units; a name ends in its unit.", _knobs, ("knob",)),
     _plain("gather_seconds", "How long a request may wait for others of its batch.", lambda s: s.gather_s),
 )
 _LADDER: Sequence[Figure] = (
-    _plain("rung", "Where on the ladder of points, from 0.", lambda s: s.rung.number if s.rung else None),
+    _plain("rung", "Rung of the ladder that is followed, from 0.", lambda s: s.rung.number if s.rung else None),
     _plain("rungs", "How many rungs the ladder has.", lambda s: s.rung.of if s.rung else None),
     _plain(
-        "rung_requests_per_second", "The load the rung is good for.", lambda s: s.rung.rate_per_s if s.rung else None
+        "rung_requests_per_second", "Highest load the rung can answer.", lambda s: s.rung.rate_per_s if s.rung else None
     ),
     _plain("rung_power_watts", "Mean power predicted at that load.", lambda s: s.rung.power_w if s.rung else None),
     _plain("rung_latency_p99_seconds", "p99 predicted at that load.", lambda s: s.rung.p99_s if s.rung else None),
 )
 _WATCHED: Sequence[Figure] = (
     Figure(
-        "guard_tripped", "Whether a guard trips now.", lambda s: {(g.name,): g.tripped for g in s.guards}, ("guard",)
+        "guard_tripped", "Whether a guard has tripped.", lambda s: {(g.name,): g.tripped for g in s.guards}, ("guard",)
     ),
     Figure(
-        "guard_value", "What a guard sees, in SI units.", lambda s: {(g.name,): g.value for g in s.guards}, ("guard",)
+        "guard_value",
+        "What a guard measures, in SI units.",
+        lambda s: {(g.name,): g.value for g in s.guards},
+        ("guard",),
     ),
-    Figure("guard_limit", "What a guard allows.", lambda s: {(g.name,): g.limit for g in s.guards}, ("guard",)),
-    _plain("drifted", "Whether what is seen has left what the profile predicts.", lambda s: bool(s.drift)),
+    Figure(
+        "guard_limit", "Limit of a guard, in SI units.", lambda s: {(g.name,): g.limit for g in s.guards}, ("guard",)
+    ),
+    _plain("drifted", "Whether energy or latency has drifted from what the profile predicts.", lambda s: bool(s.drift)),
     _plain("budget_limit_watts", "Mean power allowed now.", lambda s: s.budget.limit_w),
     _plain("budget_left_joules", "What is left of the budget.", lambda s: s.budget.left_j),
     _plain("budget_met", "Whether the budget can be met.", lambda s: s.budget.met),

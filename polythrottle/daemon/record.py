@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle.daemon.status import Happened
+from polythrottle.printable import printable
 
 EVENTS_MOST = 10_000
 MINUTES_MOST = 30 * 24 * 60
@@ -144,7 +145,7 @@ class Record:
         """Note an event and return it with its number, which rises over restarts too."""
         self._number += 1
         at = datetime.fromtimestamp(self._wall()).astimezone().isoformat(timespec="milliseconds")
-        event = Happened(self._number, at, kind, words)
+        event = Happened(self._number, at, kind, printable(words))
         self._recent.append(event)
         self._write(_EVENT, (event.number, event.at, event.kind, event.words))
         if event.number % _TIDY == 0:

@@ -101,9 +101,9 @@ class Ledger:
             study_j: Expected, such as what the one before took; 0 if unknown.
         """
         if self.explored_j + study_j > self.allowance.joules * (self.all_j + study_j) and self.explored_j > 0:
-            return f"exploring has had its {self.allowance.joules:.1%} of the day's energy"
+            return f"studies have used their {self.allowance.joules:.1%} of the day's energy"
         if self.missed > 0 and self.missed >= self.allowance.violations * self.requests:
-            return f"exploring has had its {self.allowance.violations:.2%} of requests over the limit"
+            return f"studies have used up their {self.allowance.violations:.2%} of requests over the limit"
         return None
 
     def offer(self, now_s: float, since_midnight_s: float, pattern: Pattern, study_s: float, study_j: float) -> bool:

@@ -85,7 +85,7 @@ class Runner:
         """Turn once a second until `stop` is called; the board is given back whatever happens.
 
         Raises:
-            DeviceError: If the control loop stumbled three times in a minute, or the board could not be restored.
+            DeviceError: If the control loop failed three times in a minute, or the board could not be restored.
         """
         with ExitStack() as ends:
             ends.callback(self._end)
@@ -123,14 +123,14 @@ class Runner:
         """Answer those who wait, once what they asked for can be seen in the status."""
         for asked in self._parts.desk.wishes():
             try:
-                said = self.wishing.answer(asked.wish)
+                said = self.wishing.answer(asked.wish, asked.read)
                 if not isinstance(asked.wish, Report):
                     self._publish(self._sight)
                 asked.answer.set_result(said)
             except PolythrottleError as error:
                 asked.answer.set_exception(error)
             except BaseException:
-                asked.answer.set_exception(DeviceError("the daemon stumbled over this; its events say more"))
+                asked.answer.set_exception(DeviceError("the daemon failed at this; its events say more"))
                 raise
 
     def tell(self, kind: str, words: str) -> None:
@@ -167,7 +167,7 @@ class Runner:
     def _resume(self) -> None:
         """Go on where the daemon before was cut off."""
         self._parts.desk.tell(self._parts.record.recent)
-        self.tell("start", f"the daemon has begun, for {self._parts.board.title}")
+        self.tell("start", f"the daemon has started, for {self._parts.board.title}")
         if other := self._parts.accounts.resume_budget(self._parts.board.uri):
             self.tell("budget", f"the budget kept is one for {other}, and is not followed here; set another")
         if isinstance(reason := self._parts.record.kept(RELEASED), str):
@@ -194,7 +194,7 @@ class Runner:
     def _woken(self) -> None:
         asleep_s = self._parts.slept_s()
         if asleep_s - self._slept_s > _SLEPT_S:
-            self.tell("machine", f"the machine slept for {asleep_s - self._slept_s:.0f} s; what holds is set anew")
+            self.tell("machine", f"the machine slept for {asleep_s - self._slept_s:.0f} s; what was set is set again")
             self._acting.do(Suspend())
             self._acting.do(Resume())
         self._slept_s = asleep_s
@@ -301,13 +301,13 @@ class Runner:
         """Say what went wrong, go to the safe point, and go on; give up if it goes wrong again and again."""
         words = f"{type(error).__name__}: {error}"[:300]
         now_s = self._parts.clock.now()
-        self.tell("fault", f"the control loop stumbled: {words}")
+        self.tell("fault", f"the control loop failed: {words}")
         self._stumbles.append(now_s)
         if len(self._stumbles) == _STUMBLES_MOST and 0 <= now_s - self._stumbles[0] < _STUMBLES_S:
             raise DeviceError(
-                f"the control loop stumbled {_STUMBLES_MOST} times in a minute, last over {words}"
+                f"the control loop failed {_STUMBLES_MOST} times in a minute, the last time with {words}"
             ) from error
-        self._acting.do(Refused(f"the control loop stumbled: {words}"))
+        self._acting.do(Refused(f"the control loop failed: {words}"))
         self._due_s = now_s + PERIOD_S
         self._wait()
 

@@ -2,12 +2,12 @@
 
 import math
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from polythrottle.backports import tomllib
 from polythrottle.daemon.budget import check_wish
 from polythrottle.daemon.guards import Bounds
 from polythrottle.daemon.retuning import Allowance
@@ -40,6 +40,8 @@ class Settings:
         budget: What may be drawn; None if nothing was said, which leaves the one kept from before.
         allowance: What exploring may cost.
         tcp: ``HOST:PORT`` to serve the API at besides; ``tls_cert``, ``tls_key`` and ``token_file`` protect it.
+        page: Whether to serve the page to this user alone where there is no ``tcp``; None if nothing was said, which
+            does it in a terminal.
         readers: Groups that may look; ``writers`` those that may change.
         finetune: Folders of fine-tuning jobs, or of several, besides ``finetune`` in the state folder.
     """
@@ -60,6 +62,7 @@ class Settings:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     token_file: Path | None = None
+    page: bool | None = None
     readers: tuple[str, ...] = ()
     writers: tuple[str, ...] = ()
     finetune: tuple[Path, ...] = ()

@@ -1,9 +1,12 @@
-"""Where a socket may lie: in a folder in which nobody else could put one of theirs."""
+"""Where a socket may lie: in a folder in which nobody else could put one of theirs, and there only once it listens."""
 
 import grp
 import os
 import pwd
+import socket
 import stat
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from polythrottle.errors import PermissionDenied
@@ -29,6 +32,39 @@ def check_folder(path: Path) -> None:
                 f"{each} is open to others, who could listen at {path} first; name a socket in a folder that only this "
                 "user may write to"
             )
+
+
+def listen_at(path: Path, backlog: int, permit: Callable[[Path], None]) -> socket.socket:
+    """Return a Unix socket that listens; it appears at its path at once with its permissions and listening.
+
+    Who waits for the path may therefore connect as soon as it is there.
+
+    Args:
+        path: Of the socket; a socket there is replaced.
+        backlog: Connections that may wait.
+        permit: Gives the path owner and mode; until then only this user may connect.
+
+    Raises:
+        OSError: If it cannot be made.
+    """
+    made = path.with_name(path.name[:-1] + "~")  # no longer than the path, which has few bytes to spare
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        made.unlink(missing_ok=True)
+        usual = os.umask(0o177)
+        try:
+            listening.bind(os.fspath(made))
+        finally:
+            os.umask(usual)
+        listening.listen(backlog)
+        permit(made)
+        made.replace(path)
+    except BaseException:
+        listening.close()
+        with suppress(OSError):
+            made.unlink(missing_ok=True)
+        raise
+    return listening
 
 
 def _open_to_others(about: os.stat_result) -> bool:

@@ -2,8 +2,8 @@
 
 import math
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from polythrottle.backports import StrEnum
 from polythrottle.daemon.following import Footing, Manner
 from polythrottle.daemon.forecast import Forecast
 from polythrottle.daemon.signals import Plan, Raise, Target

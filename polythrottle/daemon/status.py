@@ -167,7 +167,7 @@ class Status:
         rate_per_s: Requests that come; ``demand_per_s`` what is prepared for; ``waiting`` how many wait.
         p99_s: Of requests lately; ``limit_s`` its limit; ``mean_s`` their mean.
         power_w: Mean over the turn; ``peak_w`` highest sample; ``energy_j`` since the daemon began.
-        temperature_c: Hottest; ``clocks_hz`` what runs; ``throttled`` whether the device slows itself down.
+        temperature_c: Hottest; ``clocks_hz`` what runs; ``throttled`` whether the device throttles.
         drift: What has drifted, in words; empty if nothing.
         late_s: How late the turn began; ``late_p99_s`` over the last thousand turns.
         resident_bytes: Of the daemon's process.

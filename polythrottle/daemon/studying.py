@@ -232,6 +232,7 @@ class Studies:
             "--trials",
             str(self.asked.trials),
             "--force",
+            "--yes",
             "--json",
         ]
 

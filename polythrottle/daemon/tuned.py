@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from polythrottle.catalog.profiles import find_profile, read_profile
 from polythrottle.daemon.contents import changed
@@ -37,8 +38,35 @@ class Tuned:
         return point if self.profile is None else device_part(self.profile, point)
 
 
+@dataclass(frozen=True)
+class ProfileFile:
+    """A profile as it was read, for whatever board.
+
+    Args:
+        path: Its file.
+        profile: What is in it.
+        changed: What it was tuned with and is something else now, in words; empty if nothing is known to be.
+    """
+
+    path: Path
+    profile: Profile
+    changed: str = ""
+
+
+def read_profile_file(name: str) -> ProfileFile:
+    """Return a profile by its path or name; may take seconds, for what it was tuned with is compared.
+
+    Raises:
+        UnknownName: If there is none.
+        BadFile: If it is no profile.
+    """
+    path = find_profile(name)
+    profile = read_profile(path)
+    return ProfileFile(path, profile, changed(profile))
+
+
 def read_tuned(name: str, identity: Mapping[str, str], guards: Bounds, slo: tuple[str, ...] = ()) -> Tuned:
-    """Return what a profile says is to be followed.
+    """Return what a profile says is to be followed; may take seconds.
 
     Args:
         name: Path, or ``<device>/<workload>``.
@@ -50,13 +78,27 @@ def read_tuned(name: str, identity: Mapping[str, str], guards: Bounds, slo: tupl
         UnknownName: If there is none.
         BadFile: If it is no profile, for other hardware or firmware, or for another model.
     """
-    path = find_profile(name)
-    profile = read_profile(path)
+    return tuned_of(read_profile_file(name), identity, guards, slo)
+
+
+def tuned_of(file: ProfileFile, identity: Mapping[str, str], guards: Bounds, slo: tuple[str, ...] = ()) -> Tuned:
+    """Return what a profile that has been read says is to be followed.
+
+    Args:
+        file: The profile.
+        identity: As `read_tuned`.
+        guards: As `read_tuned`.
+        slo: As `read_tuned`.
+
+    Raises:
+        BadFile: If it is for other hardware or firmware, or for another model.
+    """
+    profile = file.profile
     check_kind(profile, identity)
-    if words := changed(profile):
-        raise BadFile(words)
+    if file.changed:
+        raise BadFile(file.changed)
     plan = plan_of(profile, bounds_of(slo, guards))
-    return Tuned(str(path), plan, profile.workload, slo or profile.slo, profile)
+    return Tuned(str(file.path), plan, profile.workload, slo or profile.slo, profile)
 
 
 def untuned(workload: str, guards: Bounds, slo: tuple[str, ...], name: str = "") -> Tuned:

@@ -12,7 +12,7 @@ class ApplyProfile:
     """Follow the load with another profile of the workload; the one before comes back unless it is confirmed.
 
     Args:
-        profile: Path, or ``<device>/<workload>`` below ``profiles/tuned``.
+        profile: Path, or ``<device>/<workload>``, with ``@<SLO>`` where there are several.
         within_s: When it is rolled back unless confirmed; None keeps it.
     """
 

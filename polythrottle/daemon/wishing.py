@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import cast
 
 from polythrottle.daemon.acting import Acting
-from polythrottle.daemon.budget import check_power
+from polythrottle.daemon.budget import Carbon, check_power
 from polythrottle.daemon.choosing import Choosing
+from polythrottle.daemon.named_files import Read, read_named
 from polythrottle.daemon.parts import Parts
 from polythrottle.daemon.signals import Reclaim, StudyAsked, StudyEnded, Target, WorkloadDown
 from polythrottle.daemon.state import Phase
-from polythrottle.daemon.tuned import read_tuned
+from polythrottle.daemon.tuned import ProfileFile, tuned_of
 from polythrottle.daemon.wishes import (
     Answer,
     ApplyProfile,
@@ -51,8 +54,12 @@ class Wishing:
         self._parts, self._acting, self._choosing = parts, acting, choosing
         self._tell, self._stop = tell, stop
 
-    def answer(self, wish: Wish) -> Answer:
+    def answer(self, wish: Wish, read: Read | None = None) -> Answer:
         """Do what is wished and say so.
+
+        Args:
+            wish: What is wished.
+            read: Returns at once what is in the file that it names; None where that is yet to be read.
 
         Raises:
             PolythrottleError: If it cannot be done; says why.
@@ -64,12 +71,12 @@ class Wishing:
                 name, words = self._study_started(wish)
                 return {"words": words, "id": name}
             case _:
-                return {"words": self._done(wish)}
+                return {"words": self._done(wish, read or partial(read_named, wish))}
 
-    def _done(self, wish: Wish) -> str:  # noqa: PLR0911 - one line per wish
+    def _done(self, wish: Wish, read: Read) -> str:  # noqa: PLR0911 - one line per wish
         match wish:
-            case ApplyProfile(profile, within_s):
-                return self._profile_applied(profile, within_s)
+            case ApplyProfile(within_s=within_s):
+                return self._profile_applied(cast("Callable[[], ProfileFile]", read), within_s)
             case Confirm():
                 return self._confirmed()
             case Release(reason):
@@ -77,7 +84,7 @@ class Wishing:
             case Take():
                 return self._taken()
             case SetBudget():
-                return self._budget_set(wish)
+                return self._budget_set(wish, cast("Carbon | None", read()))
             case StopStudy(name):
                 return self._study_stopped(name)
             case Stop():
@@ -86,11 +93,11 @@ class Wishing:
             case _:
                 raise InvalidInput(f"the daemon does not know how to {type(wish).__name__}")
 
-    def _profile_applied(self, name: str, within_s: float | None) -> str:
+    def _profile_applied(self, read: Callable[[], ProfileFile], within_s: float | None) -> str:
         if within_s is not None and not 0 < within_s < math.inf:
             raise InvalidInput(f"a profile is to be confirmed within a time above zero, not {within_s:g} s")
         parts = self._parts
-        wanted = read_tuned(name, parts.identity(), parts.guards, parts.slo)
+        wanted = tuned_of(read(), parts.identity(), parts.guards, parts.slo)
         now = self._choosing.tuned
         if now is not None and now.workload and wanted.workload != now.workload:
             raise InvalidInput(f"this profile is of {wanted.workload}, and the daemon looks after {now.workload}")
@@ -128,11 +135,11 @@ class Wishing:
             return "the board is taken again, and set as soon as the workload is up"
         return "the board is set again"
 
-    def _budget_set(self, wish: SetBudget) -> str:
+    def _budget_set(self, wish: SetBudget, carbon: Carbon | None) -> str:
         tuned = self._choosing.tuned
         if tuned is not None and tuned.plan.ladder is not None and wish.power_w is not None:
             check_power(wish.power_w, tuned.plan.ladder)
-        budget = self._parts.accounts.wished(wish)
+        budget = self._parts.accounts.wished(wish, carbon)
         words = "no budget limits the power" if budget is None else f"budget: {self._unmet() or budget.words}"
         self._tell("budget", words)
         return words
@@ -169,7 +176,7 @@ class Wishing:
             self._acting.want_study(before)
             studies.asked = asked
             raise DeviceError(f"no study could be started while the daemon is {self._acting.state.phase}; ask again")
-        return studies.shown.id, f"study {studies.shown.id} has begun"
+        return studies.shown.id, f"study {studies.shown.id} has started"
 
     def _study_stopped(self, name: str) -> str:
         studies = self._parts.studies

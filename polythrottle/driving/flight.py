@@ -5,10 +5,11 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Coroutine, Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 from polythrottle.clock import Clock
 from polythrottle.driving.ledger import Ledger
@@ -17,6 +18,7 @@ from polythrottle.driving.waiting import AWAKE_S, PunctualSelector
 from polythrottle.errors import Unanswered
 from polythrottle.measurement import Query
 from polythrottle.ports import Concurrent
+from polythrottle.workloads.event_loop import EventLoop
 
 _MOST_UNDER_WAY = 256
 _PARTING_S = 10.0
@@ -59,10 +61,6 @@ def in_flight(
         sys.setswitchinterval(turn_s)
 
 
-class _Over(Exception):
-    """Nobody asks for more."""
-
-
 class _Flight:
     """The thread that sends, and what has come back to it."""
 
@@ -74,6 +72,8 @@ class _Flight:
         self._back: queue.SimpleQueue[Query | BaseException] = queue.SimpleQueue()
         self._loop = asyncio.SelectorEventLoop(PunctualSelector())
         self._over = asyncio.Event()
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="polythrottle load", daemon=True)
         self._thread.start()
 
@@ -95,29 +95,40 @@ class _Flight:
 
     def _run(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._main())
-        except _Over:
-            pass
+            with closing(EventLoop(self._loop)) as loop:
+                loop.run(self._main())
         except BaseException as error:  # whatever it is, it belongs to the thread that asks
             self._back.put(error)
 
     async def _main(self) -> None:
+        """Send until nobody asks for more or something fails; then cancel what is under way."""
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._until_over())
-                if self._times is not None:
-                    await self._send_in_time(group, self._times)
+            if self._times is not None:
+                self._start(self._send_in_time(self._times))
+            else:
                 for _ in range(self._workload.concurrency):
-                    group.create_task(self._send_on())
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+                    self._start(self._send_on())
+            await self._over.wait()
         finally:
+            under_way = set(self._under_way)
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
             await self._workload.hang_up()
+        if self._failure is not None:
+            raise self._failure
 
-    async def _until_over(self) -> None:
-        await self._over.wait()
-        raise _Over
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._finish)
+
+    def _finish(self, task: "asyncio.Task[None]") -> None:
+        """Let the first failure end the load."""
+        self._under_way.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = self._failure or task.exception()
+            self._over.set()
 
     async def _send_on(self) -> None:
         """Send one query after another, as others like this do beside it."""
@@ -129,7 +140,7 @@ class _Flight:
             self._ledger.end(number)
             await asyncio.sleep(0)  # a query may come back without waiting for anything
 
-    async def _send_in_time(self, group: asyncio.TaskGroup, times: Iterator[float]) -> None:
+    async def _send_in_time(self, times: Iterator[float]) -> None:
         """Send each query when its last request is meant to be sent, or when there is a place for it again."""
         most = self._workload.concurrency if self._workload.concurrency > 1 else _MOST_UNDER_WAY
         places = asyncio.Semaphore(most)
@@ -140,7 +151,7 @@ class _Flight:
             full = places.locked()
             await places.acquire()
             free_s = self._clock.now() if full else free_s
-            group.create_task(self._send(intended_s, max(intended_s[-1], free_s), places))
+            self._start(self._send(intended_s, max(intended_s[-1], free_s), places))
 
     async def _moment(self, moment_s: float) -> None:
         """Wait until a moment, letting others go on, once at least."""

@@ -2,7 +2,8 @@
 
 from collections.abc import Generator, Iterator, Mapping
 from types import TracebackType
-from typing import Self
+
+from typing_extensions import Self
 
 from polythrottle.arrivals import Arrivals
 from polythrottle.clock import Clock, VirtualClock

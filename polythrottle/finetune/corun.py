@@ -3,7 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Protocol
+
+from typing_extensions import Self
 
 from polythrottle.errors import InvalidInput
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
+from typing_extensions import Self
 
 from polythrottle.errors import InvalidInput
 from polythrottle.finetune.corun import LEAST_RUNS, CoRun, Predictor, took_s
@@ -159,7 +160,9 @@ def _telling_runs(bench: Bench, cases: Sequence[CoRun], count: int) -> tuple[lis
 
 
 def _check(cases: int, fitted: int, held_out: int, requests: int) -> None:
-    if fitted < LEAST_RUNS or held_out < _LEAST_HELD_OUT or requests < 0:
+    if requests < 0:
+        raise InvalidInput(f"--requests is 0 or more, not {requests}")
+    if fitted < LEAST_RUNS or held_out < _LEAST_HELD_OUT:
         raise InvalidInput(
             f"take at least {LEAST_RUNS} co-runs to fit and {_LEAST_HELD_OUT} to judge by, not {fitted} and {held_out}"
         )

@@ -6,9 +6,9 @@ Both have a prior, so that eight co-runs suffice, and both are moved by every re
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 import numpy as np
+from typing_extensions import Self
 
 from polythrottle.finetune.corun import (
     LEAST_RUNS,
@@ -164,7 +164,7 @@ def _most_probable(reference: Reference, columns: Columns, logs: Array) -> tuple
 
 
 def _started(reference: Reference, shift: dict[str, float]) -> Array:
-    mean = reference.prior[0].copy()
+    mean: Array = reference.prior[0].copy()
     for name, by in shift.items():
         mean[list(FORM).index(name)] += by
     return mean

@@ -6,10 +6,10 @@ column, so that derivatives need one pass.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 from polythrottle.errors import InvalidInput
 from polythrottle.finetune.corun import CoRun

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 from polythrottle.finetune.corun import CoRun, took_s
 

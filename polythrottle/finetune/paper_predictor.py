@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 from polythrottle.errors import InvalidInput
 from polythrottle.finetune.corun import LEAST_RUNS, CoRun, Prediction, check_measured, took_s

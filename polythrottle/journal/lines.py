@@ -12,12 +12,13 @@ import numpy as np
 from polythrottle.arrivals import Arrivals
 from polythrottle.measurement import EnergyKind, Interval, Latency, Measurement, Window
 from polythrottle.problem import Constraint, Objective, Problem
-from polythrottle.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.space import Knob, OperatingPoint, SearchSpace, check_size
 from polythrottle.study import Cost, Study, Trial
 
 FORMAT = 2
 """The newest format, and the one written."""
 _NEWER = ("idle_power_w", "requests", "extras", "offered_per_s", "backlog_per_s", "late_p99_s", "sender_s")
+_ROW_ITEM = np.dtype("<i4")
 T = TypeVar("T")
 
 
@@ -83,8 +84,18 @@ def study_from(line: Mapping[str, Any]) -> Study:
 
 def _space_from(line: Mapping[str, Any]) -> SearchSpace:
     knobs = tuple(Knob(knob["name"], tuple(knob["levels"]), knob["label"]) for knob in line["knobs"])
-    rows = np.frombuffer(zlib.decompress(base64.b64decode(line["rows"])), dtype="<i4").astype(np.int32)
-    return SearchSpace(knobs, rows.reshape(int(line["size"]), len(knobs)), OperatingPoint(line["default"]))
+    size = typed(line["size"], int)
+    check_size([size])
+    rows = np.frombuffer(_unpacked(line["rows"], size * len(knobs) * _ROW_ITEM.itemsize), dtype=_ROW_ITEM)
+    return SearchSpace(knobs, rows.astype(np.int32).reshape(size, len(knobs)), OperatingPoint(line["default"]))
+
+
+def _unpacked(text: str, size: int) -> bytes:
+    """Return compressed bytes, of which there must be so many: a few kilobytes could hold gigabytes."""
+    data = zlib.decompressobj().decompress(base64.b64decode(text), size + 1)
+    if len(data) != size:
+        raise ValueError(f"its space holds {'more' if len(data) > size else 'less'} than it says")
+    return data
 
 
 def measurement_line(measurement: Measurement) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 from polythrottle.errors import BadFile, PolythrottleError, StorageError
 from polythrottle.journal.fold import Fold, folded

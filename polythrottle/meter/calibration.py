@@ -14,7 +14,7 @@ from pathlib import Path
 
 from polythrottle.errors import BadFile, InvalidInput, StorageError
 from polythrottle.identity import identity_of
-from polythrottle.ports import Device
+from polythrottle.ports import Device, Readable, Sensing
 from polythrottle.sensors import Sensor, usual
 from polythrottle.state import state_dir
 
@@ -23,12 +23,14 @@ FORMAT = 2
 _COLUMNS = ("time_s", "energy_j")
 
 
-def sensor_of(device: Device) -> Sensor:
-    """Return what is known of a device's sensor: what was calibrated, else what is usual for its kind.
+def sensor_of(device: Readable) -> Sensor:
+    """Return what is known of a device's sensor: what it says or was calibrated, else what is usual for its kind.
 
     Raises:
         BadFile: If there is a calibration that cannot be read.
     """
+    if isinstance(device, Sensing):
+        return device.sensor
     if device.uri.startswith(("sim:", "replay:")):
         return usual(device.uri)
     return read_calibration(calibration_path(device)) or usual(device.uri)
@@ -44,16 +46,16 @@ def passed_over(device: Device) -> Iterator[str]:
         )
 
 
-def calibration_path(device: Device) -> Path:
+def calibration_path(device: Readable) -> Path:
     """Return where the calibration of a device is kept, whether there is one or not."""
     return _path({**_hardware(device), "energy": str(device.energy_kind), "options": _options(device)})
 
 
-def _hardware(device: Device) -> dict[str, str]:
+def _hardware(device: Readable) -> dict[str, str]:
     return dict(sorted(identity_of(device).items()))
 
 
-def _options(device: Device) -> str:
+def _options(device: Readable) -> str:
     return "&".join(sorted(filter(None, device.uri.partition("?")[2].split("&"))))
 
 
@@ -74,7 +76,7 @@ def read_calibration(path: Path) -> Sensor | None:
         return Sensor(**document["sensor"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, InvalidInput) as error:
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError, InvalidInput) as error:
         raise BadFile(f"{path} is no calibration: {error}; remove it or run polythrottle calibrate again") from error
 
 
@@ -132,5 +134,5 @@ def read_recording(path: Path) -> tuple[tuple[float, float], ...]:
         raise BadFile(
             "there is no self-test to compare with; run polythrottle calibrate while the meter records"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise BadFile(f"{path} cannot be read: {error}; run polythrottle calibrate again") from error

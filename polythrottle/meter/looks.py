@@ -63,7 +63,7 @@ def course(looks: Sequence[Look], sensor: Sensor) -> Course:
     """
     whole = every(looks)
     time_s, energy_j, served = whole.time_s, whole.energy_j, whole.served
-    step_s = _step_s(sensor, time_s, energy_j)
+    step_s = step_seen(sensor, whole)
     moved = np.flatnonzero(np.diff(energy_j) > 0) + 1
     gap_s = float(np.mean(time_s[moved] - time_s[moved - 1])) if len(moved) else step_s
     if step_s == 0 or len(moved) < _FEWEST_STEPS or gap_s > step_s / 2:
@@ -86,10 +86,15 @@ def every(looks: Sequence[Look]) -> Course:
     return Course(time_s, energy_j, served, 0.0)
 
 
-def _step_s(sensor: Sensor, time_s: Array, energy_j: Array) -> float:
-    """Return the sensor's step; if none is known but the total often stands still, what it then seems to be."""
-    moves = int(np.count_nonzero(np.diff(energy_j)))
-    still = len(time_s) - 1 - moves
-    if sensor.step_s or still <= _STILL * (len(time_s) - 1):
+def step_seen(sensor: Sensor, seen: Course) -> float:
+    """Return the sensor's step; if none is known but the total often stands still, what it then seems to be.
+
+    Args:
+        sensor: What made the total.
+        seen: Every look.
+    """
+    moves = int(np.count_nonzero(np.diff(seen.energy_j)))
+    still = len(seen.time_s) - 1 - moves
+    if sensor.step_s or still <= _STILL * (len(seen.time_s) - 1):
         return sensor.step_s
-    return float(time_s[-1] - time_s[0]) / max(1, moves)
+    return seen.window_s / max(1, moves)

@@ -17,7 +17,16 @@ from polythrottle.optimize.optuna_search import OptunaSearch
 from polythrottle.optimize.paper import PaperSearch
 from polythrottle.ports import Optimizer
 
-__all__ = ["ABLATIONS", "METHODS", "CoarseToFine", "ConstrainedBayes", "Options", "RandomOrder", "make_optimizer"]
+__all__ = [
+    "ABLATIONS",
+    "METHODS",
+    "PACKAGES",
+    "CoarseToFine",
+    "ConstrainedBayes",
+    "Options",
+    "RandomOrder",
+    "make_optimizer",
+]
 
 
 def _bayes_without(ingredient: Ingredient, options: Options) -> Optimizer:
@@ -36,6 +45,12 @@ METHODS: Mapping[str, Callable[[Options], Optimizer]] = {
     "gp": lambda _: OptunaSearch("gp"),
 }
 """Every search method by the name the command line gives it; the first is the default."""
+
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("bayes", "paper", "paper-joint"), ("torch", "gpytorch", "botorch")),
+    **dict.fromkeys(("tpe", "gp"), ("optuna",)),
+}
+"""The packages a search method imports once it needs them."""
 
 ABLATIONS: Mapping[str, Callable[[Options], Optimizer]] = {
     f"bayes-no-{one}": partial(_bayes_without, one) for one in Ingredient

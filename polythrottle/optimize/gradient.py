@@ -47,6 +47,6 @@ def _target(start: np.ndarray, tried: np.ndarray, column: int, sign: float) -> n
     end = (1.0 - start[column]) if sign > 0 else start[column]
     blocked = ahead[ahead > 1e-9]
     reach = float(blocked.min()) / 2 if len(blocked) else end / 2
-    target = start.copy()
+    target: np.ndarray = start.copy()
     target[column] += sign * reach
     return target

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from polythrottle.backports import StrEnum
 from polythrottle.errors import InvalidInput
 from polythrottle.space import OperatingPoint
 from polythrottle.study import Study

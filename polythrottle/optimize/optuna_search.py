@@ -52,7 +52,7 @@ class OptunaSearch:
         try:
             import optuna
         except ImportError as error:
-            raise DeviceError("methods tpe and gp need Optuna: pip install optuna") from error
+            raise DeviceError("methods tpe and gp need Optuna: pip install 'polythrottle[optuna]'") from error
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         seed = (study.seed * 1_000_003 + len(study.trials)) % 2**32
         if self._sampler == "tpe":

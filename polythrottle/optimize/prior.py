@@ -8,7 +8,7 @@ import numpy as np
 from polythrottle.ports import Chooser, Forecaster, Optimizer, Wary
 from polythrottle.space import Level, OperatingPoint, SearchSpace
 from polythrottle.study import Study, Trial
-from polythrottle.units import show_level, show_name
+from polythrottle.units import show_name, show_number
 
 _OTHER_NAME_OCTAVES = 10.0  # further apart than any two clocks of one table
 
@@ -54,7 +54,7 @@ class Primed:
     def words(self, space: SearchSpace) -> str:
         """Return in a line which points of a space come right after the default."""
         points = [
-            ", ".join(f"{show_name(name)} {show_level(name, level)}" for name, level in point.items())
+            ", ".join(f"{show_name(name)}={show_number(name, level)}" for name, level in point.items())
             for point in self._first(space)[1:]
         ]
         return f"offered by a profile and tried right after the default: {'; '.join(points)}"

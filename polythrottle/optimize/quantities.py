@@ -80,7 +80,8 @@ def _doubt(measurements: Sequence[Measurement], quantity: str) -> Array:
     widest = np.where(broken, 0.0, np.nanmax(closed, initial=0.0))
     doubt = np.where(np.isnan(closed), np.maximum(least, widest), closed) ** 2
     shared = np.nanmin(doubt, initial=math.inf) if quantity in _JOULES else 0.0
-    return np.nan_to_num(doubt - shared, nan=0.0)
+    excess: Array = np.nan_to_num(doubt - shared, nan=0.0)
+    return excess
 
 
 def _deviations(measurement: Measurement, quantity: str) -> tuple[float, float]:

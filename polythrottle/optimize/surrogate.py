@@ -118,7 +118,8 @@ def fitted(inputs: Tensor, targets: Tensor, columns: int, doubt: Array) -> Singl
         )
     except (ModelFittingError, RuntimeError):
         model.load_state_dict(start)
-    return model.eval()
+    model.eval()
+    return model
 
 
 class _Noise(GaussianLikelihood):  # type: ignore[misc]  # gpytorch has no types

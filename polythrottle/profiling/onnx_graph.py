@@ -18,6 +18,7 @@ from polythrottle.profiling.onnx_formulas import (
 from polythrottle.profiling.onnx_shapes import Shapes
 from polythrottle.workloads.call import one_line
 from polythrottle.workloads.declared import Declared, Fed, batch_knobs, fed
+from polythrottle.workloads.onnx_weights import check_weights
 from polythrottle.workloads.tensors import parse_inputs
 
 _ALIASES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
@@ -61,6 +62,7 @@ def _loaded(path: str) -> Any:
 
     if not Path(path).is_file():
         raise BadFile(f"there is no file {path}")
+    check_weights(Path(path))
     try:
         model = onnx.load(path, load_external_data=False)
     except (DecodeError, OSError, ValueError) as err:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 
+from polythrottle.backports import StrEnum
 from polythrottle.errors import InvalidInput
 from polythrottle.measurement import EnergyKind, Measurement
 from polythrottle.problem import Constraint, Objective
@@ -72,9 +72,10 @@ class Digest:
 
     @cached_property
     def best(self) -> Mark | None:
-        """The trial that is known to hold the SLO and is best by the objective."""
-        found = least((trial for trial, seen in self.measured if self.verdict(seen)), self.study.problem.objective)
-        return self._trial_mark(found, Role.TUNED, "tuned")
+        """The trial that is the study's answer: known to hold the SLO, and chosen or else best by the objective."""
+        held = [trial for trial, seen in self.measured if self.verdict(seen)]
+        chosen = next((trial for trial in held if trial.number == self.study.answer), None)
+        return self._trial_mark(chosen or least(held, self.study.problem.objective), Role.TUNED, "tuned")
 
     @cached_property
     def default(self) -> Mark | None:

@@ -1,13 +1,17 @@
 """The figures of a study: the energy–latency plane, convergence, and the tuned point against default and presets."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
 from textwrap import wrap
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from polythrottle.report.axes import blank, canvas, fit
+from polythrottle.report.axes import blank, canvas, differ_widely, fit, strip
 from polythrottle.report.digest import Digest, Mark, Role
 from polythrottle.report.ink import CARD, GREEN, INK, MUTED, PURPLE, VERMILLION, Spot, draw
 from polythrottle.report.labels import name_points, short
@@ -15,30 +19,137 @@ from polythrottle.report.scale import Scale
 
 _WIDTH_PT, _HEIGHT_PT = 310, 232
 _ROW_PT = 24
+_OVERVIEW_PT, _OVERVIEW_GAP_PT = 84, 30
+_REACH = 0.75
+"""How far around the trials that hold the SLO the large figure may reach, in their own span."""
+_SQUEEZED = 0.4
+"""A figure is cut to its interesting region where that would take less than this share of the whole one's area."""
 _DASHES, _DOTS = (0, (4, 3)), (0, (1, 2))
 _BAR_COLOURS = {Role.TUNED: GREEN, Role.DEFAULT: MUTED, Role.PRESET: PURPLE}
 
 
 def plane(digest: Digest, energy: Scale) -> Figure:
-    """Return the energy–latency plane: every trial and preset, the Pareto front and the SLO's limit."""
-    figure, axes = canvas(_WIDTH_PT, _HEIGHT_PT, energy.titled(digest.energy_name))
+    """Return the energy–latency plane: every trial and preset, the front of those that hold the SLO, and its limit.
+
+    Where a few points far away would squeeze the others, the large figure leaves them out, and a small one above shows
+    every point.
+    """
     metric = digest.latency_metric
     everything = (*digest.trials, *digest.presets)
     seen = [(mark, value) for mark in everything if (value := mark.measurement.metric(metric)) is not None]
     latency = Scale.of((value for _, value in seen), "s")
     spots = [(value / latency.factor, mark.measurement.energy_j / energy.factor) for mark, value in seen]
-    limit = [] if digest.latency_limit_s is None else [digest.latency_limit_s / latency.factor]
-    axes.set_xlabel(latency.titled(f"{metric} latency"))
-    fit(axes.xaxis, [x for x, _ in spots] + limit)
-    fit(axes.yaxis, [y for _, y in spots])
-    for x in limit:
-        axes.axvline(x, color=VERMILLION, linewidth=1, linestyle=_DASHES, zorder=1)
+    limit = None if digest.latency_limit_s is None else digest.latency_limit_s / latency.factor
     marks = [mark for mark, _ in seen]
-    front = pareto(spot for mark, spot in zip(marks, spots, strict=True) if mark.role is not Role.PRESET)
+    near = region(marks, spots)
+    higher = 0 if near is None else _OVERVIEW_PT + _OVERVIEW_GAP_PT
+    figure, axes = canvas(_WIDTH_PT, _HEIGHT_PT, energy.titled(digest.energy_name), above_pt=higher)
+    axes.set_xlabel(latency.titled(f"{metric} latency"))
+    if near is None:
+        _scatter(axes, digest, marks, spots, limit)
+        return figure
+    shown = [(mark, spot) for mark, spot in zip(marks, spots, strict=True) if near.holds(spot)]
+    bound = limit if limit is not None and near.left <= limit <= near.right else None
+    _scatter(axes, digest, [mark for mark, _ in shown], [spot for _, spot in shown], bound)
+    above = strip(figure, _OVERVIEW_PT)
+    _scatter(above, digest, marks, spots, limit, unnamed=[mark for mark, _ in shown])
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    frame = Rectangle((left, bottom), right - left, top - bottom, fill=False, edgecolor=MUTED, linewidth=0.8, zorder=7)
+    above.add_patch(frame)
+    return figure
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of the energy–latency plane, in the units of its axes."""
+
+    left: float
+    right: float
+    bottom: float
+    top: float
+
+    def holds(self, spot: Spot) -> bool:
+        """Return whether a point lies within."""
+        return self.left <= spot[0] <= self.right and self.bottom <= spot[1] <= self.top
+
+
+def region(marks: Sequence[Mark], spots: Sequence[Spot]) -> Region | None:
+    """Return the part of the plane around the trials that hold the SLO, if other points would squeeze it.
+
+    The default and all such trials are in it, unless those themselves lie so far apart that it would not help.
+
+    Args:
+        marks: Every point.
+        spots: Where each is, above zero, in the same order.
+
+    Returns:
+        The part; None if the whole plane shows it well enough.
+    """
+    tried = [(mark, spot) for mark, spot in zip(marks, spots, strict=True) if mark.role is not Role.PRESET]
+    held = [spot for mark, spot in tried if mark.verdict]
+    own = [spot for mark, spot in tried if mark.verdict and mark.role is not Role.DEFAULT]
+    for core, most in ((held, math.inf), (own, 3.0)):
+        across = [_around([spot[axis] for spot in core], [spot[axis] for spot in spots], most) for axis in (0, 1)]
+        if across[0] is None or across[1] is None:
+            continue
+        found = Region(*across[0], *across[1])
+        shown = [spot for spot in spots if found.holds(spot)]
+        shares = [_share([spot[axis] for spot in shown], [spot[axis] for spot in spots]) for axis in (0, 1)]
+        if math.prod(shares) < _SQUEEZED:
+            return found
+    return None
+
+
+def _around(values: Sequence[float], everything: Sequence[float], most: float) -> tuple[float, float] | None:
+    """Return between what some values lie, with room around; None if they do not differ.
+
+    Args:
+        values: Of some points.
+        everything: Of all points, which say what the axis is like.
+        most: How many times as far above the least one as the median they are taken into account.
+    """
+    if not values:
+        return None
+    there, back = _straightened(everything)
+    low, middle, high = (there(value) for value in (min(values), median(values), max(values)))
+    if middle > low:
+        high = min(high, low + most * (middle - low))
+    room = _REACH * (high - low)
+    return (back(low - room), back(high + room)) if room > 0 else None
+
+
+def _share(values: Sequence[float], everything: Sequence[float]) -> float:
+    """Return what share of an axis that shows everything some values take."""
+    there, _ = _straightened(everything)
+    whole = there(max(everything)) - there(min(everything))
+    return (there(max(values)) - there(min(values))) / whole if whole > 0 else 1.0
+
+
+def _straightened(everything: Sequence[float]) -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """Return what leads from a value to its place on an axis, and back."""
+    return (math.log, math.exp) if differ_widely(everything) else (float, float)
+
+
+def _scatter(
+    axes: Axes,
+    digest: Digest,
+    marks: Sequence[Mark],
+    spots: Sequence[Spot],
+    limit: float | None,
+    *,
+    unnamed: Sequence[Mark] = (),
+) -> None:
+    """Draw points, their front, the limit and the names of those that have one and are not left unnamed."""
+    fit(axes.xaxis, [x for x, _ in spots] + ([] if limit is None else [limit]))
+    fit(axes.yaxis, [y for _, y in spots])
+    if limit is not None:
+        axes.axvline(limit, color=VERMILLION, linewidth=1, linestyle=_DASHES, zorder=1)
+    held = [spot for mark, spot in zip(marks, spots, strict=True) if mark.verdict and mark.role is not Role.PRESET]
+    front = pareto(held)
     axes.step([x for x, _ in front], [y for _, y in front], where="post", color=MUTED, linewidth=1, zorder=2)
     draw(axes, marks, spots)
-    name_points(axes, _names(digest, marks, spots), spots, axes.lines)
-    return figure
+    names = [(mark, spot) for mark, spot in zip(marks, spots, strict=True) if mark not in unnamed]
+    name_points(axes, _names(digest, [mark for mark, _ in names], [spot for _, spot in names]), spots, axes.lines)
 
 
 def convergence(digest: Digest) -> Figure:

@@ -35,8 +35,10 @@ def gallery(digest: Digest) -> Iterator[Html]:
 def _plane(digest: Digest, energy: Scale) -> Html:
     count = f"{len(digest.trials)} trials and {len(digest.presets)} presets"
     alt = f"{digest.energy_name} against {digest.latency_metric} latency of {count}. {claim(digest)}."
-    drawing = svg(plane(digest, energy), "plane", alt)
-    return _card("Energy and latency", drawing, plane_keys(digest), *_unseen(digest), *_failures(digest))
+    figure = plane(digest, energy)
+    parts = [_note("The small figure shows every point; the large one what its frame holds.")]
+    remarks = (*(parts if len(figure.axes) > 1 else ()), *_unseen(digest), *_failures(digest))
+    return _card("Energy and latency", svg(figure, "plane", alt), plane_keys(digest), *remarks)
 
 
 def _convergence(digest: Digest) -> Html:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from polythrottle.card import CAUTIONS
 from polythrottle.measurement import METRICS, EnergyKind, Measurement
 from polythrottle.problem import Constraint, Objective
 from polythrottle.report.digest import Digest
@@ -10,11 +11,6 @@ from polythrottle.stopping import show_span
 from polythrottle.study import RECORDED_ITEMS, WORTHWHILE, TrialState
 from polythrottle.units import show
 
-_CAUTION = {
-    EnergyKind.SIMULATED: "Simulated: time and energy come from a model of the device. No device was measured.",
-    EnergyKind.ESTIMATED: "Estimated: energy is worked out from a stated power figure. It was not read from a meter.",
-    EnergyKind.RELATIVE: "Relative: the unit of energy is unknown. Only ratios mean anything.",
-}
 _NO_INTERVAL = "The saving compares two single trials; its interval is not known."
 _SHOWN_UNITS = {"s": "s", "w": "W", "c": "°C", "per_s": "/s", "per_j": "/J"}
 
@@ -90,7 +86,7 @@ def _energy_parts(digest: Digest) -> Iterator[str]:
 
 
 def _cautions(digest: Digest) -> Iterator[Html]:
-    words = [_CAUTION[kind] for kind in _kinds(digest) if kind in _CAUTION]
+    words = [CAUTIONS[kind] for kind in _kinds(digest) if kind in CAUTIONS]
     if digest.saving_fraction and not digest.default_is_best:
         words.append(_interval(digest))
     if digest.default_will_do:

@@ -11,7 +11,7 @@ from polythrottle.report.ink import draw
 from polythrottle.report.labels import short
 from polythrottle.report.scale import Scale
 from polythrottle.space import Knob, Level
-from polythrottle.units import show_level, show_name
+from polythrottle.units import show_name, show_number
 
 _WIDTH_PT, _HEIGHT_PT = 209, 150
 _FEW_LEVELS = 8
@@ -28,9 +28,15 @@ def free_knobs(digest: Digest) -> list[Knob]:
 
 def knob_figure(digest: Digest, knob: Knob, energy: Scale) -> Figure:
     """Return the energy of every trial against the level of one knob."""
-    stepped = not knob.ordered or len(knob.levels) <= _FEW_LEVELS
-    extra = _SLANTED_PT if stepped and _crowded(knob) and not knob.ordered else 0
+    extra = _SLANTED_PT if _stepped(knob) and _crowded(knob) and not knob.ordered else 0
     figure, axes = canvas(_WIDTH_PT, _HEIGHT_PT + extra, energy.titled(digest.energy_name), 36 + extra)
+    knob_panel(axes, digest, knob, energy)
+    return figure
+
+
+def knob_panel(axes: Axes, digest: Digest, knob: Knob, energy: Scale) -> None:
+    """Draw the energy of every trial against the level of one knob."""
+    stepped = _stepped(knob)
     axes.set_xlabel(titled(knob.name))
     places = {level: float(i) if stepped else number(knob.name, level) for i, level in enumerate(knob.levels)}
     if stepped:
@@ -41,18 +47,20 @@ def knob_figure(digest: Digest, knob: Knob, energy: Scale) -> Figure:
     spots = [(places[mark.point[knob.name]], mark.measurement.energy_j / energy.factor) for mark in marks]
     fit(axes.yaxis, [y for _, y in spots], ticks=4)
     draw(axes, marks, spots)
-    return figure
+
+
+def _stepped(knob: Knob) -> bool:
+    return not knob.ordered or len(knob.levels) <= _FEW_LEVELS
 
 
 def titled(name: str) -> str:
-    """Return a knob's name with its unit as people write it: ``gpu max (MHz)``."""
-    unit = show_level(name, 0).removeprefix("0").strip()
-    return f"{show_name(name)} ({unit})" if unit else show_name(name)
+    """Return a knob's name with its unit as people write it: ``gpu_max_mhz``."""
+    return show_name(name)
 
 
 def bare(name: str, level: Level) -> str:
     """Return a level as people write it, without the unit."""
-    return level if isinstance(level, str) else show_level(name, level).split()[0]
+    return show_number(name, level)
 
 
 def number(name: str, level: Level) -> float:

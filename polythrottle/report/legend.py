@@ -25,15 +25,26 @@ _NAMES = {
 
 def plane_keys(digest: Digest) -> Html:
     """Return the keys of the energy–latency plane."""
-    lines = [_line("Pareto front of the trials", MUTED)] if len(digest.trials) > 1 else []
-    if digest.latency_limit_s is not None:
-        limits = (
-            str(bound).replace("<=", " ≤ ")
-            for bound in digest.constraints or ()
-            if bound.metric == digest.latency_metric
-        )
-        lines.append(_line(f"limit {', '.join(limits)}", VERMILLION, "4 3"))
+    front = front_words(digest)
+    lines = [] if front is None else [_line(front, MUTED)]
+    if (limit := limit_words(digest)) is not None:
+        lines.append(_line(limit, VERMILLION, "4 3"))
     return _list(_marks(digest, (*digest.trials, *digest.presets)), lines)
+
+
+def front_words(digest: Digest) -> str | None:
+    """Return what the line of the front is; None where there is none."""
+    if sum(bool(mark.verdict) for mark in digest.trials) < 2:
+        return None
+    return "front of the trials that hold the SLO" if digest.study.problem.constraints else "front of the trials"
+
+
+def limit_words(digest: Digest) -> str | None:
+    """Return what the line of the limit means: ``limit p99 ≤ 25 ms``; None if there is none."""
+    if digest.latency_limit_s is None:
+        return None
+    bounds = (bound for bound in digest.constraints or () if bound.metric == digest.latency_metric)
+    return f"limit {', '.join(str(bound).replace('<=', ' ≤ ') for bound in bounds)}"
 
 
 def convergence_keys(digest: Digest) -> Html:
@@ -51,11 +62,16 @@ def trial_keys(digest: Digest) -> Html:
     return _list(_marks(digest, digest.trials), ())
 
 
-def _marks(digest: Digest, marks: Iterable[Mark]) -> list[Html]:
+def named_looks(digest: Digest, marks: Iterable[Mark]) -> list[tuple[Look, str]]:
+    """Return each marker that occurs, with what it means, in the order of the roles."""
     looks = {look(mark): mark for mark in marks}
     ranked = sorted(looks.items(), key=lambda pair: list(LOOKS).index(pair[1].role))
     names = _NAMES if digest.study.problem.constraints else {**_NAMES, Role.FEASIBLE: "trial"}
-    return [_key(_glyph(how), f"{names[mark.role]}{_remark(how, mark)}") for how, mark in ranked]
+    return [(how, f"{names[mark.role]}{_remark(how, mark)}") for how, mark in ranked]
+
+
+def _marks(digest: Digest, marks: Iterable[Mark]) -> list[Html]:
+    return [_key(_glyph(how), name) for how, name in named_looks(digest, marks)]
 
 
 def _remark(how: Look, mark: Mark) -> str:

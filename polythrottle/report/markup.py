@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from html import escape
 
-_VOID = frozenset({"meta", "br"})
+_VOID = frozenset({"meta", "br", "input"})
 
 
 class Html(str):

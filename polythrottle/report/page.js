@@ -19,3 +19,23 @@ for (const head of document.querySelectorAll(".trials th")) {
     body.append(...(down ? rows.reverse() : rows));
   });
 }
+
+// Copies the command; without this, a click on it selects it whole.
+const copy = document.getElementById("copy");
+const chosen = () => {
+  const range = document.createRange();
+  range.selectNodeContents(document.getElementById("apply"));
+  getSelection().removeAllRanges();
+  getSelection().addRange(range);
+};
+if (copy) {
+  copy.hidden = false;
+  copy.addEventListener("click", async () => {
+    chosen();
+    const copied = await (navigator.clipboard?.writeText(getSelection().toString()) ?? Promise.reject()).then(
+      () => true,
+      () => document.execCommand("copy"), // where the browser keeps its clipboard from files
+    );
+    copy.textContent = copied ? "Copied" : "Selected: press Ctrl-C";
+  });
+}

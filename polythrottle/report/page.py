@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.resources import files
@@ -13,7 +14,7 @@ from polythrottle.report.digest import Digest
 from polythrottle.report.gallery import gallery
 from polythrottle.report.headline import headline
 from polythrottle.report.ink import styled
-from polythrottle.report.markup import Html, tag
+from polythrottle.report.markup import Html, joined, tag
 from polythrottle.report.tables import TrialTable, about
 from polythrottle.study import Study
 
@@ -21,7 +22,14 @@ from polythrottle.study import Study
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
-def write_report(study: Study, path: Path, *, title: str = "", facts: Mapping[str, str] = MappingProxyType({})) -> None:
+def write_report(
+    study: Study,
+    path: Path,
+    *,
+    title: str = "",
+    facts: Mapping[str, str] = MappingProxyType({}),
+    profile: Path | None = None,
+) -> None:
     """Write the report of a study as one HTML file; the file is replaced whole or not at all.
 
     Args:
@@ -29,12 +37,13 @@ def write_report(study: Study, path: Path, *, title: str = "", facts: Mapping[st
         path: Where to; missing folders are made.
         title: Of the page; by default the workload and the device.
         facts: More to say about the study, such as where its journal is.
+        profile: File with the answer; the page says how to apply it.
 
     Raises:
         StorageError: If the file cannot be written, or would replace something that is not a page.
     """
     _check_replaceable(path)
-    page = report_html(study, title=title, facts=facts).encode("utf-8", "replace")
+    page = report_html(study, title=title, facts=facts, profile=profile).encode("utf-8", "replace")
     part = path.parent / f".report-{secrets.token_hex(4)}.html"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,18 +57,25 @@ def write_report(study: Study, path: Path, *, title: str = "", facts: Mapping[st
             part.unlink(missing_ok=True)
 
 
-def report_html(study: Study, *, title: str = "", facts: Mapping[str, str] = MappingProxyType({})) -> str:
+def report_html(
+    study: Study,
+    *,
+    title: str = "",
+    facts: Mapping[str, str] = MappingProxyType({}),
+    profile: Path | None = None,
+) -> str:
     """Return the report of a study as one HTML document, the same for the same study.
 
     Args:
         study: What to report, finished or not.
         title: Of the page; by default the workload and the device.
         facts: More to say about the study.
+        profile: File with the answer; the page says how to apply it.
     """
     digest = Digest(study)
     heading = title or f"{study.problem.workload or 'workload'} on {study.problem.device or 'device'}"
     with styled():
-        body = tag("main", *_sections(digest, heading, facts))
+        body = tag("main", *_sections(digest, heading, facts, profile))
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -72,16 +88,44 @@ def report_html(study: Study, *, title: str = "", facts: Mapping[str, str] = Map
     return f"<!doctype html>\n{tag('html', head, tag('body', body, tag('script', _part('page.js'))), lang='en')}\n"
 
 
-def _sections(digest: Digest, heading: str, facts: Mapping[str, str]) -> Iterator[Html]:
+def _sections(digest: Digest, heading: str, facts: Mapping[str, str], profile: Path | None) -> Iterator[Html]:
     kind = tag("span", f"{digest.kind} energy", class_="kind") if digest.kind else ""
     yield tag("header", tag("p", "polythrottle report ", kind, class_="over"), tag("h1", heading))
     yield headline(digest)
+    if profile is not None and digest.best is not None:
+        yield _apply(profile, served="batch_size" in digest.best.point)
     if digest.seen:
         yield from gallery(digest)
     if digest.study.trials or digest.study.references:
-        table = TrialTable(digest).html()
-        yield tag("section", tag("h2", "Trials"), tag("div", table, class_="wide", tabindex="0"), class_="card")
+        yield _trials(TrialTable(digest))
     yield tag("section", tag("h2", "About this study"), about(digest, facts), class_="card")
+
+
+def _apply(profile: Path, served: bool) -> Html:
+    """Return the command that applies the answer, with a button that only a script makes visible."""
+    command = tag("code", f"polythrottle apply {shlex.quote(str(profile))}", id="apply")
+    copy = tag("button", "Copy", type="button", id="copy", hidden="")
+    words = "The settings revert after a minute unless you confirm them."
+    if served:
+        words += " The batch size is set where the model is served."
+    return tag(
+        "section",
+        tag("h2", "Apply it"),
+        tag("p", joined((command, copy), " "), class_="command"),
+        tag("p", words, class_="note"),
+        class_="card",
+    )
+
+
+def _trials(table: TrialTable) -> Html:
+    """Return the table of trials; columns that few readers miss are shown on demand."""
+    head = [tag("h2", "Trials")]
+    if table.more:
+        box = tag("input", type="checkbox", id="all")
+        head.append(tag("label", box, f" Show {', '.join(table.more)} too", class_="note"))
+    note = [tag("p", table.note, class_="note")] if table.note else []
+    wide = tag("div", table.html(), class_="wide", tabindex="0")
+    return tag("section", tag("div", joined(head), class_="bar"), wide, *note, class_="card trials-card")
 
 
 def _check_replaceable(path: Path) -> None:

@@ -249,8 +249,9 @@ def bars(records: Sequence[Record], throughputs: Sequence[Throughput]) -> list[B
     """Return what should hold, and whether it does."""
     found = {(each.board, each.arrivals, each.policy): each for each in records}
     cells = [(each.board, each.arrivals) for each in throughputs]
-    more = max(found[*at, "interleave"].violation_rate - found[*at, _INFERENCE].violation_rate for at in cells)
-    below = max(found[*at, "interleave"].violation_rate - PUBLISHED[at]["paper"] for at in cells)
+    rates = {key: record.violation_rate for key, record in found.items()}
+    more = max(rates[board, load, "interleave"] - rates[board, load, _INFERENCE] for board, load in cells)
+    below = max(rates[board, load, "interleave"] - PUBLISHED[board, load]["paper"] for board, load in cells)
     share = min(each.done / each.idle for each in throughputs)
     spared = _spared(found, cells, _ALL)
     return [
@@ -295,4 +296,5 @@ def stricter(records: Sequence[Record], throughputs: Sequence[Throughput]) -> li
 
 def _spared(found: Mapping[tuple[str, str, str], Record], cells: Sequence[tuple[str, str]], policy: str) -> list[float]:
     """Return by how much interleaving is below a policy in energy, as shares, cell by cell."""
-    return [1 - found[*at, "interleave"].energy_j / found[*at, policy].energy_j for at in cells]
+    energies_j = {key: record.energy_j for key, record in found.items()}
+    return [1 - energies_j[board, load, "interleave"] / energies_j[board, load, policy] for board, load in cells]

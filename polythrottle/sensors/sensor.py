@@ -24,6 +24,7 @@ class Sensor:
         factor: What its joules are multiplied by to be those of a reference meter.
         factor_sd: How far that factor may be off, as a fraction: one standard deviation.
         source: Where all this is from; goes into the boundary if there is a factor.
+        counts: Whether it is known to miss nothing between two looks, as a counter does; one that samples power does.
 
     Raises:
         InvalidInput: If a figure is negative or not finite, or the duty is no share.
@@ -39,9 +40,10 @@ class Sensor:
     factor: float = 1.0
     factor_sd: float = 0.0
     source: str = ""
+    counts: bool = False
 
     def __post_init__(self) -> None:
-        figures = [getattr(self, each.name) for each in fields(self) if each.name != "source"]
+        figures = [getattr(self, each.name) for each in fields(self) if each.name not in ("source", "counts")]
         if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
             raise InvalidInput("a sensor's figures must be finite and not negative")
         if not 0 < self.duty <= 1 or self.factor == 0:
@@ -83,13 +85,15 @@ class Sensor:
         return "" if self.factor == 1.0 else f"times {self.factor:.4g} ({self.source or 'calibrated'})"
 
 
-EXACT = Sensor(source="computed, so exact")
+EXACT = Sensor(source="computed, so exact", counts=True)
 _USUAL = {
     "nvml": Sensor(
         step_s=0.1, duty=0.25, period_s=0.1, quantum_j=0.001, source="as on A100 and H100: arXiv 2312.02741, SC 2024"
     ),
     "jetson": Sensor(step_s=0.0, quantum_w=0.04, source="INA3221: 40 uV across 5 mOhm at 5 V"),
-    "cpu": Sensor(step_s=0.001, quantum_j=6.1e-5, source="RAPL: 1 ms, 2^-14 J (Intel SDM, volume 3B, 14.10)"),
+    "cpu": Sensor(
+        step_s=0.001, quantum_j=6.1e-5, source="RAPL: 1 ms, 2^-14 J (Intel SDM, volume 3B, 14.10)", counts=True
+    ),
     "sim": EXACT,
 }
 

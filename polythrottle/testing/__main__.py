@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from polythrottle.cli.answers import complain
 from polythrottle.cli.commands import run
 from polythrottle.errors import PolythrottleError
 from polythrottle.testing import BOARDS, FakeKernel, plant
@@ -22,13 +23,14 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     try:
         if chosen.command == "plant":
-            sys.stdout.write(f"{plant(chosen.name, chosen.folder)}\n")
+            root = plant(chosen.name, chosen.folder)
+            sys.stdout.write(f"{root}\n")
+            complain(f"what the kernel of {root} remembers lies beside it, in {root}.kernel; remove both together", 0)
             return 0
         with FakeKernel(chosen.root).installed():
             return run(chosen.words[1:] if chosen.words[:1] == ["--"] else chosen.words)
     except PolythrottleError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+        return complain(str(error), error.exit_code)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 from polythrottle.clock import VirtualClock
 from polythrottle.measurement import EnergyKind, Query, Reading

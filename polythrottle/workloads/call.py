@@ -7,6 +7,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import TypeVar
 
 from polythrottle.errors import TrialError
+from polythrottle.printable import printable
 
 _LONGEST = 300
 T = TypeVar("T")
@@ -14,7 +15,7 @@ T = TypeVar("T")
 
 def one_line(error: BaseException) -> str:
     """Return class and message of an exception on one line of bounded length."""
-    message = " ".join(str(error).split())
+    message = " ".join(printable(str(error)).split())
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 

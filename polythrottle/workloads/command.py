@@ -1,6 +1,7 @@
 """Any command as a workload: one run is one query, or as many as it prints latencies of."""
 
 import os
+import re
 import select
 import shlex
 import shutil
@@ -19,6 +20,10 @@ from polythrottle.space import OperatingPoint, SearchSpace
 from polythrottle.workloads.knobs import BATCH_SIZE, THREADS, batch_knob, chosen, count, grid_of, threads_knob
 from polythrottle.workloads.printed import FORMS, Printed
 
+_NAMES = (BATCH_SIZE, THREADS)
+_PLACE = re.compile(r"(?<![${])\{([A-Za-z_]+)\}(?!\})")
+"""What may be meant to be filled in; ``${NAME}`` is for a shell."""
+_DOUBLED = re.compile(r"\{\{([A-Za-z_]+)\}\}")
 _TAIL = 4096
 _PIPE = 1 << 20  # no pipe of an ordinary user holds more (/proc/sys/fs/pipe-max-size)
 _LONGEST_LINE = 200
@@ -29,7 +34,8 @@ class CommandWorkload:
 
     It gets the batch size and the number of threads where its words say ``{batch_size}`` and ``{threads}``, and as
     ``POLYTHROTTLE_BATCH_SIZE`` and ``POLYTHROTTLE_THREADS``; each knob exists if its placeholder does or its levels are
-    given. No shell is involved, standard input is empty, and whatever the command leaves running is killed at its end.
+    given. Any other word in braces is refused; braces that are meant are doubled, ``{{word}}``. No shell is involved,
+    standard input is empty, and whatever the command leaves running is killed at its end.
 
     A command that measures itself prints a latency a line (`polythrottle.workloads.printed`): each is then a query of
     a batch, and the run is all of them. What else it prints is dropped, and where it prints none a run is one query.
@@ -41,7 +47,7 @@ class CommandWorkload:
         timeout_s: When a run is given up, in seconds.
 
     Raises:
-        InvalidInput: If the words are malformed or there is no such program.
+        InvalidInput: If the words are malformed, one in braces is not known, or there is no such program.
     """
 
     def __init__(
@@ -228,10 +234,15 @@ def _split(uri: str) -> list[str]:
         raise InvalidInput(f"{uri!r} is not a command: {str(err).lower()}") from None
     if not words:
         raise InvalidInput(f"{uri!r} names no command; write for example cmd:./serve --batch {{batch_size}}")
+    if unknown := next((match[0] for word in words for match in _PLACE.finditer(word) if match[1] not in _NAMES), None):
+        names = " and ".join(f"{{{name}}}" for name in _NAMES)
+        raise InvalidInput(
+            f"{unknown} is not filled in: the words are {names}; write {{{unknown}}} if braces are meant"
+        )
     return words
 
 
 def _filled(word: str, point: OperatingPoint) -> str:
     for name, level in point.items():
         word = word.replace(f"{{{name}}}", str(level))
-    return word
+    return _DOUBLED.sub(r"{\1}", word)

@@ -75,7 +75,7 @@ class KserveWorkload(Service[KserveLine]):
 
             return HttpLine(self._address)
         except ImportError as err:
-            raise DeviceError(f"{self.uri} needs {err.name}; pip install 'polythrottle[serving]'") from err
+            raise DeviceError(f"{self.uri} needs {err.name}; pip install 'polythrottle[triton]'") from err
 
     async def _describe(self) -> Described:
         line = self._lent()

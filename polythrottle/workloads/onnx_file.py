@@ -10,6 +10,7 @@ from polythrottle.space import OperatingPoint, SearchSpace
 from polythrottle.workloads.call import guarded, one_line, timed
 from polythrottle.workloads.declared import Declared, batch_knobs, fed, made_up
 from polythrottle.workloads.knobs import BATCH_SIZE, THREADS, chosen, count, grid_of, threads_knob
+from polythrottle.workloads.onnx_weights import check_weights
 from polythrottle.workloads.tensors import parse_inputs
 
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}
@@ -98,6 +99,7 @@ def _session(path: str, threads: int) -> Any:
         raise DeviceError(f"{path} needs ONNX Runtime; pip install 'polythrottle[onnx]'") from err
     if not Path(path).is_file():
         raise BadFile(f"there is no file {path}")
+    check_weights(Path(path))
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _SILENT  # what goes wrong is raised as well
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from async_timeout import timeout
+
 from polythrottle.errors import DeviceError, InvalidInput, PermissionDenied, TrialError, UnknownName
 from polythrottle.measurement import Query
 from polythrottle.workloads.address import Address
@@ -117,7 +119,7 @@ class OpenaiWorkload(Service["Web"]):
         try:
             from polythrottle.workloads.web import Web
         except ImportError as err:
-            raise DeviceError(f"{self.uri} needs {err.name}; pip install 'polythrottle[serving]'") from err
+            raise DeviceError(f"{self.uri} needs {err.name}; pip install 'polythrottle[vllm]'") from err
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -163,11 +165,11 @@ class OpenaiWorkload(Service["Web"]):
     async def _models(self) -> list[str]:
         """Return the models the server lists; none if it lists none, or not soon."""
         try:
-            async with asyncio.timeout(_LISTING_S):
+            async with timeout(_LISTING_S):
                 # Some servers fail here, and then hang up without saying so: what comes next needs another connection.
                 found = (await self._lent().fetch("GET", "/models", headers={"Connection": "close"})).document
             return [str(each["id"]) for each in found["data"]]
-        except (TrialError, ConnectionError, TimeoutError, TypeError, KeyError):
+        except (TrialError, ConnectionError, asyncio.TimeoutError, TypeError, KeyError):
             return []
 
     @property
@@ -212,14 +214,14 @@ class OpenaiWorkload(Service["Web"]):
         """Read a stream to its end; once it has begun, it may not stall."""
         events, loop, before = Events(stream.who), asyncio.get_running_loop(), None
         try:
-            async with asyncio.timeout(None) as patience:
+            async with timeout(None) as patience:
                 async for chunk in content.iter_any():
                     now_s = time.perf_counter()
                     for data in events.take(chunk):
                         stream.take(data, now_s)
                         if before != (before := (stream.chunks, stream.over, stream.counted)):
-                            patience.reschedule(loop.time() + self._stall_s)
-        except TimeoutError:
+                            patience.update(loop.time() + self._stall_s)
+        except asyncio.TimeoutError:
             # The limit on the whole answer cancels; only this one ends here.
             where = "after its end" if stream.over else f"after {stream.chunks} pieces"
             raise TrialError(f"{stream.who} stalled: nothing for {self._stall_s:g} s {where}") from None

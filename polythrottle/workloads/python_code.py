@@ -84,7 +84,31 @@ def open_python(
         UnknownName: If the module has no such name.
         TrialError: If a class raises while it is built.
     """
-    made = _made(uri, _imported(uri))
+    return workload_of(uri, _imported(uri), inputs=inputs, batch_sizes=batch_sizes, threads=threads)
+
+
+def workload_of(
+    uri: str,
+    found: object,
+    *,
+    inputs: Sequence[str] = (),
+    batch_sizes: Sequence[int] | None = None,
+    threads: Sequence[int] | None = None,
+) -> Workload:
+    """Return the workload that a function, a torch module, or what makes one without arguments amounts to.
+
+    Args:
+        uri: What it is known by.
+        found: The function, class or module.
+        inputs: Shapes of one item's inputs, of a torch module.
+        batch_sizes: Levels of ``batch_size``; usual ones by default.
+        threads: Levels of ``threads``; usual ones by default.
+
+    Raises:
+        InvalidInput: If it cannot be called so.
+        TrialError: If a class raises while it is built.
+    """
+    made = _made(uri, found)
     torch_module = _torch_module()
     if torch_module is not None and isinstance(made, torch_module):
         from polythrottle.workloads.torch_module import TorchWorkload

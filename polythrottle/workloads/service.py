@@ -6,10 +6,13 @@ from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
+from async_timeout import timeout
+
 from polythrottle.errors import DeviceError, InvalidInput, PolythrottleError, TrialError, Unanswered
 from polythrottle.measurement import Query
 from polythrottle.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.workloads.address import Address
+from polythrottle.workloads.event_loop import EventLoop
 from polythrottle.workloads.knobs import chosen, count, grid_of
 
 CONCURRENCY = "concurrency"
@@ -52,7 +55,7 @@ class Service(ABC, Generic[LineT]):
         if self._at_once[-1] > _MOST_AT_ONCE:
             raise InvalidInput(f"{address.uri}: at most {_MOST_AT_ONCE} queries can be under way at once")
         self._lines: dict[asyncio.AbstractEventLoop, LineT] = {}
-        self._runner: asyncio.Runner | None = None
+        self._loop: EventLoop | None = None
 
     def _open(self, knobs: Sequence[Knob], default: OperatingPoint | None = None) -> None:
         """Make the space of these knobs and the concurrency, if that has several levels."""
@@ -123,10 +126,10 @@ class Service(ABC, Generic[LineT]):
         self._disconnect()
 
     def _disconnect(self) -> None:
-        if self._runner is not None:
-            self._runner.run(self.hang_up())
-            self._runner.close()
-            self._runner = None
+        if self._loop is not None:
+            self._loop.run(self.hang_up())
+            self._loop.close()
+            self._loop = None
 
     def _lent(self) -> LineT:
         loop = asyncio.get_running_loop()
@@ -135,9 +138,9 @@ class Service(ABC, Generic[LineT]):
         return self._lines[loop]
 
     def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-        return self._runner.run(work)
+        if self._loop is None:
+            self._loop = EventLoop()
+        return self._loop.run(work)
 
     @contextmanager
     def _opening(self, asking: bool = False) -> Iterator[None]:
@@ -169,7 +172,7 @@ class Service(ABC, Generic[LineT]):
             Unanswered: If it does not come in time.
         """
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with timeout(self._timeout_s):
                 return await work
-        except TimeoutError:
+        except asyncio.TimeoutError:
             raise Unanswered(f"{self._address.where} did not answer within {self._timeout_s:g} s") from None

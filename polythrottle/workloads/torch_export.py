@@ -1,18 +1,16 @@
 """Exported torch models as workloads: ``model.pt2`` of torch.export and TorchScript's ``model.pt``."""
 
-import logging
-import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from polythrottle.errors import BadFile, InvalidInput, TrialError
-from polythrottle.workloads.call import guarded
+from polythrottle.errors import BadFile, InvalidInput
 from polythrottle.workloads.declared import Declared, Fed, batch_knobs, fed, made_up
 from polythrottle.workloads.knobs import batch_knob
 from polythrottle.workloads.tensors import parse_inputs
+from polythrottle.workloads.torch_archive import load_export, load_script
 from polythrottle.workloads.torch_module import MakeInputs, TorchWorkload
 
 _ARCHIVED = ("/archive_format", "serialized_exported_program.json")
@@ -41,14 +39,13 @@ def open_export(
     """
     names = _names(uri)
     if any(name.endswith("/constants.pkl") for name in names):
-        script = _loaded(uri, torch.jit.load)
-        return TorchWorkload(uri, script, inputs=inputs, batch_sizes=batch_sizes, threads=threads)
+        return TorchWorkload(uri, load_script(uri), inputs=inputs, batch_sizes=batch_sizes, threads=threads)
     if not any(name.endswith(_ARCHIVED) for name in names):
         raise BadFile(
             f"{uri} holds neither an archive of torch.export nor TorchScript; what torch.save writes, weights or a "
             "whole module, needs its code: give package.module:callable"
         )
-    program = _loaded(uri, torch.export.load)
+    program = load_export(uri)
     declared = tuple(_declared(program))
     tensors = fed(uri, declared, parse_inputs(inputs))
     levels = _levels(uri, program, declared, tensors, batch_sizes)
@@ -65,20 +62,6 @@ def _names(uri: str) -> list[str]:
         raise BadFile(f"{uri} cannot be read: {err.strerror}") from err
     except zipfile.BadZipFile as err:
         raise BadFile(f"{uri} is no archive as torch writes them, or cut off") from err
-
-
-def _loaded(uri: str, load: Callable[[str], Any]) -> Any:
-    log = logging.getLogger("torch.export")
-    level = log.level
-    try:
-        log.setLevel(logging.CRITICAL)  # what goes wrong is raised as well
-        with guarded("torch raised"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that TorchScript is on its way out is no news to who brings a file of it
-            return load(uri)
-    except TrialError as err:
-        raise BadFile(f"{uri} does not load here: {err}") from err
-    finally:
-        log.setLevel(level)
 
 
 class _Exported(torch.nn.Module):

@@ -40,8 +40,11 @@ ReturnToService=1
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
-SlurmdTimeout=5
+SlurmdTimeout=3
+MessageTimeout=4
+TCPTimeout=1
 KillWait=2
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={n1_port} CPUs=1 State=UNKNOWN
@@ -163,7 +166,7 @@ class SlurmNodes:
                 seen = self.states()
                 if all(seen.get(node) == state for node, state in wanted.items()):
                     return
-            time.sleep(0.5)
+            time.sleep(0.1)
         raise TimeoutError(f"nodes are {seen}, not {dict(wanted)}\n{self.logs()}")
 
     def logs(self) -> str:

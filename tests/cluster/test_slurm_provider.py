@@ -29,7 +29,7 @@ def eventually(true: Callable[[], bool], what: str, slurm: SlurmNodes) -> None:
     end_s = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end_s, f"not {what}\n{slurm.logs()}"
-        time.sleep(0.5)
+        time.sleep(0.1)
 
 
 def test_a_node_is_rented_lost_and_rented_again(slurm: SlurmNodes, tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """A real training on two real Slurm nodes, one of which is taken away and comes back."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +81,21 @@ def until(true: Callable[[], bool], what: str, job: Job, patience_s: float = 120
         time.sleep(0.2)
 
 
-def undisturbed(folder: Path) -> dict[int, float]:
-    """Return the loss after each step of the same training, by itself."""
+@contextmanager
+def undisturbed(folder: Path) -> Iterator[Callable[[], dict[int, float]]]:
+    """Run the same training by itself beside what goes on, and return what gives its loss after each step."""
     curve = folder / "alone.jsonl"
-    environment = {**os.environ, **THREAD}
-    subprocess.run([sys.executable, CURVE, curve, "0"], env=environment, check=True, timeout=200)
-    return {each["step"]: each["loss"] for each in map(json.loads, curve.read_text().splitlines())}
+    process = subprocess.Popen([sys.executable, CURVE, curve, "0"])
+
+    def losses() -> dict[int, float]:
+        assert process.wait(200) == 0
+        return {each["step"]: each["loss"] for each in map(json.loads, curve.read_text().splitlines())}
+
+    try:
+        yield losses
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_successor_takes_over_before_the_time_limit(slurm: SlurmNodes, tmp_path: Path) -> None:
@@ -125,13 +134,14 @@ def test_a_training_shrinks_grows_and_ends_as_if_nothing_had_happened(slurm: Slu
         slurm.kill("n2")
         until(lambda: job.workers() == 1, "one worker after SIGKILL", job)
         slurm.boot("n2")
-        until(lambda: job.workers() == 2, "two workers once more", job)
-        job.hurry()
-        assert job.process.wait(240) == 0, job.log.read_text()
+        with undisturbed(tmp_path) as losses:  # while the node comes back
+            until(lambda: job.workers() == 2, "two workers once more", job)
+            job.hurry()
+            assert job.process.wait(240) == 0, job.log.read_text()
+            alone = losses()
     finally:
         job.end()
     whole = {each["step"]: each["loss"] for each in job.steps()}
-    alone = undisturbed(tmp_path)
     assert sorted(whole) == sorted(alone) == list(range(1, STEPS + 1))
     assert all(whole[step] == pytest.approx(alone[step], rel=1e-3, abs=1e-5) for step in alone)
     assert alone[STEPS] < 0.3 * alone[1]

@@ -1,6 +1,7 @@
 """A real torchrun job whose two nodes steer boards: caps, slack, and boards as they were found, whatever dies."""
 
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,16 @@ def seeded(store: Path, title: str) -> None:
     keep(Store(str(store)), Told("former", title, NETWORK, looks))
 
 
-def test_the_faster_node_is_capped_and_every_board_is_as_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def paces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return a folder for temporary files whose name is short enough for the sockets that are made in it."""
+    with tempfile.TemporaryDirectory(prefix="paces-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def test_the_faster_node_is_capped_and_every_board_is_as_found(tmp_path: Path, paces: Path) -> None:
     """The faster of two nodes gets the cap that just meets the slower; its agent is killed; the other ends in order."""
-    (tmp_path / "paces").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "paces"))
     with FakeNvml(tmp_path / "nvml", [MODEL, MODEL]) as fake:
         for slot in range(2):
             fake.set(slot, load_permille=1000)
@@ -74,6 +81,6 @@ def test_the_faster_node_is_capped_and_every_board_is_as_found(tmp_path: Path, m
     assert (slow["limit_w"], slow["trouble"]) == (None, None)
     assert rows["n1"]["own_s"] < rows["n2"]["own_s"] <= rows["n1"]["step_s"] * 1.1
     assert [event["limit_w"] for event in seen if event["event"] == "cap"] == [200.0]
-    assert len(list((tmp_path / "paces").glob("polythrottle-pace-*"))) == 1  # who is killed clears nothing away
+    assert len(list(paces.glob("polythrottle-pace-*"))) == 1  # who is killed clears nothing away
     known = {path.stem for path in (tmp_path / "store" / "knowledge").rglob("*.json")}
     assert known == {"former", "n1", "n2"}

@@ -1,4 +1,4 @@
-"""Run every cell of the fault matrix on one board: ``python -m faults.matrix BOARD FOLDER [EVERY]``.
+"""Run every cell of the fault matrix on one board: ``python -m faults.matrix BOARD FOLDER [EVERY [FIRST]]``.
 
 A cell is a fault at a step of a session that applies two points and a power mode and leaves. The session runs in a
 child process; afterwards what is left is restored from the record, as the next process would. A cell holds if the board
@@ -27,6 +27,12 @@ from polythrottle.errors import PolythrottleError
 ERRORS = ("EIO", "EBUSY", "EAGAIN", "EINVAL")
 MANGLINGS = ("corrupt", "truncated", "duplicated")
 GUARDED = ("killed, guard left", "killed with its guard")
+FAULTS = (
+    *("killed", *GUARDED, "stopped", "disk full", "read-only state", "device lost", "foreign writer"),
+    *("clock jump", "reboot", "re-enumerated", *MANGLINGS),
+)
+ON_WRITE = (*ERRORS, "rounded", "ignored")
+"""Faults that change what a write does."""
 
 
 @dataclass(frozen=True)
@@ -237,16 +243,15 @@ def _mangle(fault: str) -> None:
         site.record.write_bytes(b"".join(lines))
 
 
-def cells(world: World, every: int) -> Iterator[Cell]:
-    """Yield every cell: each fault at each step of an undisturbed session, or at each ``every``-th."""
+def cells(world: World, every: int, first: int = 0) -> Iterator[Cell]:
+    """Yield every cell: each fault at each step of an undisturbed session, or at each ``every``-th.
+
+    Each fault begins a step later than the one before it, so that together they meet every step.
+    """
     stages = _dry_stages(world)
-    faults = ["killed", *GUARDED, "stopped", "disk full", "read-only state", "device lost", "foreign writer"]
-    for fault in (*faults, "clock jump", "reboot", "re-enumerated", *MANGLINGS):
-        for at in range(0, len(stages), every):
-            yield Cell(fault, at, stages[at])
-    for fault in (*ERRORS, "rounded", "ignored"):
-        for at in range(0, len(stages), every):
-            if stages[at] in (AFTER_WRITE, RESTORING) or at == 0:
+    for number, fault in enumerate((*FAULTS, *ON_WRITE)):
+        for at in range((first + number) % every, len(stages), every):
+            if fault in FAULTS or stages[at] in (AFTER_WRITE, RESTORING) or at < every:
                 yield Cell(fault, at, stages[at])
 
 
@@ -270,10 +275,10 @@ def _dry_stages(world: World) -> list[str]:
     return list(stages)
 
 
-def main(name: str, folder: str, every: str = "1") -> None:
+def main(name: str, folder: str, every: str = "1", first: str = "0") -> None:
     """Run the matrix of one board."""
     world = made(name, Path(folder))
-    for cell in cells(world, int(every)):
+    for cell in cells(world, int(every), int(first)):
         sys.stdout.write(json.dumps(run_cell(world, cell)) + "\n")
 
 

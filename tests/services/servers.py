@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[2] / ".services"
-README = FOLDER.parent / "README.md"
+PAGE = FOLDER.parent / "docs" / "how-to" / "services.md"
 PINNED = Path(__file__).resolve().parent / "constraints.txt"
 # Triton's model stub was built for this numpy, which differs from what the other servers run with.
 NUMPY = "numpy==1.26.4"
@@ -98,11 +98,11 @@ def polythrottle(folder: Path, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def readme(scheme: str, where: str) -> list[list[str]]:
-    """Return the commands with which the README shows services of one scheme, at another address and made short."""
-    lines = [line for line in README.read_text().splitlines() if line.startswith("polythrottle ")]
-    shown = [re.sub(rf"{re.escape(scheme)}://[^?'\s]+", where, line) for line in lines if f"{scheme}://" in line]
-    return [[*shlex.split(line)[1:], "--queries", "20", "--seconds", "0.2"] for line in shown]
+def shown(scheme: str, where: str) -> list[list[str]]:
+    """Return the commands with which a page shows services of one scheme, at another address and made short."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("polythrottle ")]
+    moved = [re.sub(rf"{re.escape(scheme)}://[^?'\s]+", where, line) for line in lines if f"{scheme}://" in line]
+    return [[*shlex.split(line)[1:], "--queries", "20", "--seconds", "0.2"] for line in moved]
 
 
 def free_ports(count: int) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from services.servers import Installed, Running, free_ports, polythrottle, readme, running
+from services.servers import Installed, Running, free_ports, polythrottle, running, shown
 
 from polythrottle.errors import InvalidInput, TrialError
 from polythrottle.measurement import Query
@@ -107,7 +107,7 @@ def test_measure_and_tune_from_the_command_line(server: Running, tmp_path: Path)
     words = ("--device", "cpu", "--queries", "10", "--seconds", "0.5", "--workload")
     measured = polythrottle(tmp_path, "measure", *words, uri(server, "tiny?max_tokens=8"))
     assert measured["queries"] >= 10
-    slo = ("--slo", "ttft_p99<=60s", "--slo", "tpot_p99<=10s")
+    slo = ("--slo", "ttft_p99<=60s", "--slo", "tpot_p99<=10s", "--yes")
     tuned = polythrottle(
         tmp_path, "tune", *words, uri(server, "tiny?max_tokens=8&concurrency=1,3"), *slo, "--trials", "2"
     )
@@ -117,8 +117,8 @@ def test_measure_and_tune_from_the_command_line(server: Running, tmp_path: Path)
 
 def test_what_the_readme_shows_works(server: Running, tmp_path: Path) -> None:
     """At this server's address, and in two trials."""
-    commands = readme("openai", uri(server, "tiny"))
+    commands = shown("openai", uri(server, "tiny"))
     assert len(commands) == 2
     for words in commands:
-        found = polythrottle(tmp_path, *words, *(["--trials", "2"] if words[0] == "tune" else []))
+        found = polythrottle(tmp_path, *words, *(["--trials", "2", "--yes"] if words[0] == "tune" else []))
         assert found["workload"].startswith(uri(server, "tiny?"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services.servers import Installed, Running, free_ports, polythrottle, readme, running
+from services.servers import Installed, Running, free_ports, polythrottle, running, shown
 
 from polythrottle.errors import DeviceError, UnknownName
 from polythrottle.space import OperatingPoint
@@ -137,7 +137,7 @@ def test_a_server_that_loads_nothing_on_request_is_named(installed: Installed, t
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_the_readme_shows_works(server: Running, scheme: str, tmp_path: Path) -> None:
     """At this server's address, and in two trials."""
-    commands = readme(scheme, uri(server, scheme))
+    commands = shown(scheme, uri(server, scheme))
     assert commands
     for words in commands:
         tuned = polythrottle(tmp_path, *words, "--input", "3x5", "--trials", "2")

@@ -178,7 +178,7 @@ class House:
     @property
     def up(self) -> int:
         """How many of the daemons came so far as to serve their API, before which each has told of its start."""
-        return (self.folder / "daemon.log").read_text(encoding="utf-8").count("the API is at ")
+        return (self.folder / "daemon.log").read_text(encoding="utf-8").count("API      ")
 
     def requests(self) -> int:
         """Return the requests on the disk."""

@@ -14,15 +14,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from unittest import mock
+
+from typing_extensions import Self
 
 from polythrottle.actuation.wire import VERSION, decode, encode, error_from, error_line
 from polythrottle.clock import Clock, SystemClock, VirtualClock
-from polythrottle.daemon.actuator.peers import Peer
 from polythrottle.daemon.actuator.permits import Permits
 from polythrottle.daemon.actuator.requests import Request, request_from
 from polythrottle.daemon.actuator.service import Service
+from polythrottle.daemon.peers import Peer
 from polythrottle.daemon.ports import Seen
 from polythrottle.daemon.signals import Target
 from polythrottle.daemon.traffic.simulated import SimulatedSite, SimulatedTraffic

@@ -80,6 +80,7 @@ class Counted:
         self._guard = threading.Lock()
         self._ended = threading.Event()
         self._sampler: threading.Thread | None = None
+        self._users = 0
 
     @property
     def period_s(self) -> float:
@@ -102,8 +103,10 @@ class Counted:
             raise DeviceError(f"the RAPL energy counter can no longer be read: {err}") from err
 
     def start(self) -> None:
-        """Read the counters in the background from now on, so that no wrap is missed."""
-        if math.isinf(self.period_s):
+        """Read the counters in the background, so that no wrap is missed, until `stop` was called as often."""
+        with self._guard:
+            self._users += 1
+        if math.isinf(self.period_s) or self._users > 1:
             return
         self._ended.clear()
         self._sampler = threading.Thread(target=self._sample, name="polythrottle-rapl", daemon=True)
@@ -114,7 +117,11 @@ class Counted:
         return False
 
     def stop(self) -> None:
-        """Stop reading in the background."""
+        """Stop reading in the background, unless somebody else has started it too."""
+        with self._guard:
+            self._users = max(0, self._users - 1)
+        if self._users:
+            return
         self._ended.set()
         if self._sampler is not None:
             self._sampler.join()

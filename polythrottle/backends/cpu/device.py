@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+
+from typing_extensions import Self
 
 from polythrottle.actuation import Actuator, Controls, Difference, Limits, SystemControls
+from polythrottle.actuation.controls import trust
 from polythrottle.backends.capability import Capability
 from polythrottle.backends.cpu.energy import energy_source
 from polythrottle.backends.cpu.inspection import findings
@@ -29,6 +31,7 @@ from polythrottle.findings import Finding
 from polythrottle.measurement import EnergyKind, Reading
 from polythrottle.ports import Offer
 from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
+from polythrottle.units import unknown_knob
 
 _SETTLE_S = 0.05  # governors look every 10 ms or less (Documentation/admin-guide/pm/cpufreq.rst, sampling_rate)
 _OPTIONS = ("busy", "idle_w", "root", "watts_per_core")
@@ -87,7 +90,8 @@ class CpuDevice:
         self._tree = Tree(Path(root), controls)
         self._zones, self._sensors = Zones(self._tree), Sensors(self._tree)
         self._energy = energy_source(self._zones, watts_per_core, idle_w, self.clock, everyone)
-        name = "cpu" if root == "/" else f"cpu {self._tree.root}"
+        name = "cpu" if self._tree.root == Path("/") else f"cpu {self._tree.root}"
+        trust(self._tree.root)
         self._actuator = Actuator(name, state=state, controls=controls)
         self._policies = Policies(self._tree, self._actuator, limits)
         self._preference = Preference(self._tree, self._policies.folders, self._actuator, limits)
@@ -227,7 +231,7 @@ class CpuDevice:
         known = {each.name: each for each in self._known}
         for name in self._searched or ():
             if name not in known:
-                raise UnknownName("knob", name, known)
+                raise unknown_knob(name, known)
             if not known[name].works:
                 told = "; ".join(filter(None, (known[name].reason, known[name].remedy)))
                 raise DeviceError(f"{name} cannot be searched here: {told}")

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+
+from typing_extensions import Self
 
 from polythrottle.actuation.actuator import Actuator
-from polythrottle.actuation.controls import Controls
+from polythrottle.actuation.controls import Controls, trust
 from polythrottle.actuation.limits import Limits
 from polythrottle.actuation.putting_back import Difference
 from polythrottle.actuation.system import SystemControls
@@ -74,7 +75,8 @@ class JetsonDevice:
         reached: Controls = controls if controls is not None else SystemControls()
         self._tree = Tree(Path(root), reached)
         self._board = BoardId.read(self._tree)
-        name = "jetson" if root == "/" else f"jetson {self._tree.root}"
+        name = "jetson" if self._tree.root == Path("/") else f"jetson {self._tree.root}"
+        trust(self._tree.root)
         self._actuator = Actuator(name, state=state, controls=reached)
         self._named = knobs
         self._knobs = self._probed()

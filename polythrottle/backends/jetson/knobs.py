@@ -27,11 +27,11 @@ from polythrottle.backends.jetson.processors import MAX as CPU_MAX
 from polythrottle.backends.tree import Tree
 from polythrottle.catalog import Board
 from polythrottle.clock import Clock
-from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, UnknownName
+from polythrottle.errors import DeviceError, InvalidInput, KnobRejected
 from polythrottle.findings import Finding
 from polythrottle.ports import Offer
 from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
-from polythrottle.units import show_level
+from polythrottle.units import show_level, show_name, unknown_knob
 
 _USUAL = (*GPU_NAMES, MEMORY)
 _NEVER_UNASKED = (CORES, MODE)
@@ -122,9 +122,9 @@ class Knobs:
         capabilities = {each.name: each for each in self.all}
         for name in searched:
             if name not in capabilities:
-                raise UnknownName("knob", name, capabilities)
+                raise unknown_knob(name, capabilities)
             if name not in self._known:
-                raise DeviceError(f"{name} is off on this board: {capabilities[name].reason}")
+                raise DeviceError(f"{show_name(name)} is off on this board: {capabilities[name].reason}")
         if set(_NEVER_UNASKED) <= set(searched):
             raise InvalidInput("a power mode sets how many cores are online; search power_mode or cpu_cores, not both")
         return tuple(dict.fromkeys(searched))
@@ -155,7 +155,7 @@ class Knobs:
                 return f"{name} is no knob of this board; it has {', '.join(self._known) or 'none'}"
             if level not in self._known[name].levels:
                 first, last = (show_level(name, self._known[name].levels[end]) for end in (0, -1))
-                return f"{name} has no level {show_level(name, level)}; its levels go from {first} to {last}"
+                return f"{show_name(name)} has no level {show_level(name, level)}; its levels go from {first} to {last}"
         return self._conflict(point)
 
     def _conflict(self, point: Mapping[str, Level]) -> str | None:
@@ -163,7 +163,8 @@ class Knobs:
         if not point.keys().isdisjoint(GPU_NAMES):
             low, high = self._both(point.get(GPU_MIN), point.get(GPU_MAX))
             if low > high:
-                return f"{GPU_MIN} {show_level(GPU_MIN, low)} lies above {GPU_MAX} {show_level(GPU_MAX, high)}"
+                above = f"{show_name(GPU_MAX)} {show_level(GPU_MAX, high)}"
+                return f"{show_name(GPU_MIN)} {show_level(GPU_MIN, low)} lies above {above}"
         if self._switched(point) and not self._mode.allows(str(point[MODE]), point):
             return f"power mode {point[MODE]} does not allow {dict(point)}"
         return None

@@ -30,7 +30,7 @@ class Sampler:
         self._guard = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._running = False
+        self._users = 0
         self._last: tuple[float, float] | None = None
         self._total_j, self._gap_s = 0.0, 0.0
         self._busy_s, self._samples = 0.0, 0
@@ -52,7 +52,7 @@ class Sampler:
                 if self._source.stale():
                     self._source.renew()
                 self._sample()
-                if not self._running:
+                if not self._users:
                     self._source.close()
                 gap_s, self._gap_s = self._gap_s, 0.0
         except (OSError, ValueError) as err:
@@ -81,8 +81,11 @@ class Sampler:
             return self._source.power_w()
 
     def start(self) -> None:
-        """Sample in the background from now on; in virtual time, when asked."""
-        self._running = True
+        """Sample in the background from now on, until `stop` was called as often; in virtual time, when asked."""
+        with self._guard:
+            self._users += 1
+            if self._users > 1:
+                return
         if isinstance(self._clock, VirtualClock):
             return
         self._ended.clear()
@@ -91,13 +94,16 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop sampling."""
+        """Stop sampling, unless somebody else has started it too."""
+        with self._guard:
+            self._users = max(0, self._users - 1)
+            if self._users:
+                return
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         with self._guard:
-            self._running = False
             self._source.close()
 
     def _run(self) -> None:

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from polythrottle.backends.nvml.dials import GPU_KNOB, MEM_KNOB, POWER_KNOB, PROFILE_KNOB, Dial, Dials
-from polythrottle.errors import DeviceError, InvalidInput, UnknownName
+from polythrottle.errors import DeviceError, InvalidInput
 from polythrottle.space import Knob, Level, SearchSpace
+from polythrottle.units import unknown_knob
 
 _MOST_CLOCKS = 50
 _IDLE_SHARE = 0.5  # memory clocks below this share of the highest are states for idling, not for serving
@@ -48,7 +49,7 @@ def _checked(dials: Dials, names: Sequence[str], title: str, hint: str) -> list[
         raise InvalidInput(f"a knob is named twice in {', '.join(names)}")
     for name in names:
         if name not in dials.knobs:
-            raise UnknownName("knob", name, dials.knobs)
+            raise unknown_knob(name, dials.knobs)
         if dials.knobs[name].off:
             raise DeviceError(f"{name} cannot be set on {title}: {dials.knobs[name].off}{hint}")
     return list(names)

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+
+from typing_extensions import Self
 
 from polythrottle.actuation import Actuator, Controls, Difference, Limits, Setting
 from polythrottle.actuation.nvml import UNLOCKED, NvmlControls, key_of
@@ -16,7 +17,6 @@ from polythrottle.backends.nvml.dials import GPU_KNOB, MEM_KNOB, POWER_KNOB, PRO
 from polythrottle.backends.nvml.energy import SCOPES, Counter, Source, energy_source, module_w
 from polythrottle.backends.nvml.gpu import find
 from polythrottle.backends.nvml.inspection import Inspection, identity
-from polythrottle.backends.nvml.lookout import Lookout
 from polythrottle.backends.nvml.probing import probe
 from polythrottle.backends.nvml.rights import may_set
 from polythrottle.backends.nvml.settle import GRAPHICS, MEMORY, Wanted, check_power, check_profiles, clock_hz, settle
@@ -27,6 +27,7 @@ from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, Permiss
 from polythrottle.findings import Finding
 from polythrottle.measurement import EnergyKind, Reading
 from polythrottle.ports import Offer
+from polythrottle.sensors.lookout import Lookout
 from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
 
 _OPTIONS = ("hz", "scope")

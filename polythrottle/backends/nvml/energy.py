@@ -1,8 +1,6 @@
 """Joules of a GPU: from the driver's energy counter, or integrated from its power readings."""
 
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Protocol
@@ -10,6 +8,7 @@ from typing import Protocol
 from polythrottle.backends.nvml.gpu import WIDE_BLANK, Gpu
 from polythrottle.clock import Clock
 from polythrottle.errors import DeviceError, KnobRejected
+from polythrottle.sensors.integration import Integrated, Power
 
 ENERGY_FIELD, AVERAGE_FIELD, INSTANT_FIELD = 83, 185, 186
 SCOPES = {"gpu": 0, "module": 1}
@@ -72,66 +71,6 @@ class Counter:
                 moved.append(clock.now())
                 last_mj = now_mj
         return median(late - early for early, late in pairwise(moved)) if len(moved) > 1 else None
-
-
-@dataclass(frozen=True)
-class Power:
-    """A power reading.
-
-    Args:
-        watts: How much.
-        timestamp_us: When the driver took it, to know a repeated one by; None where it does not say.
-    """
-
-    watts: float
-    timestamp_us: int | None = None
-
-
-class Integrated:
-    """Power readings integrated over time by trapezoids; a reading seen before counts once.
-
-    Args:
-        read: Returns the power now.
-        made_of: Which call that is, and over what time it averages.
-        clock: The device's.
-    """
-
-    def __init__(self, read: Callable[[], Power], made_of: str, clock: Clock) -> None:
-        self._read, self.made_of, self._clock = read, made_of, clock
-        self._guard = threading.Lock()
-        self._last: Power | None = None
-        self._last_s = 0.0
-        self._total_j = 0.0
-
-    def total_j(self) -> float:
-        """Return the joules since the first reading, up to now.
-
-        Raises:
-            DeviceError: If the GPU is gone.
-        """
-        with self._guard:
-            self._sample(closing=True)
-            return self._total_j
-
-    def look(self) -> None:
-        """Take a reading.
-
-        Raises:
-            DeviceError: If the GPU is gone.
-        """
-        with self._guard:
-            self._sample(closing=False)
-
-    def _sample(self, *, closing: bool) -> None:
-        power, now_s = self._read(), self._clock.now()
-        if self._last is None:
-            self._last, self._last_s = power, now_s
-            return
-        repeated = power.timestamp_us is not None and power.timestamp_us == self._last.timestamp_us
-        if repeated and not closing:
-            return  # the next reading that is new spans the time since the last
-        self._total_j += (self._last.watts + power.watts) / 2 * (now_s - self._last_s)
-        self._last, self._last_s = power, now_s
 
 
 def energy_source(gpu: Gpu, clock: Clock, scope: str = "gpu") -> Source | str:

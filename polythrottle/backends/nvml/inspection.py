@@ -129,10 +129,10 @@ class Inspection:
     def _slowdown(self) -> Finding:
         reasons = self.slowdowns.now()
         if reasons is None:
-            return Finding("slowdown", None, "the driver does not say whether the GPU slows itself down")
+            return Finding("slowdown", None, "the driver does not say whether the GPU is throttled")
         if causes := faults(reasons):
             remedy = "cool it, or see to its power supply, before anything is measured"
-            return Finding("slowdown", False, f"the GPU slows itself down now: {causes}", remedy)
+            return Finding("slowdown", False, f"the GPU is throttled now: {causes}", remedy)
         capped = ", held by its power limit" if reasons & POWER_CAP else ""
         return Finding("slowdown", True, f"event reasons are readable; none that spoils a window now{capped}")
 

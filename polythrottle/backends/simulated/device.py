@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+
+from typing_extensions import Self
 
 from polythrottle.backends.simulated.engine import Engine
 from polythrottle.backends.simulated.noise import Noise

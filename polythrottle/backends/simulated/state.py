@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
+from typing_extensions import Self
 
 from polythrottle.backends.simulated.cycle import Cycle
 from polythrottle.backends.simulated.engine import Engine

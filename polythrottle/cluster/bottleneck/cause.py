@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
+from polythrottle.backports import StrEnum
 from polythrottle.cluster.bottleneck.shortfall import THRESHOLD, Shortfall
 from polythrottle.cluster.bottleneck.stalls import Ingest
 from polythrottle.cluster.fleet.silicon import FEWEST, flagged
@@ -105,7 +105,7 @@ def _liars(nodes: Sequence[Node]) -> tuple[Finding, ...]:
 
 def _throttled(nodes: Sequence[Node], threshold: float) -> tuple[Finding, ...]:
     return tuple(
-        Finding(Cause.THROTTLED, (node.name,), f"{node.name} slows itself down{_late(node)}")
+        Finding(Cause.THROTTLED, (node.name,), f"{node.name} is throttled{_late(node)}")
         for node in nodes
         if node.throttled and (node.usual_s is None or node.step_s > node.usual_s * (1 + threshold))
     )

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
+from polythrottle.backports import StrEnum
 from polythrottle.cluster.bottleneck.cause import Cause, Finding, Node
 from polythrottle.cluster.bottleneck.shortfall import Shortfall
 from polythrottle.errors import InvalidInput
@@ -17,7 +17,7 @@ class Remedy(StrEnum):
 
     DROP = "drop the node"
     REPLACE = "replace the node"
-    COOL = "cap the node below where it slows itself down"
+    COOL = "cap the node below where it throttles"
     ADD_SERVER = "add a parameter server"
     FEWER = "train with fewer nodes"
     BATCH = "give each worker more samples a step, so that they exchange less often"

@@ -6,10 +6,10 @@ the first epoch waits for input and says nothing about clocks (DS-Analyzer, VLDB
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from math import inf
 from statistics import median
 
+from polythrottle.backports import StrEnum
 from polythrottle.cluster.fleet.exploring import Exploring, best
 from polythrottle.cluster.fleet.knowledge import Knowledge, Look, Told
 from polythrottle.cluster.fleet.silicon import calibrated

@@ -155,7 +155,8 @@ def _looks(caps: Sequence[Cap], table: Path, batch_size: int | None) -> list[Loo
     (step_s,) = (
         measured.latency.mean_s or 0.0
         for point, measured in zip(read.points, read.measurements, strict=True)
-        if point["power_limit_w"] == caps[0].limit_w and point.get("batch_size") in (None, batch_size)
+        if point["power_limit_w"] == caps[0].limit_w
+        and (batch_size is None or point.get("batch_size") in (None, batch_size))
     )
     return [Look(cap.limit_w if index else None, step_s * cap.slowdown, cap.power_w) for index, cap in enumerate(caps)]
 

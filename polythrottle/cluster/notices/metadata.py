@@ -12,10 +12,11 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from polythrottle.cells import iso_time
 from polythrottle.clock import Clock, SystemClock
 from polythrottle.cluster.notices.notice import Notice, NoticeKind
 from polythrottle.cluster.notices.schedulers import SourceAway
@@ -42,8 +43,8 @@ class Answer:
         try:
             said = parsedate_to_datetime(self.headers["date"])
         except (KeyError, ValueError):
-            return datetime.now(UTC)
-        return said if said.tzinfo else said.replace(tzinfo=UTC)
+            return datetime.now(timezone.utc)
+        return said if said.tzinfo else said.replace(tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True)
@@ -242,10 +243,10 @@ def _document(answer: Answer, name: str) -> dict[str, Any]:
 
 def _left_s(text: str, answer: Answer) -> float | None:
     """Return the seconds from an answer's own time to a time in it, ISO 8601 or RFC 1123; None if it is neither."""
-    for parse in (datetime.fromisoformat, parsedate_to_datetime):
+    for parse in (iso_time, parsedate_to_datetime):
         try:
             at = parse(text)
         except (ValueError, TypeError, IndexError):
             continue
-        return max(0.0, ((at if at.tzinfo else at.replace(tzinfo=UTC)) - answer.now).total_seconds())
+        return max(0.0, ((at if at.tzinfo else at.replace(tzinfo=timezone.utc)) - answer.now).total_seconds())
     return None

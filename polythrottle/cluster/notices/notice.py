@@ -1,8 +1,9 @@
 """A notice that a machine is about to be taken away, and what follows from it; pure."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
+
+from polythrottle.backports import StrEnum
 
 
 class NoticeKind(StrEnum):

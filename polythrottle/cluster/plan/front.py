@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from math import inf
 
+from polythrottle.backports import StrEnum
 from polythrottle.cluster.machine import Market
 from polythrottle.cluster.plan.caps import COST, ENERGY, TIME
 from polythrottle.cluster.plan.offer import Offer, Option, Work, options

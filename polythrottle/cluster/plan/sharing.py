@@ -6,9 +6,9 @@ weighted with these shares. The program is solved by HiGHS (scipy.optimize.linpr
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
 
+from polythrottle.backports import StrEnum
 from polythrottle.cluster.machine import Cap
 from polythrottle.errors import InvalidInput
 

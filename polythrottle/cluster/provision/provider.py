@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
+from polythrottle.backports import StrEnum
 from polythrottle.cluster.machine import Market
 
 

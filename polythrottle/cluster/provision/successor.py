@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import ceil, exp, log
 from pathlib import Path
 
-from polythrottle.cluster.cells import lines
 from polythrottle.errors import BadFile, InvalidInput
+from polythrottle.tables import read
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def read_waits(path: Path, gpu: str = "") -> Waits:
     Raises:
         BadFile: If the file is no such table.
     """
-    rows = list(lines(path, ()))
+    rows = list(read(path).rows())
     column = "wait_s" if "wait_s" in rows[0].cells else "total_s"
     if column not in rows[0].cells:
         raise BadFile(f"{path} has no column wait_s or total_s; waits are seconds from an order to a machine")

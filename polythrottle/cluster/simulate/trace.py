@@ -6,8 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from polythrottle.cluster.cells import lines
 from polythrottle.errors import BadFile, InvalidInput
+from polythrottle.tables import read
 
 _TIME, _COUNT = "time_s", "n_nodes"
 _SHORTEST_S = 60.0
@@ -73,7 +73,7 @@ def read_trace(file: Path) -> Trace:
         BadFile: If the file cannot be read or is no such table; says which line is wrong.
     """
     seen: dict[float, int] = {}
-    for cells in lines(file, (_TIME, _COUNT)):
+    for cells in read(file, (_TIME, _COUNT)).rows():
         time_s, number = cells.number(_TIME, 0.0), cells.number(_COUNT, 0.0)
         if time_s < next(reversed(seen), time_s):
             raise cells.bad(_TIME, f"goes back to {time_s:g}; rows must be in the order of time")

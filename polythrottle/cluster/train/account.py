@@ -87,7 +87,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
             line = json.loads(text)
             if line["v"] != VERSION:
                 raise ValueError
-        except (ValueError, KeyError, TypeError) as err:
+        except (ValueError, LookupError, TypeError, RecursionError) as err:
             raise BadFile(f"{path} line {number} is no event of a job") from err
         found.append(line)
     return found

@@ -37,7 +37,7 @@ from polythrottle.cluster.train.fault import LastWords, MemoryWatch, fault_of
 from polythrottle.cluster.train.pace import FOLDER
 from polythrottle.cluster.train.steering import WINDOW_S, Steering
 from polythrottle.cluster.train.warm import METHOD, have_ended_well, own_words, train, warm_up
-from polythrottle.cluster.train.wire import GENERATION, NODE, REGROUP, ControllerAway, Line
+from polythrottle.cluster.train.wire import GENERATION, NODE, REGROUP, ControllerAway, Line, WrongToken
 from polythrottle.errors import ClaimFailed, DeviceError, InvalidInput, PolythrottleError
 
 POLL_S = 0.1
@@ -106,7 +106,7 @@ class Grouping(RendezvousHandler):
         self._standing: Mapping[str, Any] = {}
         self._beat_s = 1.0
         self._away = False
-        self._ended = threading.Event()
+        self._ended, self._presence = threading.Event(), threading.Lock()
         self.failed = False
 
     def start(self) -> None:
@@ -114,6 +114,7 @@ class Grouping(RendezvousHandler):
 
         Raises:
             ControllerAway: If no controller answers in time.
+            WrongToken: If the token is not the controller's.
             InvalidInput: If it refuses this node.
         """
         deadline_s, said = self._clock.now() + PATIENCE_S, False
@@ -121,6 +122,8 @@ class Grouping(RendezvousHandler):
             try:
                 self._join()
                 break
+            except WrongToken:
+                raise
             except (ControllerAway, InvalidInput) as err:  # a killed node's name is free after three beats
                 if isinstance(err, InvalidInput) and self._clock.now() > deadline_s - PATIENCE_S + TAKEN_S:
                     raise
@@ -136,6 +139,16 @@ class Grouping(RendezvousHandler):
         """Say something about this node; a controller that is away does not hear it."""
         with contextlib.suppress(ControllerAway, InvalidInput):
             self._line.ask(verb, node=self._node.name, **words)
+
+    def finish(self) -> None:
+        """Say that this node's workers have reached the end of the training, in the generation they trained in."""
+        self.say("finish", generation=self._generation)
+
+    def leave(self, reason: str) -> None:
+        """Say that this node goes; a beat that is still on its way does not bring it back."""
+        with self._presence:
+            self._ended.set()
+            self.say("leave", reason=reason)
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a generation that this node belongs to.
@@ -196,7 +209,7 @@ class Grouping(RendezvousHandler):
                 said = {} if self._steering is None else self._steering.words()
                 standing = self._line.ask("beat", node=self._node.name, process=self._process, **said)
                 if not standing["known"]:
-                    self._join()
+                    self._come_back()
                 self._standing = standing
                 if self._steering is not None:
                     self._steering.heed(standing)
@@ -206,6 +219,12 @@ class Grouping(RendezvousHandler):
             if self._away:
                 self._away = False
                 self._told("the controller is back")
+
+    def _come_back(self) -> None:
+        """Join again where the controller does not know this node, unless that is because it has just left."""
+        with self._presence:
+            if not self._ended.is_set():
+                self._join()
 
     def _say_away(self, reason: str) -> None:
         if not self._away:
@@ -277,13 +296,12 @@ class NodeAgent(LocalElasticAgent):
         return result
 
     def _exit_barrier(self) -> None:
-        self._grouping.say("finish")
+        self._grouping.finish()
 
 
 def take_part(
     line: Line,
     node: Node,
-    token_file: Path | None,
     told: Callable[[str], object],
     words: LastWords,
     watching: Callable[[Grouping, Callable[[str], None]], None] | None = None,
@@ -293,7 +311,6 @@ def take_part(
     Args:
         line: The way to the controller.
         node: This node.
-        token_file: Where workers find the job's token.
         told: Takes lines for people.
         words: What this process and its workers say on standard error.
         watching: Started once the node has joined: watches for notices, and may send this process a signal.
@@ -305,7 +322,7 @@ def take_part(
     """
     for logger in [each for each in logging.root.manager.loggerDict if each.startswith("torch.distributed.elastic")]:
         logging.getLogger(logger).setLevel(logging.CRITICAL)  # each has a level of its own; what happens is said below
-    os.environ.update(line.environment(token_file) | {NODE: node.name, "TORCH_ELASTIC_WORKER_IDENTICAL": "1"})
+    os.environ.update(line.environment() | {NODE: node.name, "TORCH_ELASTIC_WORKER_IDENTICAL": "1"})
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(name, _go)
     steering = Steering(node.name, node.steer, told, node.window_s)
@@ -365,8 +382,7 @@ def _run(agent: NodeAgent, grouping: Grouping, node: Node, told: Callable[[str],
         why = "it cannot reach the controller"
         raise DeviceError(f"node {node.name} gives up: {err}") from err
     finally:
-        grouping.say("leave", reason=why)
-        grouping.shutdown()
+        grouping.leave(why)
         told(f"node {node.name} leaves: {why}")
 
 

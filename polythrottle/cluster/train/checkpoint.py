@@ -21,6 +21,7 @@ FORMAT = "polythrottle checkpoint"
 VERSION = 1
 FOLDER = "checkpoints"
 KEPT = 2
+_BLOCK = 1 << 20
 _NAME = re.compile(r"g(\d{6,})-s(\d{9,})\.json")
 
 
@@ -80,7 +81,9 @@ def seal(path: Path, manifest: Manifest) -> Manifest:
     """
     try:
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256")
+            digest = hashlib.sha256()
+            while block := file.read(_BLOCK):
+                digest.update(block)
             size = file.tell()
     except OSError as err:
         raise StorageError(f"{path} cannot be read: {err.strerror}") from err

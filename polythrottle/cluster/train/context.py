@@ -18,10 +18,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
+from typing_extensions import Self
 
 from polythrottle.clock import SystemClock
 from polythrottle.cluster.train.checkpoint import Manifest, loads, model_digest

@@ -123,7 +123,7 @@ class Controller:
         with self._lock:
             try:
                 return asked(words)
-            except (KeyError, TypeError, ValueError) as err:
+            except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as err:
                 raise InvalidInput(f"{verb}: the request lacks or garbles {err}") from err
             finally:
                 self.tick()
@@ -203,7 +203,7 @@ class Controller:
         return {}
 
     def _on_finish(self, words: Mapping[str, Any]) -> dict[str, Any]:
-        self.membership.finish(str(words["node"]))
+        self.membership.finish(str(words["node"]), int(words["generation"]))
         return {}
 
     def _on_notice(self, words: Mapping[str, Any]) -> dict[str, Any]:

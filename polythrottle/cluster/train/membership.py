@@ -6,9 +6,9 @@ Only the controller's monotonic clock decides who is lost, so clocks of nodes ma
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
+from polythrottle.backports import StrEnum
 from polythrottle.errors import InvalidInput
 
 
@@ -194,8 +194,14 @@ class Membership:
         if generation == self.generation:
             self._stepped = self._settled = True
 
-    def finish(self, name: str) -> None:
-        """Note that a node's workers have reached the end of the training; the first that does ends it for all."""
+    def finish(self, name: str, generation: int) -> None:
+        """Note that a node's workers have reached the end of the training; the first that does ends it for all.
+
+        Raises:
+            InvalidInput: If it speaks of another generation than the newest: what that has still to do is not done.
+        """
+        if generation != self.generation:
+            raise InvalidInput(f"generation {generation} cannot finish the job: the newest is {self.generation}")
         if self.outcome is None and name in self.members:
             self.outcome = Phase.FINISHED
             self._tell(Happening.FINISHED, node=name)

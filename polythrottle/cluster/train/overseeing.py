@@ -49,7 +49,8 @@ def overseen(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         elif record.get("event") in ("bottleneck", "no bottleneck"):
             last = record
         elif record.get("event") in _REMEDIED:
-            remedies[str(record["remedy"]), *record.get("nodes", ())] = record
+            remedy = (str(record["remedy"]), *record.get("nodes", ()))
+            remedies[remedy] = record
     return {
         "last_caps": [dict(each) for each in caps.values()],
         "last_bottleneck": None if last is None else dict(last),

@@ -21,7 +21,7 @@ from polythrottle.clock import Clock, SystemClock
 from polythrottle.cluster.train.account import read_events
 from polythrottle.cluster.train.membership import Phase
 from polythrottle.cluster.train.torchrun import Plan, Torchrun, descendants, job_line
-from polythrottle.cluster.train.wire import NODE, ControllerAway, Line, parse_address
+from polythrottle.cluster.train.wire import NODE, ControllerAway, Line
 from polythrottle.errors import DeviceError, InvalidInput
 
 FAST = {
@@ -122,14 +122,14 @@ def take_part(words: dict[str, Any]) -> None:
     """Train in one of Ray's workers.
 
     Args:
-        words: The controller's address, the script and its arguments.
+        words: The controller's address, the file of its token, the script and its arguments.
     """
     import ray  # type: ignore[import-not-found,unused-ignore]
 
     from polythrottle.cluster.train.agent import Grouping, Node
 
-    host, port = parse_address(words["address"])
-    line, local = Line(host, port), int(ray.train.get_context().get_local_rank())
+    line = Line.through(words["address"], Path(words["token_file"]))
+    local = int(ray.train.get_context().get_local_rank())
     name = f"ray-{ray.get_runtime_context().get_node_id()[:8]}-{local}"
     grouping = Grouping(line, Node(name, Path(words["script"])), sys.stderr.write)
     grouping.start()
@@ -138,18 +138,17 @@ def take_part(words: dict[str, Any]) -> None:
     assert meeting is not None
     place: dict[str, object] = {"RANK": found.rank, "WORLD_SIZE": found.world_size, "LOCAL_RANK": local}
     place |= {"MASTER_ADDR": meeting.master_addr, "MASTER_PORT": meeting.master_port, NODE: name}
-    os.environ.update({key: str(value) for key, value in place.items()} | line.environment(None))
+    os.environ.update({key: str(value) for key, value in place.items()} | line.environment())
     sys.argv = [words["script"], *words["words"]]
     try:
         runpy.run_path(words["script"], run_name="__main__")
-        grouping.say("finish")
+        grouping.finish()
     except SystemExit as err:
         if err.code:
             raise RuntimeError(f"the script ended with {err.code}") from err
-        grouping.say("finish")
+        grouping.finish()
     finally:
-        grouping.say("leave", reason="its worker has ended")
-        grouping.shutdown()
+        grouping.leave("its worker has ended")
 
 
 def _drive(folder: Path, script: str, words: Sequence[str]) -> None:
@@ -173,7 +172,8 @@ def _drive(folder: Path, script: str, words: Sequence[str]) -> None:
         if training is None and nodes:
             ray.init(address=cluster.address, log_to_driver=False)
             most = int(line.ask("status")["most"])
-            spoken = {"address": line.address, "script": script, "words": list(words)}
+            spoken: dict[str, Any] = {"address": line.address, "token_file": str(line.token_file)}
+            spoken |= {"script": script, "words": list(words)}
             training = threading.Thread(target=_fit, args=(spoken, most, folder, line, cluster.shutdown), daemon=True)
             training.start()
 

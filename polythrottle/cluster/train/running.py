@@ -23,13 +23,14 @@ from polythrottle.cluster.train.membership import Happening, Phase, Rules, resto
 from polythrottle.cluster.train.overseeing import Watched, overseen
 from polythrottle.cluster.train.serving import Serving, announce
 from polythrottle.cluster.train.torchrun import STOP_S, job_line
-from polythrottle.cluster.train.wire import ControllerAway, Line, parse_address, read_token
+from polythrottle.cluster.train.wire import ControllerAway, Line, is_loopback, own_token, parse_address, read_token
 from polythrottle.errors import BadFile, ClaimFailed, InvalidInput, PolythrottleError, StorageError, UnknownName
 from polythrottle.state import state_dir
 
 Told = Callable[[str], object]
 STORE_S = 10.0
 """How long a store may take to say what it holds, in seconds: who asks for a job's status waits for it."""
+MOST_NODES = 10_000
 STILLBORN = 3
 """Nodes that may end before they join, one after the other, before a job on this machine is given up."""
 
@@ -96,10 +97,13 @@ def node_counts(text: str) -> tuple[int, int]:
     Raises:
         InvalidInput: If it is none.
     """
-    matched = re.fullmatch(r"(?:(\d{1,6}):)?(\d{1,6})", text.strip())
-    if matched is None:
-        raise InvalidInput(f"--nodes takes a number such as 4, or least:most such as 2:4, not {text[:40]!r}")
-    return int(matched[1] or 1), int(matched[2])
+    matched = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-9]{1,6})", text.strip())
+    least, most = (int(matched[1] or 1), int(matched[2])) if matched else (0, 0)
+    if not 1 <= least <= most <= MOST_NODES:
+        raise InvalidInput(
+            f"--nodes takes 1 to {MOST_NODES} nodes, as a number such as 4 or least:most such as 2:4, not {text[:40]!r}"
+        )
+    return least, most
 
 
 def job_folder(name: str) -> Path:
@@ -143,32 +147,37 @@ def serve(
     Args:
         asked: What it is asked to do.
         address: Where to listen, as HOST:PORT; port 0 for a free one.
-        token_file: File of the job's token; needed for any host but loopback.
+        token_file: File of the job's token; None for one of the controller's own, in the job's folder.
         say: Takes lines for people.
         on_event: Told of everything that happens in the job, in order.
 
     Raises:
         InvalidInput: If a word is none, or the address cannot be listened on.
+        BadFile: If the token cannot be read, or others can.
         StorageError: If the job or the store is another controller's, or cannot be written.
         ClaimFailed: If the job has failed.
     """
     host, port = parse_address(address)
     job = asked.as_job()
-    token = read_token(token_file)
+    if token_file is not None:
+        read_token(token_file)
     refuse_taken(job)
     holding = Holding(Store(job.store))
     with contextlib.closing(Controller(job)) as controller:
-        return _served(Serving(controller, host, port, token, holding), token_file, say, on_event)
+        file = (token_file or own_token(job.folder)).absolute()
+        return _served(Serving(controller, host, port, read_token(file), holding), file, say, on_event)
 
 
 def _served(
-    serving: Serving, token_file: Path | None, say: Told, on_event: Callable[[Mapping[str, Any]], object]
+    serving: Serving, token_file: Path, say: Told, on_event: Callable[[Mapping[str, Any]], object]
 ) -> dict[str, Any]:
     controller, job = serving.controller, serving.controller.job
     with _stopping(serving.stop):
         serving.open()
-        announce(job, serving.line, token_file.absolute() if token_file else None)
+        announce(job, serving.line, token_file)
         say(f"controller of job {job.name} on {serving.line.address}, checkpoints in {job.store}")
+        if not is_loopback(serving.line.host):
+            say(f"its nodes need the token in {token_file}: give each a copy of mode 600 with --token-file")
         phase = serving.run(on_event=on_event)
     if phase is Phase.FAILED:
         raise ClaimFailed(f"job {job.name} has failed: {controller.reason}")
@@ -355,12 +364,26 @@ def _stored(folder: Path) -> Manifest | None:
 def way_to(address: str, token_file: Path | None) -> Line:
     """Return the way to a controller.
 
+    Args:
+        address: As HOST:PORT.
+        token_file: File of its token; None for that of the newest job in this user's state folder at the address.
+
     Raises:
-        InvalidInput: If the address is none.
+        InvalidInput: If the address is none, or no job here is at it.
         BadFile: If the token cannot be read.
     """
-    host, port = parse_address(address)
-    return Line(host, port, read_token(token_file))
+    wanted = parse_address(address)
+    if token_file is not None:
+        return Line.through(address, token_file)
+    known = [path for path in (state_dir() / "cluster").glob(f"*/{JOB}") if path.is_file()]
+    for path in sorted(known, key=lambda path: path.stat().st_mtime, reverse=True):
+        with contextlib.suppress(BadFile):
+            line = job_line(path.parent)
+            if (line.host, line.port) == wanted:
+                return line
+    raise InvalidInput(
+        f"no job of yours on this machine is at {address}: give --token-file with a copy of its controller's token"
+    )
 
 
 def refuse_taken(job: Job) -> None:

@@ -7,13 +7,13 @@ from the seed and from the present number of workers, so a place in a checkpoint
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from math import ceil, sqrt
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from polythrottle.backports import StrEnum
 from polythrottle.errors import InvalidInput
 
 Order = npt.NDArray[np.int64]

@@ -1,11 +1,10 @@
-"""A controller on its address: HTTP on loopback, elsewhere only with a token, for who reaches it can stop a job."""
+"""A controller on its address, with its hold on the store: it answers who has the token, and watches its job."""
 
 import contextlib
 import json
 import os
 import threading
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ from polythrottle.cluster.store import Holding, Store
 from polythrottle.cluster.train.account import JOB
 from polythrottle.cluster.train.checkpoint import newest_generation
 from polythrottle.cluster.train.controller import Controller, Job
+from polythrottle.cluster.train.listening import Answer, Listener
 from polythrottle.cluster.train.membership import Phase
-from polythrottle.cluster.train.wire import LARGEST, Line, admits, is_loopback
-from polythrottle.errors import InvalidInput, PolythrottleError, StorageError
+from polythrottle.cluster.train.wire import Line
+from polythrottle.errors import PolythrottleError, StorageError
 
 TICK_S = 0.05
 
@@ -25,85 +25,33 @@ def _unheard(event: Mapping[str, Any]) -> None:
     """Tell nobody."""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """One request of a node or worker."""
-
-    server: "Serving"
-    timeout = 10
-
-    def do_POST(self) -> None:
-        """Answer one request; a browser's is refused: pages elsewhere must not steer a job."""
-        if self.headers.get("Origin") or self.headers.get("Content-Type") != "application/json":
-            self._send(403, {"error": "not a request of a polythrottle node"})
-        elif not admits(self.server.token, self.headers.get("Authorization")):
-            self._send(401, {"error": "this controller needs the job's token: give --token-file"})
-        else:
-            self._send(*self._answered())
-
-    def _answered(self) -> tuple[int, dict[str, Any]]:
-        try:
-            length = int(self.headers.get("Content-Length", "0"))
-            if not 0 <= length <= LARGEST:
-                return 413, {"error": "the request is too long"}
-            words = json.loads(self.rfile.read(length) or b"{}")
-            if not isinstance(words, dict):
-                return 400, {"error": "a request is one JSON document"}
-            return 200, self.server.controller.answer(self.path.strip("/"), words)
-        except (ValueError, RecursionError):
-            return 400, {"error": "a request is one JSON document"}
-        except StorageError as err:
-            self.server.fault = err
-            return 503, {"error": str(err)}
-        except PolythrottleError as err:
-            return 400, {"error": str(err)}
-
-    def _send(self, status: int, document: Mapping[str, Any]) -> None:
-        data = json.dumps(document).encode()
-        with contextlib.suppress(OSError):  # who asked has gone
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing of single requests."""
-
-
-class Serving(ThreadingHTTPServer):
+class Serving:
     """A controller on its address, with its hold on the store.
 
     Args:
         controller: What answers.
-        host: Where to listen; anything but loopback needs a token.
+        host: Where to listen.
         port: On which port; 0 for a free one.
         token: What lets in.
         holding: The hold on the store.
 
     Raises:
-        InvalidInput: If it would listen for everybody without a token, or cannot listen there.
+        InvalidInput: If there is no token, or it cannot listen there.
     """
 
-    daemon_threads = True
-    request_queue_size = 128
-
     def __init__(self, controller: Controller, host: str, port: int, token: str, holding: Holding) -> None:
-        if not is_loopback(host) and not token:
-            raise InvalidInput(f"{host} can be reached from other machines: give --token-file, or listen on 127.0.0.1")
         self.controller, self.token = controller, token
         self.fault: StorageError | None = None
         self._told = len(controller.events)
         self._holding = holding
-        try:
-            super().__init__((host, port), _Handler)
-        except OSError as err:
-            raise InvalidInput(f"cannot listen on {host}:{port}: {err.strerror or err}") from err
+        self._listener = Listener(host, port, token, self._answer)
         self._ended = threading.Event()
 
     @property
     def line(self) -> Line:
         """Return the way to this controller."""
-        return Line(str(self.server_address[0]), int(self.server_address[1]), self.token)
+        host, port = self._listener.address
+        return Line(host, port, self.token)
 
     def open(self) -> None:
         """Take hold of the store, and answer from now on.
@@ -118,12 +66,12 @@ class Serving(ThreadingHTTPServer):
             self._holding.take()
             generation = newest_generation(Store(self.controller.job.store))
         except PolythrottleError:
-            self.server_close()
+            self._listener.close()
             raise
         self.controller.excuse(SystemClock().now() - begun_s)  # nobody could be heard meanwhile
         self.controller.begin(generation)
-        for work, words in ((self.serve_forever, (0.05,)), (self._holding.keep, (self._robbed,))):
-            threading.Thread(target=work, args=words, daemon=True).start()
+        self._listener.start()
+        threading.Thread(target=self._holding.keep, args=(self._robbed,), daemon=True).start()
 
     def run(self, patience_s: float = 20.0, on_event: Callable[[Mapping[str, Any]], object] = _unheard) -> Phase:
         """Watch, once open, until the job has ended and its nodes have gone, or `stop`; return how it ended.
@@ -139,8 +87,7 @@ class Serving(ThreadingHTTPServer):
             self._watch(patience_s, on_event)
         finally:
             self._tell(on_event)
-            self.shutdown()
-            self.server_close()
+            self._listener.close()
             self._holding.release()
             self.controller.close()
         if self.fault is not None:
@@ -150,6 +97,15 @@ class Serving(ThreadingHTTPServer):
     def stop(self) -> None:
         """End `run` soon."""
         self._ended.set()
+
+    def _answer(self, verb: str, words: Mapping[str, Any]) -> Answer:
+        try:
+            return 200, self.controller.answer(verb, words)
+        except StorageError as err:
+            self.fault = err
+            return 503, {"error": str(err)}
+        except PolythrottleError as err:
+            return 400, {"error": str(err)}
 
     def _robbed(self, reason: str) -> None:
         self.fault = StorageError(reason)
@@ -183,12 +139,12 @@ class Serving(ThreadingHTTPServer):
                 return
 
 
-def announce(job: Job, line: Line, token_file: Path | None) -> None:
+def announce(job: Job, line: Line, token_file: Path) -> None:
     """Write down where a job's controller is met.
 
     Raises:
         StorageError: If it cannot be written.
     """
     document = {"v": 1, "job": job.name, "address": line.address, "pid": os.getpid(), "store": job.store}
-    whole = document | {"token_file": str(token_file) if token_file else None}
+    whole = document | {"token_file": str(token_file)}
     Store(str(job.folder)).write(JOB, json.dumps(whole).encode())

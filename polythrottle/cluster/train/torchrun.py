@@ -13,8 +13,8 @@ from typing import Any
 
 from polythrottle.clock import Clock, SystemClock
 from polythrottle.cluster.train.account import JOB, keeper, read_events
-from polythrottle.cluster.train.wire import ControllerAway, Line, parse_address, read_token
-from polythrottle.errors import BadFile, DeviceError, UnknownName
+from polythrottle.cluster.train.wire import ControllerAway, Line, parse_address
+from polythrottle.errors import BadFile, DeviceError, InvalidInput, UnknownName
 
 START_S = 30.0
 STOP_S = 40.0
@@ -65,7 +65,7 @@ class Torchrun:
         line = self._line(self._controller)
         for name in members:
             if name not in self.nodes or self.nodes[name].poll() is not None:
-                words = ["--join", line.address, "--node", name, *self.plan.joining, str(self.plan.script)]
+                words = [*joining_words(line), "--node", name, *self.plan.joining, str(self.plan.script)]
                 self.nodes[name] = self._process([*words, "--", *self.plan.words], sys.stderr.fileno())
 
     def stop(self) -> None:
@@ -142,11 +142,16 @@ def job_line(folder: Path) -> Line:
     path = folder / JOB
     try:
         document = json.loads(path.read_bytes())
-        host, port = parse_address(document["address"])
-        file = document["token_file"]
-    except (OSError, ValueError, KeyError, TypeError) as err:
+        address, file = str(document["address"]), document["token_file"]
+        parse_address(address)
+    except (OSError, ValueError, KeyError, TypeError, InvalidInput) as err:
         raise BadFile(f"{folder} is no folder of a cluster job: {path.name} is missing or torn") from err
-    return Line(host, port, read_token(Path(file) if file else None))
+    return Line.through(address, Path(file) if file else None)
+
+
+def joining_words(line: Line) -> list[str]:
+    """Return the words with which a node joins a controller: where it is, and in which file its token stands."""
+    return ["--join", line.address, *(["--token-file", str(line.token_file)] if line.token_file else [])]
 
 
 def descendants(pid: int) -> list[int]:

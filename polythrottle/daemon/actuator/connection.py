@@ -3,8 +3,8 @@
 import socket
 
 from polythrottle.actuation.wire import MOST_REQUEST
-from polythrottle.daemon.actuator.peers import Peer
 from polythrottle.daemon.actuator.spaces import Job
+from polythrottle.daemon.peers import Peer
 
 SILENT_S, STUCK_S = 150.0, 5.0
 """How long a connection may ask nothing, and how long a line may take to come in or an answer to be taken."""

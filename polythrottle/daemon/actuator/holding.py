@@ -8,9 +8,9 @@ from typing import Any
 from polythrottle.actuation.lease import boot_s, one_line
 from polythrottle.actuation.wire import Later, LeaseOver
 from polythrottle.daemon.actuator.opening import Meter, asked, described, looking, offers_of, opened
-from polythrottle.daemon.actuator.peers import Peer
 from polythrottle.daemon.actuator.permits import Rights
 from polythrottle.daemon.actuator.terms import Term, Terms
+from polythrottle.daemon.peers import Peer
 from polythrottle.errors import (
     DeviceError,
     KnobRejected,
@@ -19,7 +19,7 @@ from polythrottle.errors import (
 )
 from polythrottle.ports import Device, Offer, Offering
 from polythrottle.space import Level, OperatingPoint
-from polythrottle.units import show_level
+from polythrottle.units import show_level, show_name
 
 _LOOK_S = 60.0
 _KNOWN_S, _KNOWN_HELD_S = 10.0, 300.0  # to inspect a GPU takes a second, in which nobody is answered
@@ -47,6 +47,7 @@ class Holding:
         self._looked: tuple[Device, float] | None = None
         self._known: tuple[float, dict[str, Any]] | None = None
         self._retry_s: float | None = None
+        self._owed = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,6 +91,7 @@ class Holding:
             except BaseException:
                 self.terms.lease = None
                 raise
+            term.renew(self._now_s() + seconds)  # it begins when the device is there, which may take a while
         self._note(self.terms.number, f"{'resumed' if resumed else 'leased'} by {term.holder} (user {peer.uid})")
         return {"token": term.token, "seconds": seconds, "resumed": resumed, "point": self.point}
 
@@ -98,13 +100,14 @@ class Holding:
         with ExitStack() as stack:
             device = stack.enter_context(opened(self.uri))
             self._offers = {offer.knob.name: offer for offer in offers_of(device)}
-            self._device, self._point, self._retry_s = device, None, None
+            self._device, self._point = device, None
+            self._retry_s, self._owed = None, ""
             stack.pop_all()  # it is left when the lease ends
         self._meter.begin()
 
     def renew(self, term: Term, seconds: float) -> dict[str, Any]:
         """Put the end of a lease or a loan off."""
-        term.ends_s = self._now_s() + seconds
+        term.renew(self._now_s() + seconds)
         return {"seconds": seconds, "lent": self.terms.loan is not None}
 
     def apply(self, token: str, peer: Peer, levels: Mapping[str, Level], rights: Rights) -> dict[str, Any]:
@@ -241,10 +244,10 @@ class Holding:
         self._meter.end(device)
         try:
             device.__exit__(None, None, None)
-        except PolythrottleError as err:
+        except (PolythrottleError, OSError) as err:
             self._note(self.terms.number, f"not restored: {one_line(str(err))}")
-            self._retry_s = self._now_s() + _AGAIN_S
-            return (str(err),)
+            self._retry_s, self._owed = self._now_s() + _AGAIN_S, str(err)
+            return (self._owed,)
         return tuple(each for each in _differences(device) if each not in before)
 
     @property
@@ -262,8 +265,17 @@ class Holding:
             self._stop_looking()
         if self._retry_s is not None and self._retry_s <= now_s:
             self._retry_s = now_s + _AGAIN_S
-            with suppress(PolythrottleError), opened(self.uri):  # entering puts back what was left
-                self._retry_s = None
+            self._try_again()
+
+    def _try_again(self) -> tuple[str, ...]:
+        """Put back what could not be when the lease ended; return what still cannot."""
+        try:
+            with opened(self.uri):  # entering puts back what was left
+                self._retry_s, self._owed = None, ""
+        except (PolythrottleError, OSError) as err:
+            again = str(err)
+            return (self._owed,) if again == self._owed else (f"{self._owed}; tried again: {again}",)
+        return ()
 
     def _run_out(self, term: Term) -> None:
         if term is self.terms.lease:
@@ -275,9 +287,11 @@ class Holding:
             self.end(str(err))
 
     def close(self) -> tuple[str, ...]:
-        """Put everything back, for good; return what is left."""
+        """Put everything back, for good, also what could not be put back before; return what is left."""
         self._stop_looking()
-        return self.end("the actuator ends") if self._device is not None else ()
+        if self._device is not None:
+            return self.end("the actuator ends")
+        return self._try_again() if self._retry_s is not None else ()
 
 
 def _differences(device: Device) -> Sequence[str]:
@@ -285,4 +299,4 @@ def _differences(device: Device) -> Sequence[str]:
 
 
 def _told(point: Mapping[str, Level]) -> str:
-    return ", ".join(f"{name} to {show_level(name, level)}" for name, level in point.items())[:200]
+    return ", ".join(f"{show_name(name)} to {show_level(name, level)}" for name, level in point.items())[:200]

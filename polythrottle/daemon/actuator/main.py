@@ -15,13 +15,14 @@ from pathlib import Path
 from polythrottle.actuation.site import Site, opened
 from polythrottle.backends import find_device
 from polythrottle.daemon.actuator.opening import asked, missing, served
-from polythrottle.daemon.actuator.peers import group_id
 from polythrottle.daemon.actuator.permits import GROUP, Permits
 from polythrottle.daemon.actuator.server import Server
 from polythrottle.daemon.actuator.service import Service
 from polythrottle.daemon.notify import Supervisor
-from polythrottle.daemon.sockets import check_folder
+from polythrottle.daemon.peers import group_id
+from polythrottle.daemon.sockets import check_folder, listen_at
 from polythrottle.errors import DeviceError, InvalidInput, PolythrottleError, StorageError
+from polythrottle.printable import printable
 from polythrottle.state import ACTUATOR_SOCKET, run_dir
 
 _BACKLOG = 64
@@ -70,9 +71,9 @@ def _run(path: Path | None, devices: Sequence[str] | None, permits_file: Path | 
         finally:
             supervisor.stopping()
             left = service.close()
+            for text in left:
+                _say(f"not as it was found: {text}")
             server.close()
-    for text in left:
-        _say(f"not as it was found: {text}")
     return DeviceError.exit_code if left else 0
 
 
@@ -89,7 +90,7 @@ def _heed(server: Server) -> None:
 
 def _say(text: str) -> None:
     with suppress(OSError):
-        sys.stderr.write(f"polythrottle actuator: {text}\n")
+        sys.stderr.write(f"polythrottle actuator: {printable(text)}\n")
         sys.stderr.flush()
 
 
@@ -137,21 +138,16 @@ def _only(lock: int, path: Path) -> None:
         path.unlink()
 
 
-@contextmanager
-def _bound(path: Path, group: int | None) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
-        usual = os.umask(0o177)  # nobody connects before owner and mode are right
+def _bound(path: Path, group: int | None) -> socket.socket:
+    def permit(made: Path) -> None:
         try:
-            listener.bind(os.fspath(path))
-        except OSError as err:
-            raise StorageError(f"cannot make the socket {path}: {err.strerror}") from err
-        finally:
-            os.umask(usual)
-        try:
-            if group is not None and path.stat().st_gid != group:
-                os.chown(path, 0, group)
-            os.chmod(path, 0o660)
+            if group is not None and made.stat().st_gid != group:
+                os.chown(made, 0, group)
+            os.chmod(made, 0o660)
         except OSError as err:
             raise StorageError(f"cannot give the socket {path} to its group: {err.strerror}") from err
-        listener.listen(_BACKLOG)
-        yield listener
+
+    try:
+        return listen_at(path, _BACKLOG, permit)
+    except OSError as err:
+        raise StorageError(f"cannot make the socket {path}: {err.strerror}") from err

@@ -16,7 +16,6 @@ is how the device is without anybody.
 """
 
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -25,7 +24,8 @@ from typing import Any
 
 from polythrottle.actuation.limits import KNOBS
 from polythrottle.actuation.site import contents
-from polythrottle.daemon.actuator.peers import Peer, group_id, user_id
+from polythrottle.backports import tomllib
+from polythrottle.daemon.peers import Peer, group_id, user_id
 from polythrottle.errors import BadFile, StorageError
 from polythrottle.space import Level
 from polythrottle.units import to_file, to_si

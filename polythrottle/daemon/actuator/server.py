@@ -10,12 +10,13 @@ from contextlib import suppress
 from polythrottle.actuation.lease import boot_s
 from polythrottle.actuation.wire import VERSION, Later, decode, encode, error_line
 from polythrottle.daemon.actuator.connection import Connection
-from polythrottle.daemon.actuator.peers import Peer, peer_of
 from polythrottle.daemon.actuator.requests import number_of, request_from
 from polythrottle.daemon.actuator.service import Service
 from polythrottle.daemon.actuator.spaces import Job
 from polythrottle.daemon.notify import Supervisor
+from polythrottle.daemon.peers import Peer, peer_of
 from polythrottle.errors import DeviceError, InvalidInput, PermissionDenied, PolythrottleError
+from polythrottle.printable import printable
 
 MOST_CONNECTIONS, MOST_PER_USER = 32, 4
 _EVENTS = {(True, True): 3, (True, False): selectors.EVENT_READ, (False, True): selectors.EVENT_WRITE}
@@ -78,7 +79,7 @@ class Server:
             self._service.tick()
         # As in `_serve`.
         except Exception as err:
-            sys.stderr.write(f"polythrottle actuator: fault in ending a lease: {type(err).__name__}: {err}\n")
+            _log(f"fault in ending a lease: {type(err).__name__}: {err}")
 
     def _wait_s(self, ping_s: float | None) -> float | None:
         if any(each.has_line for each in self._connections.values()):
@@ -90,9 +91,12 @@ class Server:
         return max(0.0, min(waits)) if waits else None
 
     def _turn(self) -> None:
-        """Answer at most one request of each connection, and drop those that are done or overdue."""
+        """Answer at most one request of each connection, and drop those that are done or overdue.
+
+        Who has a device comes first: no reader's request may hold up the renewing of a lease that runs meanwhile.
+        """
         now_s = time.monotonic()
-        for handle, each in list(self._connections.items()):
+        for handle, each in sorted(self._connections.items(), key=lambda item: not self._service.holds(item[1].peer)):
             if each.too_long:
                 self._reply(each, None, error=InvalidInput("that line is too long to be a request"), last=True)
             elif (line := each.line(now_s)) is not None:
@@ -171,7 +175,7 @@ class Server:
             return
         # The outermost loop: a fault in one answer must not end the process that keeps the device.
         except Exception as err:
-            sys.stderr.write(f"polythrottle actuator: fault in answering: {type(err).__name__}: {err}\n")
+            _log(f"fault in answering: {type(err).__name__}: {err}")
             self._reply(
                 connection, number, error=DeviceError("the actuator met a fault of its own; its log says which")
             )
@@ -218,3 +222,7 @@ class Server:
         self._selector.close()
         for each in (self._wake, self._woken, self._listener):
             each.close()
+
+
+def _log(text: str) -> None:
+    sys.stderr.write(f"polythrottle actuator: {printable(text)}\n")

@@ -3,8 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,17 @@ from polythrottle.actuation.site import Site
 from polythrottle.actuation.wire import MOST_S, VERSION, Later, LeaseOver
 from polythrottle.daemon.actuator.holding import Holding
 from polythrottle.daemon.actuator.pace import Pace
-from polythrottle.daemon.actuator.peers import Peer
 from polythrottle.daemon.actuator.permits import Permits, Rights, allowed
 from polythrottle.daemon.actuator.requests import Request
 from polythrottle.daemon.actuator.spaces import Job
 from polythrottle.daemon.actuator.terms import BURST, WRITES_PER_S, Term
+from polythrottle.daemon.peers import Peer
 from polythrottle.errors import DeviceError, PermissionDenied, PolythrottleError, StorageError, UnknownName
 
 _ASKED_PER_S, _ASKED_BURST = 100.0, 400
 _NOTED_PER_S, _NOTED_BURST = 0.2, 50
 _MOST_USERS, _MOST_JOBS = 256, 2
+_SLOW_S = 0.5
 
 
 class Service:
@@ -36,14 +37,14 @@ class Service:
         now_s: The clock that leases go by; the boot clock by default.
     """
 
-    def __init__(self, uris: Sequence[str], permits: Permits, now_s: Callable[[], float] | None = None) -> None:
+    def __init__(self, uris: Sequence[str], permits: Permits, now_s: Callable[[], float] = boot_s) -> None:
         self._audit = Audit(Site.of("actuator").audit, "actuator")
-        timed = {} if now_s is None else {"now_s": now_s}
-        self.holdings = [Holding(uri, self._note, **timed) for uri in dict.fromkeys(uris)]
-        self._permits = permits
+        self.holdings = [Holding(uri, self._note, now_s) for uri in dict.fromkeys(uris)]
+        self._permits, self._now_s = permits, now_s
         self._paces: dict[int, Pace] = {}
         self._noted = Pace(_NOTED_PER_S, _NOTED_BURST)
         self._jobs: list[Job] = []
+        self._inherited = False
         self._verbs: Mapping[str, Callable[[Peer, Request], dict[str, Any] | Job]] = {
             "hello": self._hello,
             "devices": self._devices,
@@ -68,22 +69,12 @@ class Service:
 
         A profile that somebody has applied by hand, and a device that another process steers, are left alone.
         """
-        left = []
         try:
             Site.of("actuator").prepare()
-            found = standing()
+            left = _put_back_inherited()
         except (StorageError, DeviceError) as err:
-            return [str(err)]
-        for each in found:
-            if each.lease.applied or each.lease.kept or each.lease.alive:
-                continue
-            try:
-                for outcome in restore_all(device=each.device):
-                    left += [str(text) for text in (*outcome.foreign, *outcome.failed, *outcome.damage)]
-            except UnknownName:
-                continue  # its guard was quicker
-            except PolythrottleError as err:
-                left.append(str(err))
+            left = [str(err)]
+        self._inherited = bool(left)
         return left
 
     def refuse(self, peer: Peer) -> str:
@@ -94,6 +85,10 @@ class Service:
             self._note(0, f"refused {peer} (user {peer.uid})")
         return f"user {peer.name} may not ask here; the group polythrottle may read; permits.toml says who may set"
 
+    def holds(self, peer: Peer) -> bool:
+        """Return whether a device is leased or lent to this process."""
+        return any(holding.terms.held_by(peer) for holding in self.holdings)
+
     def answer(self, peer: Peer, request: Request) -> dict[str, Any] | Job:
         """Return the answer to a request, or the job that makes it.
 
@@ -102,18 +97,18 @@ class Service:
         """
         self._check_pace(peer)
         self.tick()
-        with self._uncounted():
-            return self._verbs[request.verb](peer, request)
-
-    @contextmanager
-    def _uncounted(self) -> Iterator[None]:
-        """Let no lease run out over what the actuator itself is busy with, for nobody can renew one meanwhile."""
-        started_s = boot_s()
+        started_s = self._now_s()
         try:
-            yield
+            return self._verbs[request.verb](peer, request)
         finally:
-            for holding in self.holdings:
-                holding.terms.put_off(boot_s() - started_s)
+            self._put_off(peer, request.text.get("token", ""), self._now_s() - started_s)
+
+    def _put_off(self, peer: Peer, token: str, took_s: float) -> None:
+        """Let no lease run out over a slow call of its own holder, such as one that switches the power mode."""
+        if took_s < _SLOW_S or not any(holding.terms.has(token) for holding in self.holdings):
+            return
+        for holding in self.holdings:
+            holding.terms.put_off(took_s, token, peer)
 
     def _check_pace(self, peer: Peer) -> None:
         if peer.uid == 0:
@@ -126,9 +121,8 @@ class Service:
 
     def tick(self) -> None:
         """End what has run out."""
-        with self._uncounted():
-            for holding in self.holdings:
-                holding.tick()
+        for holding in self.holdings:
+            holding.tick()
 
     @property
     def next_s(self) -> float | None:
@@ -136,8 +130,19 @@ class Service:
         return min((each.next_s for each in self.holdings if each.next_s is not None), default=None)
 
     def close(self) -> list[str]:
-        """Put everything back, for good; return what is left."""
-        return [text for holding in self.holdings for text in holding.close()]
+        """Put everything back, for good, also what could not be before; return what is left."""
+        left: list[str] = []
+        for holding in self.holdings:
+            try:
+                left += holding.close()
+            except (PolythrottleError, OSError) as err:  # the others are put back all the same
+                left.append(f"{holding.uri}: {err}")
+        if self._inherited:
+            try:
+                left += [text for text in _put_back_inherited() if text not in left]
+            except (StorageError, DeviceError) as err:
+                left.append(str(err))
+        return left
 
     def _rights(self, peer: Peer, holding: Holding) -> Rights:
         return self._permits.rights(peer, holding.names)
@@ -265,6 +270,26 @@ class Service:
     def _take_back(self, peer: Peer, request: Request) -> dict[str, Any]:
         holding, _ = self._own(peer, request)
         return {"left": list(holding.end_loan("taken back") if holding.terms.loan is not None else ())}
+
+
+def _put_back_inherited() -> list[str]:
+    """Put back what stands changed and is nobody's, and return what cannot be.
+
+    Raises:
+        StorageError: If the records cannot be trusted or read.
+    """
+    left = []
+    for each in standing():
+        if each.lease.applied or each.lease.kept or each.lease.alive:
+            continue
+        try:
+            for outcome in restore_all(device=each.device):
+                left += [str(text) for text in (*outcome.foreign, *outcome.failed, *outcome.damage)]
+        except UnknownName:
+            continue  # its guard was quicker
+        except PolythrottleError as err:
+            left.append(str(err))
+    return left
 
 
 def _permitted(knob: Mapping[str, Any], rights: Rights) -> dict[str, Any]:

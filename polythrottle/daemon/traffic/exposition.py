@@ -156,7 +156,7 @@ def counts_of(text: str, known: Sequence[Names], model: str = "") -> Counts:
         for sample in _samples(text, names.wanted):
             if not model or _model(sample.labels) in ("", model):
                 sums.take(sample, names)
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
         raise InvalidInput(f"this is no text of Prometheus metrics: {str(error)[:80]}") from error
     return _counted(sums, names)
 

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from polythrottle.daemon.desk import Desk
+from polythrottle.daemon.named_files import Read, names_file, read_named
 from polythrottle.daemon.ports import Seen
 from polythrottle.daemon.status import Status, StudyShown
 from polythrottle.daemon.web.bodies import (
@@ -36,9 +37,10 @@ from polythrottle.daemon.wishes import (
     StopStudy,
     Wish,
 )
-from polythrottle.errors import DeviceError, UnknownName
+from polythrottle.errors import DeviceError, PolythrottleError, UnknownName
 
 _PATIENCE_S = 10.0
+_SLOW_FILES = "the daemon could not read its files in time; ask again"
 
 
 @dataclass
@@ -67,15 +69,37 @@ class Api:
         Raises:
             PolythrottleError: What it says no with; `DeviceError` if it does not answer in time.
         """
-        answer = asyncio.wrap_future(self.desk.hand_in(wish))
+        answer = asyncio.wrap_future(self.desk.hand_in(wish, await self._read(wish)))
         try:
             return await asyncio.wait_for(answer, _PATIENCE_S)
-        except TimeoutError:
+        except asyncio.TimeoutError:  # before Python 3.11 another class than the builtin one
             raise DeviceError("the daemon is busy with the device and did not answer in time; ask again") from None
 
+    async def _read(self, wish: Wish) -> Read | None:
+        """Have the file that a wish names read beside the control loop, and return what gives it what was read."""
+        if not names_file(wish):
+            return None
+        reading = self.aside.submit(read_named, wish)
+        ended = asyncio.wrap_future(reading)
+        await asyncio.wait((ended,), timeout=_PATIENCE_S)
+        if not ended.done():
+            raise DeviceError(_SLOW_FILES)
+        error = ended.exception()
+        if error is not None and not isinstance(error, PolythrottleError):
+            raise error
+        return reading.result
+
     async def beside(self, work: Callable[[], Any]) -> Any:
-        """Return what a call returns that may take a while, without holding up other answers."""
-        return await asyncio.get_running_loop().run_in_executor(self.aside, work)
+        """Return what a call returns that may take a while, without holding up other answers.
+
+        Raises:
+            DeviceError: If it takes too long.
+        """
+        found = asyncio.get_running_loop().run_in_executor(self.aside, work)
+        try:
+            return await asyncio.wait_for(found, _PATIENCE_S)
+        except asyncio.TimeoutError:  # before Python 3.11 another class than the builtin one
+            raise DeviceError(_SLOW_FILES) from None
 
     def known(self, id: str) -> StudyShown:
         """Return a study.

@@ -21,7 +21,7 @@ from polythrottle.errors import InvalidInput, PolythrottleError, UnknownName
 
 
 def build_app(api: Api) -> ASGIApp:
-    """Return the application; every request's scope must hold who asks, as ``state["peer"]``.
+    """Return the application; every request's scope must hold who asks, as ``state["visitor"]``.
 
     Raises:
         BadFile: If the token of TCP cannot be read.

@@ -17,7 +17,8 @@ BODY_BYTES_MOST = 64 * 1024
 _DEEPEST = 32
 
 _DAY_S = 86_400
-_WORDS = r"^[^\x00-\x1f\x7f]*$"
+_WORDS = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]*$"
+"""Neither controls, separators of lines, nor what turns the direction of writing."""
 
 
 def _object(properties: Mapping[str, Schema], *required: str) -> Schema:

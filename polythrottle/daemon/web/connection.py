@@ -11,9 +11,11 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from polythrottle.daemon.web.peers import Doorkeeper, Peer, Role
+from polythrottle.daemon.web.rights import Doorkeeper, Role, Visitor
 
 CONNECTIONS_MOST = 64
+TCP_MOST = 32
+"""Connections over TCP, counted apart: anybody who reaches the port may open them, and a token is shown only later."""
 _KEPT_FREE = 8
 """Of the connections, for root and the daemon's own user, so that nobody else can lock them out."""
 _STRANGERS_MOST = 8
@@ -38,12 +40,14 @@ class House:
         door: Tells who may come in.
         state: Of uvicorn: connections and tasks.
         strangers: How many connections wait to be told that they may not come in.
+        over_tcp: How many connections came over TCP.
     """
 
     config: Config
     door: Doorkeeper
     state: ServerState = field(default_factory=ServerState)
     strangers: int = 0
+    over_tcp: int = 0
 
     def unix(self) -> "Connection":
         """Return what handles the next connection of the Unix socket."""
@@ -53,12 +57,14 @@ class House:
         """Return what handles the next connection over TCP."""
         return Connection(self, tcp=True)
 
-    def room(self, peer: Peer) -> bool:
+    def room(self, visitor: Visitor) -> bool:
         """Return whether one more may be served."""
-        if peer.role is Role.NOTHING and not peer.tcp:
+        if visitor.tcp:
+            return self.over_tcp < TCP_MOST
+        if visitor.role is Role.NOTHING:
             return self.strangers < _STRANGERS_MOST
-        most = CONNECTIONS_MOST if peer.trusted else CONNECTIONS_MOST - _KEPT_FREE
-        return len(self.state.connections) - self.strangers < most
+        most = CONNECTIONS_MOST if visitor.trusted else CONNECTIONS_MOST - _KEPT_FREE
+        return len(self.state.connections) - self.strangers - self.over_tcp < most
 
 
 class _Patience:
@@ -100,17 +106,18 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Look who it is."""
-        peer = Peer(Role.NOTHING, tcp=True)
+        visitor = Visitor(Role.NOTHING, tcp=True)
         if not self._tcp:
-            peer = self._house.door.admitted(transport.get_extra_info("socket"))
-        if not self._house.room(peer):
+            visitor = self._house.door.admitted(transport.get_extra_info("socket"))
+        if not self._house.room(visitor):
             self._turn_away(transport)
             return
         super().connection_made(transport)
         self._served = True
-        self.app_state = {"peer": peer}
-        self._stranger = peer.role is Role.NOTHING and not peer.tcp
+        self.app_state = {"visitor": visitor}
+        self._stranger = visitor.role is Role.NOTHING and not visitor.tcp
         self._house.strangers += self._stranger
+        self._house.over_tcp += self._tcp
         self._late.begin(self.transport, STRANGER_S if self._stranger else REQUEST_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -120,7 +127,8 @@ class Connection(H11Protocol):
         if not self._served:
             return
         self._house.strangers -= self._stranger
-        self._stranger = False
+        self._house.over_tcp -= self._tcp
+        self._served = self._stranger = False
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 

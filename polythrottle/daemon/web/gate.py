@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polythrottle.daemon.web.options import Tcp
-from polythrottle.daemon.web.peers import Peer, Role
 from polythrottle.daemon.web.replies import Refusal
+from polythrottle.daemon.web.rights import Role, Visitor
 from polythrottle.errors import InvalidInput, PermissionDenied
 
 _HOST = re.compile(r"(\[(?P<bracketed>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]*))(:[0-9]*)?")
@@ -58,10 +58,10 @@ class Gate:
             Refusal: If it may not.
         """
         _check_size(scope)
-        peer: Peer = scope["state"]["peer"]
+        visitor: Visitor = scope["state"]["visitor"]
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
-        role = peer.role
-        if peer.tcp:
+        role = visitor.role
+        if visitor.tcp:
             self._check_name(headers)
             role = Role.READ if scope["path"] in _OPEN else self._shown(headers)
         _check_role(role, scope["method"])

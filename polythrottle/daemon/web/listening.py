@@ -6,7 +6,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from polythrottle.daemon.sockets import check_folder
+from polythrottle.daemon.sockets import check_folder, listen_at
 from polythrottle.daemon.web.options import Tcp
 from polythrottle.errors import DeviceError, InvalidInput, StorageError
 
@@ -26,25 +26,14 @@ def unix_socket(path: Path, groups: frozenset[int]) -> socket.socket:
     """
     if len(os.fsencode(path)) > _PATH_MOST:
         raise InvalidInput(f"the path of a socket has at most {_PATH_MOST} bytes: {path}")
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         check_folder(path)
         _clear(path)
-        mask = os.umask(0o177)
-        try:
-            listening.bind(str(path))
-        finally:
-            os.umask(mask)
-        _permit(path, groups)
-        listening.setblocking(False)
-        listening.listen(BACKLOG)
+        listening = listen_at(path, BACKLOG, lambda made: _permit(made, groups))
     except OSError as error:
-        listening.close()
         raise StorageError(f"the socket {path} cannot be made: {error.strerror or error}") from error
-    except BaseException:
-        listening.close()
-        raise
+    listening.setblocking(False)
     return listening
 
 

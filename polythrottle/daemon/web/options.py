@@ -2,13 +2,15 @@
 
 import ipaddress
 import os
+import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from polythrottle.errors import BadFile, InvalidInput, PermissionDenied
+from polythrottle.errors import BadFile, InvalidInput, PermissionDenied, StorageError
 
 _TOKEN_LEAST, _TOKEN_MOST = 16, 4096
 
@@ -70,6 +72,25 @@ class Tcp:
             raise InvalidInput(f"--tcp {text}: an IPv6 address stands in brackets, such as [::1]:8080")
         return cls(bare, number, certificate, key, token_file)
 
+    def address(self, port: int, token: bool = False) -> str:
+        """Return the address of the page for a browser.
+
+        Args:
+            port: That is listened on.
+            token: Whether to put the token in. It then stands behind the ``#``, which no browser sends to anybody, and
+                which the page takes out of the address bar as it opens. It is for the eyes of whoever started the
+                daemon, never for a log.
+
+        Raises:
+            PolythrottleError: If the token cannot be read.
+        """
+        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
+        shown = f"[{host}]" if ":" in host else host
+        scheme = "http" if self.certificate is None else "https"
+        known = self.token() if token else None
+        behind = "" if known is None else f"#token={quote(known.decode('ascii'), safe='')}"
+        return f"{scheme}://{shown}:{port}/{behind}"
+
     def secured(self) -> ssl.SSLContext | None:
         """Return what TLS needs; None without TLS.
 
@@ -109,6 +130,27 @@ class Tcp:
                 "make one with: openssl rand -hex 24"
             )
         return text
+
+
+def own_page(token_file: Path) -> Tcp:
+    """Return where a page for this user alone is served: a free port of this machine, with a token made up now.
+
+    Args:
+        token_file: Where the token is kept; a former one is replaced.
+
+    Raises:
+        StorageError: If the token cannot be written.
+    """
+    import secrets
+
+    try:
+        token_file.unlink(missing_ok=True)
+        handle = os.open(token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(f"{secrets.token_urlsafe(24)}\n")
+    except OSError as error:
+        raise StorageError(f"no token can be kept in {token_file}: {error.strerror}; see --no-page") from error
+    return Tcp("127.0.0.1", 0, token_file=token_file)
 
 
 @dataclass(frozen=True)

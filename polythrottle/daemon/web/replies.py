@@ -17,6 +17,7 @@ from polythrottle.errors import (
     TrialError,
     UnknownName,
 )
+from polythrottle.printable import printable
 
 HEADERS = {
     "cache-control": "no-store",
@@ -88,6 +89,6 @@ def error_reply(error: PolythrottleError) -> Response:
 
 def refused(status: int, kind: str, words: str, headers: dict[str, str] | None = None) -> Response:
     """Return an answer that says why not."""
-    body = to_json({"error": {"kind": kind, "words": words[:_MOST_WORDS]}})
+    body = to_json({"error": {"kind": kind, "words": printable(words[:_MOST_WORDS])}})
     named = {name.replace("_", "-"): value for name, value in (headers or {}).items()}
     return Response(body, status, {**HEADERS, **named}, "application/json")

@@ -9,8 +9,9 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from typing_extensions import Self
 from uvicorn.config import Config
 
 from polythrottle.daemon.desk import Desk
@@ -20,7 +21,7 @@ from polythrottle.daemon.web.connection import IDLE_S, LOG, Connection, House
 from polythrottle.daemon.web.gate import HEAD_BYTES_MOST
 from polythrottle.daemon.web.listening import BACKLOG, remove, tcp_socket, unix_socket
 from polythrottle.daemon.web.options import WebOptions
-from polythrottle.daemon.web.peers import Doorkeeper
+from polythrottle.daemon.web.rights import Doorkeeper
 from polythrottle.daemon.web.shelf import Shelf
 
 _GRACE_S = 1.0

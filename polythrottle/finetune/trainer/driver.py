@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 from polythrottle.actuation.wire import error_from
 from polythrottle.errors import InvalidInput, StorageError
@@ -22,6 +24,9 @@ LOG = "trainer.log"
 
 _LAST_WORDS = 200
 _REAP_S = 5.0
+# A terminal's Ctrl-C then reaches the driver alone, and the kernel ends a suspended trainer whose driver dies (POSIX,
+# _exit: SIGHUP to a newly orphaned process group with stopped members). A session of its own would be no such group.
+_OWN_GROUP: Mapping[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
 
 
 @dataclass(frozen=True)
@@ -149,9 +154,7 @@ class Trainer:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    # A terminal's Ctrl-C then reaches the driver alone, and the kernel ends a suspended trainer whose
-                    # driver dies (POSIX, _exit: SIGHUP to a newly orphaned process group with stopped members).
-                    process_group=0,
+                    **_OWN_GROUP,
                     env=_environment(self.task.threads),
                 )
         except OSError as err:

@@ -2,12 +2,12 @@
 
 import io
 import math
-from typing import Any
 
 import torch
 
 from polythrottle.errors import BadFile, TrialError
 from polythrottle.finetune.trainer.network import Network
+from polythrottle.workloads.torch_archive import load_tensors
 
 _SIGNS = ("can't allocate memory", "out of memory", "bad_alloc")
 
@@ -86,7 +86,7 @@ class Learner:
             BadFile: If that does not fit this network.
         """
         try:
-            state: Any = torch.load(io.BytesIO(learnt), map_location="cpu", weights_only=True)
+            state = load_tensors(learnt)
             with torch.no_grad():
                 for name, weight in self.network.free.items():
                     weight.copy_(state["free"][name])

@@ -105,6 +105,7 @@ def _parsed(text: bytes) -> Entry | None:
         crc = line.pop("crc")
         if crc != zlib.crc32(json.dumps(line).encode()):
             return None
-        return Entry(**{**line, "seen": tuple(line["seen"]), "left_out": tuple(line["left_out"])})
+        entry = Entry(**{**line, "seen": tuple(line["seen"]), "left_out": tuple(line["left_out"])})
+        return entry if type(entry.step) is int and type(entry.epoch) is int else None
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         return None

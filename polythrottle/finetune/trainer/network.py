@@ -7,11 +7,8 @@ and dropout is off, which is what freezing a backbone means and what makes slice
 """
 
 import io
-import logging
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from polythrottle.finetune.trainer.listing import classes_of
 from polythrottle.finetune.trainer.task import ADAPTERS
 from polythrottle.workloads import open_workload
 from polythrottle.workloads.call import guarded
+from polythrottle.workloads.torch_archive import load_export, load_script, quiet
 from polythrottle.workloads.torch_export import open_export
 from polythrottle.workloads.torch_module import TorchWorkload
 
@@ -86,16 +84,16 @@ class Network:
         Raises:
             TrialError: If torch cannot write it.
         """
-        with torch.no_grad(), _quiet("torch raised"):
+        with torch.no_grad(), quiet("torch raised"):
             learnt = {name: weight for name, weight in self.free.items() if not name.endswith((".up", ".down"))}
             learnt |= {name: self._sum(name) for name in self._adapted}
             file = io.BytesIO()
             if self._path.suffix == SCRIPT:
-                script = torch.jit.load(str(self._path))  # type: ignore[no-untyped-call]
+                script = load_script(self._path)
                 _overwrite(dict(script.named_parameters()), learnt)
                 torch.jit.save(script, file)
             else:
-                program = torch.export.load(self._path)
+                program = load_export(self._path)
                 _overwrite(program.state_dict, learnt)
                 torch.export.save(program, file)
             return file.getvalue()
@@ -123,7 +121,7 @@ def begun(uri: str, sample: torch.Tensor, labels: list[str], seed: int) -> tuple
         module = open_export(uri, inputs=() if uri.lower().endswith(ARCHIVE) else (shape,)).module
         suffix = SCRIPT if isinstance(module, torch.jit.ScriptModule) else ARCHIVE
         if suffix == ARCHIVE:
-            _batch(torch.export.load(uri))
+            _batch(load_export(uri))
         return _read(uri), suffix, _fitting(uri, labels, _outputs(module, sample))
     served = open_workload(uri, inputs=(shape,), threads=[1])
     if not isinstance(served, TorchWorkload):
@@ -148,10 +146,9 @@ def scores_of(path: Path) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _opened(path: Path) -> tuple[nn.Module, list[tuple[str, str]], bool]:
     """Return a module, the weights and biases (or "") of its linear layers in order, and whether its batch is 1."""
-    load: Any = torch.jit.load if path.suffix == SCRIPT else torch.export.load
+    loaded = load_script(path) if path.suffix == SCRIPT else load_export(path)
     try:
-        with _quiet("torch raised"):
-            loaded = load(str(path))
+        with quiet("torch raised"):
             module: nn.Module = loaded.eval() if path.suffix == SCRIPT else loaded.module()
     except TrialError as err:
         raise BadFile(f"{path} does not load here: {err}") from err
@@ -251,27 +248,12 @@ def _exported(uri: str, module: nn.Module, sample: torch.Tensor) -> bytes:
     batch = torch.stack([sample] * _TRIED)
     file = io.BytesIO()
     try:
-        with _quiet("torch.export raised"):
+        with quiet("torch.export raised"):
             sizes = ({0: torch.export.Dim.DYNAMIC},)
             torch.export.save(torch.export.export(module.cpu(), (batch,), dynamic_shapes=sizes), file)
     except TrialError as err:
         raise InvalidInput(f"{uri} cannot be exported, so what is trained could not be served: {err}") from err
     return file.getvalue()
-
-
-@contextmanager
-def _quiet(what: str) -> Iterator[None]:
-    """Have torch keep its remarks about its own future to itself; what goes wrong is raised all the same."""
-    log = logging.getLogger("torch.export")
-    level = log.level
-    try:
-        log.setLevel(logging.CRITICAL)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with guarded(what):
-                yield
-    finally:
-        log.setLevel(level)
 
 
 def _read(uri: str) -> bytes:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from polythrottle.workloads.call import one_line
+from polythrottle.workloads.torch_archive import load_tensors
 
 _NOT = {".npy": "it is no array of numbers, or is cut off", ".pt": "it is no plain tensor, or is cut off"}
 
@@ -45,7 +46,7 @@ def _read(path: Path) -> torch.Tensor:
     if suffix == ".npy":
         return _plain(torch.from_numpy(np.load(path, allow_pickle=False)))
     if suffix == ".pt":
-        tensor = torch.load(path, map_location="cpu", weights_only=True)
+        tensor = load_tensors(path)
         if not isinstance(tensor, torch.Tensor):
             raise Unreadable(f"it holds a {type(tensor).__name__}, not a tensor")
         return _plain(tensor)

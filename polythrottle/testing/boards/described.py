@@ -1,11 +1,11 @@
 """Descriptions of boards: what differs between them; the clock tables come from the catalogue."""
 
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from polythrottle.backports import tomllib
 from polythrottle.catalog import Board, load_board
 from polythrottle.errors import UnknownName
 

@@ -37,6 +37,7 @@ def plant(name: str, folder: Path | str, *, power_mode: int | None = None) -> Pa
     try:
         if root.exists() and any(root.iterdir()):
             raise StorageError(f"{root} is not empty; name a new folder for the tree")
+        shutil.rmtree(Machine(root).beside, ignore_errors=True)  # of an earlier tree of that name
         _lay(root, name, Memory(board=name, refuses=board["kernel"].startswith("4.")), chosen)
     except (NotADirectoryError, PermissionError, FileExistsError) as err:
         raise StorageError(f"cannot lay a tree at {root}: {err.strerror}") from err

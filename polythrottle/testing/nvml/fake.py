@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+
+from typing_extensions import Self
 
 from polythrottle.errors import DeviceError, UnknownName
 from polythrottle.testing.nvml.library import built, forget_bindings, load

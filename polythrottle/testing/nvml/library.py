@@ -3,6 +3,7 @@
 import atexit
 import ctypes
 import functools
+import importlib.util
 import os
 import shlex
 import shutil
@@ -19,12 +20,12 @@ _FLAGS = ("-std=gnu11", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-fvisibi
 
 
 def compiler() -> str | None:
-    """Return the C compiler's command, ``$CC`` first, or None where there is none."""
+    """Return the C compiler's command, ``$CC`` first, else that of the package ziglang, or None where there is none."""
     for command in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
         words = shlex.split(command)
         if words and shutil.which(words[0]):
             return command
-    return None
+    return f"{shlex.quote(sys.executable)} -m ziglang cc" if importlib.util.find_spec("ziglang") else None
 
 
 def build(folder: Path) -> Path:
@@ -35,12 +36,17 @@ def build(folder: Path) -> Path:
     """
     command = compiler()
     if command is None:
-        raise DeviceError("no C compiler (cc, gcc, clang or $CC), so the stand-in NVIDIA driver cannot be built")
+        raise DeviceError(
+            "no C compiler (cc, gcc, clang, $CC or pip install ziglang), so the stand-in NVIDIA driver cannot be built"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     fresh, ready = folder / f"{SONAME}.{os.getpid()}", folder / SONAME
     sources = [str(path) for path in sorted(_SOURCES.glob("*.c"))]
     words = [*shlex.split(command), *_FLAGS, f"-Wl,-soname,{SONAME}", "-o", str(fresh), *sources]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    # zig asks for a cache even where there is no home folder; beside its package, the second build takes no time.
+    cache = str(Path(sys.prefix) / ".cache" / "zig" if os.access(sys.prefix, os.W_OK) else folder / "zig")
+    environment = {**os.environ, "ZIG_LOCAL_CACHE_DIR": cache, "ZIG_GLOBAL_CACHE_DIR": cache}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise DeviceError(f"{words[0]} does not build the stand-in NVIDIA driver: {done.stderr.strip()}")
     return fresh.replace(ready)

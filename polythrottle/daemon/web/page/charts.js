@@ -1,4 +1,4 @@
-// Ten minutes of a few series in arrays of fixed size, and figures of a fixed number of nodes.
+// Up to ten minutes of a few series in arrays of fixed size, and figures of a fixed number of nodes.
 const SPAN_S = 600;
 class Ring {
   constructor(names) {
@@ -22,12 +22,17 @@ class Ring {
     }
     return most;
   }
-  path(name, top, height) {  // lines are broken where seconds are missing: a gap is not a value
+  span() {  // whole minutes that there is something of
+    let oldest = this.newest;
+    for (const second of this.times) if (second > this.newest - SPAN_S && second < oldest) oldest = second;
+    return Math.min(SPAN_S, 60 * Math.max(1, Math.ceil((this.newest - oldest + 1) / 60)));
+  }
+  path(name, top, height, span) {  // lines are broken where seconds are missing: a gap is not a value
     let drawn = '', last = -Infinity;
-    for (let back = SPAN_S - 1; back >= 0; back -= 1) {
+    for (let back = span - 1; back >= 0; back -= 1) {
       const second = this.newest - back, slot = ((second % SPAN_S) + SPAN_S) % SPAN_S, value = this.series[name][slot];
       if (this.times[slot] !== second || Number.isNaN(value)) continue;
-      const x = SPAN_S - 1 - back, y = (height * (1 - Math.min(1, value / top))).toFixed(1);
+      const x = ((span - 1 - back) * (SPAN_S - 1) / (span - 1)).toFixed(1), y = (height * (1 - Math.min(1, value / top))).toFixed(1);
       drawn += second - last > 3 ? `M${x} ${y}h.01` : `L${x} ${y}`;
       last = second;
     }
@@ -53,16 +58,18 @@ class Spark {
     this.limit = drawn('path', { class: 'limit' });
     this.picture.append(drawn('path', { class: 'floor', d: `M0 100H${SPAN_S}` }), this.trace, this.limit);
     this.top = made('span');
+    this.begin = made('span');
     const foot = made('p', { 'aria-hidden': 'true' });
-    foot.append(made('span', {}, '10 min ago'), this.top, made('span', {}, 'now'));
+    foot.append(this.begin, this.top, made('span', {}, 'now'));
     home.append(this.picture, foot);
   }
   draw(ring, limit) {
-    const most = ring.most(this.name), top = ceiling(Math.max(most, known(limit) ? limit : 0) * 1.08);
-    this.trace.setAttribute('d', ring.path(this.name, top, 100));
+    const span = ring.span(), most = ring.most(this.name), top = ceiling(Math.max(most, known(limit) ? limit : 0) * 1.08);
+    this.trace.setAttribute('d', ring.path(this.name, top, 100, span));
     this.limit.setAttribute('d', known(limit) ? `M0 ${(100 * (1 - limit / top)).toFixed(1)}H${SPAN_S}` : '');
+    put(this.begin, `${span / 60} min ago`);
     put(this.top, most > 0 ? `0 to ${this.write(top)}` : '');
-    this.picture.setAttribute('aria-label', `Last ten minutes, at most ${this.write(most)}`);
+    this.picture.setAttribute('aria-label', `Last ${span / 60} min, at most ${this.write(most)}`);
   }
 }
 const ticks = (top, most) => {
@@ -135,7 +142,7 @@ class LadderFigure {  // watts and p99 of every rung against its rate; where the
     this.nowName.setAttribute('y', 31);
     this.nowName.setAttribute('text-anchor', late ? 'end' : 'start');
     put(this.nowName, known(now) && known(status.power_w) ? `now ${rate(now)}, ${watts(status.power_w)}` : '');
-    const stands = status.rung ? `The daemon stands on point ${here + 1}, good up to ${rate(status.rung.rate_per_s)}, where ${watts(status.rung.power_w)} and a p99 of ${seconds(status.rung.p99_s)} are predicted.` : 'The daemon stands on none of them.';
+    const stands = status.rung ? `Set is point ${here + 1}, for up to ${rate(status.rung.rate_per_s)}, where ${watts(status.rung.power_w)} and a p99 of ${seconds(status.rung.p99_s)} are predicted.` : 'None of them is set.';
     this.svg.setAttribute('aria-label', `Power and p99 against load at ${status.ladder.length} points. ${stands}`);
   }
 }

@@ -7,9 +7,15 @@ class Refusal extends Error {
 class Feed {
   constructor({ status, event, began, changed }) {
     Object.assign(this, { heard: { status, event, began, changed }, last: 0, live: false, asked: false, words: '', lostAt: null });
+    this.wake = () => {};
+    this.taken();
+    addEventListener('hashchange', () => { if (this.taken()) this.wake(); });
+  }
+  // The token comes behind the #, which is sent to nobody; it leaves the address bar and stays with this tab.
+  taken() {
     const given = new URLSearchParams(location.hash.slice(1)).get('token');
     if (given) { sessionStorage.setItem(TOKEN, given); history.replaceState(null, '', location.pathname); }
-    this.wake = () => {};
+    return Boolean(given);
   }
   headers(more = {}) {
     const token = sessionStorage.getItem(TOKEN);

@@ -65,7 +65,7 @@ const heading = (now) => {
   tell('kind', `${now.energy_kind} energy`);
   for (const tag of document.querySelectorAll('.tag')) put(tag, now.energy_kind && now.energy_kind !== 'measured' ? now.energy_kind : '');
   tell('why', now.reason ? `${now.phase}: ${now.reason}` : '');
-  tell('about', `${now.device} · daemon since ${dayTime(now.since)} · ${prefixed(now.resident_bytes, 'B')} resident · control p99 ${seconds(now.late_p99_s)} late · ${joules(now.energy_j)} used${now.energy_kind ? `, ${now.energy_kind}` : ''}`);
+  tell('about', `${now.device} · daemon since ${dayTime(now.since)} · ${prefixed(now.resident_bytes, 'B')} of memory · control loop late by ${seconds(now.late_p99_s)} (p99) · ${joules(now.energy_j)} used${now.energy_kind ? `, ${now.energy_kind}` : ''}`);
 };
 const figures = (now) => {
   const limit = now.budget.limit_w, peak = known(now.peak_w) ? `peak ${watts(now.peak_w)}` : '';
@@ -77,7 +77,7 @@ const figures = (now) => {
   tell('p99-note', known(now.limit_s) ? `limit ${seconds(now.limit_s)}${used}` : `mean ${seconds(now.mean_s)} · no limit`);
   over('p99', known(now.limit_s) && now.p99_s > now.limit_s);
   tell('rate', rate(now.rate_per_s));
-  const most = now.rung ? `point good to ${rate(now.rung.rate_per_s)} · ` : '';
+  const most = now.rung ? `serves up to ${rate(now.rung.rate_per_s)} · ` : '';
   tell('rate-note', `${most}${known(now.waiting) ? now.waiting : NONE} waiting`);
   sparks.power_w.draw(ring, limit);
   sparks.p99_s.draw(ring, now.limit_s);
@@ -92,7 +92,7 @@ const saved = ({ saved: { joules: mid, low, high, requests, words } }) => {
   tell('saved-ends', !known(mid) ? '' : ends ? `95 % interval ${between(low, high)}` : `${joules(mid)}, interval not known`);
   hide('interval', !ends);
   if (ends) interval(mid, low, high, proven);
-  const counted = requests ? `${requests.toLocaleString('en')} requests. ` : '';
+  const counted = requests ? `${requests.toLocaleString('en')} requests, ` : '';
   tell('saved-words', `${counted}${words}`);
 };
 const interval = (mid, low, high, proven) => {
@@ -107,14 +107,14 @@ const interval = (mid, low, high, proven) => {
 const GUARDS = { p99: seconds, errors: (value) => `${round(value * 100)} %`, power: watts, 'peak power': watts, temperature: degrees, throttling: (value) => (value ? 'yes' : 'no') };
 const tables = (now) => {
   const set = Object.entries(now.point).map(([name, value]) => [knobName(name), level(name, value)]);
-  if (set.length && now.gather_s > 0) set.push(['gather at most', seconds(now.gather_s)]);
-  rows(at('knobs'), set.length ? set : [['the daemon has set nothing', '']]);
+  if (set.length && now.gather_s > 0) set.push(['wait for a full batch', seconds(now.gather_s)]);
+  rows(at('knobs'), set.length ? set : [['nothing is set', '']]);
   const runs = Object.entries(now.clocks_hz).map(([name, value]) => [name, megahertz(value)]);
-  runs.push(['temperature', degrees(now.temperature_c)], ['slows itself down', now.throttled === null ? 'unknown' : now.throttled ? 'yes' : 'no']);
+  runs.push(['temperature', degrees(now.temperature_c)], ['throttled', now.throttled === null ? 'unknown' : now.throttled ? 'yes' : 'no']);
   rows(at('clocks'), runs);
   tell('boundary', now.boundary);
   const seen = (guard, value) => (known(value) ? (GUARDS[guard.name] ?? round)(value) : NONE);
-  const stands = ({ tripped, value, limit }) => (tripped ? 'trips' : !known(limit) ? 'not watched' : !known(value) ? 'not seen' : value > limit ? 'above' : 'content');
+  const stands = ({ tripped, value, limit }) => (tripped ? 'tripped' : !known(limit) ? 'no limit' : !known(value) ? 'unknown' : value > limit ? 'above' : 'ok');
   rows(at('guards'), now.guards.map((guard) => [guard.name, seen(guard, guard.value), seen(guard, guard.limit), stands(guard)]));
   now.guards.forEach((guard, index) => classed(at('guards').rows[index], guard.tripped ? 'trips' : ''));
   tell('drift', now.drift ? `Drift: ${now.drift}` : now.guards.length ? '' : 'No guard is set.');
@@ -122,7 +122,7 @@ const tables = (now) => {
   [...at('rungs').rows].forEach((row, index) => { index === now.rung?.number ? row.setAttribute('aria-current', 'true') : row.removeAttribute('aria-current'); });
   hide('ladder-more', !now.ladder.length);
   const rung = now.rung;
-  tell('ladder-note', rung ? `On point ${rung.number + 1} of ${rung.of}, good up to ${rate(rung.rate_per_s)}: ${watts(rung.power_w)} and p99 ${seconds(rung.p99_s)} predicted. Ready for ${rate(now.demand_per_s)}.` : now.ladder.length ? 'On none of these points now.' : 'No profile with points along load is followed.');
+  tell('ladder-note', rung ? `Set: point ${rung.number + 1} of ${rung.of}, for up to ${rate(rung.rate_per_s)}; predicted there: ${watts(rung.power_w)} and a p99 of ${seconds(rung.p99_s)}. Expected load: ${rate(now.demand_per_s)}.` : now.ladder.length ? 'None of these points is set now.' : 'No profile with points for different loads is followed.');
   const { words, limit_w: limit, left_j: left, shadow_w_per_ms: shadow, met } = now.budget;
   tell('budget', words || 'No limit is set.');
   rows(at('budget-rows'), [['allowed now', watts(limit)], ['left', known(left) ? `${fixed(left / 3600)} Wh` : NONE], ['one more ms of p99 saves', watts(shadow)], ['can be met', met === null ? 'unknown' : met ? 'yes' : 'no']].filter(() => words));

@@ -34,15 +34,15 @@ const between = (low, high) => {  // the unit once, where both have the same
 };
 const rate = (value) => (known(value) ? `${fixed(value)}/s` : NONE);
 const degrees = (value) => (known(value) ? `${value.toFixed(1)} °C` : NONE);
-const knobName = (name) => name.replace(/_(hz|w|s)$/, '').replaceAll('_', ' ');
+// A knob as in files and on the command line: its name ends in the unit.
+const knobName = (name) => name.replace(/_hz$/, '_mhz').replace(/_s$/, '_us');
 const megahertz = (value) => (known(value) ? `${Math.round(value / 1e4) / 100} MHz` : NONE);
 const level = (name, value) => {
   if (typeof value !== 'number') return String(value ?? NONE);
-  if (name.endsWith('_hz')) return megahertz(value);
-  if (name.endsWith('_s')) return seconds(value);
-  return name.endsWith('_w') ? `${round(value, 4)} W` : round(value, 6);
+  if (name.endsWith('_hz')) return String(Math.round(value) / 1e6);
+  return name.endsWith('_s') ? String(Math.round(value * 1e6)) : round(value, 6);
 };
-const point = (levels) => Object.entries(levels ?? {}).map(([name, value]) => `${knobName(name)} ${level(name, value)}`).join(' · ');
+const point = (levels) => Object.entries(levels ?? {}).map(([name, value]) => `${knobName(name)}=${level(name, value)}`).join(', ');
 const span = (value) => {
   const whole = Math.max(0, Math.round(value));
   if (whole < 120) return `${whole} s`;

@@ -1,0 +1,67 @@
+"""Files that somebody else has named: plain ones alone, up to a bound, without waiting for anybody."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from polythrottle.errors import BadFile
+from polythrottle.plainfile import contents, toml
+
+
+def test_a_plain_file_is_read_whole_up_to_its_bound(tmp_path: Path) -> None:
+    """Also through a link; one byte more is refused."""
+    path = tmp_path / "a"
+    path.write_bytes(b"x" * 3_000_000)
+    (tmp_path / "link").symlink_to("a")
+    assert contents(tmp_path / "link", 3_000_000) == b"x" * 3_000_000
+    for most, words in ((2_999_999, "larger than 3 MB"), (1000, "larger than 1 kB")):
+        with pytest.raises(BadFile, match=words):
+            contents(path, most)
+
+
+def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
+    """A pipe without a writer, a device without end, a folder, a link to itself, the kernel's own files."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "kernel").symlink_to("/proc/self/status")
+    (tmp_path / "empty").touch()
+    found = {
+        "pipe": "no plain file",
+        "loop": "symbolic link",
+        "kernel": "is empty",
+        "empty": "is empty",
+        "none": "No such file",
+        "": "no plain file",
+        "/dev/zero": "no plain file",
+        "x\0y": "null",
+    }
+    for name, words in found.items():
+        with pytest.raises(BadFile, match=words):
+            contents(tmp_path / name, 1000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a{'.a' * 20_000} = 1",
+        f"[a{'.a' * 20_000}]",
+        f"a{' . a' * 20_000} = 1",
+        f"""{'."b=c"' * 5000} = 1""".replace(".", "", 1),
+        f"""{".'b,c'" * 5000} = 1""".replace(".", "", 1),
+    ],
+)
+def test_a_key_of_thousands_of_parts_is_refused(text: str) -> None:
+    """Python's reader would need gigabytes for one of 256 kB."""
+    with pytest.raises(ValueError, match="more than 64 parts"):
+        toml(text.encode())
+
+
+def test_dots_outside_of_keys_are_no_parts() -> None:
+    """In numbers, texts and addresses there may be any number, and what has no end is gone through once."""
+    words = "one. " * 100
+    document = f'a = [{"0.5, " * 100}]\n# {", ".join([words[:90]] * 3)}\nb = "{words}"\nc.d.e = 1.5\n'
+    assert toml(document.encode()) == {"a": [0.5] * 100, "b": words, "c": {"d": {"e": 1.5}}}
+    for endless in ('a = "' + '\\"' * 300_000 + "." * 65, "a" * 600_000 + "." * 65, "'" * 400_001 + "." * 65):
+        with pytest.raises(ValueError, match=r"."):
+            toml(endless.encode())

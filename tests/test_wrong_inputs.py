@@ -1,0 +1,385 @@
+"""What a newcomer types wrongly: one helpful line on standard error, the documented exit code, nothing left behind."""
+
+import os
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import study
+
+import polythrottle
+from polythrottle import api
+from polythrottle.cli.commands import run
+from polythrottle.cli.snapshot import free_name
+from polythrottle.errors import InvalidInput
+from polythrottle.outcome import find_study
+from polythrottle.testing.__main__ import main as plant_or_run
+
+ROOT = Path(__file__).resolve().parent.parent
+SIM = "-d sim:jetson-nano -w resnet50"
+TUNE = f"tune {SIM} --trials 1 --no-presets --method random"
+MEASURE = f"measure {SIM}"
+BESIDE = f"{SIM} --slo p99<=700ms"
+SIMULATE = "cluster simulate --catalogue c.toml"
+PLAN = "cluster plan c.toml"
+RACE = "bench search --tables t.csv"
+BUDGET = "daemon budget"
+
+WRONG: list[tuple[str, int, str]] = [
+    # Commands and options
+    ("tunr", 2, "No such command 'tunr'. Did you mean 'tune'?"),
+    ("--nope", 2, "No such option: --nope; polythrottle --help"),
+    ("tune extra", 2, "unexpected extra argument"),
+    ("tune --bach 1", 2, "No such option: --bach"),
+    ("tune --trials", 2, "'--trials' requires an argument"),
+    ("tune --trials many", 2, "it takes a whole number; polythrottle tune --help"),
+    ("tune --joules 1x", 2, "it takes a number; polythrottle tune --help"),
+    ("report a b", 2, "polythrottle report --help"),
+    ("devices a b", 2, "unexpected extra argument"),
+    ("daemon stat", 2, "Did you mean 'status'?; polythrottle daemon --help"),
+    ("bench srch", 2, "Did you mean 'search'?"),
+    ("reproduce papers", 2, "No such command 'papers'"),
+    # Limits
+    (f"{TUNE} --slo p99", 2, "is not an SLO; write for example p99<=25ms"),
+    (f"{TUNE} --slo ''", 2, "'' is not an SLO"),
+    (f"{TUNE} --slo 25ms", 2, "'25ms' is not an SLO"),
+    (f"{TUNE} --slo p99=25ms", 2, "is not an SLO"),
+    (f"{TUNE} --slo p99<=25", 2, "write for example 25ms, or a multiple of the default's such as 1.5x"),
+    (f"{TUNE} --slo p99<=nan", 2, "1.5x"),
+    (f"{TUNE} --slo p99<=", 2, "'p99<=' is not an SLO; write for example p99<=25ms"),
+    (f"{TUNE} --slo p99<==", 2, "'p99<==' is not an SLO"),
+    (f"{TUNE} --slo ttft_p99<=25ms", 2, "simulates whole answers and knows no ttft_p99; it has mean, p50"),
+    (f"{TUNE} --slo tokens_per_j>=1.2x", 2, "knows no tokens_per_j"),
+    (f"{TUNE} --slo p99<=25W", 2, "'25W' is not a quantity in s, ms"),
+    (f"{TUNE} --slo p99>=25ms", 2, "p99 is bounded with <="),
+    (f"{TUNE} --slo p98<=25ms", 3, "did you mean p99"),
+    (f"{TUNE} --slo p99<=nanms", 2, "write for example 25ms"),
+    (f"{TUNE} --slo p99<=-5ms", 2, "must be above zero and of a size that occurs, not -5 ms"),
+    (f"{TUNE} --slo p99<=1e400ms", 2, "not a finite quantity"),
+    (f"{TUNE} --slo temperature<=1.2x", 2, "temperature has no multiples"),
+    # Devices
+    ("measure -d sim:jetson-nanno -w resnet50", 3, "did you mean jetson-nano"),
+    ("measure -d jetson-nano", 3, "for the simulated board write sim:jetson-nano"),
+    ("measure -d sim: -w resnet50", 2, "polythrottle devices lists them"),
+    ("measure -d simm:jetson-nano", 3, "a device is one of sim:<board>"),
+    ("measure -d ''", 3, "unknown device ''"),
+    ("measure -d sim:jetson-nano?speed=2", 3, "did you mean seed or noise?"),
+    ("measure -d sim:jetson-nano?seed=x", 2, "not a whole number"),
+    ("measure -d sim:jetson-nano?noise=nan", 2, "0 <= noise < 1"),
+    ("measure -d replay:", 2, "replay: needs the path of a table"),
+    ("measure -d replay:none.csv", 4, "none.csv does not exist"),
+    ("measure -d replay:folder", 4, "no file that a table can be read from"),
+    ("measure -d replay:binary.csv", 4, "not a CSV file in UTF-8"),
+    ("measure -d replay:latin.csv", 4, "save it as text, UTF-8"),
+    ("measure -d replay:empty.csv", 4, "has nothing in it"),
+    ("measure -d replay:short.csv", 4, "has no column latency_s, energy_j"),
+    ("measure -d replay:nan.csv", 4, "line 2, column latency_s: nan"),
+    ("measure -d replay:t.csv -w resnet50", 2, "leave --workload out"),
+    ("measure -d replay:t.csv --batch 1", 2, "leave --batch, --threads and --input out"),
+    ("measure -d replay:t.csv --arrivals poisson:3/s", 2, "leave --arrivals out"),
+    ("devices sim:nope", 3, "known: a100"),
+    ("doctor -d nope", 3, "unknown device 'nope'"),
+    ("snapshot -d sim:l4", 2, "is no hardware"),
+    ("calibrate -d sim:jetson-nano", 2, "has no sensor to calibrate"),
+    # Workloads
+    ("measure -d sim:jetson-nano", 2, "--workload bert-base"),
+    ("measure -d sim:jetson-nano -w resnet5", 3, "did you mean resnet50"),
+    ("measure -d sim:jetson-nano -w model.onnx", 2, "--device cpu runs real models"),
+    ("measure -d cpu", 2, "--workload model.onnx"),
+    ("measure -d cpu -w resnet50", 2, "a real device needs the model itself"),
+    ("measure -d cpu -w cmd:", 2, "names no command"),
+    ("measure -d cpu -w 'cmd:true {batchsize}'", 2, "{batchsize} is not filled in: the words are {batch_size} and"),
+    (f"{MEASURE} --attribute /proc/x.csv", 8, "/proc/x.csv cannot be written"),
+    ("measure -d cpu -w kserve://", 2, "write kserve://host:port/model"),
+    ("measure -d cpu -w nosuchmodule:f", 2, "there is no module 'nosuchmodule'"),
+    ("measure -d cpu -w model.xyz", 2, "is not a workload; write model.onnx"),
+    # Sides, studies and files
+    ("measure a b", 2, "'a' is no profile, neither a file nor <device>/<workload>"),
+    ("measure default MAXN -d sim:jetson-nano", 2, "'MAXN' is no profile"),
+    ("explain jetson/resnet5", 3, "(a study is its journal, a profile, or <device>/<workload>)"),
+    ("report none.jsonl", 4, "none.jsonl"),
+    ("snapshot -d cpu --out t.csv", 8, "t.csv is there already; name another file with --out"),
+    # Points and knobs
+    (f"{MEASURE} --point gpu_max_mhz", 2, "is not a level; write for example gpu_max_mhz=900"),
+    (f"{MEASURE} --point gpu_max_mhz=fast", 2, "'fast' is not a number"),
+    (f"{MEASURE} --point gpu_max_mhz=nan", 2, "is not a finite level"),
+    (f"{MEASURE} --point gpu_max_mhz=1", 2, "the nearest are 76.8 MHz"),
+    (f"{MEASURE} --point 'gpu max=900W'", 2, "write for example 900MHz"),
+    (f"{MEASURE} --point gpu_mx_mhz=900", 3, "did you mean gpu_max_mhz"),
+    (f"{MEASURE} --point 'gpu_max_mhz=921.6,gpu max=76.8'", 2, "was given a level before"),
+    (f"{MEASURE} --point gpu_min_mhz=921.6,gpu_max_mhz=76.8", 2, "gpu_max_mhz=76.8, gpu_min_mhz=921.6"),
+    (f"{MEASURE} --point batch_size=-4", 2, "the nearest are 1, 2, 4"),
+    (f"{MEASURE} --preset MAXM", 3, "did you mean MAXN?"),
+    (f"{MEASURE} --knobs ''", 2, "--knobs takes names"),
+    (f"{MEASURE} --knobs gpu_mox_mhz", 3, "did you mean gpu_max_mhz"),
+    (f"{MEASURE} --batch 0", 2, "--batch takes whole numbers above zero"),
+    (f"{MEASURE} --threads 2", 2, "they belong to real models"),
+    # Windows and arrivals
+    (f"{MEASURE} --queries 0", 2, "needs 1 query or more"),
+    (f"{MEASURE} --queries 99999999999999", 2, "1,000,000 queries at most"),
+    (f"{MEASURE} --seconds nan", 2, "lasts 0 seconds or more, not nan"),
+    (f"{MEASURE} --timeout 0", 2, "a time above zero"),
+    (f"{MEASURE} --settle -1", 2, "settles for 0 s or more"),
+    (f"{MEASURE} --cool nan", 2, "between -100 °C and 200 °C"),
+    (f"{MEASURE} --precision two", 2, "write for example 2%"),
+    (f"{MEASURE} --precision 200%", 2, "between 0.01 % and 50 %"),
+    (f"{MEASURE} --arrivals poison:30/s", 3, "did you mean poisson?"),
+    (f"{MEASURE} --arrivals poisson:30", 2, "is not a rate such as 30/s"),
+    (f"{MEASURE} --arrivals poisson:-3/s", 2, "not at -3/s"),
+    (f"{MEASURE} --arrivals trace:none.csv@3/s", 4, "there is no file 'none.csv'"),
+    (f"{MEASURE} --require", 2, "--require belongs to a comparison"),
+    (f"{MEASURE} --attribute no/such/a.csv", 8, "is not a folder that can be written"),
+    ("measure default", 2, "a comparison has two sides"),
+    ("measure default p.toml --point batch_size=1", 2, "takes no --point"),
+    # Searches
+    (f"{TUNE} --trials 0", 2, "at least 1 trial"),
+    (f"{TUNE} --minutes nan", 2, "above zero and finite"),
+    (f"{TUNE} --joules -1", 2, "above zero and finite, not -1"),
+    (f"{TUNE} --horizon soon", 2, "write for example 30d"),
+    (f"{TUNE} --objective speed", 3, "unknown objective 'speed'"),
+    (f"{TUNE} --pareto --objective edp", 2, "leave it or --objective edp out"),
+    (f"{TUNE} --method byes", 3, "did you mean bayes"),
+    (f"{TUNE} --seed -1", 2, "a seed is a whole number"),
+    (f"{TUNE} --risk 0.1", 2, "--method random takes no --risk"),
+    (f"{TUNE} --history a --no-history", 2, "exclude each other"),
+    (f"{TUNE} --as-prior none", 3, "polythrottle tune makes profiles"),
+    (f"{TUNE} --as-prior t.csv", 4, "t.csv is not a profile"),
+    (f"{TUNE} --journal t.csv", 4, "line 1 is not a line of a journal"),
+    (f"{TUNE} --journal folder", 4, "is not a regular file; a journal is one"),
+    (f"{TUNE} --out t.csv", 8, "not a profile; name another file with --out"),
+    (f"{TUNE} --out t.csv/p.toml", 8, "is not a folder that can be written"),
+    (f"{TUNE} --out /proc/p.toml", 8, "/proc/p.toml cannot be written"),
+    (f"{TUNE} --out x --journal x", 2, "both the journal and the profile"),
+    ("tune --resume none.jsonl", 4, "a journal is made by polythrottle tune"),
+    ("tune --resume none.jsonl --slo p99<=1s", 2, "--resume takes everything from the journal"),
+    # Results
+    ("report none.jsonl", 4, "No such file or directory"),
+    ("report binary.csv", 4, "is not a line of a journal"),
+    ("report empty.csv", 4, "holds no study"),
+    ("explain folder", 4, "is not a regular file"),
+    (f"sweep {SIM}", 2, "Missing option '--out'"),
+    (f"sweep {SIM} --out x.xls", 2, "ends in .csv or .parquet"),
+    (f"sweep {SIM} --out t.csv/x.csv", 8, "t.csv/x.csv cannot be written"),
+    ("examples t.csv", 8, "t.csv is no folder"),
+    ("daemon demo --day x", 2, "write for example"),
+    # Profiles
+    ("apply", 2, "say which profile"),
+    ("apply none.toml", 3, "unknown profile 'none.toml'"),
+    ("apply folder", 4, "is a folder; name a profile's file"),
+    ("apply binary.csv", 4, "it is not text in UTF-8"),
+    ("apply empty.csv", 4, "it is empty"),
+    ("apply p.toml --for soon", 2, "write for example 30d"),
+    ("apply p.toml --for 2h --keep", 2, "exclude each other"),
+    ("apply p.toml --confirm-within nan", 2, "a time above zero"),
+    ("apply --confirm --keep", 2, "--confirm goes alone"),
+    ("apply --confirm", 6, "nothing waits to be confirmed"),
+    ("check p.toml --max-regress 3", 2, "write 3%"),
+    # Machines
+    ("calibrate -d cpu --seconds 0", 2, "a phase takes 1 to 600 s"),
+    ("calibrate -d cpu --column x", 2, "belong to --wall"),
+    ("calibrate -d cpu --wall none.csv", 4, "there is no file 'none.csv'"),
+    ("snapshot --unpack t.csv", 2, "--unpack takes --out FOLDER"),
+    ("snapshot --unpack t.csv --out o", 4, "not an archive of a board"),
+    ("profile-model none.onnx", 4, "there is no file none.onnx"),
+    ("profile-model m:f --precision fp7", 2, "precision must be fp32, fp16, int8"),
+    # The daemon
+    ("daemon status", 6, "start one: polythrottle daemon run"),
+    ("daemon stop --socket t.csv", 6, "no daemon runs at t.csv"),
+    ("top --url ftp://x", 2, "write for example http://"),
+    ("top --token-file none --url http://127.0.0.1:1", 4, "no token can be read from none: No such file"),
+    (f"{BUDGET} --battery 80 --last 9h", 2, "--battery 80 has no unit; write for example 80Wh"),
+    (f"{BUDGET} --battery 80Wh", 2, "go together"),
+    (f"{BUDGET} --power 10", 2, "--power 10 has no unit; write for example 10W"),
+    (f"{BUDGET} --last 9 --battery 80Wh", 2, "--last 9 has no unit"),
+    (f"{BUDGET} --power nanW", 2, "is not a quantity in W"),
+    (f"{BUDGET} --no-budget --power 1W", 2, "--no-budget lifts every limit"),
+    # Clusters
+    ("cluster plan none.toml", 4, "No such file or directory"),
+    ("cluster plan folder", 4, "Is a directory"),
+    (f"{PLAN} --deadline soon", 2, "write for example 12h"),
+    (f"{PLAN} --chance 2", 2, "write for example 95%"),
+    (f"{PLAN} --draws 0", 2, "from 10 to 100,000"),
+    (f"{PLAN} --minimise fun", 2, "takes energy, cost, time"),
+    ("cluster train", 2, "such as examples/elastic_training.py"),
+    ("cluster train none.py", 2, "there is no script none.py"),
+    ("cluster status none", 4, "is no folder of a cluster job"),
+    (f"{SIMULATE} --days nan", 2, "--days is from 0.001 to 366"),
+    (f"{SIMULATE} --policies x", 3, "unknown policy 'x'"),
+    ("cluster fleet --store ''", 2, "--store is empty"),
+    ("cluster fleet --store t.csv", 8, "cannot be listed: Not a directory"),
+    # Fine-tuning
+    ("finetune run", 2, "say what is served"),
+    (f"finetune run {BESIDE}", 2, "--rate 8/s"),
+    (f"finetune run {BESIDE} --rate 8", 2, "is not a quantity in /s"),
+    (f"finetune run {BESIDE} --rate 8/s --policy x", 3, "known: greedy"),
+    (f"finetune plan {BESIDE} --rate 8/s", 2, "say by when"),
+    (f"finetune plan {BESIDE} --rate 8/s --by 25:00", 2, "written like 06:00"),
+    ("finetune status none", 4, "polythrottle finetune run begins one"),
+    # Research
+    ("bench search", 2, "give --tables or --devices"),
+    ("bench search --tables none", 4, "none means no table"),
+    (f"{RACE} --methods x", 3, "unknown search method 'x'"),
+    (f"{RACE} --seeds 0", 2, "must be at least 1"),
+    (f"{RACE} --until x", 2, "write for example 5%"),
+    ("reproduce scheduler --replays 0", 2, "--replays must be at least 1"),
+    ("reproduce transient --data none", 4, "give --data FOLDER"),
+]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Lay files that are what they should be, and files that are not."""
+    table = "gpu_freq_hz,batch_size,latency_s,energy_j\n600e6,1,0.01,0.1\n900e6,1,0.008,0.2\n"
+    contents = {
+        "t.csv": table.encode(),
+        "binary.csv": bytes(range(256)),
+        "empty.csv": b"",
+        "latin.csv": "gpu_freq_hz,latency_s,energy_j\n1e9,0,é\n".encode("latin-1"),
+        "short.csv": b"a,b\n1,2\n",
+        "nan.csv": b"gpu_freq_hz,latency_s,energy_j\n9e8,nan,1\n",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "folder").mkdir()
+    shutil.copy(ROOT / "examples/orin-efficientnet-b4.toml", tmp_path / "p.toml")
+    shutil.copy(ROOT / "examples/cluster-gcp-2019.toml", tmp_path / "c.toml")
+    return tmp_path
+
+
+def test_a_wrong_input_is_one_helpful_line(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the exit code of its kind, nothing on standard output, and no file made or changed."""
+    before = _tree(files)
+    assert len(WRONG) >= 120
+    wrong = []
+    for words, code, told in WRONG:
+        found = run(shlex.split(words))
+        shown = capsys.readouterr()
+        lines = shown.err.splitlines()
+        if found != code or len(lines) != 1 or told not in shown.err or shown.out or _tree(files) != before:
+            wrong.append((words, found, shown.err, sorted(set(_tree(files)) - set(before))))
+    assert not wrong
+
+
+@pytest.mark.parametrize("words", [TUNE, "tune -d replay:t.csv --trials 1"])
+def test_a_state_folder_that_is_a_file_is_one_line(
+    words: str, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is measured, with the code of what cannot be written."""
+    monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(files / "t.csv"))
+    assert run(shlex.split(words)) == 8
+    shown = capsys.readouterr()
+    assert (shown.out, len(shown.err.splitlines())) == ("", 1)
+    assert "t.csv is not a folder that can be written" in shown.err
+
+
+def _tree(folder: Path) -> dict[str, int]:
+    """Return every path below a folder with when it was changed; of a folder only that it is there."""
+    return {str(path): path.stat().st_mtime_ns if path.is_file() else 0 for path in folder.rglob("*")}
+
+
+def test_bad_options_are_found_before_what_takes_seconds_is_imported(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The packages of the search are the last that is looked at."""
+    imported: list[str] = []
+    monkeypatch.setattr(api, "_check_packages", imported.append)
+    for words in ("--slo p99<=25W", "--risk 3", "--objective speed", "--batch 3 --seconds nan", "--horizon 3"):
+        assert run(shlex.split(f"tune {SIM} {words}")) in (2, 3)
+    assert imported == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        polythrottle.plots.ladder,
+        lambda study: polythrottle.plots.knobs(None),
+        lambda study: polythrottle.read_journal(3),
+        lambda study: polythrottle.explain(3),
+        lambda study: polythrottle.apply(None),
+        lambda study: polythrottle.measure("sim:jetson-nano", "resnet50", preset=3),
+        lambda study: polythrottle.measure("sim:jetson-nano", "resnet50", {"batch_size": None}),
+        lambda study: polythrottle.measure("sim:jetson-nano", "resnet50", {"batch_size": True}),
+    ],
+)
+def test_values_of_a_wrong_kind_are_invalid_input(call: Callable[[Any], object]) -> None:
+    """In Python too there is one line that says what is taken, and no TypeError."""
+    with pytest.raises(InvalidInput, match=", not ") as caught:
+        call(study(energies=(1.0,), latencies=(0.01,)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_study_is_found_by_its_profile_and_by_its_name(
+    files: Path, state_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As by its journal; the newest of a device and workload where several are, and a line says which."""
+    assert run(shlex.split(f"{TUNE} --slo p99<=100ms --out p.toml")) == 0
+    (first,) = (state_folder / "studies").rglob("*.jsonl")
+    assert run(shlex.split(f"{TUNE} --slo p99<=90ms")) == 0
+    newest = max((state_folder / "studies").rglob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
+    os.utime(newest, (first.stat().st_mtime + 60, first.stat().st_mtime + 60))
+    for name, path in {
+        "p.toml": first,
+        str(first): first,
+        "sim:jetson-nano/resnet50": newest,
+        "sim-jetson-nano/resnet50": newest,
+        "sim-jetson-nano/resnet50@p99<=90ms": newest,
+    }.items():
+        assert find_study(name) == path
+        assert polythrottle.explain(name).study.trials == polythrottle.read_journal(path).trials
+    capsys.readouterr()
+    assert run(["explain", "sim:jetson-nano/resnet50"]) == 0
+    shown = capsys.readouterr()
+    assert str(newest) in shown.err
+    assert "not enough trials" in " ".join(shown.out.split())
+    first.unlink()
+    assert run(["explain", "p.toml"]) == 4
+    assert "is a profile whose study is not here" in capsys.readouterr().err
+
+
+def test_snapshots_without_a_name_are_numbered(files: Path) -> None:
+    """None replaces an earlier one in silence."""
+    assert free_name(None) == Path("board.tar.gz")
+    Path("board.tar.gz").touch()
+    Path("board-2.tar.gz").touch()
+    assert free_name(None) == Path("board-3.tar.gz")
+
+
+def test_a_tree_is_planted_with_a_word_on_what_lies_beside_it(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its name alone goes to standard output; what an earlier tree of that name left is gone; errors look as all do."""
+    Path("board.kernel").mkdir()
+    Path("board.kernel/writes.log").write_text("stale")
+    assert plant_or_run(["plant", "jetson-nano", "board"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "board\n"
+    assert "board.kernel; remove both together" in shown.err
+    assert not Path("board.kernel/writes.log").exists()
+    assert plant_or_run(["plant", "jetson-nanoo", "other"]) == 3
+    assert capsys.readouterr().err.startswith("polythrottle: unknown")
+
+
+def test_a_limit_in_the_wrong_unit_is_asked_back(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After the default's trial, which a search that insists does not make again."""
+    assert run(shlex.split(f"{TUNE} --slo p99<=25s")) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "times what the default takes" in told
+    assert told.endswith("was p99<=25ms meant? If not, add --yes to search with it")
+    assert run(shlex.split(f"{TUNE} --slo p99<=25s --yes --trials 2")) == 0
+    assert "continuing with trial 1 of 2" in " ".join(capsys.readouterr().err.split())
+
+
+def test_one_of_several_profiles_is_said(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which a bare name means, and how another is named; a name with its SLO needs no word."""
+    for slo in ("p99<=100ms", "p99<=90ms"):
+        assert run([*shlex.split(TUNE), "--slo", slo]) == 0
+    capsys.readouterr()
+    assert run(["apply", "sim:jetson-nano/resnet50"]) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "is resnet50@p99-90ms, the newest of 2" in told
+    assert "name sim-jetson-nano/resnet50@p99-100ms for another" in told
+    assert run(["apply", "sim-jetson-nano/resnet50@p99<=100ms"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert "resnet50@p99-100ms.toml" in shown.out.replace("\n", "").replace(" ", "")
