@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from polythrottle.clock import SystemClock
+from polythrottle.clock import SystemClock, VirtualClock
 from polythrottle.cluster.train import listening
 from polythrottle.cluster.train.listening import Listener
 from polythrottle.cluster.train.wire import ControllerAway, Line
@@ -20,24 +20,14 @@ MOST = 16
 WAIT_S = 60.0
 
 
-class Hurried(SystemClock):
-    """A clock that can be set forward."""
-
-    ahead_s = 0.0
-
-    def now(self) -> float:
-        """Return the time in seconds."""
-        return super().now() + self.ahead_s
+@pytest.fixture
+def clock() -> VirtualClock:
+    """Return the listener's clock, which stands still until it is set forward, however long the test takes."""
+    return VirtualClock()
 
 
 @pytest.fixture
-def clock() -> Hurried:
-    """Return the listener's clock."""
-    return Hurried()
-
-
-@pytest.fixture
-def listener(clock: Hurried) -> Iterator[Listener]:
+def listener(clock: VirtualClock) -> Iterator[Listener]:
     """Answer with what was asked, on loopback, and stumble over what cannot be."""
 
     def answer(verb: str, words: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
@@ -83,16 +73,16 @@ def test_idle_connections_cost_no_thread_and_keep_nobody_out(
 
 
 def test_who_says_nothing_or_one_byte_at_a_time_is_ended(
-    listener: Listener, idle: Callable[[], socket.socket], clock: Hurried
+    listener: Listener, idle: Callable[[], socket.socket], clock: VirtualClock
 ) -> None:
     """The time to show the token is counted from the beginning, whatever comes meanwhile."""
     silent, slow = idle(), idle()
     slow.sendall(b"POST /status HTTP/1.1\r\nX")
     assert line(listener).ask("status")["verb"] == "status"
-    clock.ahead_s += listening.UNPROVEN_S / 2
+    clock.sleep(listening.UNPROVEN_S / 2)
     slow.sendall(b"-")
     assert line(listener).ask("status")["verb"] == "status"
-    clock.ahead_s += listening.UNPROVEN_S
+    clock.sleep(listening.UNPROVEN_S)
     for way in (silent, slow):
         assert said(way) == (408, "no request came in time")
 

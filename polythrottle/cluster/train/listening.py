@@ -22,7 +22,7 @@ from polythrottle.errors import InvalidInput
 
 MOST = 256
 """Connections at once; each request is one, and lasts milliseconds."""
-UNPROVEN_S, PROVEN_S, CLOSING_S = 5.0, 10.0, 1.0
+UNPROVEN_S, PROVEN_S, CLOSING_S = 5.0, 10.0, 5.0
 """How long a connection may take to show the token, then to say the rest, and at last to end, in seconds."""
 HEAD_BYTES = 16 << 10
 _CHUNK, _TICK_S, _AT_ONCE = 1 << 16, 0.05, 32
@@ -166,6 +166,9 @@ class Listener:
         if not connection.answered:
             with contextlib.suppress(OSError):
                 connection.way.send(_response(status, {"error": reason}))
+                for _ in range(_AT_ONCE):  # what is left unread takes the answer back (RFC 1122, 4.2.2.13)
+                    if not connection.way.recv(_CHUNK):
+                        break
         self._drop(connection)
 
     def _drop(self, connection: _Connection) -> None:
