@@ -220,7 +220,7 @@ def test_what_is_no_nodes_request_is_refused(
     served: tuple[Serving, threading.Thread], headers: dict[str, str], body: bytes, status: int
 ) -> None:
     """A browser's, and anything that is not one JSON document of a sane size."""
-    call = http.client.HTTPConnection("127.0.0.1", served[0].line.port, timeout=10)
+    call = http.client.HTTPConnection("127.0.0.1", served[0].line.port, timeout=60)
     call.request("POST", "/status", body, {"Authorization": f"Bearer {TOKEN}", **headers})
     answer = call.getresponse()
     assert answer.status == status

@@ -174,8 +174,7 @@ def shown(*, slow: bool) -> Iterator[Any]:
     for path in PAGES:
         found = [each for each in commands(path, "sh") if is_slow(each[1]) == slow]
         if found:
-            marks = () if slow or name(path) == "README" else pytest.mark.slow  # of the pages, CI runs the rest
-            yield pytest.param(found, id=name(path), marks=marks)
+            yield pytest.param(found, id=name(path))
 
 
 def is_slow(words: list[str]) -> bool:
@@ -183,6 +182,7 @@ def is_slow(words: list[str]) -> bool:
     return words[:2] == ["cluster", "train"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("found", list(shown(slow=False)))
 def test_what_a_page_shows_runs(found: list[tuple[str, list[str]]], folder: Path, capfd: Any) -> None:
     """Each command works as printed, on a fake Jetson, a stand-in for NVIDIA's library, and made-up servers."""

@@ -533,6 +533,7 @@ def _percentile_interval(latencies: np.ndarray, share: float) -> tuple[float, fl
     return float(ordered[max(0, low)]), float(ordered[min(count - 1, high)])
 
 
+@pytest.mark.slow
 def test_a_second_program_sees_the_same_percentiles(port: int) -> None:
     """Threads with a schedule made beforehand and this event loop agree on the p99 of a service with stragglers."""
     rate_per_s, count = 250.0, 750

@@ -71,6 +71,7 @@ def zeros(path: Path, head: bytes, unit: bytes, times: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_table_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it is one field, rows that are empty, long rows, or fields that a spreadsheet would quote."""
     monkeypatch.setattr(tables, "_MOST_UNPACKED", 5_000_000)
@@ -85,6 +86,7 @@ def test_a_table_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch
     assert "unpacks to more than" in said["empty"]
 
 
+@pytest.mark.slow
 def test_a_wide_first_row_does_not_make_every_row_wide(tmp_path: Path) -> None:
     """Which would be a thousand million empty cells."""
     path = tmp_path / "t.csv"
@@ -103,6 +105,7 @@ def journal(path: Path, change: Callable[[dict[str, object]], None]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_journal_cannot_unpack_to_more_than_it_says(tmp_path: Path) -> None:
     """Four megabytes of text could be gigabytes of points."""
     squeezer = zlib.compressobj(1)

@@ -84,9 +84,9 @@ def server() -> Iterator[_Server]:
 
 
 def _scraped(server: _Server, *names: Any) -> ScrapedTraffic:
-    fetcher = Fetcher(urlsplit(f"http://127.0.0.1:{server.port}/metrics"), timeout_s=5.0)
+    fetcher = Fetcher(urlsplit(f"http://127.0.0.1:{server.port}/metrics"), timeout_s=60.0)
     traffic = ScrapedTraffic(fetcher, names or (TRITON, VLLM), "", "metrics:test")
-    traffic.patience_s = 5.0
+    traffic.patience_s = 60.0
     return traffic
 
 

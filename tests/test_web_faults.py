@@ -30,7 +30,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Script, Server, Path]]:
 def connected(where: Path) -> socket.socket:
     """Return a line to the daemon."""
     line = socket.socket(socket.AF_UNIX)
-    line.settimeout(20)
+    line.settimeout(60)
     until(lambda: line.connect_ex(str(where)) == 0)  # EAGAIN: too many are at the door
     return line
 
@@ -191,9 +191,9 @@ def test_who_comes_over_tcp_takes_no_room_of_the_socket(tmp_path: Path, monkeypa
         ExitStack() as lines,
     ):
         address = ("127.0.0.1", server.port)
-        first = [lines.enter_context(socket.create_connection(address, timeout=20)) for _ in range(32)]
+        first = [lines.enter_context(socket.create_connection(address, timeout=60)) for _ in range(32)]
         until(lambda: server._house.over_tcp == 32)
-        beyond = [lines.enter_context(socket.create_connection(address, timeout=20)) for _ in range(32)]
+        beyond = [lines.enter_context(socket.create_connection(address, timeout=60)) for _ in range(32)]
         for each in beyond:
             assert each.recv(65536).startswith(b"HTTP/1.1 503 ")
         assert ask(path, "GET", "/v1/status")[0] == 200

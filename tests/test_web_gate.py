@@ -61,7 +61,7 @@ def over_tcp(tmp_path: Path, token: Path) -> Iterator[tuple[Script, Server, int]
 
 def get(port: int, path: str = "/v1/status", method: str = "GET", **headers: str) -> int:
     """Return the status of an answer over TCP."""
-    line = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     line.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
     status = line.getresponse().status
     line.close()
@@ -313,7 +313,7 @@ def test_who_shakes_hands_for_ever_holds_up_neither_files_nor_the_socket(
         assert len(os.listdir("/proc/self/fd")) <= before + len(mute) + 20
         assert ask(tmp_path / "d.sock", "GET", "/v1/status")[0] == 200
         for each in mute:
-            each.settimeout(20)
+            each.settimeout(60)
         assert mute[0].recv(1) == b""
         for each in mute:
             each.close()
