@@ -85,7 +85,7 @@ def test_what_is_learnt_from_and_why_it_ended_is_printed(capsys: pytest.CaptureF
         "learning from 1 earlier study (efficientnet-b4) on this device; --no-history starts afresh trial 0"
     )
     assert "3 trials made" in shown.out
-    assert re.search(r"search +\S+ k?J simulated, \S+ (minutes|seconds)", shown.out)
+    assert re.search(r"search +\S+ k?J simulated, \S+ (minutes|seconds) simulated\n", shown.out)
     journal = re.findall(r"journal +(\S+)", shown.out)[0]
     for page in (Path(journal).with_suffix(".html"), Path("again.html")):
         assert page.name != "again.html" or run(["report", journal, "--out", "again.html"]) == 0

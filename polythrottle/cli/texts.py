@@ -264,8 +264,9 @@ def _cost(study: Study) -> str | None:
     if kind is None or not cost.duration_s:
         return None
     energy = "" if kind is EnergyKind.RELATIVE else f"{show(cost.energy_j, 'J')} {kind}, "
-    counted = f", taking {RECORDED_ITEMS:,} items a trial" if study.problem.recorded else ""
-    return f"{energy}{show_span(cost.duration_s)}{counted}"
+    told = " simulated" if kind is EnergyKind.SIMULATED else ""
+    counted = f" as recorded, taking {RECORDED_ITEMS:,} items a trial" if study.problem.recorded else ""
+    return f"{energy}{show_span(cost.duration_s)}{told}{counted}"
 
 
 def _near(path: Path) -> Path:
