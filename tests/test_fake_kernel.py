@@ -17,6 +17,8 @@ from polythrottle.catalog import load_board
 from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, StorageError, UnknownName
 from polythrottle.testing import BOARDS, FakeKernel, Fault, plant, reboot
 from polythrottle.testing.__main__ import main
+from polythrottle.testing.kernel.machine import Machine
+from polythrottle.testing.kernel.memory_clock import memory_levels
 
 DESCRIPTIONS = Path(sys.modules["polythrottle.testing.boards.described"].__file__ or "").parent
 CLK, CPU = "sys/kernel/debug/bpmp/debug/clk", "sys/devices/system/cpu"
@@ -102,8 +104,30 @@ def test_tables_are_those_of_the_catalogue_or_say_why_not(make: Make, name: str)
         assert clocks(gpu(kernel) / "available_frequencies") == list(board.knob("gpu_max_hz").levels)
     policy = kernel.root / CPU / "cpufreq/policy0/scaling_available_frequencies"
     assert [khz * 1000 for khz in clocks(policy)] == list(board.knob("cpu_max_hz").levels)
-    old, new = kernel.root / "sys/kernel/debug/clk/emc/clk_possible_rates", kernel.root / CLK / "emc/possible_rates"
-    assert [khz * 1000 for khz in clocks(new if new.exists() else old)] == list(board.knob("mem_hz").levels)
+    assert memory_levels(Machine(kernel.root)) == list(board.knob("mem_hz").levels)
+
+
+def test_the_list_of_memory_rates_is_where_and_as_records_have_it(make: Make) -> None:
+    """Beside the clock's folder, in kHz with its unit at the end; on Thor a table with a rate a line (clocks.py)."""
+    orin, thor = make("jetson-orin-nx").root, make("jetson-thor").root
+    assert (orin / CLK).parent.joinpath("emc/possible_rates").read_text() == "204000 665600 2133000 3199000 (kHz)\n"
+    assert not (orin / CLK / "emc/possible_rates").exists()
+    assert [line.split()[1] for line in (thor / CLK / "emc/dvfs").read_text().splitlines()][-1] == "4266000000"
+
+
+def test_thor_s_memory_is_held_only_while_its_bandwidth_manager_is_halted(make: Make) -> None:
+    """The lock alone is not enough: state and halt are written beside it, as public sweeps of Thor do."""
+    kernel = make("jetson-thor")
+    emc, halt = kernel.root / CLK / "emc", kernel.root / CLK / "../bwmgr/bwmgr_halt"
+    governed = number(emc / "rate")
+    kernel.write(f"{emc}/mrq_rate_locked", "1")
+    kernel.write(f"{emc}/rate", "665600000")
+    assert number(emc / "rate") == governed
+    kernel.write(f"{emc}/state", "1")
+    kernel.write(str(halt), "1")
+    kernel.write(f"{emc}/rate", "665600000")
+    assert number(emc / "rate") == 665600000
+    assert refused(kernel, halt, "yes") == "EINVAL"
 
 
 def described_device(name: str) -> object:

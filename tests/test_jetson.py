@@ -14,6 +14,7 @@ import pytest
 from polythrottle.actuation.controls import SysFiles
 from polythrottle.backends import find_device, open_device
 from polythrottle.backends.jetson import JetsonDevice
+from polythrottle.backends.jetson.memory import rates_hz
 from polythrottle.clock import VirtualClock
 from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, PolythrottleError, UnknownName
 from polythrottle.findings import Finding
@@ -227,6 +228,65 @@ def test_memory_is_proven_to_go_up_again_before_it_is_lowered(orin: Path) -> Non
         before = len(written(kernel))
         board.apply(OperatingPoint({MEM: 204_000_000}))
         assert written(kernel)[before:] == [("rate", "204000000")]
+
+
+@pytest.mark.parametrize(
+    ("text", "rates"),
+    [
+        ("204000 665600 2133000 (kHz)", (204_000_000, 665_600_000, 2_133_000_000)),
+        ("204000000 1600000000", (204_000_000, 1_600_000_000)),
+        ("40800 1866000", (40_800_000, 1_866_000_000)),
+        ("204000000 2133000000 (Hz)", (204_000_000, 2_133_000_000)),
+        ("vdd_core 3199000000 700000\nvdd_core 204000000 600000\n(end)", (204_000_000, 3_199_000_000)),
+        ("204000 fast (kHz)", ()),
+        ("(kHz)", ()),
+        ("", ()),
+    ],
+)
+def test_lists_of_memory_rates_are_understood_as_records_have_them(text: str, rates: tuple[int, ...]) -> None:
+    """In kHz with the unit at the end (gemma4 POWER_MODE.md), bare, or a rate a line (sweeps on Orin and Thor)."""
+    assert rates_hz(text) == rates
+
+
+@pytest.mark.parametrize("name", [name for name in BOARDS if name.startswith(("jetson-agx", "jetson-orin", THOR))])
+def test_memory_is_a_knob_wherever_the_firmware_has_its_clock(name: str, tmp_path: Path) -> None:
+    """Found with the list where boards have it, and the lowest rate holds once applied."""
+    root = plant(name, tmp_path / "board")
+    before = FakeKernel(root).snapshot()
+    with device(root) as board:
+        lowest = board.space.knob(MEM).levels[0]
+        board.apply(OperatingPoint({MEM: lowest}))
+        assert board.read().clocks_hz["mem"] == lowest
+    assert FakeKernel(root).snapshot() == before
+
+
+def test_thor_s_bandwidth_manager_is_halted_while_its_memory_is_held(tmp_path: Path) -> None:
+    """The files state and bwmgr_halt go to 1 beside the lock, and back to 0 with it."""
+    root = plant(THOR, tmp_path / "board")
+    with device(root, knobs=(MEM,)) as board:
+        board.apply(OperatingPoint({MEM: 665_600_000}))
+        head = [("mrq_rate_locked", "1"), ("state", "1"), ("bwmgr_halt", "1")]
+        assert written(FakeKernel(root))[:3] == head
+        board.apply(OperatingPoint({}))
+        assert written(FakeKernel(root))[-3:] == [(name, "0") for name, _ in head]
+
+
+def test_rates_of_a_voltage_table_that_cannot_be_locked_are_passed_over_in_the_proof(orin: Path) -> None:
+    """The list falls back to clk/emc/dvfs_table; a rate the firmware drops spoils its own trial and not the knob."""
+    (orin / EMC / "../../emc/possible_rates").unlink()
+    lines = (
+        f"vdd_core {rate} 600000" for rate in (204_000_000, 665_600_000, 2_133_000_000, 2_750_000_000, 3_199_000_000)
+    )
+    (orin / EMC / "dvfs_table").write_text("\n".join(lines) + "\n")
+    kernel = FakeKernel(orin)
+    kernel.work(0.0)
+    kernel.fail(Fault("ignore", match=f"*{EMC}/rate"))
+    with device(orin, knobs=(MEM,)) as board:
+        assert "not all of whose rates can be locked" in finding(board, MEM).explanation
+        board.apply(OperatingPoint({MEM: 665_600_000}))
+        assert board.read().clocks_hz["mem"] == 665_600_000
+    tried = [text for name, text in written(kernel) if name == "rate"]
+    assert tried == ["2750000000", "2133000000", "3199000000", "665600000"]
 
 
 def test_the_memory_s_default_leaves_it_to_its_governor(orin: Path) -> None:

@@ -2,13 +2,19 @@
 
 The clock's firmware (BPMP) holds a rate while ``mrq_rate_locked`` is 1; back at 0 the memory's governor has it again.
 Three hazards shape this module. A rate off the firmware's table is dropped without an error, so only the table is
-written and each rate is read back. A lowered cap (``nvpmodel_clk_cap/emc``) could not be raised again on an AGX Orin
-(tiiuae/ghaf, pull request 2071), so caps are only read. And because that is one report, the first use on a board proves
-that raising works: one step down and up, through the actuator; where it does not, the knob is off until the next start.
+written and each rate is read back: a voltage table (``dvfs_table``) names some that cannot be locked. A lowered cap
+(``nvpmodel_clk_cap/emc``) could not be raised again on an AGX Orin (tiiuae/ghaf, pull request 2071), so caps are only
+read. And because that is one report, the first use on a board proves that raising works: a step down and up, through
+the actuator; where it does not, the knob is off until the next start.
 
-Rates are in Hz, ``possible_rates`` in kHz. The files lie in debugfs, which kernel lockdown (secure boot) closes.
+The list of rates is ``bpmp/debug/emc/possible_rates``, beside the clock's folder and not in it, and ends in its unit:
+``204000 665600 2133000 (kHz)`` (kcirtapfromspace/gemma4, ``POWER_MODE.md``, an Orin NX; softsys4ai/FlexiBO,
+``config.yaml``, a TX2). Public sweeps on Thor take it from ``clk/emc/dvfs``, on Orin from ``clk/emc/dvfs_table``, the
+second word of each line in Hz; they also write 1 to ``state`` and ``bwmgr/bwmgr_halt`` while they hold a rate, without
+which the bandwidth manager moves it. The files lie in debugfs, which kernel lockdown (secure boot) closes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,15 +45,22 @@ class Door:
         lock: File that holds 1 while the rate is locked.
         rate: File that takes the rate, in Hz.
         now: File that tells the rate, in Hz.
-        table: File that lists the rates.
+        lists: Files that list the rates, the best first.
         bounds: Files of the lowest and the highest rate, in Hz, where there are such.
+        switches: Files that hold 1 beside the lock, where all of them are there.
     """
 
     lock: str
     rate: str
     now: str
-    table: str
+    lists: tuple[str, ...]
     bounds: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Every file of it."""
+        return tuple(dict.fromkeys((self.lock, self.rate, self.now, *self.lists, *self.bounds, *self.switches)))
 
 
 _BPMP, _OVERRIDE = "bpmp/debug/clk/emc", "clk/override.emc"
@@ -56,18 +69,21 @@ _DOORS = (
         f"{_BPMP}/mrq_rate_locked",
         f"{_BPMP}/rate",
         f"{_BPMP}/rate",
-        f"{_BPMP}/possible_rates",
+        ("bpmp/debug/emc/possible_rates", f"{_BPMP}/dvfs", f"{_BPMP}/dvfs_table", "clk/emc/clk_possible_rates"),
         (f"{_BPMP}/min_rate", f"{_BPMP}/max_rate"),
+        (f"{_BPMP}/state", "bpmp/debug/bwmgr/bwmgr_halt"),
     ),
     # Tegra X1, before the firmware had the clock: the table is there on some kernels only.
     Door(
         f"{_OVERRIDE}/clk_state",
         f"{_OVERRIDE}/clk_update_rate",
         f"{_OVERRIDE}/clk_rate",
-        "clk/emc/clk_possible_rates",
+        ("clk/emc/clk_possible_rates",),
     ),
 )
 _LEAST_TOP_HZ = 100_000_000  # no memory is slower at its highest: a smaller figure is in kHz
+_MOST_DIGITS = 15
+_UNITS = {"(Hz)": 1, "(kHz)": 1000, "(MHz)": 1_000_000}
 
 
 class Memory:
@@ -87,15 +103,16 @@ class Memory:
     def __init__(self, tree: Tree, actuator: Actuator, limits: Limits) -> None:
         self._tree, self._actuator = tree, actuator
         self._door = next((door for door in _DOORS if tree.holds(tree.root / _DEBUG / door.lock)), None)
+        self._switches: tuple[str, ...] = ()
         self._proven = False
         self._one_way: str | None = None
         self._free_hz = 0
-        self.table = self._rates()
+        self._list, self.table = self._rates()
         self._probed_capability = self._probed(limits)
         if self._probed_capability.works:
             rates = frozenset(str(level) for level in self._probed_capability.levels)
             actuator.allow(
-                Control(self._lock, frozenset({_FREE, _LOCKED})),
+                *(Control(switch, frozenset({_FREE, _LOCKED})) for switch in (self._lock, *self._switches)),
                 Control(self._rate, rates, follows=(self._lock, _FREE)),
             )
 
@@ -112,34 +129,44 @@ class Memory:
         fixed = tuple(self._tree.root / place for place in (*_CAPS, _NOW, _LOCKDOWN))
         if self._door is None:
             return fixed
-        door = self._door
-        return (*fixed, *(self._file(name) for name in (door.lock, door.rate, door.now, door.table, *door.bounds)))
+        return (*fixed, *map(self._file, self._door.places))
 
     def _file(self, name: str) -> Path:
         return self._tree.root / _DEBUG / name
 
-    def _rates(self) -> tuple[int, ...]:
-        if self._door is None:
-            return ()
-        rates = self._tree.numbers(self._file(self._door.table))
-        return tuple(rate * (1000 if rates[-1] < _LEAST_TOP_HZ else 1) for rate in rates)
+    def _rates(self) -> tuple[Path | None, tuple[int, ...]]:
+        """Return the first list that names two rates or more, and its rates in Hz, ascending."""
+        for place in self._door.lists if self._door is not None else ():
+            rates = rates_hz(self._tree.text(self._file(place)) or "")
+            if len(rates) > 1:
+                return self._file(place), rates
+        return None, ()
 
     def _probed(self, limits: Limits) -> Capability:
         if self._door is None:
             return off([NAME], *self._closed())[0]
         self._lock, self._rate = str(self._file(self._door.lock)), str(self._file(self._door.rate))
-        if len(self.table) < 2:
-            return off([NAME], f"{self._file(self._door.table)} lists no rates to choose from")[0]
+        if not self.table:
+            lists = " or ".join(str(self._file(place)) for place in self._door.lists)
+            return off([NAME], f"no rates to choose from are listed in {lists}")[0]
         if refusal := self._tree.refusal(Path(self._lock), Path(self._rate)):
             return off([NAME], refusal, "run as root: debugfs is for root alone")[0]
         try:
             lock = self._actuator.original(self._lock)
+            self._switches = self._found_free(self._door)
         except PolythrottleError as err:
             return off([NAME], f"cannot tell whether the rate is locked: {err}")[0]
         if lock != _FREE:
             remedy = "if jetson_clocks did that: sudo jetson_clocks --restore"
             return off([NAME], "somebody else has locked the memory's rate", remedy)[0]
         return self._between(limits)
+
+    def _found_free(self, door: Door) -> tuple[str, ...]:
+        """Return the switches that are to be held beside the lock: those found at 0, if this kernel has them all."""
+        files = [self._file(place) for place in door.switches]
+        if not all(map(self._tree.there, files)):
+            return ()
+        return tuple(str(file) for file in files if self._actuator.original(str(file)) == _FREE)
 
     def _between(self, limits: Limits) -> Capability:
         assert self._door is not None
@@ -151,7 +178,10 @@ class Memory:
             return off([NAME], f"fewer than two rates lie within the limits found (up to {most} Hz) and allowed")[0]
         self._free_hz = found[-1]
         told = "the highest leaves the memory to its governor, the others lock it"
-        return Capability(NAME, levels, levels[-1], told if levels[-1] == found[-1] else "each locks the memory")
+        told = told if levels[-1] == found[-1] else "each locks the memory"
+        if self._list is not None and "dvfs" in self._list.name:
+            told = f"{told}; from {self._list}, not all of whose rates can be locked"
+        return Capability(NAME, levels, levels[-1], told)
 
     def _caps(self) -> list[int]:
         """Return the caps that stand, in Hz; 0 stands for none."""
@@ -181,10 +211,17 @@ class Memory:
             KnobRejected: If the rate is not kept, or raising it has failed on this board.
         """
         if rate_hz == self._free_hz:
-            self._actuator.write(self._lock, _FREE)
+            self._let_go()
             return
         self._prove()
-        self._actuator.apply((Setting(self._lock, _LOCKED), Setting(self._rate, str(rate_hz))))
+        self._hold(rate_hz)
+
+    def _hold(self, rate_hz: int) -> None:
+        switched = (Setting(switch, _LOCKED) for switch in (self._lock, *self._switches))
+        self._actuator.apply((*switched, Setting(self._rate, str(rate_hz))))
+
+    def _let_go(self) -> None:
+        self._actuator.apply([Setting(switch, _FREE) for switch in (self._lock, *self._switches)])
 
     def _prove(self) -> None:
         """Step down and up once, so that a rate is only ever lowered where it can be raised again."""
@@ -192,18 +229,54 @@ class Memory:
             raise KnobRejected(f"{NAME} is off: {self._one_way}")
         if self._proven:
             return
-        *_, below, top = map(str, self._probed_capability.levels)
+        *below, top = map(int, self._probed_capability.levels)
+        higher, refusals = [top], []
+        for rate_hz in reversed(below):
+            if (refusal := self._refused(rate_hz)) is not None:
+                refusals.append(refusal)
+            elif any(self._refused(each) is None for each in higher):
+                self._proven = True
+                return
+            else:
+                higher.append(rate_hz)
+        self._let_go()
+        why = refusals[0] if refusals else f"it went down to {higher[-1]} Hz and stayed there"
+        self._one_way = f"the memory's rate did not step down and up again on this board: {why}"
+        raise KnobRejected(f"{NAME} is off: {self._one_way}")
+
+    def _refused(self, rate_hz: int) -> str | None:
+        """Return why the memory does not hold a rate, or None once it does."""
         try:
-            self._actuator.apply((Setting(self._lock, _LOCKED), Setting(self._rate, below)))
-            self._actuator.write(self._rate, top)
+            self._hold(rate_hz)
         except KnobRejected as err:
-            self._one_way = f"the memory's rate did not step down and up again on this board: {err}"
-            self._actuator.write(self._lock, _FREE)
-            raise KnobRejected(f"{NAME} is off: {self._one_way}") from err
-        self._proven = True
+            return str(err)
+        return None
 
     def unsettled(self, rate_hz: int) -> str | None:
         """Return what still runs at another rate than the locked one, or None."""
         if rate_hz == self._free_hz or (now := self.clock_hz) in (None, rate_hz):
             return None
         return f"the memory runs at {now} Hz, not {rate_hz}"
+
+
+def rates_hz(text: str) -> tuple[int, ...]:
+    """Return the rates that a file lists, in Hz, ascending; empty if it lists none that can be understood.
+
+    A list is numbers on one line, with or without their unit at the end. A voltage table has one rate a line, in Hz, as
+    its second word; lines that have no number there are passed over.
+    """
+    lines = [words for line in text.splitlines() if (words := line.split())]
+    if len(lines) > 1:
+        numbers = [words[1] for words in lines if len(words) > 1 and words[1].isdecimal()]
+        return _in_hz(numbers, None)
+    words = lines[0] if lines else []
+    unit = _UNITS.get(words[-1]) if words else None
+    return _in_hz(words if unit is None else words[:-1], unit)
+
+
+def _in_hz(words: Sequence[str], unit_hz: int | None) -> tuple[int, ...]:
+    if not all(word.isdecimal() and len(word) < _MOST_DIGITS for word in words):
+        return ()
+    rates = sorted({int(word) for word in words if int(word) > 0})
+    guessed = 1000 if rates and rates[-1] < _LEAST_TOP_HZ else 1
+    return tuple(rate * (guessed if unit_hz is None else unit_hz) for rate in rates)

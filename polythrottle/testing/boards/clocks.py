@@ -75,14 +75,13 @@ def _put_gpu(layout: Layout, board: Described) -> None:
         _put_bpmp(layout, clock, levels)
 
 
-def _put_bpmp(layout: Layout, clock: str, levels: Sequence[int]) -> None:
+def _put_bpmp(layout: Layout, clock: str, levels: Sequence[int], state: int = 1) -> None:
     files: dict[str, object] = {
-        "possible_rates": " ".join(str(level // 1000) for level in levels),
         "min_rate": levels[0],
         "max_rate": levels[-1],
         "rate": levels[-1],
         "mrq_rate_locked": 0,
-        "state": 1,
+        "state": state,
     }
     layout.put(f"{_CLK}/{clock}", files)
 
@@ -116,11 +115,29 @@ def _put_core(layout: Layout, board: Described, cpu: int) -> None:
     layout.link(f"{_CPU}/cpu{cpu}/cpufreq", f"{_CPU}/cpufreq/policy{cluster[0]}")
 
 
+def _put_rates(layout: Layout, name: str, levels: Sequence[int]) -> None:
+    """Add the list of memory rates: one line in kHz that ends in its unit, or a voltage table with a rate a line.
+
+    Sources: kcirtapfromspace/gemma4, apps/llama-server/POWER_MODE.md, has path and text of the list on an Orin NX;
+    softsys4ai/FlexiBO, config.yaml, the same path on a TX2. A public sweep on Thor reads the second word of each line
+    of clk/emc/dvfs as Hz; what else those lines hold is assumed.
+    """
+    if name == "possible_rates":
+        text = f"{' '.join(str(level // 1000) for level in levels)} (kHz)"
+        layout.put("/sys/kernel/debug/bpmp/debug/emc", {name: text})
+        return
+    lines = [f"vdd_core {level} {600_000 + 25_000 * index}" for index, level in enumerate(levels)]
+    layout.put(f"{_CLK}/emc", {name: "\n".join(lines)})
+
+
 def _put_memory(layout: Layout, board: Described) -> None:
     emc, levels = board["emc"], memory_levels_hz(board)
     if emc["lock"] == "bpmp":
-        _put_bpmp(layout, "emc", levels)
+        _put_bpmp(layout, "emc", levels, emc.get("state", 1))
         _put_bpmp(layout, "vic", _DECOY_HZ)
+        _put_rates(layout, emc.get("list", "possible_rates"), levels)
+        if "halt" in emc:
+            layout.put("/sys/kernel/debug/bpmp/debug/bwmgr", {"bwmgr_halt": emc["halt"]})
     else:
         table = {"clk_possible_rates": " ".join(str(level // 1000) for level in levels)}
         layout.put("/sys/kernel/debug/clk/emc", {**table, "clk_rate": levels[-1]})

@@ -1,9 +1,11 @@
 """The memory clock: rate locks of BPMP, the override of older boards, and caps.
 
 BPMP drops a rate outside its table, or above the cap, without an error; the rate only moves while it is locked, and
-unlocking gives it back to the governor. A cap of ``nvpmodel_clk_cap`` can be lowered, and raising it does nothing
-(github.com/tiiuae/ghaf pull request 2071 on AGX Orin; nvpmodel's own switch lifts it). ``emc_iso_cap`` holds whatever
-number was written last, 0 for none (the driver nvpmodel_emc_cap.c).
+unlocking gives it back to the governor. Where there is ``bwmgr_halt``, the bandwidth manager moves even a locked rate
+unless it is halted (public sweeps on Thor and recipes for Orin Nano write it beside the lock). A cap of
+``nvpmodel_clk_cap`` can be lowered, and raising it does nothing (github.com/tiiuae/ghaf pull request 2071 on AGX
+Orin; nvpmodel's own switch lifts it). ``emc_iso_cap`` holds whatever number was written last, 0 for none (the driver
+nvpmodel_emc_cap.c).
 """
 
 import errno
@@ -13,6 +15,7 @@ from polythrottle.testing.kernel.machine import Machine, refusal
 
 CLK = "/sys/kernel/debug/bpmp/debug/clk"
 _EMC, _OVERRIDE = f"{CLK}/emc", "/sys/kernel/debug/clk/override.emc"
+_LIST, _HALT = "/sys/kernel/debug/bpmp/debug/emc/possible_rates", "/sys/kernel/debug/bpmp/debug/bwmgr/bwmgr_halt"
 _OLD_TABLE, _OLD_RATE = "/sys/kernel/debug/clk/emc/clk_possible_rates", "/sys/kernel/debug/clk/emc/clk_rate"
 _NEW_CAP, _ISO_CAP = "/sys/kernel/nvpmodel_clk_cap/emc", "/sys/kernel/nvpmodel_emc_cap/emc_iso_cap"
 _BWMGR = "/sys/class/devfreq/bwmgr/max_freq"
@@ -20,7 +23,12 @@ _BWMGR = "/sys/class/devfreq/bwmgr/max_freq"
 
 def memory_levels(machine: Machine) -> list[int]:
     """Return the memory clocks the board lists, in Hz, ascending."""
-    return [rate * 1000 for rate in machine.numbers(f"{_EMC}/possible_rates") or machine.numbers(_OLD_TABLE)]
+    for table in (f"{_EMC}/dvfs", f"{_EMC}/dvfs_table"):
+        if machine.has(table):
+            return sorted({int(line.split()[1]) for line in machine.read(table).splitlines()})
+    if machine.has(_LIST):
+        return sorted(int(word) * 1000 for word in machine.read(_LIST).removesuffix("(kHz)").split())
+    return [rate * 1000 for rate in machine.numbers(_OLD_TABLE)]
 
 
 def memory_cap(machine: Machine) -> int:
@@ -43,13 +51,29 @@ def govern_memory(machine: Machine) -> None:
     share = 0.6 if machine.memory.load >= 0.5 else 0.0
     allowed = [level for level in levels if level <= cap] or levels[:1]
     rate = next((level for level in allowed if level >= share * cap), allowed[-1])
-    if machine.has(_EMC) and machine.read(f"{_EMC}/mrq_rate_locked") == "0":
+    if machine.has(_EMC) and not _held(machine):
         machine.put(f"{_EMC}/rate", rate)
     if machine.has(_OVERRIDE):
         held = machine.read(f"{_OVERRIDE}/clk_state") == "1"
         now = machine.number(f"{_OVERRIDE}/clk_update_rate") if held else rate
         machine.put(f"{_OVERRIDE}/clk_rate", now)
         machine.put(_OLD_RATE, now)
+
+
+def _held(machine: Machine) -> bool:
+    """Return whether the memory clock stays where it was put."""
+    if machine.has(_HALT) and machine.read(_HALT) != "1":
+        return False
+    return machine.read(f"{_EMC}/mrq_rate_locked") == "1" and machine.read(f"{_EMC}/state") == "1"
+
+
+def put_halt(machine: Machine, path: str, text: str) -> None:
+    """Halt the bandwidth manager, or let it run.
+
+    Raises:
+        OSError: If the text is not what it takes.
+    """
+    machine.put(path, _switch(path, text))
 
 
 def put_bpmp(machine: Machine, path: str, text: str) -> None:
@@ -63,7 +87,7 @@ def put_bpmp(machine: Machine, path: str, text: str) -> None:
         machine.put(path, _switch(path, text))
     elif name == "rate":
         wanted = _natural(path, text)
-        listed = wanted in [rate * 1000 for rate in machine.numbers(f"{folder}/possible_rates")]
+        listed = folder != _EMC or wanted in memory_levels(machine)
         capped = folder == _EMC and wanted > memory_cap(machine)
         if listed and not capped and machine.read(f"{folder}/mrq_rate_locked") == "1":
             machine.put(path, wanted)

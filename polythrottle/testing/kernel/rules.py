@@ -7,7 +7,7 @@ from collections.abc import Callable
 from polythrottle.testing.kernel.cores import put_online
 from polythrottle.testing.kernel.limits import put_limit
 from polythrottle.testing.kernel.machine import Machine, refusal
-from polythrottle.testing.kernel.memory_clock import put_bpmp, put_cap, put_override
+from polythrottle.testing.kernel.memory_clock import put_bpmp, put_cap, put_halt, put_override
 
 
 def _put_governor(machine: Machine, path: str, text: str) -> None:
@@ -41,6 +41,7 @@ _RULES: tuple[tuple[str, Callable[[Machine, str, str], None]], ...] = (
     (rf"{_CPU}/cpu\d+/online", put_online),
     (rf"{_CPU}/cpu\d+/cpuidle/state\d+/disable", _one_of("0", "1")),
     (r"/sys/kernel/debug/bpmp/debug/clk/[^/]+/[a-z_]+", put_bpmp),
+    (r"/sys/kernel/debug/bpmp/debug/bwmgr/bwmgr_halt", put_halt),
     (r"/sys/kernel/debug/clk/override\.emc/[a-z_]+", put_override),
     (r"/sys/kernel/nvpmodel_(clk|emc)_cap/[a-z_]+", put_cap),
     (r".*/power/control", _one_of("on", "auto")),

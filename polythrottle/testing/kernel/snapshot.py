@@ -50,6 +50,8 @@ def _memory_controls(machine: Machine) -> list[str]:
         locked = machine.read(f"{clk}/{name}/mrq_rate_locked")
         paths += [f"{clk}/{name}/mrq_rate_locked", f"{clk}/{name}/state"]
         paths += [f"{clk}/{name}/rate"] if locked == "1" else []
+    halt = "/sys/kernel/debug/bpmp/debug/bwmgr/bwmgr_halt"
+    paths += [halt] if machine.has(halt) else []
     override = "/sys/kernel/debug/clk/override.emc"
     if machine.has(override):
         held = machine.read(f"{override}/clk_state") == "1"
