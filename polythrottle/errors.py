@@ -9,6 +9,7 @@
     │   └── PermissionDenied     it could be with more rights; says which
     ├── TrialError           7   one trial is spoilt; the study goes on
     │   ├── KnobRejected         the device refused a level or did not keep it
+    │   │   └── KnobAbsent       it does not have the knob at all, whatever the level
     │   └── Unanswered           a query got no answer in all the time it was given
     ├── Exhausted            1   every point has been tried; ends a study, never reaches a user
     ├── StorageError         8   a result cannot be written: disk full, read-only, no permission
@@ -76,6 +77,19 @@ class TrialError(PolythrottleError):
 
 class KnobRejected(TrialError):
     """The device refused a level, or did not keep it."""
+
+
+class KnobAbsent(KnobRejected):
+    """The device turned out not to have a knob at all; no other level of it is worth a trial.
+
+    Args:
+        words: What the device answered.
+        knob: Its name.
+    """
+
+    def __init__(self, words: str, knob: str = "") -> None:
+        super().__init__(words)
+        self.knob = knob
 
 
 class Unanswered(TrialError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from polythrottle.arrivals import CLOSED, Arrivals
 from polythrottle.backends.replay import Table
 from polythrottle.columns import OFFERED, RECORDED
-from polythrottle.errors import BadFile, InvalidInput, StorageError, TrialError
+from polythrottle.errors import BadFile, InvalidInput, KnobAbsent, StorageError, TrialError
 from polythrottle.measurement import EnergyKind, Measurement, Window
 from polythrottle.meter import measure
 from polythrottle.ports import Device, Rewindable, Workload
@@ -97,13 +97,19 @@ def sweep(
     columns = RECORDED if arrivals.closed else {**RECORDED, **OFFERED}
     begun, kept = _unpacked(path, space, identity, tuple(columns))
     failed: list[tuple[OperatingPoint, str]] = []
+    absent: dict[str, str] = {}
     with device:
         for number, point in enumerate(space):
-            if point not in kept:
+            lacking = next((why for name, why in absent.items() if point[name] != space.default[name]), None)
+            if point not in kept and lacking is not None:
+                failed.append((point, lacking))
+            elif point not in kept:
                 try:
                     seen = _visit(device, workload, window, number, point, arrivals)
                     _append(begun, [point[name] for name in space.names], columns, seen, identity)
                 except TrialError as error:
+                    if isinstance(error, KnobAbsent) and error.knob in space.names:
+                        absent[error.knob] = str(error)
                     failed.append((point, str(error)))
                     _give_up_if_hopeless(failed, number + 1, len(space))
             advanced(number + 1, len(space), point)

@@ -189,6 +189,8 @@ def meanwhile(study: Study, risk: float | None) -> Iterator[str]:
         study: After a trial; one that still runs shows nothing.
         risk: Highest chance of breaking a limit that was asked for; None if none was.
     """
+    if study.trials and (absent := study.trials[-1].absent) is not None:
+        yield f"{show_name(absent)} is left out from now on: {study.trials[-1].failure}"
     if not study.trials or study.trials[-1].state is not TrialState.COMPLETED or not study.judgeable:
         return
     default, problem = study.default, study.problem

@@ -72,6 +72,7 @@ class Trial:
         measurement: What was seen, once it was.
         failure: Why nothing was seen, if the visit failed.
         cost: What the visit took, once it ended; None where that was not recorded.
+        absent: The knob that the device turned out not to have, if that is why it failed.
     """
 
     number: int
@@ -79,6 +80,7 @@ class Trial:
     measurement: Measurement | None = None
     failure: str | None = None
     cost: Cost | None = None
+    absent: str | None = None
 
     @property
     def state(self) -> TrialState:
@@ -161,6 +163,16 @@ class Study:
     def visited(self) -> frozenset[OperatingPoint]:
         """Every point a trial went to, whatever came of it."""
         return frozenset(trial.point for trial in self.trials)
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """The knobs that a trial showed the device not to have; only points with their default are worth a trial."""
+        return frozenset(trial.absent for trial in self.trials if trial.absent is not None)
+
+    def reachable(self, point: OperatingPoint) -> bool:
+        """Return whether no knob that is absent would have to be set for a point."""
+        default = self.problem.space.default
+        return all(point.get(name) == default.get(name) for name in self.absent)
 
     @property
     def cost(self) -> Cost:

@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from dataclasses import replace
 
-from polythrottle.errors import Exhausted, TrialError
+from polythrottle.errors import Exhausted, KnobAbsent, TrialError
 from polythrottle.journal import Journal
 from polythrottle.measurement import UNTOLD, Measurement, Reading
 from polythrottle.meter import Goal, check_reference, measure
@@ -116,7 +116,8 @@ def _visit(device: Device, workload: Workload, journal: Journal, trial: Trial, s
         if trial.point == problem.space.default:
             check_reference(seen, problem.constraints)
     except TrialError as error:
-        return journal.failed(replace(trial, failure=str(error), cost=_cost(device, start, None)))
+        absent = error.knob if isinstance(error, KnobAbsent) and error.knob in trial.point else None
+        return journal.failed(replace(trial, failure=str(error), cost=_cost(device, start, None), absent=absent))
     return journal.completed(replace(trial, measurement=seen, cost=_cost(device, start, seen)))
 
 

@@ -23,7 +23,15 @@ from polythrottle.backends.nvml import NvmlDevice
 from polythrottle.backends.nvml.energy import Counter, Integrated, Power
 from polythrottle.backends.nvml.rights import may_set
 from polythrottle.clock import Clock, VirtualClock
-from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, PermissionDenied, TrialError, UnknownName
+from polythrottle.errors import (
+    DeviceError,
+    InvalidInput,
+    KnobAbsent,
+    KnobRejected,
+    PermissionDenied,
+    TrialError,
+    UnknownName,
+)
 from polythrottle.findings import Finding
 from polythrottle.measurement import EnergyKind
 from polythrottle.space import OperatingPoint
@@ -36,7 +44,7 @@ pytestmark = pytest.mark.skipif(
 PACKAGE = Path(__file__).resolve().parent.parent / "polythrottle"
 SETTER = re.compile(r"nvml\w*(?:Set|Reset|Clear|Update)(?!Create)\w*")
 MHZ = 1_000_000
-STEERABLE = ("v100", "a100", "a40", "h100", "l4", "b200")
+STEERABLE = ("v100", "a100", "a40", "h100", "l4", "b200", "rtx4090")
 ANSWERS = {
     Answer.ABSENT: NotOffered,
     Answer.FORBIDDEN: PermissionDenied,
@@ -324,6 +332,9 @@ def test_graphics_clocks_depend_on_the_memory_clock(machine: Machine) -> None:
         ("h100", ("gpu_max_hz", "mem_hz", "power_limit_w")),
         ("l4", ("gpu_max_hz", "power_limit_w")),
         ("b200", ("gpu_max_hz", "power_limit_w")),
+        ("rtx4090", ("gpu_max_hz", "mem_hz", "power_limit_w")),
+        ("rtx5090", ("gpu_max_hz", "mem_hz", "power_limit_w")),
+        ("gh200", ("gpu_max_hz", "mem_hz", "power_limit_w")),
         ("laptop", ()),
     ],
 )
@@ -332,6 +343,49 @@ def test_what_is_searched_by_default(machine: Machine, model: str, names: tuple[
     space = device(machine(model)).space
     assert space.names == names
     assert len(space) <= 3000
+
+
+@pytest.mark.parametrize(("model", "mhz"), [("rtx4090", (5001, 10501)), ("rtx5090", (7001, 14001)), ("a40", ())])
+def test_memory_clocks_that_serve_are_searched(machine: Machine, model: str, mhz: tuple[int, ...]) -> None:
+    """Half the highest serves, an idle state does not, and P2's level is the highest under another name.
+
+    Levels of a 4090: owners' records of 10501, 10251, 5001, 810 and 405 MHz. That CUDA runs memory a level below the
+    highest: https://github.com/nicehash/NiceHashQuickMiner/issues/206.
+    """
+    space = device(machine(model)).space
+    assert ("mem_hz" in space.names) is bool(mhz)
+    assert not mhz or space.knob("mem_hz").levels == tuple(each * MHZ for each in mhz)
+    every = device(machine(model), knobs=("mem_hz",)).space.knob("mem_hz").levels
+    assert every == tuple(sorted(memory * MHZ for memory, _ in MODELS[model].clocks_mhz))
+
+
+def test_under_load_a_geforce_runs_its_memory_below_the_top(machine: Machine) -> None:
+    """At the default it is not locked, so that this is no fault; half the rate holds as asked for."""
+    fake = machine("rtx4090")
+    fake.set(0, load_permille=1000)
+    with device(fake) as gpu:
+        gpu.apply(gpu.space.default)
+        assert gpu.read().clocks_hz["mem"] == 10251 * MHZ
+        gpu.apply(gpu.space.default.moved({"mem_hz": 5001 * MHZ}))
+        assert gpu.read().clocks_hz["mem"] == 5001 * MHZ
+
+
+def test_a_locked_memory_clock_that_holds_others_down_is_explained(machine: Machine) -> None:
+    """Seen on RTX 5090 alone: https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1266."""
+    assert "up to 32 %" in finding(device(machine("rtx5090")), "mem_hz").explanation
+    assert "32 %" not in finding(device(machine("rtx4090")), "mem_hz").explanation
+
+
+@pytest.mark.parametrize("code", [3, 13, 24, 2])
+def test_a_knob_the_driver_does_not_have_is_named(machine: Machine, code: int) -> None:
+    """Not supported, or not known, is for good; a frequency or a value that is refused is not."""
+    fake = machine("rtx4090")
+    fake.fail("nvmlDeviceSetMemoryLockedClocks", code=code)
+    with device(fake) as gpu, pytest.raises(KnobRejected) as caught:
+        gpu.apply(gpu.space.default.moved({"mem_hz": 5001 * MHZ}))
+    assert isinstance(caught.value, KnobAbsent) is (code in (3, 13))
+    assert getattr(caught.value, "knob", "mem_hz") == "mem_hz"
+    assert fake.snapshot()[fake.uuid(0)]["memory_lock_max_mhz"] == 0
 
 
 def test_a_memory_clock_alone_can_be_searched(machine: Machine) -> None:
@@ -844,7 +898,41 @@ def test_a_module_counts_its_own_joules(machine: Machine) -> None:
     with own:
         small_w = joules_per_second(fake, own)
     with whole:
-        assert joules_per_second(fake, whole) == pytest.approx(small_w + 40, rel=0.02)
+        assert joules_per_second(fake, whole) == pytest.approx(small_w + 200, rel=0.02)
+
+
+@pytest.mark.parametrize("load", [0, 1000])
+def test_a_counter_that_is_the_modules_is_called_so(machine: Machine, load: int) -> None:
+    """As on GH200 (https://github.com/ml-energy/zeus/pull/172): both powers are read, and its joules agree with one."""
+    fake = machine("gh200")
+    fake.set(0, load_permille=load)
+    fake.advance(2)
+    own, whole = device(fake), device(fake, scope="module")
+    assert "integrated: the whole GPU with its memory; the rest of its module" in own.boundary
+    assert whole.boundary.startswith("the driver's energy counter: the whole module")
+    drawn_w = fake.power_mw(0) / 1000
+    with own:
+        assert joules_per_second(fake, own) == pytest.approx(drawn_w, rel=0.03)
+    with whole:
+        assert joules_per_second(fake, whole) == pytest.approx(drawn_w + 200, rel=0.03)
+
+
+def test_where_the_gpus_own_power_fails_the_counter_is_the_modules(machine: Machine) -> None:
+    """It stands in for the GPU, and the boundary says whose it is."""
+    fake = machine("gh200")
+    fake.set(0, load_permille=1000, lacks_gpu_scope=1)
+    gpu = device(fake)
+    assert "energy counter: the whole module, GPU, its memory and processor (the GPU alone is not told)" in gpu.boundary
+    with gpu:
+        assert joules_per_second(fake, gpu) == pytest.approx(fake.power_mw(0) / 1000 + 200, rel=0.03)
+    assert "covers the whole module" in finding(gpu, "power scope").explanation
+
+
+def test_a_counter_that_stands_still_is_nobodys_yet(machine: Machine) -> None:
+    """Nothing is claimed of what cannot be compared."""
+    fake = machine("gh200")
+    fake.set(0, energy_stuck=1)
+    assert "readings do not tell apart" in device(fake).boundary
 
 
 def test_a_module_that_is_not_there_has_no_joules(machine: Machine) -> None:

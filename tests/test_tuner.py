@@ -4,12 +4,13 @@ from pathlib import Path
 import pytest
 from builders import FakeDevice, FakeWorkload, Listed
 
-from polythrottle.errors import TrialError
+from polythrottle.errors import KnobAbsent, TrialError
 from polythrottle.journal import Journal, ending, is_finished, read
 from polythrottle.measurement import Query
-from polythrottle.optimize import ConstrainedBayes
+from polythrottle.optimize import ConstrainedBayes, Options, make_optimizer
 from polythrottle.ports import Optimizer
 from polythrottle.problem import Constraint, Problem
+from polythrottle.remarks import meanwhile
 from polythrottle.space import OperatingPoint
 from polythrottle.stopping import Budget, Rule
 from polythrottle.study import Study, TrialState
@@ -247,3 +248,33 @@ def test_a_default_that_nothing_contradicts_is_measured_once(tmp_path: Path) -> 
     study = run(path, device, FakeWorkload(device), 6)[-1]
     assert not study.doubtful
     assert sum(trial.point == study.problem.space.default for trial in study.trials) == 1
+
+
+class Lockless(FakeDevice):
+    """A test device whose driver lists clocks and answers that it cannot lock them, as NVML's code 3 does."""
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Refuse every clock but the default."""
+        if point["gpu_max_hz"] != 1_200_000_000:
+            raise KnobAbsent("a test device does not have gpu_max_hz after all", "gpu_max_hz")
+        super().apply(point)
+
+
+@pytest.mark.parametrize("method", ["random", "grid", "bayes", "paper", "gradient", "preset"])
+def test_a_knob_that_is_not_there_costs_one_trial(tmp_path: Path, method: str) -> None:
+    """Whatever the method, points that would need it are passed over from then on, also once it is resumed."""
+    device = Lockless()
+    optimizer = make_optimizer(method, Options(presets=tuple(device.presets.values())))
+    path, told = tmp_path / "a.jsonl", list[str]()
+    for trials in (4, 12):
+        for study in run(path, device, FakeWorkload(device), trials, optimizer=optimizer):
+            told += meanwhile(study, None)
+    failed = [trial for trial in study.trials if trial.state is TrialState.FAILED]
+    assert [trial.absent for trial in failed] == ["gpu_max_hz"] * bool(failed)
+    assert bool(failed) or method == "preset"
+    assert len(study.visited) == 4 + len(failed) or method == "preset"
+    if failed:
+        assert any("left out from now on" in line for line in told)
+        assert read(path).absent == {"gpu_max_hz"}
+    if method != "preset":
+        assert "that need no gpu_max_hz" in str(ending(path)) or method == "bayes"

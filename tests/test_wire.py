@@ -19,6 +19,7 @@ from polythrottle.actuation.wire import Later, LeaseOver, Lent, Line, decode, en
 from polythrottle.errors import (
     DeviceError,
     InvalidInput,
+    KnobAbsent,
     KnobRejected,
     PermissionDenied,
     PolythrottleError,
@@ -81,6 +82,13 @@ def test_what_is_no_number_is_never_sent(value: object) -> None:
 
 
 KINDS = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, PolythrottleError)]
+
+
+def test_an_absent_knob_keeps_its_name() -> None:
+    """Who tunes through the actuator leaves it out too."""
+    found = error_from(json.loads(json.dumps(error_line(KnobAbsent("why", "mem_hz")))))
+    assert isinstance(found, KnobAbsent)
+    assert (found.knob, str(found)) == ("mem_hz", "why")
 
 
 @pytest.mark.parametrize("kind", [each for each in [*KINDS, LeaseOver, Lent] if each is not UnknownName])

@@ -112,6 +112,9 @@ class NvmlControls:
                 if numbers and what in (GPU_CLOCKS, MEM_CLOCKS):
                     self._refused.add(uuid)  # an attempt of our own: putting back only ever unlocks
                 raise
+            except NotOffered as err:
+                err.key = key
+                raise
         self._changed.add(key)
 
     def _opened(self) -> Library:

@@ -20,7 +20,7 @@ PRIVILEGE = (
 )
 """What lets a process set clocks and power limits: the driver asks for CAP_SYS_ADMIN."""
 
-_NOT_SUPPORTED = 3
+_NOT_SUPPORTED, _NO_SUCH_FREQUENCY = 3, 24
 _PAUSES_S = (0.01, 0.02, 0.04, 0.08, 0.16)
 
 
@@ -29,6 +29,10 @@ class NotOffered(KnobRejected):
 
     unsupported = False
     """Whether the GPU can never have it."""
+    for_good = False
+    """Whether asking for another value would be answered alike: GPU, driver or library do not have it at all."""
+    key = ""
+    """The control that was to be written, if one was."""
 
 
 class Answer(Enum):
@@ -109,7 +113,7 @@ def translated(what: str, value: int) -> DeviceError | KnobRejected:
     }
     error = kinds[code.answer](text)
     if isinstance(error, NotOffered):
-        error.unsupported = value == _NOT_SUPPORTED
+        error.unsupported, error.for_good = value == _NOT_SUPPORTED, value != _NO_SUCH_FREQUENCY
     return error
 
 

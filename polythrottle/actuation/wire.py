@@ -75,7 +75,7 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle import errors
-from polythrottle.errors import DeviceError, InvalidInput, PermissionDenied, PolythrottleError
+from polythrottle.errors import DeviceError, InvalidInput, KnobAbsent, PermissionDenied, PolythrottleError
 from polythrottle.space import Knob, OperatingPoint, SearchSpace
 
 VERSION = 1
@@ -179,6 +179,8 @@ def error_line(err: PolythrottleError) -> dict[str, Any]:
     """Return an error as it travels."""
     kind = next(each.__name__ for each in type(err).__mro__ if _KINDS.get(each.__name__) is each)
     line: dict[str, Any] = {"kind": kind, "words": str(err)}
+    if isinstance(err, KnobAbsent):
+        return {**line, "knob": err.knob}
     return {**line, "after_s": err.after_s} if isinstance(err, Later) else line
 
 
@@ -188,6 +190,8 @@ def error_from(line: Any) -> PolythrottleError:
     words, kind = str(told.get("words", "no reason was given")), _KINDS.get(str(told.get("kind")), DeviceError)
     if kind is Later:
         return Later(words, float(told.get("after_s", 1.0)))
+    if kind is KnobAbsent:
+        return KnobAbsent(words, str(told.get("knob", "")))
     err = kind.__new__(kind)  # some make their words out of parts that have not travelled
     Exception.__init__(err, words)
     return err

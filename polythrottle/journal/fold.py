@@ -58,7 +58,8 @@ class Fold:
         if event == "completed":
             return self.study.with_trial(replace(ended, measurement=measurement_from(line["measurement"])))
         if event == "failed":
-            return self.study.with_trial(replace(ended, failure=typed(line["failure"], str)))
+            absent = typed(line["absent"], str) if "absent" in line else None
+            return self.study.with_trial(replace(ended, failure=typed(line["failure"], str), absent=absent))
         if event == "interrupted":
             return Study(self.study.problem, self.study.method, self.study.seed, trials[:-1], self.study.references)
         raise ValueError(f"unknown event {event!r}")

@@ -123,7 +123,8 @@ class Journal:
     def failed(self, trial: Trial) -> Study:
         """Record why a trial measured nothing, and return the study with it."""
         line = {"number": trial.number, "failure": trial.failure, "cost": cost_line(trial)}
-        self._append({"event": "failed", **line})
+        absent = {} if trial.absent is None else {"absent": trial.absent}
+        self._append({"event": "failed", **line, **absent})
         return self._with(trial)
 
     def referred(self, reference: Reference) -> Study:

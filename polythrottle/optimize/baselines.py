@@ -89,7 +89,7 @@ class PresetOrder:
         space = study.problem.space
         named = [point for point in self._presets if point in space] or _alone(space)
         for point in (space.default, *named):
-            if point not in study.visited:
+            if point not in study.visited and study.reachable(point):
                 return point
         raise Exhausted(f"all {len(set(named) | {space.default})} presets have been tried")
 

@@ -63,7 +63,8 @@ class Primed:
         return [space.default, *(nearest_point(space, prior) for prior in self._priors)]
 
     def _left(self, study: Study) -> list[OperatingPoint]:
-        return [point for point in self._first(study.problem.space) if point not in study.visited]
+        first = self._first(study.problem.space)
+        return [point for point in first if point not in study.visited and study.reachable(point)]
 
 
 def nearest_point(space: SearchSpace, levels: Mapping[str, Level]) -> OperatingPoint:

@@ -17,9 +17,16 @@ def visited_rows(study: Study) -> list[int]:
 
 
 def untried_rows(study: Study) -> Rows:
-    """Return the row numbers of the points that have not been tried, ascending, shape (remaining,)."""
-    fresh = np.ones(len(study.problem.space), dtype=bool)
+    """Return the row numbers of the points that have not been tried, ascending, shape (remaining,).
+
+    Points for which a knob would have to be set that the device turned out not to have are left out.
+    """
+    space = study.problem.space
+    fresh = np.ones(len(space), dtype=bool)
     fresh[visited_rows(study)] = False
+    for name in study.absent & set(space.names):
+        column = space.names.index(name)
+        fresh &= space.rows[:, column] == space.rows[default_row(space), column]
     return np.flatnonzero(fresh)
 
 
@@ -31,7 +38,9 @@ def remaining_rows(study: Study) -> Rows:
     """
     rows = untried_rows(study)
     if not len(rows):
-        raise Exhausted(f"all {len(study.problem.space)} points of the space have been tried")
+        without = f" that need no {' and no '.join(sorted(study.absent))}" if study.absent else ""
+        count = len(study.visited) if study.absent else len(study.problem.space)
+        raise Exhausted(f"all {count} points of the space{without} have been tried")
     return rows
 
 

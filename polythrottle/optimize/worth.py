@@ -123,7 +123,9 @@ def _log_sound(study: Study, options: Options) -> Tensor:
     failed, and a point is sound below half of that (least-squares classification, Rasmussen & Williams 2006, §6.5).
     """
     ended = [
-        trial for trial in study.trials if trial.state is not TrialState.RUNNING and trial.point in study.problem.space
+        trial
+        for trial in study.trials
+        if trial.state is not TrialState.RUNNING and trial.absent is None and trial.point in study.problem.space
     ]
     outcome = np.array([[_FAILED * (trial.state is TrialState.FAILED)] for trial in ended])
     belief = learnt(study, rows_of(study, ended), outcome, options) if outcome.any() else None

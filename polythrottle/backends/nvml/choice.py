@@ -9,7 +9,11 @@ from polythrottle.space import Knob, Level, SearchSpace
 from polythrottle.units import unknown_knob
 
 _MOST_CLOCKS = 50
-_IDLE_SHARE = 0.5  # memory clocks below this share of the highest are states for idling, not for serving
+_IDLE_SHARE = 0.25
+"""Memory clocks below this share of the highest are states for idling: 810 of 10501 MHz, where 5001 can serve."""
+_SAME_SHARE = 0.94
+"""Memory clocks from this share of the highest on are one with it: under CUDA, GeForce and RTX cards run in performance
+state P2, which holds memory a level below its highest, 10251 of 10501 MHz or 7601 of 8001."""
 
 
 def space_of(dials: Dials, names: Sequence[str] | None, title: str, hint: str = "") -> SearchSpace:
@@ -82,11 +86,16 @@ def _levels(dials: Dials, name: str, *, thin: bool) -> list[Level]:
     if not thin or not dial.texts:
         return list(dial.texts)
     if name == MEM_KNOB:
-        return [level for level in dial.texts if float(level) >= _IDLE_SHARE * float(dial.found)]
+        return [level for level in dial.texts if level == dial.found or _serves(float(level) / float(dial.found))]
     if name == GPU_KNOB:
         held = dials.knobs[MEM_KNOB].texts and _levels(dials, MEM_KNOB, thin=True)
         return sorted({clock for memory in held or [max(dials.clocks_hz)] for clock in _kept(dials, int(memory))})
     return list(dial.texts)
+
+
+def _serves(share: float) -> bool:
+    """Return whether a memory clock of this share of the highest is a state of its own to serve in."""
+    return _IDLE_SHARE <= share < _SAME_SHARE
 
 
 def _kept(dials: Dials, memory: int) -> Sequence[Level]:

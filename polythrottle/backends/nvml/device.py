@@ -11,10 +11,10 @@ from typing_extensions import Self
 
 from polythrottle.actuation import Actuator, Controls, Difference, Limits, Setting
 from polythrottle.actuation.nvml import UNLOCKED, NvmlControls, key_of
-from polythrottle.actuation.nvml_library import PRIVILEGE, Library
+from polythrottle.actuation.nvml_library import PRIVILEGE, Library, NotOffered
 from polythrottle.backends.nvml.choice import searched, space_of
 from polythrottle.backends.nvml.dials import GPU_KNOB, MEM_KNOB, POWER_KNOB, PROFILE_KNOB, Dials
-from polythrottle.backends.nvml.energy import SCOPES, Counter, Source, energy_source, module_w
+from polythrottle.backends.nvml.energy import SCOPES, Counter, Source, Whose, covers, energy_source, module_w
 from polythrottle.backends.nvml.gpu import find
 from polythrottle.backends.nvml.inspection import Inspection, identity
 from polythrottle.backends.nvml.probing import probe
@@ -23,7 +23,7 @@ from polythrottle.backends.nvml.settle import GRAPHICS, MEMORY, Wanted, check_po
 from polythrottle.backends.nvml.slowdown import FAULTS, Slowdowns
 from polythrottle.backends.nvml.warmth import Thermometer
 from polythrottle.clock import Clock, SystemClock
-from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, PermissionDenied, UnknownName
+from polythrottle.errors import DeviceError, InvalidInput, KnobAbsent, KnobRejected, PermissionDenied, UnknownName
 from polythrottle.findings import Finding
 from polythrottle.measurement import EnergyKind, Reading
 from polythrottle.ports import Offer
@@ -164,11 +164,17 @@ class NvmlDevice:
         if isinstance(source, str):
             return f"unknown: this GPU reports neither energy nor power ({source})"
         sampled = "" if isinstance(source, Counter) else f", taken {self._hz:g} times a second and integrated"
-        if self._scope == "module":
-            return f"{source.made_of}{sampled}: the whole module, GPU, its memory and processor; the rest excluded"
+        whose = covers(source, self._scope)
+        if whose is Whose.MODULE:
+            narrower = "" if self._scope == "module" else " (the GPU alone is not told)"
+            whole = f"the whole module, GPU, its memory and processor{narrower}"
+            return f"{source.made_of}{sampled}: {whole}; the rest excluded"
         with self._library:
             fixed = "" if self.dials.on else "; nothing on it can be set, and polythrottle doctor says why"
             beside = "the rest of its module and " if module_w(self._gpu) is not None else ""
+        if whose is Whose.UNTOLD:
+            either = "the GPU with its memory or the whole module, which readings do not tell apart"
+            return f"{source.made_of}{sampled}: {either}; the host excluded{fixed}"
         return f"{source.made_of}{sampled}: the whole GPU with its memory; {beside}the host excluded{fixed}"
 
     @property
@@ -239,6 +245,7 @@ class NvmlDevice:
 
         Raises:
             KnobRejected: If the GPU does not have the point, or refuses it or does not keep it.
+            KnobAbsent: If the driver answers that the GPU does not have a knob at all.
             PermissionDenied: If this process may not set anything; nothing is tried then.
             DeviceError: If the device was not entered or is gone.
             StorageError: If the originals cannot be saved; nothing is written then.
@@ -251,10 +258,22 @@ class NvmlDevice:
             raise PermissionDenied(f"{self.title} may be read but not set; {PRIVILEGE}")
         with self._library:
             self._locked |= {setting.key for setting in settings}
-            self._actuator.apply(settings)
+            with self._telling_what_lacks():
+                self._actuator.apply(settings)
             settle(self._gpu, self._targets(wanted), self._slowdowns, self.clock)
             self._check_enforced(wanted)
         self._slowdowns.take()
+
+    @contextmanager
+    def _telling_what_lacks(self) -> Iterator[None]:
+        """Turn the driver's answer that a GPU does not have a control at all into one that names the knob."""
+        try:
+            yield
+        except NotOffered as err:
+            knob = next((each.name for each in self.dials.on if key_of(self.uuid, each.what) == err.key), "")
+            if not (knob and err.for_good):
+                raise
+            raise KnobAbsent(f"{self.title} does not have {knob} after all: {err}", knob) from err
 
     def _needed(self, wanted: Mapping[str, Level]) -> list[Setting]:
         """Return the writes for a point; what is as it was found and nobody here has touched is not among them."""

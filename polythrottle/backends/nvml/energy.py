@@ -1,6 +1,12 @@
-"""Joules of a GPU: from the driver's energy counter, or integrated from its power readings."""
+"""Joules of a GPU: from the driver's energy counter, or integrated from its power readings.
 
+On a superchip the counter may be that of the whole module, as on GH200 (ml-energy/zeus pull request 172), and NVML does
+not say so. Where power can be read of the module, the counter is held against both.
+"""
+
+import math
 from collections.abc import Callable
+from enum import Enum
 from itertools import pairwise
 from statistics import median
 from typing import Protocol
@@ -15,6 +21,17 @@ SCOPES = {"gpu": 0, "module": 1}
 """Scopes of power readings: the GPU with its memory, or on a Grace superchip the whole module, processor included."""
 
 _PATIENCE_S, _LOOK_S, _STEPS = 1.0, 0.001, 12
+_COMPARED_S, _PAUSE_S = 1.0, 0.01
+_APART, _NEAR = 1.1, 1.3
+"""GPU and module must draw so differently to be told apart, and a counter match one of them so closely."""
+
+
+class Whose(Enum):
+    """What an energy counter covers."""
+
+    GPU = "the GPU with its memory"
+    MODULE = "the whole module"
+    UNTOLD = "one of the two, and readings do not tell which"
 
 
 class Source(Protocol):
@@ -35,10 +52,11 @@ class Counter:
     Args:
         read: Returns mJ since the driver was loaded.
         made_of: Which call that is.
+        whose: What it covers.
     """
 
-    def __init__(self, read: Callable[[], float], made_of: str) -> None:
-        self._read, self.made_of = read, made_of
+    def __init__(self, read: Callable[[], float], made_of: str, whose: Whose = Whose.GPU) -> None:
+        self._read, self.made_of, self.whose = read, made_of, whose
         self._last_mj = 0.0
 
     def total_j(self) -> float:
@@ -76,24 +94,95 @@ class Counter:
 def energy_source(gpu: Gpu, clock: Clock, scope: str = "gpu") -> Source | str:
     """Return where the joules of a GPU come from, the best that answers; or why there are none.
 
+    The counter is the best where it covers what is asked for. Where the GPU's own power is not told, a module's counter
+    stands in for it, and says whose it is.
+
     Args:
         gpu: Whose.
-        clock: For integration.
-        scope: One of `SCOPES`; the counter is the GPU's own, so a module's joules are integrated.
+        clock: For integration, and for comparing on a superchip, which takes about a second.
+        scope: One of `SCOPES`.
     """
-    whys = []
-    for attempt in (_counter, _counter_field) if scope == "gpu" else ():
+    whys: list[str] = []
+    counter = _first_counter(gpu, whys)
+    power = _answering(_powers(gpu, scope), whys)
+    if counter is not None:
+        counter.whose = _whose(gpu, counter, clock)
+        wanted = {"gpu": (Whose.GPU, Whose.UNTOLD), "module": (Whose.MODULE,)}[scope]
+        if counter.whose in wanted or (scope == "gpu" and _scoped(gpu, scope) is None):
+            return counter
+    if power is not None:
+        return Integrated(*power, clock)
+    return "; ".join(whys)
+
+
+def covers(source: Source, scope: str) -> Whose:
+    """Return what a running total covers.
+
+    Args:
+        source: As `energy_source` found it.
+        scope: What it was asked for.
+    """
+    if isinstance(source, Counter):
+        return source.whose
+    return Whose.MODULE if scope == "module" else Whose.GPU
+
+
+def _first_counter(gpu: Gpu, whys: list[str]) -> Counter | None:
+    for attempt in (_counter, _counter_field):
         try:
             return attempt(gpu)
         except KnobRejected as err:
             whys.append(str(err))
-    for read, made_of in _powers(gpu, scope):
+    return None
+
+
+def _answering(ways: list[tuple[Callable[[], Power], str]], whys: list[str]) -> tuple[Callable[[], Power], str] | None:
+    """Return the first way to read power that answers, with what it is; notes why others do not."""
+    for read, made_of in ways:
         try:
             read()
-            return Integrated(read, made_of, clock)
+            return read, made_of
         except KnobRejected as err:
             whys.append(str(err))
-    return "; ".join(whys)
+    return None
+
+
+def _scoped(gpu: Gpu, scope: str) -> Callable[[], Power] | None:
+    """Return the way to read power by a field of a scope; None if none answers."""
+    found = _answering(_fields(gpu, scope), [])
+    return None if found is None else found[0]
+
+
+def _whose(gpu: Gpu, counter: Counter, clock: Clock) -> Whose:
+    """Return what a counter covers: where a module's power is told too, what its joules agree with.
+
+    Both powers are sampled between two moves of the counter, half a second apart or more.
+    """
+    module, own = _scoped(gpu, "module"), _scoped(gpu, "gpu")
+    if module is None or own is None:
+        return Whose.GPU if module is None else Whose.MODULE
+    moves: list[tuple[float, float]] = []
+    watts: list[tuple[float, float]] = []
+    last_j, end_s = counter.total_j(), clock.now() + 2 * _COMPARED_S
+    while clock.now() < end_s and not (moves and moves[-1][0] - moves[0][0] >= _COMPARED_S / 2):
+        clock.sleep(_PAUSE_S)
+        if moves:
+            watts.append((own().watts, module().watts))
+        if (now_j := counter.total_j()) != last_j:
+            moves.append((clock.now(), now_j))
+            last_j = now_j
+    if len(moves) < 2:
+        return Whose.UNTOLD
+    counted_w = (moves[-1][1] - moves[0][1]) / (moves[-1][0] - moves[0][0])
+    return _matching(counted_w, *(sum(each) / len(watts) for each in zip(*watts, strict=True)))
+
+
+def _matching(counted_w: float, own_w: float, module_w: float) -> Whose:
+    if min(counted_w, own_w, module_w) <= 0 or module_w < _APART * own_w:
+        return Whose.UNTOLD
+    away = {Whose.GPU: abs(math.log(counted_w / own_w)), Whose.MODULE: abs(math.log(counted_w / module_w))}
+    nearest = min(away, key=lambda each: away[each])
+    return nearest if away[nearest] < math.log(_NEAR) else Whose.UNTOLD
 
 
 def _counter(gpu: Gpu) -> Counter:
@@ -112,18 +201,23 @@ def _counter_field(gpu: Gpu) -> Counter:
     return Counter(read, f"the driver's energy counter, field {ENERGY_FIELD}")
 
 
-def _powers(gpu: Gpu, scope: str) -> list[tuple[Callable[[], Power], str]]:
-    """Return the ways to read power, the quickest first, with what each is."""
+def _fields(gpu: Gpu, scope: str) -> list[tuple[Callable[[], Power], str]]:
+    """Return the ways to read power by a field, the quickest first, with what each is."""
     number = SCOPES[scope]
 
     def field(which: int) -> Power:
         found = gpu.field(which, number)
         return Power(found.value * 1e-3, found.timestamp_us)
 
-    ways: list[tuple[Callable[[], Power], str]] = [
+    return [
         (lambda: field(INSTANT_FIELD), "power readings of the moment"),
         (lambda: field(AVERAGE_FIELD), "power readings that average over a second"),
     ]
+
+
+def _powers(gpu: Gpu, scope: str) -> list[tuple[Callable[[], Power], str]]:
+    """Return the ways to read power, the quickest first, with what each is."""
+    ways = _fields(gpu, scope)
     if scope == "gpu":
         over = {True: "average over a second", False: "are of the moment", None: "may average over a second"}
         made_of = f"power readings that {over[gpu.averages_power]}"

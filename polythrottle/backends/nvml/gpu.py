@@ -14,7 +14,7 @@ from polythrottle.errors import DeviceError, InvalidInput, UnknownName
 WIDE_BLANK = 1 << 47
 """Where blank numbers of 64 bits and floating point begin; a 32-bit one is an ordinary value of a counter of mJ."""
 
-VOLTA, AMPERE = 5, 7
+VOLTA, AMPERE, BLACKWELL = 5, 7, 10
 """Architectures as nvmlDeviceGetArchitecture counts them."""
 
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # nvmlValueType_t

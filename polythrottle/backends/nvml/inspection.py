@@ -5,15 +5,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from polythrottle.actuation.nvml_library import PRIVILEGE, NotOffered
-from polythrottle.backends.nvml.dials import POWER_KNOB, Dial, Dials
-from polythrottle.backends.nvml.energy import Counter, Source, module_w
-from polythrottle.backends.nvml.gpu import Gpu
+from polythrottle.backends.nvml.dials import MEM_KNOB, POWER_KNOB, Dial, Dials
+from polythrottle.backends.nvml.energy import Counter, Source, Whose, module_w
+from polythrottle.backends.nvml.gpu import BLACKWELL, Gpu
 from polythrottle.backends.nvml.slowdown import POWER_CAP, Slowdowns, faults
 from polythrottle.clock import Clock
 from polythrottle.errors import TrialError
 from polythrottle.findings import Finding
 from polythrottle.units import show_level
 
+_HELD_DOWN = (
+    "on a GeForce of this generation a locked memory clock was seen to hold other clocks down too, and performance by "
+    "up to 32 % (NVIDIA/open-gpu-kernel-modules#1266); what is measured includes that"
+)
 _PERSISTENCE = "systemctl enable --now nvidia-persistenced, or nvidia-smi -pm 1"
 
 
@@ -85,7 +89,13 @@ class Inspection:
         span = f"{len(levels)} levels, {show_level(dial.name, levels[0])} to {show_level(dial.name, levels[-1])}"
         if not self.privileged:
             return Finding(dial.name, False, f"{span}, but it takes more rights to set it", PRIVILEGE)
-        return Finding(dial.name, True, f"{span}; whether the driver takes them shows when one is set")
+        beside = f"; {_HELD_DOWN}" if dial.name == MEM_KNOB and self._holds_others_down else ""
+        return Finding(dial.name, True, f"{span}; whether the driver takes them shows when one is set{beside}")
+
+    @property
+    def _holds_others_down(self) -> bool:
+        named = str(self.gpu.maybe("nvmlDeviceGetName"))
+        return "GeForce" in named and (self.gpu.architecture or 0) >= BLACKWELL
 
     def _energy(self, clock: Clock) -> Finding:
         if isinstance(self.energy, str):
@@ -101,8 +111,11 @@ class Inspection:
         watts = module_w(self.gpu)
         if watts is None:
             return ()
-        explanation = f"the module around the GPU draws {watts:.0f} W; only the GPU's part is counted"
-        return (Finding("power scope", True, explanation, "?scope=module counts the whole module"),)
+        drawn = f"the module around the GPU draws {watts:.0f} W"
+        if isinstance(self.energy, Counter) and self.energy.whose is not Whose.GPU:
+            return (Finding("power scope", True, f"{drawn}; the energy counter covers {self.energy.whose.value}"),)
+        remedy = "?scope=module counts the whole module"
+        return (Finding("power scope", True, f"{drawn}; only the GPU's part is counted", remedy),)
 
     def _enforced(self) -> tuple[Finding, ...]:
         if self.dials.knobs[POWER_KNOB].off:

@@ -72,7 +72,8 @@ int64_t clock_at_most(const Gpu *gpu, int64_t memory_mhz, int64_t mhz) {
 }
 
 int64_t memory_when_busy(const Gpu *gpu) {
-    return gpu->memory_lock_max_mhz ? gpu->memory_lock_max_mhz : gpu->memory_mhz[0];
+    int64_t mhz = gpu->memory_lock_max_mhz ? gpu->memory_lock_max_mhz : gpu->memory_mhz[0];
+    return gpu->compute_memory_mhz && mhz > gpu->compute_memory_mhz ? gpu->compute_memory_mhz : mhz;
 }
 
 int64_t memory_clock_mhz(const Gpu *gpu) {

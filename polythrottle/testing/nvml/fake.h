@@ -44,7 +44,7 @@ enum { BLANK_POWER = 1, BLANK_ENERGY = 2, BLANK_TEMPERATURE = 4, BLANK_CLOCK = 8
     X(limit_min_mw) X(limit_max_mw) X(limit_default_mw)                                                                \
     X(has_gpu_lock) X(has_memory_lock) X(has_power_limit) X(has_energy) X(has_tables) X(has_power_fields)              \
     X(has_memory_power) X(has_module_power) X(has_memory_temperature) X(has_mig) X(has_profiles) X(has_serial)         \
-    X(averages_power) X(deprecates_temperature)                                                                        \
+    X(averages_power) X(deprecates_temperature) X(compute_memory_mhz) X(counts_module) X(lacks_gpu_scope)              \
     /* its made-up physics */                                                                                          \
     X(static_mw) X(memory_mw) X(gpu_mw) X(settle_us) X(ambient_c) X(limit_c) X(millikelvin_per_w)                      \
     /* what it is told: volatile, as in a driver */                                                                    \

@@ -8,8 +8,11 @@ static const unsigned long long BLANK_LONG = 0x7FFFFFFFFFFFFFF0ull;
 
 enum { GRAPHICS, SM, MEMORY, VIDEO };
 
+static const int64_t MODULE_MW = 200000; /* the module's own parts, made up */
+
 static unsigned long long energy_mj(const Machine *machine, Gpu *gpu) {
-    int64_t now = energy_at_uj(gpu, refreshed_us(gpu, now_us(machine))) / 1000;
+    int64_t until = refreshed_us(gpu, now_us(machine)), now = energy_at_uj(gpu, until) / 1000;
+    if (gpu->counts_module) now += until / 1000 * MODULE_MW / 1000;
     if (gpu->blank & BLANK_ENERGY) return BLANK_LONG;
     if (!gpu->energy_stuck) gpu->energy_seen_mj = now > 0 ? now : 0;
     return (unsigned long long)gpu->energy_seen_mj;
@@ -280,9 +283,10 @@ static nvmlReturn_t power_field(const Machine *machine, const Gpu *gpu, Field *f
     if (!gpu->has_power_fields) return NOT_SUPPORTED;
     if (field->scope == SCOPE_MEMORY && !gpu->has_memory_power) return NOT_SUPPORTED;
     if (field->scope == SCOPE_MODULE && !gpu->has_module_power) return NOT_SUPPORTED;
+    if (field->scope == SCOPE_GPU && gpu->lacks_gpu_scope) return NOT_SUPPORTED;
     if (field->scope > SCOPE_MEMORY) return INVALID_ARGUMENT;
     if (field->scope == SCOPE_MEMORY) power = memory_power_mw(gpu);
-    if (field->scope == SCOPE_MODULE) power += 40000; /* the module's own parts, made up */
+    if (field->scope == SCOPE_MODULE) power += MODULE_MW;
     field->value.small = blanked(gpu, BLANK_POWER, power);
     return OK;
 }
@@ -332,7 +336,7 @@ static unsigned sample_at(const Gpu *gpu, unsigned kind, int64_t time_us) {
     const Point *point = point_at(gpu, time_us);
     if (kind == CLOCK_SAMPLES) return (unsigned)point->gpu_mhz;
     if (kind == MEMORY_CLOCK_SAMPLES) return (unsigned)point->memory_mhz;
-    return (unsigned)(point->power_mw + (kind == MODULE_POWER ? 40000 : 0));
+    return (unsigned)(point->power_mw + (kind == MODULE_POWER ? MODULE_MW : 0));
 }
 
 static int has_samples(const Gpu *gpu, unsigned kind) {
