@@ -145,7 +145,7 @@ MODES = {
 
 @pytest.mark.parametrize(("name", "number_", "title"), sorted(MODES))
 def test_power_modes_end_on_the_presets_of_the_catalogue(make: Make, name: str, number_: int, title: str) -> None:
-    """What nvpmodel leaves in the files is the preset of that name: its caps, rounded down."""
+    """What nvpmodel leaves in the files is the preset of that name: its caps, rounded to the nearest step."""
     kernel = make(name, number_)
     preset = load_board(str(described_device(name))).presets[title]
     assert number(gpu(kernel) / "max_freq") == preset["gpu_max_hz"]

@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from polythrottle.actuation.controls import SysFiles
 from polythrottle.backends import find_device, open_device
 from polythrottle.backends.jetson import JetsonDevice
 from polythrottle.backends.jetson.memory import rates_hz
+from polythrottle.backends.tree import Tree
 from polythrottle.clock import VirtualClock
 from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, PolythrottleError, UnknownName
 from polythrottle.findings import Finding
@@ -487,8 +488,80 @@ def test_presets_are_the_board_s_power_modes_else_the_catalogue_s(orin: Path) ->
     assert own["50W"][GPU] == 1_020_000_000
     (orin / "etc/nvpmodel.conf").unlink()
     other = device(orin).presets
-    assert other["50W"][GPU] == 918_000_000
+    assert other["50W"][GPU] == 1_020_000_000
     assert "devices/jetson-agx-orin.toml" in finding(device(orin), "presets").explanation
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "held"),
+    [
+        ("jetson-agx-xavier", "15W", {GPU: 675_750_000}),
+        ("jetson-agx-xavier", "10W", {GPU: 522_750_000}),
+        (NANO, "5W", {GPU: 614_400_000, CPU: 921_600_000}),
+    ],
+)
+@pytest.mark.parametrize("conf", [True, False])
+def test_presets_are_what_boards_are_recorded_to_hold(
+    name: str, mode: str, held: dict[str, int], conf: bool, tmp_path: Path
+) -> None:
+    """A mode's figure goes to the nearest level, not down: 670 MHz is 675.75 (LoudVA), 918 is 921.6 on a Nano."""
+    root = plant(name, tmp_path / "board", power_mode=0)
+    if not conf:
+        (root / "etc/nvpmodel.conf").unlink()
+    point = device(root, knobs=("gpu_min_hz", GPU, CPU)).presets[mode]
+    assert {knob: point[knob] for knob in held} == held
+
+
+def test_a_mode_allows_the_level_that_its_figure_ends_on(tmp_path: Path) -> None:
+    """A mode of 670 MHz can be searched together with 675.75 MHz, which it holds."""
+    space = device(plant("jetson-agx-xavier", tmp_path / "board", power_mode=0), knobs=(MODE, GPU)).space
+    assert max(int(point[GPU]) for point in space if point[MODE] == "15W") == 675_750_000
+
+
+def test_a_mode_that_does_not_apply_is_rejected_though_it_is_noted(orin: Path) -> None:
+    """A mode may be noted by nvpmodel, which ends well without having set a limit: limits are read back."""
+    kernel = FakeKernel(orin)
+    kernel.fail(Fault("ignore", match="nvpmodel:*"))
+    with device(orin, knobs=(MODE,)) as board:
+        status = orin / "var/lib/nvpmodel/status"
+        board._actuator._controls.write = _noting(status, board._actuator._controls.write)  # type: ignore[method-assign]
+        with pytest.raises(
+            KnobRejected, match=r"nvpmodel says that it switched to 50W, but .*max_freq holds 1300500000"
+        ):
+            board.apply(OperatingPoint({MODE: "50W"}))
+
+
+def _noting(status: Path, write: Callable[[str, str], None]) -> Callable[[str, str], None]:
+    """Return a writer that notes every power mode it is given."""
+
+    def noted(key: str, text: str) -> None:
+        write(key, text)
+        if key.startswith("nvpmodel:"):
+            status.write_text(f"pmode:{int(text):04d}\n")
+
+    return noted
+
+
+def test_links_of_a_copied_board_count_from_its_own_root(orin: Path) -> None:
+    """/etc/nvpmodel.conf and /proc/device-tree are absolute links on a board, and so in a copy of one."""
+    for name in ("etc/nvpmodel.conf", "proc/device-tree"):
+        target = (orin / name).resolve().relative_to(orin.resolve())
+        (orin / name).unlink()
+        (orin / name).symlink_to(f"/{target}")
+    board = JetsonDevice(root=str(orin), clock=VirtualClock())
+    assert set(board.presets) == {"MAXN", "30W", "50W", "15W"}
+    assert "devices/jetson-agx-orin.toml" in finding(board, "board").explanation
+
+
+def test_links_that_lead_up_or_round_end_in_the_tree(tmp_path: Path) -> None:
+    """Parents stop at the root, and a link to itself is no file."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/up").symlink_to("../../../../../../../../etc/passwd")
+    (tmp_path / "etc/round").symlink_to("/etc/round")
+    tree = Tree(tmp_path, SysFiles())
+    assert tree.below("etc/up") == tmp_path.resolve() / "etc/passwd"
+    assert tree.text(tree.below("etc/round")) is None
+    assert tree.below("/etc/../..") == tmp_path.resolve()
 
 
 def test_a_board_nobody_knows_falls_back_to_what_probing_finds(orin: Path) -> None:

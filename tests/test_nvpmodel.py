@@ -128,6 +128,38 @@ def test_a_refused_switch_says_why(status: int, said: str, says: str, monkeypatc
     assert "\n" not in str(caught.value)
 
 
+def test_a_mode_that_is_noted_applies_whatever_nvpmodel_ends_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On JetPack 7 some modes end non-zero and yet apply: what is noted counts."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    noted = "0"
+    nvpmodel = answering(255, "NVPM ERROR: failed to set power mode!", [])
+    monkeypatch.setattr(nvpmodel, "read", lambda key: noted)
+    with pytest.raises(KnobRejected, match="failed to set"):
+        nvpmodel.write("nvpmodel:/", "2")
+    noted = "2"
+    nvpmodel.write("nvpmodel:/", "2")
+
+
+def test_a_container_in_which_nvpmodel_ignores_requests_is_told_and_its_note_set_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It says so, notes the mode all the same and ends with 0 (gemma4 POWER_MODE.md); the note is put back."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    noted = ["0"]
+
+    def run(words: Sequence[str]) -> tuple[int, str]:
+        noted.append(words[-1])
+        return 0, "Running in chroot, ignoring request.\nNVPM WARN: Golden image context is already created"
+
+    nvpmodel = Nvpmodel(run)
+    monkeypatch.setattr(nvpmodel, "read", lambda key: noted[-1])
+    with pytest.raises(KnobRejected, match=r"container or chroot: Running in chroot, ignoring request\.$"):
+        nvpmodel.write("nvpmodel:/", "2")
+    assert noted == ["0", "2", "0"]
+
+
 def test_nothing_runs_for_a_tree_elsewhere_for_a_user_or_for_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,9 @@
 """A Jetson's power mode as a control: read from where nvpmodel notes it, switched by nvpmodel itself.
 
-``nvpmodel -q`` is not asked: it needs root, can hang under load, and says nothing in a container while reporting
-success. Standard library only, so that a mode can be put back without anything else.
+``nvpmodel -q`` is not asked: it needs root and can hang under load. The exit status of a switch proves nothing: on
+JetPack 7 some modes end with another than 0 and yet apply, and in a container nvpmodel says "Running in chroot,
+ignoring request", notes the mode all the same and ends with 0 (kcirtapfromspace/gemma4, ``POWER_MODE.md``). Standard
+library only, so that a mode can be put back without anything else.
 """
 
 import errno
@@ -45,11 +47,20 @@ class Nvpmodel:
             raise OSError(errno.EINVAL, f"{file} names no power mode")
         return match[1]
 
+    def _noted(self, key: str) -> str | None:
+        try:
+            return self.read(key)
+        except OSError:
+            return None
+
     def write(self, key: str, text: str) -> None:
         """Switch to a mode; one that asks for a reboot is refused.
 
+        What it ends with does not count where the mode is noted: whoever switches reads limits back besides.
+
         Raises:
-            KnobRejected: If nvpmodel refuses, asks for a reboot, does not end, or the tree is not this machine's.
+            KnobRejected: If nvpmodel refuses or ignores it, asks for a reboot, does not end, or the tree is not this
+                machine's.
             PermissionDenied: If this process may not.
             DeviceError: If there is no nvpmodel.
         """
@@ -59,12 +70,21 @@ class Nvpmodel:
             raise KnobRejected(f"{text!r} is not the number of a power mode")
         if os.geteuid() != 0:
             raise PermissionDenied("nvpmodel switches the power mode for root alone; run as root")
+        before = self._noted(key)
         status, said = self._run((PROGRAM, "-m", text))
         last = said.strip().splitlines()[-1:] or [f"exit status {status}"]
         if "reboot" in said.lower():
             raise KnobRejected(f"power mode {text} takes a reboot, so it was not switched to")
-        if status != 0:
+        if "ignoring request" in said.lower():
+            if before not in (None, text):
+                self._run((PROGRAM, "-m", before))  # it noted what it did not do: have it note what holds
+            raise KnobRejected(f"nvpmodel switches nothing in a container or chroot: {_line(said, 'ignoring request')}")
+        if status != 0 and self._noted(key) != text:
             raise KnobRejected(f"nvpmodel -m {text}: {last[0]}")
+
+
+def _line(said: str, words: str) -> str:
+    return next(line.strip() for line in said.splitlines() if words in line.lower())
 
 
 def _root(key: str) -> str:

@@ -10,6 +10,7 @@ from polythrottle.actuation.controls import Controls
 from polythrottle.errors import PolythrottleError
 
 _MOST_BYTES = 4_000_000  # the largest of these files, dpkg's status, is a tenth of it
+_MOST_LINKS = 40  # as the kernel's own limit (path_resolution(7))
 _NUMBER = re.compile(r"[+-]?\d{1,18}")
 
 
@@ -66,6 +67,26 @@ class Tree:
             return list(self.root.glob(pattern))
         except (OSError, ValueError, RuntimeError):
             return []
+
+    def below(self, place: str) -> Path:
+        """Return where a path of the board lies in this tree: links count from its root, as they do on the board.
+
+        ``/etc/nvpmodel.conf`` and ``/proc/device-tree`` are absolute links on a board, and a copy of one has them so.
+        """
+        at, parts, hops = self.root, list(reversed(Path(place).parts)), 0
+        while parts:
+            part = parts.pop()
+            if part in ("/", ".."):
+                at = self.root if part == "/" or at == self.root else at.parent
+                continue
+            try:
+                target = os.readlink(at / part) if hops < _MOST_LINKS else ""
+            except (OSError, ValueError):
+                target = ""
+            hops += 1 if target else 0
+            at = at if target else at / part
+            parts.extend(reversed(Path(target).parts if target else ()))
+        return at
 
     def there(self, path: Path) -> bool:
         """Say whether there is a file or folder that this process can see; a closed folder hides what is in it."""

@@ -30,7 +30,8 @@ _CHIP = re.compile(r"nvidia,(tegra\d+)")
 _RELEASE = re.compile(r"#?\s*R(\d+)\s*\(release\),\s*REVISION:\s*([\d.]+)")
 _PACKAGE = re.compile(r"^Package: nvidia-l4t-core$.*?^Version: ([\d.]+)", re.MULTILINE | re.DOTALL)
 _JETPACK = (
-    *(("32", "4"), ("35", "5"), ("36.4", "6.1 or 6.2"), ("36.5", "6.2.2"), ("36", "6")),
+    *(("32", "4"), ("35", "5"), ("36.4.3", "6.2"), ("36.4.4", "6.2.1"), ("36.4.7", "6.2.1"), ("36.4", "6.1 or 6.2")),
+    *(("36.5", "6.2.2"), ("36", "6")),
     *(("38", "7.0 or 7.1"), ("39.2", "7.2"), ("39", "7")),
 )
 
@@ -58,7 +59,7 @@ class BoardId:
         Raises:
             DeviceError: If it is no Jetson.
         """
-        folder = tree.root / "proc/device-tree"
+        folder = tree.below("proc/device-tree")
         compatible = tuple(filter(None, re.split(r"[\0\s]+", tree.text(folder / "compatible") or "")))
         chips = [match[1] for match in map(_CHIP.fullmatch, compatible) if match]
         if not chips:
@@ -79,7 +80,7 @@ class BoardId:
     def jetpack(self) -> str | None:
         """The JetPack this release of Jetson Linux belongs to, as far as it tells."""
         parts = (self.release or "").split(".")
-        for length in (2, 1):
+        for length in (3, 2, 1):
             for start, jetpack in _JETPACK:
                 if start == ".".join(parts[:length]):
                     return jetpack
@@ -111,7 +112,7 @@ class BoardId:
 def board_files(tree: Tree) -> tuple[Path, ...]:
     """Return the files that say what a board is."""
     places = ("proc/device-tree/compatible", "proc/device-tree/model", "etc/nv_tegra_release")
-    return tuple(tree.root / place for place in places)
+    return tuple(map(tree.below, places))
 
 
 def _release(tree: Tree) -> str | None:

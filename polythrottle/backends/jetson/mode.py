@@ -3,6 +3,10 @@
 A mode is offered only if switching to it needs no reboot, that is if it differs from the present one in clocks, cores
 and runtime power alone, and if none of its limits lies above those found. The present mode is read from
 ``/var/lib/nvpmodel/status``, for ``nvpmodel -q`` needs root, can hang under load, and says nothing in a container.
+
+A limit that a mode states goes to the nearest level of the board's own table: 670 MHz holds 675.75 on an AGX Xavier
+(iloudaros/LoudVA), 640 holds 614.4 on a Nano. Neither the status file nor nvpmodel's exit status proves that a mode
+applies, so the limits are read back once it was switched to.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +17,7 @@ from polythrottle.actuation.controls import Control
 from polythrottle.backends.capability import Capability, off
 from polythrottle.backends.jetson.nvpmodel_file import PowerMode, PowerModes
 from polythrottle.backends.tree import Tree
-from polythrottle.errors import PolythrottleError
+from polythrottle.errors import KnobRejected, PolythrottleError
 from polythrottle.space import Level
 
 NAME = "power_mode"
@@ -34,15 +38,18 @@ class Mode:
     def __init__(self, tree: Tree, actuator: Actuator, gpu_folder: Path | None) -> None:
         self._tree, self._actuator = tree, actuator
         self._key = f"nvpmodel:{tree.root}"
-        self._file = PowerModes.parse(tree.text(tree.root / _CONF) or "")
+        self._conf = tree.below(_CONF)
+        self._file = PowerModes.parse(tree.text(self._conf) or "")
         self._gpu = self._gpu_parameters(gpu_folder)
         self._numbers: dict[str, int] = {}
+        self._tables: Mapping[str, Sequence[int]] = {}
+        self._limit_files = _limit_files(tree, gpu_folder)
         self.capability = off([NAME], "not looked at yet")[0]
 
     @property
     def files(self) -> tuple[Path, ...]:
         """What it reads."""
-        return self._tree.root / _CONF, self._tree.root / _STATUS
+        return self._conf, self._tree.root / _STATUS
 
     @property
     def modes(self) -> tuple[PowerMode, ...]:
@@ -77,6 +84,7 @@ class Mode:
             tables: For each knob everything its driver offers, ascending, limits aside.
             highest: For each knob that works the highest level between the limits found.
         """
+        self._tables = tables
         self.capability = self._probed(tables, highest)
         if self.capability.works:
             texts = frozenset(str(self._numbers[str(name)]) for name in self.capability.levels)
@@ -116,23 +124,55 @@ class Mode:
         return None
 
     def reach(self, mode: PowerMode, tables: Mapping[str, Sequence[int]]) -> Mapping[str, int]:
-        """Return the highest level of each table that a mode allows; the lowest where it allows none."""
+        """Return the level of each table that a mode's limit ends on: the nearest."""
         limits = self.limits(mode)
-        return {
-            knob: max((level for level in table if level <= limits.get(knob, table[-1])), default=table[0])
-            for knob, table in tables.items()
-            if table
-        }
+        return {knob: nearest(table, limits.get(knob, table[-1])) for knob, table in tables.items() if table}
 
     def apply(self, name: str) -> None:
-        """Switch to a mode; it rewrites the limits of clocks and cores."""
+        """Switch to a mode, which rewrites the limits of clocks and cores, and read the limits back.
+
+        Raises:
+            KnobRejected: If nvpmodel refuses, or says that it switched and a limit is not that of the mode.
+        """
+        switched = self._actuator.live(self._key) != str(self._numbers[name])
         self._actuator.write(self._key, str(self._numbers[name]))
+        if switched and (problem := self._unmoved(self._named(name))) is not None:
+            raise KnobRejected(f"nvpmodel says that it switched to {name}, but {problem}")
+
+    def _named(self, name: str) -> PowerMode:
+        return next(mode for mode in self.modes if mode.name == name)
+
+    def _unmoved(self, mode: PowerMode) -> str | None:
+        """Return which limit is not that of a mode, or None; one level beside the nearest is rounding."""
+        reach = self.reach(mode, self._tables)
+        stated = {mode.limit(each) for each in self._file.parameters(*_CPU)}
+        for knob, (file, unit_hz) in self._limit_files.items():
+            held, table = self._tree.number(file), self._tables[knob]
+            if held is None or knob not in reach or (knob == "cpu_max_hz" and len(stated) > 1):
+                continue
+            place = table.index(reach[knob])
+            near = table[max(0, place - 1) : place + 2]
+            if not near[0] <= held * unit_hz <= near[-1]:
+                return f"{file} holds {held}"
+        return None
 
     def allows(self, name: str, levels: Mapping[str, Level]) -> bool:
         """Say whether levels of other knobs lie within what a mode allows."""
-        mode = next(mode for mode in self.modes if mode.name == name)
-        for knob, most in self.limits(mode).items():
+        mode = self._named(name)
+        reach = {**self.limits(mode), **self.reach(mode, self._tables)}
+        for knob, most in reach.items():
             level = levels.get(knob)
             if knob != "gpu_min_hz" and isinstance(level, int | float) and level > most:
                 return False
         return True
+
+
+def nearest(table: Sequence[int], wanted: float) -> int:
+    """Return the level of a table that a limit ends on: the nearest, of two as near the lower."""
+    return min(table, key=lambda level: (abs(level - wanted), level))
+
+
+def _limit_files(tree: Tree, gpu_folder: Path | None) -> Mapping[str, tuple[Path, int]]:
+    """Return where the limit of a knob is read back, and its unit in Hz."""
+    gpu = {} if gpu_folder is None else {"gpu_max_hz": (gpu_folder / "max_freq", 1)}
+    return {**gpu, "cpu_max_hz": (tree.root / "sys/devices/system/cpu/cpufreq/policy0/scaling_max_freq", 1000)}

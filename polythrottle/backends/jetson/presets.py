@@ -7,7 +7,7 @@ and so is a mode that goes beyond the limits found on the board.
 from collections.abc import Mapping, Sequence
 
 from polythrottle.backends.capability import Capability
-from polythrottle.backends.jetson.mode import Mode
+from polythrottle.backends.jetson.mode import Mode, nearest
 from polythrottle.catalog import Board
 from polythrottle.space import Level, OperatingPoint
 
@@ -36,14 +36,9 @@ def presets(
 
 
 def _rounded(point: Mapping[str, Level], tables: Mapping[str, Sequence[int]]) -> Mapping[str, int]:
-    """Return a point of the catalogue in the board's own steps, each the highest not above."""
-    found = {}
-    for knob, table in tables.items():
-        most = point.get(knob)
-        below = [level for level in table if isinstance(most, int | float) and level <= most]
-        if below:
-            found[knob] = below[-1]
-    return found
+    """Return a point of the catalogue in the board's own steps, each the nearest."""
+    wanted = {knob: level for knob, level in point.items() if isinstance(level, int | float)}
+    return {knob: nearest(table, wanted[knob]) for knob, table in tables.items() if table and knob in wanted}
 
 
 def _within(levels: Mapping[str, int], knobs: Mapping[str, Capability]) -> OperatingPoint | None:

@@ -1,4 +1,8 @@
-"""nvpmodel: reads its file of power modes and switches between them."""
+"""nvpmodel: reads its file of power modes and switches between them.
+
+A clock off the table of its parameter ends on the nearest step: 670 MHz on 675.75 (iloudaros/LoudVA, an AGX Xavier),
+640 on 614.4 and a CPU's 918 on 921.6 (a Nano's tables beside its nvpmodel.conf).
+"""
 
 import errno
 import re
@@ -7,7 +11,7 @@ from dataclasses import dataclass, field
 
 from polythrottle.errors import KnobRejected
 from polythrottle.testing.kernel.cores import put_online
-from polythrottle.testing.kernel.limits import force_limits
+from polythrottle.testing.kernel.limits import force_limits, table
 from polythrottle.testing.kernel.machine import Machine, refusal
 from polythrottle.testing.kernel.memory_clock import force_cap
 
@@ -95,6 +99,11 @@ def _needs_reboot(machine: Machine, path: str, value: str) -> bool:
     return path.endswith("_pg_mask") and machine.read(path) != value
 
 
+def _nearest(machine: Machine, path: str, value: str) -> str:
+    wanted = int(value)
+    return str(min(table(machine, path), key=lambda level: abs(level - wanted))) if wanted > 0 else value
+
+
 def _set(machine: Machine, place: str, value: str) -> None:
     # A cluster whose cores this mode has just taken off has no clock to limit.
     if not machine.has(place):
@@ -103,7 +112,7 @@ def _set(machine: Machine, place: str, value: str) -> None:
     if path.endswith("/online"):
         put_online(machine, path, value)
     elif path.endswith(("min_freq", "max_freq")):
-        force_limits(machine, path, value)
+        force_limits(machine, path, _nearest(machine, path, value))
     elif "_cap/" in path:
         force_cap(machine, path, value)
     else:
