@@ -187,7 +187,7 @@ def searched(plan: bench.Plan, cache: Cache, jobs: int, methods: Sequence[str]) 
     lessons = tuple(lesson for lesson in plan.lessons if lesson.journal in needed)
     rest = bench.Plan(lessons, todo)
     with LiveSweep("searching") as live:
-        for done, record in enumerate(bench.perform(rest, jobs), start=1):
+        for done, record in enumerate(bench.perform(rest, jobs, bench.Task.do), start=1):
             if record is not None:
                 cache.put(todo[done - len(lessons) - 1], record)
             live.counted(done, len(rest))

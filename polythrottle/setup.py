@@ -17,7 +17,7 @@ from polythrottle.clock import VirtualClock
 from polythrottle.errors import BadFile, InvalidInput
 from polythrottle.identity import content_digest
 from polythrottle.measurement import LONGEST_S, EnergyKind, Window
-from polythrottle.meter.enough import LEAST_QUERIES
+from polythrottle.meter.enough import LEAST_QUERIES, SEARCH_PRECISION
 from polythrottle.meter.external import Metered, metered
 from polythrottle.objects import Objects, Served, name_of
 from polythrottle.ports import Concurrent, Device, Meter, Workload
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _MODEL_FILES = (".onnx", ".pt2", ".pt", ".toml")
 _SHORT = 8
 """Digits of a digest in a file's name."""
-_PRECISION = 0.02
-"""Of a search's windows: as good an answer as fixed ones give, for a fifth of the requests (benchmarks/windows.md)."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ class Setup:
     def searching(self) -> "Setup":
         """The same for a search: windows that nobody has fixed end once they know enough."""
         fixed = (self.queries, self.seconds, self.precision)
-        return self if any(given is not None for given in fixed) else replace(self, precision=_PRECISION)
+        return self if any(given is not None for given in fixed) else replace(self, precision=SEARCH_PRECISION)
 
     @property
     def traffic(self) -> Arrivals:

@@ -23,10 +23,21 @@ from polythrottle.bench.subjects import (
     tables,
 )
 from polythrottle.bench.summary import YARDSTICK, Summary, document, groups, summarise, to_dataframe
+from polythrottle.bench.whole import TRIALS as WHOLE_TRIALS
+from polythrottle.bench.whole import (
+    WholeSearch,
+    WholeSummary,
+    run_whole,
+    search_whole,
+    summarise_whole,
+    whole_dataframe,
+    whole_document,
+)
 
 __all__ = [
     "ITEMS_PER_TRIAL",
     "LEAVE_ONE_OUT",
+    "WHOLE_TRIALS",
     "WORKLOADS",
     "YARDSTICK",
     "Entrant",
@@ -41,6 +52,8 @@ __all__ = [
     "Summary",
     "TableFile",
     "Task",
+    "WholeSearch",
+    "WholeSummary",
     "device_uris",
     "document",
     "entrants",
@@ -49,11 +62,16 @@ __all__ = [
     "perform",
     "plan",
     "run",
+    "run_whole",
     "runners",
     "search",
+    "search_whole",
     "simulations",
     "subject",
     "summarise",
+    "summarise_whole",
     "tables",
     "to_dataframe",
+    "whole_dataframe",
+    "whole_document",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from polythrottle.bench.entrants import Entrant, entrants
 from polythrottle.bench.history import LEAVE_ONE_OUT, files, nearest, siblings
@@ -19,6 +20,7 @@ from polythrottle.study import Study, Trial
 
 LESSON_TRIALS = 30
 _TEACHER = "bayes"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -182,8 +184,13 @@ class _Library:
         return path
 
 
-def perform(plan: Plan, jobs: int) -> Iterator[Record | None]:
+def perform(plan: Plan, jobs: int, do: Callable[[Task], T]) -> Iterator[T | None]:
     """Do everything in a plan, and yield as each is done: None for a lesson, a record for a task, in their order.
+
+    Args:
+        plan: What to do.
+        jobs: How many processes share it.
+        do: What is done of a task: `Task.do`, or `polythrottle.bench.search_whole`.
 
     Raises:
         PolythrottleError: If a search cannot be made.
@@ -194,7 +201,7 @@ def perform(plan: Plan, jobs: int) -> Iterator[Record | None]:
         return
     with ProcessPoolExecutor(min(jobs, len(plan))) as pool:
         yield from pool.map(Lesson.do, plan.lessons)
-        yield from pool.map(Task.do, plan.tasks)
+        yield from pool.map(do, plan.tasks)
 
 
 def run(
@@ -227,11 +234,25 @@ def run(
     Raises:
         PolythrottleError: If a method, a limit, a subject or the history is not what it should be.
     """
+    return run_by(Rules(trials, history, risk, until), sources, slos, methods, seeds, jobs, advanced, Task.do)
+
+
+def run_by(
+    rules: Rules,
+    sources: Sequence[Source | Path],
+    slos: Sequence[str],
+    methods: Sequence[str],
+    seeds: int,
+    jobs: int,
+    advanced: Callable[[int, int], None],
+    do: Callable[[Task], T],
+) -> list[T]:
+    """Return what is told of every search of a benchmark; the arguments are those of `run` and `perform`."""
     opened = [TableFile(source) if isinstance(source, Path) else source for source in sources]
-    records = []
+    told: list[T] = []
     with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
-        whole = plan(opened, slos, methods, seeds, Rules(trials, history, risk, until), Path(folder))
-        for done, record in enumerate(perform(whole, jobs), start=1):
-            records += [] if record is None else [record]
+        whole = plan(opened, slos, methods, seeds, rules, Path(folder))
+        for done, one in enumerate(perform(whole, jobs, do), start=1):
+            told += [] if one is None else [one]
             advanced(done, len(whole))
-    return records
+    return told

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from polythrottle.backends import DeviceURI, open_device
-from polythrottle.backends.replay import Table
+from polythrottle.backends.replay import RecordedWorkload, ReplayDevice, Table
 from polythrottle.catalog import load_model
 from polythrottle.errors import BadFile, InvalidInput, TrialError
 from polythrottle.measurement import Measurement, Window
 from polythrottle.meter import measure
+from polythrottle.ports import Device, Workload
 from polythrottle.problem import Constraint, Problem
 from polythrottle.space import OperatingPoint, SearchSpace
 from polythrottle.study import Study, Trial
@@ -75,6 +76,9 @@ class Source(Protocol):
 
     def __hash__(self) -> int: ...
 
+    def open(self, seed: int = 0) -> tuple[Device, Workload]:
+        """Return device and workload; the seed of a study is added to that of the device's noise, if it has any."""
+
     def pose(self, constraint: Constraint) -> Subject:
         """Return the subject under a limit; relative limits multiply the same metric at the fastest point.
 
@@ -113,6 +117,14 @@ class TableFile:
         """Device and workload, as far as the file's name tells them."""
         parts = self.name.removesuffix(".gz").removesuffix(".csv").split("__")
         return (f"replay:{parts[1]}", parts[2]) if len(parts) == 3 else (f"replay:{self.name}", "recorded")
+
+    def open(self, seed: int = 0) -> tuple[Device, Workload]:
+        """Return the table as a device and what was recorded on it; there is no noise that could have a seed.
+
+        Raises:
+            BadFile: If it is not a table.
+        """
+        return ReplayDevice(self.path), RecordedWorkload()
 
     def pose(self, constraint: Constraint) -> Subject:
         """Return the table under a limit; relative limits multiply the fastest row.

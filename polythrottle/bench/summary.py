@@ -3,9 +3,9 @@
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,9 +141,25 @@ def interval(means: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
-def groups(records: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
+class Run(Protocol):
+    """One search of a benchmark, whatever is told of it."""
+
+    @property
+    def family(self) -> str:
+        """The source of its table, or ``sim``."""
+
+    @property
+    def slo(self) -> str:
+        """The limit, as text."""
+
+
+R = TypeVar("R", bound=Run)
+
+
+def groups(records: Sequence[R]) -> Iterator[tuple[str, list[R]]]:
     """Yield the records of each family, of each SLO, and all, with what they have in common."""
-    for key in (lambda record: record.family, lambda record: record.slo):
+    keys: tuple[Callable[[R], str], ...] = (lambda record: record.family, lambda record: record.slo)
+    for key in keys:
         for name, some in itertools.groupby(sorted(records, key=key), key):
             yield name, list(some)
     yield "all", list(records)

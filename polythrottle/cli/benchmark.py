@@ -16,7 +16,7 @@ from polythrottle.errors import InvalidInput
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from polythrottle.bench import Record, Source, Summary
+    from polythrottle.bench import Record, Source, Summary, WholeSearch, WholeSummary
 
 app = typer.Typer(cls=CommandGroup, help="Compare search methods where the optimum is known.", rich_markup_mode=None)
 _FACTORS = ("mean<=1.2x", "mean<=1.5x", "mean<=2x")
@@ -26,6 +26,13 @@ reached 45, or an eighth more than allowed; ÷: their ratios, with 95 % interval
 *: the one to Optuna excludes 1; broken: mean trials before that broke the SLO;
 late: runs that broke it once two feasible points were known; regret: at the
 end; ms: median suggestion"""
+
+_WHOLE_NOTES = """\
+≤ 2 %, ≤ 5 %: answers that hold and take at most so much more than the best
+feasible point; breaks: answers that truly break the SLO; worst: of the answers
+that hold, how much more than the best; saves: of the default's energy, of what
+the best point saves; trials; broke: those that broke the SLO, and the items
+served in them; kept: no more was left than one more trial was said to save"""
 
 
 @app.callback()
@@ -73,7 +80,9 @@ class RuleOptions(OptionGroup):
     ] = "paper,bayes"
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="How many seeds.")] = 5
     slo: Annotated[list[str] | None, typer.Option("--slo", metavar="SLO", help="Each a problem of its own.")] = None
-    trials: Annotated[int, typer.Option("--trials", metavar="N", help="Trials per search.")] = 40
+    trials: Annotated[
+        int | None, typer.Option("--trials", metavar="N", help="Trials per search; 40, with --whole 30 at most.")
+    ] = None
     history: Annotated[
         str | None, typer.Option("--history", metavar="DIR|GLOB|leave-one-out", help="Earlier studies to learn from.")
     ] = None
@@ -84,25 +93,52 @@ class RuleOptions(OptionGroup):
         str | None, typer.Option("--until", metavar="5%", help="End a search there; for a quick look.")
     ] = None
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Processes; one per processor by default.")] = 0
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Search as `tune` does, each to its own end, and judge its answer.")
+    ] = False
 
     def records(self, sources: "Sequence[Source]") -> "list[Record]":
         """Search every subject, and return how each search went; says what was asked for in vain."""
         from polythrottle import bench
         from polythrottle.cli.live import LiveSweep
 
-        within, processes = _fraction(self.until), self.jobs or len(os.sched_getaffinity(0))
+        methods = self._methods()
+        with LiveSweep("searching") as live:
+            found = bench.run(
+                sources, self.slo or _FACTORS, methods, self.seeds, 40 if self.trials is None else self.trials,
+                self._processes, live.counted, history=self.history, risk=self.risk, until=_fraction(self.until),
+            )  # fmt: skip
+        self._say_who_learnt(found)
+        return found
+
+    def whole_searches(self, sources: "Sequence[Source]") -> "list[WholeSearch]":
+        """Search every subject as `tune` does, and return what came of it; says what was asked for in vain."""
+        from polythrottle import bench
+        from polythrottle.cli.live import LiveSweep
+
+        methods = self._methods()
+        rules = bench.Rules(bench.WHOLE_TRIALS if self.trials is None else self.trials, self.history, self.risk)
+        with LiveSweep("searching") as live:
+            slos, processes = self.slo or _FACTORS, self._processes
+            found = bench.run_whole(sources, slos, methods, self.seeds, rules, processes, live.counted)
+        self._say_who_learnt(found)
+        return found
+
+    @property
+    def _processes(self) -> int:
+        return self.jobs or len(os.sched_getaffinity(0))
+
+    def _methods(self) -> list[str]:
+        """Return who takes part, once what else was said has been looked at."""
         methods = self.methods.split(",")
         if self.history is not None:
             _check_named("--history", self.history)
         self._say_who_heeds_no_risk(methods)
-        with LiveSweep("searching") as live:
-            found = bench.run(
-                sources, self.slo or _FACTORS, methods, self.seeds, self.trials, processes, live.counted,
-                history=self.history, risk=self.risk, until=within,
-            )  # fmt: skip
-        if self.history is not None and not any(record.history for record in found):
+        return methods
+
+    def _say_who_learnt(self, found: "Sequence[Record | WholeSearch]") -> None:
+        if self.history is not None and not any(one.history for one in found):
             typer.echo("nobody learnt from history: there is none for these subjects, or no method uses it", err=True)
-        return found
 
     def _say_who_heeds_no_risk(self, methods: "Sequence[str]") -> None:
         from polythrottle.bench import entrants
@@ -133,7 +169,8 @@ def search(
     """Count the trials each method needs to come within 5 % of the best feasible point.
 
     Subjects are recorded tables and simulated boards. What a method visits is judged by the truth there: what the table
-    records, or what the simulator computes without noise.
+    records, or what the simulator computes without noise. With --whole each searches to its own end instead, as `tune`
+    does, and its answer is judged.
     """
     from polythrottle import bench
     from polythrottle.tables import check_writable, write
@@ -143,6 +180,13 @@ def search(
         _check_figure(figure)
     if out is not None:
         check_writable(out)
+    if rules.whole:
+        _check_whole(rules.until, figure)
+        searches = rules.whole_searches(sources)
+        if out is not None:
+            write(bench.whole_dataframe(searches), out)
+        answer(searches, as_json, _print_whole, bench.whole_document)
+        return
     records = rules.records(sources)
     if out is not None:
         write(bench.to_dataframe(records), out)
@@ -191,6 +235,13 @@ def _fraction(text: str | None) -> float | None:
         raise InvalidInput(f"--until {text!r} is not a fraction; write for example 5%") from None
 
 
+def _check_whole(until: str | None, figure: Path | None) -> None:
+    if until is not None:
+        raise InvalidInput("--whole searches to its own end, and --until ends a search: leave one out")
+    if figure is not None:
+        raise InvalidInput("--figure draws regret over trials; with --whole, keep --out and draw from that")
+
+
 def _check_figure(path: Path) -> None:
     from polythrottle.report.race import check_figure
 
@@ -223,17 +274,23 @@ def _print(records: "list[Record]") -> None:
 
 
 def _grid(name: str, summaries: "list[Summary]") -> "Table":
-    from rich.table import Table
-
-    runs = f"{summaries[0].runs} run{'s' * (summaries[0].runs != 1)} each"
-    simulated = " (simulated)" if name == "sim" else ""
-    grid = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", title=f"{name}{simulated}: {runs}")
-    grid.title_justify = "left"
-    grid.add_column("method", overflow="fold")
-    for heading in ("within 5 %", "trials", "÷ paper", "÷ Optuna", "broken", "late", "regret", "ms"):
-        grid.add_column(heading, justify="right", no_wrap=True)
+    headings = ("within 5 %", "trials", "÷ paper", "÷ Optuna", "broken", "late", "regret", "ms")
+    grid = _headed(name, summaries[0].runs, headings)
     for summary in summaries:
         grid.add_row(*_cells(summary))
+    return grid
+
+
+def _headed(name: str, runs: int, headings: Sequence[str]) -> "Table":
+    from rich.table import Table
+
+    simulated = " (simulated)" if name == "sim" else ""
+    title = f"{name}{simulated}: {runs} run{'s' * (runs != 1)} each"
+    grid = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", title=title)
+    grid.title_justify = "left"
+    grid.add_column("method", overflow="fold")
+    for heading in headings:
+        grid.add_column(heading, justify="right", no_wrap=True)
     return grid
 
 
@@ -248,6 +305,44 @@ def _cells(summary: "Summary") -> tuple[str, ...]:
         f"{summary.share_broken_after_two:.0%}",
         "–" if summary.final_regret is None else f"{summary.final_regret:.1%}",
         f"{summary.suggest_seconds * 1e3:.0f}",
+    )
+
+
+def _print_whole(searches: "list[WholeSearch]") -> None:
+    """Print a table per group of whole searches."""
+    from rich.console import Console
+
+    from polythrottle import bench
+    from polythrottle.cli.unpadded import Unpadded
+
+    console = Console(highlight=False, markup=False)
+    for name, some in bench.groups(searches):
+        console.print(Unpadded(_whole_grid(name, bench.summarise_whole(some))))
+        console.print()
+    console.print(_WHOLE_NOTES)
+
+
+def _whole_grid(name: str, summaries: "list[WholeSummary]") -> "Table":
+    headings = ("≤ 2 %", "≤ 5 %", "breaks", "worst", "saves", "of", "trials", "broke", "items", "kept")
+    grid = _headed(name, summaries[0].runs, headings)
+    for summary in summaries:
+        grid.add_row(*_whole_cells(summary))
+    return grid
+
+
+def _whole_cells(summary: "WholeSummary") -> tuple[str, ...]:
+    return (
+        summary.method,
+        f"{summary.within_2pct:.0%}",
+        f"{summary.within_5pct:.0%}",
+        f"{summary.broken:.0%}",
+        "–" if summary.worst is None else f"{summary.worst:+.0%}",
+        f"{summary.saved:.1%}",
+        f"{summary.to_save:.1%}",
+        f"{summary.trials:.1f}",
+        f"{summary.infeasible:.1f}",
+        f"{summary.items_beyond:,.0f}",
+        "–" if summary.promise_kept is None else f"{summary.promise_kept:.0%}",
     )
 
 

@@ -14,6 +14,8 @@ from polythrottle.meter.joules import Joules
 from polythrottle.meter.percentiles import SHARES
 from polythrottle.problem import Constraint
 
+SEARCH_PRECISION = 0.02
+"""Of a search's windows: as good an answer as fixed ones give, for a fifth of the requests (benchmarks/windows.md)."""
 LEAST_QUERIES = 30
 _GROWTH = 1.1
 _LOOKED_OFTEN = 1.3
