@@ -177,6 +177,15 @@ class Sensing(Protocol):
 
 
 @runtime_checkable
+class Averaging(Protocol):
+    """A device whose files say how its sensor averages: that holds now, whatever was calibrated of the rest."""
+
+    @property
+    def averaging(self) -> Sensor:
+        """What is known of its sensor without a calibration."""
+
+
+@runtime_checkable
 class EnergyMeter(Protocol):
     """An external meter that counts joules, to be used in place of a device's own sensors."""
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from builders import quick
+
 from polythrottle.actuation.wire import Line
 from polythrottle.daemon.actuator.main import listening
 from polythrottle.daemon.actuator.permits import Permits
@@ -83,7 +85,7 @@ def bench(
         uris: What is served instead.
         board: What is planted.
     """
-    root = plant(board, folder / "b")
+    root = quick(plant(board, folder / "b"))
     clock = Time()
     with FakeKernel(root).installed(), listening(folder / "s" / "a.sock") as listener:
         service = Service(uris or (f"jetson?root={root}",), permits or Permits([], own=0), clock)

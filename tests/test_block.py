@@ -21,7 +21,7 @@ from polythrottle.meter.looks import Look
 from polythrottle.sensors import EXACT, Sensor
 from polythrottle.setup import Setup
 from polythrottle.testing import FakeKernel, plant
-from polythrottle.testing.sensing import SENSORS, Rig, Traffic
+from polythrottle.testing.sensing import SENSORS, Course, Rig, Traffic, averaging
 
 
 class Real(FakeDevice):
@@ -97,6 +97,22 @@ def test_the_interval_holds_what_the_block_drew(name: str) -> None:
     ]
     assert sum(true_j in interval for (_, interval, _), true_j in found) >= 19
     assert all(interval.half < 0.25 * joules for (joules, interval, _), _ in found)
+
+
+@pytest.mark.parametrize(("before_w", "within_w"), [(5, 50), (50, 5)])
+def test_what_an_average_shows_of_before_the_block_is_in_the_interval(before_w: float, within_w: float) -> None:
+    """Power jumps as the block begins: a mean over 430 ms that stands as long shows that much of the time before."""
+    distortion = averaging(0.43)
+    assert distortion.shows is not None
+    course = Course(np.array([0.0, 5.0, 20.0]), np.array([0.0, 5.0 * before_w, 5.0 * before_w + 15.0 * within_w]))
+    times_s = np.arange(5.0, 14.0, 0.05)
+    for phase in np.linspace(0, 0.99, 12):
+        totals_j = np.interp(times_s, *distortion.shows(course, float(phase)))
+        looks = [Look(Reading(float(t), float(j))) for t, j in zip(times_s, totals_j, strict=True)]
+        _, interval, why = drawn(looks, distortion.sensor, EnergyKind.MEASURED)
+        assert within_w * (times_s[-1] - times_s[0]) in interval
+        assert interval.known
+        assert why == ""
 
 
 @pytest.mark.parametrize(("before_w", "within_w"), [(5, 50), (50, 5)])
@@ -258,7 +274,7 @@ def test_looks_stay_few_however_long_a_block_lasts(monkeypatch: pytest.MonkeyPat
 
 def test_a_jetson_is_read_and_nothing_on_it_is_written(tmp_path: Path) -> None:
     """Its sampler runs while any block is open, and ends with the last one."""
-    root = plant("jetson-agx-orin-jp6", tmp_path / "board")
+    root = plant("jetson-tx2", tmp_path / "board")  # whose sensors do not average: 50 ms tell something there
     kernel = FakeKernel(root)
     board = JetsonDevice(root=str(root), controls=kernel, hz=200.0)
     with polythrottle.energy(board) as outer:

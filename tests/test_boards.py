@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import quick
 
 from polythrottle.actuation import standing
 from polythrottle.cli.commands import run
@@ -42,7 +43,7 @@ def some(names: Iterable[str], *quick: str) -> list[Any]:
 @pytest.mark.parametrize("board", some(BOARDS, "jetson-agx-orin-jp6"))
 def test_a_jetson_is_measured_and_tuned(board: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both commands answer with joules of the board's rails, and every control is back afterwards."""
-    kernel = FakeKernel(plant(board, tmp_path / "board"))
+    kernel = FakeKernel(quick(plant(board, tmp_path / "board")))
     before = kernel.snapshot()
     with kernel.installed():
         measured, tuned = documents(capsys, f"jetson?root={kernel.root}")

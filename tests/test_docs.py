@@ -17,6 +17,7 @@ from typing import Any
 import onnx
 import pytest
 import typer
+from builders import quick
 from fake_servers import FakeServer, Handler, kserve, listening, openai, piece, usage
 
 from polythrottle.cli.commands import app, run
@@ -138,7 +139,7 @@ class Reader:
     """Somebody who types what a page shows, with a board, a GPU and servers that are not there."""
 
     def __init__(self, folder: Path) -> None:
-        self.board = plant("jetson-agx-orin-jp6", folder / "jetson")
+        self.board = quick(plant("jetson-agx-orin-jp6", folder / "jetson"))
         self.gpus = None if compiler() is None else FakeNvml(folder / "nvml", ["a100"])
         self.stack = ExitStack()
 

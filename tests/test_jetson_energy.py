@@ -15,6 +15,8 @@ from polythrottle.backends.tree import Tree
 from polythrottle.clock import SystemClock, VirtualClock
 from polythrottle.errors import DeviceError, TrialError
 from polythrottle.measurement import EnergyKind
+from polythrottle.meter.calibration import calibration_path, sensor_of, write_calibration
+from polythrottle.sensors import Sensor
 from polythrottle.testing import BOARDS, FakeKernel, plant
 
 ORIN, NANO, THOR = "jetson-agx-orin-jp6", "jetson-nano", "jetson-thor"
@@ -390,3 +392,38 @@ def test_jetson_stats_is_not_loaded_unless_asked_for(orin: Path) -> None:
     """The sensors are read directly by default."""
     joules(device(orin), 1.0)
     assert "jtop" not in sys.modules
+
+
+NVPOWER = 0.43
+"""Over what NVIDIA's nvpower.sh (BSD-3) has the INA3221 of tegra194 and tegra234 average, in seconds."""
+
+
+@pytest.mark.parametrize(
+    ("name", "over_s"),
+    [
+        ("jetson-orin-nano", NVPOWER),
+        ("jetson-agx-orin-jp6", NVPOWER),
+        ("jetson-xavier-nx", NVPOWER),
+        ("jetson-tx2", 0.0),
+    ],
+)
+def test_a_value_is_the_mean_over_what_its_chip_says(name: str, over_s: float, tmp_path: Path) -> None:
+    """And stands for as long: warm-up lasts until both are over, and no window is too short for six of its batches."""
+    board = device(plant(name, tmp_path / "b"))
+    sensor = sensor_of(board)
+    assert (sensor.step_s, sensor.average_s, sensor.settle_s) == (over_s, over_s, pytest.approx(2 * over_s))
+    assert sensor.least_s == pytest.approx(12 * over_s)
+    assert ("mean over 430 ms" in explained(board, "energy")) == bool(over_s)
+
+
+def test_averaging_is_read_anew_and_goes_before_a_calibration(orin: Path) -> None:
+    """For another program may set it at any time; what was calibrated of the rest stays."""
+    board = device(orin)
+    write_calibration(calibration_path(board), board, Sensor(factor=1.1, lag_s=0.5))
+    assert (sensor_of(board).average_s, sensor_of(board).factor) == (NVPOWER, 1.1)
+    for file in orin.glob("sys/class/hwmon/hwmon*/update_interval"):
+        put(file, 860)
+    assert sensor_of(board).step_s == 0.86
+    for file in orin.glob("sys/class/hwmon/hwmon*/update_interval"):
+        put(file, 2)  # far shorter than from one sample to the next
+    assert sensor_of(board) == Sensor(factor=1.1, lag_s=0.5)

@@ -23,7 +23,8 @@ own knobs; those left out go to their default. The verbs:
 ``devices`` {}
     → ``devices`` [{uri, title, control (whether you may set it), holder (who has it; "" if nobody), lent}].
 ``describe`` {device}
-    → ``uri``, ``title``, ``identity`` {name: text}, ``energy_kind``, ``boundary``, ``presets`` {name: point},
+    → ``uri``, ``title``, ``identity`` {name: text}, ``energy_kind``, ``boundary``, ``sensor`` (fields of
+    `Sensor`, where the device's files say how it averages), ``presets`` {name: point},
     ``findings`` [{subject, works, explanation, remedy}], ``knobs`` [{name, levels, label, default, searched}]: every
     knob that works here, with the levels you may set; ``searched`` is whether it is searched unless asked otherwise.
 ``space`` {device, knobs (list of names, or null: those searched)}

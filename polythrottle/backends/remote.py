@@ -22,6 +22,7 @@ from polythrottle.errors import DeviceError, PolythrottleError
 from polythrottle.findings import Finding
 from polythrottle.measurement import EnergyKind, Reading
 from polythrottle.ports import Offer
+from polythrottle.sensors import Sensor, usual
 from polythrottle.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.state import ACTUATOR_SOCKET, socket_path
 
@@ -143,6 +144,13 @@ class RemoteDevice:
     def boundary(self) -> str:
         """What its joules cover."""
         return self._part("boundary", str)
+
+    @property
+    def averaging(self) -> Sensor:
+        """What the device there says of its sensor; what is usual for its kind where it says nothing."""
+        if "sensor" not in self._told:
+            return usual(self.uri)
+        return self._part("sensor", lambda fields: Sensor(**fields))
 
     @property
     def presets(self) -> Mapping[str, OperatingPoint]:

@@ -287,9 +287,9 @@ def drawn(looks: Sequence[Look], sensor: Sensor, kind: EnergyKind) -> tuple[floa
     step_s = step_seen(sensor, seen)
     if why := _unknown(seen, sensor, step_s, kind):
         return math.nan, _UNKNOWN, why
-    joules, late_s = float(seen.energy_j[-1] - seen.energy_j[0]) * sensor.factor, max(step_s, sensor.memory_s)
+    joules, late_s = float(seen.energy_j[-1] - seen.energy_j[0]) * sensor.factor, max(step_s, sensor.late_s)
     half_j = _half_j(looks, joules, sensor)
-    low_j, high_j = (float(each) * sensor.factor for each in _edges_j(seen, step_s, sensor.memory_s))
+    low_j, high_j = (float(each) * sensor.factor for each in _edges_j(seen, step_s, sensor.late_s))
     low_j = 0.0 if math.isinf(half_j) else max(0.0, joules - math.hypot(low_j, half_j))
     if math.isinf(half_j) or seen.window_s < _FEWEST_STEPS * late_s * (1 - _ROUNDING):
         least = show(max(_FEWEST_STEPS * late_s, 0.0 if sensor.counts else sensor.least_s), "s")
@@ -306,7 +306,7 @@ def _unknown(seen: Course, sensor: Sensor, step_s: float, kind: EnergyKind) -> s
         if kind is EnergyKind.SIMULATED:
             return "no simulated time passed: nothing was served on this board in the block"
         return "the block took no time that its clock could tell"
-    if seen.window_s < (least_s := max(step_s, sensor.memory_s)):
+    if seen.window_s < (least_s := max(step_s, sensor.late_s)):
         told = f"its energy reading moves or remembers for {show(least_s, 's')}"
         return f"the block took {show(seen.window_s, 's')}, and {told}, so nothing is known of so short a time"
     if seen.energy_j[-1] == seen.energy_j[0] and kind is EnergyKind.MEASURED:
@@ -314,7 +314,7 @@ def _unknown(seen: Course, sensor: Sensor, step_s: float, kind: EnergyKind) -> s
     return ""
 
 
-def _edges_j(seen: Course, step_s: float, memory_s: float) -> tuple[float, float]:
+def _edges_j(seen: Course, step_s: float, late_s: float) -> tuple[float, float]:
     """Return how many joules at most were drawn before the block but shown in it, and drawn in it but not shown.
 
     The first step that is seen holds whatever was drawn before the block, which may have been at any power. What is
@@ -323,7 +323,7 @@ def _edges_j(seen: Course, step_s: float, memory_s: float) -> tuple[float, float
     gains_j, apart_s = np.diff(seen.energy_j), np.maximum(np.diff(seen.time_s), max(step_s, _SHORTEST_S))
     peak_w = float(np.max(gains_j / apart_s))
     first_j = float(gains_j[np.flatnonzero(gains_j > 0)[:1]].sum()) if step_s else 0.0
-    return first_j + memory_s * peak_w, (step_s + memory_s) * peak_w
+    return first_j + late_s * peak_w, (step_s + late_s) * peak_w
 
 
 def _half_j(looks: Sequence[Look], joules: float, sensor: Sensor) -> float:

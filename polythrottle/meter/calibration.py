@@ -9,12 +9,12 @@ import csv
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from polythrottle.errors import BadFile, InvalidInput, StorageError
 from polythrottle.identity import identity_of
-from polythrottle.ports import Device, Readable, Sensing
+from polythrottle.ports import Averaging, Device, Readable, Sensing
 from polythrottle.sensors import Sensor, usual
 from polythrottle.state import state_dir
 
@@ -33,7 +33,15 @@ def sensor_of(device: Readable) -> Sensor:
         return device.sensor
     if device.uri.startswith(("sim:", "replay:")):
         return usual(device.uri)
-    return read_calibration(calibration_path(device)) or usual(device.uri)
+    told, calibrated = uncalibrated(device), read_calibration(calibration_path(device))
+    if calibrated is None or not told.average_s:
+        return calibrated or told
+    return replace(calibrated, step_s=told.step_s, average_s=told.average_s)
+
+
+def uncalibrated(device: Readable) -> Sensor:
+    """Return what is known of a sensor that nobody has calibrated: what its files say, else what is usual."""
+    return device.averaging if isinstance(device, Averaging) else usual(device.uri)
 
 
 def passed_over(device: Device) -> Iterator[str]:

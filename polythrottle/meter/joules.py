@@ -226,9 +226,11 @@ class Joules:
     def _stirred_w(self) -> float:
         """Return the deviation of single power readings, without what rounding adds to it."""
         course = self._course
-        step_s = self._sensor.step_s or float(np.median(np.diff(course.time_s)))
-        powers_w = np.diff(course.energy_j) / np.diff(course.time_s)
-        readings = max(1.0, float(np.median(np.diff(course.time_s))) / step_s)
+        spans_s, gains_j = np.diff(course.time_s), np.diff(course.energy_j)
+        spans_s, gains_j = spans_s[spans_s > 0], gains_j[spans_s > 0]  # two looks may be at the same moment
+        step_s = self._sensor.step_s or float(np.median(spans_s))
+        powers_w = gains_j / spans_s
+        readings = max(1.0, float(np.median(spans_s)) / step_s)
         seen = float(np.var(powers_w)) * readings - self._sensor.quantum_w**2 / 12
         return math.sqrt(max(0.0, seen))
 

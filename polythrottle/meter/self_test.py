@@ -1,7 +1,8 @@
 """The self-test of a device's energy reading: how often it moves, in what steps, how long it takes to follow.
 
 The device idles and works by turns, and its reading is looked at as fast as may be. The time constant is that of a lag;
-a moving average looks like one of half its length.
+a moving average looks like one of half its length. What a board's files say of averaging is believed, and only what
+lags besides is a lag.
 """
 
 import math
@@ -12,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polythrottle.errors import TrialError
+from polythrottle.meter.calibration import uncalibrated
 from polythrottle.ports import Device
-from polythrottle.sensors import Sensor, usual
+from polythrottle.sensors import Sensor
 
 Array = NDArray[np.float64]
 _LEAST_STEPS = 5
@@ -21,7 +23,7 @@ _PHASE_S, _LOOK_S = 10.0, 0.002
 _TURNS = (1.0, 1.0, 0.6, 1.4, 1.0)
 PHASES = sum(_TURNS)
 """How many phases of the length that is asked for a self-test lasts."""
-_OFTEN, _APART = 0.7, 1.2
+_OFTEN, _APART, _BESIDES = 0.7, 1.2, 0.25
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,13 @@ def self_test(device: Device, work: Callable[[], object], phase_s: float = _PHAS
     step_s, quantum_j = _steps(phases)
     idle_w, loaded_w = _power_w(_second_half(idle)), _power_w(_second_half(loaded))
     rise_s, fall_s = _follow_s(loaded, idle_w, loaded_w, step_s), _follow_s(phases[2], loaded_w, idle_w, step_s)
+    told = uncalibrated(device)
+    besides_s = max(rise_s or 0.0, fall_s or 0.0) - told.late_s
     known = replace(
-        usual(device.uri),
-        step_s=step_s,
+        told,
+        step_s=told.step_s if told.average_s else step_s,
         quantum_j=quantum_j,
-        lag_s=max(rise_s or 0.0, fall_s or 0.0),
+        lag_s=besides_s if besides_s > _BESIDES * told.late_s else 0.0,
         source="self-test",
     )
     readings = tuple((float(time_s), float(energy_j)) for time_s, energy_j in np.vstack(phases).tolist())

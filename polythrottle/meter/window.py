@@ -155,7 +155,10 @@ def watch(
     censor, enough = Censor(device, window, goal.limits, seen.looks[0].reading), Enough(window, goal)
     least_s = max(window.duration_s, sensor.least_s)
     due = _Due(window, sensor)
-    while len(seen.queries) < window.most_queries and seen.elapsed_s < window.timeout_s:
+    # The most queries end no window that its sensor cannot tell anything of yet: quick ones may be over in a moment.
+    while seen.elapsed_s < window.timeout_s and (
+        len(seen.queries) < window.most_queries or seen.elapsed_s < sensor.least_s
+    ):
         _take_whole(seen, load)
         if due.now(len(seen.queries), seen.elapsed_s):
             seen.look()

@@ -14,7 +14,8 @@ class Sensor:
     """What is known of an energy or power sensor; 0 is "does not".
 
     Args:
-        step_s: How often the total moves: the period of a counter or of the polling behind it.
+        step_s: How often the total moves: the period of a counter or of the polling behind it; of power that stands
+            for a while, how often there is a new one.
         average_s: The time one power reading averages over.
         lag_s: Time constant with which readings follow the power.
         duty: The share of time it looks at all, as 0.25 where it sees 25 of every 100 ms.
@@ -55,11 +56,17 @@ class Sensor:
         return self.lag_s + self.average_s / 2
 
     @property
+    def late_s(self) -> float:
+        """How long ago what a reading shows was drawn: its memory, and of an average the time for which it stands."""
+        return self.memory_s + (self.step_s / 2 if self.average_s else 0.0)
+
+    @property
     def smoothed_s(self) -> float:
         """By how much shorter a time seems whose noise is seen through that memory.
 
         The integral of white noise over a time b varies as b - lag after an exponential lag, if b is several lags, and
-        as b - average / 3 after a moving average.
+        as b - average / 3 after a moving average; so it does if the average is renewed once in its own time, for which
+        the total grows straight.
         """
         return self.lag_s + self.average_s / 3
 

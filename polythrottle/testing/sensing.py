@@ -107,10 +107,12 @@ class Distortion:
     Args:
         shows: Returns what it shows of a course, from a random phase between 0 and 1 on; None if it shows the truth.
         sensor: What is known of it.
+        straight: Whether the total grows between two changes, as where power is integrated by trapezoids.
     """
 
     shows: Callable[[Course, float], Shown] | None = None
     sensor: Sensor = field(default_factory=Sensor)
+    straight: bool = False
 
 
 def stepping(step_s: float) -> Distortion:
@@ -156,6 +158,24 @@ def polling(period_s: float, *, average_s: float = 0.001, lag_s: float = 0.0, qu
 
     averaged_s = average_s if average_s > 0.001 else 0.0
     return Distortion(shows, Sensor(period_s, average_s=averaged_s, lag_s=lag_s, quantum_w=quantum_w))
+
+
+def averaging(period_s: float, read_s: float = 0.1) -> Distortion:
+    """Return power readings integrated by trapezoids, each the mean over a period, renewed once a period.
+
+    Args:
+        period_s: What a value is the mean over, and for how long it stands.
+        read_s: Between two readings of it.
+    """
+
+    def shows(course: Course, phase: float) -> Shown:
+        end_s = np.arange(phase * period_s, course.end_s, period_s)
+        mean_w = (course.at(end_s) - course.at(end_s - period_s)) / period_s
+        at_s = np.arange(0.0, course.end_s, read_s)
+        power_w = mean_w[np.maximum(0, np.searchsorted(end_s, at_s, side="right") - 1)]
+        return at_s, np.concatenate([[0.0], np.cumsum((power_w[1:] + power_w[:-1]) / 2 * read_s)])
+
+    return Distortion(shows, Sensor(step_s=period_s, average_s=period_s), straight=True)
 
 
 def _followed(course: Course, lag_s: float) -> Shown:
@@ -209,6 +229,7 @@ SENSORS: Mapping[str, Distortion] = {
     "1 s average, 10 Hz": polling(0.1, average_s=1.0),
     "lag 0.5 s, 10 Hz": polling(0.1, lag_s=0.5),
     "1 Hz": polling(1.0),
+    "430 ms average, renewed so often": averaging(0.43),
 }
 """Ways in which real sensors fall short, by name."""
 
@@ -236,7 +257,7 @@ class Rig:
         self._ends_s = np.cumsum(self._latencies_s)
         self._course = self._drawn(rng)
         shown = distortion.shows(self._course, float(rng.random())) if distortion.shows else None
-        self._shown, self._served = shown, 0
+        self._shown, self._straight, self._served = shown, distortion.straight, 0
 
     def _drawn(self, rng: np.random.Generator) -> Course:
         starts_s = self._ends_s - self._latencies_s
@@ -268,6 +289,8 @@ class Rig:
         if self._shown is None:
             return float(self._course.at(np.array(time_s)))
         at_s, total_j = self._shown
+        if self._straight:
+            return float(np.interp(time_s, at_s, total_j))
         place = int(np.searchsorted(at_s, time_s, side="right")) - 1
         return 0.0 if place < 0 else float(total_j[place])
 

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -16,7 +17,7 @@ from polythrottle.actuation.putting_back import Difference
 from polythrottle.actuation.system import SystemControls
 from polythrottle.backends.jetson.board import BoardId, board_files
 from polythrottle.backends.jetson.knobs import Knobs, knob_behind
-from polythrottle.backends.jetson.rails import PowerSource, Rails, Total, find_rails, find_total
+from polythrottle.backends.jetson.rails import PowerSource, Rails, Total, averaged_s, find_rails, find_total
 from polythrottle.backends.jetson.sampler import Sampler
 from polythrottle.backends.jetson.thermal import Thermal
 from polythrottle.backends.tree import Tree
@@ -25,6 +26,7 @@ from polythrottle.errors import DeviceError, InvalidInput, TrialError, UnknownNa
 from polythrottle.findings import Finding
 from polythrottle.measurement import EnergyKind, Reading
 from polythrottle.ports import Offer
+from polythrottle.sensors import Sensor, usual
 from polythrottle.space import OperatingPoint, SearchSpace
 
 HZ = 10.0
@@ -70,6 +72,7 @@ class JetsonDevice:
         controls: Controls | None = None,
     ) -> None:
         _check(root, hz, factor, reader)
+        self._hz = hz
         self._options = {"factor": factor, "hz": hz, "reader": reader, "root": root}
         self.clock: Clock = clock if clock is not None else SystemClock()
         reached: Controls = controls if controls is not None else SystemControls()
@@ -139,7 +142,7 @@ class JetsonDevice:
     @property
     def files(self) -> tuple[str, ...]:
         """Every file it reads or may write, as far as it is there."""
-        rails = [file for rail in find_rails(self._tree) for file in rail.files]
+        rails = [file for rail in find_rails(self._tree) for file in (*rail.files, *filter(None, [rail.interval]))]
         files = (*board_files(self._tree), *self._knobs.files, *rails, *self._thermal.files)
         return tuple(str(file) for file in files if self._tree.there(file))
 
@@ -167,6 +170,20 @@ class JetsonDevice:
         return f"{self._total.boundary}{reader}{wall}{'' if self._real else '; files of a tree, not a board'}"
 
     @property
+    def averaging(self) -> Sensor:
+        """How its sensors average now, by their own files; an average shorter than the time between samples does not.
+
+        jetson-stats smooths besides, by its own pace, of which nothing is known.
+        """
+        own = self._options["reader"] is None
+        over_s = averaged_s(self._tree, self._total.names) if own else 0.0
+        known = usual("jetson")
+        if over_s < 1 / self._hz:
+            return known
+        source = f"{known.source}; mean over {over_s * 1000:g} ms by its update_interval"
+        return replace(known, step_s=over_s, average_s=over_s, source=source)
+
+    @property
     def presets(self) -> Mapping[str, OperatingPoint]:
         """The vendor's named points, from the board's own power modes or else from the catalogue."""
         return {name: self._knobs.default.moved(point) for name, point in self._knobs.presets.items()}
@@ -181,7 +198,7 @@ class JetsonDevice:
         return (
             _board_finding(self._board),
             *self._knobs.findings,
-            _energy_finding(self._total, self._rails, self._sampler),
+            _energy_finding(self._total, self._rails, self._sampler, self.averaging),
             _heat_finding(self._thermal),
         )
 
@@ -333,7 +350,7 @@ def _board_finding(board: BoardId) -> Finding:
     return Finding("board", True, f"{board.title}, {board.chip}, {release}{jetpack}; {where}")
 
 
-def _energy_finding(total: Total, rails: Sequence[str], sampler: Sampler | None) -> Finding:
+def _energy_finding(total: Total, rails: Sequence[str], sampler: Sampler | None, sensor: Sensor) -> Finding:
     if sampler is None:
         remedy = "check that the ina3221 driver is loaded; without power there is nothing to tune for"
         return Finding("energy", False, total.note, remedy)
@@ -341,7 +358,8 @@ def _energy_finding(total: Total, rails: Sequence[str], sampler: Sampler | None)
     cost = f"; sampling took {busy_s / samples * 1e6:.0f} µs of processor time a sample" if samples else ""
     others = [name for name in rails if name not in total.names]
     parts = f"; besides there are {', '.join(others)}" if others else ""
-    return Finding("energy", True, f"{total.boundary}{parts}{cost}")
+    mean = f"; each value is the mean over {sensor.average_s * 1000:g} ms" if sensor.average_s else ""
+    return Finding("energy", True, f"{total.boundary}{mean}{parts}{cost}")
 
 
 def _heat_finding(thermal: Thermal) -> Finding:

@@ -3,6 +3,10 @@
 Units by driver: INA3221 through hwmon mV and mA, INA238 through hwmon µW, the older INA3221 through iio mW (Linux
 ``Documentation/hwmon``; NVIDIA Jetson Linux developer guide). Channels labelled ``NC`` are not connected, and a channel
 without a current is a sum of shunt voltages; neither is a rail.
+
+A value of the INA3221 is the mean of ``samples`` conversions, and there is a new one every ``update_interval``
+milliseconds, the time all of them take (Linux Documentation/hwmon/ina3221.rst). NVIDIA's ``nvpower.sh`` (BSD-3) sets
+512 and 430 ms on tegra194 and tegra234.
 """
 
 import os
@@ -32,11 +36,13 @@ class Rail:
         name: Its label.
         files: Whose readings, multiplied, are its power.
         scale: Watts in one unit of their product.
+        interval: File of the milliseconds a value is the mean over and stands for, where there is one.
     """
 
     name: str
     files: tuple[Path, ...]
     scale: float
+    interval: Path | None = None
 
 
 def find_rails(tree: Tree) -> tuple[Rail, ...]:
@@ -62,12 +68,13 @@ def _hwmon(tree: Tree, folder: Path) -> Iterator[Rail]:
         )
         yield Rail(label, (power,), 1e-6)
         return
+    interval = folder / "update_interval"
     for file in tree.found(f"{folder.relative_to(tree.root)}/in*_label"):
         number = file.name.removeprefix("in").removesuffix("_label")
         parts = (folder / f"in{number}_input", folder / f"curr{number}_input")
         label = _label(tree, file)
         if label and not _UNUSED.fullmatch(label) and all(map(tree.there, parts)):
-            yield Rail(label, parts, 1e-6)
+            yield Rail(label, parts, 1e-6, interval if tree.there(interval) else None)
 
 
 def _label(tree: Tree, file: Path) -> str:
@@ -118,6 +125,12 @@ def find_total(names: Sequence[str], entry: Board | None) -> Total:
     if inputs:
         return Total((inputs[0],), "input of a board that is not in devices/; what it leaves out is not known")
     return Total(tuple(names), "every rail found on a board that is not in devices/; what is missing is not known")
+
+
+def averaged_s(tree: Tree, names: Sequence[str]) -> float:
+    """Return the longest time that a value of some rails is the mean over, in seconds; 0 if their chips say nothing."""
+    intervals = {rail.interval for rail in find_rails(tree) if rail.name in names and rail.interval is not None}
+    return max((tree.number(interval) or 0 for interval in intervals), default=0) / 1000
 
 
 def _named(name: str, names: Sequence[str]) -> str | None:

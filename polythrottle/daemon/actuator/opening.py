@@ -9,7 +9,7 @@ from polythrottle.backends import DeviceURI, open_device
 from polythrottle.clock import SystemClock, VirtualClock
 from polythrottle.errors import BadFile, InvalidInput, PolythrottleError, UnknownName
 from polythrottle.identity import identity_of
-from polythrottle.ports import Device, Inspectable, Offer, Offering, Sampled
+from polythrottle.ports import Averaging, Device, Inspectable, Offer, Offering, Sampled
 
 _SCHEMES = ("jetson", "nvml", "cpu", "sim")
 
@@ -81,6 +81,7 @@ def described(device: Device) -> dict[str, Any]:
         "identity": dict(identity_of(device)),
         "energy_kind": str(device.energy_kind),
         "boundary": device.boundary,
+        **({"sensor": asdict(device.averaging)} if isinstance(device, Averaging) else {}),
         "presets": {name: dict(point) for name, point in device.presets.items()},
         "findings": [asdict(each) for each in findings],
         "knobs": [_knob_line(offer) for offer in offers_of(device)],

@@ -37,7 +37,8 @@ def _put_chip(layout: Layout, chip: Mapping[str, Any], shift: int) -> None:
         folder = f"{path}/hwmon/hwmon{number}"
         layout.link(f"/sys/class/hwmon/hwmon{number}", folder)
     files = {"hwmon": _ina3221, "iio": _iio, "ina238": _ina238}[kind](chip["channels"])
-    layout.put(folder, {"name": name, **files})
+    averaging = {key: chip[key] for key in ("samples", "update_interval") if key in chip}
+    layout.put(folder, {"name": name, **files, **averaging})
 
 
 def _ina3221(channels: list[dict[str, Any]]) -> dict[str, object]:
