@@ -185,7 +185,11 @@ def restore(
             restoring.restore_all(device=named, force=force) if named is None or restoring.standing() else ()
         )
     # What the daemon does not hold is put back here, unless one device was named.
-    names = [] if device is not None else [each.device for each in restoring.standing() if not each.lease.alive]
+    names = (
+        []
+        if device is not None
+        else [each.device for each in restoring.standing() if each.lease.applied or not each.lease.alive]
+    )
     return Restored(tuple(outcome for name in names for outcome in restoring.restore_all(device=name)), released)
 
 

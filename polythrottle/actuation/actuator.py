@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -11,10 +12,10 @@ from typing_extensions import Self
 from polythrottle.actuation.audit import Audit
 from polythrottle.actuation.boot import boot_id as running_boot_id
 from polythrottle.actuation.claims import claimed
-from polythrottle.actuation.controls import UNREADABLE, Control, Controls, Setting
+from polythrottle.actuation.controls import UNREADABLE, Control, Controls, Setting, present_start
 from polythrottle.actuation.lease import LEASE_S, Fence, Stuck, hold, name_holder, one_line, start_of
 from polythrottle.actuation.putting_back import Difference, Outcome, patiently, put_back
-from polythrottle.actuation.record import Record
+from polythrottle.actuation.record import Kept, Record
 from polythrottle.actuation.site import Site
 from polythrottle.actuation.system import SystemControls
 from polythrottle.actuation.watch import Watch, start_guard
@@ -315,13 +316,16 @@ class Actuator:
     def hand_over(self, holder: str, seconds: float | None, confirmed_s: float | None = None) -> None:
         """Leave the settings in place and end this actuator; a guard reverts them unless they are confirmed.
 
+        Those that are to stand for good it keeps: what a driver that starts anew forgets is set again.
+
         Args:
             holder: What holds the device from now on, such as the profile's name.
-            seconds: When to revert; None is at the next restore or reboot, without a guard.
+            seconds: When to revert; None is at the next restore or reboot.
             confirmed_s: How long they stand once confirmed, in seconds; None is until a restore.
 
         Raises:
-            DeviceError: If the device was not entered.
+            DeviceError: If the device was not entered, or no guard can be started.
+            StorageError: If what is to stand cannot be noted.
         """
         if self._record is None or self._fence is None or self._lock is None:
             raise DeviceError(f"{self.device} must be entered before it is handed over")
@@ -331,18 +335,28 @@ class Actuator:
         holder = one_line(holder)
         name_holder(self._lock, holder)
         with self._fence.closed(self._token):
-            pass
+            self._record.keep(self._to_stand(self._record))
         self._fence.change(
             self._token, holder=holder, applied=True, kept=seconds is None, expires_s=None, pid=0, started=0
         )
         if seconds is not None:
             self._fence.renew(self._token, seconds)
-            pid = start_guard(self._site, self._token, self._boot(), lock=self._lock, known=self._record.text)
+        if seconds is not None or self._record.kept:
+            lock = None if seconds is None else self._lock  # for good it stands by its lease alone
+            pid = start_guard(self._site, self._token, self._boot(), lock=lock, known=self._record.text)
             self._fence.change(self._token, pid=pid, started=start_of(pid) or 0, confirmed_s=confirmed_s)
         self._fence.let_go()
         self._free_spare()
         os.close(self._lock)
         self._lock, self._fence, self._record = None, None, None
+
+    def _to_stand(self, record: Record) -> dict[str, Kept]:
+        """Return what the controls that were changed are to hold, and since which start of their driver."""
+        return {
+            key: Kept(text, patiently(f"cannot look at {key}", partial(present_start, self._controls, key)))
+            for key, text in self._wrote.items()
+            if key in record.entries
+        }
 
 
 def _starved() -> bool:

@@ -16,6 +16,23 @@ UNREADABLE = "?"
 """What a control reads as where the driver takes a value but never says which one holds (locked clocks of NVML)."""
 
 
+@dataclass(frozen=True)
+class Start:
+    """What tells one start of a driver or a device from the next.
+
+    Args:
+        node: A number that the kernel gives anew each time, such as a file's in sysfs; 0 if there is none.
+        count: What only grows until the next start, such as the joules a GPU has counted; 0 if nothing is known.
+    """
+
+    node: int = 0
+    count: int = 0
+
+    def is_over(self, now: "Start") -> bool:
+        """Say whether there has been another start since, given what is so now."""
+        return now.node != self.node or now.count < self.count
+
+
 class Controls(Protocol):
     """How the controls of a device are read and written; both may raise OSError, or an error of ours."""
 
@@ -106,6 +123,16 @@ def text_of(path: str | Path) -> str:
         os.close(handle)
 
 
+def present_start(controls: Controls, key: str) -> Start:
+    """Return what tells the present start of a control's driver from the next; nothing where that cannot be told.
+
+    Raises:
+        OSError: If the control cannot be reached, or an error of ours.
+    """
+    known = getattr(controls, "start", None)
+    return Start() if known is None else known(key)
+
+
 class SysFiles:
     """The files themselves, as the kernel shows them; no other file is ever written to."""
 
@@ -115,6 +142,10 @@ class SysFiles:
     def read(self, key: str) -> str:
         """Return what a file holds, without the newline the kernel adds."""
         return text_of(key)
+
+    def start(self, key: str) -> Start:
+        """Return the file's number: a driver loaded anew makes its files anew (fs/kernfs/inode.c, kernfs_get_inode)."""
+        return Start(node=os.stat(key).st_ino)
 
     def write(self, key: str, text: str) -> None:
         """Write to a file in one system call; never creates it.

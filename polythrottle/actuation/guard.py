@@ -1,9 +1,10 @@
 """The guard: a small process that restores a device when its writer dies, hangs, or is not confirmed in time.
 
-Started by the writer as ``python -m polythrottle.actuation.guard FOLDER STEM BOOT_ID TOKEN PID``; with ``-`` for the
-process it holds the device itself, for a profile applied by hand. Standard library only, but for what the device's own
-driver needs. On its standard input the writer tells it what goes on record, so that it can restore where record and
-lease are damaged, deleted, or on a disk that has failed.
+Started by the writer as ``python -m polythrottle.actuation.guard FOLDER STEM BOOT_ID TOKEN PID``; with ``-HANDLE`` for
+the process it holds the device itself, by the lock that is open there, for a profile applied by hand; once that is to
+stand for good the guard becomes its keeper (`polythrottle.actuation.keeping`). Standard library only, but for what the
+device's own driver needs. On its standard input the writer tells it what goes on record, so that it can restore where
+record and lease are damaged, deleted, or on a disk that has failed.
 """
 
 import math
@@ -22,6 +23,7 @@ from polythrottle.actuation.site import Site
 from polythrottle.actuation.system import SystemControls
 from polythrottle.errors import PolythrottleError, StorageError
 
+_KEEPER = "polythrottle.actuation.keeping"
 _LOOK_S = 0.25
 _AGAIN_S = (0.1, 0.4, 1.5, 3.0, None)
 
@@ -135,10 +137,15 @@ def main(arguments: list[str]) -> None:
     folder, stem, boot_id, token, pid = arguments
     site, controls, told = Site(Path(folder), stem), SystemControls(), Told(sys.stdin.fileno())
     told.hear()
-    if pid == "-":
+    alone = pid.startswith("-")
+    if alone:
+        if pid != "-":
+            os.set_inheritable(int(pid[1:]), False)  # a keeper holds no lock: its lease says that the device is taken
         _keep_open(site, boot_id, controls)
-    if watch(site, boot_id, int(token), _never if pid == "-" else _end_of(int(pid), told)):
+    if watch(site, boot_id, int(token), _never if alone else _end_of(int(pid), told)):
         _restore(site, boot_id, int(token), controls, told)
+    elif alone and Fence(site.lease, boot_id).read().kept:
+        os.execv(sys.executable, [sys.executable, "-m", _KEEPER, *arguments[:4]])  # none of its open drivers go along
 
 
 def _restore(site: Site, boot_id: str, token: int, controls: SystemControls, told: Told) -> None:

@@ -12,10 +12,11 @@ not used either: NVIDIA has deprecated them.
 """
 
 import ctypes
+import os
 from collections.abc import Iterable
 from typing import Any
 
-from polythrottle.actuation.controls import UNREADABLE
+from polythrottle.actuation.controls import UNREADABLE, Start
 from polythrottle.actuation.nvml_library import Library, NotOffered
 from polythrottle.errors import KnobRejected, PermissionDenied
 
@@ -30,6 +31,7 @@ BLANK = 0x7FFFFFF0
 """Numbers from here on are DCGM's and NVML's way of saying "no value" in 32 bits (dcgm_structs.h, DCGM_INT32_BLANK)."""
 
 _BITS = 32
+_MODULE = "/sys/module/nvidia"
 _REMOVE, _ADD = 0, 1  # nvmlPowerProfileOperation_t
 
 
@@ -92,6 +94,26 @@ class NvmlControls:
             if what == POWER_PROFILES:
                 return ",".join(map(str, profiles(library, handle)[0]))
             return UNREADABLE
+
+    def start(self, key: str) -> Start:
+        """Return what tells the present start of the driver, or of the GPU, from the next.
+
+        The energy counter begins anew with the driver (NVML reference, nvmlDeviceGetTotalEnergyConsumption).
+
+        Raises:
+            KnobRejected: If the key names no control.
+            DeviceError: If the GPU is gone.
+        """
+        uuid, _ = _parted(key)
+        try:
+            node = os.stat(_MODULE).st_ino
+        except OSError:
+            node = 0
+        with self._opened() as library:
+            try:
+                return Start(node, int(library.call("nvmlDeviceGetTotalEnergyConsumption", library.gpu(uuid))))
+            except NotOffered:
+                return Start(node)
 
     def write(self, key: str, text: str) -> None:
         """Set a control.

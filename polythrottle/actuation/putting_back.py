@@ -42,6 +42,7 @@ class Outcome:
         failed: Those that could not be put back; they stay on record.
         damage: Lines of the record that could not be read.
         unverified: Controls that took their original but cannot be read back, so that nobody can know.
+        lapsed: What no longer held what was applied for good, and holds its original already.
     """
 
     device: str
@@ -50,6 +51,7 @@ class Outcome:
     failed: tuple[Difference, ...] = ()
     damage: tuple[str, ...] = ()
     unverified: tuple[str, ...] = ()
+    lapsed: tuple[str, ...] = ()
 
     @property
     def clean(self) -> bool:
@@ -65,6 +67,7 @@ class Outcome:
             self.failed + other.failed,
             self.damage + other.damage,
             self.unverified + other.unverified,
+            self.lapsed + other.lapsed,
         )
 
 

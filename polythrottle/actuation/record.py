@@ -5,7 +5,8 @@ what every control of the device held at that moment; each further line is one w
 "written"}``, appended and flushed before ``written`` goes to ``key``, or one control put back: ``{"restored"}``. The
 first original of a control wins. A torn last line was never acted upon and counts for nothing; any other bad line is
 damage, which is named. A record of another boot is void, for the kernel forgot what was written, but for controls that
-outlive a reboot.
+outlive a reboot. Where settings are to stand without their writer, ``{"kept": {key: [text, node, count]}}`` says what
+each control is to hold, and at which start of its driver it was set; the last such line counts.
 """
 
 import errno
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polythrottle.actuation.controls import Control
+from polythrottle.actuation.controls import Control, Start
 from polythrottle.actuation.site import contents
 from polythrottle.errors import StorageError
 
@@ -49,6 +50,19 @@ class Entry:
     done: bool = False
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What a control is to hold without its writer.
+
+    Args:
+        text: What was applied.
+        start: Of the driver, when it was.
+    """
+
+    text: str
+    start: Start
+
+
 class Record:
     """The originals of one device on disk.
 
@@ -71,6 +85,7 @@ class Record:
         self._named = device is not None
         self.entries: dict[str, Entry] = {}
         self.originals: Mapping[str, str] = {}
+        self.kept: Mapping[str, Kept] = {}
         self.damage: tuple[str, ...] = ()
         self.void = False
         self._load(self._stored() if told is None else told)
@@ -99,7 +114,7 @@ class Record:
 
     def _forget_volatile(self) -> None:
         self.entries = {key: entry for key, entry in self.entries.items() if entry.persistent}
-        self.originals, self.damage = {}, self.damage if self.entries else ()
+        self.originals, self.kept, self.damage = {}, {}, self.damage if self.entries else ()
         self._text = self._text if self.entries else b""
         self.void = not self.entries
 
@@ -114,6 +129,8 @@ class Record:
     def _remember(self, number: int, line: Mapping[str, Any]) -> None:
         if set(line) == {"restored"} and isinstance(line["restored"], str) and line["restored"] in self.entries:
             self.entries[line["restored"]].done = True
+        elif set(line) == {"kept"} and (kept := _kept(line["kept"])) is not None:
+            self.kept = kept
         elif _fits(line, _LINE) and _sound(line):
             follows = line.get("follows")
             control = Control(
@@ -170,6 +187,17 @@ class Record:
             "pid": os.getpid(),
             "originals": dict(self.originals),
         }
+
+    def keep(self, kept: Mapping[str, Kept]) -> None:
+        """Put on disk what controls on record are to hold without their writer.
+
+        Raises:
+            StorageError: If it cannot be put there.
+        """
+        if kept:
+            told = {key: [each.text, each.start.node, each.start.count] for key, each in kept.items()}
+            self._append([{"kept": told}], flush=True)
+        self.kept = dict(kept)
 
     def adopt(self, entries: Mapping[str, Entry]) -> None:
         """Add what is known from elsewhere of controls that this record has lost, on disk too where that can be."""
@@ -240,7 +268,7 @@ class Record:
             raise StorageError(f"cannot remove {self._file}: {err.strerror}") from err
         self.listener(FORGET)
         self.entries.clear()
-        self.originals, self.damage, self._text, self.void = {}, (), b"", False
+        self.originals, self.kept, self.damage, self._text, self.void = {}, {}, (), b"", False
 
 
 def _line(control: Control, original: str, written: str) -> dict[str, Any]:
@@ -281,6 +309,18 @@ def _sound(line: Mapping[str, Any]) -> bool:
     follows = line.get("follows") or ["", ""]
     pair = isinstance(follows, list) and len(follows) == 2 and all(isinstance(each, str) for each in follows)
     return pair and isinstance(line.get("neutral", ""), str) and isinstance(line.get("persistent", False), bool)
+
+
+def _kept(told: Any) -> dict[str, Kept] | None:
+    """Return what controls are to hold as a line says it; None if it is damaged."""
+    if not isinstance(told, dict):
+        return None
+    kept = {}
+    for key, each in told.items():
+        if not isinstance(each, list) or [type(part) for part in each] != [str, int, int]:
+            return None
+        kept[key] = Kept(each[0], Start(each[1], each[2]))
+    return kept
 
 
 def sync_folder(folder: Path) -> None:

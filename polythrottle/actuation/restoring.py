@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polythrottle.actuation.audit import Audit
 from polythrottle.actuation.boot import boot_id as running_boot_id
 from polythrottle.actuation.controls import Controls
+from polythrottle.actuation.keeping import Lapse, lapses
 from polythrottle.actuation.lease import Fence, Lease, boot_s, hold
 from polythrottle.actuation.putting_back import Outcome, PuttingBack, put_back
 from polythrottle.actuation.record import Record
@@ -61,6 +62,22 @@ def standing(state: Path | None = None, boot_id: str | None = None) -> tuple[Sta
         if _stands(site, record, lease):
             found.append(Standing(record.device, tuple(record.entries), lease, record.damage))
     return tuple(found)
+
+
+def lapsed(device: str, state: Path | None = None, controls: Controls | None = None) -> tuple[Lapse, ...]:
+    """Return the controls of a device that no longer hold what was applied to it for good.
+
+    Args:
+        device: By its name on record.
+        state: Folder of the records; by default ``originals`` in `state_dir`.
+        controls: How to reach the device.
+
+    Raises:
+        StorageError: If the folder of records or one of them cannot be trusted or read.
+    """
+    boot, reached = running_boot_id(), controls if controls is not None else SystemControls(stays=False)
+    records = [Record(site.record, None, boot) for site in Site.all(state)]
+    return tuple(lapse for record in records if record.device == device for lapse in lapses(record, reached))
 
 
 def _stands(site: Site, record: Record, lease: Lease) -> bool:
@@ -111,7 +128,8 @@ def _restored(
             if before.dirty:
                 record.adopt(Audit(site.audit, record.device).entries(before.token))
             reached = controls if controls is not None else SystemControls()
-            outcome = put_back(record, reached, force=force)
+            lapsed = [each for each in lapses(record, reached) if before.kept and each.undone(record)]
+            outcome = replace(put_back(record, reached, force=force), lapsed=tuple(map(str, lapsed)))
             if force and site.left.exists():
                 outcome = outcome.with_more(put_back(Record(site.left, None, boot_id), reached, force=True))
     finally:
@@ -289,7 +307,7 @@ def told(outcome: Outcome) -> list[str]:
     left = [*map(str, outcome.failed), *map(str, outcome.foreign), *outcome.damage]
     head = f"{outcome.device}: {len(outcome.restored)} put back" + (f", {len(left)} left" if left else "")
     blind = [f"{key} took its original, which the driver lets nobody read back" for key in outcome.unverified]
-    return [head, *(f"  {line}" for line in [*left, *blind])]
+    return [head, *(f"  {line}" for line in [*left, *blind, *outcome.lapsed])]
 
 
 if __name__ == "__main__":

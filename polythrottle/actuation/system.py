@@ -2,13 +2,19 @@
 
 from collections.abc import Callable
 
-from polythrottle.actuation.controls import Controls, SysFiles
+from polythrottle.actuation.controls import Controls, Start, SysFiles, present_start
 
 
 class SystemControls:
-    """Every kind of control this machine can have, each reached in its own way."""
+    """Every kind of control this machine can have, each reached in its own way.
 
-    def __init__(self) -> None:
+    Args:
+        stays: Whether a driver that counts its clients is to count this one for as long as it lives; else it is
+            a client at each operation alone, so that a GPU can sleep and be reset.
+    """
+
+    def __init__(self, *, stays: bool = True) -> None:
+        self._stays = stays
         self._ports: dict[str, Controls] = {}
 
     def read(self, key: str) -> str:
@@ -19,23 +25,28 @@ class SystemControls:
         """Write to a control."""
         self._port(key).write(key, text)
 
+    def start(self, key: str) -> Start:
+        """Return what tells the present start of a control's driver from the next."""
+        return present_start(self._port(key), key)
+
     def _port(self, key: str) -> Controls:
         scheme = key.partition(":")[0]
         if scheme not in self._ports:
-            self._ports[scheme] = _OPENERS.get(scheme, SysFiles)()
+            self._ports[scheme] = _OPENERS[scheme](self._stays) if scheme in _OPENERS else SysFiles()
         return self._ports[scheme]
 
 
-def _nvpmodel() -> Controls:
+def _nvpmodel(stays: bool) -> Controls:
     from polythrottle.actuation.nvpmodel import Nvpmodel
 
     return Nvpmodel()
 
 
-def _nvml() -> Controls:
+def _nvml(stays: bool) -> Controls:
     from polythrottle.actuation.nvml import NvmlControls
+    from polythrottle.actuation.nvml_library import Library
 
-    return NvmlControls()
+    return NvmlControls() if stays else NvmlControls(Library())
 
 
-_OPENERS: dict[str, Callable[[], Controls]] = {"nvpmodel": _nvpmodel, "nvml": _nvml}
+_OPENERS: dict[str, Callable[[bool], Controls]] = {"nvpmodel": _nvpmodel, "nvml": _nvml}

@@ -98,20 +98,20 @@ class Watch:
         _close(self._guard)
 
 
-def start_guard(site: Site, token: int, boot_id: str, lock: int, known: bytes) -> int:
-    """Start a guard that takes over a held lock and stays behind to revert when the lease ends; return its process.
+def start_guard(site: Site, token: int, boot_id: str, lock: int | None, known: bytes) -> int:
+    """Start a guard that stays behind to revert or keep what stands, and return its process.
 
     Args:
         site: Of the device.
         token: Of the lease it listens to.
         boot_id: Of the running kernel.
-        lock: The handle that makes its holder the only writer.
+        lock: The handle that makes its holder the only writer; None for what stands by its lease alone.
         known: What is on record.
 
     Raises:
         DeviceError: If it cannot be started.
     """
-    guard = _spawned(site, token, boot_id, "-", known, lock)
+    guard = _spawned(site, token, boot_id, "-" if lock is None else f"-{lock}", known, lock)
     _close(guard)
     guard.returncode = 0  # it outlives this process, which is not to wait for it
     return guard.pid

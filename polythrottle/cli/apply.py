@@ -194,6 +194,8 @@ def _print_outcomes(outcomes: "tuple[Outcome, ...]") -> None:
             typer.echo(f"  left      {line}")
         for key in outcome.unverified:
             typer.echo(f"  unproven  {key}: took its original, which the driver lets nobody read back")
+        for line in outcome.lapsed:
+            typer.echo(f"  lapsed    {line}")
 
 
 def _ask(name: str, within_s: float) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from polythrottle.actuation import Limits, Standing, standing
 from polythrottle.actuation.controls import file_systems
+from polythrottle.actuation.restoring import lapsed
 from polythrottle.actuation.site import machine
 from polythrottle.errors import PolythrottleError
 from polythrottle.findings import Finding
@@ -35,7 +36,7 @@ def _told(each: Standing) -> Finding:
     if each.damage:
         return Finding(each.device, False, f"the record of originals is damaged: {each.damage[0]}", restore)
     if lease.applied and lease.kept:
-        return Finding(each.device, None, f"{lease.holder} stands{since} ({count})", f"{restore} gives it back")
+        return _kept(each, f"{lease.holder} stands{since} ({count})", f"{restore} gives it back")
     if lease.applied and each.expires_in_s is not None and each.expires_in_s > 0:
         told = f"{lease.holder} stands{since} ({count}) and reverts in {each.expires_in_s:.0f} s"
         return Finding(each.device, None, told, "polythrottle apply --confirm lets it stand")
@@ -43,6 +44,15 @@ def _told(each: Standing) -> Finding:
         return Finding(each.device, None, f"is being steered by {lease.holder}{since} ({count} changed)")
     by = f"{lease.holder}, which is dead" if lease.holder else "a process that is gone"
     return Finding(each.device, False, f"{count} changed by {by},{since or ' some time ago'}", restore)
+
+
+def _kept(each: Standing, told: str, remedy: str) -> Finding:
+    """Tell of what was applied for good: whether it still holds, and whether somebody keeps it."""
+    if lapses := lapsed(each.device):
+        return Finding(each.device, False, f"{told}, but {'; '.join(map(str, lapses))}", remedy)
+    if each.keys and not each.lease.alive:
+        told += "; its keeper has died, so that nothing sets it anew should a driver or a GPU start anew"
+    return Finding(each.device, None, told, remedy)
 
 
 def _state() -> Iterator[Finding]:
