@@ -25,7 +25,7 @@ from polythrottle.plan import Plan
 from polythrottle.ports import Device, Meter, Optimizer, Workload
 from polythrottle.problem import Constraint, Objective, Problem
 from polythrottle.progress import Watcher, study_progress
-from polythrottle.remarks import beforehand, meanwhile, unsteered
+from polythrottle.remarks import beforehand, meanwhile, narrowed, unsteered
 from polythrottle.requirements import check_importable
 from polythrottle.setup import Setup
 from polythrottle.space import Level, OperatingPoint
@@ -412,7 +412,7 @@ def _run(
     before = notes(served)
     advice = "; --no-history starts afresh" if plan.history is None else ""
     known = (*past.words(kept.study.problem, advice), *beforehand(kept.study), *passed_over(board))
-    for line in (*known, *unsteered(board), *before):
+    for line in (*known, *unsteered(board), *narrowed(board), *before):
         watcher.told(line)
     presets = tuple(OperatingPoint({**served.space.default, **point}) for point in board.presets.values())
     optimizer = own or make_optimizer(kept.study.method, Options(past.studies, plan.risk, presets))

@@ -106,6 +106,17 @@ def unsteered(device: Device) -> Iterator[str]:
     yield f"no knob of {device.title} is searched{why}; polythrottle doctor says more"
 
 
+def narrowed(device: Device) -> Iterator[str]:
+    """Yield what the mode a device is in hides of its range, and how to have it.
+
+    Args:
+        device: Looked at without writing anything; that may take a second.
+    """
+    for each in device.findings() if isinstance(device, Inspectable) else ():
+        if each.subject == "range":
+            yield f"{each.explanation}: {each.remedy}"
+
+
 def afterwards(
     measured: Measurement, window: Window, arrivals: Arrivals, asked_s: float | None = None
 ) -> Iterator[str]:

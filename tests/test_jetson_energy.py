@@ -1,6 +1,7 @@
 """What a Jetson board reads: rails and their joules, heat, over-current, and jetson-stats."""
 
 import os
+import shutil
 import sys
 import threading
 import types
@@ -102,6 +103,22 @@ def test_thor_counts_microwatts_and_lets_a_rail_read_below_zero(tmp_path: Path) 
     board = device(root)
     assert joules(board, 2.0) == pytest.approx(85.0)
     assert board.boundary.startswith("VIN (whole kit, read by its INA238)")
+
+
+def test_thor_on_a_carrier_without_the_kit_s_sensor_is_measured_by_its_module(tmp_path: Path) -> None:
+    """Without the INA238 the module's own rails make up the total (jetson_stats PR 900; ThorFAN), and it says so."""
+    root = plant(THOR, tmp_path / "board")
+    shutil.rmtree(root / "sys/bus/i2c/drivers/ina238")
+    (root / "sys/bus/i2c/devices/2-0044").unlink()
+    folder = next(root.glob("sys/devices/**/2-0044"))
+    for link in root.glob("sys/class/hwmon/*"):
+        if link.resolve().is_relative_to(folder.resolve()):
+            link.unlink()
+    shutil.rmtree(folder)
+    board = device(root)
+    assert board.boundary.startswith("VDD_GPU + VDD_CPU_SOC_MSS + VIN_SYS_5V0 (rails of the module")
+    assert "the sensor of VIN is missing" in board.boundary
+    assert 1.0 < joules(board, 1.0) < 200.0
 
 
 def test_a_total_below_zero_never_takes_energy_back(tmp_path: Path) -> None:

@@ -9,9 +9,20 @@ from polythrottle.backends import open_device
 from polythrottle.backends.cpu import CpuDevice
 from polythrottle.measurement import Interval, Measurement, Window
 from polythrottle.problem import Objective
-from polythrottle.remarks import EVERY, afterwards, beforehand, loose_limit, meanwhile, passed_over, unknown, unsteered
+from polythrottle.remarks import (
+    EVERY,
+    afterwards,
+    beforehand,
+    loose_limit,
+    meanwhile,
+    narrowed,
+    passed_over,
+    unknown,
+    unsteered,
+)
 from polythrottle.space import OperatingPoint
 from polythrottle.study import Reference, Study, Trial
+from polythrottle.testing import plant
 
 
 def first(whole: Study, count: int) -> Study:
@@ -166,3 +177,16 @@ def test_a_limit_in_the_wrong_unit_is_doubted() -> None:
     for fine in ("mean<=3s", "mean<=25ms", "mean<=1000x"):
         assert loose_limit(study(fine, **seen)) is None
     assert loose_limit(study("mean<=25s")) is None
+
+
+def test_what_the_power_mode_hides_is_said_before_tuning(tmp_path: Path) -> None:
+    """An Orin Nano Super boots in 25W, which stops its GPU at 918 of 1020 MHz; in MAXN_SUPER nothing is hidden."""
+    narrow = plant("jetson-orin-nano", tmp_path / "narrow")
+    (line,) = narrowed(open_device(f"jetson?root={narrow}", ["gpu_max_hz"]))
+    assert line == (
+        "in 25W the GPU stops at 918 MHz and the CPU stops at 1344 MHz; MAXN_SUPER allows 1020 MHz and 1728 MHz: "
+        "sudo nvpmodel -m 2, then tune"
+    )
+    wide = plant("jetson-orin-nano", tmp_path / "wide", power_mode=2)
+    assert not list(narrowed(open_device(f"jetson?root={wide}")))
+    assert not list(narrowed(open_device("sim:jetson-nano")))

@@ -81,15 +81,27 @@ class Dependent:
 
 @dataclass(frozen=True)
 class Rails:
-    """Power rails: the names of all, those whose sum is the total, and what the total leaves out."""
+    """Power rails.
+
+    Args:
+        names: Of all that there may be.
+        total: Those whose sum is the total.
+        note: What the total covers and leaves out.
+        otherwise: Those whose sum stands in for it where a sensor of the total is not there, as on another carrier.
+        otherwise_note: What that covers and leaves out.
+    """
 
     names: tuple[str, ...]
     total: tuple[str, ...]
     note: str
+    otherwise: tuple[str, ...] = ()
+    otherwise_note: str = ""
 
     def __post_init__(self) -> None:
-        if not self.total or not set(self.total) <= set(self.names):
+        if not self.total or not {*self.total, *self.otherwise} <= set(self.names):
             raise InvalidInput(f"the total {', '.join(self.total)} must be some of the rails {', '.join(self.names)}")
+        if bool(self.otherwise) != bool(self.otherwise_note):
+            raise InvalidInput("otherwise and otherwise_note go together: which rails, and what they leave out")
 
     @property
     def boundary(self) -> str:

@@ -72,7 +72,8 @@ class Knobs:
             CPU_MAX: self._clusters.table,
             CORES: self._cores.table,
         }
-        self._mode.probe(self._tables, {each.name: each.levels[-1] for each in self.all if each.works})
+        self._highest = {each.name: each.levels[-1] for each in self.all if each.works}
+        self._mode.probe(self._tables, self._highest)
         self._known = {each.name: each for each in self.all if each.works}
         self.presets, self._source = presets(self._mode, entry, self._tables, self._known)
         self._searched = self._chosen(entry, searched)
@@ -95,6 +96,7 @@ class Knobs:
         names = ", ".join(self.presets) or "none within the limits found"
         return (
             *(each.finding for each in self.all),
+            *self._mode.range_findings(self._highest),
             Finding("presets", bool(self.presets), f"{names}; {self._source}"),
         )
 

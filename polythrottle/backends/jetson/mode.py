@@ -9,7 +9,7 @@ A limit that a mode states goes to the nearest level of the board's own table: 6
 applies, so the limits are read back once it was switched to.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from polythrottle.actuation.actuator import Actuator
@@ -18,11 +18,14 @@ from polythrottle.backends.capability import Capability, off
 from polythrottle.backends.jetson.nvpmodel_file import PowerMode, PowerModes
 from polythrottle.backends.tree import Tree
 from polythrottle.errors import KnobRejected, PolythrottleError
+from polythrottle.findings import Finding
 from polythrottle.space import Level
+from polythrottle.units import show_level
 
 NAME = "power_mode"
 _CONF, _STATUS = "etc/nvpmodel.conf", "var/lib/nvpmodel/status"
 _CPU = ("/scaling_max_freq",)
+_RANGES = {"gpu_max_hz": "the GPU", "mem_hz": "the memory", "cpu_max_hz": "the CPU"}
 _EMC = ("/emc", "/emc_iso_cap")
 
 
@@ -43,6 +46,7 @@ class Mode:
         self._gpu = self._gpu_parameters(gpu_folder)
         self._numbers: dict[str, int] = {}
         self._tables: Mapping[str, Sequence[int]] = {}
+        self._present: PowerMode | None = None
         self._limit_files = _limit_files(tree, gpu_folder)
         self.capability = off([NAME], "not looked at yet")[0]
 
@@ -102,6 +106,7 @@ class Mode:
         present = next((mode for mode in self.modes if str(mode.number) == number), None)
         if present is None:
             return off([NAME], f"the present mode, {number}, is not in {self._tree.root / _CONF}")[0]
+        self._present = present
         bounds = {**self.reach(present, tables), **highest}
         refused = {mode.name: why for mode in self.modes if (why := self._why_not(mode, present, tables, bounds))}
         self._numbers = {mode.name: mode.number for mode in reversed(self.modes) if mode.name not in refused}
@@ -127,6 +132,27 @@ class Mode:
         """Return the level of each table that a mode's limit ends on: the nearest."""
         limits = self.limits(mode)
         return {knob: nearest(table, limits.get(knob, table[-1])) for knob, table in tables.items() if table}
+
+    def range_findings(self, highest: Mapping[str, Level]) -> Iterator[Finding]:
+        """Yield what the mode the board is in hides of its clocks, and the command that shows most of it.
+
+        Args:
+            highest: For each knob that works the highest level between the limits found.
+        """
+        present = self._present
+        if present is None:
+            return
+        found = {knob: int(highest[knob]) for knob in _RANGES if isinstance(highest.get(knob), int)}
+        each = [(mode, _above(self.reach(mode, self._tables), found)) for mode in self.modes if mode is not present]
+        hidden = [(mode, levels) for mode, levels in each if levels]
+        if not hidden:
+            return
+        widest, levels = max(hidden, key=lambda pair: [pair[1].get(knob, 0) for knob in found])
+        stops = " and ".join(f"{_RANGES[knob]} stops at {show_level(knob, found[knob])}" for knob in levels)
+        allows = " and ".join(show_level(knob, level) for knob, level in levels.items())
+        reboot = ", reboot" if self._file.fixed(widest) != self._file.fixed(present) else ""
+        explanation = f"in {present.name} {stops}; {widest.name} allows {allows}"
+        yield Finding("range", True, explanation, f"sudo nvpmodel -m {widest.number}{reboot}, then tune")
 
     def apply(self, name: str) -> None:
         """Switch to a mode, which rewrites the limits of clocks and cores, and read the limits back.
@@ -170,6 +196,11 @@ class Mode:
 def nearest(table: Sequence[int], wanted: float) -> int:
     """Return the level of a table that a limit ends on: the nearest, of two as near the lower."""
     return min(table, key=lambda level: (abs(level - wanted), level))
+
+
+def _above(reach: Mapping[str, int], found: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the levels of a mode that lie above those found."""
+    return {knob: reach[knob] for knob, level in found.items() if knob in reach and reach[knob] > level}
 
 
 def _limit_files(tree: Tree, gpu_folder: Path | None) -> Mapping[str, tuple[Path, int]]:

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from polythrottle.backends.tree import Tree
 from polythrottle.catalog import Board
+from polythrottle.catalog.boards import Rails as BoardRails
 
 _HWMON = ("sys/bus/i2c/drivers/ina*/*-00*/hwmon/hwmon*", "sys/class/hwmon/hwmon*")
 _IIO = ("sys/bus/i2c/drivers/ina*/*-00*/iio:device*", "sys/bus/iio/devices/iio:device*")
@@ -116,11 +117,7 @@ def find_total(names: Sequence[str], entry: Board | None) -> Total:
     if not names:
         return Total((), "no power sensor of this board can be read")
     if entry is not None:
-        chosen = tuple(_named(name, names) for name in entry.rails.total)
-        missing = [name for name, found in zip(entry.rails.total, chosen, strict=True) if found is None]
-        if missing:
-            return Total((), f"the sensor of {' and '.join(missing)} is missing, found {', '.join(names)}")
-        return Total(tuple(name for name in chosen if name is not None), entry.rails.note)
+        return _listed_total(names, entry.rails)
     inputs = [name for name in _INPUTS if name in names]
     if inputs:
         return Total((inputs[0],), "input of a board that is not in devices/; what it leaves out is not known")
@@ -131,6 +128,16 @@ def averaged_s(tree: Tree, names: Sequence[str]) -> float:
     """Return the longest time that a value of some rails is the mean over, in seconds; 0 if their chips say nothing."""
     intervals = {rail.interval for rail in find_rails(tree) if rail.name in names and rail.interval is not None}
     return max((tree.number(interval) or 0 for interval in intervals), default=0) / 1000
+
+
+def _listed_total(names: Sequence[str], rails: BoardRails) -> Total:
+    chosen = {name: _named(name, names) for name in rails.total}
+    missing = [name for name, found in chosen.items() if found is None]
+    if not missing:
+        return Total(tuple(name for name in chosen.values() if name is not None), rails.note)
+    if rails.otherwise and set(rails.otherwise) <= set(names):
+        return Total(rails.otherwise, f"{rails.otherwise_note}; the sensor of {' and '.join(missing)} is missing")
+    return Total((), f"the sensor of {' and '.join(missing)} is missing, found {', '.join(names)}")
 
 
 def _named(name: str, names: Sequence[str]) -> str | None:
