@@ -13,6 +13,7 @@ from polythrottle.actuation.audit import Audit
 from polythrottle.actuation.boot import boot_id as running_boot_id
 from polythrottle.actuation.claims import claimed
 from polythrottle.actuation.controls import UNREADABLE, Control, Controls, Setting, present_start
+from polythrottle.actuation.descriptor_store import DescriptorStore
 from polythrottle.actuation.lease import LEASE_S, Fence, Stuck, hold, name_holder, one_line, start_of
 from polythrottle.actuation.putting_back import Difference, Outcome, patiently, put_back
 from polythrottle.actuation.record import Kept, Record
@@ -65,6 +66,7 @@ class Actuator:
         self._wrote: dict[str, str] = {}
         self._watch: Watch | None = None
         self._audit = Audit(self._site.audit, device)
+        self._store = DescriptorStore(self._site)
 
     def allow(self, *controls: Control) -> None:
         """Name controls that may be written, and what may be written there; all else is refused."""
@@ -179,7 +181,9 @@ class Actuator:
             self._watch, self._fence = None, None
 
     def _release(self) -> None:
-        taken, self._record = self._record is not None, None
+        taken, left = self._record is not None, self._record is not None and bool(self._record.entries)
+        self._record = None
+        self._store.end(forget=not left)
         self._free_spare()
         if self._watch is not None:
             self._watch.stop()
@@ -252,13 +256,21 @@ class Actuator:
         ]
         if self._guarded and self._watch is None and self._fence is not None:
             self._watch = Watch(self._site, self._fence, self._token, self._boot(), lambda: record.text)
-            record.listener = self._watch.tell
+        if self._fence is not None and self._fence.handle is not None:
+            self._store.begin(self._fence.handle, self._token, record.text)
+        record.listener = self._tell
         new = [setting.key for setting in moved if setting.key not in record.entries]
         if not new:
             record.note(writes)
             return
         with claimed(self._site, new, self._boot()) as elsewhere:
             record.note(writes, {} if record.entries else self._everything(held, elsewhere))
+
+    def _tell(self, text: bytes) -> None:
+        """Tell those who know the record too, before it goes on disk."""
+        self._store.tell(text)
+        if self._watch is not None:
+            self._watch.tell(text)
 
     def _everything(self, held: dict[str, str], elsewhere: Callable[[str], bool]) -> dict[str, str]:
         """Return what every control holds that can be read: a second copy, should a line be damaged.

@@ -166,6 +166,11 @@ class Fence:
             os.close(self._kept)
             self._kept = None
 
+    @property
+    def handle(self) -> int | None:
+        """The file, while it is held open."""
+        return self._kept
+
     def _opened(self) -> int:
         try:
             return opened(self._file)
@@ -215,7 +220,7 @@ class Fence:
 
     def _checked(self, handle: int, token: int | None, ending: bool) -> Lease:
         try:
-            lease = self._parsed(os.pread(handle, _MOST_BYTES, 0))
+            lease = self.parsed(os.pread(handle, _MOST_BYTES, 0))
         except OSError as err:
             if not ending:
                 raise StorageError(f"cannot read {self._file}: {err.strerror}") from err
@@ -257,7 +262,7 @@ class Fence:
 
     def _lock(self, handle: int) -> None:
         def who() -> str:
-            lease = self._parsed(os.pread(handle, _MOST_BYTES, 0))
+            lease = self.parsed(os.pread(handle, _MOST_BYTES, 0))
             holder = f"{lease.holder or 'another process'} (pid {lease.pid})"
             return f"{holder} stands in the middle of a write; end that process, then try again"
 
@@ -270,11 +275,12 @@ class Fence:
             StorageError: If the lease file cannot be read or trusted.
         """
         try:
-            return self._parsed(contents(self._file) or b"")
+            return self.parsed(contents(self._file) or b"")
         except OSError as err:
             raise StorageError(f"cannot read {self._file}: {err.strerror}") from err
 
-    def _parsed(self, text: bytes) -> Lease:
+    def parsed(self, text: bytes) -> Lease:
+        """Return the lease that a text holds; one without a holder if it holds none, or one of another boot."""
         try:
             line = json.loads(text)
             if not all(type(line[name]) in kinds for name, kinds in _KINDS.items()):

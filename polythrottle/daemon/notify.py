@@ -4,9 +4,9 @@ Without a service manager (no ``$NOTIFY_SOCKET``) nothing is sent and nothing is
 """
 
 import os
-import socket
 from collections.abc import Mapping
-from contextlib import suppress
+
+from polythrottle.actuation.descriptor_store import tell_manager
 
 
 class Supervisor:
@@ -45,11 +45,4 @@ class Supervisor:
         self._send("STOPPING=1")
 
     def _send(self, *lines: str) -> None:
-        if not self._address:
-            return
-        address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
-        text = "\n".join(" ".join(line.split()) for line in lines)
-        # A manager that does not listen is no reason to stop working.
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as way:
-            way.setblocking(False)
-            way.sendto(text.encode(), address)
+        tell_manager(self._address, lines)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle.actuation.audit import Audit
+from polythrottle.actuation.descriptor_store import restore_handed_back
 from polythrottle.actuation.lease import boot_s
 from polythrottle.actuation.restoring import restore_all, standing
 from polythrottle.actuation.site import Site
@@ -69,11 +70,12 @@ class Service:
 
         A profile that somebody has applied by hand, and a device that another process steers, are left alone.
         """
+        left = restore_handed_back()
         try:
             Site.of("actuator").prepare()
-            left = _put_back_inherited()
+            left += [text for text in _put_back_inherited() if text not in left]
         except (StorageError, DeviceError) as err:
-            left = [str(err)]
+            left.append(str(err))
         self._inherited = bool(left)
         return left
 
