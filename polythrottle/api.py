@@ -129,11 +129,12 @@ def tune(
     plan = Plan(setup, budget, rule, presets, out, risk, _asked(history), priors=_points_of(priors), objects=fleeting)
     board, served = setup.open()
     with setup.closing(served):
+        setup.check_placed(board, served)
         plan.check(name)
         _check_joules(board, budget)
         problem = _problem(board, served, slo, window or setup.window(board))
         problem = problem if window else _with_idle(problem, board, setup)
-        problem = replace(problem, content=setup.content(board), objective=goal, arrivals=setup.traffic)
+        problem = replace(problem, content=setup.content(board, served), objective=goal, arrivals=setup.traffic)
         study = Study(problem, name, seed)
         check_replaceable(out or usual_path(problem))
         _check_packages(name)  # the last of the checks: it imports what takes seconds
@@ -220,7 +221,9 @@ def resume(
         with contextlib.closing(served), study_progress(progress, watcher, partial(_to_go_on, plan)) as shown:
             _check_packages(kept.study.method)
             _check_joules(board, plan.budget)
-            asked = replace(kept.study.problem, space=board.space * served.space, content=plan.setup.content(board))
+            plan.setup.check_placed(board, served)
+            content = plan.setup.content(board, served)
+            asked = replace(kept.study.problem, space=board.space * served.space, content=content)
             check_same_problem(journal, kept.study, replace(kept.study, problem=asked, trials=(), references=()))
             return _run(board, served, kept, plan, recalled(plan.lessons), force, shown)
 

@@ -193,6 +193,7 @@ def swept(
 
     check_writable(out)
     board, served = setup.open()
+    setup.check_placed(board, served)
     with setup.closing(served), sweep_progress(progress, advanced) as tell:
         return sweep_points(board, served, window or setup.window(board), out, tell, setup.traffic)
 

@@ -4,7 +4,7 @@ import contextlib
 import datetime
 import glob
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +24,7 @@ from polythrottle.profile import Profile, Verdict, verdict
 from polythrottle.setup import slug, workload_name
 from polythrottle.state import state_dir
 from polythrottle.study import Study
+from polythrottle.targets import RUNS_ON
 
 _NAME = re.compile(r"[^/.][^/]*/[^/]+")
 
@@ -102,7 +103,7 @@ def conclude(journal: Journal, board: Device, plan: Plan, past: Past, force: boo
 
     study, page = journal.study, report_path(journal.path)
     recorded = {"window": "as recorded"} if isinstance(board, Recorded) else {}
-    facts = {**Plan.of(journal.plan).facts(journal.finished), **recorded}
+    facts = {**Plan.of(journal.plan).facts(journal.finished, study.problem.content.get(RUNS_ON)), **recorded}
     answer = _Answer.of(study, board, journal.path, plan, force)
     applicable = None if answer.kept else answer.path
     unreported = _refusal(partial(write_report, facts=facts, profile=applicable), study, page)
@@ -233,8 +234,15 @@ def report_path(journal: Path) -> Path:
 def report_facts(journal: Path) -> dict[str, str]:
     """Return what a journal tells that is not in its study: why it ended, the risk taken, what was learnt from."""
     with contextlib.suppress(BadFile):
-        return Plan.of(journals.heading(journal)["plan"]).facts(journals.ending(journal))
+        heading = journals.heading(journal)
+        return Plan.of(heading["plan"]).facts(journals.ending(journal), _runs_on(heading))
     return {}
+
+
+def _runs_on(heading: Mapping[str, Any]) -> str | None:
+    content = heading.get("content")
+    told = content.get(RUNS_ON) if isinstance(content, dict) else None
+    return told if isinstance(told, str) else None
 
 
 def profile_of(journal: Path) -> Path | None:

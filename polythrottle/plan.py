@@ -99,15 +99,16 @@ class Plan:
             return replace(self, budget=budget)
         return replace(self, budget=budget, rule=Rule(self.rule.horizon_s if early_stop else None, early_stop))
 
-    def facts(self, ended: str | None) -> dict[str, str]:
+    def facts(self, ended: str | None, runs_on: str | None = None) -> dict[str, str]:
         """Return what a report should say of it.
 
         Args:
             ended: Why the study has ended; None if it has not.
+            runs_on: What the work runs on, where that is known.
         """
         learnt = ", ".join(Path(str(lesson["path"])).name for lesson in self.lessons)
         risk = None if self.risk is None else f"at most {100 * self.risk:g} % chance of breaking a limit per trial"
-        known = {"ended": ended, "risk": risk, "learnt from": learnt}
+        known = {"ended": ended, "runs on": runs_on, "risk": risk, "learnt from": learnt}
         return {name: text for name, text in known.items() if text}
 
     def line(self) -> dict[str, Any]:

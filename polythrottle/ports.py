@@ -14,6 +14,7 @@ from typing_extensions import Self
 from polythrottle.clock import Clock
 from polythrottle.findings import Finding
 from polythrottle.measurement import EnergyKind, Measurement, Query, Reading
+from polythrottle.placement import Placement
 from polythrottle.sensors import Sensor
 from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.study import Study, Trial
@@ -318,6 +319,15 @@ class Noting(Protocol):
     @property
     def notes(self) -> tuple[str, ...]:
         """What that is, a line each."""
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """A workload that knows what its work runs on."""
+
+    @property
+    def placement(self) -> Placement | None:
+        """What that is; None if it cannot be known, as of a module without parameters."""
 
 
 @runtime_checkable

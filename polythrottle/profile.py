@@ -181,6 +181,7 @@ def _searched(study: Study) -> dict[str, str | int]:
         "asked": " ".join(map(str, problem.constraints)),
         "arrivals": str(problem.arrivals),
         "content": " ".join(f"{name}={digest}" for name, digest in sorted(problem.content.items())),
+        **{name: told for name, told in problem.content.items() if name == "runs_on"},
         "method": study.method,
         "seed": study.seed,
         "trials": len(study.trials),

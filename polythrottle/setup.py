@@ -22,11 +22,12 @@ from polythrottle.meter.external import Metered, metered
 from polythrottle.objects import Objects, Served, name_of
 from polythrottle.ports import Concurrent, Device, Meter, Workload
 from polythrottle.problem import Problem
+from polythrottle.targets import check_placed, runs_on, target_of
 
 if TYPE_CHECKING:
     from polythrottle.backends.simulated import SimulatedDevice
 
-_MODEL_FILES = (".onnx", ".pt2", ".pt", ".toml")
+_MODEL_FILES = (".onnx", ".pt2", ".pt", ".engine", ".plan", ".toml")
 _SHORT = 8
 """Digits of a digest in a file's name."""
 
@@ -138,8 +139,10 @@ class Setup:
         around: dict[str, Any] = {"precision": self.precision, "settle_s": self.settle_s, "cool_c": self.cool_c}
         return Window(queries, duration_s, max(1000, queries), timeout_s=patience_s, **around)
 
-    def content(self, device: Device) -> dict[str, str]:
+    def content(self, device: Device, served: Workload | None = None) -> dict[str, str]:
         """Return digests of the files that device and workload are made of, and the input shapes, by name.
+
+        Where a GPU is tuned it is also said what the workload runs on, if that is known.
 
         Raises:
             BadFile: If one of the files cannot be read any more.
@@ -149,6 +152,7 @@ class Setup:
         inner = device.inner if isinstance(device, Metered) else device
         found = {name: content_digest(path) for name, path in {**self._files(inner), **recorded}.items()}
         found |= self.objects.content()
+        found |= {} if served is None else runs_on(inner, served)
         return {**found, "inputs": " ".join(self.inputs)} if self.inputs else found
 
     def _files(self, device: Device) -> dict[str, Path]:
@@ -169,7 +173,16 @@ class Setup:
         """The file of the model that is served; None where it is no file, but a name, a service, a command or code."""
         if self.objects.workload is not None or self.workload is None:
             return None
-        return Path(self.workload) if self.workload.lower().endswith(_MODEL_FILES) else None
+        return _file_of(self.workload)
+
+    def check_placed(self, device: Device, served: Workload) -> None:
+        """Check that what is tuned is what runs, unless somebody chose otherwise.
+
+        Raises:
+            InvalidInput: If the knobs searched are a GPU's, and the work runs on the processor or on another GPU.
+        """
+        inner = device.inner if isinstance(device, Metered) else device
+        check_placed(inner, served, reopens=self.objects.workload is None)
 
     def open(self) -> tuple[Device, Workload]:
         """Return device and workload; nothing on the device is touched until it is entered.
@@ -231,13 +244,17 @@ class Setup:
             if own is not None:
                 raise InvalidInput(f"{device.title} exists in virtual time and cannot run {self.workload}; cpu does")
             return self._serve_simulated(device, self.workload)
-        return self._serve_real(device, self.workload) if own is None else self._serve_object(own)
+        return self._serve_real(device, self.workload) if own is None else self._serve_object(device, own)
 
-    def _serve_object(self, own: Served) -> Workload:
+    def _serve_object(self, device: Device, own: Served) -> Workload:
         from polythrottle.workloads.python_code import workload_of
 
         return workload_of(
-            *(str(self.workload), own), inputs=self.inputs, batch_sizes=self.batch_sizes, threads=self.threads
+            *(str(self.workload), own),
+            inputs=self.inputs,
+            batch_sizes=self.batch_sizes,
+            threads=self.threads,
+            target=target_of(device),
         )
 
     def _serve_simulated(self, device: "SimulatedDevice", name: str | None) -> Workload:
@@ -245,7 +262,7 @@ class Setup:
 
         if name is None:
             raise InvalidInput(f"say what {device.title} serves: --workload {', '.join(names('profiles/workloads'))}")
-        if re.search(r"\.(onnx|pt2?)$|:", name):
+        if re.search(r"\.(onnx|pt2?|engine|plan)(\?.*)?$|:", name):
             raise InvalidInput(
                 f"a simulated board serves descriptions of models, not {name}; polythrottle devices lists them, "
                 f"profile-model makes one, and --device cpu runs real models"
@@ -267,7 +284,12 @@ class Setup:
         if name in names("profiles/workloads"):
             raise InvalidInput(f"{name} describes a model for simulated boards; a real device needs the model itself")
         return open_workload(
-            name, inputs=self.inputs, batch_sizes=self.batch_sizes, threads=self.threads, timeout_s=self.timeout_s
+            name,
+            inputs=self.inputs,
+            batch_sizes=self.batch_sizes,
+            threads=self.threads,
+            timeout_s=self.timeout_s,
+            target=target_of(device),
         )
 
     @classmethod
@@ -306,7 +328,17 @@ def workload_name(problem: Problem) -> str:
     Two files of one name in two folders, or one that was trained again, are two models.
     """
     name, digest = slug(problem.workload), problem.content.get("model", "")
-    return f"{name}-{digest[:_SHORT]}" if digest and problem.workload.lower().endswith(_MODEL_FILES) else name
+    return f"{name}-{digest[:_SHORT]}" if digest and _file_of(problem.workload) is not None else name
+
+
+def _file_of(workload: str) -> Path | None:
+    """Return the file of the model that a URI names, its options left out; None if it names no file."""
+    from polythrottle.workloads.model_uri import ModelUri
+
+    if workload.startswith("cmd:") or "://" in workload:
+        return None
+    name = ModelUri.parse(workload).name
+    return Path(name) if name.lower().endswith(_MODEL_FILES) else None
 
 
 def slug(uri: str) -> str:
@@ -316,6 +348,6 @@ def slug(uri: str) -> str:
         scheme, _, rest = body.partition(":")
         short = Path(rest).name.removesuffix(".gz").removesuffix(".csv") if scheme == "replay" else rest.split()[0]
         body = f"{scheme}-{Path(short).name}" + (f"-{zlib.crc32(rest.encode()):08x}" if scheme == "cmd" else "")
-    elif body.endswith((".onnx", ".toml", ".pt2", ".pt", ".tar.gz")):
+    elif body.endswith((*_MODEL_FILES, ".tar.gz")):
         body = Path(body).stem.removesuffix(".tar")
     return re.sub(r"[^A-Za-z0-9._]+", "-", body).strip("-.") or "unnamed"

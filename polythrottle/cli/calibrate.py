@@ -116,9 +116,10 @@ def _tested(board: "Device", workload: str | None, seconds: float) -> Calibrated
 def _work(board: "Device", workload: str | None, open_things: contextlib.ExitStack) -> Callable[[], object]:
     """Return what loads the device for a moment."""
     if workload is not None:
+        from polythrottle.targets import target_of
         from polythrottle.workloads import open_workload
 
-        served = open_things.enter_context(contextlib.closing(open_workload(workload)))
+        served = open_things.enter_context(contextlib.closing(open_workload(workload, target=target_of(board))))
         served.apply(served.space.default)
         return served.query
     if not board.uri.startswith("cpu"):

@@ -10,7 +10,7 @@ from polythrottle.profile import Profile
 
 _MOST_BYTES = 256 * 2**20
 """Of a file that is compared: who applies a profile waits for it."""
-_MODELS = (".onnx", ".pt2", ".pt")
+_MODELS = (".onnx", ".pt2", ".pt", ".engine", ".plan")
 
 
 def changed(profile: Profile) -> str:
@@ -39,7 +39,8 @@ def _files(profile: Profile) -> Mapping[str, Path]:
         except UnknownName:
             return {}
         return dict(zip(("board", "model"), found, strict=True))
-    return {"model": Path(profile.workload)} if profile.workload.lower().endswith(_MODELS) else {}
+    name = profile.workload.partition("?")[0]
+    return {"model": Path(name)} if name.lower().endswith(_MODELS) else {}
 
 
 def _digest(path: Path) -> str | None:

@@ -1,10 +1,13 @@
 """Workloads: Python callables, torch modules and exports, ONNX files, services, commands."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from polythrottle.errors import InvalidInput
+from polythrottle.placement import Target
 from polythrottle.ports import Workload
+from polythrottle.workloads.model_uri import ModelUri
 
 _CALLABLE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
@@ -16,6 +19,7 @@ def open_workload(
     batch_sizes: Sequence[int] | None = None,
     threads: Sequence[int] | None = None,
     timeout_s: float = 60.0,
+    target: Target | None = None,
 ) -> Workload:
     """Return the workload a URI means, ready to be queried at its default point.
 
@@ -27,38 +31,48 @@ def open_workload(
         batch_sizes: Levels of the knob ``batch_size``; 1, 2, 4, 8, 16 by default.
         threads: Levels of the knob ``threads``; powers of two up to the number of processors, and that, by default.
         timeout_s: After how many seconds a query of a command or a service is given up.
+        target: The GPU that is tuned, if one is: what can runs there.
 
     Raises:
         InvalidInput: If the URI has no known form, or what it names cannot be used so.
-        UnknownName: If a Python module has no such callable, a service no such model; names the nearest.
+        UnknownName: If a Python module has no such callable, a service no such model, a model no such option; names the
+            nearest.
         BadFile: If a model file is not one.
         DeviceError: If the package that would run it is not installed, or a service cannot be reached.
         TrialError: If a model fails while it is built, or a language model does not answer as it should.
     """
+    given: dict[str, Any] = {"batch_sizes": batch_sizes, "threads": threads}
     if uri.startswith("cmd:"):
         from polythrottle.workloads.command import CommandWorkload
 
-        return CommandWorkload(uri, batch_sizes=batch_sizes, threads=threads, timeout_s=timeout_s)
-    if uri.lower().endswith(".onnx"):
-        from polythrottle.workloads.onnx_file import OnnxWorkload
-
-        return OnnxWorkload(uri, inputs=inputs, batch_sizes=batch_sizes, threads=threads)
-    if uri.lower().endswith((".pt2", ".pt")):
-        from polythrottle.workloads.torch_export import open_export
-
-        return open_export(uri, inputs=inputs, batch_sizes=batch_sizes, threads=threads)
+        return CommandWorkload(uri, **given, timeout_s=timeout_s, target=target)
+    given["inputs"] = inputs
     if uri.startswith(("kserve://", "kserve+grpc://")):
         from polythrottle.workloads.kserve import KserveWorkload
 
-        return KserveWorkload(uri, inputs=inputs, batch_sizes=batch_sizes, threads=threads, timeout_s=timeout_s)
+        return KserveWorkload(uri, **given, timeout_s=timeout_s)
     if uri.startswith(("openai://", "openai+https://")):
         from polythrottle.workloads.openai import OpenaiWorkload
 
-        return OpenaiWorkload(uri, inputs=inputs, batch_sizes=batch_sizes, threads=threads, timeout_s=timeout_s)
-    if _CALLABLE.fullmatch(uri):
+        return OpenaiWorkload(uri, **given, timeout_s=timeout_s)
+    return _open_model(uri, given, target)
+
+
+def _open_model(uri: str, given: Mapping[str, Any], target: Target | None) -> Workload:
+    """Return the workload of a model that runs in this process; raises as `open_workload`."""
+    name = ModelUri.parse(uri).name
+    if name.lower().endswith(".onnx"):
+        from polythrottle.workloads.onnx_file import OnnxWorkload
+
+        return OnnxWorkload(uri, **given, target=target)
+    if name.lower().endswith((".pt2", ".pt")):
+        from polythrottle.workloads.torch_export import open_export
+
+        return open_export(uri, **given, target=target)
+    if _CALLABLE.fullmatch(name):
         from polythrottle.workloads.python_code import open_python
 
-        return open_python(uri, inputs=inputs, batch_sizes=batch_sizes, threads=threads)
+        return open_python(uri, **given, target=target)
     raise InvalidInput(
         f"{uri!r} is not a workload; write model.onnx, model.pt2, package.module:callable, kserve://host:port/model, "
         "openai://host:port/model or cmd:<shell words>"

@@ -16,6 +16,7 @@ from typing import IO
 
 from polythrottle.errors import InvalidInput, TrialError, Unanswered
 from polythrottle.measurement import Query
+from polythrottle.placement import Target
 from polythrottle.space import OperatingPoint, SearchSpace
 from polythrottle.workloads.knobs import BATCH_SIZE, THREADS, batch_knob, chosen, count, grid_of, threads_knob
 from polythrottle.workloads.printed import FORMS, Printed
@@ -45,6 +46,8 @@ class CommandWorkload:
         batch_sizes: Levels of ``batch_size``.
         threads: Levels of ``threads``.
         timeout_s: When a run is given up, in seconds.
+        target: The GPU that is tuned; of several, the command sees that one alone, by ``CUDA_VISIBLE_DEVICES``, unless
+            that is set already.
 
     Raises:
         InvalidInput: If the words are malformed, one in braces is not known, or there is no such program.
@@ -57,10 +60,12 @@ class CommandWorkload:
         batch_sizes: Sequence[int] | None = None,
         threads: Sequence[int] | None = None,
         timeout_s: float = 60.0,
+        target: Target | None = None,
     ) -> None:
         if not 0 < timeout_s < threading.TIMEOUT_MAX:
             raise InvalidInput(f"the timeout of a command must be above zero, not {timeout_s:g} s")
         self.uri, self._timeout_s = uri, timeout_s
+        self._shown = {"CUDA_VISIBLE_DEVICES": ",".join(target.uuids)} if target is not None and target.uuids else {}
         self._left: deque[Query] = deque()
         self._prints: bool | None = None
         self._near = ""
@@ -88,7 +93,7 @@ class CommandWorkload:
         self._point = chosen(self.space, point)
         self._command = [_filled(word, self._point) for word in self._words]
         named = {f"POLYTHROTTLE_{name.upper()}": str(level) for name, level in self._point.items()}
-        self._environment = {**os.environ, **named}
+        self._environment = {**self._shown, **os.environ, **named}
 
     def query(self) -> Query:
         """Run the command once, to its end, or return the next of the queries that the last run printed.

@@ -10,10 +10,12 @@ from typing import Any
 
 from polythrottle.errors import InvalidInput, TrialError, UnknownName
 from polythrottle.measurement import Query
+from polythrottle.placement import Target
 from polythrottle.ports import Workload
 from polythrottle.space import OperatingPoint, SearchSpace
 from polythrottle.workloads.call import guarded, one_line, timed
 from polythrottle.workloads.knobs import BATCH_SIZE, THREADS, batch_knob, chosen, count, grid_of, threads_knob
+from polythrottle.workloads.model_uri import ModelUri
 
 
 class CallableWorkload:
@@ -73,18 +75,24 @@ def open_python(
     inputs: Sequence[str] = (),
     batch_sizes: Sequence[int] | None = None,
     threads: Sequence[int] | None = None,
+    target: Target | None = None,
 ) -> Workload:
     """Return the workload ``package.module:callable`` means; the working folder is importable.
 
-    A ``torch.nn.Module``, or a class or function that makes one without arguments, is run as a torch module. To learn
-    what it makes, a function that needs no arguments is called once here.
+    A ``torch.nn.Module``, or a class or function that makes one without arguments, is run as a torch module, where its
+    parameters are or where ``?device=`` says. To learn what it makes, a function that needs no arguments is called once
+    here.
 
     Raises:
         InvalidInput: If the module cannot be imported, or what is there cannot be called so.
         UnknownName: If the module has no such name.
         TrialError: If a class raises while it is built.
     """
-    return workload_of(uri, _imported(uri), inputs=inputs, batch_sizes=batch_sizes, threads=threads)
+    model = ModelUri.parse(uri)
+    model.only("a Python callable", "device")
+    return workload_of(
+        *(uri, _imported(model.name)), inputs=inputs, batch_sizes=batch_sizes, threads=threads, target=target
+    )
 
 
 def workload_of(
@@ -94,26 +102,37 @@ def workload_of(
     inputs: Sequence[str] = (),
     batch_sizes: Sequence[int] | None = None,
     threads: Sequence[int] | None = None,
+    target: Target | None = None,
 ) -> Workload:
     """Return the workload that a function, a torch module, or what makes one without arguments amounts to.
 
     Args:
-        uri: What it is known by.
+        uri: What it is known by; ``?device=cuda`` or ``?device=cpu`` moves a torch module there.
         found: The function, class or module.
         inputs: Shapes of one item's inputs, of a torch module.
         batch_sizes: Levels of ``batch_size``; usual ones by default.
         threads: Levels of ``threads``; usual ones by default.
+        target: The GPU that is tuned, if one is.
 
     Raises:
         InvalidInput: If it cannot be called so.
+        UnknownName: If there is no such device.
+        DeviceError: If it is to be moved to a GPU, and torch has none.
         TrialError: If a class raises while it is built.
     """
     made = _made(uri, found)
     torch_module = _torch_module()
     if torch_module is not None and isinstance(made, torch_module):
-        from polythrottle.workloads.torch_module import TorchWorkload
+        from polythrottle.workloads.torch_module import DEVICES, TorchWorkload
 
-        return TorchWorkload(uri, made, inputs=inputs, batch_sizes=batch_sizes, threads=threads)
+        device = next(iter(ModelUri.parse(uri).chosen("device", DEVICES)), None)
+        return TorchWorkload(
+            *(uri, made), inputs=inputs, batch_sizes=batch_sizes, threads=threads, device=device, target=target
+        )
+    if "?" in uri:
+        raise InvalidInput(
+            f"{uri.partition('?')[0]} is not a torch module, so it takes no device; it runs where it will"
+        )
     if inputs:
         raise InvalidInput(f"{uri} is not a torch module, so it takes no inputs")
     if not callable(made):

@@ -7,11 +7,14 @@ from typing import Any
 import torch
 
 from polythrottle.errors import BadFile, InvalidInput
+from polythrottle.placement import Target
+from polythrottle.workloads.call import guarded
 from polythrottle.workloads.declared import Declared, Fed, batch_knobs, fed, made_up
 from polythrottle.workloads.knobs import batch_knob
+from polythrottle.workloads.model_uri import ModelUri
 from polythrottle.workloads.tensors import parse_inputs
 from polythrottle.workloads.torch_archive import load_export, load_script
-from polythrottle.workloads.torch_module import MakeInputs, TorchWorkload
+from polythrottle.workloads.torch_module import DEVICES, MakeInputs, TorchWorkload, cuda_name
 
 _ARCHIVED = ("/archive_format", "serialized_exported_program.json")
 
@@ -22,35 +25,66 @@ def open_export(
     inputs: Sequence[str] = (),
     batch_sizes: Sequence[int] | None = None,
     threads: Sequence[int] | None = None,
+    target: Target | None = None,
 ) -> TorchWorkload:
     """Return the workload that an exported file holds.
 
-    A ``.pt2`` archive says itself what its inputs are and which batches it takes; TorchScript does not.
+    A ``.pt2`` archive says itself what its inputs are and which batches it takes; TorchScript does not. Where a GPU is
+    tuned and torch has CUDA the model is moved there.
 
     Args:
-        uri: Path of the file.
+        uri: Path of the file; ``?device=cuda`` or ``?device=cpu`` chooses where it runs.
         inputs: Shapes of one item's inputs, where the file does not say.
         batch_sizes: Levels of ``batch_size``; those of the usual ones that the file takes by default.
         threads: Levels of ``threads``; usual ones by default.
+        target: The GPU that is tuned, if one is.
 
     Raises:
+        UnknownName: If there is no such option or device.
+        DeviceError: If it is to be moved to a GPU, and torch has none.
         BadFile: If the file is missing, or holds no such model that loads here.
         InvalidInput: If shapes are missing or do not fit, or the model does not take a batch that was asked for.
     """
-    names = _names(uri)
+    model = ModelUri.parse(uri)
+    model.only("an exported model", "device")
+    path, names = model.name, _names(model.name)
+    device = next(iter(model.chosen("device", DEVICES)), None)
+    if device is None and target is not None and torch.cuda.is_available():
+        device = "cuda"
     if any(name.endswith("/constants.pkl") for name in names):
-        return TorchWorkload(uri, load_script(uri), inputs=inputs, batch_sizes=batch_sizes, threads=threads)
+        return TorchWorkload(
+            *(uri, load_script(path)),
+            inputs=inputs,
+            batch_sizes=batch_sizes,
+            threads=threads,
+            device=device,
+            target=target,
+        )
     if not any(name.endswith(_ARCHIVED) for name in names):
         raise BadFile(
-            f"{uri} holds neither an archive of torch.export nor TorchScript; what torch.save writes, weights or a "
+            f"{path} holds neither an archive of torch.export nor TorchScript; what torch.save writes, weights or a "
             "whole module, needs its code: give package.module:callable"
         )
-    program = load_export(uri)
+    program = load_export(path)
     declared = tuple(_declared(program))
-    tensors = fed(uri, declared, parse_inputs(inputs))
-    levels = _levels(uri, program, declared, tensors, batch_sizes)
+    tensors = fed(path, declared, parse_inputs(inputs))
+    levels = _levels(path, program, declared, tensors, batch_sizes)
     make = _maker(program, tensors)
-    return TorchWorkload(uri, _Exported(program), make=make, batch_sizes=levels, threads=threads)
+    exported = _Exported(_placed(path, program, device, target))
+    return TorchWorkload(*(uri, exported), make=make, batch_sizes=levels, threads=threads, device=device, target=target)
+
+
+def _placed(path: str, program: Any, device: str | None, target: Target | None) -> Any:
+    """Return a program whose constants and operators are for a device too, where torch can rewrite them.
+
+    Raises:
+        TrialError: If it cannot.
+    """
+    rewrite = getattr(getattr(torch.export, "passes", None), "move_to_device_pass", None)
+    if device is None or rewrite is None or (device == "cuda" and not torch.cuda.is_available()):
+        return program
+    with guarded(f"{path} cannot be moved to {device}:"):
+        return rewrite(program, cuda_name(target) if device == "cuda" else device)
 
 
 def _names(uri: str) -> list[str]:

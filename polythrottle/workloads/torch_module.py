@@ -5,18 +5,27 @@ from typing import Any
 
 import torch
 
-from polythrottle.errors import InvalidInput, TrialError
+from polythrottle.errors import DeviceError, InvalidInput, TrialError
 from polythrottle.measurement import Query
+from polythrottle.placement import Placement, Target
 from polythrottle.space import OperatingPoint, SearchSpace
 from polythrottle.workloads.call import guarded, timed
 from polythrottle.workloads.knobs import BATCH_SIZE, THREADS, batch_knob, chosen, count, grid_of, threads_knob
 from polythrottle.workloads.tensors import Input, parse_inputs, random_array
 
 MakeInputs = Callable[[int], Any]
+DEVICES = ("cuda", "cpu")
+"""What the option ``device`` of a torch model may be."""
+NO_CUDA = (
+    "torch finds no CUDA here (torch.cuda.is_available()); install its CUDA build, on a Jetson NVIDIA's own for its "
+    "JetPack"
+)
 
 
 class TorchWorkload:
     """One forward pass of a batch per query.
+
+    It runs where its parameters are. On a GPU it is timed by CUDA's events on its stream, not by the host's clock.
 
     Args:
         uri: What opens it again.
@@ -26,10 +35,13 @@ class TorchWorkload:
         batch_sizes: Levels of ``batch_size``; usual ones by default.
         threads: Levels of ``threads``; usual ones by default.
         make: Makes the inputs of a batch, in place of all that.
+        device: Where the module is moved, one of `DEVICES`; where its parameters are if None.
+        target: The GPU that is tuned, if one is.
 
     Raises:
         InvalidInput: If nothing says what the inputs are.
-        TrialError: If ``example_input`` raises.
+        DeviceError: If it is to be moved to a GPU, and torch has none.
+        TrialError: If ``example_input`` raises, or the module cannot be moved.
     """
 
     def __init__(
@@ -41,12 +53,17 @@ class TorchWorkload:
         batch_sizes: Sequence[int] | None = None,
         threads: Sequence[int] | None = None,
         make: MakeInputs | None = None,
+        device: str | None = None,
+        target: Target | None = None,
     ) -> None:
         self.uri = uri
         self.space: SearchSpace = grid_of([batch_knob(batch_sizes), threads_knob(threads)])
         self._found_threads = torch.get_num_threads()
-        self._module = module.eval()
-        self._device = next((tensor.device for tensor in module.parameters()), torch.device("cpu"))
+        module = module.eval()
+        self._module = module if device is None else moved(uri, module, device, target)
+        held = [tensor.device for tensor in (*self._module.parameters(), *self._module.buffers())]
+        self._device = held[0] if held else torch.device(cuda_name(target) if device == "cuda" else "cpu")
+        self.placement: Placement | None = _placement(uri, self._device, device) if held or device else None
         self._make = make or (_made_up(parse_inputs(inputs)) if inputs else _example_of(uri, module))
         self.apply(self.space.default)
 
@@ -79,17 +96,53 @@ class TorchWorkload:
         Raises:
             TrialError: If the module raises.
         """
-        return Query(timed("model raised", self._forward), self._batch_size)
+        if self._device.type != "cuda":
+            return Query(timed("model raised", self._forward), self._batch_size)
+        with guarded("model raised"), torch.cuda.device(self._device):
+            start, end = _event(), _event()
+            start.record()
+            self._forward()
+            end.record()
+            end.synchronize()
+            return Query(max(start.elapsed_time(end) / 1000, 1e-9), self._batch_size)
 
     def _forward(self) -> None:
         with torch.inference_mode():
             self._module(*self._arguments, **self._named)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def close(self) -> None:
         """Put torch's thread count back."""
         torch.set_num_threads(self._found_threads)
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def cuda_name(target: Target | None) -> str:
+    """Return torch's name for the GPU that is tuned; of its first one where none is."""
+    return f"cuda:{0 if target is None else target.number}"
+
+
+def moved(uri: str, module: torch.nn.Module, device: str, target: Target | None) -> torch.nn.Module:
+    """Return a module on the processor or on the GPU that is tuned.
+
+    Raises:
+        DeviceError: If it is to be a GPU, and torch has none.
+        TrialError: If it cannot be moved.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(f"{uri}: {NO_CUDA}")
+    with guarded(f"{uri} cannot be moved to {device}:"):
+        return module.to(cuda_name(target) if device == "cuda" else device)
+
+
+def _placement(uri: str, found: torch.device, asked: str | None) -> Placement:
+    if found.type == "cuda":
+        return Placement("torch", found.index or 0, asked is not None)
+    why = f"its parameters are on {found}"
+    remedy = f"move it there: {uri.partition('?')[0]}?device=cuda" if torch.cuda.is_available() else NO_CUDA
+    return Placement("torch", None, asked is not None, why, remedy, f"{uri.partition('?')[0]}?device=cpu")
 
 
 def _example_of(uri: str, module: torch.nn.Module) -> MakeInputs:
