@@ -342,8 +342,8 @@ def test_thor_shows_its_memory_as_devfreq_too(make: Make) -> None:
     """The class has bwmgr beside two GPU folders, and BPMP clocks tell what the GPU really runs at."""
     kernel = make("jetson-thor")
     assert {"bwmgr", "gpu-gpc-0", "gpu-nvd-0"} <= {path.name for path in (kernel.root / "sys/class/devfreq").iterdir()}
-    kernel.write(f"{gpu(kernel)}/max_freq", "1050000000")
-    assert number(kernel.root / CLK / "gpu_gpc1/rate") == 1050000000
+    kernel.write(f"{gpu(kernel)}/max_freq", "1053000000")
+    assert number(kernel.root / CLK / "gpu_gpc1/rate") == 1053000000
     assert number(kernel.root / "sys/class/devfreq/gpu-nvd-0/max_freq") == 1575000000
 
 

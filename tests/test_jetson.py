@@ -13,6 +13,7 @@ import pytest
 
 from polythrottle.actuation.controls import SysFiles
 from polythrottle.backends import find_device, open_device
+from polythrottle.backends.capability import thinned
 from polythrottle.backends.jetson import JetsonDevice
 from polythrottle.backends.jetson.memory import rates_hz
 from polythrottle.backends.tree import Tree
@@ -562,6 +563,37 @@ def test_links_that_lead_up_or_round_end_in_the_tree(tmp_path: Path) -> None:
     assert tree.below("etc/up") == tmp_path.resolve() / "etc/passwd"
     assert tree.text(tree.below("etc/round")) is None
     assert tree.below("/etc/../..") == tmp_path.resolve()
+
+
+@pytest.mark.parametrize(
+    ("knobs", "points"),
+    [((GPU, MEM, CPU), 6_000), (("gpu_min_hz", GPU, CPU), 20_000), (("gpu_min_hz", GPU, MEM, CPU), 100_000)],
+)
+def test_a_long_table_is_searched_in_part_and_can_be_applied_whole(
+    knobs: tuple[str, ...], points: int, tmp_path: Path
+) -> None:
+    """Thor's 170 GPU and 284 CPU clocks make millions of points; 32 of each do, benchmarks/opening.py times it."""
+    root = plant(THOR, tmp_path / "board", power_mode=0)
+    board = device(root, knobs=knobs)
+    gpu_table = (root / "sys/class/devfreq/gpu-gpc-0/available_frequencies").read_text().split()
+    assert len(gpu_table) == 170
+    assert len(board.space) <= points
+    searched = board.space.knob(GPU).levels
+    assert {54_000_000, 1_386_000_000, 1_530_000_000, 1_575_000_000} <= set(searched)
+    assert len(searched) <= 36
+    other = next(int(text) for text in gpu_table if int(text) not in searched)
+    with board:
+        board.apply(OperatingPoint({GPU: other}))
+        assert board.read().clocks_hz["gpu"] == other
+
+
+def test_a_table_of_few_levels_is_searched_whole(orin: Path) -> None:
+    """Up to 32 levels nothing is left out."""
+    assert device(orin, knobs=(CPU,)).space.knob(CPU).levels == device(orin)._knobs._known[CPU].levels
+    assert thinned(range(32)) == tuple(range(32))
+    assert thinned(range(33)) == (0, *range(2, 33, 2))
+    assert thinned(range(65), {8}) == (0, 1, 4, 7, 8, *range(10, 65, 3))
+    assert thinned(()) == ()
 
 
 def test_a_board_nobody_knows_falls_back_to_what_probing_finds(orin: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from polythrottle.actuation.actuator import Actuator
 from polythrottle.actuation.limits import Limits
-from polythrottle.backends.capability import Capability
+from polythrottle.backends.capability import Capability, thinned
 from polythrottle.backends.jetson.gpu import MAX as GPU_MAX
 from polythrottle.backends.jetson.gpu import MIN as GPU_MIN
 from polythrottle.backends.jetson.gpu import NAMES as GPU_NAMES
@@ -144,11 +144,15 @@ class Knobs:
 
     @cached_property
     def space(self) -> SearchSpace:
-        """The points that may be applied, over the knobs that are searched."""
+        """The points over the knobs that are searched, of a long table a part of its levels (`thinned`)."""
         if not self._searched:
             return SearchSpace.unit()
-        knobs = [_knob(self._known[name]) for name in self._searched]
+        knobs = [Knob(name, thinned(self._known[name].levels, self._kept(name))) for name in self._searched]
         return SearchSpace.grid(knobs, self.default, lambda point: self._conflict(point) is None)
+
+    def _kept(self, name: str) -> set[Level]:
+        """Return the levels of a knob that are searched whatever its table: the default's and the presets'."""
+        return {self._known[name].default, *(point[name] for point in self.presets.values() if name in point)}
 
     def _refusal(self, point: Mapping[str, Level]) -> str | None:
         """Return why the board would refuse a point, or None."""
