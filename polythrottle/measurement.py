@@ -27,6 +27,10 @@ class Reading:
         temperature_c: Hottest sensor, or None if there is none.
         clocks_hz: What actually runs, by domain; empty if not readable.
         throttled: Whether the device slows itself down now (heat, current, power).
+        cause: Why, in words, where that is known.
+        cuts: How often it has cut its clocks for a moment since it was started, as is normal on it and spoils nothing
+            (OC3 on Orin and Thor); None if nobody counts.
+        cut_s: For how long together; None if nobody tells.
     """
 
     time_s: float
@@ -34,6 +38,9 @@ class Reading:
     temperature_c: float | None = None
     clocks_hz: Mapping[str, int] = field(default_factory=dict)
     throttled: bool = False
+    cause: str = ""
+    cuts: int | None = None
+    cut_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -218,6 +225,8 @@ class Measurement:
             grows for as long as requests come like this.
         late_p99_s: How late the sender itself sent 99 % of the queries at most; None where that has no meaning.
         sender_s: Processor seconds the sender took, of those that can be told from the model's; None if unknown.
+        cuts_per_s: How often a second the device cut its clocks for a moment, as is normal on it; None if unknown.
+        cut_share: For which share of the time; None if unknown.
 
     Raises:
         InvalidInput: If energy or throughput is not positive and finite, power is not finite or negative, or an extra
@@ -241,6 +250,8 @@ class Measurement:
     backlog_per_s: float | None = None
     late_p99_s: float | None = None
     sender_s: float | None = None
+    cuts_per_s: float | None = None
+    cut_share: float | None = None
 
     def __post_init__(self) -> None:
         if strange := sorted(set(self.extras) - set(EXTRAS)):

@@ -493,9 +493,11 @@ def test_over_current_is_counted(make: Make) -> None:
     """The counters are cumulative, under whatever name the chip has; a board without them says so."""
     kernel = make("jetson-agx-orin-jp7")
     counter = next(iter(kernel.root.glob("sys/class/hwmon/*/oc3_event_cnt")))
-    kernel.throttle(3)
+    kernel.throttle(3, 3)
+    kernel.throttle(1, 3)
     kernel.throttle()
     assert number(counter) == 4
+    assert number(counter.with_name("oc1_event_cnt")) == 1
     assert (counter.parent / "name").read_text() == "tegra23x_oc\n"
     with pytest.raises(DeviceError, match="counts no"):
         make("jetson-tx2").throttle()

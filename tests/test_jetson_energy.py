@@ -1,6 +1,8 @@
 """What a Jetson board reads: rails and their joules, heat, over-current, and jetson-stats."""
 
+import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -14,10 +16,14 @@ from polythrottle.backends.jetson.rails import find_rails, find_total
 from polythrottle.backends.jetson.sampler import Sampler
 from polythrottle.backends.tree import Tree
 from polythrottle.clock import SystemClock, VirtualClock
+from polythrottle.diagnosis.sensors import sensor_findings
 from polythrottle.errors import DeviceError, TrialError
-from polythrottle.measurement import EnergyKind
+from polythrottle.journal.lines import measurement_from, measurement_line
+from polythrottle.measurement import EnergyKind, Query, Window
+from polythrottle.meter import measure
 from polythrottle.meter.calibration import calibration_path, sensor_of, write_calibration
 from polythrottle.sensors import Sensor
+from polythrottle.space import OperatingPoint, SearchSpace
 from polythrottle.testing import BOARDS, FakeKernel, plant
 
 ORIN, NANO, THOR = "jetson-agx-orin-jp6", "jetson-nano", "jetson-thor"
@@ -215,6 +221,116 @@ def test_over_current_marks_readings_until_the_next_point(orin: Path) -> None:
         assert board.read().throttled
         board.clock.sleep(61.0)
         assert not board.read().throttled
+
+
+NORMAL = {"jetson-orin-nano": 3, "jetson-orin-nx": 3, "jetson-agx-orin-jp6": 3, "jetson-thor": 3}
+MEANT = {
+    ("jetson-xavier-nx", 3): "OC3 (mean current above its limit)",
+    ("jetson-xavier-nx", 2): "OC2 (supply below 4.5 V)",
+    ("jetson-agx-xavier", 1): "OC1 (current above its limit)",
+    ("jetson-orin-nano", 1): "OC1 (supply voltage too low)",
+    ("jetson-thor", 2): "OC2 (mean power above its limit)",
+}
+
+
+@pytest.mark.parametrize("name", NORMAL)
+def test_what_is_normal_on_a_board_spoils_nothing_and_is_counted(name: str, tmp_path: Path) -> None:
+    """OC3 of Orin and Thor, which Orin Nano and NX in the Super modes see up to 30 times a second, at rest too."""
+    kernel = FakeKernel(plant(name, tmp_path / "b"))
+    board = device(kernel.root)
+    kernel.throttle(27_390, NORMAL[name])
+    reading = board.read()
+    assert (reading.throttled, reading.cause, reading.cuts) == (False, "", 27_390)
+    assert "OC3 (power above its limit for a moment) is normal here" in explained(board, "temperature")
+    kernel.throttle(1, 2)
+    assert (board.read().throttled, board.read().cuts) == (True, 27_390)
+
+
+@pytest.mark.parametrize(("name", "number"), MEANT)
+def test_an_event_that_spoils_a_window_is_named_by_what_it_means_there(name: str, number: int, tmp_path: Path) -> None:
+    """On Xavier all three do, and mean other things than on Orin (forums.developer.nvidia.com, topic 307919)."""
+    kernel = FakeKernel(plant(name, tmp_path / "b"))
+    board = device(kernel.root)
+    assert board.read().cause == ""
+    kernel.throttle(1, number)
+    assert (board.read().throttled, board.read().cause) == (True, MEANT[name, number])
+
+
+def test_the_time_that_normal_cuts_take_is_told_where_the_firmware_tells_it(tmp_path: Path) -> None:
+    """27,390 events of an Orin Nano Super in 3,605 s: 7.6 a second, 0.8 % of the time at half the clock."""
+    kernel = FakeKernel(plant("jetson-orin-nano", tmp_path / "b"))
+    kernel.throttle(27_390, 3)
+    board = device(kernel.root)
+    assert board.read().cut_s == pytest.approx(27_390 * 33_569 / 31.25e6)
+    put(kernel.root / "proc/uptime", "3605.00 20000.00")
+    assert "7.6 times a second since the start, for 0.82% of the time" in explained(board, "temperature")
+    assert device(plant("jetson-thor", tmp_path / "thor")).read().cut_s is None
+
+
+def test_a_window_tells_how_often_the_clocks_were_cut(tmp_path: Path) -> None:
+    """And is none the worse for it: 30 events a second are a rate in the measurement, not three windows thrown away."""
+    kernel = FakeKernel(plant("jetson-orin-nano", tmp_path / "b"))
+    with device(kernel.root) as board:
+        workload = Cutting(board, kernel)
+        found = measure(board, workload, board.space.default, Window(100, 0.0, 1000, warmup=1))
+    assert found.cuts_per_s == pytest.approx(10, rel=0.05)
+    assert found.cut_share == pytest.approx(10 * 33_569 / 31.25e6, rel=0.05)
+    assert measurement_from(json.loads(json.dumps(measurement_line(found)))) == found
+
+
+class Cutting:
+    """A workload on virtual time that takes 0.1 s a query, with one over-current event in each."""
+
+    uri, space = "cutting", SearchSpace.unit()
+
+    def __init__(self, board: JetsonDevice, kernel: FakeKernel, number: int = 3) -> None:
+        self._board, self._kernel, self._number = board, kernel, number
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Do nothing."""
+
+    def query(self) -> Query:
+        """Take a tenth of a second."""
+        self._board.clock.sleep(0.1)
+        if self._number:
+            self._kernel.throttle(1, self._number)
+        return Query(0.1)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def test_a_window_that_an_event_spoils_says_which(tmp_path: Path) -> None:
+    """OC1 of Orin is a supply that sags: no window beside it is valid, and the failure names it."""
+    kernel = FakeKernel(plant("jetson-orin-nano", tmp_path / "b"))
+    window = Window(30, 0.0, 1000, warmup=1)
+    with (
+        device(kernel.root) as board,
+        pytest.raises(TrialError, match=r"throttled \(OC1 \(supply voltage too low\)\), so the window is not valid"),
+    ):
+        measure(board, Cutting(board, kernel, 1), board.space.default, window)
+
+
+def test_a_processor_far_below_the_clock_it_was_asked_for_is_named(tmp_path: Path) -> None:
+    """A Thor that fell to a quarter of its clock at boot shows no events: only ``cpuinfo_cur_freq`` tells."""
+    kernel = FakeKernel(plant("jetson-thor", tmp_path / "b"))
+    board = device(kernel.root)
+    kernel.hold_back(0.5)  # one look below, as within a normal event, is nothing
+    assert not board.read().throttled
+    kernel.hold_back(0.0)
+    board.clock.sleep(0.5)
+    assert not board.read().throttled
+    kernel.hold_back(0.75)
+    for _ in range(3):
+        board.clock.sleep(0.5)
+        reading = board.read()
+    assert reading.throttled
+    assert re.fullmatch(r"policy\d+ runs at \d+ MHz where its governor has asked for \d+ MHz", reading.cause)
+    findings = {each.subject: each for each in sensor_findings(board)}
+    assert findings["throttling"].works is False
+    assert "where its governor has asked for" in findings["throttling"].explanation
+    with board, pytest.raises(TrialError, match="where its governor has asked for"):
+        measure(board, Cutting(board, kernel, 0), board.space.default, Window(30, 0.0, 1000, warmup=1))
 
 
 def test_counters_that_move_are_found_again(orin: Path) -> None:

@@ -42,7 +42,8 @@ own knobs; those left out go to their default. The verbs:
     → ``point`` (as it holds), ``took_s``. At most 10 a second, 20 in a burst, else `Later`. `Lent` while a loan runs.
 ``read`` {device}
     → ``time_s`` (monotonic clock of the machine), ``energy_j`` (running total, never falls while the actuator lives),
-    ``temperature_c`` (or null), ``clocks_hz`` {domain: Hz}, ``throttled``. Needs no lease, only the right to read.
+    ``temperature_c`` (or null), ``clocks_hz`` {domain: Hz}, ``throttled``; where known ``cause`` (why, in
+    words), ``cuts`` and ``cut_s`` (see `Reading`). Needs no lease, only the right to read.
 ``verify`` {token}
     → ``knobs`` [names]: those that no longer hold what was applied last. Empty while nothing is applied.
 ``restore`` {token}

@@ -88,6 +88,8 @@ def measure_document(found: "tuple[Setup, OperatingPoint, Measurement]") -> dict
         **{name: measurement.metric(name) for name in EXTRAS},
         "late_p99_s": measurement.late_p99_s,
         "sender_s": measurement.sender_s,
+        "cuts_per_s": measurement.cuts_per_s,
+        "cut_share": measurement.cut_share,
         "unknown": unknown(measurement, setup.traffic),
         "boundary": measurement.boundary,
         "simulated": measurement.energy_kind is EnergyKind.SIMULATED,

@@ -62,6 +62,7 @@ def print_measurement(
         "energy": f"{_joules(measured)} per item, {show_boundary(measured)}",
         "power": f"{_with_interval(measured, 'power', 'W')}, {_rate(measured.throughput_per_s)} items/s",
         **_unsure(measured),
+        **_cuts(measured),
         **_idle(measured),
         **_load(setup, measured),
         **_window(measured),
@@ -115,6 +116,14 @@ def _unsure(measured: Measurement) -> dict[str, str]:
         return {}
     longer = f"--queries {min(MOST_QUERIES, max(1000, 4 * queries))}"
     return {"no ±": f"{show(measured.window_s, 's')} are too short for the meter to tell it; give {longer}"}
+
+
+def _cuts(measured: Measurement) -> dict[str, str]:
+    """Return how often the device cut its clocks for a moment, where it did."""
+    if not measured.cuts_per_s:
+        return {}
+    share = "" if measured.cut_share is None else f", for about {measured.cut_share:.2%} of the time"
+    return {"clock cuts": f"{measured.cuts_per_s:.2g} a second{share}: brief over-current events, normal on this board"}
 
 
 def _idle(measured: Measurement) -> dict[str, str]:

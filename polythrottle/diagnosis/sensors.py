@@ -78,8 +78,10 @@ def _temperature(reading: Reading) -> Finding:
 
 
 def _throttling(readings: Sequence[Reading]) -> Iterator[Finding]:
-    if any(reading.throttled for reading in readings):
-        yield Finding("throttling", False, "heat or current slows the device now", "let it cool down")
+    slowed = [reading for reading in readings if reading.throttled]
+    if slowed:
+        told = slowed[-1].cause or "heat or current slows the device now"
+        yield Finding("throttling", False, told, "let it cool down, look at its supply; if it stays so, restart it")
 
 
 def _overhead(device: Device) -> Finding:

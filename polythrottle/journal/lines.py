@@ -17,7 +17,10 @@ from polythrottle.study import Cost, Study, Trial
 
 FORMAT = 2
 """The newest format, and the one written."""
-_NEWER = ("idle_power_w", "requests", "extras", "offered_per_s", "backlog_per_s", "late_p99_s", "sender_s")
+_NEWER = (
+    *("idle_power_w", "requests", "extras", "offered_per_s", "backlog_per_s", "late_p99_s", "sender_s"),
+    *("cuts_per_s", "cut_share"),
+)
 _ROW_ITEM = np.dtype("<i4")
 T = TypeVar("T")
 

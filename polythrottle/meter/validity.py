@@ -107,7 +107,9 @@ def check_undisturbed(looks: Sequence[Look], queries: Sequence[Query], ends_s: S
     """
     for look in looks:
         if look.reading.throttled:
-            raise Disturbed(f"the device was throttled at {look.reading.temperature_c} °C, so the window is not valid")
+            reading = look.reading
+            why = reading.cause or ("" if reading.temperature_c is None else f"at {reading.temperature_c} °C")
+            raise Disturbed(f"the device was throttled{f' ({why})' if why else ''}, so the window is not valid")
     whole = not any(query.more for query in queries)  # of a run that answers many, the start is no hole
     if closed and whole and (hole_s := _hole_s(queries, ends_s)) is not None:
         raise Disturbed(f"nothing was served for {hole_s:.2g} s within the window: something else held it up")

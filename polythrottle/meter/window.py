@@ -257,7 +257,15 @@ def _values(seen: Watched, joules: Joules, censored: bool) -> Measurement:
         extras=_extras(seen, joules),
         offered_per_s=None if offered_per_s is None else offered_per_s * each,
         backlog_per_s=None if grown_per_s is None else grown_per_s * each,
+        cuts_per_s=_grown_per_s(seen, "cuts"),
+        cut_share=_grown_per_s(seen, "cut_s"),
     )
+
+
+def _grown_per_s(seen: Watched, name: str) -> float | None:
+    """Return by how much a second a running total of the readings grew; None where it is not told at both ends."""
+    first, last = (getattr(look.reading, name) for look in (seen.looks[0], seen.looks[-1]))
+    return None if first is None or last is None or last < first else (last - first) / seen.looked_s
 
 
 def with_intervals(found: Measurement, intervals: Mapping[str, Interval]) -> Measurement:

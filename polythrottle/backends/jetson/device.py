@@ -17,6 +17,7 @@ from polythrottle.actuation.putting_back import Difference
 from polythrottle.actuation.system import SystemControls
 from polythrottle.backends.jetson.board import BoardId, board_files
 from polythrottle.backends.jetson.knobs import Knobs, knob_behind
+from polythrottle.backends.jetson.overcurrent import OverCurrent
 from polythrottle.backends.jetson.rails import PowerSource, Rails, Total, averaged_s, find_rails, find_total
 from polythrottle.backends.jetson.sampler import Sampler
 from polythrottle.backends.jetson.thermal import Thermal
@@ -72,7 +73,7 @@ class JetsonDevice:
         controls: Controls | None = None,
     ) -> None:
         _check(root, hz, factor, reader)
-        self._hz = hz
+        self._hz, self._cause = hz, ""
         self._options = {"factor": factor, "hz": hz, "reader": reader, "root": root}
         self.clock: Clock = clock if clock is not None else SystemClock()
         reached: Controls = controls if controls is not None else SystemControls()
@@ -83,9 +84,9 @@ class JetsonDevice:
         self._actuator = Actuator(name, state=state, controls=reached)
         self._named = knobs
         self._knobs = self._probed()
-        self._thermal = Thermal(self._tree)
+        self._thermal, self._overcurrent = Thermal(self._tree), OverCurrent(self._tree, self._board.chip)
         self._open_power(hz, factor, reader)
-        self._events, self._slowed_s = self._thermal.events(), -math.inf
+        self._events, self._slowed_s = self._spoiling(), -math.inf
 
     def _open_power(self, hz: float, factor: float, reader: str | None) -> None:
         self._rails = tuple(rail.name for rail in find_rails(self._tree))
@@ -143,7 +144,7 @@ class JetsonDevice:
     def files(self) -> tuple[str, ...]:
         """Every file it reads or may write, as far as it is there."""
         rails = [file for rail in find_rails(self._tree) for file in (*rail.files, *filter(None, [rail.interval]))]
-        files = (*board_files(self._tree), *self._knobs.files, *rails, *self._thermal.files)
+        files = (*board_files(self._tree), *self._knobs.files, *rails, *self._thermal.files, *self._overcurrent.files)
         return tuple(str(file) for file in files if self._tree.there(file))
 
     @property
@@ -199,7 +200,7 @@ class JetsonDevice:
             _board_finding(self._board),
             *self._knobs.findings,
             _energy_finding(self._total, self._rails, self._sampler, self.averaging),
-            _heat_finding(self._thermal),
+            _heat_finding(self._thermal, self._overcurrent),
         )
 
     def offers(self) -> tuple[Offer, ...]:
@@ -225,13 +226,14 @@ class JetsonDevice:
             StorageError: If the originals cannot be saved; nothing is written then.
         """
         self._knobs.apply(point, self.clock)
-        self._events, self._slowed_s = self._thermal.events(), -math.inf
+        self._events, self._slowed_s = self._spoiling(), -math.inf
 
     def read(self) -> Reading:
         """Return energy so far, the temperature, the running clocks, and whether the board slowed itself down, now.
 
-        It counts as slowed down for a minute after an over-current event or a thermal trip, or until the next `apply`,
-        so that a window that contains one is known by its end.
+        It counts as slowed down for a minute after an over-current event that is not normal on it or a thermal trip, or
+        until the next `apply`, so that a window that contains one is known by its end; and for as long as a processor
+        runs far below the clock that its governor has asked for.
 
         Raises:
             DeviceError: If power is unknown on this board, or its sensors cannot be read any more.
@@ -243,16 +245,30 @@ class JetsonDevice:
         try:
             energy_j = self._sampler.total_j()
         except TrialError:
-            self._slowed(hot)
+            self._slowing(temperature_c if hot else None, self._overcurrent.counts())
             raise
-        return Reading(self.clock.now(), energy_j, temperature_c, self._knobs.clocks_hz, self._slowed(hot))
+        now_s, counts, clocks_hz = self.clock.now(), self._overcurrent.counts(), self._knobs.clocks_hz
+        cause, cuts = self._slowing(temperature_c if hot else None, counts), self._overcurrent.cuts(counts)
+        return Reading(now_s, energy_j, temperature_c, clocks_hz, bool(cause), cause, cuts.count, cuts.seconds)
 
-    def _slowed(self, hot: bool) -> bool:
-        events, now_s = self._thermal.events(), self.clock.now()
-        if hot or events > self._events:
-            self._slowed_s = now_s
-        self._events = max(events, self._events)
-        return now_s - self._slowed_s < _REMEMBER_S
+    def _spoiling(self) -> Mapping[int, int]:
+        return self._overcurrent.spoiling(self._overcurrent.counts())
+
+    def _slowing(self, hot_c: float | None, counts: Mapping[int, int]) -> str:
+        """Return what slows the board down, in words; empty if nothing has lately.
+
+        Args:
+            hot_c: The temperature, if it is beyond where the kernel begins to slow things down.
+            counts: Of over-current events.
+        """
+        events, now_s = self._overcurrent.spoiling(counts), self.clock.now()
+        came = [number for number, count in sorted(events.items()) if count > self._events.get(number, 0)]
+        self._events = {number: max(count, self._events.get(number, 0)) for number, count in events.items()}
+        if came or hot_c is not None:
+            heat = [] if hot_c is None else [f"heat: {hot_c:.1f} °C"]
+            self._cause, self._slowed_s = ", ".join([*heat, *map(self._overcurrent.named, came)]), now_s
+        lately = self._cause if now_s - self._slowed_s < _REMEMBER_S else ""
+        return ", ".join(filter(None, (lately, self._knobs.held_back(now_s))))
 
     def restore(self) -> None:
         """Restore everything to how it was found.
@@ -362,10 +378,10 @@ def _energy_finding(total: Total, rails: Sequence[str], sampler: Sampler | None,
     return Finding("energy", True, f"{total.boundary}{mean}{parts}{cost}")
 
 
-def _heat_finding(thermal: Thermal) -> Finding:
+def _heat_finding(thermal: Thermal, overcurrent: OverCurrent) -> Finding:
     degrees, _ = thermal.look()
     names = ", ".join(zone.name for zone in thermal.zones)
-    events = "over-current events are counted" if thermal.counts_events else "over-current events are not counted here"
+    events = overcurrent.explanation
     if degrees is None:
         return Finding("temperature", False, f"{f'{names} does not answer' if names else 'no zone is known'}; {events}")
     return Finding("temperature", True, f"{degrees:.1f} °C by {names}; {events}")

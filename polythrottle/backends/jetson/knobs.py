@@ -113,6 +113,10 @@ class Knobs:
         clocks = {"gpu": self._gpu.clock_hz, "mem": self._memory.clock_hz, "cpu": self._clusters.clock_hz}
         return {name: clock for name, clock in clocks.items() if clock}
 
+    def held_back(self, now_s: float) -> str:
+        """Return which processors run far below the clock their governor has asked for, as told; empty if none do."""
+        return self._clusters.held_back(now_s)
+
     def awake(self) -> AbstractContextManager[None]:
         """Return what keeps a GPU that sleeps awake for as long as it lasts."""
         return self._gpu.awake()

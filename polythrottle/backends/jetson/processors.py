@@ -1,5 +1,6 @@
 """The processors: the clock limit of each cluster (cpufreq, kHz), and how many cores are online."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from polythrottle.errors import PolythrottleError
 MAX, CORES = "cpu_max_hz", "cpu_cores"
 _CPU = "sys/devices/system/cpu"
 _SLACK = 1.05  # some drivers count cycles over a moment instead of telling the clock that was set
+_BEHIND, _BEHIND_LOOKS, _BEHIND_EVERY_S = 0.6, 3, 0.4
 _REMEDY = "run as root, or give this user the file with a udev rule"
 
 
@@ -64,13 +66,18 @@ class Clusters:
         tables = [tree.numbers(folder / "scaling_available_frequencies") for folder in self._folders]
         self.table = tuple(sorted({khz * 1000 for table in tables for khz in table}))
         self.all, self.capability = self._probed(limits)
+        self._behind: dict[Path, int] = {}
+        self._looked_s = -math.inf
         for cluster in self.all:
             actuator.allow(*cluster.controls)
 
     @property
     def files(self) -> tuple[Path, ...]:
         """What it reads and may write."""
-        names = ("scaling_available_frequencies", "scaling_min_freq", "scaling_max_freq", "scaling_cur_freq")
+        names = (
+            *("scaling_available_frequencies", "scaling_min_freq", "scaling_max_freq", "scaling_cur_freq"),
+            "cpuinfo_cur_freq",
+        )
         return tuple(folder / name for folder in self._folders for name in (*names, "related_cpus", "scaling_governor"))
 
     def _limit_files(self) -> list[Path]:
@@ -107,6 +114,31 @@ class Clusters:
         """The clock of the fastest cluster, or None if nobody can tell."""
         clocks = [self._tree.number(folder / "scaling_cur_freq") for folder in self._folders]
         return max((khz * 1000 for khz in clocks if khz), default=None)
+
+    def held_back(self, now_s: float) -> str:
+        """Return which cluster runs far below the clock its governor has asked for, and has done so for several looks.
+
+        A Thor that fell to a quarter of its clock after one over-current event at boot showed none afterwards, and its
+        ``scaling_cur_freq`` said 2601000, ``cpuinfo_cur_freq`` 649000 (topic 361188 of NVIDIA's developer forum).
+        A single look below proves nothing: a normal event halves the clock for a millisecond.
+
+        Args:
+            now_s: The time; asking more often than every 0.4 s looks no more often, as the driver counts cycles for it.
+        """
+        if now_s - self._looked_s >= _BEHIND_EVERY_S:
+            self._looked_s = now_s
+            for folder in self._folders:
+                self._behind[folder] = self._behind.get(folder, 0) + 1 if self._is_behind(folder) else 0
+        for folder in (each for each, looks in self._behind.items() if looks >= _BEHIND_LOOKS):
+            runs, asked = (self._tree.number(folder / f"{name}_cur_freq") or 0 for name in ("cpuinfo", "scaling"))
+            return f"{folder.name} runs at {runs // 1000} MHz where its governor has asked for {asked // 1000} MHz"
+        return ""
+
+    def _is_behind(self, folder: Path) -> bool:
+        # The governor may ask for another clock meanwhile: the lower of before and after counts.
+        names = ("scaling_cur_freq", "cpuinfo_cur_freq", "scaling_cur_freq")
+        before, runs, after = (self._tree.number(folder / name) for name in names)
+        return bool(before and runs and after and runs < _BEHIND * min(before, after))
 
     def apply(self, limit_hz: int, online: frozenset[int]) -> None:
         """Set the limit of every cluster that has a core online: without one, it has no clock."""

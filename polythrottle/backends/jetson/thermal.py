@@ -1,9 +1,8 @@
-"""Heat and over-current: how hot the board is, and whether it slows itself down.
+"""Heat: how hot the board is, and whether its kernel slows it down for that.
 
 Zones are told apart by their ``type``. Where there is ``tj-thermal``, the hottest of all, no other is read:
 ``cv*-thermal`` always answers EAGAIN on Orin, ``gpu-thermal`` does while the GPU sleeps, and each retry in the driver
-takes time. Units are m°C. Over-current events are counted by the files ``ocN_event_cnt``, whose folder's name varies by
-release.
+takes time. Units are m°C.
 """
 
 import re
@@ -14,7 +13,6 @@ from polythrottle.backends.tree import Tree
 
 _JUNCTION = re.compile(r"tj[-_]?therm(?:al)?", re.IGNORECASE)
 _SILICON = re.compile(r"(?:[bm]?cpu|gpu|soc\d*|ao|a0|aux|pll)[-_]?therm(?:al)?", re.IGNORECASE)
-_COUNTERS = ("sys/class/hwmon/hwmon*/oc*_event_cnt", "sys/class/hwmon/hwmon*/device/oc*_event_cnt")
 _SLOWING = ("passive", "hot")
 _SANE_C = (-40.0, 150.0)  # beyond this a sensor is off, not hot
 
@@ -35,7 +33,7 @@ class Zone:
 
 
 class Thermal:
-    """The board's temperature and its protection.
+    """The board's temperature.
 
     Args:
         tree: The board's files.
@@ -48,19 +46,12 @@ class Thermal:
         silicon = [zone for zone in zones if _SILICON.fullmatch(zone.name)]
         trips = [zone.trip_c for zone in silicon if zone.trip_c is not None]
         self.zones = tuple(_with_trip(zone, trips) for zone in junction[:1]) or tuple(silicon)
-        self._counters = tree.found(*_COUNTERS)
 
     @property
     def files(self) -> tuple[Path, ...]:
         """What it reads."""
         folders = [zone.file.parent for zone in self.zones]
-        zones = [path for folder in folders for path in (folder / "type", folder / "temp")]
-        return (*zones, *self._counters)
-
-    @property
-    def counts_events(self) -> bool:
-        """Whether over-current events are counted."""
-        return bool(self._counters)
+        return tuple(path for folder in folders for path in (folder / "type", folder / "temp"))
 
     def look(self) -> tuple[float | None, bool]:
         """Return the highest temperature in °C, None if unknown, and whether the kernel slows things down for it."""
@@ -73,14 +64,6 @@ class Thermal:
             hottest = degrees if hottest is None else max(hottest, degrees)
             slowed = slowed or (zone.trip_c is not None and degrees >= zone.trip_c)
         return hottest, slowed
-
-    def events(self) -> int:
-        """Return how often the board has cut the clocks for over-current since it started."""
-        counts = [self._tree.number(counter) for counter in self._counters]
-        if None in counts:  # the folder has another number now
-            self._counters = self._tree.found(*_COUNTERS)
-            counts = [self._tree.number(counter) for counter in self._counters]
-        return sum(count or 0 for count in counts)
 
 
 def _zone(tree: Tree, folder: Path) -> Zone | None:

@@ -12,6 +12,8 @@ from polythrottle.identity import identity_of
 from polythrottle.ports import Averaging, Device, Inspectable, Offer, Offering, Sampled
 
 _SCHEMES = ("jetson", "nvml", "cpu", "sim")
+_WHERE_KNOWN = ("cause", "cuts", "cut_s")
+"""What a reading tells only where the device knows it."""
 
 
 def served(text: str) -> str:
@@ -141,6 +143,7 @@ class Meter:
             "temperature_c": reading.temperature_c,
             "clocks_hz": dict(reading.clocks_hz),
             "throttled": reading.throttled,
+            **{name: told for name in _WHERE_KNOWN if (told := getattr(reading, name)) not in ("", None)},
             "anew": self._anew,
         }
 

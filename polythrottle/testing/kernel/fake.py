@@ -13,6 +13,7 @@ from unittest import mock
 
 from polythrottle.actuation import controls, system
 from polythrottle.errors import DeviceError, KnobRejected
+from polythrottle.testing.boards.sensors import EVENT_TICKS, SOCTHERM
 from polythrottle.testing.kernel.faults import Fault, Script
 from polythrottle.testing.kernel.follow import follow
 from polythrottle.testing.kernel.limits import table
@@ -212,19 +213,39 @@ class FakeKernel:
             self._machine.memory.asleep = asleep
             self._machine.remember()
 
-    def throttle(self, events: int = 1) -> None:
+    def throttle(self, events: int = 1, number: int = 1) -> None:
         """Count over-current events, as the board does when it slows itself down.
+
+        Args:
+            events: How many.
+            number: Of which kind, 1 to 3; 3 is normal on Orin and Thor.
 
         Raises:
             DeviceError: If the board has no such counters.
         """
         with self._machine.held():
             for name in self._machine.names("/sys/class/hwmon"):
-                path = f"/sys/class/hwmon/{name}/oc3_event_cnt"
+                path = f"/sys/class/hwmon/{name}/oc{number}_event_cnt"
                 if self._machine.has(path):
-                    self._machine.put(path, self._machine.number(path) + events)
+                    self._count(path, events)
+                    for told, each in (("event_cnt", 1), ("event_time", EVENT_TICKS)):
+                        self._count(f"{SOCTHERM}/oc{number - 1}/{told}", events * each)
                     return
         raise DeviceError(f"the board at {self.root} counts no over-current events")
+
+    def _count(self, path: str, more: int) -> None:
+        if self._machine.has(path):
+            self._machine.put(path, self._machine.number(path) + more)
+
+    def hold_back(self, share: float) -> None:
+        """Let every processor run slower by a share than its governor asks, which ``cpuinfo_cur_freq`` alone tells.
+
+        As a Thor did after an over-current event at boot (forums.developer.nvidia.com, topic 361188).
+        """
+        with self._machine.held():
+            self._machine.memory.held_back = share
+            follow(self._machine)
+            self._machine.remember()
 
     def renumber(self, path: str, name: str) -> None:
         """Give a folder of ``/sys/class/hwmon`` or ``/sys/class/devfreq`` another name, as another boot may."""

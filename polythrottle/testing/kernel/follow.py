@@ -42,7 +42,8 @@ def _follow_limits(machine: Machine, prefix: str, *clocks: str) -> None:
     side = "max" if chosen == "performance" or (busy and chosen != "powersave") else "min"
     clock = machine.number(f"{prefix}{side}_freq")
     for name in clocks:
-        machine.put(f"{prefix.rpartition('/')[0]}/{name}", clock)
+        slower = machine.memory.held_back if name == "cpuinfo_cur_freq" else 0.0
+        machine.put(f"{prefix.rpartition('/')[0]}/{name}", round(clock * (1 - slower)))
 
 
 def gpu_clock(machine: Machine, board: Mapping[str, Any]) -> int:

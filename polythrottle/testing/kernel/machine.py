@@ -22,6 +22,7 @@ class Memory:
     Args:
         board: Name of the board that was planted; None for a tree of unknown origin, whose rails then stand still.
         load: Share of time the processors are busy, 0 to 1.
+        held_back: By what share processors run slower than their governors ask; 0 if they do not.
         asleep: Whether the GPU is powered down whenever nothing keeps it awake.
         refuses: Whether limits that cross are refused (Linux before 5.5) or the lower one gives way (since then,
             limits are wishes that the kernel brings together: "PM / devfreq: Use PM QoS for sysfs min/max_freq").
@@ -33,6 +34,7 @@ class Memory:
 
     board: str | None = None
     load: float = 1.0
+    held_back: float = 0.0
     asleep: bool = False
     refuses: bool = False
     wishes: dict[str, int] = field(default_factory=dict)
