@@ -31,6 +31,7 @@ class Reading:
         cuts: How often it has cut its clocks for a moment since it was started, as is normal on it and spoils nothing
             (OC3 on Orin and Thor); None if nobody counts.
         cut_s: For how long together; None if nobody tells.
+        overrun: Which clock ran above what was applied since the reading before, in words; empty if none did.
     """
 
     time_s: float
@@ -41,6 +42,7 @@ class Reading:
     cause: str = ""
     cuts: int | None = None
     cut_s: float | None = None
+    overrun: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -276,6 +277,54 @@ def test_a_window_tells_how_often_the_clocks_were_cut(tmp_path: Path) -> None:
     assert found.cuts_per_s == pytest.approx(10, rel=0.05)
     assert found.cut_share == pytest.approx(10 * 33_569 / 31.25e6, rel=0.05)
     assert measurement_from(json.loads(json.dumps(measurement_line(found)))) == found
+
+
+LIFTED = {
+    "jetson-orin-nano": ("gpu_max_hz", "sys/class/devfreq/17000000.gpu", "max_freq", "1020000000"),
+    "jetson-agx-orin-jp6": ("cpu_max_hz", "sys/devices/system/cpu/cpufreq/policy0", "scaling_max_freq", "2201600"),
+    "jetson-xavier-nx": ("mem_hz", "sys/kernel/debug/bpmp/debug/clk/emc", "mrq_rate_locked", "0"),
+}
+
+
+@pytest.mark.parametrize("name", LIFTED)
+def test_a_limit_that_another_program_lifts_within_a_window_is_found(name: str, tmp_path: Path) -> None:
+    """Also before the last query: that window counts for nothing, and the next one is at the point again."""
+    kernel = FakeKernel(plant(name, tmp_path / "b"))
+    knob, folder, file, text = LIFTED[name]
+    key = f"{kernel.root}/{folder}/{file}"
+    with device(kernel.root, knobs=(knob,)) as board:
+        point = OperatingPoint({knob: min(int(level) for level in board.space.knobs[0].levels)})
+        board.apply(point)
+        before = kernel.read(key)
+        assert board.read().overrun == ""
+        for query in (12, 39):
+            workload = Lifted(board, query, lambda: kernel.write(key, text))
+            found = measure(board, workload, point, Window(30, 0.0, 30, warmup=10), sensor=Sensor())
+            assert found.requests == 80
+            assert kernel.read(key) == before
+
+
+class Lifted:
+    """A workload on virtual time that takes 0.1 s a query; before one of them something happens."""
+
+    uri, space = "lifted", SearchSpace.unit()
+
+    def __init__(self, board: JetsonDevice, before: int, happens: Callable[[], object]) -> None:
+        self._board, self._before, self._happens, self._served = board, before, happens, 0
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Do nothing."""
+
+    def query(self) -> Query:
+        """Take a tenth of a second."""
+        if self._served == self._before:
+            self._happens()
+        self._served += 1
+        self._board.clock.sleep(0.1)
+        return Query(0.1)
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class Cutting:

@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pynvml
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -33,8 +35,11 @@ from polythrottle.errors import (
     UnknownName,
 )
 from polythrottle.findings import Finding
-from polythrottle.measurement import EnergyKind
-from polythrottle.space import OperatingPoint
+from polythrottle.measurement import EnergyKind, Measurement, Query, Window
+from polythrottle.meter import measure, validity
+from polythrottle.meter.validity import LockLost
+from polythrottle.sensors import Sensor
+from polythrottle.space import OperatingPoint, SearchSpace
 from polythrottle.testing.contracts import DeviceContract
 from polythrottle.testing.nvml import MODELS, FakeNvml, FaultKind, compiler
 
@@ -1233,3 +1238,103 @@ def test_a_setter_fails_the_hardware_check(machine: Machine, tmp_path: Path) -> 
     assert done.returncode != 0
     assert "must not set anything" in done.stdout
     assert fake.log() == []
+
+
+# Locks that do not hold
+
+
+class Busy:
+    """A workload on a stand-in's time: queries of 10 ms under load, something happening before one of them."""
+
+    uri, space = "busy", SearchSpace.unit()
+
+    def __init__(self, fake: FakeNvml, before: int, happens: Callable[[], object]) -> None:
+        self._fake, self._before, self._happens, self._served = fake, before, happens, 0
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Do nothing."""
+
+    def query(self) -> Query:
+        """Serve for 10 ms."""
+        if self._served == self._before:
+            self._happens()
+        self._served += 1
+        self._fake.advance(0.01)
+        return Query(0.01)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+WARMUP, QUERIES = 20, 150
+SHORT = Window(QUERIES, 0.0, QUERIES, warmup=WARMUP)
+LOW = OperatingPoint({"gpu_max_hz": 345 * MHZ, "mem_hz": 1593 * MHZ})
+LOSSES = {
+    "graphics": {"gpu_lock_min_mhz": 0, "gpu_lock_max_mhz": 0, "live_min_mhz": 0, "live_max_mhz": 0},
+    "memory": {"memory_lock_min_mhz": 0, "memory_lock_max_mhz": 0},
+}
+
+
+def lost(fake: FakeNvml, gpu: NvmlDevice, before: int, name: str) -> tuple[Measurement, list[str]]:
+    """Return what comes of a window in which another program lifts a lock, and what disturbed one."""
+    told: list[str] = []
+    with mock.patch.object(validity, "LockLost", side_effect=lambda text: told.append(text) or LockLost(text)):
+        workload = Busy(fake, before, lambda: fake.foreign(0, **LOSSES[name]))
+        return measure(gpu, workload, LOW, SHORT, sensor=Sensor()), told
+
+
+@pytest.mark.parametrize("windows", [8, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_lock_lost_within_a_window_is_found_and_made_again(machine: Machine, windows: int) -> None:
+    """In 100 windows of 100, at any query of it, the last one too; what is measured is the point again."""
+    fake = machine("h100")
+    fake.set(0, load_permille=1000)
+    rng = np.random.default_rng(0)
+    with device(fake) as gpu:
+        for number in range(windows):
+            name = "memory" if number % 2 else "graphics"
+            query = QUERIES - 1 if number % 4 < 2 else int(rng.integers(1, QUERIES))
+            _, told = lost(fake, gpu, WARMUP + query, name)
+            assert len(told) == 1
+            assert re.match(
+                rf"the {name} clock was locked to \d+ MHz and ran at \d+ MHz: the lock did not hold", told[0]
+            )
+            assert (fake.gpu_clock_mhz(0), fake.memory_clock_mhz(0)) == (345, 1593)
+
+
+@pytest.mark.parametrize("model", STEERABLE)
+def test_locks_that_hold_are_no_alarm(machine: Machine, model: str) -> None:
+    """At any point of any model, busy or at rest, also where power or heat holds a clock down."""
+    fake = machine(model)
+    with device(fake) as gpu:
+        for place in np.linspace(0, len(gpu.space) - 1, 9).astype(int).tolist():
+            gpu.apply(gpu.space[place])
+            for load in (1000, 0, 500, 1000):
+                fake.set(0, load_permille=load)
+                fake.advance(0.05)
+                assert gpu.read().overrun == ""
+
+
+def test_a_lock_that_was_taken_without_effect_shows_under_load(machine: Machine) -> None:
+    """As on a GB10: at rest nothing tells, and a window under load is refused by name."""
+    fake = machine("h100")
+    with device(fake) as gpu:
+        fake.fail("nvmlDeviceSetGpuLockedClocks", kind=FaultKind.IGNORE, value=0, times=100)
+        workload = Busy(fake, 0, lambda: fake.set(0, load_permille=1000))
+        with pytest.raises(KnobRejected, match=r"the graphics clock was locked to 345 MHz and ran at \d+ MHz: "):
+            measure(gpu, workload, LOW, SHORT, sensor=Sensor())
+
+
+def test_a_lock_that_is_lost_between_two_readings_is_not_missed(machine: Machine) -> None:
+    """Though it is made again before the second: the look in the background tells, once, and for that point alone."""
+    fake = machine("h100")
+    fake.set(0, load_permille=1000)
+    with device(fake) as gpu:
+        for again, told in ((LOW, "ran at"), (gpu.space.default, "")):
+            gpu.apply(LOW)
+            fake.foreign(0, **LOSSES["graphics"])
+            gpu._look()
+            if not told:
+                gpu.apply(again)
+            fake.foreign(0, gpu_lock_min_mhz=210, gpu_lock_max_mhz=345, live_min_mhz=210, live_max_mhz=345)
+            assert (told in gpu.read().overrun) if told else gpu.read().overrun == ""
+            assert gpu.read().overrun == ""

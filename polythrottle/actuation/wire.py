@@ -43,7 +43,7 @@ own knobs; those left out go to their default. The verbs:
 ``read`` {device}
     → ``time_s`` (monotonic clock of the machine), ``energy_j`` (running total, never falls while the actuator lives),
     ``temperature_c`` (or null), ``clocks_hz`` {domain: Hz}, ``throttled``; where known ``cause`` (why, in
-    words), ``cuts`` and ``cut_s`` (see `Reading`). Needs no lease, only the right to read.
+    words), ``cuts``, ``cut_s`` and ``overrun`` (see `Reading`). Needs no lease, only the right to read.
 ``verify`` {token}
     → ``knobs`` [names]: those that no longer hold what was applied last. Empty while nothing is applied.
 ``restore`` {token}

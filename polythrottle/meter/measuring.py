@@ -6,13 +6,13 @@ from dataclasses import replace
 from polythrottle.arrivals import CLOSED, Arrivals
 from polythrottle.clock import Clock
 from polythrottle.driving import Load, batch_of, drive
-from polythrottle.errors import InvalidInput, TrialError
+from polythrottle.errors import InvalidInput, KnobRejected, TrialError
 from polythrottle.measurement import Measurement, Query, Window
 from polythrottle.meter.attribution import Attribution, attributed
 from polythrottle.meter.calibration import sensor_of
 from polythrottle.meter.enough import Goal
 from polythrottle.meter.idle import idle_power_w
-from polythrottle.meter.validity import Disturbed
+from polythrottle.meter.validity import Disturbed, LockLost
 from polythrottle.meter.window import Watched, judged, watch
 from polythrottle.ports import Device, Recorded, Workload
 from polythrottle.problem import Constraint
@@ -64,14 +64,15 @@ def measure(
     workload.apply(point.only(own))
     if isinstance(device, Recorded):
         return device.recall(point)
-    device.apply(point.only(set(point) - own))
+    set_there = point.only(set(point) - own)
+    device.apply(set_there)
     sensor = sensor_of(device) if sensor is None else sensor
     goal = Goal(tuple(limits)) if goal is None else goal
     _see_that_it_moves(sensor, window)
     _cool(device, window)
     batch = batch_of(workload, point)
     with drive(workload, arrivals, device.clock, seed, batch=batch, timeout_s=window.timeout_s, device=device) as load:
-        found, requests, seen = _repeated(device, load, window, sensor, goal, arrivals)
+        found, requests, seen = _repeated(device, set_there, load, window, sensor, goal, arrivals)
         sender = load.report
         queries = [] if kept is None else [*seen.queries, *load.rest(seen.looks[-1].reading.time_s)]
     idle_w = idle_power_w(device, window.idle_s, sensor, window.timeout_s)
@@ -96,9 +97,17 @@ def _see_that_it_moves(sensor: Sensor, window: Window) -> None:
 
 
 def _repeated(
-    device: Device, load: Load, window: Window, sensor: Sensor, goal: Goal, arrivals: Arrivals
+    device: Device,
+    point: OperatingPoint,
+    load: Load,
+    window: Window,
+    sensor: Sensor,
+    goal: Goal,
+    arrivals: Arrivals,
 ) -> tuple[Measurement, int, Watched]:
     """Return the first window that was not disturbed, how many queries that took, and what was seen.
+
+    Where a clock did not hold, the point is applied once more before the next.
 
     Raises:
         TrialError: If all were.
@@ -114,9 +123,18 @@ def _repeated(
             if not left:
                 raise TrialError(f"{error} (and so in {REPEATS + 1} windows)") from error
             before = f"{error}; in the window after it "
+            if isinstance(error, LockLost):
+                _apply_again(device, point, before)
         except TrialError as error:
             raise TrialError(f"{before}{error}") from error
     raise AssertionError
+
+
+def _apply_again(device: Device, point: OperatingPoint, before: str) -> None:
+    try:
+        device.apply(point)
+    except KnobRejected as error:
+        raise KnobRejected(f"{before}{error}") from error
 
 
 def _warm_up(load: Iterator[Query], clock: Clock, window: Window, sensor: Sensor) -> int:

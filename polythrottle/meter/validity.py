@@ -23,6 +23,10 @@ class Disturbed(TrialError):
     """A window that something came into; another one may be better."""
 
 
+class LockLost(Disturbed):
+    """A window in which a clock ran above what had been applied; another one is worth it once that is applied again."""
+
+
 def check_readings(looks: Sequence[Look], sensor: Sensor, closed: bool) -> None:
     """Check that clock and energy went forward, evenly enough to be believed.
 
@@ -94,7 +98,7 @@ def _check_even(moved: Sequence[Reading], step_s: float, most: float) -> None:
 
 
 def check_undisturbed(looks: Sequence[Look], queries: Sequence[Query], ends_s: Sequence[float], closed: bool) -> None:
-    """Check that the device did not slow itself down, and that nothing held up the queries.
+    """Check that the device neither slowed itself down nor ran faster than it was set to, and nothing held up queries.
 
     Args:
         looks: At the device.
@@ -103,8 +107,11 @@ def check_undisturbed(looks: Sequence[Look], queries: Sequence[Query], ends_s: S
         closed: Whether each query went out as soon as the one before was answered.
 
     Raises:
-        Disturbed: If so.
+        Disturbed: If something did; `LockLost` if a clock that was set did not hold.
     """
+    for look in looks[1:]:  # the first one tells of the time before
+        if look.reading.overrun:
+            raise LockLost(f"{look.reading.overrun}: the lock did not hold, or another program has lifted it")
     for look in looks:
         if look.reading.throttled:
             reading = look.reading

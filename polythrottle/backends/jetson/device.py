@@ -249,7 +249,17 @@ class JetsonDevice:
             raise
         now_s, counts, clocks_hz = self.clock.now(), self._overcurrent.counts(), self._knobs.clocks_hz
         cause, cuts = self._slowing(temperature_c if hot else None, counts), self._overcurrent.cuts(counts)
-        return Reading(now_s, energy_j, temperature_c, clocks_hz, bool(cause), cause, cuts.count, cuts.seconds)
+        return Reading(
+            time_s=now_s,
+            energy_j=energy_j,
+            temperature_c=temperature_c,
+            clocks_hz=clocks_hz,
+            throttled=bool(cause),
+            cause=cause,
+            cuts=cuts.count,
+            cut_s=cuts.seconds,
+            overrun=self._knobs.overrun(),
+        )
 
     def _spoiling(self) -> Mapping[int, int]:
         return self._overcurrent.spoiling(self._overcurrent.counts())
@@ -276,6 +286,7 @@ class JetsonDevice:
         Raises:
             DeviceError: If something cannot be put back; names each.
         """
+        self._knobs.forget()
         self._actuator.restore()
 
     def hand_over(self, holder: str, seconds: float | None, confirmed_s: float | None = None) -> str:
@@ -334,6 +345,7 @@ class JetsonDevice:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._knobs.forget()
         try:
             self._actuator.__exit__(kind, error, trace)
         finally:

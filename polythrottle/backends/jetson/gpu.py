@@ -8,7 +8,7 @@ of the table are written and each is read back (NVIDIA Jetson Linux developer gu
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,6 +152,24 @@ class Gpu:
         if now is None or low_hz <= now <= high_hz:
             return None
         return f"the GPU runs at {now} Hz, not between {low_hz} and {high_hz}"
+
+    def overrun(self, high_hz: int) -> str | None:
+        """Return that the GPU runs above its limit, by more than a clock may seem to; None if it does not."""
+        now, most = self.clock_hz, allowed_hz(high_hz, self.table)
+        if now is None or most is None or now <= most:
+            return None
+        return f"the GPU clock was limited to {high_hz // 10**6} MHz and ran at {now // 10**6} MHz"
+
+
+def allowed_hz(high_hz: int, table: Sequence[int]) -> int | None:
+    """Return up to what a clock may seem to run below a limit: half-way to the next level, and no less than 2 %.
+
+    Nothing if the limit is the highest there is. Of a table whose levels are closer than that, up to the next.
+    """
+    above_hz = next((level for level in table if level > high_hz), None)
+    if above_hz is None:
+        return None
+    return high_hz + min(above_hz - high_hz, max((above_hz - high_hz) // 2, high_hz // 50))
 
 
 def find(tree: Tree) -> Path | None:

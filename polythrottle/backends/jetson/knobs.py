@@ -78,6 +78,7 @@ class Knobs:
         self.presets, self._source = presets(self._mode, entry, self._tables, self._known)
         self._searched = self._chosen(entry, searched)
         self._touched = set(self._searched)
+        self._held: tuple[Callable[[], str | None], ...] = ()
 
     @property
     def all(self) -> tuple[Capability, ...]:
@@ -198,6 +199,7 @@ class Knobs:
         if problem := self._refusal(point):
             raise KnobRejected(problem)
         self._touched |= self._involved(point)
+        self._held = ()
         whole = {name: level for name, level in self._whole(point).items() if name in self._touched}
         if MODE in whole:
             self._mode.apply(str(whole[MODE]))
@@ -208,6 +210,32 @@ class Knobs:
             self._settle(self._set_clocks(whole, count), clock)
         if count is not None:
             self._cores.stop(int(count))
+        self._held = self._overruns(whole, count)
+
+    def overrun(self) -> str:
+        """Return which clocks run above what was applied last, in words; empty if none does."""
+        return "; ".join(said for look in self._held if (said := look()) is not None)
+
+    def forget(self) -> None:
+        """Expect nothing of the clocks any more."""
+        self._held = ()
+
+    def _overruns(self, whole: Mapping[str, Level], count: Level | None) -> tuple[Callable[[], str | None], ...]:
+        """Return what tells whether a clock of a point that was applied runs above it."""
+        looks: list[Callable[[], str | None]] = []
+        if (rate := whole.get(MEMORY)) is not None:
+            looks.append(lambda: self._memory.overrun(int(rate)))
+        if not whole.keys().isdisjoint(GPU_NAMES):
+            _, high_hz = self._both(whole.get(GPU_MIN), whole.get(GPU_MAX))
+            looks.append(lambda: self._gpu.overrun(high_hz))
+        if (limit := whole.get(CPU_MAX)) is not None:
+            online = self._running(count)
+            looks.append(lambda: self._clusters.unsettled(int(limit), online))
+        return tuple(looks)
+
+    def _running(self, count: Level | None) -> frozenset[int]:
+        """Return the cores that are online at a level of theirs; those that are now if there is none."""
+        return self._cores.online() if count is None else self._cores.chosen(int(count))
 
     def _involved(self, point: Mapping[str, Level]) -> set[str]:
         """Return the knobs a point writes: the GPU's limits go together, and a power mode rewrites the others."""
@@ -230,7 +258,7 @@ class Knobs:
             self._gpu.apply(low_hz, high_hz)
             looks.append(lambda: self._gpu.unsettled(low_hz, high_hz))
         if (limit := whole.get(CPU_MAX)) is not None:
-            online = self._cores.online() if count is None else self._cores.chosen(int(count))
+            online = self._running(count)
             self._clusters.apply(int(limit), online)
             looks.append(lambda: self._clusters.unsettled(int(limit), online))
         return looks

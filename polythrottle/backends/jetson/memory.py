@@ -258,6 +258,12 @@ class Memory:
             return None
         return f"the memory runs at {now} Hz, not {rate_hz}"
 
+    def overrun(self, rate_hz: int) -> str | None:
+        """Return that the memory runs at another rate than it was locked to; None if it does not."""
+        if self.unsettled(rate_hz) is None:
+            return None
+        return f"the memory clock was locked to {rate_hz // 10**6} MHz and ran at {(self.clock_hz or 0) // 10**6} MHz"
+
 
 def rates_hz(text: str) -> tuple[int, ...]:
     """Return the rates that a file lists, in Hz, ascending; empty if it lists none that can be understood.

@@ -19,7 +19,16 @@ from polythrottle.backends.nvml.gpu import find
 from polythrottle.backends.nvml.inspection import Inspection, identity
 from polythrottle.backends.nvml.probing import probe
 from polythrottle.backends.nvml.rights import may_set
-from polythrottle.backends.nvml.settle import GRAPHICS, MEMORY, Wanted, check_power, check_profiles, clock_hz, settle
+from polythrottle.backends.nvml.settle import (
+    GRAPHICS,
+    MEMORY,
+    Overrun,
+    Wanted,
+    check_power,
+    check_profiles,
+    clock_hz,
+    settle,
+)
 from polythrottle.backends.nvml.slowdown import FAULTS, Slowdowns
 from polythrottle.backends.nvml.warmth import Thermometer
 from polythrottle.clock import Clock, SystemClock
@@ -91,6 +100,7 @@ class NvmlDevice:
         self._scope, self._hz, self._searched, self._limits = scope, hz, knobs, limits
         self._privileged = may_set() if privileged is None else privileged
         self._slowdowns, self._thermometer = Slowdowns(self._gpu), Thermometer(self._gpu)
+        self._overrun = Overrun(self._gpu)
         own = NvmlControls(self._library) if controls is None else controls
         self._actuator = Actuator(f"nvml {self._gpu.uuid}", state=state, controls=own)
         self._lookout: Lookout | None = None
@@ -260,8 +270,10 @@ class NvmlDevice:
             self._locked |= {setting.key for setting in settings}
             with self._telling_what_lacks():
                 self._actuator.apply(settings)
+            self._overrun.expect(Wanted(None, None))
             settle(self._gpu, self._targets(wanted), self._slowdowns, self.clock)
             self._check_enforced(wanted)
+            self._overrun.expect(self._targets(wanted))
         self._slowdowns.take()
 
     @contextmanager
@@ -312,10 +324,12 @@ class NvmlDevice:
             )
         with self._library:
             self._slowdowns.look()
+            self._overrun.look()
             temperature_c, clocks_hz = self._thermometer.hottest_c(), self._clocks_hz()
             throttled = bool(self._slowdowns.take() & sum(FAULTS))
             energy_j = self._energy.total_j()
-        return Reading(self.clock.now(), energy_j, temperature_c, clocks_hz, throttled)
+        overrun = self._overrun.take()
+        return Reading(self.clock.now(), energy_j, temperature_c, clocks_hz, throttled, overrun=overrun)
 
     def _clocks_hz(self) -> dict[str, int]:
         found = {"gpu": clock_hz(self._gpu, GRAPHICS), "mem": clock_hz(self._gpu, MEMORY)}
@@ -327,6 +341,7 @@ class NvmlDevice:
         Raises:
             DeviceError: If something cannot be put back; names each.
         """
+        self._overrun.expect(Wanted(None, None))
         with self._library:
             self._actuator.restore()
         self._locked.clear()
@@ -353,6 +368,7 @@ class NvmlDevice:
     def _look(self) -> None:
         with self._library:
             self._slowdowns.look()
+            self._overrun.look()
             if not isinstance(self._energy, str):
                 self._energy.look()
 
@@ -390,4 +406,5 @@ class NvmlDevice:
             self._actuator.__exit__(kind, error, trace)
         finally:
             self._locked.clear()
+            self._overrun.expect(Wanted(None, None))
             self._library.__exit__(kind, error, trace)

@@ -4,6 +4,7 @@ Locked clocks cannot be read back, so what runs is the only witness. How long a 
 target (arXiv 2502.20075).
 """
 
+import threading
 from dataclasses import dataclass
 
 from polythrottle.actuation.nvml import profiles
@@ -44,6 +45,51 @@ def clock_hz(gpu: Gpu, domain: int) -> int | None:
         return gpu.number("nvmlDeviceGetClockInfo", domain) * 1_000_000
     except NotOffered:
         return None
+
+
+class Overrun:
+    """Notices clocks that run above what they were locked to, from any thread.
+
+    A GB10 takes locks without effect; another tool may reset them; and a driver without persistence mode forgets them
+    once it is unloaded. No call tells, but the clocks that run under load do. What is within a step of the coarsest
+    drivers is none.
+
+    Args:
+        gpu: Whose.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu, self._wanted = gpu, Wanted(None, None)
+        self._guard = threading.Lock()
+        self._seen = ""
+
+    def expect(self, wanted: Wanted) -> None:
+        """Expect these clocks from now on, and forget what was seen before."""
+        with self._guard:
+            self._wanted, self._seen = wanted, ""
+
+    def look(self) -> None:
+        """Take note of a clock that runs above its lock now.
+
+        Raises:
+            DeviceError: If the GPU is gone.
+        """
+        wanted = self._wanted
+        for name, domain, lock_hz in (("graphics", GRAPHICS, wanted.graphics_hz), ("memory", MEMORY, wanted.memory_hz)):
+            now_hz = None if lock_hz is None else clock_hz(self._gpu, domain)
+            if now_hz is None or lock_hz is None or now_hz <= lock_hz + _SLACK_HZ:
+                continue
+            with self._guard:
+                if wanted is self._wanted:  # not one that was just replaced
+                    self._seen = (
+                        f"the {name} clock was locked to {lock_hz // 10**6} MHz and ran at {now_hz // 10**6} MHz"
+                    )
+
+    def take(self) -> str:
+        """Return what was noted since the last time, in words, and forget it."""
+        with self._guard:
+            seen, self._seen = self._seen, ""
+        return seen
 
 
 def settle(gpu: Gpu, wanted: Wanted, slowdowns: Slowdowns, clock: Clock) -> None:

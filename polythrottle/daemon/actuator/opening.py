@@ -12,7 +12,7 @@ from polythrottle.identity import identity_of
 from polythrottle.ports import Averaging, Device, Inspectable, Offer, Offering, Sampled
 
 _SCHEMES = ("jetson", "nvml", "cpu", "sim")
-_WHERE_KNOWN = ("cause", "cuts", "cut_s")
+_WHERE_KNOWN = ("cause", "cuts", "cut_s", "overrun")
 """What a reading tells only where the device knows it."""
 
 
