@@ -60,6 +60,7 @@ HEAVY = {
     "botorch": ("optimize",),
     "onnx": ("profiling",),
     "onnxruntime": ("workloads",),
+    "tensorrt": ("workloads",),
     "aiohttp": ("workloads",),
     "tritonclient": ("workloads",),
     "pynvml": ("backends", "actuation"),

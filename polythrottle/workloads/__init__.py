@@ -1,4 +1,4 @@
-"""Workloads: Python callables, torch modules and exports, ONNX files, services, commands."""
+"""Workloads: Python callables, torch modules and exports, ONNX files, TensorRT engines, services, commands."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ def open_workload(
     """Return the workload a URI means, ready to be queried at its default point.
 
     Args:
-        uri: ``model.onnx``, ``model.pt2``, TorchScript's ``model.pt``, ``package.module:callable``,
+        uri: ``model.onnx``, ``model.pt2``, TorchScript's ``model.pt``, ``model.engine``, ``package.module:callable``,
             ``kserve://host:port/model``, ``kserve+grpc://host:port/model``, ``openai://host:port/model``,
             ``openai+https://host/model`` or ``cmd:<shell words>``.
         inputs: Shapes of one item's inputs, such as ``3x224x224`` or ``ids=128:int64``, where the model does not say.
@@ -55,10 +55,10 @@ def open_workload(
         from polythrottle.workloads.openai import OpenaiWorkload
 
         return OpenaiWorkload(uri, **given, timeout_s=timeout_s)
-    return _open_model(uri, given, target)
+    return _open_model(uri, given, timeout_s, target)
 
 
-def _open_model(uri: str, given: Mapping[str, Any], target: Target | None) -> Workload:
+def _open_model(uri: str, given: Mapping[str, Any], timeout_s: float, target: Target | None) -> Workload:
     """Return the workload of a model that runs in this process; raises as `open_workload`."""
     name = ModelUri.parse(uri).name
     if name.lower().endswith(".onnx"):
@@ -69,11 +69,15 @@ def _open_model(uri: str, given: Mapping[str, Any], target: Target | None) -> Wo
         from polythrottle.workloads.torch_export import open_export
 
         return open_export(uri, **given, target=target)
+    if name.lower().endswith((".engine", ".plan")):
+        from polythrottle.workloads.engine import open_engine
+
+        return open_engine(uri, **given, timeout_s=timeout_s, target=target)
     if _CALLABLE.fullmatch(name):
         from polythrottle.workloads.python_code import open_python
 
         return open_python(uri, **given, target=target)
     raise InvalidInput(
-        f"{uri!r} is not a workload; write model.onnx, model.pt2, package.module:callable, kserve://host:port/model, "
-        "openai://host:port/model or cmd:<shell words>"
+        f"{uri!r} is not a workload; write model.onnx, model.engine, model.pt2, package.module:callable, "
+        "kserve://host:port/model, openai://host:port/model or cmd:<shell words>"
     )

@@ -7,19 +7,22 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
 from polythrottle.errors import InvalidInput, TrialError, Unanswered
 from polythrottle.measurement import Query
-from polythrottle.placement import Target
+from polythrottle.placement import Placement, Target
 from polythrottle.space import OperatingPoint, SearchSpace
 from polythrottle.workloads.knobs import BATCH_SIZE, THREADS, batch_knob, chosen, count, grid_of, threads_knob
 from polythrottle.workloads.printed import FORMS, Printed
+from polythrottle.workloads.trtexec import PROGRAM, RECONSTRUCTED, Times, Trtexec, Words, runs
 
 _NAMES = (BATCH_SIZE, THREADS)
 _PLACE = re.compile(r"(?<![${])\{([A-Za-z_]+)\}(?!\})")
@@ -40,6 +43,8 @@ class CommandWorkload:
 
     A command that measures itself prints a latency a line (`polythrottle.workloads.printed`): each is then a query of
     a batch, and the run is all of them. What else it prints is dropped, and where it prints none a run is one query.
+    TensorRT's trtexec is understood (`polythrottle.workloads.trtexec`): it is made to write the latency of each query
+    to a file with ``--exportTimes``, unless its words name one; behind another program its percentiles are read.
 
     Args:
         uri: ``cmd:`` and the shell words.
@@ -67,9 +72,12 @@ class CommandWorkload:
         self.uri, self._timeout_s = uri, timeout_s
         self._shown = {"CUDA_VISIBLE_DEVICES": ",".join(target.uuids)} if target is not None and target.uuids else {}
         self._left: deque[Query] = deque()
+        self._told = Trtexec()
         self._prints: bool | None = None
         self._near = ""
         self._words = _split(uri)
+        self._trtexec = Words(self._words) if runs(self._words) else None
+        self.placement = None if self._trtexec is None else Placement(PROGRAM, 0 if target is None else target.number)
         knobs = []
         if batch_sizes is not None or self._mentions(BATCH_SIZE):
             knobs.append(batch_knob(batch_sizes))
@@ -107,18 +115,27 @@ class CommandWorkload:
 
     def _run(self) -> list[Query]:
         """Return the queries of a run."""
+        if self._trtexec is None:
+            return self._queries(None)
+        with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
+            return self._queries(self._trtexec.times(Path(folder)))
+
+    def _queries(self, times: Times | None) -> list[Query]:
         start_s = time.perf_counter()
-        run = _Run(self._command, self._environment)
+        run = _Run([*self._command, *(times.added if times else ())], self._environment)
         failure = run.wait(self._timeout_s)
         elapsed_s = run.ended_s - start_s
         if failure:
             raise Unanswered(failure) if run.timed_out else TrialError(failure)
         run.printed.end(elapsed_s)
-        latencies = run.printed.latencies
-        self._check_as_before(bool(latencies))
-        self._near = "" if latencies else run.printed.near
-        told, size = latencies or [(elapsed_s, None)], count(self._point, BATCH_SIZE)
-        step_s = run.printed.step_s if latencies else 0.0
+        run.trtexec.end(elapsed_s, times.written if times else None)
+        teller = run.printed if run.printed.latencies else run.trtexec
+        if times is not None and not teller.latencies:
+            raise TrialError(f"{self._words[0]} told no latency; does it run the engine (no --skipInference)?")
+        self._check_as_before(bool(teller.latencies))
+        self._near, self._told = "" if teller.latencies else run.printed.near, run.trtexec
+        told, size = teller.latencies or [(elapsed_s, None)], count(self._point, BATCH_SIZE)
+        step_s = teller.step_s if teller.latencies else 0.0
         return [
             Query(latency_s, items or size, more=number < len(told), step_s=step_s)
             for number, (latency_s, items) in enumerate(told, start=1)
@@ -133,6 +150,10 @@ class CommandWorkload:
     @property
     def notes(self) -> tuple[str, ...]:
         """What latencies and joules are of, once a run has shown it."""
+        if self._trtexec is not None and self._prints:
+            return self._trtexec.notes(self._told)
+        if self._prints and self._told.reconstructed:
+            return (RECONSTRUCTED, "joules are of whole runs, start and end included")
         if self._prints:
             return ("latencies are those the command prints; joules are of its whole runs, start and end included",)
         if self._near:
@@ -151,7 +172,7 @@ class _Run:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._name = command[0]
-        self._tail, self.printed = b"", Printed()
+        self._tail, self.printed, self.trtexec = b"", Printed(), Trtexec()
         self._over = threading.Event()
         self.timed_out = False
         self.ended_s = 0.0
@@ -220,6 +241,7 @@ class _Run:
                     left.remove(handle)
                 elif handle == stdout:
                     self.printed.feed(chunk)
+                    self.trtexec.feed(chunk)
                 else:
                     self._tail = (self._tail + chunk)[-_TAIL:]
 
@@ -227,7 +249,8 @@ class _Run:
         if code == 0:
             return None
         lines = [line.strip() for line in self._tail.decode(errors="replace").splitlines() if line.strip()]
-        said = "".join(char for char in lines[-1] if char.isprintable())[:_LONGEST_LINE] if lines else ""
+        errors = [line for line in lines if "] [E] " in line] or lines  # TensorRT may warn after its last error
+        said = "".join(char for char in errors[-1] if char.isprintable())[:_LONGEST_LINE] if errors else ""
         how = f"exited with code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
         return f"{self._name} {how}{f': {said}' if said else ''}"
 

@@ -110,6 +110,7 @@ class Stream:
         self._driver = driver
         self._device, self._context = ctypes.c_int(), ctypes.c_void_p()
         self._held: list[ctypes.c_uint64] = []
+        self._pinned: list[ctypes.c_void_p] = []
         try:
             driver.call("cuDeviceGet", ctypes.byref(self._device), number)
         except CudaError as err:
@@ -132,7 +133,7 @@ class Stream:
         self._driver.call("cuCtxSetCurrent", self._context)
 
     def memory(self, size: int) -> int:
-        """Return the address of so many bytes on the GPU, which are kept until `free`.
+        """Return the address of so many bytes on the GPU, kept until `free`.
 
         Raises:
             CudaError: If there is no room.
@@ -141,6 +142,17 @@ class Stream:
         self._driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(1, size)))
         self._held.append(address)
         return int(address.value)
+
+    def pinned(self, size: int) -> int:
+        """Return the address of so many bytes on the host that the GPU can copy by itself, kept until `free`.
+
+        Raises:
+            CudaError: If there is no room.
+        """
+        address = ctypes.c_void_p()
+        self._driver.call("cuMemAllocHost_v2", ctypes.byref(address), ctypes.c_size_t(max(1, size)))
+        self._pinned.append(address)
+        return int(address.value or 0)
 
     def upload(self, address: int, host: int, size: int) -> None:
         """Copy bytes from the host to the GPU, after what is under way."""
@@ -172,9 +184,10 @@ class Stream:
     def free(self) -> None:
         """Give back the memory that was handed out; what is under way is waited for."""
         self._driver.call("cuStreamSynchronize", self._stream)
-        held, self._held = self._held, []
-        for address in held:
-            self._driver.call("cuMemFree_v2", address)
+        while self._held:
+            self._driver.call("cuMemFree_v2", self._held.pop())
+        while self._pinned:
+            self._driver.call("cuMemFreeHost", self._pinned.pop())
 
     def close(self) -> None:
         """Give everything back."""
