@@ -103,7 +103,7 @@ def _figures(table: dict[str, Any], place: str = "") -> list[tuple[str, object]]
 def test_every_shipped_figure_has_a_source(path: Path) -> None:
     """Each figure names a public origin or says that it is assumed."""
     figures = _figures(tomllib.loads(path.read_text(encoding="utf-8")))
-    assert len(figures) >= 10
+    assert len(figures) >= (2 if "extends" in path.read_text(encoding="utf-8") else 10)
     assert all(isinstance(source, str) and len(source) > 3 for _, source in figures), figures
 
 
@@ -113,6 +113,23 @@ def test_an_unknown_name_offers_the_nearest(load: Callable[[str], object]) -> No
     wrong, right = ("jetson-agx-orrin", "jetson-agx-orin") if load is load_board else ("resnet5", "resnet50")
     with pytest.raises(UnknownName, match=right):
         load(wrong)
+
+
+def test_a_board_may_extend_another(tmp_path: Path) -> None:
+    """What it does not say itself is the other's; only a shipped board that extends none can be extended."""
+    small, whole = load_board("jetson-tx2-4gb"), load_board("jetson-tx2")
+    assert (small.memory_bytes, small.title) == (4e9, "NVIDIA Jetson TX2 4GB")
+    assert small.knobs == whole.knobs
+    for wrong in ("'jetson-tx3'", "3", "'jetson-tx2i'", "'../devices/jetson-tx2'"):
+        mine = tmp_path / "mine.toml"
+        mine.write_text(f"extends = {wrong}\ntitle = 'Mine'\n")
+        with pytest.raises(BadFile, match="extends must name a board"):
+            load_board(str(mine))
+
+
+def test_a_board_without_a_sensor_says_so_in_place_of_its_rails() -> None:
+    """A Jetson Nano 2GB has none; its boundary is that sentence."""
+    assert load_board("jetson-nano-2gb").rails.boundary.startswith("this board has no power sensor")
 
 
 def test_a_board_can_be_a_file_of_ones_own(tmp_path: Path) -> None:

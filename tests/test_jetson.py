@@ -108,7 +108,7 @@ def test_every_board_says_what_it_is_and_what_works(name: str, tmp_path: Path) -
     assert set(board.identity) == {"board", "soc", "l4t", "jetpack"}
     assert set(board.space.names) == {"gpu_min_hz", GPU, MEM}
     assert all(each.works or each.explanation for each in board.findings())
-    assert f"devices/{name.partition('-jp')[0]}.toml" in finding(board, "board").explanation
+    assert f"devices/{name.partition('-jp')[0].removesuffix('-carrier')}.toml" in finding(board, "board").explanation
     assert all(Path(file).is_relative_to(tmp_path) for file in board.files)
 
 
@@ -612,6 +612,44 @@ def test_a_module_on_a_strange_carrier_is_known_by_its_part_number(orin: Path) -
     """What the device tree is compatible with names the module even if the model does not."""
     (orin / "proc/device-tree").resolve().joinpath("model").write_text("reComputer\0")
     assert "devices/jetson-agx-orin.toml" in finding(device(orin), "board").explanation
+
+
+@pytest.mark.parametrize(
+    ("board", "parts", "name"),
+    [
+        ("jetson-tx2", "nvidia,p2597-0000+p3489-0000\0nvidia,p3489-0000", "jetson-tx2i"),
+        ("jetson-tx2", "nvidia,p2597-0000+p3489-0888\0nvidia,p3489-0888", "jetson-tx2-4gb"),
+        ("jetson-tx2", "nvidia,p2597-0000+p3310-1000", "jetson-tx2"),
+    ],
+)
+def test_siblings_are_told_by_their_part_numbers(board: str, parts: str, name: str, tmp_path: Path) -> None:
+    """TX2i and TX2 4GB are p3489 (jetson_stats' table of modules); a model that names itself goes before."""
+    root = plant(board, tmp_path / "board")
+    (root / "proc/device-tree").resolve().joinpath("compatible").write_text(f"{parts}\0nvidia,tegra186\0")
+    assert f"devices/{name}.toml" in finding(device(root), "board").explanation
+
+
+@pytest.mark.parametrize(
+    ("release", "jetpack"),
+    [("36.4.7", "6.2.1"), ("36.4.3", "6.2"), ("36.4.0", "6.1 or 6.2"), ("36.5.0", "6.2.2"), ("36.3.0", "6")],
+)
+def test_the_jetpack_follows_from_the_release(release: str, jetpack: str, orin: Path) -> None:
+    """L4T 36.4.7 is JetPack 6.2.1."""
+    major, _, revision = release.partition(".")
+    (orin / "etc/nv_tegra_release").write_text(f"# R{major} (release), REVISION: {revision}, GCID: 1, BOARD: generic\n")
+    assert device(orin).identity["jetpack"] == jetpack
+
+
+def test_a_board_without_a_sensor_is_steered_and_says_what_its_energy_needs(tmp_path: Path) -> None:
+    """A Nano 2GB is known by its model; its knobs work, and reading it is an error of one line."""
+    root = plant("jetson-nano-2gb", tmp_path / "board")
+    board = device(root)
+    assert "devices/jetson-nano-2gb.toml" in finding(board, "board").explanation
+    assert "has no power sensor" in finding(board, "energy").explanation
+    with board:
+        board.apply(OperatingPoint({GPU: 614_400_000}))
+        with pytest.raises(DeviceError, match="has no power sensor; measure its energy with a meter of your own"):
+            board.read()
 
 
 def test_a_machine_that_is_no_jetson_is_said_in_one_line(orin: Path, tmp_path: Path) -> None:

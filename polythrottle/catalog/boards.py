@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from polythrottle.catalog.entry import Entry
-from polythrottle.catalog.places import locate
+from polythrottle.catalog.places import locate, names
 from polythrottle.catalog.simulation import Simulation
 from polythrottle.errors import InvalidInput
 from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
@@ -84,7 +84,7 @@ class Rails:
     """Power rails.
 
     Args:
-        names: Of all that there may be.
+        names: Of all that there may be; none on a board without a sensor.
         total: Those whose sum is the total.
         note: What the total covers and leaves out.
         otherwise: Those whose sum stands in for it where a sensor of the total is not there, as on another carrier.
@@ -98,7 +98,7 @@ class Rails:
     otherwise_note: str = ""
 
     def __post_init__(self) -> None:
-        if not self.total or not {*self.total, *self.otherwise} <= set(self.names):
+        if bool(self.total) != bool(self.names) or not {*self.total, *self.otherwise} <= set(self.names):
             raise InvalidInput(f"the total {', '.join(self.total)} must be some of the rails {', '.join(self.names)}")
         if bool(self.otherwise) != bool(self.otherwise_note):
             raise InvalidInput("otherwise and otherwise_note go together: which rails, and what they leave out")
@@ -106,7 +106,7 @@ class Rails:
     @property
     def boundary(self) -> str:
         """What the joules of the total cover, in words."""
-        return f"{' + '.join(self.total)} ({self.note})"
+        return f"{' + '.join(self.total)} ({self.note})" if self.total else self.note
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def load_board(name: str) -> Board:
         UnknownName: If there is no such file; names the nearest.
         BadFile: If the file does not hold what it should; names the key and what was expected.
     """
-    entry = Entry.of_file(locate("devices", "device", name))
+    entry = _whole(Entry.of_file(locate("devices", "device", name)))
     knobs = tuple(_knob(key, table) for key, table in entry.each("knobs"))
     if not knobs:
         raise entry.wrong("knobs", "is missing; expected a table per knob, such as [knobs.gpu_max_mhz]")
@@ -232,6 +232,20 @@ def load_board(name: str) -> Board:
         dependent=tuple(_dependent(table) for table in entry.listed("dependent")),
         presets={preset: _preset(table, preset) for preset, table in entry.each("presets")},
     )
+
+
+def _whole(entry: Entry) -> Entry:
+    """Return a file with the tables it does not have itself taken from the shipped board that it ``extends``."""
+    base = entry.values.get("extends")
+    if base is None:
+        return entry
+    if not isinstance(base, str) or base not in names("devices"):
+        raise entry.wrong("extends", f"must name a board of devices/, not {base!r}")
+    inherited = Entry.of_file(locate("devices", "device", base))
+    if "extends" in inherited.values:
+        raise entry.wrong("extends", f"must name a board that does not extend another, not {base}")
+    own = {key: value for key, value in entry.values.items() if key != "extends"}
+    return Entry(entry.file, entry.place, {**inherited.values, **own})
 
 
 @dataclass(frozen=True)

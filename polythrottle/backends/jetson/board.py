@@ -14,10 +14,15 @@ from polythrottle.backends.tree import Tree
 from polythrottle.catalog import Board, load_board
 from polythrottle.errors import DeviceError
 
-# By chip, the boards of the catalogue with the words of their model names and the part numbers of their modules.
+# By chip, the boards of the catalogue with the words of their model names and the part numbers of their modules, the
+# rarer before those whose words they share (part numbers: jetson_stats, jtop/core/jetson_variables.py).
 _KNOWN: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "tegra210": {"jetson-nano": ("nano", "p3448|p3450")},
-    "tegra186": {"jetson-tx2": ("tx2", "p3310")},
+    "tegra210": {"jetson-nano-2gb": ("nano 2gb", "p3448-0003"), "jetson-nano": ("nano", "p3448|p3450")},
+    "tegra186": {
+        "jetson-tx2i": ("tx2i", "p3489-0000"),
+        "jetson-tx2-4gb": ("tx2 4gb", "p3489-0888"),
+        "jetson-tx2": ("tx2", "p3310"),
+    },
     "tegra194": {"jetson-xavier-nx": ("xavier nx", "p3668"), "jetson-agx-xavier": ("agx xavier", "p2888|p2972")},
     "tegra234": {
         "jetson-agx-orin": ("agx orin", "p3701"),

@@ -115,7 +115,10 @@ def find_total(names: Sequence[str], entry: Board | None) -> Total:
         entry: The board's entry in the catalogue, if any.
     """
     if not names:
-        return Total((), "no power sensor of this board can be read")
+        known = entry is not None and not entry.rails.names
+        return Total(
+            (), entry.rails.note if entry is not None and known else "no power sensor of this board can be read"
+        )
     if entry is not None:
         return _listed_total(names, entry.rails)
     inputs = [name for name in _INPUTS if name in names]

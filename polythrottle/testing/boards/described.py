@@ -10,8 +10,10 @@ from polythrottle.catalog import Board, load_board
 from polythrottle.errors import UnknownName
 
 _FOLDER = Path(__file__).parent
-BOARDS: tuple[str, ...] = tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
-"""Names of every board that can be planted."""
+UNMETERED: tuple[str, ...] = ("jetson-nano-2gb",)
+"""Names of the boards without a power sensor: they can be planted and steered, and not measured."""
+BOARDS: tuple[str, ...] = tuple(sorted({path.stem for path in _FOLDER.glob("*.toml")} - {*UNMETERED}))
+"""Names of every other board that can be planted."""
 
 Described = Mapping[str, Any]
 
@@ -23,8 +25,8 @@ def described(name: str) -> Described:
     Raises:
         UnknownName: If there is no such board.
     """
-    if name not in BOARDS:
-        raise UnknownName("board to plant", name, BOARDS)
+    if name not in (known := (*BOARDS, *UNMETERED)):
+        raise UnknownName("board to plant", name, known)
     board = tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     inherited = described(board["extends"]) if "extends" in board else {}
     return {**inherited, **board}
