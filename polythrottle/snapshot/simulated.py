@@ -118,7 +118,8 @@ def _borrowed(near: Board, name: str) -> Met:
 
 def _nearest(kind: str, title: str, met: Mapping[str, Met]) -> Board | None:
     boards = [board for board in map(load_board, names("devices")) if board.kind == kind and board.simulation]
-    return min(boards, key=lambda board: _distance(board, title, met), default=None)
+    # Siblings share their tables (jetson-tx2, jetson-tx2-4gb): of those as near, the one that others are named after.
+    return min(boards, key=lambda board: (_distance(board, title, met), len(board.name)), default=None)
 
 
 def _distance(board: Board, title: str, met: Mapping[str, Met]) -> float:

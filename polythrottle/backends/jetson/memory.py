@@ -179,9 +179,14 @@ class Memory:
         self._free_hz = found[-1]
         told = "the highest leaves the memory to its governor, the others lock it"
         told = told if levels[-1] == found[-1] else "each locks the memory"
-        if self._list is not None and "dvfs" in self._list.name:
+        if self._from_voltages:
             told = f"{told}; from {self._list}, not all of whose rates can be locked"
         return Capability(NAME, levels, levels[-1], told)
+
+    @property
+    def _from_voltages(self) -> bool:
+        """Whether the rates come from a voltage table, not all of whose rates can be locked."""
+        return self._list is not None and "dvfs" in self._list.name
 
     def _caps(self) -> list[int]:
         """Return the caps that stand, in Hz; 0 stands for none."""
@@ -231,7 +236,7 @@ class Memory:
             return
         *below, top = map(int, self._probed_capability.levels)
         higher, refusals = [top], []
-        for rate_hz in reversed(below):
+        for rate_hz in reversed(below if self._from_voltages else below[-1:]):
             if (refusal := self._refused(rate_hz)) is not None:
                 refusals.append(refusal)
             elif any(self._refused(each) is None for each in higher):
