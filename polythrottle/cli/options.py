@@ -91,8 +91,8 @@ class SetupOptions(OptionGroup):
             "--workload",
             "-w",
             metavar="URI",
-            help="model.onnx, model.engine, model.pt2, package.module:callable, kserve://…, openai://…, a name, or cmd:<words>, "
-            'which may print its latencies: 12.5ms or {"latency_s": 0.0125} a line.',
+            help="model.onnx, model.engine, model.pt2, package.module:callable, kserve://…, openai://…, a name, or "
+            'cmd:<words>, which may print its latencies: 12.5ms or {"latency_s": 0.0125} a line.',
         ),
     ] = None
     knobs: Annotated[
