@@ -340,6 +340,7 @@ def test_graphics_clocks_depend_on_the_memory_clock(machine: Machine) -> None:
         ("rtx4090", ("gpu_max_hz", "mem_hz", "power_limit_w")),
         ("rtx5090", ("gpu_max_hz", "mem_hz", "power_limit_w")),
         ("gh200", ("gpu_max_hz", "mem_hz", "power_limit_w")),
+        ("gb10", ("gpu_max_hz",)),
         ("laptop", ()),
     ],
 )
@@ -391,6 +392,21 @@ def test_a_knob_the_driver_does_not_have_is_named(machine: Machine, code: int) -
     assert isinstance(caught.value, KnobAbsent) is (code in (3, 13))
     assert getattr(caught.value, "knob", "mem_hz") == "mem_hz"
     assert fake.snapshot()[fake.uuid(0)]["memory_lock_max_mhz"] == 0
+
+
+def test_a_gb10_lists_no_clocks_and_is_locked_all_the_same(machine: Machine) -> None:
+    """Eight ran under a lock of 0 to 2200 MHz: github.com/tonyd2wild/DeepSeek-V4.1-Flash-vLLM-DGX-Spark/issues/1."""
+    fake = machine("gb10")
+    fake.set(0, load_permille=1000)
+    with device(fake) as gpu:
+        assert gpu.space.names == ("gpu_max_hz",)
+        levels = gpu.space.knob("gpu_max_hz").levels
+        assert (levels[0], levels[-2], levels[-1]) == (700 * MHZ, 3000 * MHZ, 3003 * MHZ)
+        gpu.apply(OperatingPoint({"gpu_max_hz": 2200 * MHZ}))
+        assert calls(fake) == [("SetGpuLockedClocks", (0, 2200))]
+        assert 2180 * MHZ < gpu.read().clocks_hz["gpu"] <= 2200 * MHZ
+        assert gpu.boundary.startswith("the driver's energy counter")
+    assert calls(fake)[-1][0] == "ResetGpuLockedClocks"
 
 
 def test_a_memory_clock_alone_can_be_searched(machine: Machine) -> None:

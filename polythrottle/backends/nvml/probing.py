@@ -29,6 +29,8 @@ KIND = "nvml"
 NO_PROFILE = "none"
 
 _MHZ = 1_000_000
+_GRAPHICS = 0  # NVML_CLOCK_GRAPHICS
+_LISTLESS, _STEP_MHZ = "GB10", 100
 _STEPS_W = (1, 2, 5, 10, 25, 50, 100)
 _MOST_STEPS = 8
 _PROFILES = (
@@ -53,6 +55,8 @@ def probe(gpu: Gpu, limits: Limits, original: Callable[[str], str]) -> Dials:
     cut = _Cut(gpu, limits)
     tables, why = _tables(gpu)
     memory = _memory(cut, tables, why)
+    if not tables and (clocks := _unlisted(gpu)):
+        tables, why = {0: clocks}, ""
     kept = {clock: tables[clock] for clock in tables if clock in (memory.texts or {max(tables)})}
     dials = (_graphics(cut, kept, why), memory, _power(cut, original), _profile(gpu, original))
     return Dials(MappingProxyType({dial.name: dial for dial in dials}), kept)
@@ -80,6 +84,22 @@ def _tables(gpu: Gpu) -> tuple[dict[int, tuple[int, ...]], str]:
     return found, "" if found else "the driver's list of clocks is empty"
 
 
+def _unlisted(gpu: Gpu) -> tuple[int, ...]:
+    """Return graphics clocks to offer where the driver lists none and locks them all the same; none if that is not so.
+
+    It is on GB10: eight of them ran at 2184 to 2190 MHz under a lock of 0 to 2200 (github.com/tonyd2wild/
+    DeepSeek-V4.1-Flash-vLLM-DGX-Spark/issues/1). Whether a lock holds is seen by the clock that runs.
+    """
+    try:
+        highest_mhz = gpu.number("nvmlDeviceGetMaxClockInfo", _GRAPHICS)
+    except NotOffered:
+        return ()
+    if _LISTLESS not in str(gpu.maybe("nvmlDeviceGetName")):
+        return ()
+    lowest_mhz = -(-highest_mhz // (5 * _STEP_MHZ)) * _STEP_MHZ
+    return tuple(each * _MHZ for each in sorted({*range(lowest_mhz, highest_mhz, _STEP_MHZ), highest_mhz}))
+
+
 def _memory(cut: _Cut, tables: Mapping[int, tuple[int, ...]], why: str) -> Dial:
     off = why or _too_old(cut.gpu, AMPERE, "Ampere")
     levels = cut.within(MEM_KNOB, sorted(tables))
@@ -99,7 +119,8 @@ def _graphics(cut: _Cut, tables: Mapping[int, tuple[int, ...]], why: str) -> Dia
         off = "the administrator's limits leave none of its graphics clocks"
     if off:
         return Dial(GPU_KNOB, GPU_CLOCKS, off=off)
-    texts: dict[Level, str] = {level: f"{clocks[0] // _MHZ},{level // _MHZ}" for level in levels}
+    lowest_mhz = clocks[0] // _MHZ if max(tables) else 0  # where none is listed, the driver keeps its own
+    texts: dict[Level, str] = {level: f"{lowest_mhz},{level // _MHZ}" for level in levels}
     default = max(set(levels) & set(tables[max(tables)]))
     return _topped(Dial(GPU_KNOB, GPU_CLOCKS, texts, default), clocks[-1])
 

@@ -246,6 +246,27 @@ _GH200 = replace(
     has_module_power=1,
     counts_module=1,
 )
+# That it lists no clocks and takes no power limit, and that its counter and SM clock work: rwlove/home-ops pull request
+# 13238, ml-energy/zeus pull request 242; that a lock holds all the same: tonyd2wild/DeepSeek-V4.1-Flash-vLLM-DGX-Spark
+# issue 1, where a lock at 2200 ran at 2184 to 2190 MHz. Its clocks here are assumed.
+_GB10 = GpuModel(
+    name="NVIDIA GB10",
+    clocks_mhz=((4266, _steps(180, 3003, 7)),),
+    architecture=BLACKWELL,
+    compute_major=12,
+    compute_minor=1,
+    device_id=0x2E1210DE,
+    memory_bytes=128 * 2**30,
+    base_mhz=2418,
+    limit_min_mw=0,
+    limit_max_mw=140_000,
+    static_mw=10_000,
+    memory_mw=8_000,
+    gpu_mw=90_000,
+    has_memory_lock=0,
+    has_power_limit=0,
+    has_tables=0,
+)
 _LAPTOP = GpuModel(
     name="NVIDIA GeForce RTX 3060 Laptop GPU",
     clocks_mhz=((7001, _steps(210, 2100)), (405, _steps(210, 420))),
@@ -274,7 +295,7 @@ MODELS = MappingProxyType(
     {
         **{"v100": _V100, "a100": _A100, "a100-mig": replace(_A100, mig_enabled=1), "a40": _A40},
         **{"h100": _H100, "l4": _L4, "b200": _B200, "laptop": _LAPTOP},
-        **{"rtx4090": _RTX4090, "rtx5090": _RTX5090, "gh200": _GH200},
+        **{"rtx4090": _RTX4090, "rtx5090": _RTX5090, "gh200": _GH200, "gb10": _GB10},
     }
 )
 
