@@ -18,6 +18,7 @@ from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, Storage
 from polythrottle.testing import BOARDS, FakeKernel, Fault, plant, reboot
 from polythrottle.testing.__main__ import main
 from polythrottle.testing.boards.described import UNMETERED
+from polythrottle.testing.kernel.limits import force_limits
 from polythrottle.testing.kernel.machine import Machine
 from polythrottle.testing.kernel.memory_clock import memory_levels
 
@@ -387,6 +388,21 @@ def test_a_power_mode_rewrites_caps_and_its_status(make: Make) -> None:
     assert kernel.snapshot() == before
     assert refused(kernel, mode, "9") == "EINVAL"
     assert refused(kernel, f"nvpmodel:{kernel.root}/etc", "1") == "ENOENT"
+
+
+def test_a_mode_moves_one_limit_out_of_the_way_of_the_other(make: Make) -> None:
+    """Only where they would cross: what nvpmodel ends up with, whatever it writes first."""
+    kernel = make()
+    machine, low, high = (
+        Machine(kernel.root),
+        *(f"/{gpu(kernel).relative_to(kernel.root)}/{end}_freq" for end in ("min", "max")),
+    )
+    force_limits(machine, low, "408000000")
+    assert (machine.number(low), machine.number(high)) == (408000000, 1300500000)
+    force_limits(machine, high, "306000000")
+    assert (machine.number(low), machine.number(high)) == (306000000, 306000000)
+    force_limits(machine, low, "612000000")
+    assert (machine.number(low), machine.number(high)) == (612000000, 612000000)
 
 
 def test_a_mode_that_powers_down_a_part_of_the_gpu_needs_a_reboot(make: Make) -> None:

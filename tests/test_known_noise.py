@@ -180,3 +180,19 @@ def test_no_interval_is_too_odd(interval: Interval) -> None:
     assert np.isfinite(doubts([odd, seen(0.02)], (*QUANTITIES, ENERGY))).all()
     known = study((1300, odd), (900, seen(0.02)))
     assert make_optimizer("bayes").suggest(known) not in known.visited
+
+
+def test_what_is_mixed_is_as_uncertain_as_where_it_lies() -> None:
+    """The covariance among points asked for agrees with the variance everywhere, and no doubt is below nothing."""
+    believed(study((1300, seen())))
+    from polythrottle.optimize.anatomy import dissect
+
+    known = study(*((mhz, seen(latency_s)) for mhz, latency_s in [(1300, 0.010), (900, 0.012), (500, 0.018)]))
+    asked = [OperatingPoint({"gpu_max_hz": mhz * 10**6}) for mhz in (600, 1100)]
+    found = dissect(known, QUANTITIES, asked)
+    assert found is not None
+    rows = [known.problem.space.index(point) for point in asked]
+    assert pytest.approx(found.variance[rows], rel=1e-3, abs=1e-9) == np.diagonal(found.covariance, axis1=1, axis2=2).T
+    prior = dissect(study((400, seen())), QUANTITIES, asked)
+    assert prior is not None
+    assert (np.linalg.eigvalsh(found.covariance) > -1e-9).all()

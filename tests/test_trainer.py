@@ -542,3 +542,19 @@ def test_begun_says_what_a_missing_model_is(tmp_path: Path) -> None:
     """A file that is not there is named."""
     with pytest.raises(BadFile, match=r"no\.pt2"):
         begun(str(tmp_path / "no.pt2"), torch.zeros(WIDTH), ["0"], 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), True),
+        (MemoryError(), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("the word is out of memory"), False),
+    ],
+)
+def test_only_memory_that_ran_out_is_called_so(error: Exception, told: bool) -> None:
+    """Torch says it in a RuntimeError's words; nobody else's words count."""
+    from polythrottle.finetune.trainer.learning import out_of_memory
+
+    assert out_of_memory(error) is told
