@@ -73,6 +73,17 @@ def toml(data: bytes) -> dict[str, Any]:
     return tomllib.loads(data.decode())
 
 
+def toml_of(path: Path, most_bytes: int) -> dict[str, Any]:
+    """Return the document in a plain file of TOML; an empty one says nothing.
+
+    Raises:
+        BadFile: As `blocks`.
+        ValueError: As `toml`.
+        RecursionError: Likewise.
+    """
+    return {} if path.is_file() and path.stat().st_size == 0 else toml(contents(path, most_bytes))
+
+
 def _dots(data: bytes) -> int:
     """Return how many dots a key may have at most: those with nothing but words, texts and blanks between them."""
     most = found = 0

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.actuation import Limits
-from polythrottle.errors import BadFile
+from polythrottle.actuation import Actuator, Control, Limits, SysFiles, restore_all
+from polythrottle.cli.commands import run
+from polythrottle.errors import BadFile, KnobRejected
 
 
 def limits(tmp_path: Path, text: str) -> Limits:
@@ -73,3 +74,91 @@ def test_what_is_no_file_is_an_error_and_hangs_nobody(tmp_path: Path) -> None:
     for path in (tmp_path / "limits.toml", tmp_path):
         with pytest.raises(BadFile, match="is no plain file"):
             Limits.read(path)
+
+
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, original: str, limit: str) -> tuple[Path, Path]:
+    """Plant the folder of a processor's clock limits, and an administrator's limit; return the control and the file."""
+    folder = tmp_path / "policy0"
+    folder.mkdir()
+    (folder / "scaling_max_freq").write_text(original)
+    (folder / "cpuinfo_max_freq").write_text("2000000\n")
+    (folder / "scaling_min_freq").write_text("800000\n")
+    file = tmp_path / "limits.toml"
+    file.write_text(limit)
+    monkeypatch.setenv("POLYTHROTTLE_LIMITS", str(file))
+    return folder / "scaling_max_freq", file
+
+
+BELOW = "[cpu]\ncpu_max_mhz = { max = 1500 }\n"
+
+
+def left_at(control: Path, text: str) -> None:
+    """Leave a control changed, as a writer does that was killed."""
+    actuator = Actuator("cpu", guarded=False).__enter__()
+    actuator.allow(Control(str(control), frozenset({text})))
+    actuator.write(str(control), text)
+    assert actuator._lock is not None
+    os.close(actuator._lock)
+
+
+def test_what_the_driver_begins_with_goes_back_though_outside_the_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A board is found at its top clock, above what polythrottle may choose: there it is after a reboot too."""
+    control, _ = planted(tmp_path, monkeypatch, "2000000", BELOW)
+    left_at(control, "1200000")
+    assert restore_all()[0].clean
+    assert control.read_text() == "2000000"
+
+
+def test_limits_bind_restoring_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A record that says a control held more than the administrator lets be set is not believed; --force is."""
+    control, file = planted(tmp_path, monkeypatch, "2200000", "")
+    left_at(control, "1200000")
+    file.write_text(BELOW)
+    assert run(["restore"]) == 6
+    assert "outside the administrator's limits" in capsys.readouterr().out
+    assert control.read_text() == "1200000"
+    assert run(["restore", "--force"]) == 0
+    assert control.read_text() == "2200000"
+
+
+def test_nothing_is_changed_that_the_limits_would_not_let_go_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A control found outside them, and not as its driver begins, is refused before the first write."""
+    control, _ = planted(tmp_path, monkeypatch, "2200000", BELOW)
+    actuator = Actuator("cpu", guarded=False)
+    actuator.allow(Control(str(control), frozenset({"1200000"})))
+    with actuator, pytest.raises(KnobRejected, match="could not be put back; bring it within them"):
+        actuator.write(str(control), "1200000")
+    assert control.read_text() == "2200000"
+
+
+def test_limits_that_cannot_be_understood_keep_nothing_from_going_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stop all steering, and not the way back."""
+    control, file = planted(tmp_path, monkeypatch, "2000000", "")
+    left_at(control, "1200000")
+    file.write_text("[cpu")
+    assert restore_all()[0].clean
+    assert control.read_text() == "2000000"
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "refused"),
+    [
+        ("nvml:GPU-1/power_limit_mw", "400000", True),
+        ("nvml:GPU-1/power_limit_mw", "250000", False),
+        ("nvml:GPU-1/gpu_clocks", "210,1980", True),
+        ("nvml:GPU-1/gpu_clocks", "unlocked", False),
+        ("nvml:GPU-2/power_limit_mw", "400000", False),
+    ],
+)
+def test_a_gpus_controls_are_bound_by_its_own_table(tmp_path: Path, key: str, text: str, refused: bool) -> None:
+    """In the driver's units, by the GPU's UUID."""
+    found = limits(tmp_path, '["GPU-1"]\npower_limit_w = { max = 300 }\ngpu_max_mhz = { max = 1600 }\n')
+    assert bool(found.refusal(key, text, SysFiles())) is refused

@@ -1,10 +1,15 @@
 """Files that somebody else has named: plain ones alone, up to a bound, without waiting for anybody."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from polythrottle.actuation import Limits
+from polythrottle.catalog.entry import Entry
+from polythrottle.daemon.actuator.permits import Permits
+from polythrottle.daemon.settings import read_settings
 from polythrottle.errors import BadFile
 from polythrottle.plainfile import contents, toml
 
@@ -65,3 +70,25 @@ def test_dots_outside_of_keys_are_no_parts() -> None:
     for endless in ('a = "' + '\\"' * 300_000 + "." * 65, "a" * 600_000 + "." * 65, "'" * 400_001 + "." * 65):
         with pytest.raises(ValueError, match=r"."):
             toml(endless.encode())
+
+
+def _limits(file: Path) -> object:
+    return Limits.read(file)
+
+
+def _board(file: Path) -> object:
+    return Entry.of_file(file)
+
+
+@pytest.mark.parametrize("reader", [_limits, _board, Permits.read, read_settings])
+@pytest.mark.parametrize("what", ["a key of absurdly many parts", "a file of absurd size"])
+def test_every_reader_of_toml_has_its_bounds(tmp_path: Path, reader: Callable[[Path], object], what: str) -> None:
+    """Limits, permits, a simulated board's file and the daemon's settings: one line, and no memory to speak of."""
+    file = tmp_path / "x.toml"
+    file.write_text(".".join("a" * 5000) + " = 1\n")
+    if what == "a file of absurd size":
+        os.truncate(file, 1 << 40)
+    file.chmod(0o600)
+    with pytest.raises(BadFile, match="parts" if what.startswith("a key") else r"larger|large") as told:
+        reader(file)
+    assert "\n" not in str(told.value)

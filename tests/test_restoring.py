@@ -631,6 +631,52 @@ def test_a_lease_that_is_none_counts_for_nothing(knob: Path, state: Path, text: 
     assert knob.read_text() == "1"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("expires_s", each) for each in (float("nan"), float("inf"), 10**400, -1)),
+        *(("token", each) for each in (10**400, -1)),
+        ("confirmed_s", 10**400),
+        ("pid", 10**400),
+    ],
+    ids=["no number", "for ever", "too much", "before the boot", "too many", "below none", "too long", "too high"],
+)
+def test_a_lease_of_numbers_that_no_clock_has_counts_for_nothing(
+    knob: Path, state: Path, name: str, value: float
+) -> None:
+    """Neither what never ends nor what overflows holds a device or ends in a traceback."""
+    applied(knob, None)
+    (lease,) = state.glob("*.lease")
+    lease.write_text(json.dumps({**json.loads(lease.read_text()), name: value}))
+    assert run(["doctor", "--device", "sim:jetson-nano"]) == 0
+    assert standing()[0].lease.holder == ""
+    assert run(["restore"]) == 0
+    assert knob.read_text() == "1"
+
+
+def test_a_holder_writes_nothing_but_its_line_to_a_terminal(knob: Path, state: Path) -> None:
+    """Control characters and lines on end in a lease, which others may have written, are left out."""
+    applied(knob, None)
+    (lease,) = state.glob("*.lease")
+    told = {"holder": "x\x1b[2J\ny" + "z" * 3000, "since": "\x1b]0;"}
+    lease.write_text(json.dumps({**json.loads(lease.read_text()), **told}))
+    found = standing()[0].lease
+    assert (found.holder[:6], found.since) == ("x[2J y", "]0;")
+    assert len(found.holder) <= 100
+
+
+def test_a_lease_or_record_of_absurd_size_is_not_read(knob: Path, state: Path) -> None:
+    """A terabyte of nothing is one line, and no memory."""
+    applied(knob, None)
+    (record,) = state.glob("*.jsonl")
+    os.truncate(record, 1 << 40)
+    with pytest.raises(StorageError, match="larger than 16 MB"):
+        standing()
+    record.unlink()
+    (lease,) = state.glob("*.lease")
+    lease.unlink()
+
+
 def test_a_lease_is_never_half_written(knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shorter text takes the place of a longer one in one call, so that a kill leaves one or the other."""
     with board(knob) as device:

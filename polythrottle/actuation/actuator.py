@@ -15,6 +15,7 @@ from polythrottle.actuation.claims import claimed
 from polythrottle.actuation.controls import UNREADABLE, Control, Controls, Setting, present_start
 from polythrottle.actuation.descriptor_store import DescriptorStore
 from polythrottle.actuation.lease import LEASE_S, Fence, Stuck, hold, name_holder, one_line, start_of
+from polythrottle.actuation.limits import Limits
 from polythrottle.actuation.putting_back import Difference, Outcome, patiently, put_back
 from polythrottle.actuation.record import Kept, Record
 from polythrottle.actuation.site import Site
@@ -260,11 +261,19 @@ class Actuator:
             self._store.begin(self._fence.handle, self._token, record.text)
         record.listener = self._tell
         new = [setting.key for setting in moved if setting.key not in record.entries]
+        self._refuse_if_stuck({key: held[key] for key in new})
         if not new:
             record.note(writes)
             return
         with claimed(self._site, new, self._boot()) as elsewhere:
             record.note(writes, {} if record.entries else self._everything(held, elsewhere))
+
+    def _refuse_if_stuck(self, held: dict[str, str]) -> None:
+        """Refuse to change what the administrator's limits would not let be put back."""
+        limits = Limits.read() if held else Limits()
+        for key, text in held.items():
+            if why := limits.refusal(key, text, self._controls):
+                raise KnobRejected(f"{key} holds {text}, {why}, so that it could not be put back; bring it within them")
 
     def _tell(self, text: bytes) -> None:
         """Tell those who know the record too, before it goes on disk."""

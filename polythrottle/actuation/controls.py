@@ -133,6 +133,33 @@ def present_start(controls: Controls, key: str) -> Start:
     return Start() if known is None else known(key)
 
 
+_FACTORY = {
+    "scaling_max_freq": ("cpuinfo_max_freq", max),
+    "scaling_min_freq": ("cpuinfo_min_freq", min),
+    "max_freq": ("available_frequencies", max),
+    "min_freq": ("available_frequencies", min),
+}
+"""The file beside a control that says what its driver begins with.
+
+Kernel documentation: admin-guide/pm/cpufreq.rst, ABI/testing/sysfs-class-devfreq.
+"""
+
+
+def factory(controls: Controls, key: str) -> str | None:
+    """Return what a driver itself begins with, before anybody has set anything; None where nobody says.
+
+    Raises:
+        OSError: If it cannot be read, or an error of ours.
+    """
+    if (known := getattr(controls, "factory", None)) is not None and not key.startswith("/"):
+        text: str | None = known(key)
+        return text
+    place, _, name = key.rpartition("/")
+    beside, end = _FACTORY.get(name, ("", max))
+    numbers = [int(each) for each in controls.read(f"{place}/{beside}").split() if each.isdecimal()] if beside else []
+    return str(end(numbers)) if numbers else None
+
+
 class SysFiles:
     """The files themselves, as the kernel shows them; no other file is ever written to."""
 

@@ -2,9 +2,9 @@
 
 Started by the writer as ``python -m polythrottle.actuation.guard FOLDER STEM BOOT_ID TOKEN PID``; with ``-HANDLE`` for
 the process it holds the device itself, by the lock that is open there, for a profile applied by hand; once that is to
-stand for good the guard becomes its keeper (`polythrottle.actuation.keeping`). Standard library only, but for what the
-device's own driver needs. On its standard input the writer tells it what goes on record, so that it can restore where
-record and lease are damaged, deleted, or on a disk that has failed.
+stand for good, or with ``-`` alone at once, the guard becomes its keeper (`polythrottle.actuation.keeping`). Standard
+library only, but for what the device's own driver needs. On its standard input the writer tells it what goes on record,
+so that it can restore where record and lease are damaged, deleted, or on a disk that has failed.
 """
 
 import math
@@ -135,17 +135,23 @@ def _keep_open(site: Site, boot_id: str, controls: SystemControls) -> None:
 def main(arguments: list[str]) -> None:
     """Watch over the lease that the arguments name."""
     folder, stem, boot_id, token, pid = arguments
+    if pid == "-":  # it stands for good from the beginning
+        _become_keeper(arguments)
     site, controls, told = Site(Path(folder), stem), SystemControls(), Told(sys.stdin.fileno())
     told.hear()
     alone = pid.startswith("-")
     if alone:
-        if pid != "-":
-            os.set_inheritable(int(pid[1:]), False)  # a keeper holds no lock: its lease says that the device is taken
+        os.set_inheritable(int(pid[1:]), False)  # a keeper holds no lock: its lease says that the device is taken
         _keep_open(site, boot_id, controls)
     if watch(site, boot_id, int(token), _never if alone else _end_of(int(pid), told)):
         _restore(site, boot_id, int(token), controls, told)
     elif alone and Fence(site.lease, boot_id).read().kept:
-        os.execv(sys.executable, [sys.executable, "-m", _KEEPER, *arguments[:4]])  # none of its open drivers go along
+        _become_keeper(arguments)
+
+
+def _become_keeper(arguments: list[str]) -> None:
+    """Go on as another program, which none of the drivers that are open go along to."""
+    os.execv(sys.executable, [sys.executable, "-m", _KEEPER, *arguments[:4]])
 
 
 def _restore(site: Site, boot_id: str, token: int, controls: SystemControls, told: Told) -> None:

@@ -17,16 +17,17 @@ from pathlib import Path
 from polythrottle.actuation.audit import Audit
 from polythrottle.actuation.controls import UNREADABLE, Controls, Start, present_start
 from polythrottle.actuation.lease import Fence
+from polythrottle.actuation.limits import Limits
 from polythrottle.actuation.putting_back import patiently
 from polythrottle.actuation.record import Kept, Record
 from polythrottle.actuation.site import Site
 from polythrottle.actuation.system import SystemControls
-from polythrottle.errors import DeviceError, KnobRejected, PolythrottleError, StorageError
+from polythrottle.errors import BadFile, DeviceError, KnobRejected, PolythrottleError, StorageError
 
 LOOK_S = 30.0
 """How often a keeper looks at the device."""
 
-_LEASE_S = 2.0  # how often at its lease, which a restore ends
+_LEASE_S = 0.5  # how often at its lease, which a restore ends
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class Keeper:
             lapsed = {each.key: each for each in lapses(record, self._controls)}
             progress = False
             for key in [key for key, each in lapsed.items() if each.anew and key not in done]:
-                with suppress(DeviceError, KnobRejected):
+                with suppress(BadFile, DeviceError, KnobRejected):
                     self._set(record, lapsed[key])
                     done[key] = None
                     progress = True
@@ -153,6 +154,8 @@ class Keeper:
 
     def _set(self, record: Record, lapse: Lapse) -> None:
         key, text, audit = lapse.key, lapse.applied, Audit(self._site.audit, record.device)
+        if why := Limits.read().refusal(key, text, self._controls):
+            raise KnobRejected(f"{key} is not set to {text}, {why}")
         before = lapse.found or ""
         audit.intend(self._token, key, before, text)
         patiently(f"cannot write {text} to {key}", lambda: self._controls.write(key, text))

@@ -32,6 +32,7 @@ PATIENCE_S = 35.0
 
 _LONGEST_HOLDER = 100
 _MOST_BYTES = 4096
+_BEYOND = 1 << 53
 _NUMBER, _FLAG = (int, float), (bool,)
 _KINDS: dict[str, tuple[type, ...]] = {
     "token": (int,),
@@ -275,7 +276,7 @@ class Fence:
             StorageError: If the lease file cannot be read or trusted.
         """
         try:
-            return self.parsed(contents(self._file) or b"")
+            return self.parsed((contents(self._file) or b"")[:_MOST_BYTES])
         except OSError as err:
             raise StorageError(f"cannot read {self._file}: {err.strerror}") from err
 
@@ -283,10 +284,11 @@ class Fence:
         """Return the lease that a text holds; one without a holder if it holds none, or one of another boot."""
         try:
             line = json.loads(text)
-            if not all(type(line[name]) in kinds for name, kinds in _KINDS.items()):
+            if not all(type(line[name]) in kinds and _sound(line[name]) for name, kinds in _KINDS.items()):
                 return Lease(0, self._boot_id)
             started = line.get("started", 0)
             lease = Lease(**{name: line[name] for name in _KINDS}, started=started if type(started) is int else 0)
+            lease = replace(lease, holder=one_line(lease.holder), since=one_line(lease.since))
         except (ValueError, TypeError, KeyError, RecursionError):
             return Lease(0, self._boot_id)
         return lease if lease.boot_id == self._boot_id else Lease(lease.token, self._boot_id)
@@ -342,6 +344,11 @@ class Fence:
                 os.ftruncate(handle, _MOST_BYTES)
         except OSError as err:
             raise StorageError(f"cannot write {self._file}: {err.strerror}; nothing was changed") from err
+
+
+def _sound(value: object) -> bool:
+    """Say whether a number is one that a clock or a counter can have; neither NaN nor more than a float holds."""
+    return not isinstance(value, int | float) or 0 <= value < _BEYOND
 
 
 def one_line(holder: str) -> str:

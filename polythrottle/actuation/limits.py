@@ -7,22 +7,37 @@ ends in::
     [nvml]
     power_limit_w = { min = 250 }
     gpu_max_mhz = { min = 600, max = 1600 }
+
+They bind restoring too, for a record says what others may have written into it: an original outside them is put back
+only where it is what the driver itself begins with, as after a reboot. Nothing is set that could not be put back so.
 """
 
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from polythrottle.backports import tomllib
-from polythrottle.errors import BadFile
+from polythrottle.actuation.controls import Controls, factory
+from polythrottle.errors import BadFile, DeviceError, KnobRejected
+from polythrottle.plainfile import toml_of
 from polythrottle.units import to_file, to_si
 
 _FILE = "/etc/polythrottle/limits.toml"
 _BEYOND = 1e15
+_MOST_BYTES = 1_000_000
+_FILES = {
+    "scaling_max_freq": ("cpu_max_hz", 1000.0),
+    "scaling_min_freq": ("cpu_min_hz", 1000.0),
+    "max_freq": ("gpu_max_hz", 1.0),
+    "min_freq": ("gpu_min_hz", 1.0),
+    "rate": ("mem_hz", 1.0),
+}
+_NVML = {"gpu_clocks": ("gpu_max_hz", 1e6), "mem_clocks": ("mem_hz", 1e6), "power_limit_mw": ("power_limit_w", 1e-3)}
+"""The knob behind a control, by the last part of its key, and what one of the control's units is of the knob's."""
 KINDS = ("jetson", "nvml", "cpu")
 KNOBS = (
     *("gpu_min_hz", "gpu_max_hz", "mem_hz", "cpu_min_hz", "cpu_max_hz"),
@@ -52,12 +67,10 @@ class Limits:
         """
         file = path if path is not None else Path(os.environ.get("POLYTHROTTLE_LIMITS") or _FILE)
         try:
-            if file.exists() and not file.is_file():
-                raise BadFile(f"cannot read the administrator's limits: {file} is no plain file")
-            tables = tomllib.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return cls()
-        except (OSError, ValueError, RecursionError) as err:
+            if not file.exists() and not file.is_symlink():
+                return cls()
+            tables = toml_of(file, _MOST_BYTES)
+        except (BadFile, OSError, ValueError, RecursionError) as err:
             raise BadFile(f"cannot read the administrator's limits: {file}: {err}") from err
         return cls({kind: _table(file, kind, table) for kind, table in tables.items()})
 
@@ -77,6 +90,29 @@ class Limits:
         """Return the lowest and the highest level a knob may take, in SI; infinite where nothing is said."""
         stated = [self.bounds.get(each, {}).get(name, (-math.inf, math.inf)) for each in (kind, identity)]
         return max(low for low, _ in stated), min(high for _, high in stated)
+
+    def refusal(self, key: str, text: str, controls: Controls) -> str:
+        """Return why a value on record may not be put back to a control; empty if it may.
+
+        Args:
+            key: Of the control.
+            text: The value.
+            controls: How to reach it, to learn what its driver itself begins with.
+        """
+        place, _, what = key.rpartition("/")
+        name, unit = (_NVML if key.startswith("nvml:") else _FILES).get(what, ("", 1.0))
+        last = text.rpartition(",")[2]
+        if not name or not last.isdecimal() or not self.bounds:
+            return ""
+        kinds = ("nvml",) if key.startswith("nvml:") else ("jetson", "cpu") if name.startswith("cpu_") else ("jetson",)
+        spans = [self.span(kind, name, place.removeprefix("nvml:")) for kind in kinds]
+        low, high = max(each[0] for each in spans), min(each[1] for each in spans)
+        if low <= int(last) * unit <= high:
+            return ""
+        with suppress(OSError, DeviceError, KnobRejected):
+            if factory(controls, key) == text:
+                return ""
+        return "outside the administrator's limits, and not what the driver begins with"
 
 
 def _table(file: Path, kind: str, table: Any) -> dict[str, Bounds]:

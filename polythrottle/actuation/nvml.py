@@ -115,6 +115,14 @@ class NvmlControls:
             except NotOffered:
                 return Start(node)
 
+    def factory(self, key: str) -> str | None:
+        """Return the power limit that the GPU begins with; None of other controls."""
+        uuid, what = _parted(key)
+        if what != POWER_LIMIT:
+            return None
+        with self._opened() as library:
+            return str(int(library.call("nvmlDeviceGetPowerManagementDefaultLimit", library.gpu(uuid))))
+
     def write(self, key: str, text: str) -> None:
         """Set a control.
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from polythrottle.actuation.controls import UNREADABLE, Controls
+from polythrottle.actuation.limits import Limits
 from polythrottle.actuation.record import Entry, Record
-from polythrottle.errors import DeviceError, KnobRejected, PermissionDenied, PolythrottleError, StorageError
+from polythrottle.errors import BadFile, DeviceError, KnobRejected, PermissionDenied, PolythrottleError, StorageError
 
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _GONE = (errno.ENOENT, errno.ENODEV, errno.ENXIO)
@@ -109,6 +110,7 @@ class PuttingBack:
 
     def __init__(self, record: Record, controls: Controls, *, force: bool = False) -> None:
         self._record, self._controls, self._force = record, controls, force
+        self._limits = _limits()
         self._failed: dict[str, Difference] = {}
         self._foreign: dict[str, Difference] = {}
         self._restored: dict[str, None] = {}
@@ -159,6 +161,9 @@ class PuttingBack:
                 reason = "changed by someone else since, left alone"
                 self._foreign[key] = Difference(key, entry.original, found, reason)
                 return
+            if not self._force and (why := self._limits.refusal(key, entry.original, self._controls)):
+                self._foreign[key] = Difference(key, entry.original, found, f"{why}: left alone")
+                return
             self._write(key, entry, found)
         except (DeviceError, KnobRejected) as err:
             self._failed[key] = Difference(key, entry.original, found, str(err))
@@ -207,6 +212,14 @@ class PuttingBack:
             else:
                 reason = "no line on record says who changed it, left alone; restore --force puts it back"
                 self._foreign[key] = Difference(key, original, found, reason)
+
+
+def _limits() -> Limits:
+    """Return the administrator's limits; none where nobody can tell what they are, for then nothing is set but here."""
+    try:
+        return Limits.read()
+    except BadFile:
+        return Limits()
 
 
 def put_back(record: Record, controls: Controls, *, force: bool = False) -> Outcome:

@@ -14,6 +14,7 @@ from polythrottle.errors import DeviceError, StorageError
 from polythrottle.state import state_dir
 
 _MACHINE_ID = Path("/etc/machine-id")
+_MOST_BYTES = 16_000_000
 _SIGNS = 12  # of a machine's or boot's identity, in a file's name
 _REMEDY = "set POLYTHROTTLE_STATE_DIR to a folder of your own"
 
@@ -166,7 +167,7 @@ def contents(path: Path) -> bytes | None:
 
     Raises:
         OSError: If it cannot be read.
-        StorageError: If it is not a plain file that only this user or root may write.
+        StorageError: If it is not a plain file that only this user or root may write, or larger than any of them gets.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -174,6 +175,8 @@ def contents(path: Path) -> bytes | None:
         return None
     try:
         _refuse_if_strange(path, handle)
+        if os.fstat(handle).st_size > _MOST_BYTES:
+            raise StorageError(f"{path} is larger than {_MOST_BYTES // 1_000_000} MB, which nothing here writes")
         return read_whole(handle)
     finally:
         os.close(handle)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from polythrottle.actuation.controls import Controls, Start, SysFiles, present_start
+from polythrottle.actuation.controls import Controls, Start, SysFiles, factory, present_start
 
 
 class SystemControls:
@@ -28,6 +28,10 @@ class SystemControls:
     def start(self, key: str) -> Start:
         """Return what tells the present start of a control's driver from the next."""
         return present_start(self._port(key), key)
+
+    def factory(self, key: str) -> str | None:
+        """Return what a control's driver itself begins with; None where nobody says."""
+        return factory(self._port(key), key)
 
     def _port(self, key: str) -> Controls:
         scheme = key.partition(":")[0]

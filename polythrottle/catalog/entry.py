@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from polythrottle.backports import tomllib
 from polythrottle.catalog.archives import is_archive, read_member
 from polythrottle.errors import BadFile, InvalidInput
+from polythrottle.plainfile import contents, toml
 from polythrottle.units import to_si
 
 Record = TypeVar("Record")
@@ -39,8 +39,10 @@ class Entry:
             BadFile: If it cannot be read or is not TOML.
         """
         try:
-            text = read_member(file, "board.toml") if is_archive(file.name) else file.read_text(encoding="utf-8")
-            return cls(file, "", tomllib.loads(text))
+            text = read_member(file, "board.toml").encode() if is_archive(file.name) else contents(file, _MOST_BYTES)
+            return cls(file, "", toml(text))
+        except BadFile:
+            raise
         except (OSError, ValueError, RecursionError) as err:  # a number of thousands of digits is no TOMLDecodeError
             why = err.strerror if isinstance(err, OSError) and err.strerror else err
             raise BadFile(f"{file} is not a TOML file that can be read: {why}") from err
@@ -148,6 +150,7 @@ class Entry:
                 raise self.wrong(key, "has no source; name where the figure comes from, or write assumed")
 
 
+_MOST_BYTES = 4_000_000
 _NAMES: dict[Any, str] = {
     int: "a whole number of at least 0",
     float: "a finite number of at least 0",

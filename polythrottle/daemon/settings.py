@@ -7,16 +7,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from polythrottle.backports import tomllib
 from polythrottle.daemon.budget import check_wish
 from polythrottle.daemon.guards import Bounds
 from polythrottle.daemon.retuning import Allowance
 from polythrottle.daemon.wishes import SetBudget
 from polythrottle.errors import BadFile, InvalidInput, PolythrottleError, UnknownName
+from polythrottle.plainfile import toml_of
 from polythrottle.problem import Constraint
 from polythrottle.units import parse_quantity
 
 DEFAULT_FILE = Path("/etc/polythrottle/daemon.toml")
+_MOST_BYTES = 1_000_000
 _SPANS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _WH = {"Wh": 1.0, "kWh": 1e3, "mWh": 1e-3}
 _AMOUNT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z%]*)\s*")
@@ -83,9 +84,7 @@ def read_settings(file: Path) -> Settings:
         BadFile: If it cannot be read or is no TOML, or a key is unknown or has a value it cannot have: names the key.
     """
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadFile(f"{file} cannot be read: {error.strerror}") from error
+        document = toml_of(file, _MOST_BYTES)
     except (ValueError, RecursionError) as error:
         raise BadFile(f"{file} is not TOML: {error}") from error
     reader = _Reader(file)

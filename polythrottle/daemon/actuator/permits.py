@@ -24,9 +24,9 @@ from typing import Any
 
 from polythrottle.actuation.limits import KNOBS
 from polythrottle.actuation.site import contents
-from polythrottle.backports import tomllib
 from polythrottle.daemon.peers import Peer, group_id, user_id
 from polythrottle.errors import BadFile, StorageError
+from polythrottle.plainfile import toml
 from polythrottle.space import Level
 from polythrottle.units import to_file, to_si
 
@@ -132,7 +132,7 @@ class Permits:
             text = contents(file)
             if text is None and path is not None:
                 raise BadFile(f"cannot read the permits: there is no {file}")
-            tables = None if text is None else tomllib.loads(text.decode())
+            tables = None if text is None else toml(text)
         except (OSError, ValueError, RecursionError, StorageError) as err:
             raise BadFile(f"cannot read the permits: {file}: {err}") from err
         if tables is None:
