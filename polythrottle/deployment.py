@@ -1,7 +1,7 @@
 """Leave a tuned profile on a device, let it stand, and give the device back: through the daemon where it holds it."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,14 @@ from polythrottle.actuation.controls import trust
 from polythrottle.actuation.putting_back import Outcome
 from polythrottle.actuation.restoring import Standing
 from polythrottle.applying import CONFIRM_WITHIN_S, Applied, Stay, apply_profile, parted
-from polythrottle.errors import BadFile, DeviceError, InvalidInput, PermissionDenied, PolythrottleError
+from polythrottle.errors import (
+    BadFile,
+    DeviceError,
+    InvalidInput,
+    PermissionDenied,
+    PolythrottleError,
+    UnknownName,
+)
 from polythrottle.identity import content_digest
 from polythrottle.profile import Profile
 from polythrottle.space import OperatingPoint
@@ -155,7 +162,7 @@ def confirm(
         except PolythrottleError:
             if status.unconfirmed:
                 raise
-    return restoring.confirm(_on_record(device))
+    return _confirmed(_on_record(device))
 
 
 def restore(
@@ -180,10 +187,8 @@ def restore(
         _trust_roots(device)
     released = _released(device, told) if daemon and not force else None
     if released is None:
-        named = _on_record(device)
-        return Restored(
-            restoring.restore_all(device=named, force=force) if named is None or restoring.standing() else ()
-        )
+        named = _on_record(device) if device is None or restoring.standing() else ()
+        return Restored(_all_restored(named, force=force))
     # What the daemon does not hold is put back here, unless one device was named.
     names = (
         []
@@ -191,6 +196,42 @@ def restore(
         else [each.device for each in restoring.standing() if each.lease.applied or not each.lease.alive]
     )
     return Restored(tuple(outcome for name in names for outcome in restoring.restore_all(device=name)), released)
+
+
+def _confirmed(names: Sequence[str | None]) -> tuple[Standing, ...]:
+    """Confirm what stands under each name, or of a group nothing: what was confirmed is put back if one cannot be."""
+    stands: tuple[Standing, ...] = ()
+    try:
+        for name in names:
+            stands = restoring.confirm(name)
+    except PolythrottleError:
+        if len(names) > 1:
+            _all_restored(names, force=False)
+        raise
+    return stands
+
+
+def _all_restored(names: Sequence[str | None], *, force: bool) -> tuple[Outcome, ...]:
+    """Put back what stands under each name, past the errors of others; None is everything.
+
+    Raises:
+        PolythrottleError: If one of them could not be put back, after the others; says why.
+    """
+    outcomes: list[Outcome] = []
+    errors: list[PolythrottleError] = []
+    for name in names:
+        try:
+            outcomes += restoring.restore_all(device=name, force=force)
+        except UnknownName:
+            if len(names) == 1:
+                raise  # of a group, the guard of this GPU was faster
+        except PolythrottleError as err:
+            errors.append(err)
+    if len(errors) > 1:
+        raise DeviceError("; ".join(map(str, errors)))
+    if errors:
+        raise errors[0]
+    return tuple(outcomes)
 
 
 def _stay(confirm_within_s: float | None, lasting: str | None, keep: bool) -> Stay:
@@ -261,7 +302,9 @@ def same_device(one: str, other: str) -> bool:
 def _named(uri: str) -> tuple[str, str]:
     body, _, query = uri.partition("?")
     roots = _roots(query)
-    return "nvml:0" if body == "nvml" else body, str(Path(roots[0]).resolve()) if roots else ""
+    if body.partition(":")[0] == "nvml":
+        body = f"nvml:{','.join(sorted(_uuids(body.partition(':')[2])))}"
+    return body, str(Path(roots[0]).resolve()) if roots else ""
 
 
 def _roots(query: str) -> list[str]:
@@ -299,15 +342,42 @@ def _released(device: str | None, told: Told) -> Said | None:
         return None
 
 
-def _on_record(device: str | None) -> str | None:
-    """Return the name under which a device stands on record: as given, or what its URI stands under."""
+def _on_record(device: str | None) -> Sequence[str | None]:
+    """Return the names under which a device stands on record: as given, or what its URI stands under.
+
+    Those of a group are the names of its GPUs that stand there; one name, which restoring then refuses, where none do.
+
+    Args:
+        device: None for everything.
+    """
     if device is None or not _ON_RECORD.fullmatch(device):
-        return device
+        return [device] if device is None or not device.startswith("nvml ") else device.split(", ")
     body, _, query = device.partition("?")
-    if re.fullmatch(r"nvml(:\d+)?", body):  # which GPU that is only its driver knows; one on record leaves no choice
-        return _only_gpu() or body.replace(":", " ")
+    if body.partition(":")[0] == "nvml":
+        return _gpus_on_record(body)
     roots = _roots(query)
-    return f"{body} {Path(roots[0]).resolve()}" if roots else body.replace(":", " ")
+    return [f"{body} {Path(roots[0]).resolve()}" if roots else body.replace(":", " ")]
+
+
+def _gpus_on_record(body: str) -> Sequence[str]:
+    standing = [each.device for each in restoring.standing() if each.device.startswith("nvml ")]
+    name = body.partition(":")[2]
+    if name == "all":
+        return standing or ["nvml all"]
+    if re.fullmatch(r"\d*", name) and len(standing) == 1:
+        return standing  # which GPU that is only its driver knows; one on record leaves no choice
+    named = [f"nvml {uuid}" for uuid in _uuids(name)]
+    return [each for each in named if each in standing] or named[:1]
+
+
+def _uuids(name: str) -> Sequence[str]:
+    """Return the UUIDs of the GPUs a name means, as the driver counts now; the name itself where it does not say."""
+    from polythrottle.backends.nvml import uuids
+
+    try:
+        return uuids(name)
+    except PolythrottleError:
+        return (name or "0").split(",")
 
 
 def _trust_roots(device: str) -> None:
@@ -315,8 +385,3 @@ def _trust_roots(device: str) -> None:
     named = device.partition(" ")[2]
     for root in (*([named] if named.startswith("/") else []), *_roots(device.partition("?")[2])):
         trust(Path(root))
-
-
-def _only_gpu() -> str | None:
-    names = [each.device for each in restoring.standing() if each.device.startswith("nvml ")]
-    return names[0] if len(names) == 1 else None

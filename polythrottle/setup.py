@@ -348,6 +348,8 @@ def slug(uri: str) -> str:
         scheme, _, rest = body.partition(":")
         short = Path(rest).name.removesuffix(".gz").removesuffix(".csv") if scheme == "replay" else rest.split()[0]
         body = f"{scheme}-{Path(short).name}" + (f"-{zlib.crc32(rest.encode()):08x}" if scheme == "cmd" else "")
+    elif body.startswith("nvml:") and (more := body.count(",")):  # a name of eight UUIDs is longer than a file's may be
+        body = f"nvml-{more + 1}-gpus-{zlib.crc32(body.encode()):08x}"
     elif body.endswith((*_MODEL_FILES, ".tar.gz")):
         body = Path(body).stem.removesuffix(".tar")
     return re.sub(r"[^A-Za-z0-9._]+", "-", body).strip("-.") or "unnamed"

@@ -22,7 +22,7 @@ from polythrottle.testing.nvml.models import MODELS
 Record = Callable[[str, object], None]
 
 HERE = Path(__file__).resolve().parent
-GPUS = tuple(name for name in MODELS if name not in ("a100-mig", "laptop"))
+GPUS = ("4xh100", *(name for name in MODELS if name not in ("a100-mig", "laptop")))
 
 
 def run(board: str, folder: Path, every: int, first: int = 0) -> list[dict[str, Any]]:
@@ -65,7 +65,9 @@ def test_every_fault_at_every_step(board: str, tmp_path: Path, record_property: 
     assert len(cells) >= 200 / every
 
 
-@pytest.mark.parametrize("board", ["jetson-agx-orin-jp6", pytest.param("a100", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "board", ["jetson-agx-orin-jp6", *(pytest.param(gpu, marks=pytest.mark.slow) for gpu in ("a100", "4xh100"))]
+)
 def test_faults_at_some_steps(board: str, tmp_path: Path, record_property: Record) -> None:
     """Each fault at one step in forty, for every run of the tests."""
     check(board, run(board, tmp_path, 40), record_property)

@@ -177,6 +177,21 @@ def test_a_stopped_writer_is_taken_for_hung(
     assert knob.read_text() == "1"
 
 
+def test_a_lock_that_outlives_its_writer_for_a_moment_is_waited_for(
+    knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guard that a killed writer was about to start has inherited it, until it becomes another program."""
+    device = board(knob).__enter__()
+    device.write(str(knob), "10")
+    lock, device._lock = device._lock, None
+    assert lock is not None
+    assert device._fence is not None
+    device._fence.change(device._token, pid=2**22 + 1, started=1)  # beyond the highest number a process can have
+    monkeypatch.setattr(program.time, "sleep", lambda pause_s: os.close(lock))
+    restore_all()
+    assert knob.read_text() == "1"
+
+
 def test_a_living_writer_is_not_disturbed_unless_forced(
     knob: Path, holder: Callable[..., "subprocess.Popen[str]"]
 ) -> None:

@@ -239,7 +239,9 @@ def _refuse_if_held(site: Site, fence: Fence) -> None:
         except DeviceError:
             if lease.expires_s is not None and lease.expires_s < boot_s():
                 return
-            if lease.holder.startswith("restoring") and time.monotonic() < ends:
+            # A guard that was about to be started holds the lock of a writer that was killed, until it is begun.
+            passing = lease.holder.startswith("restoring") or not lease.alive
+            if passing and time.monotonic() < ends:
                 time.sleep(0.05)
                 continue
             raise

@@ -12,7 +12,7 @@ from polythrottle.units import knob_name
 __all__ = ["FORMS", "DeviceURI", "find_device", "open_device"]
 
 FORMS = (
-    "sim:<board>[?seed=7&noise=0.02], replay:<table.csv[.gz]>, jetson, nvml:<index or UUID>, cpu, auto, "
+    "sim:<board>[?seed=7&noise=0.02], replay:<table.csv[.gz]>, jetson, nvml:<index, UUID, 0-7, 0,2 or all>, cpu, auto, "
     "actuator:[<socket>][?device=<one of these>]"
 )
 _SCHEMES = ("auto", "cpu", "sim", "replay", "jetson", "nvml", "actuator")
@@ -46,6 +46,13 @@ class DeviceURI:
                 raise InvalidInput(f"{part!r} in {text!r} is not an option; write for example ?seed=7&noise=0.02")
             options[key] = value
         return cls(scheme, name, options)
+
+    @property
+    def several(self) -> bool:
+        """Whether it names a group of GPUs: ``nvml:0-7``, ``nvml:0,2``, ``nvml:all``."""
+        from polythrottle.backends.nvml import means_several
+
+        return self.scheme == "nvml" and means_several(self.name)
 
     def only(self, *known: str) -> None:
         """Check that no option but the known ones is given.
@@ -146,9 +153,9 @@ def _jetson(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
 
 
 def _nvml(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
-    from polythrottle.backends.nvml import NvmlDevice
+    from polythrottle.backends.nvml import open_nvml
 
-    return NvmlDevice.open(uri.name, uri.options, knobs)
+    return open_nvml(uri.name, uri.options, knobs)
 
 
 def _actuator(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:

@@ -42,7 +42,11 @@ def _nvidia(root: Path) -> str | None:
     named = [line.partition(":")[2].strip() for line in lines]
     if not named:
         return None
-    others = f", the first of {len(named)} GPUs; nvml:1 and so on name the others" if len(named) > 1 else ""
+    others = (
+        f", the first of {len(named)} GPUs; nvml:1 and so on name the others, nvml:all all as one"
+        if len(named) > 1
+        else ""
+    )
     return f"an {named[0]} is here{others}"
 
 

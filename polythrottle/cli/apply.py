@@ -204,9 +204,11 @@ def _ask(name: str, within_s: float) -> None:
     try:
         kept = _answered(within_s)
         if kept:
-            from polythrottle.actuation.restoring import confirm
+            from polythrottle.deployment import confirm
 
-            _print_confirmed(confirm(name))
+            stands = confirm(name, daemon=False)
+            assert isinstance(stands, tuple), "without the daemon nobody else can answer"
+            _print_confirmed(stands)
     finally:
         if not kept:
             _revert(name)
@@ -225,9 +227,9 @@ def _answered(within_s: float) -> bool:
 
 
 def _revert(name: str) -> None:
-    from polythrottle.actuation.restoring import restore_all
+    from polythrottle import deployment
 
     outcomes: tuple[Outcome, ...] = ()
     with contextlib.suppress(UnknownName):  # the guard was faster
-        outcomes = restore_all(device=name)
+        outcomes = deployment.restore(name, daemon=False).outcomes
     _print_outcomes(outcomes) if outcomes else typer.echo(f"{name}: reverted")

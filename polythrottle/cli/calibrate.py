@@ -55,12 +55,14 @@ def calibrate(
         raise InvalidInput(f"--seconds {seconds:g}: a phase takes 1 to 600 s")
     if wall is None and (column or time_column):
         raise InvalidInput("--column and --time-column belong to --wall")
-    from polythrottle.backends import open_device
+    from polythrottle.backends import DeviceURI, open_device
 
     if device is None and workload is None and wall is None:
         answer(_intended(seconds), as_json, _print_intended)
         return
     board = open_device(device if device not in (None, "auto") else _found())
+    if DeviceURI.parse(board.uri).several:
+        raise InvalidInput(f"{board.title} have a sensor each: calibrate one of them, such as --device nvml:0")
     done = _tested(board, workload, seconds) if wall is None else _compared(board, wall, column, time_column)
     answer(done, as_json, _print, _document)
 

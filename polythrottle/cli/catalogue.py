@@ -11,7 +11,7 @@ from polythrottle.backends import find_device, open_device
 from polythrottle.catalog import load_board, load_model, names
 from polythrottle.cli.texts import show_point
 from polythrottle.cli.unpadded import Unpadded
-from polythrottle.diagnosis.examination import real_devices
+from polythrottle.diagnosis.examination import groups, real_devices
 from polythrottle.diagnosis.system import System
 from polythrottle.errors import PolythrottleError
 from polythrottle.space import Knob
@@ -21,7 +21,8 @@ from polythrottle.units import show_name, show_number
 def listing() -> dict[str, Any]:
     """Return every device of this machine and of the catalogue, and every model simulated boards can serve."""
     found = find_device()
-    others = [uri for uri in real_devices(System()) if uri != found.uri]
+    real = real_devices(System())
+    others = [uri for uri in (*real, *groups(real)) if uri != found.uri]
     here = [{"uri": uri, "title": _title(uri), "simulated": False} for uri in (found.uri, *others)]
     here[0]["note"] = found.explanation
     boards = [load_board(name) for name in names("devices")]

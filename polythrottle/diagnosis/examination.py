@@ -1,6 +1,6 @@
 """One examination: every real device of a machine, the machine itself, its other programs, and what stands changed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,6 +89,15 @@ def real_devices(system: System) -> tuple[str, ...]:
 def _gpus(system: System) -> tuple[str, ...]:
     folders = system.found("proc/driver/nvidia/gpus/*/information")  # by PCI address, as NVML counts
     return tuple(f"nvml:{number}" for number in range(len(folders)))
+
+
+def groups(uris: Sequence[str]) -> tuple[str, ...]:
+    """Return the URIs of what can be steered as one besides: all NVIDIA GPUs, where there are several.
+
+    Args:
+        uris: Of the real devices that are here.
+    """
+    return ("nvml:all",) if sum(uri.startswith("nvml:") for uri in uris) > 1 else ()
 
 
 def _patient(uri: str) -> Patient:

@@ -52,7 +52,7 @@ def _energy(device: Device, readings: Sequence[Reading]) -> Finding:
         told = f"the counter did not move in {span_s:.2g} s"
         return Finding("energy reading", False, told, "it is frozen, or the device sleeps: try again under load")
     power_w = grown_j / span_s
-    if power_w > _MOST_W:
+    if power_w > _MOST_W * (device.uri.count(",") + 1):  # a group names each of its GPUs
         return Finding("energy reading", False, f"{show(power_w, 'W')} cannot be true", _WARY)
     kind = "" if device.energy_kind is EnergyKind.MEASURED else f", {device.energy_kind}"
     return Finding("energy reading", True, f"rises by {show(power_w, 'W')} now{kind}; {_step(readings)}")

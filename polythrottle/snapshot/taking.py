@@ -105,18 +105,28 @@ def take(device: Device) -> Snapshot:
 def _described(device: Device, scheme: str, title: str, members: Mapping[str, Member]) -> tuple[bytes, str]:
     """Return the board as an entry of devices/, empty if it cannot be simulated, and how it came about."""
     if scheme != "jetson":
-        return simulated_board(device, title)
+        return _card(device, title)
     # From the copy, which the user who takes it may write, so that its knobs do not hang on who that is.
     with TemporaryDirectory(prefix="polythrottle-") as folder:
         lay(Path(folder), members)
         return simulated_board(open_device(f"jetson?root={folder}"), title)
 
 
+def _card(device: Device, title: str) -> tuple[bytes, str]:
+    """Return a card as a simulated board; of a group the first of its GPUs."""
+    from polythrottle.backends.nvml import NvmlGroup
+
+    if not isinstance(device, NvmlGroup):
+        return simulated_board(device, title)
+    entry, how = simulated_board(device.members[0], device.members[0].title)
+    return entry, f"one GPU of {len(device.members)}: {how}"
+
+
 def _tables(device: Device) -> Mapping[str, Any]:
     """Return what a driver says that has no files: every knob with its levels, and which clocks go together."""
-    from polythrottle.backends.nvml import NvmlDevice
+    from polythrottle.backends.nvml import NvmlDevice, NvmlGroup
 
-    if not isinstance(device, NvmlDevice):
+    if not isinstance(device, NvmlDevice | NvmlGroup):
         return {}
     dials = device.dials
     knobs = {

@@ -125,6 +125,20 @@ def stepping(step_s: float) -> Distortion:
     return Distortion(shows, Sensor(step_s=step_s))
 
 
+def summed(parts: int, step_s: float) -> Distortion:
+    """Return the sum of several counters that move now and then, each when it likes, as a group of GPUs has them."""
+
+    def shows(course: Course, phase: float) -> Shown:
+        phases = np.random.default_rng(int(phase * 2**32)).random(parts)
+        moves_s = [np.arange(each * step_s, course.end_s, step_s) for each in phases]
+        gains_j = [np.diff(course.at(at_s), prepend=0.0) / parts for at_s in moves_s]
+        at_s, gain_j = np.concatenate(moves_s), np.concatenate(gains_j)
+        order = np.argsort(at_s)
+        return at_s[order], np.cumsum(gain_j[order])
+
+    return Distortion(shows, Sensor(step_s=step_s))
+
+
 def looking(duty: float, period_s: float) -> Distortion:
     """Return a counter of what a sensor sees that looks for a part of each period only."""
 
@@ -224,6 +238,7 @@ class Fault:
 SENSORS: Mapping[str, Distortion] = {
     "exact": Distortion(sensor=EXACT),
     "counter in 100 ms steps": stepping(0.1),
+    "eight counters in 100 ms steps": summed(8, 0.1),
     "25 of every 100 ms": looking(0.25, 0.1),
     "rounded to 1 W, 10 Hz": polling(0.1, average_s=0.1, quantum_w=1.0),
     "1 s average, 10 Hz": polling(0.1, average_s=1.0),

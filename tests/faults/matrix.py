@@ -69,16 +69,17 @@ class Session:
         self.steps.wire()
         signal.signal(signal.SIGTERM, _stop)
         device: Any = self._world.open(self.steps)
-        device._actuator._guarded = self._cell.fault in GUARDED
-        self._actuator = device._actuator
+        self._actuators = [each._actuator for each in getattr(device, "members", [device])]
+        for actuator in self._actuators:
+            actuator._guarded = self._cell.fault in GUARDED
         try:
             with device:
                 for point in self._world.points(device):
                     device.apply(point)
         except (PolythrottleError, KeyboardInterrupt) as err:
             self.said.append(str(err))
-        self.said += map(str, device._actuator.differences)
-        self.blind = device._actuator.unverified
+        self.said += map(str, device.differences)
+        self.blind = tuple(key for actuator in self._actuators for key in actuator.unverified)
 
     def _act(self, key: str) -> None:
         fault = self._cell.fault
@@ -98,9 +99,10 @@ class Session:
         acts.get(fault, _die)(key)
 
     def _kill_guard(self) -> None:
-        if self._actuator._watch is not None:
-            self._actuator._watch._guard.kill()
-            self._actuator._watch._guard.wait()
+        for actuator in self._actuators:
+            if actuator._watch is not None:
+                actuator._watch._guard.kill()
+                actuator._watch._guard.wait()
         _die("")
 
     def _lose(self) -> None:

@@ -1,6 +1,7 @@
 """A session's steps, counted, with a fault at one of them."""
 
 import os
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,21 +29,23 @@ class Steps:
         self.stages: list[str] = []
         self.on_write: Callable[[str, str], str | None] | None = None
         self.lost = False
-        self._restoring = False
-        self._written = ""
+        self._restoring = 0
+        self._written: set[str] = set()
+        self._turn = threading.RLock()  # the GPUs of a group are set at the same time
 
     def step(self, stage: str, key: str = "") -> None:
         """Count a step, and act if it is the one."""
-        self.stages.append(stage)
-        if len(self.stages) - 1 == self._at:
-            self._act(key)
+        with self._turn:
+            self.stages.append(stage)
+            if len(self.stages) - 1 == self._at:
+                self._act(key)
 
     def read(self, key: str) -> str:
         """Read through; the first after a write is a read-back."""
         self._check(key)
         text = self._inner.read(key)
-        if key == self._written and not self._restoring:
-            self._written = ""
+        if key in self._written and not self._restoring:
+            self._written.discard(key)
             self.step(AFTER_READ_BACK, key)
         return text
 
@@ -54,7 +57,7 @@ class Steps:
         changed = self.on_write(key, text) if self.on_write else text
         if changed is not None:
             self._inner.write(key, changed)
-        self._written = key
+        self._written.add(key)
         if self._restoring:
             self.step(RESTORING, key)
         else:
@@ -74,11 +77,13 @@ class Steps:
             self.step(AFTER_RECORD)
 
         def put(*given: Any, **named: Any) -> Outcome:
-            self._restoring = True
+            with self._turn:
+                self._restoring += 1
             try:
                 return put_back(*given, **named)
             finally:
-                self._restoring = False
+                with self._turn:
+                    self._restoring -= 1
 
         record.Record.note = noted  # type: ignore[method-assign,assignment]
         actuator.put_back = put  # type: ignore[attr-defined]

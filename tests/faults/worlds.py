@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polythrottle.actuation import Controls, SystemControls
 from polythrottle.backends.jetson import JetsonDevice
-from polythrottle.backends.nvml import NvmlDevice
+from polythrottle.backends.nvml import NvmlDevice, NvmlGroup
 from polythrottle.ports import Device
 from polythrottle.space import OperatingPoint
 from polythrottle.testing import FakeKernel, plant, reboot
@@ -176,11 +176,29 @@ class NvmlWorld(World):
     def write_foreign(self, key: str, text: str) -> None:
         """Write the power limit past our side of the driver; nobody can tell whose lock it is."""
         if key.endswith("power_limit_mw"):
-            self._stand_in.foreign(0, power_limit_mw=int(text))
+            slot = next(slot for slot in range(len(self._stand_in.models)) if self._stand_in.uuid(slot) in key)
+            self._stand_in.foreign(slot, power_limit_mw=int(text))
 
     def renumber(self) -> None:
         """Swap the two GPUs' indexes."""
         self._stand_in.reorder([1, 0])
+
+
+class GroupWorld(NvmlWorld):
+    """Four GPUs of the stand-in library as one, with a fifth beside them."""
+
+    def _made(self) -> FakeNvml:
+        return FakeNvml(self.folder / "nvml", [self.name.removeprefix("4x")] * 5).__enter__()
+
+    def open(self, controls: Controls) -> Device:
+        """Return the group, on the stand-in's time."""
+        clock = self._stand_in.clock()
+        gpus = [self._stand_in.uuid(slot) for slot in range(4)]
+        return NvmlGroup([NvmlDevice(uuid, controls=controls, clock=clock) for uuid in gpus])
+
+    def renumber(self) -> None:
+        """Turn the GPUs' indexes round."""
+        self._stand_in.reorder([4, 3, 2, 1, 0])
 
 
 _NUMBERS = {
@@ -195,4 +213,5 @@ def made(name: str, folder: Path) -> World:
     """Return the world of a board, its state folder named in the environment."""
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["POLYTHROTTLE_STATE_DIR"] = str(folder / "state")
-    return JetsonWorld(name, folder) if name.startswith("jetson") else NvmlWorld(name, folder)
+    kind = GroupWorld if name.startswith("4x") else NvmlWorld
+    return JetsonWorld(name, folder) if name.startswith("jetson") else kind(name, folder)

@@ -1,5 +1,7 @@
-"""NVIDIA GPUs, read and steered through NVML, NVIDIA's management library."""
+"""NVIDIA GPUs, one or several as one, read and steered through NVML, NVIDIA's management library."""
 
 from polythrottle.backends.nvml.device import NvmlDevice
+from polythrottle.backends.nvml.group import NvmlGroup, open_nvml
+from polythrottle.backends.nvml.naming import means_several, uuids
 
-__all__ = ["NvmlDevice"]
+__all__ = ["NvmlDevice", "NvmlGroup", "means_several", "open_nvml", "uuids"]

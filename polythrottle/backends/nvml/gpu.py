@@ -132,7 +132,7 @@ def find(library: Library, name: str) -> Gpu:
     if name.startswith("MIG-"):
         raise DeviceError(f"{name} is an instance of a GPU split by MIG; {_MIG}")
     with library:
-        known = _listed(library)
+        known = listed(library)
         if not known:
             raise DeviceError("the NVIDIA driver is here, but it finds no GPU")
         if not name and len(known) > 1:
@@ -145,7 +145,7 @@ def find(library: Library, name: str) -> Gpu:
         return gpu
 
 
-def _listed(library: Library) -> dict[str, str]:
+def listed(library: Library) -> dict[str, str]:
     """Return the UUID of every GPU by its index; a GPU that is lost is left out."""
     found = {}
     for index in range(int(library.call("nvmlDeviceGetCount"))):

@@ -63,6 +63,8 @@ def check_boards(texts: Sequence[str]) -> None:
         uri = DeviceURI.parse(text)
         if uri.scheme not in _SCHEMES:
             raise InvalidInput(f"--steer {text[:60]} cannot be steered; it takes {', '.join(_SCHEMES)}, or off")
+        if uri.several:
+            raise InvalidInput(f"--steer {text[:60]} is a group; name each GPU: --steer nvml:0 --steer nvml:1 …")
         if uri.scheme == "sim":
             open_device(text)
 
@@ -122,6 +124,8 @@ def _served(socket: Path, device: str, clock: Clock, token_file: Path, holder: s
         about = line.ask("describe", device=device)
     finally:
         line.close()
+    if DeviceURI.parse(str(about["uri"])).several:
+        raise InvalidInput(f"{about['title']} are served as a group, whose GPUs cannot be steered one by one")
     board = ActuatorBoard(socket, str(about["uri"]), token_file, clock, holder=holder)
     return Steerable(board, _known_as(about), _limits_w(about), way=f"{about['title']}, through the actuator")
 

@@ -59,6 +59,10 @@ nvmlReturn_t begin_on(Call *call, const char *function, nvmlDevice_t handle, int
     call->machine->shift_us += call->machine->tick_us;
     board_update(call->machine, call->gpu);
     call->fault = fault_hit(call->machine, function, slot, is_setter);
+    if (call->fault && call->fault->kind == LOSE) {
+        call->gpu->lost = 1;
+        return GPU_IS_LOST;
+    }
     return is_setter ? OK : meet(call->machine, call->fault);
 }
 

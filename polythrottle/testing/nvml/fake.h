@@ -27,7 +27,7 @@ enum {
 };
 
 /* What a fault does to the call it hits; the same order as FaultKind in Python. */
-enum { REFUSE, LATE, IGNORE, SKEW, OVERWRITE, REORDER, DIE_BEFORE, DIE_AFTER };
+enum { REFUSE, LATE, IGNORE, SKEW, OVERWRITE, REORDER, DIE_BEFORE, DIE_AFTER, LOSE };
 
 /* What blank readings replace: bits of Gpu.blank. */
 enum { BLANK_POWER = 1, BLANK_ENERGY = 2, BLANK_TEMPERATURE = 4, BLANK_CLOCK = 8 };

@@ -4,6 +4,7 @@ import ctypes
 import enum
 import json
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,8 @@ class FaultKind(enum.IntEnum):
     REFUSE returns the code and does nothing; LATE does it and returns the code all the same; IGNORE returns success and
     does nothing; SKEW takes ``value`` off what was asked (driver's units); OVERWRITE sets the power limit to ``value``
     mW as another writer would, right after; REORDER reverses the order of the GPUs before a reading call; DIE_BEFORE
-    and DIE_AFTER kill the calling process with SIGKILL around the change.
+    and DIE_AFTER kill the calling process with SIGKILL around the change; LOSE lets the GPU fall off the bus, for
+    good, as NVML's reference describes NVML_ERROR_GPU_IS_LOST.
     """
 
     REFUSE = 0
@@ -40,6 +42,7 @@ class FaultKind(enum.IntEnum):
     REORDER = 5
     DIE_BEFORE = 6
     DIE_AFTER = 7
+    LOSE = 8
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class FakeNvml:
         self._folder = os.fsencode(folder.absolute())
         self._library = load(self.path)
         self._outside: dict[str, str | None] = {}
+        self._moving = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "log.jsonl").unlink(missing_ok=True)
         self._check(self._library.fake_create(self._folder), f"cannot write {folder}")
@@ -263,7 +267,8 @@ class FakeNvml:
 
     def advance(self, duration_s: float) -> None:
         """Move the stand-in's time on by ``duration_s`` seconds."""
-        self.set_machine(shift_us=self.get_machine("shift_us") + round(duration_s * 1e6))
+        with self._moving:
+            self.set_machine(shift_us=self.get_machine("shift_us") + round(duration_s * 1e6))
 
     def clock(self) -> FakeTime:
         """Return a clock that runs on the stand-in's time and moves it by sleeping."""

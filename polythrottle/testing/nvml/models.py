@@ -153,6 +153,20 @@ _H100 = GpuModel(
     has_mig=1,
     millikelvin_per_w=100,
 )
+# As nvidia-smi -q shows one of a server's: clocks 345 to 1980 MHz, memory 2619 MHz, limits 200 to 700 W (Princeton
+# Research Computing's page on its GPUs, node of Della); the limits also in NVIDIA's DGX H100 guide, "Querying GPU power
+# limit". That its memory clock cannot be locked: a public device log. The rest is assumed.
+_H100_SXM = replace(
+    _H100,
+    name="NVIDIA H100 80GB HBM3",
+    clocks_mhz=((2619, _steps(345, 1980)),),
+    device_id=0x233010DE,
+    memory_bytes=80 * 2**30,
+    limit_max_mw=700_000,
+    gpu_mw=620_000,
+    has_memory_lock=0,
+    millikelvin_per_w=60,
+)
 _L4 = GpuModel(
     name="NVIDIA L4",
     clocks_mhz=((6251, _steps(210, 2040)), (405, _steps(210, 645))),
@@ -295,7 +309,7 @@ MODELS = MappingProxyType(
     {
         **{"v100": _V100, "a100": _A100, "a100-mig": replace(_A100, mig_enabled=1), "a40": _A40},
         **{"h100": _H100, "l4": _L4, "b200": _B200, "laptop": _LAPTOP},
-        **{"rtx4090": _RTX4090, "rtx5090": _RTX5090, "gh200": _GH200, "gb10": _GB10},
+        **{"rtx4090": _RTX4090, "rtx5090": _RTX5090, "gh200": _GH200, "gb10": _GB10, "h100-sxm": _H100_SXM},
     }
 )
 
