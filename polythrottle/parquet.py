@@ -11,9 +11,11 @@ from polythrottle.errors import BadFile, InvalidInput
 
 if TYPE_CHECKING:
     import pandas as pd
+    from pyarrow.parquet import FileMetaData
 
 _MAGIC = b"PAR1"
 _MOST_COLUMNS = 1000
+_MOST_ROWS, _MOST_GROUPS, _MOST_UNPACKED = 10_000_000, 10_000, 1_000_000_000
 _BATCH, _BATCH_BYTES = 4096, 100_000_000
 """Rows that are unpacked at one time, and what they may take: a small file can hold one large text for all of them."""
 
@@ -76,11 +78,25 @@ def pieces(path: Path) -> Iterator[pd.DataFrame]:
     import pyarrow.parquet as pq
 
     with _told(path), pq.ParquetFile(path) as file:
+        _refuse_if_huge(path, file.metadata)
         for batch in file.iter_batches(_BATCH):
             if batch.nbytes > _BATCH_BYTES:
                 raise BadFile(f"{path} holds texts of a size that does not occur in tables; it is no such table")
             cells = {name: [_text(value) for value in batch.column(name).to_pylist()] for name in batch.schema.names}
             yield pd.DataFrame(cells, dtype=object)
+
+
+def _refuse_if_huge(path: Path, metadata: FileMetaData) -> None:
+    """Refuse a file that says itself that it unpacks to more than a table has.
+
+    Raises:
+        BadFile: If it does.
+    """
+    groups = [metadata.row_group(number) for number in range(min(metadata.num_row_groups, _MOST_GROUPS + 1))]
+    unpacked = sum(max(0, group.total_byte_size) for group in groups)
+    if metadata.num_rows > _MOST_ROWS or len(groups) > _MOST_GROUPS or unpacked > _MOST_UNPACKED:
+        most = f"{_MOST_ROWS:,} rows or {_MOST_UNPACKED // 1_000_000:,} MB"
+        raise BadFile(f"{path} unpacks to more than {most}; it is no such table")
 
 
 def _text(value: object) -> str:

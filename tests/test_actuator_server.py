@@ -125,6 +125,56 @@ def test_who_holds_a_device_is_answered_before_readers(board: Bench, monkeypatch
         assert len(answers(way)) == 1
 
 
+@pytest.mark.parametrize("asked", ["renew", "verify"])
+def test_a_slow_call_of_one_client_ends_no_other_clients_lease(
+    board: Bench, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """Whoever has asked something meanwhile lives: its lease does not end for having had to wait for another's call."""
+    reader, holder = board.line(), board.line(ALICE)
+    token = holder.ask("take", device="", seconds=3)["token"]
+    holding = board.service.holdings[0]
+    read, waits, goes_on = holding.read, threading.Event(), threading.Event()
+
+    def slow() -> dict[str, Any]:
+        waits.set()
+        assert goes_on.wait(30)
+        board.time.now_s += 35.0
+        return read()
+
+    monkeypatch.setattr(holding, "read", slow)
+    assert reader._socket is not None
+    reader._socket.sendall(message(verb="read", device=""))
+    assert waits.wait(30)
+    assert holder._socket is not None
+    fields = {"seconds": 3} if asked == "renew" else {}
+    holder._socket.sendall(message(verb=asked, token=token, **fields))
+    goes_on.set()
+    with holder._socket.makefile("rb") as file:
+        assert "answer" in json.loads(file.readline())
+    assert holding.terms.lease is not None
+    assert holding.terms.lease.token == token
+
+
+def test_a_slow_call_does_not_prolong_the_lease_of_who_says_nothing(
+    board: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends right after the call, before the next request is answered."""
+    reader, holder = board.line(), board.line(ALICE)
+    holder.ask("take", device="", seconds=3)
+    holding = board.service.holdings[0]
+    read = holding.read
+
+    def slow() -> dict[str, Any]:
+        board.time.now_s += 35.0
+        return read()
+
+    monkeypatch.setattr(holding, "read", slow)
+    reader.ask("read", device="")
+    monkeypatch.setattr(holding, "read", read)
+    reader.ask("hello")
+    assert holding.terms.lease is None
+
+
 def test_no_more_spaces_are_computed_than_two_at_once(board: Bench) -> None:
     """The third is told to ask again."""
     ways = [raw(board) for _ in range(3)]

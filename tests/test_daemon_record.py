@@ -303,3 +303,49 @@ def test_only_so_many_minutes_are_kept(tmp_path: Path, monkeypatch: pytest.Monke
     assert record.totals(0.0).joules == 250.0
     assert record.totals(60.0 * 151).joules == 250.0
     record.close()
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS number, '' AS at, '' AS kind"
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (f"DROP TABLE events; CREATE VIEW events AS {ENDLESS}, '' AS words FROM n", "is no table"),
+        ("CREATE TRIGGER t AFTER INSERT ON events BEGIN SELECT 1; END", "is no table"),
+        (f"INSERT INTO kept VALUES ('x', '{'[' * 100_000}')", "recursion"),
+        ("INSERT INTO kept VALUES ('x', NULL)", "Expecting value"),
+        ("INSERT INTO events VALUES (1, 'now', 'kind', x'00')", "not made of texts"),
+    ],
+    ids=["a view without end", "a trigger", "nested too deep", "nothing", "bytes"],
+)
+def test_a_database_that_means_harm_is_set_aside(tmp_path: Path, script: str, told: str) -> None:
+    """It neither hangs nor ends the daemon, which begins a new one and says so."""
+    record_at(tmp_path).close()
+    with sqlite3.connect(tmp_path / "daemon.db") as database:
+        database.executescript(script)
+    database.close()
+    record = record_at(tmp_path)
+    assert "set aside" in record.recent[-1].words
+    assert told in record.recent[-1].words
+    assert record.tell("phase", "goes on").words == "goes on"
+    record.close()
+
+
+def test_a_database_of_absurd_size_is_set_aside_unread(tmp_path: Path) -> None:
+    """A single text of it could take all memory."""
+    record_at(tmp_path).close()
+    os.truncate(tmp_path / "daemon.db", 1 << 40)
+    record = record_at(tmp_path)
+    assert "larger than 64 MB" in record.recent[-1].words
+    record.close()
+
+
+def test_a_minute_that_no_calendar_has_is_not_shown(tmp_path: Path) -> None:
+    """One far beyond the end of time is passed over."""
+    record = record_at(tmp_path)
+    record.add(Minute(int(EPOCH_S // 60)))
+    record.add(Minute(10**18))
+    record.flush()
+    assert len(record.history(10)) == 1
+    record.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from polythrottle import tables
+from polythrottle import parquet, tables
 from polythrottle.cells import Cells
 from polythrottle.errors import BadFile, InvalidInput, StorageError
 from polythrottle.tables import lines
@@ -204,3 +204,17 @@ def test_parquet_that_is_no_table_is_one_line(tmp_path: Path) -> None:
         tables.read(path, ("b",))
     with pytest.raises(BadFile, match="line 2: a is 'x'"):
         tables.read(path).numbers("a")
+
+
+@pytest.mark.parametrize("bound", ["_MOST_ROWS", "_MOST_GROUPS", "_MOST_UNPACKED"])
+def test_parquet_that_unpacks_to_more_than_a_table_is_refused_by_its_head(
+    tmp_path: Path, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many rows, parts or bytes, as the file says itself, are one line before anything is unpacked."""
+    path = tmp_path / "t.parquet"
+    pd.DataFrame({"a": range(1001)}).to_parquet(path, row_group_size=100)
+    assert len(tables.read(path, ("a",)).frame) == 1001
+    monkeypatch.setattr(parquet, bound, {"_MOST_ROWS": 1000, "_MOST_GROUPS": 10, "_MOST_UNPACKED": 1000}[bound])
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile.iter_batches", None)
+    with pytest.raises(BadFile, match="unpacks to more than"):
+        tables.read(path, ("a",))

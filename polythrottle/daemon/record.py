@@ -26,7 +26,9 @@ _SHOWN = 1000
 _PATIENCE_S = 0.2
 _AGAIN_S = 10.0
 _TIDY = 100
+_MOST_BYTES, _MOST_KEPT = 64_000_000, 1000
 _FORMAT = 2
+_LAST = 1 << 31  # minutes from here on no calendar has
 _BROKEN = ("malformed", "not a database", "file is encrypted", "no such table", "no such column", "disk image")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY, at TEXT, kind TEXT, words TEXT);
@@ -200,8 +202,8 @@ class Record:
         try:
             source = f"{self._file.absolute().as_uri()}?mode=ro"
             with contextlib.closing(sqlite3.connect(source, uri=True, timeout=1)) as database:
-                query = f"SELECT {', '.join(names)} FROM minutes WHERE minute > ? ORDER BY minute"
-                rows = database.execute(query, (first,)).fetchall()
+                query = f"SELECT {', '.join(names)} FROM minutes WHERE minute > ? AND minute < ? ORDER BY minute"
+                rows = database.execute(query, (first, _LAST)).fetchall()
         except sqlite3.Error:
             rows = [tuple(asdict(each).values()) for each in tuple(self._lately) if each.minute > first]
         return [_shown(dict(zip(names, row, strict=True))) for row in rows]
@@ -252,20 +254,28 @@ class Record:
     def _open(self) -> None:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._refuse_if_huge()
             self._database = sqlite3.connect(self._file, timeout=_PATIENCE_S, check_same_thread=False)
             self._begin(self._database)
             self._load(self._database)
-        except (sqlite3.Error, OSError, ValueError) as error:
+        except (sqlite3.Error, OSError, ValueError, RecursionError) as error:
             self._fail(error)
         if self._database is None and not self._recent:
             self._look()
 
     def _look(self) -> None:
         """Read what is there without a single write, as on a disk so full that the log's index finds no room."""
-        with contextlib.suppress(sqlite3.Error, OSError, ValueError):
+        with contextlib.suppress(sqlite3.Error, OSError, ValueError, RecursionError):
+            self._refuse_if_huge()
             source = f"{self._file.absolute().as_uri()}?mode=ro&immutable=1"
             with contextlib.closing(sqlite3.connect(source, uri=True)) as database:
                 self._load(database)
+
+    def _refuse_if_huge(self) -> None:
+        """Refuse a file larger than all that is ever kept there: a single text of it could take all memory."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._file.stat().st_size > _MOST_BYTES:
+                raise ValueError(f"it is larger than {_MOST_BYTES // 1_000_000} MB, which nothing here writes")
 
     @staticmethod
     def _begin(database: sqlite3.Connection) -> None:
@@ -281,9 +291,16 @@ class Record:
             database.execute(f"PRAGMA user_version = {_FORMAT}")
 
     def _load(self, database: sqlite3.Connection) -> None:
+        # A view or a trigger in the place of a table could keep whoever asks it busy for ever.
+        strange = "SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index') LIMIT 1"
+        if other := database.execute(strange).fetchone():
+            raise ValueError(f"it holds {str(other[0])[:40]!r}, which is no table")
         newest = f"SELECT number, at, kind, words FROM events ORDER BY number DESC LIMIT {_SHOWN}"
         found = [Happened(*row) for row in database.execute(newest)]
-        stored = {str(name): json.loads(value) for name, value in database.execute("SELECT name, value FROM kept")}
+        if not all(isinstance(text, str) for each in found for text in (each.at, each.kind, each.words)):
+            raise ValueError("an event in it is not made of texts")
+        kept = database.execute(f"SELECT name, value FROM kept LIMIT {_MOST_KEPT}")
+        stored = {str(name): json.loads(str(value)) for name, value in kept}
         top = max((event.number for event in found), default=0)
         if top and not self._recent:
             self._recent.extend(reversed(found))
@@ -297,7 +314,7 @@ class Record:
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
         self._database = None
-        broken = isinstance(error, ValueError) or any(text in str(error) for text in _BROKEN)
+        broken = isinstance(error, ValueError | RecursionError) or any(text in str(error) for text in _BROKEN)
         if not broken:
             self.fault = f"{self._file} cannot be written: {error}; events and history are kept in memory"
             return

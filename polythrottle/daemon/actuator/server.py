@@ -71,8 +71,18 @@ class Server:
                 next_ping_s = time.monotonic() + ping_s
             for key, _ in self._selector.select(self._wait_s(None if ping_s is None else next_ping_s)):
                 key.data()
+            self._catch_up()
             self._tick()
             self._turn()
+
+    def _catch_up(self) -> None:
+        """After a slow call, hear those who have asked meanwhile before any lease is said to have run out."""
+        if not self._service.stalled:
+            return
+        # Once more: who had to connect anew has only just been taken in.
+        for key, _ in self._selector.select(0):
+            key.data()
+        self._service.catch_up([each.peer for each in self._connections.values() if each.has_line])
 
     def _tick(self) -> None:
         try:
@@ -82,7 +92,7 @@ class Server:
             _log(f"fault in ending a lease: {type(err).__name__}: {err}")
 
     def _wait_s(self, ping_s: float | None) -> float | None:
-        if any(each.has_line for each in self._connections.values()):
+        if self._service.stalled or any(each.has_line for each in self._connections.values()):
             return 0.0
         now_s, due = time.monotonic(), [each.due_s for each in self._connections.values()]
         waits = [each - now_s for each in (*due, *([] if ping_s is None else [ping_s]))]
@@ -99,7 +109,7 @@ class Server:
         for handle, each in sorted(self._connections.items(), key=lambda item: not self._service.holds(item[1].peer)):
             if each.too_long:
                 self._reply(each, None, error=InvalidInput("that line is too long to be a request"), last=True)
-            elif (line := each.line(now_s)) is not None:
+            elif not self._service.stalled and (line := each.line(now_s)) is not None:
                 self._serve(each, line)
             if each.done or each.due_s <= now_s:
                 self._drop(handle)

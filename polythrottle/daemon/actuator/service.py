@@ -46,6 +46,7 @@ class Service:
         self._noted = Pace(_NOTED_PER_S, _NOTED_BURST)
         self._jobs: list[Job] = []
         self._inherited = False
+        self._stalled_s: float | None = None
         self._verbs: Mapping[str, Callable[[Peer, Request], dict[str, Any] | Job]] = {
             "hello": self._hello,
             "devices": self._devices,
@@ -103,7 +104,10 @@ class Service:
         try:
             return self._verbs[request.verb](peer, request)
         finally:
-            self._put_off(peer, request.text.get("token", ""), self._now_s() - started_s)
+            took_s = self._now_s() - started_s
+            self._put_off(peer, request.text.get("token", ""), took_s)
+            if took_s >= _SLOW_S and self._stalled_s is None:
+                self._stalled_s = started_s
 
     def _put_off(self, peer: Peer, token: str, took_s: float) -> None:
         """Let no lease run out over a slow call of its own holder, such as one that switches the power mode."""
@@ -121,8 +125,28 @@ class Service:
         if after_s:
             raise Later(f"user {peer.name} asks too much at once; again in {after_s:.2g} s", after_s)
 
+    @property
+    def stalled(self) -> bool:
+        """Whether a slow call has kept everybody waiting, so that nobody could renew a lease meanwhile."""
+        return self._stalled_s is not None
+
+    def catch_up(self, waiting: Sequence[Peer]) -> None:
+        """Go on after a slow call: who has asked meanwhile lives, and its lease is put off by what the call took.
+
+        Args:
+            waiting: Whose requests have come in during the call and are not answered yet.
+        """
+        if self._stalled_s is None:
+            return
+        took_s, self._stalled_s = self._now_s() - self._stalled_s, None
+        for holding in self.holdings:
+            for peer in waiting:
+                holding.terms.put_off(took_s, "", peer)
+
     def tick(self) -> None:
-        """End what has run out."""
+        """End what has run out; after a slow call only once those have been heard who hold something."""
+        if self.stalled:
+            return
         for holding in self.holdings:
             holding.tick()
 
