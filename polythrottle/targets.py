@@ -18,7 +18,8 @@ def target_of(device: Device) -> Target | None:
         return None
     identity = identity_of(device)
     uuids = tuple(uuid for uuid in identity.get("uuid", "").replace(",", " ").split() if uuid)
-    return Target(device.title, uuids, lambda: _number(identity.get("pci", "")))
+    first = identity.get("pci", "").partition(",")[0]  # of a group: what runs in this process runs on one of it
+    return Target(device.title, uuids, lambda: _number(first))
 
 
 def _number(bus_id: str) -> int:

@@ -449,6 +449,22 @@ def test_cudas_number_is_found_by_the_place_on_the_bus(monkeypatch: pytest.Monke
         Driver(Library(broken=100))
 
 
+def test_of_a_group_the_first_gpu_runs_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model in this process may be on any of them; a command sees them all."""
+    library = Library("0000:af:00.0", "0000:3b:00.0")
+    monkeypatch.setattr("polythrottle.workloads.cuda.ctypes.CDLL", lambda name: library)
+    device = gpu_device()
+    device.uri, device.findings = "nvml:GPU-1,GPU-2", tuple
+    device.identity = {"uuid": "GPU-1, GPU-2", "pci": "00000000:3B:00.0, 00000000:AF:00.0"}
+    target = target_of(device)
+    assert target is not None
+    assert (target.uuids, target.number) == (("GPU-1", "GPU-2"), 1)
+    served: Any = FakeWorkload(FakeDevice())
+    for number in (0, 1):
+        served.placement = Placement("torch", gpu=number)
+        check_placed(device, served)
+
+
 def test_a_command_sees_the_gpu_that_is_tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By its UUID, unless somebody has set the variable."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
