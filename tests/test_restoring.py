@@ -513,6 +513,23 @@ def test_a_device_nobody_knows_is_named(knob: Path, state: Path) -> None:
         restore_all(device="other")
 
 
+def test_a_device_that_nobody_has_changed_yet_is_no_unknown_one(
+    knob: Path, state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Entered, or restored, and asked for by its URI: nothing stands changed there, whatever else stands."""
+    (tmp_path / "tree").mkdir()
+    uri = f"jetson?root={tmp_path / 'tree'}"
+    planted = Actuator(f"jetson {tmp_path / 'tree'}", guarded=False)
+    with board(knob) as device:
+        device.write(str(knob), "10")
+        with planted:
+            assert run(["restore", "--no-daemon", "--device", uri]) == 0
+        assert run(["restore", "--no-daemon", "--device", uri]) == 0
+        assert capsys.readouterr().out == "nothing stands changed\n" * 2
+        assert run(["restore", "--no-daemon", "--device", "jetson?root=/nowhere"]) == UnknownName.exit_code
+        assert knob.read_text() == "10"
+
+
 INTERRUPTED = """
 import sys
 from polythrottle.actuation import Actuator, Control, SysFiles

@@ -217,9 +217,13 @@ def _chosen(state: Path | None, device: str | None, boot: str, force: bool) -> l
             standing_sites[Record(site.left, None, boot).device] = site
     if device is None:
         return list(standing_sites.values())
-    if device not in standing_sites:
+    if device in standing_sites:
+        return [standing_sites[device]]
+    own = Site.of(device, state)
+    if not any(file.exists() for file in (own.record, own.lease, own.lock)):
         raise UnknownName("device on record", device, standing_sites)
-    return [standing_sites[device]]
+    # Known by its files, whose names hold its own in part alone: nothing has been changed yet, or nothing is any more.
+    return [site for site in standing_sites.values() if site.stem == own.stem and force]
 
 
 def _device_of(site: Site) -> str:
