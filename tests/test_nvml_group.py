@@ -530,6 +530,20 @@ def test_a_gpu_that_falls_off_the_bus_ends_the_window_and_the_others_are_put_bac
     assert fake.snapshot() == before
 
 
+def test_a_lock_that_does_not_hold_on_one_is_noticed(machine: Machine) -> None:
+    """The window is spoilt by the one GPU whose clock ran above, which is named."""
+    fake = machine(*EIGHT[:3])
+    for slot in range(3):
+        fake.set(slot, load_permille=1000)
+    with group(fake) as device:
+        device.apply(point(1200))
+        assert device.read().overrun == ""
+        fake.foreign(1, gpu_lock_min_mhz=0, gpu_lock_max_mhz=0, live_min_mhz=0, live_max_mhz=0)
+        assert device.read().overrun.startswith("GPU 1: ")
+        device.apply(point(1200))
+        assert device.read().overrun == ""
+
+
 def test_one_without_joules_makes_the_sum_unknown(machine: Machine) -> None:
     """Never a sum of seven in the name of eight."""
     fake = machine(*EIGHT[:2])

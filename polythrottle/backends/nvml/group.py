@@ -271,7 +271,13 @@ class NvmlGroup:
             temperature_c=max((each.temperature_c for each in found if each.temperature_c is not None), default=None),
             clocks_hz={name: min(each.clocks_hz[name] for each in found) for name in domains},
             throttled=any(each.throttled for each in found),
+            cause=self._said([each.cause for each in found]),
+            overrun=self._said([each.overrun for each in found]),
         )
+
+    def _said(self, texts: Sequence[str]) -> str:
+        """Return what is said of those GPUs of which something is."""
+        return joined({label: text for label, text in zip(self.labels, texts, strict=True) if text})
 
     def restore(self) -> None:
         """Restore every GPU to how it was found, those that can be even where one cannot.
