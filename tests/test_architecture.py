@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "polythrottle"
 VOCABULARY = (
     *("errors", "clock", "units", "space", "measurement", "problem", "study", "profile", "ports", "state"),
     *("findings", "identity", "requirements", "sensors", "recording", "arrivals", "ladder", "backports"),
-    *("card", "cells", "columns", "parquet", "placement", "plainfile", "printable", "tables"),
+    *("card", "cells", "columns", "parquet", "placement", "plainfile", "printable", "tables", "threads"),
 )
 ADAPTERS = ("catalog", "journal", "backends", "actuation", "workloads", "optimize")
 USE = (

@@ -232,18 +232,19 @@ def _device_of(site: Site) -> str:
 
 def _refuse_if_held(site: Site, fence: Fence) -> None:
     """Refuse where a living writer has not run out; a profile applied by hand is there to be ended."""
-    lease = fence.read()
-    if lease.applied:
-        return
     ends = time.monotonic() + _WAIT_S
     while True:
+        lease = fence.read()
+        if lease.applied:
+            return
         try:
             os.close(hold(site.lock, _device_of(site), f"restoring (process {os.getpid()})"))
             return
         except DeviceError:
             if lease.expires_s is not None and lease.expires_s < boot_s():
                 return
-            # A guard that was about to be started holds the lock of a writer that was killed, until it is begun.
+            # They go soon: another that restores; a guard whose lease was ended and which has not seen it yet; one that was
+            # about to be started, and holds the lock of a writer that was killed until it is begun.
             passing = lease.holder.startswith("restoring") or not lease.alive
             if passing and time.monotonic() < ends:
                 time.sleep(0.05)

@@ -18,6 +18,7 @@ from polythrottle.actuation.lease import LEASE_S, Fence, Passed, Stuck
 from polythrottle.actuation.record import NOW
 from polythrottle.actuation.site import Site
 from polythrottle.errors import DeviceError, PolythrottleError
+from polythrottle.threads import Thread
 
 _PIPE_BYTES = 1 << 20
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
@@ -44,14 +45,12 @@ class Watch:
         """Why the lease cannot be kept at the moment."""
         self._spawn = partial(_spawned, site, token, boot_id, str(os.getpid()))
         self._guard = self._spawn(known())
-        self._beat = threading.Thread(target=self._renew, name="polythrottle-lease", daemon=True)
+        self._beat = Thread(target=self._renew, name="polythrottle-lease", daemon=True)
         try:
             self._beat.start()
-        except RuntimeError as err:
+        except DeviceError as err:
             self._end_guard()
-            raise DeviceError(
-                f"cannot start the thread that keeps the lease: {err}; nothing is steered without"
-            ) from err
+            raise DeviceError(f"{err}; it keeps the lease, and nothing is steered without") from err
 
     def _renew(self) -> None:
         while not self._ended.wait(LEASE_S / 4):

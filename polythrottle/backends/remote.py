@@ -25,6 +25,7 @@ from polythrottle.ports import Offer
 from polythrottle.sensors import Sensor, usual
 from polythrottle.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.state import ACTUATOR_SOCKET, socket_path
+from polythrottle.threads import Thread
 
 TOKEN = "POLYTHROTTLE_TOKEN"
 """The environment variable with the token of a loan, which a process that starts a study gives it."""
@@ -69,7 +70,7 @@ class RemoteDevice:
         self._token = ""
         self._lost: PolythrottleError | None = None
         self._ended = threading.Event()
-        self._beat: threading.Thread | None = None
+        self._beat: Thread | None = None
         self.left: tuple[str, ...] = ()
         self.clock: Clock = SystemClock()
         self._told = self._ask("describe", device=device)
@@ -246,7 +247,7 @@ class RemoteDevice:
             holder = f"process {os.getpid()}"
             self._token = self._ask("take", device=self._device, seconds=MOST_S, holder=holder)["token"]
         self._ended.clear()
-        self._beat = threading.Thread(target=self._keep, name="polythrottle-actuator", daemon=True)
+        self._beat = Thread(target=self._keep, name="polythrottle-actuator", daemon=True)
         self._beat.start()
         return self
 

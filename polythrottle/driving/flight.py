@@ -3,7 +3,6 @@
 import asyncio
 import queue
 import sys
-import threading
 import time
 from collections.abc import Coroutine, Generator, Iterator, Sequence
 from contextlib import closing, suppress
@@ -18,6 +17,7 @@ from polythrottle.driving.waiting import AWAKE_S, PunctualSelector
 from polythrottle.errors import Unanswered
 from polythrottle.measurement import Query
 from polythrottle.ports import Concurrent
+from polythrottle.threads import Thread
 from polythrottle.workloads.event_loop import EventLoop
 
 _MOST_UNDER_WAY = 256
@@ -74,7 +74,7 @@ class _Flight:
         self._over = asyncio.Event()
         self._under_way: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="polythrottle load", daemon=True)
+        self._thread = Thread(target=self._run, name="polythrottle load", daemon=True)
         self._thread.start()
 
     def landed(self, timeout_s: float) -> Query:

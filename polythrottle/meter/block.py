@@ -26,6 +26,7 @@ from polythrottle.meter.looks import Course, Look, course, every, step_seen
 from polythrottle.ports import Discounting, Readable, Recorded, Sampled
 from polythrottle.sensors import Normal, Sensor, Triangular, half_width
 from polythrottle.sensors.errors import Error
+from polythrottle.threads import Thread
 from polythrottle.units import show
 
 _UNKNOWN = Interval(0.0, math.inf)
@@ -203,7 +204,7 @@ class _Watched:
         self._looks: list[Look] = []
         self._failure = ""
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._sampling = contextlib.ExitStack()
         step_s = self._sensor.step_s / _SHARE_OF_STEP
         self._apart_s = max(_SHORTEST_S, step_s) if step_s else _USUAL_S
@@ -223,7 +224,7 @@ class _Watched:
         """Look, and go on looking where time is real."""
         self._look()
         if not isinstance(self._source.clock, VirtualClock):
-            self._thread = threading.Thread(target=self._watch, name="polythrottle-energy", daemon=True)
+            self._thread = Thread(target=self._watch, name="polythrottle-energy", daemon=True)
             self._thread.start()
 
     def __exit__(

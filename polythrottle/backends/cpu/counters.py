@@ -8,6 +8,7 @@ from pathlib import Path
 
 from polythrottle.errors import DeviceError
 from polythrottle.measurement import EnergyKind
+from polythrottle.threads import Thread
 
 _MOST_W = 500.0  # above what one package draws for long; bounds how soon its counter can wrap
 
@@ -79,7 +80,7 @@ class Counted:
         self.boundary = boundary
         self._guard = threading.Lock()
         self._ended = threading.Event()
-        self._sampler: threading.Thread | None = None
+        self._sampler: Thread | None = None
         self._users = 0
 
     @property
@@ -109,7 +110,7 @@ class Counted:
         if math.isinf(self.period_s) or self._users > 1:
             return
         self._ended.clear()
-        self._sampler = threading.Thread(target=self._sample, name="polythrottle-rapl", daemon=True)
+        self._sampler = Thread(target=self._sample, name="polythrottle-rapl", daemon=True)
         self._sampler.start()
 
     def leave_out(self, busy_s: float) -> bool:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from polythrottle.backends.jetson.rails import PowerSource
 from polythrottle.clock import Clock, VirtualClock
 from polythrottle.errors import DeviceError, TrialError
+from polythrottle.threads import Thread
 
 _PATIENCE_S, _PATIENCE_SAMPLES = 2.0, 20
 
@@ -29,7 +30,7 @@ class Sampler:
         self._source, self._clock, self._hz, self._factor = source, clock, hz, factor
         self._guard = threading.Lock()
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._users = 0
         self._last: tuple[float, float] | None = None
         self._total_j, self._gap_s = 0.0, 0.0
@@ -90,7 +91,7 @@ class Sampler:
             return
         self._ended.clear()
         self._last = None
-        self._thread = threading.Thread(target=self._run, name="polythrottle-power", daemon=True)
+        self._thread = Thread(target=self._run, name="polythrottle-power", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:

@@ -1,0 +1,28 @@
+"""Threads whose start fails rather than hangs."""
+
+import threading
+
+import pytest
+
+from polythrottle import threads
+from polythrottle.errors import DeviceError
+from polythrottle.threads import Thread
+
+
+def test_a_thread_runs_and_is_joined() -> None:
+    """As Python's own."""
+    ran = threading.Event()
+    thread = Thread(target=ran.set)
+    thread.start()
+    thread.join()
+    assert ran.is_set()
+
+
+def test_a_thread_that_dies_before_its_first_sign_of_life_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does that has no memory for its first call; Python's own waits for good."""
+    monkeypatch.setattr(threads, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(Thread, "_bootstrap", lambda self: None)
+    thread = Thread(target=print, name="polythrottle-power")
+    with pytest.raises(DeviceError, match="cannot start the thread polythrottle-power: no memory"):
+        thread.start()
+    thread.join()
