@@ -219,7 +219,8 @@ _PAGE = """# Every system call of a session fails in turn
 
 Written by `python benchmarks/syscall_faults.py --write benchmarks/syscall_faults.md` on {date}, from what was tried of
 the code with the digest {digest}: `python benchmarks/syscall_faults.py` for the single faults and `--pairs 5000` for
-the pairs. Both go on where they stopped, and take what is left in a random order, so that a part is a fair sample.
+the pairs. Both go on where they stopped, and take what is left in a random order, so that a part is a fair sample. Neither
+is through yet where "tried" is less than "cells there are", or the pairs are fewer than 5,000.
 
 | session | calls | cells there are | tried | broken | pairs tried | of these both met | broken |
 |---|--:|--:|--:|--:|--:|--:|--:|
@@ -232,7 +233,7 @@ the session or led it another way; a pair counts all the same, and the table say
 
 Broken is: the board is not as found (or, after `apply`, as applied), and the exit code is 0 or a control that is
 changed is not named, looked at right after the end and before any repair; a control that is not named may yet come back
-within ten seconds by the guard. A guard, whom nobody hears, must leave what it cannot put back on record. A session
+within thirty seconds by the guard. A guard, whom nobody hears, must leave what it cannot put back on record. A session
 that does not end within a minute is broken too.
 
 Which calls fail: those of the process that holds the board (the tuning loop, the writer, the actuator, `restore`, the

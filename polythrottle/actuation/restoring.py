@@ -243,8 +243,8 @@ def _refuse_if_held(site: Site, fence: Fence) -> None:
         except DeviceError:
             if lease.expires_s is not None and lease.expires_s < boot_s():
                 return
-            # They go soon: another that restores; a guard whose lease was ended and which has not seen it yet; one that was
-            # about to be started, and holds the lock of a writer that was killed until it is begun.
+            # They go soon: another that restores; a guard whose lease was ended and which has not seen it yet; one that
+            # was about to be started, and holds the lock of a writer that was killed until it is begun.
             passing = lease.holder.startswith("restoring") or not lease.alive
             if passing and time.monotonic() < ends:
                 time.sleep(0.05)
