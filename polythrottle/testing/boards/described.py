@@ -15,6 +15,7 @@ UNMETERED: tuple[str, ...] = ("jetson-nano-2gb",)
 BOARDS: tuple[str, ...] = tuple(sorted({path.stem for path in _FOLDER.glob("*.toml")} - {*UNMETERED}))
 """Names of every other board that can be planted."""
 
+_PARTS = frozenset({"gpu", "cpu", "emc", "chips", "thermal", "overcurrent", "nvpmodel"})
 Described = Mapping[str, Any]
 
 
@@ -40,6 +41,29 @@ def catalogued(board: Described) -> Board:
 @cache
 def _catalogued(device: str) -> Board:
     return load_board(device)
+
+
+def assumptions() -> Mapping[tuple[str, str], list[str]]:
+    """Return what no public record shows of the boards: for each part and what is assumed of it, which boards.
+
+    A part names its records as ``source``; what is assumed beside them it says after a semicolon.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in (*BOARDS, *UNMETERED):
+        own = tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+        for part in sorted(_PARTS & set(own)):
+            for what in _assumed(own[part]):
+                found.setdefault((part, what), []).append(name)
+    return dict(sorted(found.items()))
+
+
+def _assumed(part: Any) -> list[str]:
+    tables = part if isinstance(part, list) else [part]
+    texts = [str(table["source"]) for table in tables if "source" in table]
+    if not texts:
+        return ["all of it"] if tables else []
+    clauses = [clause.strip() for text in texts for clause in text.split(";")]
+    return [clause for clause in clauses if "assumed" in clause or "made up" in clause]
 
 
 def cores(board: Described) -> list[int]:
