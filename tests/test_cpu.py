@@ -449,14 +449,14 @@ def test_the_amd_driver_of_hwmon_counts_where_powercap_does_not(tmp_path: Path) 
 
 def test_a_closed_counter_names_the_right_it_takes(intel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only root may read leads to an estimate, and to the remedies."""
-    read = Path.read_text
+    usual = os.open
 
-    def closed(path: Path, encoding: str | None = None, errors: str | None = None) -> str:
-        if path.name == "energy_uj":
+    def closed(path: str | Path, flags: int, mode: int = 0o777, **options: int) -> int:
+        if Path(path).name == "energy_uj":
             raise PermissionError(13, "Permission denied", str(path))
-        return read(path, encoding, errors)
+        return usual(path, flags, mode, **options)
 
-    monkeypatch.setattr(Path, "read_text", closed)
+    monkeypatch.setattr(os, "open", closed)
     cpu = device(intel)
     assert cpu.energy_kind is EnergyKind.ESTIMATED
     energy = finding(cpu, "energy")

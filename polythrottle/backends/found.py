@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from polythrottle.actuation.controls import text_of
+
 
 @dataclass(frozen=True)
 class Found:
@@ -52,6 +54,6 @@ def _nvidia(root: Path) -> str | None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return text_of(path)
     except OSError:
         return ""

@@ -33,7 +33,7 @@ def sensor_findings(device: Device) -> tuple[Finding, ...]:
             readings = list(_looked_at(device))
     except PolythrottleError as err:
         return (Finding("energy reading", False, " ".join(str(err).split())),)
-    return (_energy(device, readings), _temperature(readings[-1]), *_throttling(readings), *cost)
+    return (_energy(device, readings), _temperature(readings), *_throttling(readings), *cost)
 
 
 def _looked_at(device: Device) -> Iterator[Reading]:
@@ -68,8 +68,8 @@ def _step(readings: Sequence[Reading]) -> str:
     return f"it moves every {show((moves[-1] - moves[0]) / (len(moves) - 1), 's')}"
 
 
-def _temperature(reading: Reading) -> Finding:
-    degrees = reading.temperature_c
+def _temperature(readings: Sequence[Reading]) -> Finding:
+    degrees = next((each.temperature_c for each in reversed(readings) if each.temperature_c is not None), None)
     if degrees is None:
         return Finding("temperature reading", None, "no sensor can be read, so a trial that runs hot is not seen")
     if not _COLDEST_C < degrees < _HOTTEST_C:

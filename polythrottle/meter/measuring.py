@@ -1,5 +1,6 @@
 """What a point does on a workload: everything around a window, and another window where one was disturbed."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from polythrottle.sensors import Sensor
 from polythrottle.space import OperatingPoint
 
 REPEATS = 2
-_COOLING_S, _COOLING_MOST_S = 1.0, 300.0
+_COOLING_S, _COOLING_MOST_S, _UNTOLD = 1.0, 300.0, 3
 
 
 def measure(
@@ -150,13 +151,22 @@ def _warm_up(load: Iterator[Query], clock: Clock, window: Window, sensor: Sensor
 def _cool(device: Device, window: Window) -> None:
     """Let the device stand idle until it is as cool as the window wants, for five minutes at most.
 
+    One that tells no temperature at three looks in a row is not waited for.
+
     Raises:
         TrialError: If it does not get there.
     """
     if window.cool_c is None:
         return
-    end_s = device.clock.now() + _COOLING_MOST_S
-    while (now_c := device.read().temperature_c) is not None and now_c > window.cool_c:
+    end_s, untold, now_c = device.clock.now() + _COOLING_MOST_S, 0, math.nan
+    while untold < _UNTOLD:
+        told_c = device.read().temperature_c
+        if told_c is None:  # a sensor may be silent for a moment, which says nothing of its heat
+            untold += 1
+        else:
+            untold, now_c = 0, told_c
+            if now_c <= window.cool_c:
+                return
         if device.clock.now() >= end_s:
             raise TrialError(f"the device is at {now_c:.1f} °C and does not cool down to {window.cool_c:.1f} °C")
         device.clock.sleep(_COOLING_S)

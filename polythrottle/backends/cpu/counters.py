@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polythrottle.actuation.controls import text_of
 from polythrottle.errors import DeviceError
 from polythrottle.measurement import EnergyKind
 from polythrottle.threads import Thread
@@ -44,10 +45,10 @@ class Counter:
             OSError: If a file is not readable.
             ValueError: If one holds no number, or the range is not above zero.
         """
-        range_uj = None if range_file is None else int(range_file.read_text())
+        range_uj = None if range_file is None else int(text_of(range_file))
         if range_uj is not None and range_uj <= 0:
             raise ValueError(f"{range_file} says {range_uj}")
-        return cls(name, path, range_uj, int(path.read_text()))
+        return cls(name, path, range_uj, int(text_of(path)))
 
     def update(self) -> None:
         """Read it and add what it has grown by, across a wrap.
@@ -57,7 +58,7 @@ class Counter:
             ValueError: If it holds no number.
             DeviceError: If it has started over and nobody knows what was lost.
         """
-        now_uj = int(self.path.read_text())
+        now_uj = int(text_of(self.path))
         grown_uj = now_uj - self.last_uj
         self.last_uj = now_uj
         if grown_uj < 0 and self.range_uj is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from polythrottle.actuation.controls import text_of
 from polythrottle.backends.cpu.energy import probed
 from polythrottle.backends.cpu.policies import MAX, Policies
 from polythrottle.backends.cpu.preference import Preference
@@ -48,7 +49,7 @@ def _energy(zones: Zones, sensors: Sensors) -> Finding:
 
 def _platform(zone: Zone) -> Finding:
     try:
-        total_j = int(zone.energy.read_text()) * 1e-6
+        total_j = int(text_of(zone.energy)) * 1e-6
     except PermissionError:
         return Finding("psys", False, "the platform's counter is there but not readable", PERMISSION)
     except (OSError, ValueError) as err:

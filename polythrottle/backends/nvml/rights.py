@@ -4,6 +4,8 @@ import os
 import re
 from pathlib import Path
 
+from polythrottle.actuation.controls import text_of
+
 _SYS_ADMIN = 21  # include/uapi/linux/capability.h
 
 
@@ -16,7 +18,7 @@ def may_set(status: Path = Path("/proc/self/status")) -> bool:
         status: Where the kernel lists the capabilities of this process; if it does not, root is taken to have them all.
     """
     try:
-        match = re.search(r"^CapEff:\s*([0-9a-fA-F]+)$", status.read_text(), re.MULTILINE)
+        match = re.search(r"^CapEff:\s*([0-9a-fA-F]+)$", text_of(status), re.MULTILINE)
     except OSError:
         match = None
     return bool(int(match[1], 16) >> _SYS_ADMIN & 1) if match else os.geteuid() == 0

@@ -23,9 +23,11 @@ from polythrottle.testing.kernel.memory_clock import CLK, memory_levels
 from polythrottle.testing.kernel.modes import mode, switch
 from polythrottle.testing.kernel.renumber import renumber
 from polythrottle.testing.kernel.rules import obey
+from polythrottle.testing.kernel.silence import silence
 from polythrottle.testing.kernel.snapshot import snapshot
 
 _MODE = "nvpmodel:"
+_SLEEPING = re.compile(r"/devfreq/[^/]+/[a-z]+_freq$")
 
 
 class FakeKernel:
@@ -117,12 +119,24 @@ class FakeKernel:
         if key.startswith(_MODE):
             return mode(self._own(key))
         path = self._machine.real(key)
-        if self._machine.memory.asleep and re.search(r"/devfreq/[^/]+/[a-z]+_freq$", path) and self._sleeps():
+        if self._is_silent(path):
             raise refusal(errno.EAGAIN, path)
-        text = self._machine.read(path)
-        if path.endswith("/temp") and (not text or (self._is_gpu_zone(path) and self._sleeps())):
-            raise refusal(errno.EAGAIN, path)
-        return text
+        return self._machine.read(path)
+
+    def _is_silent(self, path: str) -> bool:
+        """Say whether reading a file of the board gives EAGAIN: what sleeps, and zones whose sensor is gated."""
+        if _SLEEPING.search(path):
+            return self._machine.memory.asleep and self._sleeps()
+        if not path.endswith("/temp"):
+            return False
+        return not self._machine.read(path) or (self._is_gpu_zone(path) and self._sleeps())
+
+    def _silences(self, path: str) -> bool:
+        """Say whether any file that a process reads is one of this tree that gives EAGAIN now."""
+        if not path.startswith(f"{self.root}/") or not (path.endswith("/temp") or _SLEEPING.search(path)):
+            return False
+        self._machine.recall()
+        return self._is_silent(path.removeprefix(str(self.root)))
 
     def _own(self, key: str) -> Machine:
         if os.path.realpath(key.removeprefix(_MODE) or "/") != str(self.root):
@@ -261,11 +275,15 @@ class FakeKernel:
 
     @contextmanager
     def installed(self) -> Iterator["FakeKernel"]:
-        """Let everything in this process that reaches controls of this tree go through this kernel."""
+        """Let everything in this process that reaches controls of this tree go through this kernel.
+
+        Its files that answer EAGAIN do so to whoever reads them, by whatever call.
+        """
         with contextlib.ExitStack() as stack:
             for kind in (controls.SysFiles, system.SystemControls):
                 read, write = _reader(kind.read, self), _writer(kind.write, self)
                 stack.enter_context(mock.patch.multiple(kind, read=read, write=write))
+            stack.enter_context(silence(FakeKernel(self.root)._silences))
             yield self
 
 

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+_open = open  # as it is now: what stands between other readers and the tree is not for the kernel itself
+
 
 def refusal(number: int, path: str) -> OSError:
     """Return the error a system call ends with."""
@@ -104,7 +106,8 @@ class Machine:
 
     def read(self, path: str) -> str:
         """Return what a file of the board holds, without whitespace around it."""
-        return self.place(path).read_text(encoding="utf-8", errors="replace").strip("\n\0 ")
+        with _open(self.place(path), encoding="utf-8", errors="replace") as file:
+            return file.read().strip("\n\0 ")
 
     def number(self, path: str) -> int:
         """Return the number a file of the board holds."""
