@@ -718,3 +718,28 @@ def test_what_cannot_be_combined_is_refused_in_one_line(
     assert told in error
     assert error.count("\n") == 1
     assert not profile[0].log()
+
+
+def model(batch_size: int = 1) -> None:
+    """Serve."""
+    time.sleep(0.002)
+
+
+@pytest.mark.slow
+def test_a_group_is_examined_and_measured(
+    profile: tuple[FakeNvml, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """In real time: watts that are too many for one GPU are believed of three, and their sum is what is measured."""
+    fake, _ = profile
+    for slot in range(3):
+        fake.set(slot, load_permille=1000, gpu_mw=1_500_000, millikelvin_per_w=10, power_limit_mw=2_000_000)
+    before = fake.snapshot()
+    assert document(capsys, "devices", "nvml:all")["title"] == "3 x NVIDIA H100 80GB HBM3"
+    (found,) = document(capsys, "doctor", "--device", "nvml:0-2")["devices"]
+    energy = next(each for each in found["findings"] if each["subject"] == "energy reading")
+    assert energy["works"], energy["explanation"]
+    served = ("--workload", f"{__name__}:model", "--batch", "1", "--seconds", "0.5", "--queries", "20")
+    drawn_w = sum(fake.power_mw(slot) for slot in range(3)) / 1000
+    assert drawn_w > 3000
+    assert document(capsys, "measure", "--device", "nvml:all", *served)["power_w"] == pytest.approx(drawn_w, rel=0.2)
+    assert fake.snapshot() == before
