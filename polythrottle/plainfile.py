@@ -36,7 +36,8 @@ def blocks(path: Path, most_bytes: int) -> Iterator[bytes]:
     try:
         seen = os.fstat(handle)
         if not stat.S_ISREG(seen.st_mode):
-            raise BadFile(f"{path} cannot be read: it is no plain file")
+            kind = "a folder" if stat.S_ISDIR(seen.st_mode) else "no plain file"
+            raise BadFile(f"{path} cannot be read: it is {kind}")
         if seen.st_size == 0:  # as those of /proc say, however much they hold
             raise BadFile(f"{path} cannot be read: it is empty")
         total = 0

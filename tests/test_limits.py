@@ -71,8 +71,8 @@ def test_the_environment_names_the_file(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_is_no_file_is_an_error_and_hangs_nobody(tmp_path: Path) -> None:
     """A pipe in its place is not waited for, a folder is no file."""
     os.mkfifo(tmp_path / "limits.toml")
-    for path in (tmp_path / "limits.toml", tmp_path):
-        with pytest.raises(BadFile, match="is no plain file"):
+    for path, kind in ((tmp_path / "limits.toml", "no plain file"), (tmp_path, "a folder")):
+        with pytest.raises(BadFile, match=f"administrator's limits: {path} cannot be read: it is {kind}"):
             Limits.read(path)
 
 

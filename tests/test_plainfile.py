@@ -37,7 +37,7 @@ def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
         "kernel": "is empty",
         "empty": "is empty",
         "none": "No such file",
-        "": "no plain file",
+        "": "a folder",
         "/dev/zero": "no plain file",
         "x\0y": "null",
     }

@@ -198,7 +198,7 @@ WRONG: list[tuple[str, int, str]] = [
     (f"{BUDGET} --no-budget --power 1W", 2, "--no-budget lifts every limit"),
     # Clusters
     ("cluster plan none.toml", 4, "No such file or directory"),
-    ("cluster plan folder", 4, "Is a directory"),
+    ("cluster plan folder", 4, "it is a folder"),
     (f"{PLAN} --deadline soon", 2, "write for example 12h"),
     (f"{PLAN} --chance 2", 2, "write for example 95%"),
     (f"{PLAN} --draws 0", 2, "from 10 to 100,000"),

@@ -70,7 +70,9 @@ class Limits:
             if not file.exists() and not file.is_symlink():
                 return cls()
             tables = toml_of(file, _MOST_BYTES)
-        except (BadFile, OSError, ValueError, RecursionError) as err:
+        except BadFile as err:
+            raise BadFile(f"the administrator's limits: {err}") from err
+        except (OSError, ValueError, RecursionError) as err:
             raise BadFile(f"cannot read the administrator's limits: {file}: {err}") from err
         return cls({kind: _table(file, kind, table) for kind, table in tables.items()})
 
