@@ -40,6 +40,7 @@ from tqdm import tqdm
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # forks of a process with threads are fragile
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "benchmarks" / ".cache" / "syscall_faults.jsonl"
+_BATCH = 100
 Cell = tuple[str, tuple[Fault, ...]]
 Result = tuple[Cell, int, str]
 _bench: list[Bench] = []
@@ -143,6 +144,8 @@ def workers(jobs: int) -> Iterator[Pool]:
         get_context("spawn").Pool(jobs, _begin, (folder,)) as pool,
     ):
         yield pool
+        pool.close()  # to end workers that are at work may hang (Pool.terminate)
+        pool.join()
 
 
 def tried(
@@ -174,10 +177,12 @@ def tried(
         asked = [cell for name in names for cell in _drawn(name, recorded[name], sample, many_pairs, seed)]
         todo = [cell for cell in asked if cell not in known.results]
         random.Random(seed).shuffle(todo)  # whenever it is stopped, what was tried is a fair sample
-        for result in tqdm(pool.imap_unordered(tried_cell, todo, 4), "cells", len(todo), disable=None):
-            known.add(result)
-            if ends_s is not None and time.monotonic() > ends_s:
-                break
+        shown = tqdm(total=len(todo), desc="cells", disable=None)
+        while todo and (ends_s is None or time.monotonic() < ends_s):
+            for result in pool.imap_unordered(tried_cell, todo[:_BATCH], 4):
+                known.add(result)
+                shown.update()
+            del todo[:_BATCH]
     return {cell: known.results[cell] for cell in asked if cell in known.results}
 
 
