@@ -1,5 +1,6 @@
 import contextlib
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from polythrottle.meter.attribution import attribute
 from polythrottle.meter.enough import Goal
 from polythrottle.meter.joules import Joules
 from polythrottle.meter.looks import Look, course
-from polythrottle.meter.validity import check_readings
+from polythrottle.meter.validity import Disturbed, check_readings
 from polythrottle.meter.window import Watched, with_intervals
 from polythrottle.problem import Constraint
 from polythrottle.sensors import Sensor
@@ -383,3 +384,12 @@ def test_two_looks_at_the_same_moment_do_not_hide_what_stirs_the_rounding() -> N
     once = Joules(course([each for place, each in enumerate(looks) if place != 21], Sensor()), Sensor(quantum_w=1.0))
     twice = Joules(course(looks, Sensor()), Sensor(quantum_w=1.0))
     assert twice._stirred_w() == once._stirred_w() > 2
+
+
+@pytest.mark.parametrize(("between_s", "told"), [(0.001, False), (0.02, True)])
+def test_power_of_an_instant_may_be_uneven(between_s: float, told: bool) -> None:
+    """Who had the processor for a millisecond makes it so; what lasts longer than that is a jump."""
+    joules = [0.0, 0.1, 0.2, 0.3, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0]
+    looks = [Look(Reading(number * between_s, total_j)) for number, total_j in enumerate(joules)]
+    with pytest.raises(Disturbed, match="jumped by 1 J") if told else nullcontext():
+        check_readings(looks, Sensor(), closed=True)

@@ -14,7 +14,7 @@ DRIFT_MOST = 0.05
 """By what fraction power may drift over a window; more is a board that has not settled."""
 _HOLE_S, _HOLES = 0.25, 20.0
 _STILL, _STILL_S = 2.5, 0.25
-_FEWEST_MOVES = 5
+_FEWEST_MOVES, _BRIEF_S = 5, 0.01
 _STEADY, _UNSTEADY = 2.0, 4.0
 """How many times the power of any other stretch one may show: back to back, and where requests come unevenly."""
 
@@ -85,7 +85,7 @@ def _check_even(moved: Sequence[Reading], step_s: float, most: float) -> None:
 
     A step is added to each, for a move that is seen late makes the next stretch seem short.
     """
-    stretches = [(b.energy_j - a.energy_j, b.time_s - a.time_s + step_s) for a, b in pairwise(moved)]
+    stretches = [(b.energy_j - a.energy_j, b.time_s - a.time_s + step_s) for a, b in pairwise(_apart(moved))]
     if len(stretches) < _FEWEST_MOVES:
         return
     second_w, largest_w = sorted(gain_j / span_s for gain_j, span_s in stretches)[-2:]
@@ -95,6 +95,15 @@ def _check_even(moved: Sequence[Reading], step_s: float, most: float) -> None:
             f"the energy reading jumped by {gain_j:.3g} J in {span_s - step_s:.3g} s, {largest_w / second_w:.2g} times "
             f"the power of any other time"
         )
+
+
+def _apart(moved: Sequence[Reading]) -> list[Reading]:
+    """Return readings that are `_BRIEF_S` apart at least: in less, who had the processor makes power uneven."""
+    kept = list(moved[:1])
+    for reading in moved:
+        if reading.time_s - kept[-1].time_s >= _BRIEF_S:
+            kept.append(reading)
+    return kept
 
 
 def check_undisturbed(looks: Sequence[Look], queries: Sequence[Query], ends_s: Sequence[float], closed: bool) -> None:
