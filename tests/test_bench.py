@@ -294,7 +294,7 @@ def test_the_search_benchmark_goes_on_where_it_stopped(table: Path, monkeypatch:
     assert "| one suggestion at 100,000 points, s | 4.00 | ≤ 3 | **no** |" in page
     assert (table.parent / "search-simulated.png").read_bytes().startswith(b"\x89PNG")
     assert set(json.loads((table.parent / "search.json").read_text())) == {"bars", "summaries"}
-    monkeypatch.setattr(bench, "perform", lambda plan, jobs: iter([None] * len(plan)))
+    monkeypatch.setattr(bench, "perform", lambda plan, jobs, do: iter([None] * len(plan)))
     script.main()
     assert (table.parent / "search.md").read_text() == page
     before = script.key(bench.plan(sources, ["mean<=2x"], ["grid"], 1, script.RULES, table.parent).tasks[0])

@@ -62,7 +62,7 @@ def test_every_fault_at_every_step(board: str, tmp_path: Path, record_property: 
     cells = run(board, tmp_path, every, int(time.time() // 86400) % every)
     check(board, cells, record_property)
     assert {cell["stage"] for cell in cells} == set(STAGES)
-    assert len(cells) >= 200 / every
+    assert len(cells) >= (150 if board == "gb10" else 200) / every  # whose clock's lock is all there is to set
 
 
 @pytest.mark.parametrize(

@@ -257,6 +257,7 @@ _GH200 = replace(
     limit_min_mw=100_000,
     limit_max_mw=900_000,
     gpu_mw=560_000,
+    millikelvin_per_w=60,  # made up: cooled for the 900 W it may draw
     has_module_power=1,
     counts_module=1,
 )
