@@ -1,7 +1,7 @@
 """`polythrottle bench`: how good the search methods are, on subjects whose optimum is known."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,12 +14,11 @@ from polythrottle.cli.options import JsonOption, OptionGroup, knob_names, spread
 from polythrottle.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from polythrottle.bench import Record, Source, Summary, WholeSearch, WholeSummary
 
 app = typer.Typer(cls=CommandGroup, help="Compare search methods where the optimum is known.", rich_markup_mode=None)
 _FACTORS = ("mean<=1.2x", "mean<=1.5x", "mean<=2x")
+_HEADINGS = ("within 5 %", "trials", "÷ paper", "÷ Optuna", "broken", "late", "regret", "ms")
 _NOTES = """\
 trials: geometric mean to within 5 % of the best feasible point; if it was not
 reached 45, or an eighth more than allowed; ÷: their ratios, with 95 % interval;
@@ -27,6 +26,7 @@ reached 45, or an eighth more than allowed; ÷: their ratios, with 95 % interval
 late: runs that broke it once two feasible points were known; regret: at the
 end; ms: median suggestion"""
 
+_WHOLE_HEADINGS = ("≤ 2 %", "≤ 5 %", "breaks", "worst", "saves", "of", "trials", "broke", "items", "kept")
 _WHOLE_NOTES = """\
 ≤ 2 %, ≤ 5 %: answers that hold and take at most so much more than the best
 feasible point; breaks: answers that truly break the SLO; worst: of the answers
@@ -261,37 +261,45 @@ def _draw(records: "list[Record]", path: Path) -> None:
 
 def _print(records: "list[Record]") -> None:
     """Print a table per group of records."""
-    from rich.console import Console
-
     from polythrottle import bench
+
+    found = ((name, bench.summarise(some)) for name, some in bench.groups(records))
+    groups = ((name, some[0].runs, [_cells(one) for one in some]) for name, some in found)
+    _print_tables(_HEADINGS, groups, _NOTES)
+
+
+def _print_whole(searches: "list[WholeSearch]") -> None:
+    """Print a table per group of whole searches."""
+    from polythrottle import bench
+
+    found = ((name, bench.summarise_whole(some)) for name, some in bench.groups(searches))
+    groups = ((name, some[0].runs, [_whole_cells(one) for one in some]) for name, some in found)
+    _print_tables(_WHOLE_HEADINGS, groups, _WHOLE_NOTES)
+
+
+def _print_tables(
+    headings: Sequence[str], groups: "Iterable[tuple[str, int, Iterable[Sequence[str]]]]", notes: str
+) -> None:
+    """Print a table for each group, of a name, how many runs each method made, and a row a method; then the notes."""
+    from rich.console import Console
+    from rich.table import Table
+
     from polythrottle.cli.unpadded import Unpadded
 
     console = Console(highlight=False, markup=False)
-    for name, some in bench.groups(records):
-        console.print(Unpadded(_grid(name, bench.summarise(some))))
+    for name, runs, rows in groups:
+        simulated = " (simulated)" if name == "sim" else ""
+        title = f"{name}{simulated}: {runs} run{'s' * (runs != 1)} each"
+        grid = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", title=title)
+        grid.title_justify = "left"
+        grid.add_column("method", overflow="fold")
+        for heading in headings:
+            grid.add_column(heading, justify="right", no_wrap=True)
+        for row in rows:
+            grid.add_row(*row)
+        console.print(Unpadded(grid))
         console.print()
-    console.print(_NOTES)
-
-
-def _grid(name: str, summaries: "list[Summary]") -> "Table":
-    headings = ("within 5 %", "trials", "÷ paper", "÷ Optuna", "broken", "late", "regret", "ms")
-    grid = _headed(name, summaries[0].runs, headings)
-    for summary in summaries:
-        grid.add_row(*_cells(summary))
-    return grid
-
-
-def _headed(name: str, runs: int, headings: Sequence[str]) -> "Table":
-    from rich.table import Table
-
-    simulated = " (simulated)" if name == "sim" else ""
-    title = f"{name}{simulated}: {runs} run{'s' * (runs != 1)} each"
-    grid = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", title=title)
-    grid.title_justify = "left"
-    grid.add_column("method", overflow="fold")
-    for heading in headings:
-        grid.add_column(heading, justify="right", no_wrap=True)
-    return grid
+    console.print(notes)
 
 
 def _cells(summary: "Summary") -> tuple[str, ...]:
@@ -306,28 +314,6 @@ def _cells(summary: "Summary") -> tuple[str, ...]:
         "–" if summary.final_regret is None else f"{summary.final_regret:.1%}",
         f"{summary.suggest_seconds * 1e3:.0f}",
     )
-
-
-def _print_whole(searches: "list[WholeSearch]") -> None:
-    """Print a table per group of whole searches."""
-    from rich.console import Console
-
-    from polythrottle import bench
-    from polythrottle.cli.unpadded import Unpadded
-
-    console = Console(highlight=False, markup=False)
-    for name, some in bench.groups(searches):
-        console.print(Unpadded(_whole_grid(name, bench.summarise_whole(some))))
-        console.print()
-    console.print(_WHOLE_NOTES)
-
-
-def _whole_grid(name: str, summaries: "list[WholeSummary]") -> "Table":
-    headings = ("≤ 2 %", "≤ 5 %", "breaks", "worst", "saves", "of", "trials", "broke", "items", "kept")
-    grid = _headed(name, summaries[0].runs, headings)
-    for summary in summaries:
-        grid.add_row(*_whole_cells(summary))
-    return grid
 
 
 def _whole_cells(summary: "WholeSummary") -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from polythrottle.placement import Placement, Target
 from polythrottle.plainfile import contents
 from polythrottle.ports import Workload
 from polythrottle.space import Knob, OperatingPoint, SearchSpace
-from polythrottle.workloads import trtexec
 from polythrottle.workloads.call import guarded, one_line
 from polythrottle.workloads.command import CommandWorkload
 from polythrottle.workloads.cuda import Driver, Stream
@@ -25,13 +24,15 @@ from polythrottle.workloads.declared import Declared, Fed, batch_knobs, fed, mad
 from polythrottle.workloads.knobs import BATCH_SIZE, batch_knob, chosen, count, grid_of
 from polythrottle.workloads.model_uri import ModelUri
 from polythrottle.workloads.tensors import parse_inputs
+from polythrottle.workloads.trtexec import USUAL, engine_command
+from polythrottle.workloads.trtexec import found as found_trtexec
 
 RUNNERS = ("python", "trtexec")
 """What the option ``by`` may be."""
 _MOST_BYTES = 64 * 2**30
 _INSTALL = (
     "TensorRT is not here: neither its Python package (on a Jetson apt install python3-libnvinfer, in an environment "
-    f"made with --system-site-packages) nor trtexec ({trtexec.USUAL})"
+    f"made with --system-site-packages) nor trtexec ({USUAL})"
 )
 _OLDEST = "8.6"
 
@@ -77,13 +78,13 @@ def open_engine(
         except BaseException:
             runtime.stream.close()
             raise
-    program = None if by == "python" else trtexec.found()
+    program = None if by == "python" else found_trtexec()
     if program is None:
         raise DeviceError(f"{model.name}: {_INSTALL if by is None else f'{by} is not here'}")
     if batch_sizes is not None and not inputs:
         raise InvalidInput(f"{model.name}: trtexec needs its inputs to set a batch, such as --input images=3x640x640")
     served = CommandWorkload(
-        trtexec.engine_command(program, model.name, inputs),
+        engine_command(program, model.name, inputs),
         batch_sizes=batch_sizes,
         timeout_s=timeout_s,
         target=target or Target("a GPU"),
