@@ -15,9 +15,11 @@ FAULTS := tests/test_fault_matrix.py tests/test_actuator_process.py tests/test_t
 SLOW := $(shell grep -rl --include='test_*.py' 'mark\.slow' tests)
 # Tests that mostly wait for other processes: twice as many at once as there are cores.
 WAITING := $(shell echo $$((2 * $$(nproc))))
+# And where some wait and some compute: half as many more.
+MIXED := $(shell echo $$(((3 * $$(nproc) + 1) / 2)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-slow test-tools test-faults test-faults-all test-fuzz test-services test-browser test-daemon \
+.PHONY: help demo docs check test test-slow test-tools test-faults test-faults-all test-fuzz test-services test-browser test-daemon \
 	test-cluster test-search hw-test soak lint format bench-search install-units wheel test-container clean
 
 help:  ## Say what there is
@@ -33,7 +35,7 @@ test: $(READY)  ## Run the tests that need Python and make alone
 	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 test-slow: $(READY)  ## Run those that take longer: real processes that wait for each other, terminals, long searches
-	$(BIN)/python -m pytest -q -n $(WAITING) --dist worksteal -m slow $(SLOW)
+	$(BIN)/python -m pytest -q -n $(MIXED) --dist worksteal -m slow $(SLOW)
 
 test-tools: $(READY)  ## Check units, rules and TLS with systemd, udev, strace and openssl where they are installed
 	$(BIN)/python -m pytest -q -m tools
@@ -67,6 +69,13 @@ soak: $(READY)  ## A whole simulated day of the daemon with a fault a minute, in
 
 hw-test: $(READY)  ## Check a real NVIDIA GPU by reading alone, and print what that cannot prove
 	$(BIN)/python -m pytest -q -rfE -m hardware tests/hardware
+
+check: $(READY)  ## Look at one file in seconds: style, types, and the tests nearest to it (make check FILE=polythrottle/…)
+	$(BIN)/ruff check $(FILE)
+	$(BIN)/ruff format --check $(FILE)
+	$(BIN)/mypy $(FILE)
+	$(BIN)/python -m pytest -q $(or $(filter tests/%,$(FILE)),$(shell grep -rc --include='test_*.py' '$(subst /,.,$(FILE:.py=))\b' tests \
+		| sort -t: -k2 -rn | awk -F: '$$2 {print $$1}' | head -n 3),tests/test_architecture.py)
 
 lint: $(READY)  ## Check style and types
 	$(BIN)/ruff check .

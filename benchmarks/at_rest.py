@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from polythrottle.client import Client
-from polythrottle.errors import DeviceError
+from polythrottle.daemon.client import Client
+from polythrottle.domain.errors import DeviceError
 from polythrottle.testing import BOARDS, plant
 
 _HEAVY = ("numpy", "torch", "pandas", "scipy", "matplotlib", "botorch")
@@ -64,7 +64,7 @@ def planted(folder: Path, board: str) -> Iterator[dict[str, int]]:
     with ExitStack() as ends:
         socket = folder / "actuator.sock"
         actuator = started(
-            ends, folder, "polythrottle.daemon.actuator", "--socket", str(socket), "--device", f"jetson?root={root}"
+            ends, folder, "polythrottle.actuation.server", "--socket", str(socket), "--device", f"jetson?root={root}"
         )
         daemon = begun(ends, folder, "--actuator", str(socket), "--traffic", "report")
         yield {"actuator": actuator, "daemon": daemon}

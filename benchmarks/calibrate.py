@@ -1,6 +1,7 @@
 """Fit the simulator to the published figures: python benchmarks/calibrate.py [--write], a few minutes.
 
-Everything fitted to is in ``polythrottle/reproduce/published.py``: figures 2 and 4 and the per-knob savings of arXiv
+Everything fitted to is in ``polythrottle/lab/reproduce/published.py``: figures 2 and 4 and the per-knob savings of
+arXiv
 2310.19991. The coefficients start from the values below, plausible for the hardware, and are drawn back to them by the
 spreads beside them, since there are fewer figures than would pin down every one. Weighted least squares do the rest;
 minima over points are softened, so that there is a slope to follow. Nothing is random: the same coefficients come out.
@@ -20,12 +21,12 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from polythrottle.backends.simulated.engine import Engine
-from polythrottle.backends.simulated.power import static_w
+from polythrottle.backends.simulated.physics import static_w
 from polythrottle.catalog import load_board, load_model
 from polythrottle.catalog.boards import Board
 from polythrottle.catalog.models import Model
-from polythrottle.reproduce.landscape import SEARCHED
-from polythrottle.reproduce.published import B0, B4, B7, BERT, CELLS, EFFECTS, FRONTS, ORIN, TX2, model_name
+from polythrottle.lab.reproduce.polythrottle_paper import SEARCHED
+from polythrottle.lab.reproduce.published import B0, B4, B7, BERT, CELLS, EFFECTS, FRONTS, ORIN, TX2, model_name
 
 Array = NDArray[np.float64]
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,12 +10,11 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from polythrottle.comparing.checked import Checked, checked
-from polythrottle.comparing.pairs import MOST_PAIRS
-from polythrottle.measurement import Measurement, Window
-from polythrottle.meter import measure
-from polythrottle.ports import Rewindable
-from polythrottle.setup import Setup
+from polythrottle.domain.measurement import Measurement, Window
+from polythrottle.domain.ports import Rewindable
+from polythrottle.metering.comparison import MOST_PAIRS, ProfileCheck, check_windows
+from polythrottle.metering.meter import measure
+from polythrottle.tuning.setup import Setup
 
 AGAIN = 2_000_000
 CASES = ((0.0, 0.0), (0.0, 0.03), (0.08, 0.0), (0.08, 0.03), (0.10, 0.03), (0.15, 0.03))
@@ -29,7 +28,7 @@ class Count:
     holds: int = 0
     windows: int = 0
 
-    def take(self, found: Checked, growth: float) -> None:
+    def take(self, found: ProfileCheck, growth: float) -> None:
         """Add the end of one check."""
         self.claims += found.regressed
         self.holds += found.energy.low <= 1 + growth <= found.energy.high
@@ -51,11 +50,11 @@ def windows(device_uri: str, workload: str) -> tuple[Measurement, list[Measureme
     return then, looks
 
 
-def check(then: Measurement, looks: Sequence[Measurement], growth: float, most: float) -> Checked:
+def check(then: Measurement, looks: Sequence[Measurement], growth: float, most: float) -> ProfileCheck:
     """Return what a check of a board that has changed by a growth ends with."""
     grown = [replace(look, energy_j=look.energy_j * (1 + growth), intervals={}) for look in looks]
     for count in range(1, len(grown) + 1):
-        found = checked(then, (), grown[:count], most)
+        found = check_windows(then, (), grown[:count], most)
         if found.settled:
             break
     return found

@@ -14,17 +14,14 @@ from statistics import mean
 from typing import NamedTuple
 
 from polythrottle.backends.replay import Table
-from polythrottle.cluster.fleet.policy import Apart, Default, Joint, Policy, Tuned
-from polythrottle.cluster.fleet.silicon import Silicon
-from polythrottle.cluster.lifetime import Steady
-from polythrottle.cluster.machine import Cap, MachineType, Market
-from polythrottle.cluster.power import caps_of_table, finer
-from polythrottle.cluster.simulate.job import Job
-from polythrottle.cluster.simulate.lone import Lone, lived
-from polythrottle.cluster.simulate.outcome import Outcome, Spread, against, spread
-from polythrottle.cluster.simulate.supply import Fitted, Recorded
-from polythrottle.cluster.simulate.trace import Trace, read_trace
+from polythrottle.cluster.ledger import SimulatedOutcome, Spread, against, spread
+from polythrottle.cluster.recorded_tables import Trace, caps_of_table, finer, read_trace
+from polythrottle.cluster.simulate.policies import DefaultPolicy, IndependentPolicy, JointPolicy, Policy, TunedPolicy
+from polythrottle.cluster.simulate.supply import DrawnSupply, RecordedSupply, SimulatedJob
 from polythrottle.cluster.simulate.training import Scenario, simulate
+from polythrottle.domain.fleet.gpu_variability import Silicon
+from polythrottle.domain.fleet.transient_machine import Cap, ConstantHazard, MachineType, Market
+from polythrottle.lab.lone_node import Lone, lived
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 TRACES = {"gcp": ("gcp_spot_cluster_v100_us-east1-c.csv", 64), "aws": ("aws_spot_cluster_p3.csv", 32)}
@@ -85,7 +82,7 @@ def _workloads(folder: Path) -> Iterator[Workload]:
 def _fleet(workloads: list[Workload], trace: Trace, places: int, apart: float, seeds: int) -> None:
     print(f"\n{trace.name}, {places} places, GPUs {apart:.0%} apart, {trace.ends_s / 3600:.1f} h, {seeds} seeds")
     print(f"{'workload':40} {'apart':>15} {'joint':>15} {'tuned':>15} {'default, 600 s':>15}")
-    found: dict[Workload, dict[str, list[Outcome]]] = {}
+    found: dict[Workload, dict[str, list[SimulatedOutcome]]] = {}
     for each in workloads:
         found[each] = {policy.name: _outcomes(each, trace, places, apart, seeds, policy) for policy in _policies()}
         row = {name: _figures(outcomes, found[each]["default"]) for name, outcomes in found[each].items()}
@@ -112,12 +109,14 @@ def _loading(workloads: list[Workload]) -> list[Workload]:
     return [each for each in workloads if not any(word in each.name for word in IDLERS)]
 
 
-def _mean(found: dict[Workload, dict[str, list[Outcome]]], some: list[Workload], name: str) -> tuple[float, float]:
+def _mean(
+    found: dict[Workload, dict[str, list[SimulatedOutcome]]], some: list[Workload], name: str
+) -> tuple[float, float]:
     figures = [_figures(found[each][name], found[each]["default"]) for each in some]
     return mean(saved for saved, _ in figures), mean(longer for _, longer in figures)
 
 
-def _over_seeds(found: dict[Workload, dict[str, list[Outcome]]], some: list[Workload], name: str) -> Spread:
+def _over_seeds(found: dict[Workload, dict[str, list[SimulatedOutcome]]], some: list[Workload], name: str) -> Spread:
     """Return what is saved on the mean of loads, with its interval over seeds."""
     pairs = [zip(found[each][name], found[each]["default"], strict=True) for each in some]
     return spread([mean(_figures([ours], [theirs])[0] for ours, theirs in seed) for seed in zip(*pairs, strict=True)])
@@ -131,7 +130,7 @@ def _bounds(workloads: list[Workload], trace: Trace, places: int, apart: float, 
     print(f"at most, with the 3 % used up, {seeds} seeds: silicon known at once; and every loss foreseen too")
     rows = []
     for each in _loading(workloads):
-        scenario = _scenario(each, trace, places, apart, Default())
+        scenario = _scenario(each, trace, places, apart, DefaultPolicy())
         known = replace(scenario, noise=0.0, job=replace(scenario.job, verify_s=0.0))
         foreseen = replace(known, job=replace(known.job, noticed=1.0))
         default = [simulate(known, seed, trace.ends_s) for seed in range(seeds)]
@@ -141,12 +140,12 @@ def _bounds(workloads: list[Workload], trace: Trace, places: int, apart: float, 
     print(f"{'mean':40} " + " ".join(f"{mean(row[column] for row in rows):7.1%}" for column in range(2)))
 
 
-def _at_most(scenario: Scenario, default: list[Outcome], horizon_s: float) -> float:
+def _at_most(scenario: Scenario, default: list[SimulatedOutcome], horizon_s: float) -> float:
     """Return what is saved in just the time allowed, which is found by trying."""
     allowed, low, high = LONGER, 0.0, 0.25
     saved = 0.0
     for _ in range(6):
-        outcomes = [simulate(replace(scenario, policy=Tuned(allowed)), one.seed, horizon_s) for one in default]
+        outcomes = [simulate(replace(scenario, policy=TunedPolicy(allowed)), one.seed, horizon_s) for one in default]
         saved, longer = _figures(outcomes, default)
         low, high = (allowed, high) if longer < LONGER else (low, allowed)
         allowed = min(high, max(low, allowed + LONGER - longer))
@@ -154,17 +153,19 @@ def _at_most(scenario: Scenario, default: list[Outcome], horizon_s: float) -> fl
 
 
 def _policies() -> tuple[Policy, ...]:
-    return Default(), Apart(), Joint(), Tuned(), Default(600.0, "default, 600 s")
+    return DefaultPolicy(), IndependentPolicy(), JointPolicy(), TunedPolicy(), DefaultPolicy(600.0, "default, 600 s")
 
 
-def _outcomes(each: Workload, trace: Trace, places: int, apart: float, seeds: int, policy: Policy) -> list[Outcome]:
+def _outcomes(
+    each: Workload, trace: Trace, places: int, apart: float, seeds: int, policy: Policy
+) -> list[SimulatedOutcome]:
     scenario = _scenario(each, trace, places, apart, policy)
     return [simulate(scenario, seed, trace.ends_s) for seed in range(seeds)]
 
 
 def _scenario(each: Workload, trace: Trace, places: int, apart: float, policy: Policy) -> Scenario:
-    machine = _machine(each, JOINT_STEP_W if isinstance(policy, Joint) else CAP_STEP_W)
-    return Scenario(Job(), machine, Recorded(trace, places), policy, Silicon(apart))
+    machine = _machine(each, JOINT_STEP_W if isinstance(policy, JointPolicy) else CAP_STEP_W)
+    return Scenario(SimulatedJob(), machine, RecordedSupply(trace, places), policy, Silicon(apart))
 
 
 def _machine(each: Workload, step_w: float = CAP_STEP_W) -> MachineType:
@@ -172,7 +173,7 @@ def _machine(each: Workload, step_w: float = CAP_STEP_W) -> MachineType:
     return MachineType(each.gpu, each.gpu, {Market.SPOT: 1.0}, caps, idle_w, 1.2 * idle_w)
 
 
-def _figures(found: list[Outcome], default: list[Outcome]) -> tuple[float, float]:
+def _figures(found: list[SimulatedOutcome], default: list[SimulatedOutcome]) -> tuple[float, float]:
     saved = against(found, default, lambda outcome: outcome.energy_j).mean
     return saved, -against(found, default, lambda outcome: outcome.time_s).mean
 
@@ -185,13 +186,17 @@ def _short(workloads: list[Workload]) -> None:
     print("\nsixteen places in step, each machine kept for half an hour on average: tuned against default, 3 seeds")
     rows = []
     for each in workloads:
-        machine, supply = _machine(each), Fitted(16, Steady(2.0))
+        machine, supply = _machine(each), DrawnSupply(16, ConstantHazard(2.0))
         outcomes = [
             [
-                simulate(Scenario(Job(), machine, supply, policy, Silicon(), lifetime=Steady(2.0)), seed, 86400.0)
+                simulate(
+                    Scenario(SimulatedJob(), machine, supply, policy, Silicon(), lifetime=ConstantHazard(2.0)),
+                    seed,
+                    86400.0,
+                )
                 for seed in range(3)
             ]
-            for policy in (Default(), Tuned())
+            for policy in (DefaultPolicy(), TunedPolicy())
         ]
         rows.append(_figures(outcomes[1], outcomes[0]))
         print(f"{each.gpu:5} {each.name[:27]:27} saved {rows[-1][0]:6.2%}, {rows[-1][1]:+.2%} longer", flush=True)
@@ -202,7 +207,7 @@ def _lone(workloads: list[Workload], lives: int) -> None:
     print(f"\na node that knows nothing and lives half an hour on average, alone, {lives} lives per workload")
     total_j = spent_j = 0.0
     for each in workloads:
-        found = [lived(Lone(each.caps, Steady(2.0)), seed) for seed in range(lives)]
+        found = [lived(Lone(each.caps, ConstantHazard(2.0)), seed) for seed in range(lives)]
         default_j, took_j = sum(one.default_j for one in found), sum(one.spent_j for one in found)
         total_j, spent_j = total_j + default_j, spent_j + took_j
         longer = sum(one.lost_s for one in found) / sum(one.work_s for one in found)

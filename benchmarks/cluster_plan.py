@@ -12,21 +12,22 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, median
 
-from polythrottle.cluster.availability import read_availability
-from polythrottle.cluster.lifetime import Lifetime, Steady
-from polythrottle.cluster.lifetimes import published_lifetime, table_lifetime
-from polythrottle.cluster.machine import MachineType, Market
-from polythrottle.cluster.plan.caps import Choice, Exposure, Terms, apart, expect, joint, reference_s
-from polythrottle.cluster.plan.deadline import Availability, Policy, greedy, replay, uniform_progress
-from polythrottle.cluster.plan.front import Limits, every_option, plan
-from polythrottle.cluster.plan.interval import CheckpointCost
-from polythrottle.cluster.plan.moving import DAY_S, Moving, Place, stay, travel
-from polythrottle.cluster.plan.offer import Offer, Work, options
-from polythrottle.cluster.plan.outlook import outlook
-from polythrottle.cluster.plan.stragglers import judge
-from polythrottle.cluster.power import caps_of_table, finer
-from polythrottle.cluster.prices import read_histories
-from polythrottle.cluster.provision.successor import Stakes, Waits, expected_usd, lead_s
+from polythrottle.cluster.plan.deadline import (
+    Availability,
+    RentalPolicy,
+    greedy,
+    read_availability,
+    replay,
+    uniform_progress,
+)
+from polythrottle.cluster.plan.options import Offer, Work, options
+from polythrottle.cluster.plan.pareto_front import Limits, every_option, outlook, plan
+from polythrottle.cluster.plan.power_caps import Choice, Exposure, Terms, apart, expect, joint, reference_s
+from polythrottle.cluster.plan.spot_market import DAY_S, Moving, PricedPlace, judge, stay, travel
+from polythrottle.cluster.predict.lifetimes import published_lifetime, table_lifetime
+from polythrottle.cluster.recorded_tables import caps_of_table, finer, read_histories
+from polythrottle.domain.fleet.transient_machine import CheckpointCost, ConstantHazard, Lifetime, MachineType, Market
+from polythrottle.training.elastic.nodes.succession import Stakes, Waits, expected_usd, lead_s
 
 CAPS = {
     "V100 ResNet-50": ("zeus-power-profile__nvidia-v100__resnet50-train.csv", None),
@@ -89,8 +90,8 @@ def agreement(folder: Path) -> Iterator[str]:
     """Yield how far draws are from expectations."""
     kind = machine(folder, "V100 ResNet-50")
     lives: dict[str, Lifetime] = {
-        "steady, 0.1/h": Steady(0.1),
-        "steady, 1/h": Steady(1.0),
+        "steady, 0.1/h": ConstantHazard(0.1),
+        "steady, 1/h": ConstantHazard(1.0),
         "CM-DARE, K80 us-west1": published_lifetime("K80", "us-west1")[0],
         "CM-DARE, V100 us-west1": published_lifetime("V100", "us-west1")[0],
         "recorded, AWS K80 us-east-1c": table_lifetime(
@@ -129,7 +130,7 @@ def deadlines(folder: Path) -> Iterator[str]:
     """Yield what the deadline rules cost, against pure on-demand; spot costs 0.3 of it."""
     prices = {Market.SPOT: 0.3, Market.ON_DEMAND: 1.0}
 
-    def cost(policy: Policy, records: list[Availability], work_h: float, slack: float) -> tuple[float, int]:
+    def cost(policy: RentalPolicy, records: list[Availability], work_h: float, slack: float) -> tuple[float, int]:
         done = [
             replay(policy, record, work_h * 3600, work_h * 3600 * slack, 720, record.ends_s * begin / 12)
             for record in records
@@ -173,7 +174,7 @@ def moves(folder: Path) -> Iterator[str]:
         places = []
         for path in paths:
             found = [history for history in read_histories(path) if history.name.split()[1] in kinds]
-            places += [Place(history, *speeds[history.name.split()[1]]) for history in found]
+            places += [PricedPlace(history, *speeds[history.name.split()[1]]) for history in found]
         begin_s = max(place.history.times_s[0] for place in places)
         for price in (0.0, 0.3):
             steps = 20 * DAY_S * max(place.steps_per_s for place in places)
@@ -198,7 +199,7 @@ def spot(folder: Path) -> Iterator[str]:
     for machines in (1, 8, 32):
         for rate in (0.02, 0.1, 1.0):
             work = Work("job", 72_000 * machines, CheckpointCost(3.8, 3.8), 8)
-            offer = Offer(kind, 0.2, tuple(float(n) for n in range(1, 33)), 170, Steady(rate))
+            offer = Offer(kind, 0.2, tuple(float(n) for n in range(1, 33)), 170, ConstantHazard(rate))
             found = judge(options(work, offer, Market.SPOT, machines)[0])
             if found is not None:
                 yield (
@@ -224,7 +225,9 @@ def speed(folder: Path) -> Iterator[str]:
     """Yield how much processor time a plan takes."""
     kind = machine(folder, "V100 ResNet-50", 5.0)
     work = Work("job", 72_000 * 24, CheckpointCost(3.8, 3.8), 8)
-    offers = [Offer(kind, 0.2, tuple(float(n) for n in range(1, 25)), 170, Steady(rate)) for rate in (0.02, 0.1, 0.3)]
+    offers = [
+        Offer(kind, 0.2, tuple(float(n) for n in range(1, 25)), 170, ConstantHazard(rate)) for rate in (0.02, 0.1, 0.3)
+    ]
     begin_s = time.process_time()
     found = every_option(work, offers)
     middle_s = time.process_time()

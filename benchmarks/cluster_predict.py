@@ -12,19 +12,15 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
-from polythrottle.cluster.lifetime import Lifetime
-from polythrottle.cluster.machine import Network
-from polythrottle.cluster.predict.curves import fit_curves, log_likelihood
-from polythrottle.cluster.predict.hours import factors, started_at
-from polythrottle.cluster.predict.pooled import Pool
-from polythrottle.cluster.predict.prior import prior
-from polythrottle.cluster.predict.scoring import OURS, covered, left_out, mape
-from polythrottle.cluster.predict.steps import fit_steps
-from polythrottle.cluster.predict.survival import kaplan_meier
-from polythrottle.cluster.tables import LifetimeRow, StepRow, step_rows
-from polythrottle.errors import InvalidInput
-from polythrottle.reproduce.transient import document
-from polythrottle.reproduce.transient_lives import calibration, inside, lives
+from polythrottle.cluster.predict.accuracy import OURS, covered, left_out, mape
+from polythrottle.cluster.predict.lifetimes import Pool, prior
+from polythrottle.cluster.predict.published_tables import LifetimeRow, StepRow, step_rows
+from polythrottle.cluster.predict.step_times import fit_steps
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import Lifetime, Network
+from polythrottle.lab.reproduce.transient import document
+from polythrottle.lab.reproduce.transient_lifetimes import calibration, inside, lives
+from polythrottle.lab.reproduce.transient_machines import fit_curves, kaplan_meier, log_likelihood
 
 STEPS = "training_speed_by_network_cmdare.csv"
 OTHERS = {
@@ -100,7 +96,6 @@ def likelihoods(folder: Path) -> Iterator[str]:
     names = (
         "published curves alone",
         "pooled",
-        "pooled, by the hour",
         "Kaplan-Meier of the type",
         "best curve of the type",
     )
@@ -117,11 +112,9 @@ def _machines(rows: Sequence[LifetimeRow]) -> dict[str, list[float]]:
         for one in sorted(known, key=lambda one: one.start):
             pool = pool.seen(one, one.start.timestamp())
         pooled = pool.lifetime(row.gpu, row.region)
-        hour = row.start.hour + row.start.minute / 60
         models: dict[str, Lifetime] = {
             "published curves alone": prior(row.gpu, row.region),
             "pooled": pooled,
-            "pooled, by the hour": started_at(pooled, factors(known, pool.lifetime), hour),
             "Kaplan-Meier of the type": _observed(known, row.gpu),
             "best curve of the type": _best(known, row.gpu),
         }

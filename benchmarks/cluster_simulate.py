@@ -9,13 +9,12 @@ import math
 import time
 from pathlib import Path
 
-from polythrottle.cluster.fleet.policy import Tuned
-from polythrottle.cluster.fleet.silicon import Silicon
-from polythrottle.cluster.machine import Cap, MachineType, Market
-from polythrottle.cluster.simulate.job import Job
-from polythrottle.cluster.simulate.supply import Recorded
-from polythrottle.cluster.simulate.trace import read_trace
+from polythrottle.cluster.recorded_tables import read_trace
+from polythrottle.cluster.simulate.policies import TunedPolicy
+from polythrottle.cluster.simulate.supply import RecordedSupply, SimulatedJob
 from polythrottle.cluster.simulate.training import Scenario, simulate
+from polythrottle.domain.fleet.gpu_variability import Silicon
+from polythrottle.domain.fleet.transient_machine import Cap, MachineType, Market
 
 TRACE = Path(__file__).resolve().parents[2] / "shared/data/transient/gcp_spot_cluster_v100_us-east1-c.csv"
 CAPS = (
@@ -39,8 +38,8 @@ def main() -> None:
     machine = MachineType("v100", "V100", {Market.SPOT: 0.861}, CAPS, 40.0, 48.0)
     took = {}
     for nodes in given.nodes:
-        job = Job(synchronous=not given.asynchronous)
-        scenario = Scenario(job, machine, Recorded(trace, nodes), Tuned(), Silicon(0.22))
+        job = SimulatedJob(synchronous=not given.asynchronous)
+        scenario = Scenario(job, machine, RecordedSupply(trace, nodes), TunedPolicy(), Silicon(0.22))
         before_s = time.process_time()
         found = simulate(scenario, 0, given.days * 86400)
         took[nodes] = time.process_time() - before_s

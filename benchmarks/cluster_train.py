@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from cluster.ledgers import counted, steps, undone_s
 
-from polythrottle.clock import SystemClock
-from polythrottle.cluster.train.running import Local
-from polythrottle.cluster.train.torchrun import Plan, Torchrun
+from polythrottle.domain.clock import SystemClock
+from polythrottle.training.elastic.engines import Plan, Torchrun
+from polythrottle.training.elastic.launcher import LocalJob
 
 SCRIPT = Path(__file__).parent.parent / "tests" / "cluster" / "elastic_script.py"
 LARGE = Path(__file__).parent.parent / "tests" / "cluster" / "large_script.py"
@@ -55,7 +55,7 @@ def recovery(number: int) -> float:
             elif event["event"] == "first step" and event["workers"] == 1:
                 (folder / "ledger" / "hurry").touch()
 
-        Local(job, ["n1", "n2"], None).run(told, lambda: job.exit_code)
+        LocalJob(job, ["n1", "n2"], None).run(told, lambda: job.exit_code)
         done = steps(folder / "ledger")
         last = max(done)
         second = sorted(done[last])[1]  # the second begins when the first is done
@@ -67,7 +67,7 @@ def share(seconds: float) -> list[Mapping[str, Any]]:
     seen: list[Mapping[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         job = _job(Path(name), 1, LARGE, [str(seconds)], ["--losses", "3600"])
-        Local(job, ["n1"], None).run(seen.append, lambda: job.exit_code)
+        LocalJob(job, ["n1"], None).run(seen.append, lambda: job.exit_code)
     return [event for event in seen if event["event"] == "checkpoint"]
 
 
@@ -97,7 +97,7 @@ def samples(changes: int) -> dict[str, float]:
                     job.kill(rng.choice([e for e in seen if e["event"] == "formed"][-1]["members"]))
             return job.exit_code
 
-        Local(job, ["n1", "n2", "n3"], 1.0).run(told, ended)
+        LocalJob(job, ["n1", "n2", "n3"], 1.0).run(told, ended)
         return _samples(ledger, seen, count())
 
 

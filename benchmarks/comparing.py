@@ -9,10 +9,10 @@ import argparse
 import statistics
 import sys
 
-from polythrottle.comparing.pairs import Comparison, Verdict, compare
-from polythrottle.measurement import Window
-from polythrottle.setup import Setup
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.measurement import Window
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.metering.comparison import Comparison, ComparisonVerdict, compare
+from polythrottle.tuning.setup import Setup
 
 PAIRS, WINDOW = 12, Window(60, 0.1, 60)
 POINTS = {
@@ -37,7 +37,7 @@ def main() -> None:
     )
     for name, levels in POINTS.items():
         found = [_run(levels, seed) for seed in range(runs if not levels else max(10, runs // 10))]
-        claims = sum(each.verdict is not Verdict.NOT_PROVEN for each in found)
+        claims = sum(each.verdict is not ComparisonVerdict.NOT_PROVEN for each in found)
         naive = sum(_naive(each) for each in found)
         pairs = statistics.median(len(each.pairs) for each in found)
         middle = statistics.median(each.middle() or 0.0 for each in found)

@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from polythrottle.daemon.desk import Desk
+from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.status import Front, Happened, Status, WorkloadShown
 from polythrottle.daemon.web import WebOptions, serve
 
@@ -72,7 +72,7 @@ def follower(path: Path) -> socket.socket:
     return line
 
 
-def control(desk: Desk, seconds: float, slow: socket.socket | None) -> list[float]:
+def control(desk: Mailbox, seconds: float, slow: socket.socket | None) -> list[float]:
     """Turn as the daemon does, and return how late each turn began."""
     late, now, first = [], status(), time.perf_counter() + PERIOD_S
     for turn in range(int(seconds / PERIOD_S)):
@@ -91,7 +91,7 @@ def control(desk: Desk, seconds: float, slow: socket.socket | None) -> list[floa
 def measured(seconds: float, load: bool) -> tuple[list[float], int]:
     """Return latenesses, and how many requests were answered."""
     with tempfile.TemporaryDirectory() as folder:
-        path, desk = Path(folder) / "d.sock", Desk(status())
+        path, desk = Path(folder) / "d.sock", Mailbox(status())
         with serve(desk, WebOptions(path)):
             lines = [follower(path) for _ in range(2)] if load else []
             words = [str(path), str(CLIENTS // PROCESSES), str(EACH_PER_S), str(time.time() + seconds)]

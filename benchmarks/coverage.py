@@ -1,8 +1,9 @@
 """How often a stated 95 % interval holds the truth: energy through sensors and at random arrivals, and percentiles.
 
     python benchmarks/coverage.py [--runs 400] [--queries 2000] [--first 0] [--only PART …] [--json FILE]
+    python benchmarks/coverage.py --only averaged     # a Jetson's sensor, known and taken for one of the moment
 
-Every run is one window of the meter itself on a rig whose truth is known (`polythrottle.testing.sensing`): of so many
+Every run is one window of the meter itself on a rig whose truth is known (`polythrottle.testing.sensors`): of so many
 queries, or (`early`) of 30 to 1,000, ended once energy is known to 2 %; their truth is the long run's. Beside it
 stand naive readers: mean power at the window's looks x time / items with the textbook interval of that mean; at random
 arrivals all joules / requests with the textbook interval of their number; order statistics that take queries as
@@ -13,7 +14,7 @@ import argparse
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -21,14 +22,14 @@ from pathlib import Path
 
 import numpy as np
 
-from polythrottle.arrivals import Arrivals
-from polythrottle.errors import TrialError
-from polythrottle.measurement import Interval, Measurement, Window
-from polythrottle.meter import measure
-from polythrottle.meter.percentiles import SHARES
-from polythrottle.sensors import Sensor
-from polythrottle.space import OperatingPoint
-from polythrottle.testing.sensing import SENSORS, Rig, Traffic, Waiting
+from polythrottle.domain.arrivals import Arrivals
+from polythrottle.domain.errors import TrialError
+from polythrottle.domain.measurement import Interval, Measurement, Window
+from polythrottle.domain.ports import Sensor
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.metering.intervals import SHARES
+from polythrottle.metering.meter import measure
+from polythrottle.testing.sensors import METERS, SENSORS, IdleServer, Rig, Traffic
 
 BAR = (0.93, 0.97)
 TRAFFIC: Mapping[str, Traffic] = {
@@ -61,7 +62,11 @@ WANDERING: Mapping[str, Traffic] = {
 """Beside those over 9 queries: the variance of a mean of n is that of n over so many independent ones."""
 QUEUES: Mapping[str, int] = {"half busy": 50, "busy 7 of 10": 70, "busy 9 of 10": 90}
 """Poisson arrivals per second before a server that takes 10 ms."""
-PARTS = ("energy", "early", "random", "percentiles", "queue")
+PARTS = ("energy", "meters", "early", "random", "percentiles", "queue")
+_LONG_S = 0.008
+"""The shortest usual query: so many of them last as long as the slowest sensor needs."""
+ALONE = "averaged"
+"""Part of `early`: the rows of the INA3221's averages by themselves."""
 DRIFT = "drift of 2 %, 100 ms steps"
 
 
@@ -115,7 +120,7 @@ def one(
     varied = replace(traffic, usual_s=rng.uniform(0.008, 0.014), power_w=rng.uniform(15.0, 30.0))
     if traffic.drift_per_s:
         varied = replace(varied, drift_per_s=traffic.drift_per_s / (queries * varied.usual_s))
-    distortion = SENSORS[name]
+    distortion = {**SENSORS, **METERS}[name]
     before = 20 + math.ceil(1.3 * distortion.sensor.settle_s / varied.usual_s)
     rig = Rig(varied, distortion, int(rng.integers(2**62)), 3 * (queries + before))
     least = queries if precision is None else LEAST
@@ -151,14 +156,32 @@ def energies(runs: int, queries: int, first: int) -> Iterator[Row]:
         yield row("energy", label, found)
 
 
-def early(runs: int, first: int) -> Iterator[Row]:
-    """Yield a row for each sensor and for each way in which power wanders, of windows that end when they may."""
+def at_the_wall(runs: int, queries: int, first: int) -> Iterator[Row]:
+    """Yield a row for each meter at the wall, of windows as long as it needs at least."""
+    for name, distortion in METERS.items():
+        found = []
+        for seed in range(first, first + runs):
+            enough = max(queries, math.ceil(1.2 * distortion.sensor.least_s / _LONG_S))
+            rig, measured, naive = one(Traffic(), name, seed, enough)
+            known = measured.intervals.get("energy", Interval(-math.inf, math.inf))
+            found.append((rig.traffic.energy_j, known, naive))
+        yield row("meters", name, found)
+
+
+def early(runs: int, first: int, only: Sequence[str] = ()) -> Iterator[Row]:
+    """Yield a row for each sensor and for each way in which power wanders, of windows that end when they may.
+
+    Args:
+        runs: How many windows a row is of.
+        first: The first seed.
+        only: The rows wanted; all if empty.
+    """
     cases: list[tuple[str, str, Traffic, Sensor | None]] = [
         *((name, name, Traffic(), None) for name in SENSORS if name not in SLOW),
         (MISTAKEN, AVERAGED, Traffic(), Sensor()),
         *((label, "exact", traffic, None) for label, traffic in WANDERING.items()),
     ]
-    for label, name, traffic, taken_for in cases:
+    for label, name, traffic, taken_for in (case for case in cases if not only or case[0] in only):
         found = []
         for seed in range(first, first + runs):
             try:
@@ -178,7 +201,7 @@ def at_random(runs: int, queries: int, first: int) -> Iterator[Row]:
         rate_per_s = arrivals.offered_per_s or math.nan
         for number in range(first, first + runs):
             seed = int(np.random.default_rng([number, 1, zlib.crc32(label.encode())]).integers(2**31))
-            rig = Waiting(seed, step_s=step_s)
+            rig = IdleServer(seed, step_s=step_s)
             window, sensor = Window(queries, 0.0, queries, timeout_s=3600.0), Sensor(step_s=step_s)
             measured = measure(rig, rig, OperatingPoint({}), window, arrivals=arrivals, seed=seed, sensor=sensor)
             interval = measured.intervals.get("energy", Interval(-math.inf, math.inf))
@@ -186,7 +209,7 @@ def at_random(runs: int, queries: int, first: int) -> Iterator[Row]:
         yield row("energy", label, found)
 
 
-def counted(rig: Waiting, measured: Measurement, queries: int) -> Interval:
+def counted(rig: IdleServer, measured: Measurement, queries: int) -> Interval:
     """Return a window's joules over its requests, with the textbook interval of their number: 1 / its square root."""
     end_s = rig.clock.now()
     value = (rig.total_j(end_s) - rig.total_j(end_s - (measured.window_s or 0.0))) / queries
@@ -213,7 +236,7 @@ def queued(runs: int, queries: int, first: int) -> Iterator[Row]:
         found: dict[str, list[tuple[float, Interval, Interval]]] = {name: [] for name in truths}
         for number in range(first, first + runs):
             seed = int(np.random.default_rng([number, 1, zlib.crc32(label.encode())]).integers(2**31))
-            rig, window = Waiting(seed), Window(queries, 0.0, queries, timeout_s=3600.0)
+            rig, window = IdleServer(seed), Window(queries, 0.0, queries, timeout_s=3600.0)
             measured = measure(rig, rig, OperatingPoint({}), window, arrivals=arrivals, seed=seed, sensor=Sensor())
             for name, rows in found.items():
                 bare = measured.metric(name) or math.nan
@@ -267,7 +290,7 @@ def main(say: Callable[[str], None] = print) -> None:
     parser.add_argument("--runs", type=int, default=400)
     parser.add_argument("--queries", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0, help="first seed")
-    parser.add_argument("--only", nargs="+", default=PARTS, choices=PARTS, help="some of it")
+    parser.add_argument("--only", nargs="+", default=PARTS, choices=(*PARTS, ALONE), help="some of it")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     say(f"{given.runs} runs of {given.queries} queries; how often 95 % intervals hold; bar {BAR[0]:.0%}-{BAR[1]:.0%}")
@@ -276,7 +299,9 @@ def main(say: Callable[[str], None] = print) -> None:
     asked = (given.runs, given.queries, given.first)
     parts = {
         "energy": energies(*asked),
+        "meters": at_the_wall(*asked),
         "early": early(given.runs, given.first),
+        ALONE: early(given.runs, given.first, (AVERAGED, MISTAKEN)),
         "random": at_random(*asked),
         "percentiles": percentiles(*asked),
         "queue": queued(*asked),

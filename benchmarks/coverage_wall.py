@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from polythrottle.errors import InvalidInput
-from polythrottle.meter.wall import WallFit, fit_wall
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.metering.wall_calibration import WallFit, fit_wall
 
 Array = NDArray[np.float64]
 FACTOR, CONSTANT_W, IDLE_W, LOADED_W = 1.1, 3.0, 5.0, 20.0

@@ -46,28 +46,24 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from soak.load import BATCH, BOARD, MODEL, SLO_S, ladder, opened, profile
 
-from polythrottle.arrivals import Burst
 from polythrottle.catalog.profiles import read_profile, write_profile
-from polythrottle.clock import VirtualClock
-from polythrottle.daemon.accounts import Accounts
-from polythrottle.daemon.contest import TURN_S, Contest
-from polythrottle.daemon.desk import Desk
-from polythrottle.daemon.drift import MINUTE_S, SAMPLE_S, WEEK_S, Chart
-from polythrottle.daemon.guards import Bounds
-from polythrottle.daemon.looking import Sight
-from polythrottle.daemon.parts import Parts
-from polythrottle.daemon.planning import target_of
-from polythrottle.daemon.ports import Seen
-from polythrottle.daemon.record import Record
-from polythrottle.daemon.runner import Runner
-from polythrottle.daemon.signals import Plan
+from polythrottle.daemon.control.drift_detector import MINUTE_S, SAMPLE_S, WEEK_S, Chart
+from polythrottle.daemon.control.events import Bounds, ControlPlan
+from polythrottle.daemon.energy_accounts import Accounts
+from polythrottle.daemon.followed_profile import FollowedProfile, read_tuned, target_of
+from polythrottle.daemon.history_store import HistoryStore
+from polythrottle.daemon.loop.drift_monitor import DriftMonitor
+from polythrottle.daemon.loop.mailbox import Mailbox
+from polythrottle.daemon.loop.profile_selector import TURN_S, Contest
+from polythrottle.daemon.loop.runner import LoopComponents, Runner
+from polythrottle.daemon.observation import ControlPeriod, RequestStats
 from polythrottle.daemon.status import StudyShown
-from polythrottle.daemon.studying import Ended
+from polythrottle.daemon.study_process import StudyOutcome
 from polythrottle.daemon.traffic.simulated import SimulatedBoard, SimulatedSite
-from polythrottle.daemon.tuned import Tuned, read_tuned
-from polythrottle.daemon.watching import Watching
-from polythrottle.ladder import Ladder, Rung, Service
-from polythrottle.measurement import Reading
+from polythrottle.domain.arrivals import Burst
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.measurement import Reading
 
 _DRIFT = 1.08
 _CALM_S, _FIND_S, _CONTEST_S, _AFTER_S = 3600.0, 3600.0, 4 * 3600.0, 7200.0
@@ -110,7 +106,6 @@ class QuickStudies:
 
     def __init__(self, board: DriftingBoard, clock: VirtualClock, folder: Path, first: Path) -> None:
         self.shown: StudyShown | None = None
-        self.tuned: Tuned | None = None
         self._board, self._clock, self._folder, self._first = board, clock, folder, first
         self._until_s = math.inf
 
@@ -119,12 +114,12 @@ class QuickStudies:
         """Whether one does."""
         return self.shown is not None and self.shown.state == "running"
 
-    def start(self, reason: str) -> None:
+    def start(self, reason: str, tuned: FollowedProfile | None) -> None:
         """Begin one."""
         self.shown = StudyShown("study-1", "running", words=reason)
         self._until_s = self._clock.now() + _STUDY_S
 
-    def poll(self) -> Ended | None:
+    def poll(self) -> StudyOutcome | None:
         """Return what it has found, once its time is over."""
         if not self.runs or self._clock.now() < self._until_s:
             return None
@@ -133,7 +128,7 @@ class QuickStudies:
         found = read_profile(self._first)
         assert found.ladder is not None
         write_profile(replace(found, ladder=_measured(found.ladder, self._board.factor)), file)
-        return Ended(file, "the study has ended")
+        return StudyOutcome(file, "the study has ended")
 
     def stop(self, reason: str) -> None:
         """End it."""
@@ -175,12 +170,12 @@ class House:
         self.quiet_s = (math.inf, math.inf)
         self.site = SimulatedSite(device, workload, self._arrivals(seed), self.clock, warming=True)
         self.board = DriftingBoard(self.site)
-        self.desk = Desk()
-        record = Record(folder / "daemon.db", self.wall)
+        self.desk = Mailbox()
+        record = HistoryStore(folder / "daemon.db", self.wall)
         first = _profile(str(folder))
         studies: Any = QuickStudies(self.board, self.clock, folder, first)
         accounts = Accounts(record, self.wall)
-        parts = Parts(
+        parts = LoopComponents(
             *(self.clock, self.board, self.site.traffic, self.desk, record, accounts, studies),
             wall=self.wall,
             slept_s=lambda: 0.0,
@@ -221,10 +216,10 @@ class House:
         joules = predicted_j = 0.0
         end_s = self.clock.now() + length_s
         while self.clock.now() < end_s:
-            state, before = self.runner.acting.state, self.board.read().energy_j
+            state, before = self.runner.executor.state, self.board.read().energy_j
             self.turn()
             after, rate_per_s = self.board.read().energy_j, self.desk.status.rate_per_s
-            if state.rung is None or rate_per_s is None or state.applied != self.runner.acting.state.applied:
+            if state.rung is None or rate_per_s is None or state.applied != self.runner.executor.state.applied:
                 continue
             joules += after - before
             predicted_j += state.rung.power_at(rate_per_s)
@@ -281,7 +276,7 @@ def planted(asked: tuple[float, int]) -> Found:
             return Found(factor, seed, false, delay_s)
         told = len(house.told("drift"))
         off = (1 + house.off(_AFTER_S)) / (1 + calm) - 1
-        tuned = house.runner.choosing.tuned
+        tuned = house.runner.selector.tuned
         kept = tuned is not None and tuned.name.endswith("found.toml")
         return Found(factor, seed, false, delay_s, decided_s, kept, off, len(house.told("drift")) - told)
 
@@ -308,7 +303,7 @@ def watched(asked: Alone) -> tuple[int, float | None]:
     random_ = random.Random(repr(asked))
     off = [random_.gauss(0, _RUNGS_OFF) for _ in ladder().rungs]
     with tempfile.TemporaryDirectory() as folder:
-        watch = Watching(Record(Path(folder) / "daemon.db", lambda: _WALL_S))
+        watch = DriftMonitor(HistoryStore(Path(folder) / "daemon.db", lambda: _WALL_S))
         watch.over(ladder())
         load, false = _load(asked, random_, off), 0
         for _ in range(round(WEEK_S / SAMPLE_S)):
@@ -324,7 +319,7 @@ def watched(asked: Alone) -> tuple[int, float | None]:
 
 def _load(
     asked: Alone, random_: random.Random, off: Sequence[float]
-) -> Iterator[Callable[[float], tuple[Sight, int, Rung]]]:
+) -> Iterator[Callable[[float], tuple[ControlPeriod, int, Rung]]]:
     """Yield samples of energy, each as a function of what its joules count for; minutes have a latency of their own."""
     rungs, number, left_s, mean_s = ladder().rungs, _RUNG, 0.0, 0.0
     spread = asked.spread * math.sqrt(MINUTE_S / SAMPLE_S)
@@ -337,12 +332,14 @@ def _load(
         rung, noise = rungs[number], off[number] + random_.gauss(0, spread)
         requests = max(4, round(rung.rate_per_s * SAMPLE_S))
         joules = rung.power_at(requests / SAMPLE_S) * SAMPLE_S * math.exp(noise)
-        seen = Seen(requests, requests, 0, 0, rung.p99_s, rung.service.latency_s * mean_s)
-        sight = Sight(SAMPLE_S * step, SAMPLE_S, seen, None)
+        seen = RequestStats(requests, requests, 0, 0, rung.p99_s, rung.service.latency_s * mean_s)
+        sight = ControlPeriod(SAMPLE_S * step, SAMPLE_S, seen, None)
         yield partial(_drawn, sight, joules, number, rung)
 
 
-def _drawn(sight: Sight, joules: float, number: int, rung: Rung, factor: float) -> tuple[Sight, int, Rung]:
+def _drawn(
+    sight: ControlPeriod, joules: float, number: int, rung: Rung, factor: float
+) -> tuple[ControlPeriod, int, Rung]:
     return replace(sight, joules=factor * joules), number, rung
 
 
@@ -358,14 +355,17 @@ def compared(asked: tuple[float, float, int]) -> tuple[bool, float]:
     rate_per_s = rungs.rungs[8].rate_per_s
     predicted_w = rungs.rungs[rungs.best(rate_per_s, rate_per_s)].power_at(rate_per_s)
     safe = target_of(rungs.rungs[-1])
-    old = Tuned("old", Plan(rungs, safe, safe, Bounds()), "")
+    old = FollowedProfile("old", ControlPlan(rungs, safe, safe, Bounds()), "")
     contest, now_s = Contest(old, replace(old, name="new")), 0.0
     while contest.over is None:
         drawn = (factor if contest.turn is contest.new else 1.0) * math.exp(random_.gauss(0, spread))
         for length_s in (_CHANGE_S, TURN_S):
             now_s += length_s
             joules = drawn * predicted_w * length_s
-            contest.seen(Sight(now_s, length_s, Seen(round(rate_per_s * length_s)), None, None, None, joules), False)
+            contest.seen(
+                ControlPeriod(now_s, length_s, RequestStats(round(rate_per_s * length_s)), None, None, None, joules),
+                False,
+            )
     return contest.over, now_s
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from polythrottle.reproduce.scheduler import document
+from polythrottle.lab.reproduce.scheduler import document
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:

@@ -18,14 +18,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from polythrottle.arrivals import Poisson
 from polythrottle.backends import open_device
-from polythrottle.errors import SloUnmet
-from polythrottle.finetune.result import Result
-from polythrottle.finetune.running import run
-from polythrottle.finetune.server import Server
-from polythrottle.finetune.terms import Terms
-from polythrottle.finetune.trainer import Task, Trainer
+from polythrottle.domain.arrivals import Poisson
+from polythrottle.domain.errors import SloUnmet
+from polythrottle.training.beside.live_run import run
+from polythrottle.training.beside.preparation import Server
+from polythrottle.training.beside.result import Result
+from polythrottle.training.beside.scheduler import Terms
+from polythrottle.training.beside.trainer.driver import Trainer
+from polythrottle.training.beside.trainer.protocol import Task
 from polythrottle.workloads import open_workload
 
 SIDE, CLASSES = 160, 4

@@ -46,22 +46,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from polythrottle.arrivals import Burst
 from polythrottle.backends.simulated import SimulatedDevice, SimulatedWorkload
 from polythrottle.catalog import load_board, load_model
-from polythrottle.clock import VirtualClock
-from polythrottle.daemon import planning
-from polythrottle.daemon.controller import hurried, step
-from polythrottle.daemon.guards import Bounds, Observed
-from polythrottle.daemon.ports import Seen
-from polythrottle.daemon.signals import Apply, GoSafe, Plan, Target, WorkloadUp
-from polythrottle.daemon.state import Phase, State
+from polythrottle.daemon import followed_profile
+from polythrottle.daemon.control.controller import hurried, step
+from polythrottle.daemon.control.events import Apply, Bounds, ControlPlan, GoSafe, Observation, Target, WorkloadUp
+from polythrottle.daemon.control.state import Phase, State
+from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.traffic.simulated import SimulatedSite
-from polythrottle.ladder import Ladder, Service
-from polythrottle.queueing import batches
-from polythrottle.recording import recorded
-from polythrottle.rungs import gatherings, ladder_of, undominated
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.arrivals import Burst
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.ladder import Ladder, Service
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.storage.arrival_trace import recorded
+from polythrottle.tuning.measured_ladder import batches, gatherings, ladder_of, undominated
 
 _HELD, _SAVING, _NEAR = 0.99, 0.10, 0.05
 _BATCH = "batch_size"
@@ -163,20 +161,20 @@ class Replay:
 class Follower:
     """The controller at work on a replay."""
 
-    def __init__(self, plan: Plan, state: State) -> None:
+    def __init__(self, plan: ControlPlan, state: State) -> None:
         self.state, self.begin = step(state, WorkloadUp(plan))
         self.safe, self.last_s, self.arrived, self.worst_s = 0, 0.0, 0, 0.0
 
     def look(self, replay: Replay, whole: bool) -> None:
         """Look, think, act: each second, and before if more wait than may."""
         now_s = replay.clock.now()
-        seen = replay.site.traffic.look(now_s) or Seen()
+        seen = replay.site.traffic.look(now_s) or RequestStats()
         self.arrived += seen.arrived or 0
         self.worst_s = max(self.worst_s, seen.worst_s or 0.0)
         if not whole and not hurried(self.state, seen.waiting or 0):
             return
         reading, period_s = replay.site.board.read(), now_s - self.last_s
-        event = Observed(
+        event = Observation(
             now_s,
             period_s,
             self.arrived / period_s,
@@ -258,7 +256,7 @@ def fixed(site: Site, times_s: Sequence[float], target: Target, length_s: float,
 
 
 def followed(
-    site: Site, times_s: Sequence[float], plan: Plan, length_s: float, seed: int, state: State | None = None
+    site: Site, times_s: Sequence[float], plan: ControlPlan, length_s: float, seed: int, state: State | None = None
 ) -> Run:
     """Return the replay under the controller."""
     replay, follower = Replay(site, times_s, seed), Follower(plan, state or State())
@@ -398,15 +396,15 @@ def compare(site: Site, load: str, trace: Path, length_s: float, seed: int) -> C
     def row(name: str, run: Run, note: str = "") -> tuple[str, float, float | None, str]:
         return name, float(run.joules.sum()), run.held(site.slo_s), note
 
-    stays = [stay(target) for target in {planning.target_of(rung): None for rung in ladder.rungs}]
+    stays = [stay(target) for target in {followed_profile.target_of(rung): None for rung in ladder.rungs}]
     presets = {name: stay(Target(device.space.default.moved({**point, _BATCH: 1}))) for name, point in _presets(device)}
     sought = [*singles(site, found, times_s, length_s, seed), *stays, *presets.values()]
     single, laxer = (_cheapest(sought, site.slo_s, share) for share in (_HELD, _LAX))
     pinned = max((each for each in found if int(each.point[_BATCH]) == 1), key=lambda each: each.most_per_s)
     racing = stay(Target(pinned.point))
     race_j = racing.joules.sum() - racing.idle_s * (pinned.idle_w - min(each.idle_w for each in found))
-    top, cool = planning.target_of(ladder.rungs[-1]), planning.target_of(ladder.rungs[ladder.coolest])
-    plan = Plan(ladder, top, cool, Bounds(p99_s=site.slo_s, temperature_c=95.0))
+    top, cool = followed_profile.target_of(ladder.rungs[-1]), followed_profile.target_of(ladder.rungs[ladder.coolest])
+    plan = ControlPlan(ladder, top, cool, Bounds(p99_s=site.slo_s, temperature_c=95.0))
     ours = followed(site, times_s, plan, length_s, seed)
     named = ((_SINGLE, single), (f"likewise, {_LAX:.0%} of minutes", laxer))
     rows = (

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from polythrottle.catalog import load_board, load_model
-from polythrottle.errors import InvalidInput
-from polythrottle.finetune.coruns import Profiled, profile
-from polythrottle.finetune.job import Job
-from polythrottle.finetune.simulated_coruns import SimulatedBench
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.training.beside.corun_bench import CoRunProfile, profile
+from polythrottle.training.beside.options import Job
+from polythrottle.training.beside.simulated_host import SimulatedBench
 
 BOARDS = {
     "jetson-agx-orin": (64, 1000),
@@ -29,7 +29,7 @@ MODELS = ("efficientnet-b7", "efficientnet-b4", "resnet50", "bert-base-fp16", "m
 NOISE, FITTED, HELD_OUT, REQUESTS = 0.03, 8, 24, 200
 
 
-def profiled(board: str, model: str, seed: int) -> Profiled:
+def profiled(board: str, model: str, seed: int) -> CoRunProfile:
     """Return the profile of one board, model and seed."""
     batch, output = BOARDS[board]
     job = Job(10 * batch, batch, 1, output, model)

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polythrottle.arrivals import Poisson
-from polythrottle.clock import SystemClock
-from polythrottle.driving import drive
+from polythrottle.domain.arrivals import Poisson
+from polythrottle.domain.clock import SystemClock
+from polythrottle.metering.load import drive
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from loopback import EchoWorkload, echo_server

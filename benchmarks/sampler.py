@@ -10,12 +10,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from polythrottle.actuation.controls import SysFiles
+from polythrottle.actuation.drivers.controls import SysFiles
 from polythrottle.backends.jetson.board import BoardId
-from polythrottle.backends.jetson.rails import Rails, find_rails, find_total
-from polythrottle.backends.jetson.sampler import Sampler
-from polythrottle.backends.tree import Tree
-from polythrottle.clock import SystemClock
+from polythrottle.backends.jetson.power_rails import RailSensors, Sampler, find_rails, find_total
+from polythrottle.backends.probe import Tree
+from polythrottle.domain.clock import SystemClock
 from polythrottle.testing import BOARDS, plant
 
 HZ, BUDGET = 10.0, 0.005
@@ -25,7 +24,7 @@ def cost(root: Path, seconds: float) -> tuple[str, float, float]:
     """Return how many rails are read, the share of a core that takes, and the processor seconds of one sample."""
     tree = Tree(root, SysFiles())
     names = find_total([rail.name for rail in find_rails(tree)], BoardId.read(tree).entry).names
-    rails = Rails(tree, names)
+    rails = RailSensors(tree, names)
     rails.renew()
     sampler = Sampler(rails, SystemClock(), HZ)
     start_s = time.perf_counter()

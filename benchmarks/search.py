@@ -2,7 +2,8 @@
 
 Subjects are the measured headline tables and simulated Orin and TX2 boards: the reduced spaces of arXiv 2310.19991 (GPU
 clock × memory clock, without and with batches) and the full ones. Writes search.md, search.json, search.png and
-search-simulated.png beside itself. What was searched is kept in .cache, under a digest of everything it follows from:
+search-simulated.png beside itself; with --whole search_whole.json, and the table of whole searches that search.md
+leads with. What was searched is kept in .cache, under a digest of everything it follows from:
 a run that was interrupted goes on, and a change to one method repeats that method alone.
 """
 
@@ -16,16 +17,17 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import suggest
 
-from polythrottle import bench
-from polythrottle.bench.entrants import ABLATIONS
-from polythrottle.catalog.places import locate
-from polythrottle.cli.live import LiveSweep
-from polythrottle.errors import PolythrottleError
+from polythrottle.api.progress import LiveSweep
+from polythrottle.catalog.documents import locate
+from polythrottle.cli.render.figures import write_race
+from polythrottle.domain.errors import PolythrottleError
+from polythrottle.lab import bench
+from polythrottle.lab.bench.contest import ABLATIONS
 from polythrottle.optimize import Options
-from polythrottle.report.race import write_race
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -40,6 +42,20 @@ BOARDS = ("sim:jetson-agx-orin", "sim:jetson-tx2")
 SPACES = (("gpu_max_hz", "mem_hz"), ("gpu_max_hz", "mem_hz", "batch_size"), None)
 RULES = bench.Rules(trials=40, history=bench.LEAVE_ONE_OUT)
 SETS = {"headline": "Measured headline tables", "simulated": "Simulated Orin and TX2"}
+WHOLE = "search_whole.json"
+WHOLE_METHODS = (COLD, WARM, "bayes+cold@0.05", "paper", "tpe", "preset", "random")
+WHOLE_BOARDS = (
+    ("jetson-xavier-nx", "efficientnet-b0"), ("jetson-orin-nano", "resnet50"), ("jetson-orin-nx", "yolo-small"),
+    ("jetson-agx-xavier", "efficientnet-b7"), ("l4", "efficientnet-b4"), ("v100", "bert-base-fp16"),
+    ("jetson-tx2", "inceptionv3"), ("jetson-agx-orin", "mobilenetv2"), ("jetson-tx2", "resnet50"),
+    ("jetson-nano", "efficientnet-b0"), ("a40", "mobilenetv2"), ("h100", "efficientnet-b0"),
+)  # fmt: skip
+WHOLE_SLO = "p99<=1.5x"
+WHOLE_SETS = {"headline": "Recorded tables", "simulated": f"Simulated boards, `{WHOLE_SLO}`"}
+WHOLE_HEAD = (
+    "| method | runs | within 2 % | within 5 % | broken | worst | trials | infeasible | saved | of | promise kept |"
+)
+RULE = "|" + " --- |" * (WHOLE_HEAD.count("|") - 1)
 HEAD = (
     "| method | runs | within 5 % | trials | ÷ paper | ÷ Optuna | broken before | broken late | excess | regret at 30 |"
 )
@@ -130,13 +146,15 @@ def file_digest(path: Path) -> str:
 @cache
 def subject_digest(source: bench.Source) -> str:
     """Return a digest of what poses and judges a subject: its table, or simulator, board and model."""
-    judges = [PACKAGE / "bench/searching.py", PACKAGE / "bench/subjects.py"]
+    judges = [PACKAGE / "lab/bench/contest.py", PACKAGE / "lab/bench/subjects.py"]
     if isinstance(source, bench.TableFile):
         return digest(map(file_digest, (*judges, PACKAGE / "backends/replay.py", source.path)))
     assert isinstance(source, bench.Simulated)
     board = locate("devices", "device", source.device.removeprefix("sim:").partition("?")[0])
     model = locate("profiles/workloads", "workload", source.workload)
-    modules = (path for folder in ("backends/simulated", "meter") for path in sorted((PACKAGE / folder).glob("*.py")))
+    modules = (
+        path for folder in ("backends/simulated", "metering") for path in sorted((PACKAGE / folder).glob("*.py"))
+    )
     return digest(map(file_digest, (*judges, *modules, board, model)))
 
 
@@ -165,7 +183,7 @@ def _imports(path: Path) -> set[str]:
     return names
 
 
-def planned(seeds: int, folder: Path) -> dict[str, bench.Plan]:
+def planned(seeds: int, folder: Path) -> dict[str, bench.ContestPlan]:
     """Return what there is to do on each set of subjects; ablations go without history and with one seed."""
     lessons = folder / digest([method_digest("bayes"), *map(subject_digest, simulated())])
     lessons.mkdir(parents=True, exist_ok=True)
@@ -174,18 +192,18 @@ def planned(seeds: int, folder: Path) -> dict[str, bench.Plan]:
     for name, sources in (("headline", headline()), ("simulated", simulated())):
         main = bench.plan(sources, FACTORS, METHODS, seeds, RULES, lessons)
         ablated = bench.plan(sources, FACTORS, extra, 1, RULES, lessons).tasks if extra else ()
-        plans[name] = bench.Plan(main.lessons, (*sorted(main.tasks, key=lambda task: task.seed), *ablated))
+        plans[name] = bench.ContestPlan(main.lessons, (*sorted(main.tasks, key=lambda task: task.seed), *ablated))
     return plans
 
 
-def searched(plan: bench.Plan, cache: Cache, jobs: int, methods: Sequence[str]) -> list[bench.Record]:
+def searched(plan: bench.ContestPlan, cache: Cache, jobs: int, methods: Sequence[str]) -> list[bench.Record]:
     """Return the records that are known of a plan once the tasks of these methods, or of all, are done."""
     todo = tuple(
         task for task in plan.tasks if cache.get(task) is None and (not methods or task.entrant.label in methods)
     )
     needed = {path for task in todo for path in task.history}
     lessons = tuple(lesson for lesson in plan.lessons if lesson.journal in needed)
-    rest = bench.Plan(lessons, todo)
+    rest = bench.ContestPlan(lessons, todo)
     with LiveSweep("searching") as live:
         for done, record in enumerate(bench.perform(rest, jobs, bench.Task.do), start=1):
             if record is not None:
@@ -194,7 +212,7 @@ def searched(plan: bench.Plan, cache: Cache, jobs: int, methods: Sequence[str]) 
     return known(plan, cache)
 
 
-def known(plan: bench.Plan, cache: Cache) -> list[bench.Record]:
+def known(plan: bench.ContestPlan, cache: Cache) -> list[bench.Record]:
     """Return the records that the cache holds of a plan."""
     return [record for task in plan.tasks if (record := cache.get(task)) is not None]
 
@@ -263,7 +281,7 @@ def timed() -> Iterator[Bar]:
 
 def page(found: Mapping[str, Sequence[bench.Record]], told: Mapping[str, Sequence[Bar]]) -> Iterator[str]:
     """Yield the lines of the result page."""
-    yield from ("# How the search methods compare", "", *PREFACE, "")
+    yield from ("# How the search methods compare", "", *whole_section(), "## Trials to within 5 %", "", *PREFACE, "")
     for name, records in found.items():
         subjects, seeds = (len({getattr(record, name) for record in records}) for name in ("table", "seed"))
         count = f"subjects: {subjects}; seeds: {seeds}; searches: {len(records):,}"
@@ -289,6 +307,68 @@ PREFACE = (
     "`paper-joint` all knobs at once; what else bears `+cold` is `bayes` with one ingredient taken out. Simulated",
     "boards are judged by the simulator's noiseless model and predict no real board.",
 )
+
+
+WHOLE_PREFACE = (
+    "As a user has it: each method by its own defaults to its own end, as `polythrottle tune` searches, at most 30",
+    "trials (`python benchmarks/search.py --whole`). An answer counts as within 2 % or 5 % of the best feasible point",
+    "only if it truly holds the limit; *broken*: answers that do not; *worst*: the most that an answer that holds",
+    "takes beyond the best; *infeasible*: trials at points that truly break the limit; *saved*: share of the default",
+    "point's energy, which an answer that breaks the limit does not save, *of* what the best points save; *promise",
+    "kept*: ends at which no more was left than one more trial was expected to save. Of simulated boards the truth is",
+    "the noiseless model.",
+)
+
+
+def whole_section() -> Iterator[str]:
+    """Yield the lines of the table of whole searches, as far as they were made."""
+    yield from ("## Whole searches", "", *WHOLE_PREFACE, "")
+    for name, document in _whole_documents().items():
+        subjects = len({one["table"] for one in document["searches"]})
+        yield from (f"{WHOLE_SETS[name]} ({subjects} subjects):", "", WHOLE_HEAD, RULE)
+        yield from (_whole_row(bench.WholeSummary(**one)) for one in document["methods"].values())
+        yield ""
+
+
+def _whole_documents() -> dict[str, Any]:
+    """Return what whole searches came to, by the set of their subjects."""
+    path = HERE / WHOLE
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return found
+
+
+def _whole_row(one: bench.WholeSummary) -> str:
+    worst, kept = ("–" if share is None else f"{share:.0%}" for share in (one.worst, one.promise_kept))
+    cells = (
+        f"`{one.method}`", str(one.runs), f"{one.within_2pct:.0%}", f"{one.within_5pct:.0%}", f"{one.broken:.0%}",
+        worst, f"{one.trials:.1f}", f"{one.infeasible:.1f}", f"{one.saved:.1%}", f"{one.to_save:.1%}", kept,
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def write_whole(found: Mapping[str, Sequence[bench.WholeSearch]]) -> None:
+    """Write what whole searches of these sets came to, and the table that the page leads with."""
+    documents = _whole_documents() | {name: bench.whole_document(searches) for name, searches in found.items()}
+    ordered = {name: documents[name] for name in WHOLE_SETS if name in documents}
+    (HERE / WHOLE).write_text(json.dumps(ordered, indent=1) + "\n")
+    page = HERE / "search.md"
+    rest = page.read_text().partition("## Trials to within 5 %")
+    page.write_text("\n".join(["# How the search methods compare", "", *whole_section(), "".join(rest[1:])]))
+
+
+def search_whole(sets: Sequence[str], methods: Sequence[str], seeds: int, jobs: int) -> None:
+    """Make the whole searches of these sets, and write what they came to."""
+    boards = [bench.Simulated(f"sim:{board}", model) for board, model in WHOLE_BOARDS]
+    plans: dict[str, tuple[Sequence[bench.Source], Sequence[str]]] = {
+        "headline": (headline(), FACTORS),
+        "simulated": (boards, (WHOLE_SLO,)),
+    }
+    rules = bench.Rules(trials=bench.WHOLE_TRIALS, history=bench.LEAVE_ONE_OUT)
+    with LiveSweep("searching") as live:
+        for name in sets:
+            sources, slos = plans[name]
+            found = bench.run_whole(sources, slos, methods or WHOLE_METHODS, seeds, rules, jobs, live.counted)
+            write_whole({name: found})
 
 
 def _groups(records: Sequence[bench.Record]) -> Iterator[tuple[str, Sequence[bench.Record]]]:
@@ -355,11 +435,16 @@ def main() -> None:
     words.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes; one per processor")
     words.add_argument("--sets", default=",".join(SETS), help=f"of {', '.join(SETS)}; both")
     words.add_argument("--methods", default="", help="search with these now; of the others, write what is known")
+    words.add_argument("--whole", action="store_true", help="make the whole searches, and nothing else")
     asked = words.parse_args()
     if unknown := set(asked.sets.split(",")) - set(SETS):
         words.error(f"no set {', '.join(sorted(unknown))}; there are {', '.join(SETS)}")
+    methods = [name for name in asked.methods.split(",") if name]
     try:
-        _run(asked.sets.split(","), asked.seeds, asked.jobs, [name for name in asked.methods.split(",") if name])
+        if asked.whole:
+            search_whole(asked.sets.split(","), methods, asked.seeds, asked.jobs)
+            return
+        _run(asked.sets.split(","), asked.seeds, asked.jobs, methods)
     except PolythrottleError as error:
         words.exit(error.exit_code, f"benchmarks/search.py: {error}\n")
 

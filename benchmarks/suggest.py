@@ -7,11 +7,11 @@ import time
 
 import numpy as np
 
-from polythrottle.measurement import Latency, Measurement
+from polythrottle.domain.measurement import Latency, Measurement
+from polythrottle.domain.problem import Constraint, Problem
+from polythrottle.domain.space import Knob, SearchSpace
+from polythrottle.domain.study import Study, Trial
 from polythrottle.optimize import make_optimizer
-from polythrottle.problem import Constraint, Problem
-from polythrottle.space import Knob, SearchSpace
-from polythrottle.study import Study, Trial
 
 
 def study(levels: int) -> Study:

@@ -96,9 +96,9 @@ def pairs(name: str, calls: Sequence[tuple[str, int]], many: int, chance: random
 @cache
 def digest() -> str:
     """Return a digest of the code that the cells are about: of sessions, oracle and injector too."""
-    parts = ("actuation", "backends/cpu", "daemon/actuator", "journal")
-    files = [path for part in parts for path in (ROOT / "polythrottle" / part).glob("*.py")]
-    files += [ROOT / "polythrottle" / name for name in ("tuner.py", "threads.py")]
+    parts = ("actuation", "backends/cpu", "storage/journal")
+    files = [path for part in parts for path in (ROOT / "polythrottle" / part).rglob("*.py")]
+    files += [ROOT / "polythrottle" / name for name in ("tuning/tuner.py", "domain/clock.py")]
     files += [Path(__file__).with_name(name) for name in ("syscall_sessions.py", "injecting.py")]
     found = hashlib.sha256()
     for path in sorted(files):

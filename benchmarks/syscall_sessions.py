@@ -20,19 +20,19 @@ from pathlib import Path
 
 from injecting import KILL, Fault, Injector, install, mark
 
-from polythrottle.actuation import Actuator, Control, Setting, guard, restoring
-from polythrottle.actuation.wire import Line
+from polythrottle.actuation import Actuator, Control, Setting, guard, restore
+from polythrottle.actuation.client.connection import Line
+from polythrottle.actuation.server.main import main as actuator_main
 from polythrottle.backends.cpu import CpuDevice
-from polythrottle.clock import VirtualClock
-from polythrottle.daemon.actuator.main import main as actuator_main
-from polythrottle.errors import PolythrottleError
-from polythrottle.journal import Journal
-from polythrottle.measurement import Query, Reading, Window
-from polythrottle.problem import Constraint, Problem
-from polythrottle.space import OperatingPoint, SearchSpace
-from polythrottle.stopping import Budget, Rule
-from polythrottle.study import Study
-from polythrottle.tuner import tune
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import PolythrottleError
+from polythrottle.domain.measurement import Query, Reading, Window
+from polythrottle.domain.problem import Constraint, Problem
+from polythrottle.domain.space import OperatingPoint, SearchSpace
+from polythrottle.domain.study import Study
+from polythrottle.storage.journal import Journal
+from polythrottle.tuning.stopping import Budget, Rule
+from polythrottle.tuning.tuner import tune
 
 ERRORS = ("EIO", "ENOSPC", "EROFS", "EMFILE", "ENOMEM", "EINTR", "EAGAIN")
 _LONGEST_S, _BACK_S = 60.0, 30.0  # bounds on hangs: a busy machine takes seconds to start a guard
@@ -212,7 +212,7 @@ class Restore(Session):
 
     def act(self, board: Board) -> int:
         """Restore."""
-        return restoring.main([])
+        return restore.main([])
 
 
 class EndApplied(Restore):

@@ -32,16 +32,16 @@ import numpy as np
 
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.catalog import load_board, load_model
-from polythrottle.journal import Journal
-from polythrottle.measurement import Measurement, Window
+from polythrottle.domain.measurement import Measurement, Window
+from polythrottle.domain.ports import Optimizer
+from polythrottle.domain.problem import Constraint, Problem
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.domain.study import Study
 from polythrottle.optimize import ConstrainedBayes, make_optimizer
 from polythrottle.optimize.options import Options
-from polythrottle.ports import Optimizer
-from polythrottle.problem import Constraint, Problem
-from polythrottle.space import OperatingPoint
-from polythrottle.stopping import Budget, Rule
-from polythrottle.study import Study
-from polythrottle.tuner import tune
+from polythrottle.storage.journal import Journal
+from polythrottle.tuning.stopping import Budget, Rule
+from polythrottle.tuning.tuner import tune
 
 FIXED = Window(1000, 0.0, 1000, timeout_s=3600.0)
 ADAPTIVE = Window(30, 0.0, 1000, timeout_s=3600.0, precision=0.02)
@@ -110,7 +110,9 @@ def courses(job: tuple[str, str, int, int]) -> list[Course]:
     found = []
     for way, window in WAYS.items():
         uncut = (
-            patch("polythrottle.tuner._limits", lambda study, trial: ()) if way in ("fixed", "again") else nullcontext()
+            patch("polythrottle.tuning.tuner._limits", lambda study, trial: ())
+            if way in ("fixed", "again")
+            else nullcontext()
         )
         with uncut:
             study = studied(how, workload, seed, trials, window, OTHER_NOISE if way == "again" else 0)

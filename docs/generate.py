@@ -153,9 +153,9 @@ def _plain(text: str) -> str:
 # Python.
 
 _MODULES = {
-    "polythrottle.ports": "What devices, workloads and optimisers have to offer, for those who write their own.",
+    "polythrottle.domain.ports": "What devices, workloads and optimisers have to offer, for those who write their own.",
     "polythrottle.testing": "Contracts and boards to test one's own code with.",
-    "polythrottle.errors": "Every error raised on purpose.",
+    "polythrottle.domain.errors": "Every error raised on purpose.",
 }
 
 
@@ -223,7 +223,8 @@ def exit_codes() -> str:
 EXIT_CODES = """# Exit codes
 
 An error ends with one line on standard error that says what was wrong, what was expected and what to do. Its class
-decides the exit code; from Python the same class is raised ([polythrottle.errors](python.md#polythrottleerrors)).
+decides the exit code; from Python the same class is raised
+([polythrottle.domain.errors](python.md#polythrottledomainerrors)).
 
 | code | error | when |
 |---|---|---|
@@ -237,7 +238,7 @@ is not proven; `measure A B --require` while the saving is not proven.
 
 def errors() -> list[Any]:
     """Return the error classes, the root first."""
-    from polythrottle import errors as module
+    from polythrottle.domain import errors as module
 
     found = [value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, Exception)]
     return [each for each in found if each.__module__ == module.__name__]
@@ -249,7 +250,7 @@ def _first_line(value: object) -> str:
 
 def metrics() -> str:
     """Return the page of metrics, from what the daemon exports."""
-    from polythrottle.daemon.metrics import FIGURES, KINDS
+    from polythrottle.daemon.web.prometheus import FIGURES, KINDS
 
     rows = ["| `polythrottle_build_info` | `version`, `device`, `energy_kind` | Always 1: which daemon this is |"]
     for figure in FIGURES:

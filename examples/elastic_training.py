@@ -2,7 +2,7 @@
 
 What was changed in the script, five lines written and what they replace taken out::
 
-    + from polythrottle.cluster.train import Context
+    + from polythrottle.training.elastic import Context
     - loader = DataLoader(dataset, batch_size=64, shuffle=True)
     - for epoch in range(2):
     -     for x, y in loader:
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from polythrottle.cluster.train import Context
+from polythrottle.training.elastic import Context
 
 torch.manual_seed(0)
 inputs = torch.randn(2048, 16)

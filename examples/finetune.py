@@ -40,7 +40,7 @@ def model() -> nn.Module:
 
 def main() -> None:
     """Train for ten epochs in slices of 8 samples, then validate and serve."""
-    from polythrottle.finetune.trainer import Task, Trainer
+    from polythrottle.training.beside.trainer import Task, Trainer
 
     write_data(Path("shapes"))
     task = Task("finetune:model", "shapes", "job", batch=32, epochs=10, learning_rate=0.01, served="shapes.pt2")

@@ -8,20 +8,57 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     __version__: str
-    from polythrottle import plots
-    from polythrottle.api import check, doctor, explain, read_journal, resume, tune
-    from polythrottle.client import Client
-    from polythrottle.deployment import apply, confirm, restore
-    from polythrottle.errors import PolythrottleError
-    from polythrottle.experiments import energy, measure, sweep
-    from polythrottle.measurement import EnergyKind, Latency, Measurement, Window
-    from polythrottle.meter.block import EnergyBlock
-    from polythrottle.outcome import Tuning
-    from polythrottle.problem import Constraint, Problem
-    from polythrottle.profile import Profile
-    from polythrottle.setup import Setup
-    from polythrottle.space import Knob, OperatingPoint, SearchSpace
-    from polythrottle.study import Study, Trial
+    from polythrottle.api import plots
+    from polythrottle.api.deployment import apply, confirm, restore
+    from polythrottle.api.experiments import energy, measure, sweep
+    from polythrottle.api.outcome import Tuning
+    from polythrottle.api.search import check, doctor, explain, read_journal, resume, tune
+    from polythrottle.daemon.client import Client
+    from polythrottle.domain.errors import PolythrottleError
+    from polythrottle.domain.measurement import EnergyKind, Latency, Measurement, Window
+    from polythrottle.domain.problem import Constraint, Problem
+    from polythrottle.domain.profile import Profile
+    from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
+    from polythrottle.domain.study import Study, Trial
+    from polythrottle.metering.energy_block import EnergyBlock
+    from polythrottle.tuning.setup import Setup
+
+
+_HOMES = {
+    "api.search": ("check", "doctor", "explain", "read_journal", "resume", "tune"),
+    "daemon.client": ("Client",),
+    "api.deployment": ("apply", "confirm", "restore"),
+    "domain.errors": ("PolythrottleError",),
+    "api.experiments": ("energy", "measure", "sweep"),
+    "domain.measurement": ("EnergyKind", "Latency", "Measurement", "Window"),
+    "metering.energy_block": ("EnergyBlock",),
+    "api.outcome": ("Tuning",),
+    "api.plots": ("plots",),
+    "domain.problem": ("Constraint", "Problem"),
+    "domain.profile": ("Profile",),
+    "tuning.setup": ("Setup",),
+    "domain.space": ("Knob", "OperatingPoint", "SearchSpace"),
+    "domain.study": ("Study", "Trial"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from polythrottle.api.outcome import polythrottle_version
+
+        return polythrottle_version()
+    for home, names in _HOMES.items():
+        if name in names:
+            module = import_module(f"polythrottle.{home}")
+            if home.endswith(f".{name}"):
+                return module
+            return getattr(module, name)
+    raise AttributeError(f"module 'polythrottle' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "Client",
@@ -56,36 +93,3 @@ __all__ = [
     "sweep",
     "tune",
 ]
-
-_HOMES = {
-    "api": ("check", "doctor", "explain", "read_journal", "resume", "tune"),
-    "client": ("Client",),
-    "deployment": ("apply", "confirm", "restore"),
-    "errors": ("PolythrottleError",),
-    "experiments": ("energy", "measure", "sweep"),
-    "measurement": ("EnergyKind", "Latency", "Measurement", "Window"),
-    "meter.block": ("EnergyBlock",),
-    "outcome": ("Tuning",),
-    "plots": ("plots",),
-    "problem": ("Constraint", "Problem"),
-    "profile": ("Profile",),
-    "setup": ("Setup",),
-    "space": ("Knob", "OperatingPoint", "SearchSpace"),
-    "study": ("Study", "Trial"),
-}
-
-
-def __getattr__(name: str) -> object:
-    if name == "__version__":
-        from polythrottle.outcome import polythrottle_version
-
-        return polythrottle_version()
-    for home, names in _HOMES.items():
-        if name in names:
-            module = import_module(f"polythrottle.{home}")
-            return module if name == home else getattr(module, name)
-    raise AttributeError(f"module 'polythrottle' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -14,14 +14,14 @@ from typing import Any
 
 from builders import quick
 
-from polythrottle.actuation.wire import Line
-from polythrottle.daemon.actuator.main import listening
-from polythrottle.daemon.actuator.permits import Permits
-from polythrottle.daemon.actuator.server import Server
-from polythrottle.daemon.actuator.service import Service
-from polythrottle.daemon.notify import Supervisor
-from polythrottle.daemon.peers import Peer, peer_of
-from polythrottle.errors import DeviceError
+from polythrottle.actuation.client.connection import Line
+from polythrottle.actuation.server.main import listening
+from polythrottle.actuation.server.permits import Permits
+from polythrottle.actuation.server.server import Server
+from polythrottle.actuation.server.service import Service
+from polythrottle.actuation.server.unix_socket import Peer, peer_of
+from polythrottle.actuation.systemd import Supervisor
+from polythrottle.domain.errors import DeviceError
 from polythrottle.testing import FakeKernel, plant
 
 BOARD = "jetson-orin-nano"
@@ -107,7 +107,7 @@ def bench(
 
 SERVE = """
 import sys
-from polythrottle.daemon.actuator.main import main
+from polythrottle.actuation.server.main import main
 from polythrottle.testing import FakeKernel
 with FakeKernel(sys.argv[1]).installed():
     sys.exit(main(sys.argv[2:]))

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from polythrottle.clock import VirtualClock
-from polythrottle.errors import Exhausted, KnobRejected
-from polythrottle.measurement import EnergyKind, Latency, Measurement, Query, Reading
-from polythrottle.problem import Constraint, Problem
-from polythrottle.space import Knob, OperatingPoint, SearchSpace
-from polythrottle.study import Study, Trial
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import Exhausted, KnobRejected
+from polythrottle.domain.measurement import EnergyKind, Latency, Measurement, Query, Reading
+from polythrottle.domain.problem import Constraint, Problem
+from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.domain.study import Study, Trial
 
 
 def measured(latency_s: float = 0.01, energy_j: float = 1.0, **rest: object) -> Measurement:

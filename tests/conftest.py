@@ -44,7 +44,7 @@ def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
 def unrendered_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave drawing the report's figures to the tests of the report; every study makes one, at half of its cost."""
     if not request.node.path.name.startswith(("test_report", "test_plots", "test_page")):
-        monkeypatch.setattr("polythrottle.report.gallery.svg", lambda figure, name, alt: Html("<svg></svg>"))
+        monkeypatch.setattr("polythrottle.report.page.svg", lambda figure, name, alt: Html("<svg></svg>"))
 
 
 @pytest.fixture(autouse=True)

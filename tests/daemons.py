@@ -3,24 +3,24 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
-from polythrottle.clock import VirtualClock
-from polythrottle.daemon.accounts import Accounts
-from polythrottle.daemon.desk import Desk
-from polythrottle.daemon.finetuning import Finetuning
-from polythrottle.daemon.guards import Bounds
-from polythrottle.daemon.parts import Parts
-from polythrottle.daemon.planning import UNTOUCHED
-from polythrottle.daemon.ports import Seen
-from polythrottle.daemon.record import Record
-from polythrottle.daemon.runner import Runner
-from polythrottle.daemon.signals import Plan, Target
-from polythrottle.daemon.studying import Studies
-from polythrottle.daemon.tuned import Tuned
-from polythrottle.errors import DeviceError, PolythrottleError
-from polythrottle.ladder import Ladder, Rung, Service
-from polythrottle.measurement import EnergyKind, Reading
-from polythrottle.space import OperatingPoint
+from polythrottle.actuation.client.board import LocalBoard
+from polythrottle.daemon.control.events import Bounds, ControlPlan, Target
+from polythrottle.daemon.energy_accounts import Accounts
+from polythrottle.daemon.followed_profile import UNTOUCHED, FollowedProfile
+from polythrottle.daemon.history_store import HistoryStore
+from polythrottle.daemon.loop.mailbox import Mailbox
+from polythrottle.daemon.loop.runner import LoopComponents, Runner
+from polythrottle.daemon.observation import RequestStats
+from polythrottle.daemon.study_process import Studies
+from polythrottle.daemon.trainer_monitor import TrainerMonitor
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import DeviceError, PolythrottleError
+from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.measurement import EnergyKind, Reading
+from polythrottle.domain.ports import Device
+from polythrottle.domain.space import OperatingPoint
 
 SLO_S = 0.1
 EPOCH_S = 1_700_000_000.0
@@ -38,7 +38,7 @@ LADDER = Ladder(SLO_S, (rung(20, 300, 10.0), rung(60, 600, 20.0), rung(200, 1200
 TOP = Target(LADDER.rungs[2].service.point)
 COOL = Target(LADDER.rungs[0].service.point)
 BOUNDS = Bounds(p99_s=SLO_S, temperature_c=90.0)
-TUNED = Tuned("a.toml", Plan(LADDER, TOP, COOL, BOUNDS), "model.onnx", ("p99<=100ms",))
+TUNED = FollowedProfile("a.toml", ControlPlan(LADDER, TOP, COOL, BOUNDS), "model.onnx", ("p99<=100ms",))
 
 
 @dataclass
@@ -129,7 +129,7 @@ class FakeTraffic:
     _last_s: float = 0.0
     _rest: float = 0.0
 
-    def look(self, now_s: float) -> Seen | None:
+    def look(self, now_s: float) -> RequestStats | None:
         """Return what has come."""
         period_s, self._last_s = now_s - self._last_s, now_s
         if self.error is not None:
@@ -138,7 +138,7 @@ class FakeTraffic:
             return None
         whole = self.rate_per_s * max(0.0, period_s) + self._rest
         self._rest = whole - int(whole)
-        return Seen(int(whole), int(whole), 0, self.waiting, self.p99_s, 0.02, self.model)
+        return RequestStats(int(whole), int(whole), 0, self.waiting, self.p99_s, 0.02, self.model)
 
     def serve(self, target: Target) -> None:
         """Note it."""
@@ -157,23 +157,26 @@ class House:
     def __init__(
         self,
         folder: Path,
-        tuned: Tuned | None = TUNED,
+        tuned: FollowedProfile | None = TUNED,
         program: tuple[str, ...] = ("false",),
-        board: str = "jetson",
+        board: str | Device = "jetson",
     ) -> None:
         self.clock = VirtualClock()
-        self.board, self.traffic, self.desk = FakeBoard(self.clock, board), FakeTraffic(self.clock), Desk()
+        self.board: FakeBoard = (
+            FakeBoard(self.clock, board) if isinstance(board, str) else cast(FakeBoard, LocalBoard(board, self.clock))
+        )
+        self.traffic, self.desk = FakeTraffic(self.clock), Mailbox()
         self.slept_s = 0.0
         self.identity: Mapping[str, str] = {}
-        self.record = Record(folder / "daemon.db", self.wall)
+        self.record = HistoryStore(folder / "daemon.db", self.wall)
         self.accounts = Accounts(self.record, self.wall)
         self.studies = Studies(folder, self.board, self.record, self.clock, program)
-        parts = Parts(
+        parts = LoopComponents(
             *(self.clock, self.board, self.traffic, self.desk, self.record, self.accounts, self.studies),
             identity=lambda: self.identity,
             wall=self.wall,
             slept_s=lambda: self.slept_s,
-            finetuning=Finetuning((folder / "finetune",), self.wall),
+            finetuning=TrainerMonitor((folder / "finetune",), self.wall),
         )
         self.runner = Runner(parts, tuned)
 

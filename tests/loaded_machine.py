@@ -1,6 +1,7 @@
 """One processor in virtual time that serves and fine-tunes while other processes slow it down without notice.
 
-What `polythrottle.finetune.running` does with threads and signals is done here event by event: a slice is stopped where
+What `polythrottle.training.beside.live_run` does with threads and signals is done here event by event: a slice is
+stopped where
 it is when requests cannot wait for it, what took how long is what the next decision goes by, and latencies teach the
 guard, if there is one.
 """
@@ -12,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polythrottle.arrivals import Poisson
-from polythrottle.finetune.guard import Guard
-from polythrottle.finetune.options import Option
-from polythrottle.finetune.scheduler import Decision, Moment, Policy, taken
-from polythrottle.finetune.timings import Timings
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.arrivals import Poisson
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.training.beside.live_run import Guard
+from polythrottle.training.beside.options import Option
+from polythrottle.training.beside.preparation import Timings
+from polythrottle.training.beside.scheduler import Decision, Moment, Policy, taken
 
 QUERY_S, SAMPLE_S, STEP = 0.01, 0.004, 32
 SLO_S, RATE_PER_S = 0.1, 45.0

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from polythrottle.errors import TrialError
-from polythrottle.measurement import Query
-from polythrottle.space import OperatingPoint, SearchSpace
+from polythrottle.domain.errors import TrialError
+from polythrottle.domain.measurement import Query
+from polythrottle.domain.space import OperatingPoint, SearchSpace
 
 MESSAGE = struct.Struct("d")  # seconds until the echo
 

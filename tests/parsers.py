@@ -19,29 +19,30 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import Message
 
-from polythrottle import recording, tables
-from polythrottle.actuation.audit import Audit
 from polythrottle.actuation.limits import Limits
-from polythrottle.actuation.record import Record
-from polythrottle.actuation.wire import decode, error_from, space_from
-from polythrottle.catalog.archives import read_archive
+from polythrottle.actuation.rollback import Audit
+from polythrottle.actuation.server.permits import Permits
+from polythrottle.actuation.server.service import request_from
+from polythrottle.actuation.state.record import Record
+from polythrottle.actuation.wire import error_from, space_from
 from polythrottle.catalog.boards import load_board
+from polythrottle.catalog.documents import read_archive
 from polythrottle.catalog.profiles import read_profile
-from polythrottle.cluster.availability import read_availability
 from polythrottle.cluster.catalogue import read_catalogue
-from polythrottle.cluster.simulate.trace import read_trace
-from polythrottle.cluster.train.account import read_events
-from polythrottle.daemon.actuator.permits import Permits
-from polythrottle.daemon.actuator.requests import request_from
+from polythrottle.cluster.plan.deadline import read_availability
+from polythrottle.cluster.recorded_tables import read_trace
 from polythrottle.daemon.settings import read_settings
-from polythrottle.daemon.traffic.exposition import counts_of, named
-from polythrottle.daemon.web import bodies
-from polythrottle.daemon.web.replies import Refusal
-from polythrottle.errors import PolythrottleError
-from polythrottle.finetune.trainer.ledger import NAME, counted
-from polythrottle.journal.reading import heading, read
-from polythrottle.meter.calibration import read_calibration, read_recording
-from polythrottle.workloads.onnx_weights import check_weights
+from polythrottle.daemon.traffic.server_metrics import counts_of, named
+from polythrottle.daemon.web import messages
+from polythrottle.daemon.web.messages import Refusal
+from polythrottle.domain.errors import PolythrottleError
+from polythrottle.metering.calibration import read_calibration, read_recording
+from polythrottle.storage import arrival_trace, tables
+from polythrottle.storage.journal.reader import heading, read
+from polythrottle.storage.json_lines import decode
+from polythrottle.training.beside.trainer.samples import NAME, counted_entries
+from polythrottle.training.elastic.event_log import read_events
+from polythrottle.workloads.onnx_model import check_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPORA = ROOT / "tests/corpora"
@@ -227,7 +228,7 @@ async def _bodies(scope: dict[str, Any], receive: Any) -> None:
         "required": [],
         "additionalProperties": False,
     }
-    await bodies.read_body(Request(scope, receive), schema)
+    await messages.read_body(Request(scope, receive), schema)
 
 
 @cache
@@ -242,10 +243,10 @@ PARSERS: tuple[Parser, ...] = (
         ("tests/data/journal-v1.jsonl", "tests/data/journal-v2.jsonl", "tests/data/journal-v2-intervals.jsonl"),
     ),
     Parser("record", _record, "jetson@boot", (), _sealed_lines(True)),
-    Parser("ledger", lambda path: counted(path.parent, 3), NAME, (), _sealed_lines(False)),
+    Parser("ledger", lambda path: counted_entries(path.parent, 3), NAME, (), _sealed_lines(False)),
     Parser("board", lambda path: load_board(str(path)).space(), "b.toml", ("devices/jetson-nano.toml",)),
     Parser("table", lambda path: tables.read(path).typed(), "t.csv"),
-    Parser("arrivals", recording.recorded, "t.csv"),
+    Parser("arrivals", arrival_trace.recorded, "t.csv"),
     Parser("trace", read_trace, "t.csv"),
     Parser("availability", read_availability, "t.json"),
     Parser("settings", read_settings, "daemon.toml"),

@@ -3,10 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
-from polythrottle.cluster.lifetime import Lifetime, Steady
-from polythrottle.cluster.machine import Cap, MachineType, Market
-from polythrottle.cluster.plan.interval import CheckpointCost
-from polythrottle.cluster.plan.offer import Offer, Work
+from polythrottle.cluster.plan.options import Offer, Work
+from polythrottle.domain.fleet.transient_machine import (
+    Cap,
+    CheckpointCost,
+    ConstantHazard,
+    Lifetime,
+    MachineType,
+    Market,
+)
 
 V100 = MachineType(
     "v100",
@@ -52,4 +57,4 @@ def work(**more: Any) -> Work:
 def offer(lifetime: Lifetime | None = None, most: int = 8, **more: Any) -> Offer:
     """Return V100 machines that take 0.2 s for a step and are lost once in ten hours."""
     speedups = tuple(float(number) for number in range(1, most + 1))
-    return replace(Offer(V100, 0.2, speedups, 170, Steady(0.1) if lifetime is None else lifetime), **more)
+    return replace(Offer(V100, 0.2, speedups, 170, ConstantHazard(0.1) if lifetime is None else lifetime), **more)

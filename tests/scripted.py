@@ -7,20 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from polythrottle.daemon.budget import Budget
-from polythrottle.daemon.desk import Asked, Desk
+from polythrottle.daemon.commands import Answer, ApplyProfile, Command, Confirm, SetBudget, StartStudy, StopStudy
+from polythrottle.daemon.energy_budget import Budget
+from polythrottle.daemon.loop.mailbox import Mailbox, PendingCommand
 from polythrottle.daemon.status import Front, GuardShown, Happened, RungShown, Status, StudyShown, WorkloadShown
-from polythrottle.daemon.web import Server, WebOptions, serve
-from polythrottle.daemon.wishes import (
-    Answer,
-    ApplyProfile,
-    Confirm,
-    SetBudget,
-    StartStudy,
-    StopStudy,
-    Wish,
-)
-from polythrottle.errors import PolythrottleError, SloUnmet, UnknownName
+from polythrottle.daemon.web import ApiServer, WebOptions, serve
+from polythrottle.domain.errors import PolythrottleError, SloUnmet, UnknownName
 
 PROFILES = ("sim/resnet50", "sim/bert")
 FIRST = Status(
@@ -53,8 +45,8 @@ class Script:
     """
 
     def __init__(self, period_s: float = 0.02) -> None:
-        self.desk = Desk(FIRST)
-        self.wishes: list[Wish] = []
+        self.desk = Mailbox(FIRST)
+        self.wishes: list[Command] = []
         self.refuses: PolythrottleError | None = None
         self.deaf = False
         self._period_s = period_s
@@ -92,14 +84,14 @@ class Script:
                 self._answer(asked)
             self.show()
 
-    def _answer(self, asked: Asked) -> None:
+    def _answer(self, asked: PendingCommand) -> None:
         self.wishes.append(asked.wish)
         try:
             asked.answer.set_result(self._said(asked.wish))
         except PolythrottleError as error:
             asked.answer.set_exception(error)
 
-    def _said(self, wish: Wish) -> Answer:
+    def _said(self, wish: Command) -> Answer:
         if self.refuses is not None:
             raise self.refuses
         match wish:
@@ -127,7 +119,7 @@ def until(done: Callable[[], object]) -> None:
 @contextmanager
 def daemon(
     socket: Path, change: Callable[[WebOptions], WebOptions] = lambda options: options, period_s: float = 0.02
-) -> Iterator[tuple[Script, Server]]:
+) -> Iterator[tuple[Script, ApiServer]]:
     """Serve the API of a scripted control loop."""
     script = Script(period_s)
     server = serve(script.desk, change(WebOptions(socket)))

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polythrottle.actuation import Actuator, Control
-from polythrottle.errors import BadFile, DeviceError, KnobRejected, PermissionDenied, StorageError
+from polythrottle.domain.errors import BadFile, DeviceError, KnobRejected, PermissionDenied, StorageError
 
 BOOT = "boot-1"
 
@@ -315,6 +315,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)  # each step waits for the disk
 @given(steps)
 def test_any_sequence_of_writes_failures_and_deaths_leaves_the_device_as_found(

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polythrottle.daemon.actuator import permits as module
-from polythrottle.daemon.actuator.pace import Pace
-from polythrottle.daemon.actuator.permits import Permit, Permits, Rights, allowed
-from polythrottle.daemon.peers import Peer, peer_of
-from polythrottle.errors import BadFile
+from polythrottle.actuation.server import permits as module
+from polythrottle.actuation.server.device_lease import TokenBucket
+from polythrottle.actuation.server.permits import Permit, Permits, Rights, allowed
+from polythrottle.actuation.server.unix_socket import Peer, peer_of
+from polythrottle.domain.errors import BadFile
 
 GROUP, USER = grp.getgrgid(os.getgid()).gr_name, pwd.getpwuid(os.getuid()).pw_name
 MEMBER = Peer(1, 4001, frozenset({os.getgid()}))
@@ -156,7 +156,7 @@ def test_the_kernel_tells_who_is_there() -> None:
 
 AS_SYSTEMD = """
 import os, socket, sys
-from polythrottle.daemon.peers import peer_of
+from polythrottle.actuation.server.unix_socket import peer_of
 os.setgroups([int(each) for each in sys.argv[1].split(",")])
 os.setgid(65534)
 os.setuid(65534)
@@ -179,7 +179,7 @@ def test_groups_that_only_the_process_has_are_seen(many: int, seen: bool) -> Non
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=60))
 def test_no_more_is_done_than_the_pace_allows(gaps_s: list[float]) -> None:
     """In any stretch of time at most the burst and so much a second; what is refused may be done when it said."""
-    pace, now_s, done = Pace(2.0, 4), 100.0, []
+    pace, now_s, done = TokenBucket(2.0, 4), 100.0, []
     for gap_s in gaps_s:
         now_s += gap_s
         wait_s = pace.wait_s(now_s)

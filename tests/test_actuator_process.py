@@ -15,10 +15,10 @@ import psutil
 import pytest
 from actuators import BOARD, MEM, Process, running, until
 
-from polythrottle.actuation.wire import Line
-from polythrottle.daemon.actuator.main import main
-from polythrottle.daemon.actuator.opening import missing
-from polythrottle.errors import DeviceError
+from polythrottle.actuation.client.connection import Line
+from polythrottle.actuation.server.main import main
+from polythrottle.backends.served_devices import why_missing
+from polythrottle.domain.errors import DeviceError
 from polythrottle.testing import FakeKernel, Fault, plant
 
 HEAVY = (
@@ -71,6 +71,7 @@ def hold(line: Line, seconds: float = 60) -> str:
     return token
 
 
+@pytest.mark.slow
 def test_told_to_stop_it_puts_everything_back(started: list[Process], root: Path) -> None:
     """SIGTERM in the middle of a lease ends with 0, the board as found and no socket left."""
     before = FakeKernel(root).snapshot()
@@ -83,6 +84,7 @@ def test_told_to_stop_it_puts_everything_back(started: list[Process], root: Path
     assert not actuator.path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heals", [True, False], ids=["in the end it takes it", "it never does"])
 def test_told_to_stop_it_tries_once_more_what_it_owes(started: list[Process], root: Path, heals: bool) -> None:
     """A control that refused its original at the end of a lease is tried again, and if it is left, named aloud."""
@@ -106,6 +108,7 @@ def test_told_to_stop_it_tries_once_more_what_it_owes(started: list[Process], ro
     assert "mrq_rate_locked holds 1, was 0" in said
 
 
+@pytest.mark.slow
 def test_told_to_stop_it_tries_once_more_what_it_was_left(started: list[Process], root: Path) -> None:
     """What a killed one left, and a control refused at the start, is put back at the end, or ends with its code."""
     first = start(started, root)
@@ -123,6 +126,7 @@ def test_told_to_stop_it_tries_once_more_what_it_was_left(started: list[Process]
     assert all("mrq_rate_locked holds 1, was 0" in each for each in told.splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guard", [True, False], ids=["alone", "with its guard"])
 def test_killed_and_begun_again_the_board_is_as_found(started: list[Process], root: Path, guard: bool) -> None:
     """By the guard at once, or without one by the next actuator, before it answers; the old token is unknown then."""
@@ -146,7 +150,7 @@ def test_killed_and_begun_again_the_board_is_as_found(started: list[Process], ro
 
 CLIENT = """
 import os, signal, sys
-from polythrottle.actuation.wire import Line
+from polythrottle.actuation.client.connection import Line
 line = Line(sys.argv[1])
 token = line.ask("take", device="", seconds=1.5)["token"]
 line.ask("apply", token=token, point={"mem_hz": int(sys.argv[2])})
@@ -155,6 +159,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_when_the_client_is_killed_its_lease_runs_out(started: list[Process], root: Path) -> None:
     """The board comes back without anybody's asking, and the next one may take it."""
     before = FakeKernel(root).snapshot()
@@ -169,6 +174,7 @@ def test_when_the_client_is_killed_its_lease_runs_out(started: list[Process], ro
     line.close()
 
 
+@pytest.mark.slow
 def test_a_client_that_is_started_again_keeps_the_point(started: list[Process], root: Path) -> None:
     """Its connection may be gone; with its token in time everything goes on."""
     actuator = start(started, root)
@@ -198,6 +204,7 @@ def test_the_service_manager_is_told(started: list[Process], root: Path, monkeyp
         actuator.end()
 
 
+@pytest.mark.slow
 def test_there_is_one_actuator_a_socket(started: list[Process], root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A second one is refused; the socket of one that was killed is taken over."""
     actuator = start(started, root)
@@ -242,7 +249,7 @@ def test_a_device_that_may_yet_come_is_waited_for_aloud(started: list[Process], 
     (line,) = told.splitlines()
     assert code == 0
     assert f"jetson?root={empty} is not there yet, and is waited for: there is no Jetson in" in line
-    assert missing(f"jetson?root={plant(BOARD, tmp_path / 'c')}") == ""
+    assert why_missing(f"jetson?root={plant(BOARD, tmp_path / 'c')}") == ""
 
 
 def test_a_file_in_the_sockets_place_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,10 +265,11 @@ def resident(pid: int) -> int:
     return int(psutil.Process(pid).memory_info().rss)
 
 
+@pytest.mark.slow
 def test_it_is_small_and_loads_nothing_it_does_not_need(root: Path, tmp_path: Path) -> None:
     """After every kind of request neither it nor its guard has NumPy, an event loop, or a client of a driver in it."""
     path, log = tmp_path / "a.sock", tmp_path / "log"
-    command = [sys.executable, "-X", "importtime", "-m", "polythrottle.daemon.actuator", "--socket", str(path)]
+    command = [sys.executable, "-X", "importtime", "-m", "polythrottle.actuation.server", "--socket", str(path)]
     with log.open("wb") as told, running([*command, "--device", f"jetson?root={root}"], stderr=told) as child:
         until(path.exists)
         line = Line(path)
@@ -280,7 +288,7 @@ def test_it_is_small_and_loads_nothing_it_does_not_need(root: Path, tmp_path: Pa
     assert max(weighed.values()) < MOST_BYTES, weighed
     assert not [name for name in HEAVY if f"/{name}" in maps]
     loaded = {text.split("|")[-1].strip() for text in log.read_text().splitlines() if text.startswith("import time:")}
-    assert {"polythrottle.daemon.actuator.server", "polythrottle.backends.jetson.device"} <= loaded
+    assert {"polythrottle.actuation.server.server", "polythrottle.backends.jetson.device"} <= loaded
     assert not loaded & set(HEAVY)
 
 
@@ -299,7 +307,7 @@ def test_killed_at_any_write_it_leaves_the_board_as_found(
     actuator = start(started, root)
     FakeKernel(root).fail(Fault(act, nth=nth, match=match))
     code = (
-        "import sys\nfrom polythrottle.actuation.wire import Line\nline = Line(sys.argv[1])\n"
+        "import sys\nfrom polythrottle.actuation.client.connection import Line\nline = Line(sys.argv[1])\n"
         "token = line.ask('take', device='', seconds=60)['token']\n"
         "for rate in (204000000, 2133000000):\n    line.ask('apply', token=token, point={'mem_hz': rate})\n"
         "line.ask('release', token=token)\n"
@@ -311,6 +319,7 @@ def test_killed_at_any_write_it_leaves_the_board_as_found(
     until(lambda: FakeKernel(root).snapshot() == before)
 
 
+@pytest.mark.slow
 def test_what_it_says_is_for_people(started: list[Process], root: Path, state_folder: Path) -> None:
     """What an earlier one left and cannot be put back is said at the start, and it serves all the same."""
     actuator = start(started, root)

@@ -19,12 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polythrottle.actuation import wire
+from polythrottle.actuation.client import connection as actuator_client
+from polythrottle.actuation.server import server
+from polythrottle.actuation.server import server as connection
+from polythrottle.actuation.server.permits import Permit, Permits
+from polythrottle.actuation.server.service import VERBS
+from polythrottle.actuation.server.unix_socket import Peer
 from polythrottle.actuation.wire import Later
-from polythrottle.daemon.actuator import connection, server
-from polythrottle.daemon.actuator.permits import Permit, Permits
-from polythrottle.daemon.actuator.requests import VERBS
-from polythrottle.daemon.peers import Peer
-from polythrottle.errors import PermissionDenied
+from polythrottle.domain.errors import PermissionDenied
 from polythrottle.testing import FakeKernel
 
 EVERYONE = Permits([Permit(None, ALICE.uid, control=True), Permit(None, BOB.uid, control=True)], own=0)
@@ -111,14 +113,14 @@ def test_who_holds_a_device_is_answered_before_readers(board: Bench, monkeypatch
 
     monkeypatch.setattr(holding, "read", hold_up)
     for line in (first, holder):
-        assert line._socket is not None
-    first._socket.sendall(message(verb="read", device=""))
+        assert line._channel is not None
+    first._channel._connection.sendall(message(verb="read", device=""))
     assert waits.wait(30)
     for way in readers:
         way.sendall(message(verb="read", device=""))
-    holder._socket.sendall(message(verb="renew", token=token, seconds=3))
+    holder._channel._connection.sendall(message(verb="renew", token=token, seconds=3))
     goes_on.set()
-    with holder._socket.makefile("rb") as file:
+    with holder._channel._connection.makefile("rb") as file:
         assert json.loads(file.readline())["answer"] == {"seconds": 3.0, "lent": False}
     for way in readers:
         way.shutdown(socket.SHUT_WR)
@@ -142,14 +144,14 @@ def test_a_slow_call_of_one_client_ends_no_other_clients_lease(
         return read()
 
     monkeypatch.setattr(holding, "read", slow)
-    assert reader._socket is not None
-    reader._socket.sendall(message(verb="read", device=""))
+    assert reader._channel is not None
+    reader._channel._connection.sendall(message(verb="read", device=""))
     assert waits.wait(30)
-    assert holder._socket is not None
+    assert holder._channel is not None
     fields = {"seconds": 3} if asked == "renew" else {}
-    holder._socket.sendall(message(verb=asked, token=token, **fields))
+    holder._channel._connection.sendall(message(verb=asked, token=token, **fields))
     goes_on.set()
-    with holder._socket.makefile("rb") as file:
+    with holder._channel._connection.makefile("rb") as file:
         assert "answer" in json.loads(file.readline())
     assert holding.terms.lease is not None
     assert holding.terms.lease.token == token
@@ -175,6 +177,7 @@ def test_a_slow_call_does_not_prolong_the_lease_of_who_says_nothing(
     assert holding.terms.lease is None
 
 
+@pytest.mark.slow
 def test_no_more_spaces_are_computed_than_two_at_once(board: Bench) -> None:
     """The third is told to ask again."""
     ways = [raw(board) for _ in range(3)]
@@ -215,7 +218,7 @@ def test_the_silent_are_dropped(board: Bench, monkeypatch: pytest.MonkeyPatch) -
     line = board.line()
     monkeypatch.setattr(connection, "SILENT_S", 0.05)
     assert answers(raw(board)) == []
-    monkeypatch.setattr(wire, "_IDLE_S", 0.0)
+    monkeypatch.setattr(actuator_client, "_IDLE_S", 0.0)
     assert line.ask("hello")
 
 
@@ -267,8 +270,8 @@ def test_a_user_who_is_not_permitted_is_hung_up_on(board: Bench, state_folder: P
 
 AS_ANOTHER = """
 import os, sys
-from polythrottle.actuation.wire import Line
-from polythrottle.errors import PermissionDenied
+from polythrottle.actuation.client.connection import Line
+from polythrottle.domain.errors import PermissionDenied
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)
@@ -279,6 +282,7 @@ except PermissionDenied as err:
 """
 
 
+@pytest.mark.slow
 def test_the_kernel_and_the_actuator_both_refuse_another_user() -> None:
     """The socket's mode first, and who gets past it is recognised; with another user where there can be one."""
     # Not in the tests' own folder, which is closed to others.
@@ -310,6 +314,7 @@ REQUESTS = st.dictionaries(KEYS, ANYTHING, max_size=8) | st.fixed_dictionaries(
 LINES = st.binary(max_size=400) | REQUESTS.map(lambda each: json.dumps(each).encode())
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(LINES, min_size=1, max_size=8))
 def test_no_message_without_a_lease_changes_anything(board: Bench, lines: list[bytes]) -> None:

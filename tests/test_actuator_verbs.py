@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from actuators import ALICE, BOB, GPU, MEM, Bench, bench
 
-from polythrottle.actuation.wire import Later, LeaseOver, Lent, Line, space_from
+from polythrottle.actuation.client.connection import Line
+from polythrottle.actuation.server import service, space_job
+from polythrottle.actuation.server.permits import Permit, Permits
+from polythrottle.actuation.wire import Later, LeaseOver, Lent, space_from
 from polythrottle.backends import open_device
 from polythrottle.backends.jetson import JetsonDevice
-from polythrottle.daemon.actuator import service, spaces
-from polythrottle.daemon.actuator.opening import asked, served
-from polythrottle.daemon.actuator.permits import Permit, Permits
-from polythrottle.errors import (
+from polythrottle.backends.served_devices import given_uri, served_uri
+from polythrottle.domain.errors import (
     DeviceError,
     InvalidInput,
     KnobRejected,
@@ -91,6 +92,7 @@ def test_describe_is_what_the_device_says_of_itself(board: Bench, root: Line) ->
     assert {each["name"] for each in told["knobs"] if each["searched"]} == set(device.space.names)
 
 
+@pytest.mark.slow
 def test_the_search_space_is_the_devices(board: Bench, root: Line) -> None:
     """The usual knobs, those that are named, and an error of the device as it is."""
     for knobs in (None, [GPU], [GPU, "cpu_max_hz"]):
@@ -186,6 +188,7 @@ def test_the_token_of_a_running_lease_resumes_it(board: Bench) -> None:
     assert (new["resumed"], new["point"]) == (False, {})
 
 
+@pytest.mark.slow
 def test_a_lease_that_is_not_renewed_ends_with_the_board_as_found(board: Bench, root: Line) -> None:
     """Renewing puts the end off; the end comes without anybody's asking for it."""
     before, low = board.held(), levels(root, MEM)[0]
@@ -237,7 +240,7 @@ def test_a_lease_begins_when_the_device_is_there(board: Bench, root: Line, monke
 def test_nobody_else_prolongs_a_lease(board: Bench, root: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers who keep the actuator busy, and a holder of another process, leave the end of a lease where it was."""
     before, holding = board.held(), board.service.holdings[0]
-    monkeypatch.setattr("polythrottle.daemon.actuator.service.boot_s", board.time)
+    monkeypatch.setattr("polythrottle.actuation.server.service.boot_s", board.time)
     read = holding.read
 
     def slow() -> dict[str, Any]:
@@ -348,6 +351,7 @@ def test_writes_are_no_more_than_so_many_a_second(board: Bench, root: Line) -> N
     root.ask("apply", token=token, point={})
 
 
+@pytest.mark.slow
 def test_requests_of_a_user_are_no_more_than_so_many(board: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody who asks without end is told to wait, while others are served."""
     monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: 5.0))  # however slow this machine is
@@ -365,6 +369,7 @@ def test_requests_of_a_user_are_no_more_than_so_many(board: Bench, monkeypatch: 
 PERMIT = Permit(None, ALICE.uid, control=True, spans={GPU: (0.0, 500e6), MEM: ()})
 
 
+@pytest.mark.slow
 def test_a_permit_bounds_what_is_offered_and_what_is_taken(tmp_path: Path) -> None:
     """Levels, search space and points; what the board was found at may always be set."""
     with bench(tmp_path, Permits([PERMIT, Permit(None, BOB.uid)], own=0)) as board:
@@ -456,8 +461,8 @@ def test_a_simulated_board_can_be_served_for_trying_out(tmp_path: Path) -> None:
 )
 def test_a_request_that_is_none_says_why(board: Bench, root: Line, message: dict[str, Any], says: str) -> None:
     """The answer has the request's id where it has one, and the connection goes on."""
-    way = root._socket
-    assert way is not None
+    assert root._channel is not None
+    way = root._channel._connection
     way.sendall((json.dumps({"v": 1, "id": 5, **message}) + "\n").encode())
     answer = json.loads(way.makefile("rb").readline())
     assert says in answer["error"]["words"]
@@ -501,7 +506,7 @@ def test_a_full_disk_stops_setting_and_keeps_the_lease(
     board: Bench, root: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Originals that cannot be saved are never overwritten; with room again it goes on."""
-    from polythrottle.actuation import record
+    from polythrottle.actuation.state import record
 
     before, token, low = board.held(), take(root), levels(root, MEM)[0]
 
@@ -514,6 +519,20 @@ def test_a_full_disk_stops_setting_and_keeps_the_lease(
             root.ask("apply", token=token, point={MEM: low})
     assert board.held() == before
     assert root.ask("apply", token=token, point={MEM: low})["point"] == {MEM: low}
+
+
+@pytest.mark.parametrize("lost", ["deleted", "damaged"])
+def test_a_lease_file_that_is_lost_ends_the_lease(board: Bench, root: Line, state_folder: Path, lost: str) -> None:
+    """Nothing can be set under it any more, so that the board is put back at once and can be taken anew."""
+    low, high = levels(root, MEM)[:2]
+    before, token = board.held(), take(root)
+    root.ask("apply", token=token, point={MEM: low})
+    (file,) = (state_folder / "originals").glob("jetson*.lease")
+    file.unlink() if lost == "deleted" else file.write_bytes(b"")
+    with pytest.raises(LeaseOver, match=f"was {lost} while the device was steered.*the lease has ended"):
+        root.ask("apply", token=token, point={MEM: high})
+    assert board.held() == before
+    root.ask("apply", token=take(root), point={MEM: high})
 
 
 def test_who_took_what_is_on_record(board: Bench, state_folder: Path) -> None:
@@ -533,21 +552,21 @@ def test_who_took_what_is_on_record(board: Bench, state_folder: Path) -> None:
 def test_what_can_be_served_is_said() -> None:
     """A table of measurements is no device to set; a processor's estimate counts everybody."""
     with pytest.raises(InvalidInput, match="cannot be served"):
-        served("replay:x.csv")
+        served_uri("replay:x.csv")
     with pytest.raises(UnknownName):
-        served("toaster")
-    assert served("cpu") == "cpu?busy=everyone"
-    assert served("cpu?root=/x") == "cpu?root=/x&busy=everyone"
-    assert served("nvml:0") == "nvml:0"
+        served_uri("toaster")
+    assert served_uri("cpu") == "cpu?busy=everyone"
+    assert served_uri("cpu?root=/x") == "cpu?root=/x&busy=everyone"
+    assert served_uri("nvml:0") == "nvml:0"
     for uri in ("cpu", "cpu?root=/x", "nvml:0", "cpu?busy=everyone&root=/x"):
-        assert asked(served(uri)) == uri
+        assert given_uri(served_uri(uri)) == uri
 
 
 def test_the_child_that_computes_a_space_prints_what_went_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     """An error of the device comes out as one."""
-    assert spaces.main([json.dumps({"uri": "sim:no-such-board", "knobs": None, "spans": [None]})]) == 0
+    assert space_job.main([json.dumps({"uri": "sim:no-such-board", "knobs": None, "spans": [None]})]) == 0
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "UnknownName"
-    assert spaces.main([json.dumps({"uri": "sim:jetson-nano", "knobs": None, "spans": [None]})]) == 0
+    assert space_job.main([json.dumps({"uri": "sim:jetson-nano", "knobs": None, "spans": [None]})]) == 0
     found = space_from(json.loads(capsys.readouterr().out)["answer"])
     assert found.fingerprint == open_device("sim:jetson-nano").space.fingerprint
 

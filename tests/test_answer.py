@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from builders import measured
 
-from polythrottle.measurement import Interval, Measurement
+from polythrottle.domain.measurement import Interval, Measurement
+from polythrottle.domain.problem import Constraint, Objective, Problem
+from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.domain.study import Study, Trial
 from polythrottle.optimize import ConstrainedBayes
-from polythrottle.problem import Constraint, Objective, Problem
-from polythrottle.space import Knob, OperatingPoint, SearchSpace
-from polythrottle.study import Study, Trial
 
 CLOCKS_HZ = tuple(range(400_000_000, 1_400_000_000, 50_000_000))
 LEAST_HZ = 800_000_000
@@ -44,6 +44,7 @@ def regret(trial: Trial | None) -> float:
     return energy_of(int(trial.point["gpu_max_hz"])) - 1.0
 
 
+@pytest.mark.slow
 def test_the_answer_is_nearer_to_the_best_than_the_luckiest_window() -> None:
     """Over six noisy sweeps of a bowl it loses less than half of what the least figure does."""
     lucky, expected = [], []
@@ -72,6 +73,18 @@ def test_a_window_that_was_lucky_with_a_limit_is_no_answer() -> None:
     answer = ConstrainedBayes().answer(known)
     assert answer is not None
     assert int(answer.point["gpu_max_hz"]) >= LEAST_HZ
+
+
+def test_of_two_that_cost_nearly_the_same_the_one_that_surely_holds_is_the_answer() -> None:
+    """A window a twentieth of a per cent below the limit, at noise of 3 %, is an even chance to break it next time."""
+    rng = np.random.default_rng(2)
+    noisy = {hz: (12e6 / hz * float(np.exp(0.03 * rng.standard_normal())), 1.0 + 1e-11 * hz) for hz in CLOCKS_HZ}
+    known = study(noisy | {LEAST_HZ: (0.01499, 1.0 + 1e-11 * LEAST_HZ)}, "p99<=18ms")
+    assert known.best is not None
+    assert int(known.best.point["gpu_max_hz"]) <= LEAST_HZ
+    answer = ConstrainedBayes().answer(known)
+    assert answer is not None
+    assert int(answer.point["gpu_max_hz"]) > LEAST_HZ
 
 
 def test_what_is_on_record_is_the_answer() -> None:

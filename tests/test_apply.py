@@ -17,24 +17,23 @@ import pytest
 from builders import FakeDevice, measured, problem, study
 from typing_extensions import Self
 
-from polythrottle import applying
 from polythrottle.actuation import Actuator, Control, Outcome, standing
-from polythrottle.applying import Stay, apply_profile
 from polythrottle.backends import open_device
 from polythrottle.catalog.profiles import find_profile, read_profile, write_profile
 from polythrottle.cli.commands import run
-from polythrottle.diagnosis.records import record_findings
-from polythrottle.errors import BadFile, DeviceError, InvalidInput
-from polythrottle.findings import Finding
-from polythrottle.identity import disagreement, identity_of
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
+from polythrottle.domain.ports import Finding, Lasting
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.domain.study import Study, Trial
+from polythrottle.inspect.doctor import record_findings
 from polythrottle.optimize import RandomOrder
-from polythrottle.optimize.prior import Primed, nearest_point
-from polythrottle.ports import Lasting
-from polythrottle.profile import Profile
-from polythrottle.space import Knob, OperatingPoint, SearchSpace
-from polythrottle.study import Study, Trial
+from polythrottle.optimize.options import WarmStart, nearest_point
+from polythrottle.storage.identity import disagreement, identity_of
 from polythrottle.testing import BOARDS, FakeKernel, Fault, plant
 from polythrottle.testing.nvml import FakeNvml, compiler
+from polythrottle.tuning import apply as applying
+from polythrottle.tuning.apply import Stay, apply_profile
 
 ORIN = {"board": "Orin", "l4t": "36.4"}
 
@@ -276,7 +275,7 @@ def test_a_recorded_table_takes_no_profile(tmp_path: Path) -> None:
 
 def test_a_device_that_nothing_would_restore_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real device must be able to hand its settings over to a guard."""
-    from polythrottle.clock import SystemClock
+    from polythrottle.domain.clock import SystemClock
 
     device = FakeDevice()
     device.clock = SystemClock()  # type: ignore[assignment]
@@ -323,6 +322,7 @@ def test_where_nothing_stands_restore_says_so(capsys: pytest.CaptureFixture[str]
     assert document(capsys, "restore", "--device", "one") == {"restored": [], "clean": True}
 
 
+@pytest.mark.slow
 def test_restoring_loads_neither_numpy_nor_torch(board: Path, profile: str) -> None:
     """It needs no more than Python and the driver, so that it works when all else is broken."""
     assert run(["apply", profile, "--keep"]) == 0
@@ -342,7 +342,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_apply import OneKnob
-from polythrottle import applying
+from polythrottle.tuning import apply as applying
 from polythrottle.cli.commands import run
 applying.open_device = lambda uri, knobs: OneKnob(Path({file!r}))
 sys.exit(run(["apply", {profile!r}, "--confirm-within", "120"]))
@@ -375,6 +375,7 @@ def test_on_a_terminal_it_asks(board: Path, profile: str, answer: bytes | None, 
     assert board.read_text() == left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOARDS)
 def test_every_board_takes_a_profile_and_gives_it_back(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -399,6 +400,7 @@ def test_every_board_takes_a_profile_and_gives_it_back(
     assert kernel.snapshot() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", [Fault("EIO", nth=2), Fault("EINVAL"), Fault("ignore", nth=2), Fault("round", match="*max_freq")]
 )
@@ -423,6 +425,7 @@ def test_a_profile_that_the_kernel_does_not_take_is_taken_back(
     assert not standing()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="no C compiler, so the stand-in NVIDIA driver cannot be built")
 @pytest.mark.parametrize("model", ["a100", "v100"])
 def test_a_gpu_takes_a_profile_and_gives_it_back(
@@ -465,7 +468,7 @@ def test_a_profile_tuned_under_another_firmware_is_refused_on_a_board(
 
 def test_a_prior_is_tried_right_after_the_default() -> None:
     """Each at the nearest point of the space; then the method goes on as it would have."""
-    method = Primed(RandomOrder(), [{"gpu_max_hz": 410_000_000, "batch_size": 3, "unknown": 1}])
+    method = WarmStart(RandomOrder(), [{"gpu_max_hz": 410_000_000, "batch_size": 3, "unknown": 1}])
     begun = Study(problem())
     assert method.suggest(begun) == begun.problem.space.default
     begun = study("mean<=1s", energies=(1.0,), latencies=(0.01,))
@@ -484,8 +487,8 @@ def test_a_method_that_chooses_still_does_behind_priors() -> None:
         def answer(self, study: Study) -> Trial | None:
             return study.trials[0]
 
-    assert Primed(First(), []).answer(seen) == seen.trials[0]
-    assert Primed(RandomOrder(), []).answer(seen) == seen.best == seen.trials[1]
+    assert WarmStart(First(), []).answer(seen) == seen.trials[0]
+    assert WarmStart(RandomOrder(), []).answer(seen) == seen.best == seen.trials[1]
 
 
 def test_the_nearest_point_is_one_of_the_space() -> None:
@@ -497,6 +500,7 @@ def test_the_nearest_point_is_one_of_the_space() -> None:
     assert dict(nearest_point(space, {"mode": "b"})) == {"low": 1, "high": 4, "mode": "b"}
 
 
+@pytest.mark.slow
 def test_tune_offers_a_profile_of_another_board_to_the_search(capsys: pytest.CaptureFixture[str]) -> None:
     """As the second trial, also when the study is resumed from its journal alone."""
     words = ["--workload", "mobilenetv2", "--no-presets", "--method", "random"]
@@ -518,6 +522,6 @@ def test_tune_offers_a_profile_of_another_board_to_the_search(capsys: pytest.Cap
 def test_what_nobody_can_read_back_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Locked clocks of NVIDIA's take their original, but whether they kept it is not known."""
     done = Outcome("nvml GPU-1", restored=("nvml:GPU-1/gpu_clocks",), unverified=("nvml:GPU-1/gpu_clocks",))
-    monkeypatch.setattr("polythrottle.actuation.restoring.restore_all", lambda **_: (done,))
+    monkeypatch.setattr("polythrottle.actuation.restore.restore_all", lambda **_: (done,))
     assert run(["restore"]) == 0
     assert "unproven  nvml:GPU-1/gpu_clocks" in capsys.readouterr().out

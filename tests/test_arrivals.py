@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from builders import problem
 
-from polythrottle.arrivals import CLOSED, Arrivals, Burst, Day, Poisson, Trace, Uniform
-from polythrottle.errors import BadFile, InvalidInput, UnknownName
-from polythrottle.journal.lines import study_from, study_line
-from polythrottle.setup import Setup
-from polythrottle.study import Study
+from polythrottle.domain.arrivals import CLOSED, Arrivals, Burst, Day, Poisson, Trace, Uniform
+from polythrottle.domain.errors import BadFile, InvalidInput, UnknownName
+from polythrottle.domain.study import Study
+from polythrottle.storage.journal.lines import study_from, study_line
+from polythrottle.tuning.setup import Setup
 
 RECORDED = Path(__file__).parent.parent.parent / "shared/data/transient/arrivals_azure_llm_2023_code.csv.gz"
 
@@ -121,6 +121,7 @@ def test_times_follow_from_the_seed_and_never_fall(arrivals: Arrivals) -> None:
     assert np.all(np.diff(times) >= 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arrivals", [*OPEN[:2], Burst(30.0, length_s=0.05), Burst(30.0, 10.0, 0.1, 0.02), Day(30.0, 10.0)], ids=str
 )
@@ -263,6 +264,7 @@ def _drained(times: Iterator[float] | None, count: int) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arrivals", OPEN, ids=str)
 def test_times_are_made_one_after_another(arrivals: Arrivals) -> None:
     """However many are taken, next to nothing is kept."""

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from test_replay import ROWS
 
-from polythrottle.cli.attributing import COLUMNS
 from polythrottle.cli.commands import run
+from polythrottle.cli.compare import COLUMNS
 
 MEASURE = ["measure", "-d", "sim:jetson-agx-orin", "-w", "resnet50", "--queries", "60", "--arrivals", "poisson:20/s"]
 
@@ -75,11 +75,11 @@ def test_what_was_measured_is_told_even_if_the_table_cannot_be_written(
     """The folder goes away meanwhile: the figures are printed, and the exit code is that of storage."""
 
     def gone(path: Path, data: bytes) -> None:
-        from polythrottle.errors import StorageError
+        from polythrottle.domain.errors import StorageError
 
         raise StorageError(f"{path} cannot be written: No space left on device")
 
-    monkeypatch.setattr("polythrottle.catalog.profiles.replace_file", gone)
+    monkeypatch.setattr("polythrottle.storage.atomic_file.replace_file", gone)
     assert run([*MEASURE, "--attribute", "r.csv", "--json"]) == 8
     shown = capsys.readouterr()
     assert json.loads(shown.out)["energy_j"] > 0

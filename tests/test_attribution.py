@@ -5,21 +5,21 @@ import numpy as np
 import pytest
 from builders import FakeDevice, FakeWorkload
 
-from polythrottle.arrivals import CLOSED, Arrivals, Poisson
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.catalog import load_board, load_model
-from polythrottle.clock import SystemClock
-from polythrottle.measurement import Query, Reading, Window
-from polythrottle.meter import Attribution, measure
-from polythrottle.meter.attribution import attribute, attributed
-from polythrottle.sensors import Sensor
-from polythrottle.space import OperatingPoint, SearchSpace
-from polythrottle.testing.sensing import Waiting
+from polythrottle.domain.arrivals import CLOSED, Arrivals, Poisson
+from polythrottle.domain.clock import SystemClock
+from polythrottle.domain.measurement import Query, Reading, Window
+from polythrottle.domain.ports import Sensor
+from polythrottle.domain.space import OperatingPoint, SearchSpace
+from polythrottle.metering.energy import Attribution, attribute, attributed
+from polythrottle.metering.meter import measure
+from polythrottle.testing.sensors import IdleServer
 
 RIG = OperatingPoint({})
 
 
-def kept_of(rig: Waiting, arrivals: Arrivals, window: Window, sensor: Sensor | None = None) -> Attribution:
+def kept_of(rig: IdleServer, arrivals: Arrivals, window: Window, sensor: Sensor | None = None) -> Attribution:
     """Return a window of a rig, request by request."""
     kept: list[Attribution] = []
     measure(rig, rig, RIG, window, arrivals=arrivals, sensor=sensor, kept=kept.append)
@@ -81,7 +81,7 @@ def test_a_request_at_the_edge_counts_as_far_as_it_lies_within() -> None:
 @pytest.mark.parametrize("step_s", [0.0, 0.1])
 def test_a_measured_window_gives_each_request_what_it_took(step_s: float) -> None:
     """Of a rig of known truth: 10 W while it waits, and 0.2 J a request besides, through a counter of steps too."""
-    rig, service_s, rate_per_s = Waiting(3, step_s=step_s), 0.01, 20.0
+    rig, service_s, rate_per_s = IdleServer(3, step_s=step_s), 0.01, 20.0
     found = kept_of(rig, Poisson(rate_per_s), Window(1000, 0.0, 1000, timeout_s=600.0, idle_s=2.0), Sensor(step_s))
     whole = [each.energy_j for each in found.requests if each.within == 1.0]
     assert len(whole) > 950

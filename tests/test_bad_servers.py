@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_servers import Answer, FakeServer, Handler, kserve, listening, openai, piece, usage
 
-from polythrottle.errors import DeviceError, TrialError
+from polythrottle.domain.errors import DeviceError, TrialError
 from polythrottle.workloads import open_workload
 
 KINDS = {"kserve": "application/json", "openai": "text/event-stream"}

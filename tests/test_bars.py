@@ -3,7 +3,7 @@
 import pytest
 from rich.progress import TextColumn
 
-from polythrottle.cli.bars import LiveBar
+from polythrottle.api.progress import LiveBar
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -5,14 +5,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from polythrottle import bench
 from polythrottle.cli.commands import run
-from polythrottle.errors import BadFile, Exhausted, InvalidInput, UnknownName
+from polythrottle.domain.errors import BadFile, Exhausted, InvalidInput, UnknownName
+from polythrottle.domain.problem import Problem
+from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.domain.study import Study, Trial
+from polythrottle.lab import bench
 from polythrottle.optimize import make_optimizer
 from polythrottle.optimize.options import Options
-from polythrottle.problem import Problem
-from polythrottle.space import Knob, OperatingPoint, SearchSpace
-from polythrottle.study import Study, Trial
 
 ORIN = bench.Simulated("sim:jetson-agx-orin", "efficientnet-b4", ("gpu_max_hz", "mem_hz"))
 
@@ -87,6 +87,7 @@ def test_bayes_is_compared_with_the_papers_method_and_with_optuna(table: Path) -
     assert [name for name, _ in bench.groups(records)] == ["made", "mean<=2x", "all"]
 
 
+@pytest.mark.slow
 def test_the_other_tables_of_a_device_are_its_history(tmp_path: Path) -> None:
     """Left out are the table itself, other devices and other sources; who learns nothing is given nothing."""
     own = write(tmp_path / "made__board__model.csv")
@@ -109,6 +110,7 @@ def test_named_history_never_holds_the_answer(table: Path) -> None:
     assert record.history == 2
 
 
+@pytest.mark.slow
 def test_a_simulated_board_is_judged_by_its_noiseless_model() -> None:
     """The best of the truth is nobody's lucky window, and another seed is another noise."""
     posed = bench.subject(ORIN, "mean<=1.2x")
@@ -196,6 +198,7 @@ def test_a_risk_that_nobody_can_heed_is_said_to_be_without_effect(
         assert ("--risk 0.1 has no effect on random:" in capsys.readouterr().err) == told
 
 
+@pytest.mark.slow
 def test_the_table_fits_80_columns_and_the_figure_is_drawn(
     table: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +211,7 @@ def test_the_table_fits_80_columns_and_the_figure_is_drawn(
     assert figure.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
+@pytest.mark.slow
 def test_a_simulated_benchmark_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
     """The word stands over the table, and a reduced space is named."""
     words = ["bench", "search", "--devices", "sim:jetson-agx-orin", "--workloads", "efficientnet-b4", "--methods"]

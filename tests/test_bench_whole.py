@@ -1,5 +1,6 @@
 """Whole searches are made as `tune` makes them, and judged by the truth at their answers."""
 
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +8,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from polythrottle import bench, tune
-from polythrottle.bench import whole
+from polythrottle import tune
 from polythrottle.cli.commands import run
-from polythrottle.setup import Setup
+from polythrottle.lab import bench
+from polythrottle.lab.bench import whole_search
+from polythrottle.tuning.setup import Setup
 
 SEARCH = bench.WholeSearch(
     "a__b__c.csv", "mean<=2x", "bayes", 0, 0, 9, 2, 2000.0, 50.0, 6.0, 0.0, True, 0.3, 0.3, 0.01, "nothing left"
@@ -47,6 +49,7 @@ def test_a_grid_to_its_end_finds_the_best_and_pays_for_all(table: Path) -> None:
     assert found.within(0.0)
 
 
+@pytest.mark.slow
 def test_it_is_the_search_that_tune_makes(table: Path) -> None:
     """As many trials, the same answer, the same reason to end, and what the last words say was promised."""
     found = bench.search_whole(task(table, "bayes"))
@@ -71,7 +74,7 @@ def test_a_noisy_board_is_judged_by_its_noiseless_model() -> None:
     assert 0 < found.search_s < 3600
     assert found.search_j > 0
     tuned = Setup(board.device, board.workload).searching
-    assert tuned.window(board.open()[0]) == whole.WINDOW, "what tune looks through"
+    assert tuned.window(board.open()[0]) == whole_search.WINDOW, "what tune looks through"
 
 
 def test_a_search_that_finds_nothing_has_no_answer(tmp_path: Path) -> None:
@@ -127,3 +130,20 @@ def test_what_does_not_go_with_whole_searches_is_refused(
     """One line each, before anything is searched."""
     assert run(["bench", "search", "--whole", "--tables", str(table), *words]) == 2
     assert "--whole" in capsys.readouterr().err
+
+
+def test_the_benchmark_page_leads_with_whole_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each set's table is made anew without the other's, and what the page says of trials to within 5 % stays."""
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[1] / "benchmarks")
+    script = importlib.import_module("search")
+    monkeypatch.setattr(script, "HERE", tmp_path)
+    (tmp_path / "search.md").write_text("# How the search methods compare\n\n## Trials to within 5 %\n\nas before\n")
+    script.write_whole({"simulated": [SEARCH, replace(SEARCH, regret=0.5)]})
+    script.write_whole({"headline": [SEARCH]})
+    page = (tmp_path / "search.md").read_text()
+    lines = page.splitlines()
+    assert lines[2] == "## Whole searches"
+    headline = lines.index("| `bayes` | 1 | 100% | 100% | 0% | 0% | 9.0 | 2.0 | 30.0% | 30.0% | 100% |")
+    assert headline < lines.index("| `bayes` | 2 | 50% | 50% | 0% | 50% | 9.0 | 2.0 | 30.0% | 30.0% | 50% |")
+    assert page.endswith("## Trials to within 5 %\n\nas before\n")
+    assert page.count("How the search methods compare") == 1

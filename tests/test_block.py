@@ -12,16 +12,16 @@ from test_replay import ROWS
 
 import polythrottle
 from polythrottle.backends.jetson import JetsonDevice
-from polythrottle.clock import Clock, SystemClock
-from polythrottle.errors import DeviceError, InvalidInput
-from polythrottle.measurement import EnergyKind, Interval, Reading
-from polythrottle.meter.block import Drawn, EnergyBlock, drawn
-from polythrottle.meter.external import MeterReader, metered
-from polythrottle.meter.looks import Look
-from polythrottle.sensors import EXACT, Sensor
-from polythrottle.setup import Setup
+from polythrottle.backends.meters import MeterReader, metered
+from polythrottle.domain.clock import Clock, SystemClock
+from polythrottle.domain.errors import DeviceError, InvalidInput
+from polythrottle.domain.measurement import EnergyKind, Interval, Reading
+from polythrottle.domain.ports import EXACT_SENSOR, Sensor
+from polythrottle.metering.energy import WindowSample
+from polythrottle.metering.energy_block import Drawn, EnergyBlock, drawn
 from polythrottle.testing import FakeKernel, plant
-from polythrottle.testing.sensing import SENSORS, Course, Rig, Traffic, averaging
+from polythrottle.testing.sensors import SENSORS, Rig, Traffic, TrueEnergy, averaging
+from polythrottle.tuning.setup import Setup
 
 
 class Real(FakeDevice):
@@ -29,7 +29,7 @@ class Real(FakeDevice):
 
     uri, energy_kind = "mine", EnergyKind.MEASURED
 
-    def __init__(self, sensor: Sensor = EXACT) -> None:
+    def __init__(self, sensor: Sensor = EXACT_SENSOR) -> None:
         super().__init__()
         self.clock: Clock = SystemClock()  # type: ignore[assignment]
         self.sensor = sensor
@@ -64,7 +64,7 @@ def spin(seconds: float) -> None:
 def looked(rig: Rig, sensor: Sensor, begin_s: float, span_s: float) -> tuple[tuple[float, Interval, str], float]:
     """Return what looks at a rig say of a block on it, and what it truly drew."""
     times_s = [float(each) for each in np.arange(begin_s, begin_s + span_s, 0.0125)]
-    looks = [Look(Reading(time_s, rig.read_at(time_s))) for time_s in times_s]
+    looks = [WindowSample(Reading(time_s, rig.read_at(time_s))) for time_s in times_s]
     true_j = rig._course.at(np.array([times_s[0], times_s[-1]]))
     return drawn(looks, sensor, EnergyKind.MEASURED), float(true_j[1] - true_j[0])
 
@@ -104,11 +104,11 @@ def test_what_an_average_shows_of_before_the_block_is_in_the_interval(before_w: 
     """Power jumps as the block begins: a mean over 430 ms that stands as long shows that much of the time before."""
     distortion = averaging(0.43)
     assert distortion.shows is not None
-    course = Course(np.array([0.0, 5.0, 20.0]), np.array([0.0, 5.0 * before_w, 5.0 * before_w + 15.0 * within_w]))
+    course = TrueEnergy(np.array([0.0, 5.0, 20.0]), np.array([0.0, 5.0 * before_w, 5.0 * before_w + 15.0 * within_w]))
     times_s = np.arange(5.0, 14.0, 0.05)
     for phase in np.linspace(0, 0.99, 12):
         totals_j = np.interp(times_s, *distortion.shows(course, float(phase)))
-        looks = [Look(Reading(float(t), float(j))) for t, j in zip(times_s, totals_j, strict=True)]
+        looks = [WindowSample(Reading(float(t), float(j))) for t, j in zip(times_s, totals_j, strict=True)]
         _, interval, why = drawn(looks, distortion.sensor, EnergyKind.MEASURED)
         assert within_w * (times_s[-1] - times_s[0]) in interval
         assert interval.known
@@ -121,7 +121,9 @@ def test_what_a_step_holds_of_the_time_before_the_block_is_in_the_interval(befor
     for phase_s in np.linspace(0, 0.099, 12):
         shown_s = np.floor((np.linspace(5, 5.4, 33) - phase_s) / 0.1) * 0.1 + phase_s
         totals_j = before_w * np.minimum(shown_s, 5) + within_w * np.maximum(0, shown_s - 5)
-        looks = [Look(Reading(float(t), float(j))) for t, j in zip(np.linspace(5, 5.4, 33), totals_j, strict=True)]
+        looks = [
+            WindowSample(Reading(float(t), float(j))) for t, j in zip(np.linspace(5, 5.4, 33), totals_j, strict=True)
+        ]
         _, interval, why = drawn(looks, Sensor(step_s=0.1, counts=True), EnergyKind.MEASURED)
         assert within_w * 0.4 in interval
         assert interval.known
@@ -151,10 +153,10 @@ def test_a_block_shorter_than_the_sensor_moves_is_not_known() -> None:
 
 def test_a_total_that_falls_or_stands_still_tells_nothing() -> None:
     """A reset counter and a frozen one give no joules instead of wrong ones; an estimate may well be 0."""
-    still = [Look(Reading(time_s, 5.0)) for time_s in (0.0, 1.0, 2.0)]
-    fell = [Look(Reading(0.0, 5.0)), Look(Reading(1.0, 6.0)), Look(Reading(2.0, 1.0))]
-    assert "did not move" in drawn(still, EXACT, EnergyKind.MEASURED)[2]
-    assert "fell" in drawn(fell, EXACT, EnergyKind.MEASURED)[2]
+    still = [WindowSample(Reading(time_s, 5.0)) for time_s in (0.0, 1.0, 2.0)]
+    fell = [WindowSample(Reading(0.0, 5.0)), WindowSample(Reading(1.0, 6.0)), WindowSample(Reading(2.0, 1.0))]
+    assert "did not move" in drawn(still, EXACT_SENSOR, EnergyKind.MEASURED)[2]
+    assert "fell" in drawn(fell, EXACT_SENSOR, EnergyKind.MEASURED)[2]
     assert drawn(still, Sensor(step_s=0.001, counts=True), EnergyKind.ESTIMATED) == (0.0, Interval(0.0, 0.0), "")
 
 
@@ -264,7 +266,7 @@ def test_what_looking_takes_is_left_out_of_an_estimate() -> None:
 
 def test_looks_stay_few_however_long_a_block_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once there are many, every second one is dropped and they come half as often."""
-    monkeypatch.setattr("polythrottle.meter.block._MOST_LOOKS", 4)
+    monkeypatch.setattr("polythrottle.metering.energy_block._MOST_LOOKS", 4)
     device, told = Real(Sensor(step_s=0.001, counts=True)), threading.Event()
     with polythrottle.energy(device) as e:
         assert not told.wait(0.15)
@@ -281,9 +283,9 @@ def test_a_jetson_is_read_and_nothing_on_it_is_written(tmp_path: Path) -> None:
         with polythrottle.energy(board) as inner:
             spin(0.05)
         assert board._sampler is not None
-        assert board._sampler._thread is not None
+        assert board._sampler._background.running
         spin(0.05)
-    assert board._sampler._thread is None
+    assert not board._sampler._background.running
     assert outer.joules > inner.joules > 0
     assert outer.boundary == board.boundary
     assert kernel.writes() == ()

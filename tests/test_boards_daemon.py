@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from actuators import BOARD, GPU, Bench, Process, bench
 
-from polythrottle.actuation.wire import Line
+from polythrottle.actuation.client.board import LEASE_S, ActuatorBoard, LocalBoard, SeparateLender
+from polythrottle.actuation.client.connection import Line
 from polythrottle.backends import open_device
-from polythrottle.clock import SystemClock, VirtualClock
-from polythrottle.daemon.actuator.opening import Meter
-from polythrottle.daemon.boards import LEASE_S, ActuatorBoard, LocalBoard, SeparateLender
-from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, PolythrottleError
-from polythrottle.measurement import EnergyKind, Reading
-from polythrottle.space import OperatingPoint
+from polythrottle.backends.served_devices import ContinuousReadings
+from polythrottle.domain.clock import SystemClock, VirtualClock
+from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, PolythrottleError
+from polythrottle.domain.measurement import EnergyKind, Reading
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.testing import FakeKernel, plant
 
 
@@ -220,6 +220,7 @@ def test_a_token_that_others_could_have_written_is_not_used(tmp_path: Path) -> N
     assert ActuatorBoard(tmp_path / "none.sock", None, file, VirtualClock())._token is None
 
 
+@pytest.mark.slow
 def test_an_actuator_that_was_killed_is_found_again(tmp_path: Path) -> None:
     """A new actuator process restores what a killed one left; the lease is void, and the board can be taken anew."""
     root = plant(BOARD, tmp_path / "b")
@@ -308,7 +309,7 @@ def test_a_local_counter_that_falls_began_anew() -> None:
 def test_the_actuator_tells_of_a_counter_that_began_anew() -> None:
     """Its own total never falls, so that it says how often the device's did."""
     device = open_device("sim:jetson-agx-orin")
-    meter = Meter()
+    meter = ContinuousReadings()
     joules = iter([50.0, 60.0, 1.0, 3.0])
     device.read = lambda: Reading(0.0, next(joules))  # type: ignore[method-assign]
     found = [meter.read(device) for _ in range(4)]

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.daemon.budget import Budget, Carbon
-from polythrottle.daemon.horizon import DAY_S, Pattern
-from polythrottle.daemon.wishes import SetBudget
-from polythrottle.errors import BadFile, InvalidInput
-from polythrottle.ladder import Ladder, Rung, Service
-from polythrottle.space import OperatingPoint
+from polythrottle.daemon.commands import SetBudget
+from polythrottle.daemon.energy_budget import Budget, Carbon
+from polythrottle.domain.errors import BadFile, InvalidInput
+from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.load.energy_ration import DAY_S, DailyLoad
+from polythrottle.domain.space import OperatingPoint
 
 
 def _ladder() -> Ladder:
@@ -35,7 +35,7 @@ def _lived(budget: Budget, hours: float, rate: float, real: float = 1.0) -> tupl
     """Return the budget after hours at a rate, minute by minute, and the joules drawn; the device draws ``real``."""
     ladder, joules = _ladder(), 0.0
     for minute in range(round(hours * 60)):
-        budget = budget.planned(60.0 * minute, _day, Pattern(), rate, ladder)
+        budget = budget.planned(60.0 * minute, _day, DailyLoad(), rate, ladder)
         rung = ladder.rungs[ladder.best(rate, rate)]
         predicted_w = rung.power_at(rate) if budget.limit_w is None else min(rung.power_at(rate), budget.limit_w)
         used_j = 60.0 * predicted_w * real
@@ -61,6 +61,7 @@ def test_a_battery_with_enough_limits_nothing() -> None:
     assert "left for 8 h 00 min" in shown.words
 
 
+@pytest.mark.slow
 def test_watt_hours_a_day_begin_anew_at_midnight() -> None:
     """Two days keep to twice the ration."""
     _, joules = _lived(_budget(SetBudget(wh_per_day=500.0)), 48.0, 10.0)
@@ -69,7 +70,7 @@ def test_watt_hours_a_day_begin_anew_at_midnight() -> None:
 
 def test_what_cannot_be_met_is_said_with_the_nearest_that_can() -> None:
     """The shown budget is not met and names energy and time that would do."""
-    budget = _budget(SetBudget(battery_wh=80.0, last_s=9 * 3600.0)).planned(0.0, _day, Pattern(), 10.0, _ladder())
+    budget = _budget(SetBudget(battery_wh=80.0, last_s=9 * 3600.0)).planned(0.0, _day, DailyLoad(), 10.0, _ladder())
     shown = budget.shown(0.0)
     assert shown.met is False
     assert "360 Wh would hold it for 9 h 00 min, or 80 Wh for 2 h 00 min" in shown.words
@@ -79,13 +80,13 @@ def test_what_cannot_be_met_is_said_with_the_nearest_that_can() -> None:
 def test_power_goes_beside_energy() -> None:
     """The lower of both limits holds."""
     budget = _budget(SetBudget(power_w=10.0, battery_wh=400.0, last_s=9 * 3600.0))
-    assert budget.planned(0.0, _day, Pattern(), 10.0, _ladder()).limit_w == 10.0
+    assert budget.planned(0.0, _day, DailyLoad(), 10.0, _ladder()).limit_w == 10.0
     assert Budget.of(SetBudget(), 0.0, 0.0) is None
 
 
 def test_a_battery_that_is_over_limits_nothing_and_says_so() -> None:
     """After its time nobody knows what is left."""
-    budget = _budget(SetBudget(battery_wh=80.0, last_s=3600.0)).planned(7200.0, _day, Pattern(), 1.0, _ladder())
+    budget = _budget(SetBudget(battery_wh=80.0, last_s=3600.0)).planned(7200.0, _day, DailyLoad(), 1.0, _ladder())
     assert budget.limit_w is None
     assert "over" in budget.shown(7200.0).words
 
@@ -94,7 +95,7 @@ def test_a_clock_set_back_plans_anew() -> None:
     """Wall time that jumps neither stops planning nor makes more energy."""
     budget = _budget(SetBudget(battery_wh=250.0, last_s=9 * 3600.0), now_s=1e6)
     for now_s in (1e6, 1e6 + 60.0, 1e6 - 7200.0, 1e6 + 120.0):
-        budget = budget.planned(now_s, _day, Pattern(), 10.0, _ladder())
+        budget = budget.planned(now_s, _day, DailyLoad(), 10.0, _ladder())
         assert budget.limit_w is not None
         assert budget.limit_w < 40.0
 
@@ -139,7 +140,7 @@ def test_carbon_moves_energy_into_the_clean_hours(tmp_path: Path) -> None:
     path = _table(tmp_path, f"time,g_per_kwh\n{rows}")
     budget, used = _budget(SetBudget(wh_per_day=700.0, carbon=str(path))), []
     for hour in range(24):
-        budget = budget.planned(3600.0 * hour, _day, Pattern(), 10.0, _ladder())
+        budget = budget.planned(3600.0 * hour, _day, DailyLoad(), 10.0, _ladder())
         used.append(3600.0 * (40.0 if budget.limit_w is None else min(40.0, budget.limit_w)))
         budget = budget.drawn(used[-1], used[-1])
     assert sum(used[:12]) > 1.3 * sum(used[12:])

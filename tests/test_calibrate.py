@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 from builders import FakeDevice
 
+from polythrottle.backends.meters.file_meters import WallLog, read_wall
 from polythrottle.cli.commands import run
-from polythrottle.errors import BadFile, InvalidInput, TrialError
-from polythrottle.measurement import EnergyKind, Reading
-from polythrottle.meter.calibration import (
+from polythrottle.domain.errors import BadFile, InvalidInput, TrialError
+from polythrottle.domain.measurement import EnergyKind, Reading
+from polythrottle.domain.ports import Sensor, usual_sensor
+from polythrottle.metering.calibration import (
     calibration_path,
     passed_over,
     read_calibration,
     read_recording,
     recording_path,
+    self_test,
     sensor_of,
     write_calibration,
     write_recording,
 )
-from polythrottle.meter.self_test import self_test
-from polythrottle.meter.wall import fit_wall
-from polythrottle.meter.wall_log import WallLog, read_wall
-from polythrottle.sensors import Sensor, usual
+from polythrottle.metering.wall_calibration import fit_wall
 
 
 class Loaded(FakeDevice):
@@ -297,7 +297,7 @@ def test_a_factor_is_for_the_joules_it_was_fitted_to(tmp_path: Path, monkeypatch
         Estimating("cpu"),
         Estimating("cpu?idle_w=4&watts_per_core=10", EnergyKind.MEASURED),
     ):
-        assert sensor_of(other) == usual("cpu")
+        assert sensor_of(other) == usual_sensor("cpu")
         assert list(passed_over(other)) == []
 
 
@@ -312,7 +312,7 @@ def test_a_calibration_that_does_not_say_of_which_joules_is_passed_over(
     )
     earlier.parent.mkdir()
     earlier.write_text((Path(__file__).parent / "data" / "calibration-1.json").read_text())
-    assert sensor_of(device) == usual("cpu")
+    assert sensor_of(device) == usual_sensor("cpu")
     (line,) = passed_over(device)
     assert "does not say" in line
     assert "run polythrottle calibrate --device 'cpu?watts_per_core=10' again" in line

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from polythrottle.backports import tomllib
 from polythrottle.catalog import Board, load_board, load_model, names
-from polythrottle.catalog.places import catalogue_dir
-from polythrottle.errors import BadFile, InvalidInput, UnknownName
+from polythrottle.catalog.documents import catalogue_dir
+from polythrottle.domain.backports import tomllib
+from polythrottle.domain.errors import BadFile, InvalidInput, UnknownName
 
 BOARDS = tuple(names("devices"))
 MODELS = tuple(names("profiles/workloads"))

@@ -6,9 +6,9 @@ from builders import FakeDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polythrottle.measurement import Latency, Query, Window
-from polythrottle.meter.censor import LEAST_QUERIES, Censor
-from polythrottle.problem import Constraint
+from polythrottle.domain.measurement import Latency, Query, Window
+from polythrottle.domain.problem import Constraint
+from polythrottle.metering.early_stopping import LEAST_CENSORED_QUERIES, Censor
 
 WINDOW = Window(queries=1000, duration_s=0.0, most_queries=1000)
 
@@ -38,9 +38,9 @@ def test_each_limit_has_its_rule(limit: str, items: int, at: int | None) -> None
 
 def test_little_is_not_enough() -> None:
     """Thirty queries and a tenth of the window come first, however slow they are."""
-    assert stopped_at("mean<=1ms", [1.0] * 30, window=Window(30, 0.0, 100)) == LEAST_QUERIES
+    assert stopped_at("mean<=1ms", [1.0] * 30, window=Window(30, 0.0, 100)) == LEAST_CENSORED_QUERIES
     assert stopped_at("mean<=1ms", [1.0] * 29, window=Window(29, 0.0, 100)) is None
-    assert stopped_at("mean<=1ms", [1.0] * 60, window=Window(100, 0.0, 500)) == LEAST_QUERIES
+    assert stopped_at("mean<=1ms", [1.0] * 60, window=Window(100, 0.0, 500)) == LEAST_CENSORED_QUERIES
 
 
 def test_a_slow_start_is_no_verdict() -> None:

@@ -6,10 +6,10 @@ import random
 import pytest
 from builders import measured
 
-from polythrottle.comparing.checked import Checked, checked
-from polythrottle.measurement import BETWEEN_WINDOWS, Interval, Measurement
-from polythrottle.meter import measure
-from polythrottle.setup import Setup
+from polythrottle.domain.measurement import BETWEEN_WINDOWS, Interval, Measurement
+from polythrottle.metering.comparison import ProfileCheck, check_windows
+from polythrottle.metering.meter import measure
+from polythrottle.tuning.setup import Setup
 
 
 def window(energy_j: float) -> Measurement:
@@ -17,10 +17,10 @@ def window(energy_j: float) -> Measurement:
     return measured(energy_j=energy_j, intervals={"energy": Interval(energy_j * 0.999, energy_j * 1.001)})
 
 
-def looked(then: Measurement, seen: list[Measurement], most: float) -> Checked:
+def looked(then: Measurement, seen: list[Measurement], most: float) -> ProfileCheck:
     """Return where a check ends that looks after every window."""
     for count in range(1, len(seen) + 1):
-        found = checked(then, (), seen[:count], most)
+        found = check_windows(then, (), seen[:count], most)
         if found.settled:
             break
     return found
@@ -33,6 +33,7 @@ def scattered(seed: int, spread: float, growth: float = 0.0, count: int = 40) ->
     return window(then), [window((1 + growth) * each) for each in seen]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.002, 0.01, 0.02, 0.04])
 def test_an_unchanged_board_is_seldom_called_a_grown_one(spread: float) -> None:
     """Of 200 boards, nothing allowed and looked at after every window, at most 5 % are, however windows scatter."""
@@ -66,20 +67,20 @@ def test_growth_is_found() -> None:
 
 def test_windows_of_now_that_agree_leave_the_profile_its_doubt() -> None:
     """However many they are, for it was one window: the least half width is that of a deviation of 2 %."""
-    found = checked(window(1.0), (), [window(1.0)] * 40, 0.03)
+    found = check_windows(window(1.0), (), [window(1.0)] * 40, 0.03)
     assert found.energy.high == pytest.approx(math.exp(1.96 * BETWEEN_WINDOWS), rel=0.002)
     assert (found.sound, found.regressed, found.spent, found.settled) == (False, False, True, True)
-    assert checked(window(1.0), (), [window(1.0)] * 4, 0.07).sound
+    assert check_windows(window(1.0), (), [window(1.0)] * 4, 0.07).sound
 
 
 def test_windows_that_differ_widen_what_is_said_of_the_profile() -> None:
     """What the windows of now differ by is what that of then may have been off by."""
     then, seen = scattered(0, 0.06)
-    half = math.log(checked(then, (), seen, 0.0).energy.high / checked(then, (), seen, 0.0).energy.low) / 2
+    half = math.log(check_windows(then, (), seen, 0.0).energy.high / check_windows(then, (), seen, 0.0).energy.low) / 2
     assert half > 1.96 * 0.05
 
 
 def test_one_window_says_nothing() -> None:
     """There is no spread of one, nor an interval where the profile has none."""
-    assert not checked(window(1.0), (), [window(9.0)], 0.0).energy.known
-    assert not checked(measured(), (), [window(9.0)] * 9, 0.0).energy.known
+    assert not check_windows(window(1.0), (), [window(9.0)], 0.0).energy.known
+    assert not check_windows(measured(), (), [window(9.0)] * 9, 0.0).energy.known

@@ -10,13 +10,13 @@ from daemons import LADDER, TUNED, House
 from test_studying import profile
 
 from polythrottle.catalog.profiles import read_profile, write_profile
-from polythrottle.client import Client
-from polythrottle.daemon.web.options import WebOptions
-from polythrottle.daemon.web.serving import serve
-from polythrottle.daemon.wishes import Answer, ApplyProfile, Confirm, Release, Take, Wish
-from polythrottle.errors import BadFile, InvalidInput, UnknownName
-from polythrottle.ladder import Ladder
-from polythrottle.tables import lines
+from polythrottle.daemon.client import Client
+from polythrottle.daemon.commands import Answer, ApplyProfile, Command, Confirm, Release, Take
+from polythrottle.daemon.web.access import WebOptions
+from polythrottle.daemon.web.server import serve
+from polythrottle.domain.errors import BadFile, InvalidInput, UnknownName
+from polythrottle.domain.ladder import Ladder
+from polythrottle.storage.tables import lines
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def other(tmp_path: Path) -> str:
     return str(path)
 
 
-def wish(house: House, wished: Wish) -> str:
+def wish(house: House, wished: Command) -> str:
     """Hand a wish in, let the loop answer, and return its words."""
     answer = house.desk.hand_in(wished)
     house.runner.answer()
@@ -84,8 +84,8 @@ def test_no_file_is_read_in_the_control_loop(
 
         return reads
 
-    monkeypatch.setattr("polythrottle.daemon.tuned.read_profile", noted(read_profile))
-    monkeypatch.setattr("polythrottle.daemon.budget.lines", noted(lines))
+    monkeypatch.setattr("polythrottle.daemon.followed_profile.read_profile", noted(read_profile))
+    monkeypatch.setattr("polythrottle.daemon.energy_budget.lines", noted(lines))
     woken, answers = threading.Event(), list[Answer]()
     house.desk.on_wish(woken.set)
     with serve(house.desk, WebOptions(tmp_path / "d.sock")):
@@ -106,7 +106,7 @@ def test_a_file_too_large_for_a_profile_is_refused(house: House, tmp_path: Path)
     with pytest.raises(BadFile, match=r"large\.toml cannot be read: it is larger than 1 MB"):
         wish(house, ApplyProfile(str(large)))
     (tmp_path / "kernel.toml").symlink_to("/proc/self/status")
-    with pytest.raises(BadFile, match=r"kernel\.toml cannot be read: it is empty"):
+    with pytest.raises(BadFile, match=r"kernel\.toml cannot be read: it is one of the kernel"):
         wish(house, ApplyProfile(str(tmp_path / "kernel.toml")))
 
 
@@ -190,7 +190,7 @@ def test_profiles_that_cannot_be_followed_are_refused(tmp_path: Path, house: Hou
 
 def test_a_comparison_goes_on_after_a_kill(tmp_path: Path, house: House, other: str) -> None:
     """The next daemon compares the two again, and one that is started after its end does not."""
-    house.runner._found(other)
+    house.runner._compare(other)
     house.turns(2)
     assert followed(house) == other
     again = House(tmp_path / "daemon")
@@ -201,12 +201,12 @@ def test_a_comparison_goes_on_after_a_kill(tmp_path: Path, house: House, other: 
     wish(again, ApplyProfile(TUNED.name if Path(TUNED.name).exists() else other, None))
     again.turns(1)
     third = House(tmp_path / "daemon")
-    assert third.runner.choosing.compared is None
+    assert third.runner.selector.compared is None
 
 
 def test_a_comparison_of_another_profile_is_not_gone_on_with(tmp_path: Path, house: House, other: str) -> None:
     """A daemon that was started with another profile has nothing to compare it with."""
-    house.runner._found(other)
+    house.runner._compare(other)
     house.turns(2)
     elsewhere = House(tmp_path / "daemon", replace(TUNED, name="b.toml"))
     elsewhere.runner.go_on()

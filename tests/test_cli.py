@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from test_replay import ROWS
 
-from polythrottle import journal as journals
 from polythrottle.cli.commands import run
+from polythrottle.storage import journal as journals
 
 ORIN = ["--device", "sim:jetson-agx-orin", "--workload", "efficientnet-b4", "--slo", "p99<=1.3x"]
 
@@ -37,7 +37,7 @@ def test_tune_prints_the_document_scripts_depend_on(capsys: pytest.CaptureFixtur
     assert {"device", "workload", "space_size", "trials", "default", "best", "saving_fraction", "slo",
             "infeasible_trials", "profile", "journal", "simulated", "energy_kind"} <= set(found)  # fmt: skip
     assert found["space_size"] == 4
-    assert found["energy_kind"] == "measured"
+    assert found["energy_kind"] == "recorded"
     assert found["simulated"] is False
     assert found["infeasible_trials"] == 1
     first = found["trials"][0]
@@ -49,6 +49,7 @@ def test_tune_prints_the_document_scripts_depend_on(capsys: pytest.CaptureFixtur
     assert Path(found["journal"]).exists()
 
 
+@pytest.mark.slow
 def test_simulated_and_estimated_are_called_so(capsys: pytest.CaptureFixture[str]) -> None:
     """The word stands in the document and in the text."""
     found = document(capsys, "tune", *ORIN, "--trials", "2", "--no-presets")
@@ -57,6 +58,7 @@ def test_simulated_and_estimated_are_called_so(capsys: pytest.CaptureFixture[str
     assert "simulated" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_document_says_what_the_search_did(capsys: pytest.CaptureFixture[str]) -> None:
     """Why it ended, what it took, what it broke, what it learnt from and what it risked."""
     found = document(capsys, "tune", *ORIN, "--trials", "9", "--no-presets", "--no-early-stop", "--method", "grid")
@@ -74,6 +76,7 @@ def test_the_document_says_what_the_search_did(capsys: pytest.CaptureFixture[str
     assert found["risk"] == 0.1
 
 
+@pytest.mark.slow
 def test_what_is_learnt_from_and_why_it_ended_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """One line before, two after; the report has them too."""
     words = ["tune", *ORIN, "--trials", "3", "--no-presets"]
@@ -93,6 +96,7 @@ def test_what_is_learnt_from_and_why_it_ended_is_printed(capsys: pytest.CaptureF
             assert told in page.read_text()
 
 
+@pytest.mark.slow
 def test_where_nothing_is_to_be_gained_it_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A knob without effect: the default is as good as anything, in the text, the document and the report."""
     rows = "".join(f"{clock}00000000,0.01,{1 + clock / 1e4}\n" for clock in range(1, 9))
@@ -141,6 +145,7 @@ def test_a_better_profile_that_is_there_stays(capsys: pytest.CaptureFixture[str]
     assert Path("p.toml").read_bytes() != before
 
 
+@pytest.mark.slow
 def test_text_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What people read does not wrap on a plain terminal, paths apart."""
     monkeypatch.setenv("COLUMNS", "80")
@@ -183,6 +188,7 @@ def test_measure_starts_from_a_preset(capsys: pytest.CaptureFixture[str]) -> Non
     assert found["point"]["cpu_max_hz"] < 2_000_000_000
 
 
+@pytest.mark.slow
 def test_sweep_writes_a_table_that_tune_can_replay(capsys: pytest.CaptureFixture[str]) -> None:
     """The round trip: sweep a simulated board, tune on its recording."""
     found = document(
@@ -195,6 +201,7 @@ def test_sweep_writes_a_table_that_tune_can_replay(capsys: pytest.CaptureFixture
     assert tuned["energy_kind"] == "simulated"
 
 
+@pytest.mark.slow
 def test_report_is_made_from_a_journal_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """A page can be made again at any time; it says how to apply the profile for as long as that is there."""
     found = document(capsys, "tune", "--device", "replay:t.csv", "--trials", "3", "--out", "p.toml")
@@ -281,6 +288,7 @@ BAD: dict[str, tuple[list[str], int, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_gets_one_clear_line(capsys: pytest.CaptureFixture[str], name: str) -> None:
     """One line that says what would be right, the exit code of its class, and nothing on standard output."""
@@ -372,6 +380,7 @@ def test_a_report_that_cannot_be_written_loses_no_answer(capsys: pytest.CaptureF
     assert "j.html" in shown.err
 
 
+@pytest.mark.slow
 def test_a_workload_cannot_spoil_the_document(tmp_path: Path) -> None:
     """What a model writes to file descriptor 1 goes to standard error."""
     (tmp_path / "chatty.py").write_text("import os\ndef f(batch_size):\n    os.write(1, b'spoilt')\n")
@@ -382,6 +391,7 @@ def test_a_workload_cannot_spoil_the_document(tmp_path: Path) -> None:
     assert "spoilt" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_stopped_measurement_says_so(tmp_path: Path, stop: signal.Signals) -> None:
     """Termination and a lost terminal unwind like Ctrl-C, with one line."""
@@ -397,6 +407,7 @@ def test_a_stopped_measurement_says_so(tmp_path: Path, stop: signal.Signals) -> 
     assert "interrupted" in err
 
 
+@pytest.mark.slow
 def test_a_terminal_without_unicode_gets_text_all_the_same() -> None:
     """Characters it does not have become question marks, not a traceback."""
     process = polythrottle("devices", env={**os.environ, "PYTHONIOENCODING": "ascii"})
@@ -416,6 +427,7 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     assert process.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
     """A study out of room ends with code 8 and keeps its whole trials; a file size limit stands in for a full disk."""
     journal = tmp_path / "a.jsonl"

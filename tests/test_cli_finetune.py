@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from trainer_jobs import data_folder, exported
 
-from polythrottle.arrivals import Poisson
 from polythrottle.cli.commands import run
-from polythrottle.cli.finetuned import LiveRun
-from polythrottle.finetune.result import Result, Training
-from polythrottle.finetune.running import Progress
-from polythrottle.finetune.terms import Terms
-from polythrottle.state import state_dir
+from polythrottle.cli.render.finetune import LiveRun
+from polythrottle.domain.arrivals import Poisson
+from polythrottle.storage.paths import state_dir
+from polythrottle.training.beside.live_run import RunProgress
+from polythrottle.training.beside.result import Result, Training
+from polythrottle.training.beside.scheduler import Terms
 
 _SIM = ("-d", "sim:jetson-tx2", "-w", "efficientnet-b0", "--slo", "p99<=500ms", "--rate", "4/s")
 _NIGHT = ("--policy", "off-peak", "--between", "22:00-06:00")
@@ -42,6 +42,7 @@ def test_a_simulated_run_says_that_it_is_one(capsys: pytest.CaptureFixture[str],
     assert told["energy_j"] > 0
 
 
+@pytest.mark.slow
 def test_a_power_is_told_with_what_it_cost(capsys: pytest.CaptureFixture[str]) -> None:
     """The mean is below it, how long fine-tuning waited is said, and more power makes it wait less."""
     shown = _out(capsys, "run", *_SIM, *_JOB, "--power", "3.5W", "--seconds", "60")
@@ -55,6 +56,7 @@ def test_a_power_is_told_with_what_it_cost(capsys: pytest.CaptureFixture[str]) -
     assert json.loads(_out(capsys, *words))["training"]["waited_s"] is None
 
 
+@pytest.mark.slow
 def test_by_the_hour_a_night_is_planned_and_run(capsys: pytest.CaptureFixture[str]) -> None:
     """A simulated board is told when it begins; a plan says how much of its time the hours are."""
     words = (*_SIM, *_JOB, *_NIGHT, "--begin", "21:59")
@@ -73,11 +75,12 @@ def test_by_the_hour_a_night_is_planned_and_run(capsys: pytest.CaptureFixture[st
     assert document["within_hours_s"] == 8 * 3600.0
 
 
+@pytest.mark.slow
 def test_a_plan_and_a_run_begin_at_the_same_time_of_day(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who does not say when a simulated board begins gets the clock's time for both, from which --by is measured."""
-    monkeypatch.setattr("polythrottle.finetune.hours.wall_day_s", lambda wall_s: 11 * 3600.0 + 600.0)
+    monkeypatch.setattr("polythrottle.training.beside.scheduler.wall_day_s", lambda wall_s: 11 * 3600.0 + 600.0)
     words = (*_SIM, *_JOB, "--policy", "off-peak", "--between", "11:12-11:14", "--by", "11:15", "--json")
     planned, done = (json.loads(_out(capsys, name, *words)) for name in ("plan", "run"))
     assert (planned["length_s"], planned["within_hours_s"]) == (300.0, 120.0)
@@ -100,7 +103,7 @@ def test_an_interrupted_simulation_says_that_nothing_is_kept(
     def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("polythrottle.finetune.simulated_run.run_simulated", interrupted)
+    monkeypatch.setattr("polythrottle.training.beside.simulation.run_simulated", interrupted)
     assert run(["finetune", "run", *_SIM]) == 130
     told = capsys.readouterr()
     assert "nothing is kept" in told.err
@@ -126,6 +129,7 @@ def test_a_plan_is_ranges(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, shown.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_a_profile_shows_the_papers_model_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
     """Errors of held-out co-runs, before and after requests."""
     words = ("profile", "-d", "sim:jetson-agx-orin", "-w", "efficientnet-b4", *_JOB, "--requests", "20")
@@ -171,6 +175,7 @@ def test_a_real_job_is_done_seen_and_planned(real: list[str], capsys: pytest.Cap
             assert (told.err.count("\n"), told.out) == (1, "")
 
 
+@pytest.mark.slow
 def test_fine_tuning_that_fails_is_the_exit_code(
     real: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +183,7 @@ def test_fine_tuning_that_fails_is_the_exit_code(
     training = Training(8, 1, 0, 12, False, stopped="No space left on device", exit_code=8)
     ran = ("tiny on cpu", False, "interleave", "poisson:50/s", 5.0, 1.0)
     found = Result(*ran, 1, 0, 0, (0.1,), training, 1.0, "estimated", "this machine")
-    monkeypatch.setattr("polythrottle.finetune.running.run", lambda *given: found)
+    monkeypatch.setattr("polythrottle.training.beside.live_run.run", lambda *given: found)
     assert run(["finetune", "run", *real]) == 8
     told = capsys.readouterr()
     assert "fine-tuning, not inference: No space left on device" in told.out
@@ -189,8 +194,8 @@ def test_fine_tuning_that_fails_is_the_exit_code(
 def test_the_live_line_counts_no_epoch_beyond_the_last(capsys: pytest.CaptureFixture[str]) -> None:
     """Of 40 epochs there is none that is the 41st: the job is finished."""
     live = LiveRun(Terms(1.0, Poisson(1.0), seconds=100.0))
-    live.told(Progress(20.0, 5, 0, 320, 39, 8, "training"))
-    live.told(Progress(40.0, 9, 0, 328, 40, 0, "finished"))
+    live.told(RunProgress(20.0, 5, 0, 320, 39, 8, "training"))
+    live.told(RunProgress(40.0, 9, 0, 328, 40, 0, "finished"))
     first, last = capsys.readouterr().err.splitlines()
     assert first.endswith("epoch 40, training")
     assert last.endswith("328 trained, finished")
@@ -293,6 +298,7 @@ _CASES: list[tuple[Sequence[str], int, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "code", "says"), _CASES, ids=[" ".join(each[0])[:70] for each in _CASES])
 def test_bad_words_get_one_clear_line(
     words: Sequence[str], code: int, says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 from scripted import FIRST, Script, daemon, until
 
-from polythrottle.client import Client, Gone, default_socket
-from polythrottle.daemon.ports import Seen
-from polythrottle.daemon.status import Happened, Status, StudyShown
-from polythrottle.daemon.wishes import (
+from polythrottle.daemon.client import Client, Gone, default_socket
+from polythrottle.daemon.commands import (
     ApplyProfile,
     Confirm,
     Release,
@@ -28,7 +26,9 @@ from polythrottle.daemon.wishes import (
     StopStudy,
     Take,
 )
-from polythrottle.errors import (
+from polythrottle.daemon.observation import RequestStats
+from polythrottle.daemon.status import Happened, Status, StudyShown
+from polythrottle.domain.errors import (
     BadFile,
     DeviceError,
     InvalidInput,
@@ -97,7 +97,7 @@ def test_every_wish_can_be_told(script: Script, where: Path, tmp_path: Path) -> 
     client.budget()
     assert client.start_study(5, {"risk": "0.05"})["id"] == "s1"
     client.stop_study("s1")
-    assert client.report(Seen(3, model="m"))["batch"] == 4
+    assert client.report(RequestStats(3, model="m"))["batch"] == 4
     client.stop()
     assert script.wishes == [
         ApplyProfile("sim/bert", None),
@@ -109,7 +109,7 @@ def test_every_wish_can_be_told(script: Script, where: Path, tmp_path: Path) -> 
         SetBudget(),
         StartStudy(5, {"risk": "0.05"}),
         StopStudy("s1"),
-        Report(Seen(3, model="m")),
+        Report(RequestStats(3, model="m")),
         Stop(),
     ]
     Path("here.toml").touch()
@@ -213,7 +213,7 @@ def test_a_daemon_that_does_not_answer_is_given_up(where: Path, monkeypatch: pyt
             waiting.append(socket.socket(socket.AF_UNIX))
             waiting[-1].setblocking(False)
             status = waiting[-1].connect_ex(str(where))
-        monkeypatch.setattr("polythrottle.client._AT_THE_DOOR_S", 0.05)
+        monkeypatch.setattr("polythrottle.daemon.client._AT_THE_DOOR_S", 0.05)
         with pytest.raises(DeviceError, match="is busy: too many wait at its door"):
             Client(where, timeout_s=600.0).status()
         for each in waiting:
@@ -224,7 +224,7 @@ def test_a_socket_of_somebody_else_is_a_matter_of_rights(script: Script, where: 
     """The group to join is spoken of."""
     where.chmod(0)
     code = (
-        "import os, sys; from pathlib import Path; from polythrottle.client import Client\n"
+        "import os, sys; from pathlib import Path; from polythrottle.daemon.client import Client\n"
         "if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"
         "try: Client(Path(sys.argv[1])).status()\n"
         "except Exception as error: print(type(error).__name__, error)"
@@ -245,7 +245,7 @@ def test_following_shows_statuses_and_events(script: Script, where: Path) -> Non
 
 def test_following_goes_on_when_the_daemon_comes_back(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says that it is gone, and takes the events up where it was."""
-    monkeypatch.setattr("polythrottle.client._AGAIN_S", 0.01)
+    monkeypatch.setattr("polythrottle.daemon.client._AGAIN_S", 0.01)
     client = Client(where)
     following = client.follow(after=0)
     with daemon(where) as (script, _):
@@ -274,7 +274,7 @@ def test_following_begins_with_what_happens_next(script: Script, where: Path) ->
 
 def test_following_waits_for_the_first_daemon(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """None is there yet, which is said."""
-    monkeypatch.setattr("polythrottle.client._AGAIN_S", 0.01)
+    monkeypatch.setattr("polythrottle.daemon.client._AGAIN_S", 0.01)
     client = Client(where)
     following = client.follow()
     assert isinstance(next(following), Gone)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from polythrottle.cluster.train.account import Journal, Progress, is_kept, keeper, origin_of, replayed
+from polythrottle.training.elastic.event_log import EventLog, JobProgress, is_kept, keeper, origin_of, replayed
 
 
 def an(event: str, at_s: float, **more: Any) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_a_recovery_across_a_restart_is_not_measured() -> None:
 
 def test_successors_are_counted_with_overlap_and_interruption() -> None:
     """Both in seconds, over all of them; one that was asked for has not taken over yet."""
-    found = Progress()
+    found = JobProgress()
     for _ in range(2):
         found.take(an("successor", 1.0))
     found.take(an("succession", 9.0, overlap_s=3.5, interruption_s=0.0))
@@ -77,7 +77,7 @@ def test_successors_are_counted_with_overlap_and_interruption() -> None:
 def test_whether_somebody_keeps_a_job_can_be_asked_without_disturbing_it(tmp_path: Path) -> None:
     """True while a journal is open, and never because a file is there."""
     assert not is_kept(tmp_path)
-    journal = Journal(tmp_path)
+    journal = EventLog(tmp_path)
     journal.append({"event": "one"})
     assert is_kept(tmp_path)
     journal.append({"event": "two"})

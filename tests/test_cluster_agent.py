@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousGracefulExitError
 
-from polythrottle.clock import VirtualClock
-from polythrottle.cluster.train.agent import Grouping, Node
-from polythrottle.cluster.train.engine import known_engine
-from polythrottle.cluster.train.pace import FOLDER, Pace, Tally, read_pace
-from polythrottle.cluster.train.reporter import GRACE_S, Reporter
-from polythrottle.cluster.train.running import STILLBORN, Asked, Local
-from polythrottle.cluster.train.wire import GENERATION, ControllerAway, Line, WrongToken
-from polythrottle.errors import ClaimFailed, InvalidInput, UnknownName
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import ClaimFailed, InvalidInput, UnknownName
+from polythrottle.training.elastic.agent import AgentOptions, Grouping
+from polythrottle.training.elastic.channel import GENERATION, ControllerAway, ControllerChannel, WrongToken
+from polythrottle.training.elastic.engines import known_engine
+from polythrottle.training.elastic.launcher import STILLBORN, ControllerOptions, LocalJob
+from polythrottle.training.elastic.worker.progress_reporter import FOLDER, GRACE_S, Pace, Reporter, Tally, read_pace
 
 
-class Scripted(Line):
+class Scripted(ControllerChannel):
     """A way to a controller that answers as it is told, in order; an exception is raised."""
 
     answers: list[Any]
@@ -47,9 +46,9 @@ def standing(phase: str = "training", generation: int = 1, rank: int | None = 0,
     return {"phase": phase, "generation": generation, "rank": rank, **known, **more}
 
 
-def grouping(line: Line) -> Grouping:
+def grouping(line: ControllerChannel) -> Grouping:
     """Return a node's grouping that waits in virtual time."""
-    return Grouping(line, Node("a", Path("script.py")), [].append, VirtualClock())
+    return Grouping(line, AgentOptions("a", Path("script.py")), [].append, VirtualClock())
 
 
 def test_a_node_waits_until_it_has_a_rank_in_a_new_generation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +86,10 @@ def test_who_finishes_names_the_generation_it_trained_in(monkeypatch: pytest.Mon
     line = scripted(standing(generation=4), standing(generation=4))
     held = grouping(line)
     held.next_rendezvous()
-    monkeypatch.setattr(Line, "ask", lambda self, verb, **words: said.append({"verb": verb, **words}) or {})
-    held._line = Line("127.0.0.1", 7070)
+    monkeypatch.setattr(
+        ControllerChannel, "ask", lambda self, verb, **words: said.append({"verb": verb, **words}) or {}
+    )
+    held._line = ControllerChannel("127.0.0.1", 7070)
     held.finish()
     assert said == [{"verb": "finish", "node": "a", "generation": 4}]
 
@@ -98,7 +99,7 @@ def test_a_beat_on_its_way_does_not_bring_back_a_node_that_has_left() -> None:
     asked: list[str] = []
     beaten, left = threading.Event(), threading.Event()
 
-    class Late(Line):
+    class Late(ControllerChannel):
         def ask(self, verb: str, **words: Any) -> dict[str, Any]:
             asked.append(verb)
             if verb == "beat":
@@ -146,9 +147,9 @@ def test_a_nodes_name_can_be_a_files() -> None:
     """It names a folder on the node's disk."""
     for name in ("", "../x", "a b", "-x", "x" * 81):
         with pytest.raises(InvalidInput, match="name"):
-            Node(name, Path("script.py"))
+            AgentOptions(name, Path("script.py"))
     with pytest.raises(InvalidInput, match="worker"):
-        Node("a", Path("script.py"), workers=0)
+        AgentOptions("a", Path("script.py"), workers=0)
 
 
 def report(**words: Any) -> dict[str, Any]:
@@ -210,7 +211,7 @@ class Engine:
 def followed(happening: Sequence[Sequence[Mapping[str, Any]]], looks: int, replace_s: float | None) -> Engine:
     """Return the engine of a job that was followed for so many looks, 0.2 s apart."""
     engine, seen, left = Engine(happening), [], [None] * looks + [0]
-    local = Local(engine, ["a", "b"], replace_s, VirtualClock())
+    local = LocalJob(engine, ["a", "b"], replace_s, VirtualClock())
     assert local.run(seen.append, lambda: left.pop(0)) == 0
     assert len(seen) == sum(map(len, happening))
     return engine
@@ -220,7 +221,7 @@ def test_nodes_that_end_before_they_join_do_not_hang_the_job() -> None:
     """They are started again twice, then the job is given up with the code of the last."""
     engine = Engine([])
     with pytest.raises(ClaimFailed, match="code 2 before it joined"):
-        Local(engine, ["a"], None, VirtualClock()).run(lambda event: None, lambda: None, lambda: {"a": 2})
+        LocalJob(engine, ["a"], None, VirtualClock()).run(lambda event: None, lambda: None, lambda: {"a": 2})
     assert engine.started == [("a",)] * STILLBORN
     assert engine.stopped
 
@@ -228,9 +229,9 @@ def test_nodes_that_end_before_they_join_do_not_hang_the_job() -> None:
 def test_a_node_that_ends_after_it_joined_is_the_controllers_affair() -> None:
     """Its process's end is not counted."""
     engine, left = Engine([[{"event": "joined", "node": "a", "generation": 0}]]), [None] * 20 + [0]
-    assert Local(engine, ["a"], None, VirtualClock()).run(lambda event: None, lambda: left.pop(0), lambda: {}) == 0
+    assert LocalJob(engine, ["a"], None, VirtualClock()).run(lambda event: None, lambda: left.pop(0), lambda: {}) == 0
     engine, left = Engine([[{"event": "joined", "node": "a", "generation": 0}]]), [None] * 20 + [0]
-    Local(engine, ["a"], None, VirtualClock()).run(lambda event: None, lambda: left.pop(0), lambda: {"a": 9})
+    LocalJob(engine, ["a"], None, VirtualClock()).run(lambda event: None, lambda: left.pop(0), lambda: {"a": 9})
     assert engine.started == [("a",)]
 
 
@@ -238,7 +239,7 @@ def test_a_node_that_ends_after_it_joined_is_the_controllers_affair() -> None:
 def test_impossible_times_are_refused_before_anything_starts(wrong: dict[str, float]) -> None:
     """No controller begins with a time that is none."""
     with pytest.raises(InvalidInput, match=r"--every|--beat"):
-        Asked("job", **wrong).as_job()  # type: ignore[arg-type]
+        ControllerOptions("job", **wrong).as_job()  # type: ignore[arg-type]
 
 
 def test_a_lost_node_is_replaced_after_a_while() -> None:
@@ -278,7 +279,7 @@ def test_a_beat_says_what_the_node_steers_and_hears_what_it_is_to_do(monkeypatch
     """With each beat; when the controller is away nothing is heard, and it goes on."""
     said: list[dict[str, Any]] = []
     line, beside = scripted(standing(cap=[200.0, 1.1, 190.0]), ControllerAway("away"), standing()), Beside()
-    held = Grouping(line, Node("a", Path("script.py")), [].append, VirtualClock(), beside)  # type: ignore[arg-type]
+    held = Grouping(line, AgentOptions("a", Path("script.py")), [].append, VirtualClock(), beside)  # type: ignore[arg-type]
     ask = line.ask
     object.__setattr__(line, "ask", lambda verb, **words: said.append(words) or ask(verb, **words))
     waits = iter([False, False, False, True])
@@ -303,7 +304,7 @@ def test_a_node_that_no_controller_answers_says_once_that_it_asks_again() -> Non
     """It is not silent for as long as it waits."""
     told: list[str] = []
     line = scripted(ControllerAway("nobody at 127.0.0.1:1"), ControllerAway("nobody"), InvalidInput("not you"))
-    held = Grouping(line, Node("a", Path("script.py")), told.append, VirtualClock())
+    held = Grouping(line, AgentOptions("a", Path("script.py")), told.append, VirtualClock())
     line.answers[2:] = [standing(rank=None)]
     held.start()
     held.shutdown()

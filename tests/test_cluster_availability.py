@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.availability import read_availability
-from polythrottle.errors import BadFile
+from polythrottle.cluster.plan.deadline import read_availability
+from polythrottle.domain.errors import BadFile
 
 
 def test_a_recorded_cluster_says_when_enough_were_there(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from polythrottle.cluster.machine import Network
-from polythrottle.cluster.predict.baselines import MOST, NAMES, baseline
-from polythrottle.cluster.tables import StepRow
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.predict.accuracy import MOST, NAMES, baseline
+from polythrottle.cluster.predict.published_tables import StepRow
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import Network
 
 ROWS = [StepRow("A", Network(f"n{i}", i * 1e9, 50, 0), 0.1 + 0.05 * i) for i in range(1, 9)]
 

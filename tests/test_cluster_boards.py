@@ -5,11 +5,17 @@ from pathlib import Path
 import pytest
 from actuators import bench
 
-from polythrottle.clock import VirtualClock
-from polythrottle.cluster.fleet.boards import BusyBoard, Together, actuator_there, check_boards, open_boards
-from polythrottle.errors import DeviceError, InvalidInput, UnknownName
-from polythrottle.space import OperatingPoint
-from polythrottle.state import ACTUATOR_SOCKET, socket_path
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import DeviceError, InvalidInput, UnknownName
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path
+from polythrottle.training.elastic.nodes.steered_node import (
+    BoardGroup,
+    BusyBoard,
+    actuator_there,
+    check_boards,
+    open_boards,
+)
 
 CAPPED = OperatingPoint({"power_limit_w": 200})
 
@@ -40,7 +46,7 @@ def test_several_boards_are_set_as_one_and_their_joules_add_up(tmp_path: Path) -
     uris = ["sim:a100?noise=0", "sim:a100?seed=1&noise=0"]
     found, alone = open_boards(uris, clock, tmp_path, "a test"), open_boards(uris[:1], clock, tmp_path, "a test")
     assert (found.gpus, found.gpu) == (2, "2x-NVIDIA-A100-PCIe-40-GB-simulated")
-    assert isinstance(found.board, Together)
+    assert isinstance(found.board, BoardGroup)
     assert found.board.uri == ",".join(uris)
     found.board.take()
     found.board.apply(CAPPED)
@@ -71,7 +77,7 @@ def test_one_board_that_fails_does_not_keep_the_others() -> None:
     """All are let go; the failure is told afterwards."""
     boards = [Stuck(), Stuck()]
     with pytest.raises(DeviceError, match="gone"):
-        Together(boards).release()  # type: ignore[arg-type]
+        BoardGroup(boards).release()  # type: ignore[arg-type]
     assert [board.asked for board in boards] == [1, 1]
 
 

@@ -4,20 +4,29 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.bottleneck.cause import Cause, Finding, Node, causes
-from polythrottle.cluster.bottleneck.remedy import Proposal, Remedy, proposals, remedied
-from polythrottle.cluster.bottleneck.shortfall import THRESHOLD, Shortfall, Window, shortfall, together
-from polythrottle.cluster.bottleneck.stalls import Ingest
-from polythrottle.cluster.tables import speed_rows
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.predict.published_tables import speed_rows
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.training.elastic.nodes.bottleneck import (
+    THRESHOLD,
+    Cause,
+    Ingest,
+    NodeMeasurement,
+    Remedy,
+    Shortfall,
+    SpeedWindow,
+    causes,
+    proposals,
+    shortfall,
+    together,
+)
 
 SLOW = Shortfall(1, 80.0, 100.0)
-WELL = tuple(Node(name, 1.0, 1.0, 1.0) for name in "abcde")
+WELL = tuple(NodeMeasurement(name, 1.0, 1.0, 1.0) for name in "abcde")
 
 
-def windows(*speeds: float, generation: int = 1) -> list[Window]:
+def windows(*speeds: float, generation: int = 1) -> list[SpeedWindow]:
     """Return warm windows of these speeds."""
-    return [Window(generation, 30.0 + 10 * index, speed) for index, speed in enumerate(speeds)]
+    return [SpeedWindow(generation, 30.0 + 10 * index, speed) for index, speed in enumerate(speeds)]
 
 
 def test_the_threshold_is_that_of_the_paper() -> None:
@@ -30,7 +39,7 @@ def test_the_threshold_is_that_of_the_paper() -> None:
 def test_warm_up_and_earlier_generations_say_nothing() -> None:
     """A slow first half minute, and the speed of a larger group, are passed over; too little is no verdict."""
     before = windows(200.0, 200.0, 200.0)
-    cold = [Window(2, 5.0, 10.0), Window(2, 29.0, 10.0)]
+    cold = [SpeedWindow(2, 5.0, 10.0), SpeedWindow(2, 29.0, 10.0)]
     found = shortfall([*before, *cold, *windows(99.0, 98.0, generation=2)], 100.0)
     assert (found.measured, found.found, found.short) == (None, False, None)
     assert "2 of 3 windows" in found.reason
@@ -55,22 +64,22 @@ def test_impossible_expectations_are_refused(alone: list[float], efficiency: flo
 
 def test_a_job_that_is_well_has_no_cause() -> None:
     """Even with a throttled straggler in it: nobody is blamed for nothing."""
-    assert causes(Shortfall(1, 98.0, 100.0), (*WELL, Node("f", 2.0, 2.0, 1.0, throttled=True))) == ()
+    assert causes(Shortfall(1, 98.0, 100.0), (*WELL, NodeMeasurement("f", 2.0, 2.0, 1.0, throttled=True))) == ()
     assert causes(Shortfall(1, None, 100.0), WELL) == ()
 
 
 @pytest.mark.parametrize(
     ("node", "cause"),
     [
-        (Node("f", 1.3, 1.3, 1.0), Cause.STRAGGLER),
-        (Node("f", 1.3, 1.3, 1.0, throttled=True), Cause.THROTTLED),
-        (Node("f", 1.0, 1.3, 1.3), Cause.LIAR),
-        (Node("f", 1.0, 1.0, 1.0, ingest=Ingest(100, 60, 50)), Cause.INPUT),
-        (Node("f", 1.0, 1.0, 1.0), Cause.SERVER),
-        (Node("f", 1.0), Cause.UNKNOWN),
+        (NodeMeasurement("f", 1.3, 1.3, 1.0), Cause.STRAGGLER),
+        (NodeMeasurement("f", 1.3, 1.3, 1.0, throttled=True), Cause.THROTTLED),
+        (NodeMeasurement("f", 1.0, 1.3, 1.3), Cause.LIAR),
+        (NodeMeasurement("f", 1.0, 1.0, 1.0, ingest=Ingest(100, 60, 50)), Cause.INPUT),
+        (NodeMeasurement("f", 1.0, 1.0, 1.0), Cause.SERVER),
+        (NodeMeasurement("f", 1.0), Cause.UNKNOWN),
     ],
 )
-def test_each_cause_is_named(node: Node, cause: Cause) -> None:
+def test_each_cause_is_named(node: NodeMeasurement, cause: Cause) -> None:
     """By the one node that differs; with everybody well it is what they share, and unknown where that is not known."""
     found = causes(SLOW, (*WELL, node))
     assert [finding.cause for finding in found] == [cause]
@@ -79,61 +88,32 @@ def test_each_cause_is_named(node: Node, cause: Cause) -> None:
 
 def test_silicon_and_caps_are_no_stragglers() -> None:
     """A node that is as slow as its calibration and its cap say is not blamed."""
-    assert [each.cause for each in causes(SLOW, (*WELL, Node("f", 1.3, 1.3, 1.3)))] == [Cause.SERVER]
+    assert [each.cause for each in causes(SLOW, (*WELL, NodeMeasurement("f", 1.3, 1.3, 1.3)))] == [Cause.SERVER]
 
 
 def test_a_liar_is_found_by_what_the_job_has_seen() -> None:
     """It says 1.0 s and its gradients come after 1.5 s: the job's own count is believed."""
-    found = causes(SLOW, (*WELL, Node("f", 1.0, 1.5, 1.0)))
+    found = causes(SLOW, (*WELL, NodeMeasurement("f", 1.0, 1.5, 1.0)))
     assert [finding.cause for finding in found] == [Cause.LIAR, Cause.STRAGGLER]
     assert "says 1 s a step, the job sees 1.5 s" in found[0].words
 
 
 def test_stalls_follow_from_three_rates() -> None:
-    """From synthetic to cached the preparation, from cached to cold the fetching; a cache helps to the next limit."""
+    """From synthetic to cached the preparation, from cached to cold the fetching."""
     ingest = Ingest(1000.0, 800.0, 200.0)
     assert (ingest.preparing, ingest.fetching) == (pytest.approx(0.2), pytest.approx(0.75))
-    assert [ingest.with_cache(share) for share in (0.0, 0.5, 0.9, 1.0)] == [200.0, 400.0, 800.0, 800.0]
-    with pytest.raises(InvalidInput):
-        ingest.with_cache(1.5)
     with pytest.raises(InvalidInput):
         Ingest(0.0, 1.0, 1.0)
 
 
 def test_dropping_a_straggler_is_proposed_only_where_it_helps() -> None:
     """Of six in step, one 30 % slow: five are faster. Asynchronously every worker helps, so only replacing does."""
-    nodes = (*WELL, Node("f", 1.3, 1.3, 1.0))
+    nodes = (*WELL, NodeMeasurement("f", 1.3, 1.3, 1.0))
     found = causes(SLOW, nodes)
     together_, alone = proposals(found, nodes, True), proposals(found, nodes, False)
     assert [each.remedy for each in together_] == [Remedy.REPLACE, Remedy.DROP]
     assert together_[1].gain == pytest.approx(5 / (6 / 1.3) - 1)
     assert [each.remedy for each in alone] == [Remedy.REPLACE]
-
-
-SERVER = Proposal(Finding(Cause.SERVER, (), ""), Remedy.ADD_SERVER, None, "")
-
-
-def test_a_remedy_that_does_not_help_is_taken_back() -> None:
-    """Kept at 27 % faster, undone at 0.3 %: another server helps some networks and not others."""
-    undone: list[Proposal] = []
-    helped = remedied(SERVER, SLOW, {Remedy.ADD_SERVER}, lambda each: Shortfall(2, 101.6, 100.0), undone.append)
-    assert helped is not None
-    assert (helped.kept, undone) == (True, [])
-    assert helped.gain == pytest.approx(0.27)
-    useless = remedied(SERVER, SLOW, {Remedy.ADD_SERVER}, lambda each: Shortfall(2, 80.24, 100.0), undone.append)
-    assert useless is not None
-    assert (useless.kept, undone) == (False, [SERVER])
-
-
-def test_nothing_is_done_without_leave() -> None:
-    """A remedy that is not allowed is only proposed; one without a speed to compare with is refused."""
-
-    def never(proposal: Proposal) -> Shortfall:
-        raise AssertionError("it was not allowed")
-
-    assert remedied(SERVER, SLOW, {Remedy.DROP}, never, lambda each: None) is None
-    with pytest.raises(InvalidInput):
-        remedied(SERVER, Shortfall(1, None, 1.0), {Remedy.ADD_SERVER}, never, lambda each: None)
 
 
 def test_on_recorded_clusters_the_threshold_flags_what_the_server_limits(transient: Path) -> None:
@@ -155,10 +135,10 @@ def test_on_recorded_clusters_the_threshold_flags_what_the_server_limits(transie
 
 def test_of_few_nodes_each_is_compared_with_what_it_should_do() -> None:
     """Two have no middle: the one that is late by its own measure is named, and nobody where that is not known."""
-    slow, well = Node("b", 1.3, None, 1.0), Node("a", 1.0, None, 1.0)
+    slow, well = NodeMeasurement("b", 1.3, None, 1.0), NodeMeasurement("a", 1.0, None, 1.0)
     assert [(each.cause, each.nodes) for each in causes(SLOW, (well, slow))] == [(Cause.STRAGGLER, ("b",))]
     assert "1.3 s a step, 1 s expected" in causes(SLOW, (well, slow))[0].words
-    assert [each.cause for each in causes(SLOW, (well, Node("b", 1.3)))] == [Cause.UNKNOWN]
+    assert [each.cause for each in causes(SLOW, (well, NodeMeasurement("b", 1.3)))] == [Cause.UNKNOWN]
 
 
 def test_without_parameter_servers_none_is_blamed() -> None:
@@ -172,7 +152,7 @@ def test_without_parameter_servers_none_is_blamed() -> None:
 
 def test_waiting_without_rates_is_told_without_a_reason() -> None:
     """A share of the time is known, its reason is not yet."""
-    (finding,) = causes(SLOW, (*WELL, Node("f", 1.0, 1.0, 1.0, waiting=0.4)))
+    (finding,) = causes(SLOW, (*WELL, NodeMeasurement("f", 1.0, 1.0, 1.0, waiting=0.4)))
     assert (finding.cause, finding.nodes) == (Cause.INPUT, ("f",))
     assert "40%" in finding.words
-    assert causes(SLOW, (*WELL, Node("f", 1.0, 1.0, 1.0, waiting=0.01)))[0].cause is Cause.SERVER
+    assert causes(SLOW, (*WELL, NodeMeasurement("f", 1.0, 1.0, 1.0, waiting=0.01)))[0].cause is Cause.SERVER

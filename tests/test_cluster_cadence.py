@@ -2,8 +2,8 @@
 
 import pytest
 
-from polythrottle.cluster.train.cadence import LONGEST_S, Cadence, assumed
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.training.elastic.worker.checkpoint_keeper import LONGEST_S, Cadence, assumed
 
 
 def known(**words: float) -> Cadence:

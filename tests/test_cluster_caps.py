@@ -9,12 +9,8 @@ from hypothesis import strategies as st
 from planning_builders import V100
 from scipy.optimize import linprog
 
-from polythrottle.cluster.fleet.policy import Default
-from polythrottle.cluster.fleet.silicon import Silicon
 from polythrottle.cluster.ledger import Use
-from polythrottle.cluster.lifetime import KEPT, Observed, Steady
-from polythrottle.cluster.machine import Cap
-from polythrottle.cluster.plan.caps import (
+from polythrottle.cluster.plan.power_caps import (
     COST,
     ENERGY,
     TIME,
@@ -29,11 +25,12 @@ from polythrottle.cluster.plan.caps import (
     losses_per_s,
     reference_s,
 )
-from polythrottle.cluster.plan.interval import CheckpointCost
-from polythrottle.cluster.simulate.job import Job
-from polythrottle.cluster.simulate.supply import Fitted
+from polythrottle.cluster.simulate.policies import DefaultPolicy
+from polythrottle.cluster.simulate.supply import DrawnSupply, SimulatedJob
 from polythrottle.cluster.simulate.training import Scenario, simulate
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.gpu_variability import Silicon
+from polythrottle.domain.fleet.transient_machine import KEPT, Cap, CheckpointCost, ConstantHazard, ObservedLifetime
 
 
 def terms(rate_per_h: float = 0.1, machines: int = 4, **more: float) -> Terms:
@@ -109,6 +106,7 @@ def linear_programme(job: Terms, every_s: float, most_s: float) -> float:
     return float(found.fun)
 
 
+@pytest.mark.slow
 @given(rate=st.floats(0, 2), machines=st.integers(1, 64), longer=st.floats(0, 0.4))
 def test_caps_by_turns_are_the_optimum_of_the_linear_programme(rate: float, machines: int, longer: float) -> None:
     """At the interval it chose no turns of any caps take fewer joules in the time allowed; nor does one cap alone."""
@@ -183,11 +181,11 @@ def test_where_a_server_keeps_the_model_nothing_is_undone() -> None:
 
 def test_losses_are_counted_over_what_machines_live() -> None:
     """Machines lost steadily give their rate; one in two that dies at once raises it; one kept gives none."""
-    assert losses_per_s([(Steady(0.1), 0.0), (KEPT, 0.0)], 7200) == pytest.approx(0.1 / 3600, rel=1e-3)
-    early = Observed((0, 60, 3600), (1, 0.5, 0.5))
+    assert losses_per_s([(ConstantHazard(0.1), 0.0), (KEPT, 0.0)], 7200) == pytest.approx(0.1 / 3600, rel=1e-3)
+    early = ObservedLifetime((0, 60, 3600), (1, 0.5, 0.5))
     assert losses_per_s([(early, 0)], 3600) == pytest.approx(0.5 / (45 + 0.5 * 3540), rel=0.01)
     assert losses_per_s([(early, 120)], 3400) == 0
-    assert losses_per_s([(Observed((0, 60), (1, 0)), 61)], 60) == 1
+    assert losses_per_s([(ObservedLifetime((0, 60), (1, 0)), 61)], 60) == 1
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -211,9 +209,9 @@ def test_what_cannot_be_is_refused() -> None:
 def test_the_simulator_comes_to_the_same() -> None:
     """Time and joules of a simulated fleet, event by event, are what is expected of it, within 2 %."""
     every_s, work_s = 600.0, 4 * 40 * 3600.0
-    supply = Fitted(4, Steady(0.3), order_s=91.0)
-    job = Job(work=work_s, checkpoint=CheckpointCost(3.8, 3.8), verify_s=0.0)
-    scenario = Scenario(job, V100, supply, Default(every_s), Silicon(0.0), noise=0.0)
+    supply = DrawnSupply(4, ConstantHazard(0.3), order_s=91.0)
+    job = SimulatedJob(work=work_s, checkpoint=CheckpointCost(3.8, 3.8), verify_s=0.0)
+    scenario = Scenario(job, V100, supply, DefaultPolicy(every_s), Silicon(0.0), noise=0.0)
     outcomes = [simulate(scenario, seed, 400 * 3600.0) for seed in range(4)]
     exposure = Exposure(4, 4 * 0.3 / 3600, job.reform_s, 91.0 + job.cold_s)
     step = expect(Terms(V100, 0.86, exposure, job.checkpoint, 1 / 4), V100.default, every_s)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from polythrottle.cluster.catalogue import read_catalogue
-from polythrottle.cluster.machine import Market
-from polythrottle.errors import BadFile
+from polythrottle.domain.errors import BadFile
+from polythrottle.domain.fleet.transient_machine import Market
 
 GOOD = """
 [work]

@@ -1,27 +1,35 @@
 """Checkpoints: whole or not there, the newest valid one wins; two-phase writing."""
 
+import hashlib
+import io
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from polythrottle.clock import VirtualClock
-from polythrottle.cluster.store import Store
-from polythrottle.cluster.train.checkpoint import (
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import BadFile, StorageError
+from polythrottle.storage.object_store import Store
+from polythrottle.training.checkpoints import HEAD_BYTES
+from polythrottle.training.elastic.checkpoints import (
     FOLDER,
     Manifest,
+    Writer,
+    Written,
     commit,
+    copied,
     load_state,
     model_digest,
     newest,
     newest_generation,
-    seal,
+    newest_manifest,
+    size_of,
+    write_state,
 )
-from polythrottle.cluster.train.writer import Writer, Written, copied, size_of
-from polythrottle.errors import BadFile, StorageError
 
 MODEL = model_digest({"weight": (3,)})
 
@@ -33,16 +41,28 @@ def store(tmp_path: Path) -> Store:
 
 
 def manifest(generation: int, step: int, model: str = MODEL) -> Manifest:
-    """Return a manifest that is not sealed."""
+    """Return a manifest without size and checksum."""
     return Manifest(generation, step, 0, step * 10, 2, "fixed", 1.0, model)
 
 
 def put(store: Store, tmp_path: Path, generation: int, step: int, model: str = MODEL, kept: int = 9) -> None:
     """Put a checkpoint whose state is its own step."""
-    path = tmp_path / "state.pt"
-    path.unlink(missing_ok=True)
-    torch.save({"step": torch.tensor(step)}, path)
-    commit(store, path, seal(path, manifest(generation, step, model)), kept)
+    path = tmp_path / "state"
+    state = {"step": torch.tensor(step)}
+    commit(
+        store, path, write_state(path, manifest(generation, step, model), lambda file: torch.save(state, file)), kept
+    )
+
+
+def put_two_files(store: Store, generation: int, step: int) -> None:
+    """Put a checkpoint as it was written before: the state, and then a manifest with its checksum."""
+    buffer = io.BytesIO()
+    torch.save({"step": torch.tensor(step)}, buffer)
+    data = buffer.getvalue()
+    known = replace(manifest(generation, step), bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    document = {"format": "polythrottle checkpoint", "v": 1, **asdict(known)}
+    store.write(f"{FOLDER}/{known.name}.pt", data)
+    store.write(f"{FOLDER}/{known.name}.json", json.dumps(document).encode())
 
 
 def found(store: Store, said: list[str]) -> tuple[int, int] | None:
@@ -60,11 +80,36 @@ def test_the_newest_generation_wins_then_the_newest_step(store: Store, tmp_path:
     assert newest_generation(store) == 2
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "gone", "manifest"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "head", "field", "nothing of the state"])
 def test_a_torn_checkpoint_is_skipped_with_one_line(store: Store, tmp_path: Path, damage: str) -> None:
-    """Whatever is torn, the one before counts."""
+    """Whatever is torn, the one before counts; the checksum covers what it says of itself too."""
     put(store, tmp_path, 1, 10)
     put(store, tmp_path, 1, 20)
+    path = tmp_path / "store" / FOLDER / "g000001-s000000020.checkpoint"
+    data = path.read_bytes()
+    path.unlink()  # the draft beside the store is the same file
+    match damage:
+        case "cut":
+            path.write_bytes(data[:-9])
+        case "flip":
+            path.write_bytes(data[:-9] + b"\xff" + data[-8:])
+        case "head":
+            path.write_bytes(data[20:])
+        case "field":
+            path.write_bytes(data.replace(b'"workers": 2', b'"workers": 3'))
+        case _:
+            path.write_bytes(data[:HEAD_BYTES])
+    said: list[str] = []
+    assert found(store, said) == (1, 10)
+    assert len(said) == 1
+    assert "g000001-s000000020" in said[0]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone", "manifest"])
+def test_a_torn_checkpoint_of_two_files_is_skipped_with_one_line(store: Store, tmp_path: Path, damage: str) -> None:
+    """As they were written before; whatever is torn, the one before counts."""
+    put_two_files(store, 1, 10)
+    put_two_files(store, 1, 20)
     state, head = (tmp_path / "store" / FOLDER / f"g000001-s000000020.{end}" for end in ("pt", "json"))
     data = state.read_bytes()
     match damage:
@@ -82,10 +127,10 @@ def test_a_torn_checkpoint_is_skipped_with_one_line(store: Store, tmp_path: Path
     assert "g000001-s000000020" in said[0]
 
 
-def test_a_state_without_its_manifest_is_no_checkpoint(store: Store, tmp_path: Path) -> None:
-    """A writer that was killed between the two has written nothing."""
-    put(store, tmp_path, 1, 10)
-    put(store, tmp_path, 1, 20)
+def test_a_state_without_its_manifest_is_no_checkpoint(store: Store) -> None:
+    """A writer of two files that was killed between them has written nothing."""
+    put_two_files(store, 1, 10)
+    put_two_files(store, 1, 20)
     store.delete(f"{FOLDER}/g000001-s000000020.json")
     assert found(store, []) == (1, 10)
 
@@ -115,7 +160,38 @@ def test_only_the_newest_few_stay(store: Store, tmp_path: Path) -> None:
     """Older ones are deleted once a newer one is whole."""
     for step in range(1, 6):
         put(store, tmp_path, 1, step, kept=2)
-    assert store.names(FOLDER) == [f"g000001-s00000000{step}.{end}" for step in (4, 5) for end in ("json", "pt")]
+    assert store.names(FOLDER) == [f"g000001-s00000000{step}.checkpoint" for step in (4, 5)]
+
+
+def test_checkpoints_of_both_layouts_stand_in_one_row(store: Store, tmp_path: Path) -> None:
+    """A job that is taken up goes on from the old one, and both its files go once they are old."""
+    put_two_files(store, 1, 10)
+    assert (found(store, []), newest_generation(store)) == ((1, 10), 1)
+    known = newest_manifest(store)
+    assert known is not None
+    assert known.step == 10
+    for step in (20, 30):
+        put(store, tmp_path, 1, step, kept=2)
+    assert found(store, []) == (1, 30)
+    assert store.names(FOLDER) == [f"g000001-s0000000{step}.checkpoint" for step in (20, 30)]
+
+
+def test_the_newest_manifest_is_read_without_the_state(store: Store, tmp_path: Path) -> None:
+    """Only the beginning of the file is asked for, however large the state is."""
+    put(store, tmp_path, 1, 7)
+    asked: list[int | None] = []
+
+    class Watched(Store):
+        """Notes how much is read."""
+
+        def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+            """Read it."""
+            asked.append(end)
+            return super().read(name, start, end)
+
+    known = newest_manifest(Watched(store.url))
+    assert known is not None
+    assert (known.step, asked) == (7, [HEAD_BYTES])
 
 
 def test_a_state_is_loaded_without_running_code(store: Store, tmp_path: Path) -> None:
@@ -124,9 +200,8 @@ def test_a_state_is_loaded_without_running_code(store: Store, tmp_path: Path) ->
     here = newest((store,), MODEL, [].append)
     assert here is not None
     assert int(load_state(here)["step"]) == 7
-    path = tmp_path / "evil.pt"
-    torch.save({"x": Path("/")}, path)
-    commit(store, path, seal(path, manifest(2, 1)))
+    path = tmp_path / "evil"
+    commit(store, path, write_state(path, manifest(2, 1), lambda file: torch.save({"x": Path("/")}, file)))
     evil = newest((store,), MODEL, [].append)
     assert evil is not None
     with pytest.raises(BadFile, match="cannot be loaded"):

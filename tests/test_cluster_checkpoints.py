@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.machine import Network
-from polythrottle.cluster.predict.checkpoints import fit_checkpoints, left_out_errors, repeat_error
-from polythrottle.cluster.tables import CheckpointRow, checkpoint_rows
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.predict.published_tables import CheckpointRow, checkpoint_rows
+from polythrottle.cluster.predict.step_times import fit_checkpoints, left_out_errors, repeat_error
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import Network
 
 ROWS = [
     CheckpointRow(f"n{i}", weight, graph, 0.06 + 1e-3 * weight + 0.2 * graph, 3 + 0.02 * weight + 0.2 * graph)

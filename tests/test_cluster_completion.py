@@ -1,16 +1,15 @@
 """A whole job on machines that may be lost."""
 
 from dataclasses import replace
-from math import inf
 
 import pytest
 
-from polythrottle.cluster.lifetime import HOUR_S, KEPT, Observed, Steady
-from polythrottle.cluster.predict.completion import Job, Member, after_loss_s, complete, published_s
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.predict.completion import ClusterJob, ClusterMember, complete
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import HOUR_S, KEPT, ConstantHazard, ObservedLifetime
 
-SURE = Job(7200.0, (Member(KEPT, 1.0, 100.0),) * 2, lambda there: float(len(there)), 0.5, 50.0)
-RISKY = replace(SURE, members=(Member(Steady(0.5), 1.0, 100.0),) * 2, replace_s=120.0)
+SURE = ClusterJob(7200.0, (ClusterMember(KEPT, 1.0, 100.0),) * 2, lambda there: float(len(there)), 0.5, 50.0)
+RISKY = replace(SURE, members=(ClusterMember(ConstantHazard(0.5), 1.0, 100.0),) * 2, replace_s=120.0)
 
 
 def test_without_losses_all_is_known() -> None:
@@ -34,8 +33,8 @@ def test_checkpoints_take_their_share() -> None:
 
 def test_a_loss_slows_those_that_go_on() -> None:
     """One of two lost after half an hour and not replaced: the rest takes twice as long."""
-    half = Observed((0.0, 1799.0, 1801.0), (1.0, 1.0, 0.0))
-    found = complete(replace(SURE, members=(Member(half, 1.0), Member(KEPT, 1.0))), 20)
+    half = ObservedLifetime((0.0, 1799.0, 1801.0), (1.0, 1.0, 0.0))
+    found = complete(replace(SURE, members=(ClusterMember(half, 1.0), ClusterMember(KEPT, 1.0))), 20)
     assert found.time_s is not None
     assert found.time_s.mean == pytest.approx(5400, abs=3)
     assert found.energy_j is None
@@ -63,7 +62,7 @@ def test_losses_match_their_rate() -> None:
 
 def test_a_job_that_loses_all_does_not_finish() -> None:
     """Draws that lost every machine count as unfinished, and in no figure."""
-    found = complete(replace(SURE, members=(Member(Steady(60.0), 1.0),)), 10)
+    found = complete(replace(SURE, members=(ClusterMember(ConstantHazard(60.0), 1.0),)), 10)
     assert found.finished == 0
     assert found.time_s is None
     assert complete(replace(RISKY, replace_s=None), 400).finished == pytest.approx(1 - 0.16, abs=0.1)
@@ -82,12 +81,3 @@ def test_an_impossible_job_is_refused() -> None:
             replace(SURE, **change)
     with pytest.raises(InvalidInput):
         complete(SURE, 0)
-
-
-def test_the_papers_closed_forms() -> None:
-    """CM-DARE's sum, and its estimate after a loss, also when the job ends before the successor comes."""
-    assert published_s(1000, [5, 5], (300, 4), 2, 160) == pytest.approx(100 + 4 * 4 + 320)
-    assert after_loss_s(1000, 5, 10, 100) == pytest.approx(100 + 500 / 10)
-    assert after_loss_s(400, 5, 10, 100) == pytest.approx(80)
-    assert after_loss_s(1000, 0, 10, 100) == pytest.approx(200)
-    assert after_loss_s(1000, 5, 10, inf) == pytest.approx(200)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from polythrottle.cluster.store import Store
-from polythrottle.cluster.train.checkpoint import FOLDER
-from polythrottle.cluster.train.context import Context, Terms
-from polythrottle.cluster.train.sampler import BatchRule, Place
-from polythrottle.cluster.train.wire import REGROUP
-from polythrottle.errors import BadFile, InvalidInput
+from polythrottle.domain.errors import BadFile, InvalidInput
+from polythrottle.storage.object_store import Store
+from polythrottle.training.elastic.channel import REGROUP
+from polythrottle.training.elastic.checkpoints import FOLDER
+from polythrottle.training.elastic.worker.context import Context, TrainingTerms
+from polythrottle.training.sampler import BatchRule, SamplerPosition
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def parts(width: int = 4) -> tuple[torch.nn.Module, torch.optim.Optimizer, Tenso
     return model, torch.optim.Adam(model.parameters(), lr=0.01), TensorDataset(inputs, inputs.sum(1, keepdim=True))
 
 
-def train(store: Path | None, steps: int | None = None, **terms: Any) -> tuple[torch.nn.Module, Place]:
+def train(store: Path | None, steps: int | None = None, **terms: Any) -> tuple[torch.nn.Module, SamplerPosition]:
     """Train for so many steps, to the end if None, as a script does that is cut off there."""
     model, optimiser, dataset = parts()
     words = {"batch": 8, "epochs": 3, "store": "" if store is None else str(store), **terms}
@@ -56,7 +56,7 @@ def weights(model: torch.nn.Module) -> list[float]:
 def test_a_script_trains_by_itself_without_any_job() -> None:
     """All epochs, all samples, no store and no controller."""
     model, place = train(None)
-    assert place == Place(15, 3, 0)
+    assert place == SamplerPosition(15, 3, 0)
     assert weights(model) != weights(parts()[0])
 
 
@@ -65,7 +65,7 @@ def test_what_was_interrupted_goes_on_and_ends_as_if_it_had_not_been(tmp_path: P
     undisturbed, _ = train(None)
     train(tmp_path / "store", steps=7, every_s=0.0)
     resumed, place = train(tmp_path / "store")
-    assert place == Place(15, 3, 0)
+    assert place == SamplerPosition(15, 3, 0)
     assert weights(resumed) == pytest.approx(weights(undisturbed), abs=1e-6)
 
 
@@ -146,7 +146,7 @@ def test_a_batch_without_its_step_and_a_step_without_its_batch_are_said() -> Non
 
 def test_what_the_controller_says_goes_before_what_the_script_says() -> None:
     """Store, rule and budget come from the command line where they are given there."""
-    said = Terms(batch=8, rule=BatchRule.FIXED, overhead=0.1).told({"store": "memory://x", "rule": "icac"})
+    said = TrainingTerms(batch=8, rule=BatchRule.FIXED, overhead=0.1).told({"store": "memory://x", "rule": "icac"})
     assert (said.store, said.rule, said.overhead, said.batch) == ("memory://x", BatchRule.ICAC, 0.1, 8)
 
 
@@ -154,7 +154,7 @@ def test_what_the_controller_says_goes_before_what_the_script_says() -> None:
 def test_terms_that_cannot_be_are_refused(words: dict[str, Any]) -> None:
     """Before anything is opened."""
     with pytest.raises(InvalidInput):
-        Terms(**words)
+        TrainingTerms(**words)
 
 
 def test_the_example_changes_five_lines() -> None:

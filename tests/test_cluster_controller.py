@@ -11,18 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.clock import VirtualClock
-from polythrottle.cluster.store import Holding, Store
-from polythrottle.cluster.train.account import EVENTS, Journal, Progress, read_events
-from polythrottle.cluster.train.controller import Controller, Job
-from polythrottle.cluster.train.membership import Phase, Rules
-from polythrottle.cluster.train.running import Asked, job_folder, node_counts, status_of, way_to
-from polythrottle.cluster.train.serving import Serving, announce
-from polythrottle.cluster.train.torchrun import job_line
-from polythrottle.cluster.train.wire import (
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
+from polythrottle.storage.object_store import Holding, Store
+from polythrottle.training.elastic.channel import (
     TOKEN_FILE,
     ControllerAway,
-    Line,
+    ControllerChannel,
     WrongToken,
     is_loopback,
     line_from_environment,
@@ -30,7 +25,11 @@ from polythrottle.cluster.train.wire import (
     parse_address,
     read_token,
 )
-from polythrottle.errors import BadFile, InvalidInput, StorageError
+from polythrottle.training.elastic.controller import Controller, Job, Serving, announce
+from polythrottle.training.elastic.engines import job_line
+from polythrottle.training.elastic.event_log import EVENTS, EventLog, JobProgress, read_events
+from polythrottle.training.elastic.launcher import ControllerOptions, job_folder, node_counts, status_of, way_to
+from polythrottle.training.elastic.membership import Phase, Rules
 
 AT = ["127.0.0.1", 29500]
 TOKEN = "a-token-of-plain-characters"
@@ -105,6 +104,28 @@ def test_a_worker_hears_to_stop_and_whether_the_others_are_gone(
     assert (answer["stop"], answer["broken"]) == (True, True)
 
 
+def test_a_worker_whose_node_goes_may_write_its_last_checkpoint_before_the_successor_begins(
+    tmp_path: Path, opened: Callable[..., Controller]
+) -> None:
+    """It is told to stop, not that the others are gone, however long it writes; only then has the successor a rank."""
+    clock = VirtualClock()
+    held = opened(Job("job", tmp_path, Rules(1, 1, missed=100), "memory://x"), clock)
+    for name in ("old", "heir"):
+        held.answer("join", {"node": name, "address": AT})
+        held.answer("ready", {"node": name, "address": AT})
+    report = {"node": "old", "rank": 0, "generation": 1, "step": 189, "epoch": 0}
+    held.answer("report", report)
+    held.answer("drain", {"node": "old", "reason": "SIGTERM was sent to it"})
+    for step in (190, 191, 192):
+        clock.sleep(5.0)
+        told = held.answer("report", report | {"step": step})
+        assert (told["stop"], told["broken"]) == (True, False)
+        assert held.answer("beat", {"node": "heir"})["rank"] is None
+    held.answer("leave", {"node": "old", "reason": "SIGTERM was sent to it"})
+    standing = held.answer("beat", {"node": "heir"})
+    assert (standing["rank"], standing["generation"], held.progress.step) == (0, 2, 192)
+
+
 def test_a_notice_asks_for_a_checkpoint_of_all(tmp_path: Path, opened: Callable[..., Controller]) -> None:
     """Workers see the number of wanted checkpoints rise; the notice is counted."""
     held = opened(a_job(tmp_path), VirtualClock())
@@ -117,7 +138,7 @@ def test_a_notice_asks_for_a_checkpoint_of_all(tmp_path: Path, opened: Callable[
 
 def test_a_recovery_is_from_the_last_beat_to_the_first_step(tmp_path: Path) -> None:
     """The figure comes from the controller's own clock."""
-    seen = Progress()
+    seen = JobProgress()
     seen.take({"event": "lost", "at_s": 10.0, "beaten_s": 6.5})
     seen.take({"event": "first step", "at_s": 13.0, "step": 4})
     assert seen.recoveries == [6.5]
@@ -125,7 +146,7 @@ def test_a_recovery_is_from_the_last_beat_to_the_first_step(tmp_path: Path) -> N
 
 def test_the_hazard_is_the_given_one_or_estimated_with_its_evidence(tmp_path: Path) -> None:
     """Losses per machine hour, beside half a loss in five hours for what is not known."""
-    seen = Progress(machine_s=5 * 3600.0)
+    seen = JobProgress(machine_s=5 * 3600.0)
     seen.take({"event": "lost", "at_s": 1.0})
     assert seen.hazard_per_s(2, 0.5) == (1 / 3600, "given")
     hazard_per_s, source = seen.hazard_per_s(2, None)
@@ -140,7 +161,18 @@ def test_the_hazard_is_the_given_one_or_estimated_with_its_evidence(tmp_path: Pa
         ("__class__", {}),
         ("join", {}),
         ("join", {"node": "a", "address": 7}),
+        ("join", {"node": "a", "address": ["host"]}),
+        ("beat", {"node": 7}),
+        ("ready", {"node": "a", "address": AT, "failed": 1}),
+        ("_standing", {"name": "a"}),
+        ("close", {}),
+        ("finish", {"node": "a", "generation": True}),
+        ("succession", {"done": True, "order": "1", "successor": "2", "left_s": "soon"}),
         ("report", {"generation": "x"}),
+        ("report", {"generation": 0, "records": [{"event": "a"}, {"event": "lost"}]}),
+        ("report", {"generation": 0, "records": [{"event": "a", "loss": float("nan")}]}),
+        ("report", {"generation": 0, "records": 7}),
+        ("report", {"generation": 0, "step": 1}),
         ("report", {"generation": 0, "records": [{"event": "lost"}]}),
         ("report", {"generation": 0, "records": [{"event": "restarted"}]}),
         ("fault", {"node": "a", "exit_code": "x"}),
@@ -160,12 +192,12 @@ def test_a_request_that_is_none_is_refused_in_one_line(
 
 def test_events_survive_a_kill_and_a_torn_line(tmp_path: Path) -> None:
     """A half-written last line is cut off; any other bad line is an error with its number."""
-    held = Journal(tmp_path)
+    held = EventLog(tmp_path)
     held.append({"event": "one"})
     held.close()
     with (tmp_path / EVENTS).open("a") as file:
         file.write('{"v": 1, "event": "tor')
-    held = Journal(tmp_path)
+    held = EventLog(tmp_path)
     held.append({"event": "two"})
     held.close()
     assert [line["event"] for line in read_events(tmp_path)] == ["one", "two"]
@@ -202,7 +234,7 @@ def test_only_who_has_the_token_is_answered(served: tuple[Serving, threading.Thr
     for token in ("", TOKEN + "x"):
         for verb in ("status", "finish", "nonsense"):
             with pytest.raises(WrongToken, match="token"):
-                Line(line.host, line.port, token).ask(verb, node="a", generation=0)
+                ControllerChannel(line.host, line.port, token).ask(verb, node="a", generation=0)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +318,7 @@ def test_a_jobs_own_token_is_its_users_alone_and_stays(tmp_path: Path, monkeypat
     token = read_token(path)
     assert (len(token), own_token(tmp_path), read_token(path)) == (48, path, token)
     assert sorted(tmp_path.iterdir()) == [path]
-    line = Line.through("127.0.0.1:7", path)
+    line = ControllerChannel.through("127.0.0.1:7", path)
     for name, value in line.environment().items():
         monkeypatch.setenv(name, value)
     assert line_from_environment() == line
@@ -304,7 +336,7 @@ def test_who_joins_finds_the_token_of_a_job_of_his_own(tmp_path: Path) -> None:
         folder = job_folder(name)
         folder.mkdir(parents=True)
         host, port = parse_address(address if name == "job" else "127.0.0.1:7072")
-        announce(Job(name, folder, Rules(), "memory://x"), Line(host, port), own_token(folder))
+        announce(Job(name, folder, Rules(), "memory://x"), ControllerChannel(host, port), own_token(folder))
     assert way_to(address, None).token == read_token(job_folder("job") / "token")
     with pytest.raises(InvalidInput, match="--token-file"):
         way_to("127.0.0.1:7073", None)
@@ -334,7 +366,7 @@ def test_status_comes_from_the_controller_or_from_the_events(
 def test_nobody_there_is_told_from_a_refusal() -> None:
     """Who trains goes on without a controller, and asks again."""
     with pytest.raises(ControllerAway, match="no controller answers"):
-        Line("127.0.0.1", 1, timeout_s=1.0).ask("status")
+        ControllerChannel("127.0.0.1", 1, timeout_s=1.0).ask("status")
 
 
 def test_a_controller_elsewhere_numbers_on_after_the_checkpoints(
@@ -415,9 +447,9 @@ def test_nodes_and_jobs_are_named_as_they_can_be(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="name"):
         job_folder("../elsewhere")
     with pytest.raises(InvalidInput, match="least"):
-        Asked("x", "3:2").as_job()
+        ControllerOptions("x", "3:2").as_job()
     with pytest.raises(InvalidInput, match="share"):
-        Asked("x", overhead=2.0).as_job()
+        ControllerOptions("x", overhead=2.0).as_job()
 
 
 def test_a_lost_node_is_neither_member_nor_chief_and_nobodys_speed_is_shown(

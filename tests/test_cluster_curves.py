@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polythrottle.cluster.lifetime import HOUR_S, Steady
-from polythrottle.cluster.predict.curves import LIMIT_S, Bathtub, Weibull, fit_curves, log_likelihood
-from polythrottle.cluster.tables import LifetimeRow, lifetime_rows
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.predict.published_tables import LifetimeRow, lifetime_rows
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import HOUR_S, ConstantHazard
+from polythrottle.lab.reproduce.transient_machines import LIMIT_S, Bathtub, Weibull, fit_curves, log_likelihood
 
 START = datetime(2019, 2, 18)
-CURVES = [Steady(0.1), Weibull(10 * HOUR_S, 0.5), Weibull(10 * HOUR_S, 2.0), Bathtub(0.4, HOUR_S, 2 * HOUR_S)]
+CURVES = [ConstantHazard(0.1), Weibull(10 * HOUR_S, 0.5), Weibull(10 * HOUR_S, 2.0), Bathtub(0.4, HOUR_S, 2 * HOUR_S)]
 
 
 def row(least_s: float, most_s: float | None) -> LifetimeRow:
@@ -54,7 +54,11 @@ def test_nothing_outlives_a_limit() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("curve", "family"),
-    [(Steady(0.1), "exponential"), (Weibull(20 * HOUR_S, 0.4), "weibull"), (Bathtub(0.45, HOUR_S, HOUR_S), "bathtub")],
+    [
+        (ConstantHazard(0.1), "exponential"),
+        (Weibull(20 * HOUR_S, 0.4), "weibull"),
+        (Bathtub(0.45, HOUR_S, HOUR_S), "bathtub"),
+    ],
 )
 def test_the_family_that_made_the_machines_is_chosen(curve: Weibull, family: str) -> None:
     """By AIC, from 400 machines, those that reached the limit censored; its survival is found again."""
@@ -64,6 +68,7 @@ def test_the_family_that_made_the_machines_is_chosen(curve: Weibull, family: str
         assert best.lifetime.survival(hours * HOUR_S) == pytest.approx(curve.survival(hours * HOUR_S), abs=0.06)
 
 
+@pytest.mark.slow
 def test_losses_between_looks_are_as_good_as_seen() -> None:
     """Polled every ten minutes, the same Weibull is found."""
     rows = drawn(Weibull(5 * HOUR_S, 0.7), 400)
@@ -77,7 +82,7 @@ def test_losses_between_looks_are_as_good_as_seen() -> None:
 
 def test_likelihood_counts_each_machine_as_what_was_seen() -> None:
     """Kept: survival. Lost between looks: the fall. Lost at an age: the density per hour."""
-    steady = Steady(1.0)
+    steady = ConstantHazard(1.0)
     assert log_likelihood(steady, [row(HOUR_S, None)]) == pytest.approx(-1)
     assert exp(log_likelihood(steady, [row(0, HOUR_S)])) == pytest.approx(1 - exp(-1))
     assert log_likelihood(steady, [row(HOUR_S, HOUR_S)]) == pytest.approx(-1)

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polythrottle.cluster.machine import Market
 from polythrottle.cluster.plan.deadline import (
     Availability,
-    Policy,
+    RentalPolicy,
     Situation,
     greedy,
     policy_for,
     replay,
     uniform_progress,
 )
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import Market
 
 WORK_S, DELAY_S = 48 * 3600.0, 0.2 * 3600
 PRICES = {Market.SPOT: 0.3, Market.ON_DEMAND: 1.0}
@@ -67,7 +67,7 @@ def drawn(share: float, up_h: float, seed: int, days: int = 45) -> Availability:
     return Availability(tuple(times_s), tuple(flags), days * 86400.0)
 
 
-def mean_cost(policy: Policy, share: float, up_h: float, slack: float) -> float:
+def mean_cost(policy: RentalPolicy, share: float, up_h: float, slack: float) -> float:
     """Return the cost against pure on-demand, over records and beginnings; the deadline is always met."""
     costs = []
     for seed in range(3):
@@ -142,7 +142,7 @@ def test_where_spot_never_goes_nothing_is_on_demand() -> None:
 
 def test_on_recorded_clusters_the_deadline_is_met(transient: Path) -> None:
     """On two recorded clusters, most of their machines wanted at once, both rules are in time and cost less."""
-    from polythrottle.cluster.availability import read_availability
+    from polythrottle.cluster.plan.deadline import read_availability
 
     for name, machines in (("gcp_spot_cluster_v100_us-east1-c.csv", 70), ("aws_spot_cluster_p3.csv", 20)):
         record = read_availability(transient / name, machines)

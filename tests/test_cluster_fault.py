@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.train.fault import LINES, WIDTH, Fault, LastWords, MemoryWatch, fault_of, message
+from polythrottle.training.elastic.worker.process import LINES, WIDTH, Fault, LastWords, MemoryWatch, fault_of, message
 
 TRACEBACK = (
     "Traceback (most recent call last):",

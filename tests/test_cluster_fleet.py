@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from polythrottle.cli.commands import run
-from polythrottle.cluster.fleet.knowledge import Look, Told, keep, recall
-from polythrottle.cluster.fleet.view import fleets, learn, shown
-from polythrottle.cluster.store import Store
-from polythrottle.errors import BadFile, InvalidInput
+from polythrottle.cluster.fleet import fleets, learn, shown
+from polythrottle.domain.errors import BadFile, InvalidInput
+from polythrottle.storage.fleet_knowledge import CapObservation, NodeReport, keep, recall
+from polythrottle.storage.object_store import Store
 
 NAMED = '{"version": 1, "gpu": "V100", "network": "resnet50", "looks": [], "node": %s}'
 TABLE = """power_limit_w,latency_s,throughput_per_s,power_w,energy_j
@@ -19,13 +19,17 @@ TABLE = """power_limit_w,latency_s,throughput_per_s,power_w,energy_j
 """
 
 
-def told(name: str, factor: float) -> Told:
+def told(name: str, factor: float) -> NodeReport:
     """Return what a node of a speed says."""
-    return Told(
+    return NodeReport(
         name,
         "V100",
         "resnet50",
-        (Look(None, factor, 220.0, 3), Look(200.0, 1.05 * factor, 184.0, 3), Look(150.0, 1.18 * factor, 145.0, 3)),
+        (
+            CapObservation(None, factor, 220.0, 3),
+            CapObservation(200.0, 1.05 * factor, 184.0, 3),
+            CapObservation(150.0, 1.18 * factor, 145.0, 3),
+        ),
     )
 
 
@@ -58,7 +62,7 @@ def test_slack_and_flags_are_shown(store: Store) -> None:
 def test_a_node_without_its_default_has_no_silicon(tmp_path: Path) -> None:
     """It is listed as unknown, never as 0."""
     store = Store(str(tmp_path / "s"))
-    keep(store, Told("odd", "V100", "resnet50", (Look(200.0, 1.0, 180.0),)))
+    keep(store, NodeReport("odd", "V100", "resnet50", (CapObservation(200.0, 1.0, 180.0),)))
     found = shown(fleets(store)[0][0])
     assert (found.nodes[0].factor, found.nodes[0].cap, found.saving, found.caps, found.seen) == (
         None,

@@ -7,11 +7,19 @@ from math import inf
 import pytest
 from planning_builders import V100, offer, work
 
-from polythrottle.cluster.lifetime import Steady
-from polythrottle.cluster.machine import Cap, Market
-from polythrottle.cluster.plan.front import Aim, Limits, Plan, Planned, every_option, front_of, plan
-from polythrottle.cluster.plan.outlook import Outcome, Outlook
-from polythrottle.errors import InvalidInput, SloUnmet
+from polythrottle.cluster.plan.pareto_front import (
+    Aim,
+    Limits,
+    Outlook,
+    Plan,
+    Planned,
+    SampledOutcome,
+    every_option,
+    front_of,
+    plan,
+)
+from polythrottle.domain.errors import InvalidInput, SloUnmet
+from polythrottle.domain.fleet.transient_machine import Cap, ConstantHazard, Market
 
 OPTIONS = every_option(work(), [offer(speedups=(1.0, 1.9, 2.7, 3.3))])
 
@@ -50,9 +58,10 @@ def test_the_plan_has_the_smallest_aim_that_keeps_the_limits() -> None:
     assert chosen[Aim.ENERGY].spent.energy_j <= min(option.spent.energy_j for option in chosen.values())
 
 
+@pytest.mark.slow
 def test_a_surer_plan_ends_no_later_than_asked_for() -> None:
     """With a tight deadline a chance of 99 % takes more than one of 50 %."""
-    flaky = every_option(work(), [offer(Steady(1.0))], (Market.SPOT,))
+    flaky = every_option(work(), [offer(ConstantHazard(1.0))], (Market.SPOT,))
     likely, sure = (plan(flaky, Limits(4300, chance=chance), Aim.COST).chosen for chance in (0.5, 0.99))
     assert likely is not None
     assert sure is not None
@@ -94,13 +103,15 @@ def test_progress_is_told() -> None:
 def test_a_job_that_never_ends_is_said() -> None:
     """Where a machine is lost long before a step is done, no plan is offered."""
     with pytest.raises(SloUnmet, match="no plan ever ends"):
-        every_option(work(), [offer(Steady(100), step_s=36_000)], (Market.SPOT,))
-    assert {option.market for option in every_option(work(), [offer(Steady(100), step_s=36_000)])} == {Market.ON_DEMAND}
+        every_option(work(), [offer(ConstantHazard(100), step_s=36_000)], (Market.SPOT,))
+    assert {option.market for option in every_option(work(), [offer(ConstantHazard(100), step_s=36_000)])} == {
+        Market.ON_DEMAND
+    }
 
 
 def test_draws_that_never_end_are_not_kept_without_limits_either() -> None:
     """An option whose outcomes do not end is infeasible, and the plan says why."""
-    never = Outlook((Outcome(inf, inf, inf, 9),) * 20)
+    never = Outlook((SampledOutcome(inf, inf, inf, 9),) * 20)
     each = Planned(OPTIONS[0], never, Limits())
     assert each.chance == 0
     assert each.excess == inf

@@ -4,8 +4,8 @@ from math import inf
 
 import pytest
 
-from polythrottle.cluster.plan.interval import CheckpointCost, daly_s, interval_s, young_s
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import CheckpointCost, daly_s, interval_s
 
 HOUR_S = 3600.0
 
@@ -14,12 +14,6 @@ HOUR_S = 3600.0
 def test_daly_agrees_with_his_own_example(between_min: float, expected_min: float) -> None:
     """A checkpoint of 5 minutes is due after 117, 57 or 9.1 minutes."""
     assert daly_s(300, 1 / (between_min * 60)) / 60 == pytest.approx(expected_min, rel=0.006)
-
-
-@pytest.mark.parametrize(("rate_per_h", "machines", "expected_s"), [(0.0115, 4, 773), (0.076, 4, 300), (0.096, 8, 189)])
-def test_young_agrees_with_measured_losses(rate_per_h: float, machines: int, expected_s: float) -> None:
-    """Checkpoints of 3.82 s under the losses that CM-DARE measured."""
-    assert young_s(3.82, rate_per_h * machines / HOUR_S) == pytest.approx(expected_s, rel=0.005)
 
 
 def test_nothing_is_written_where_nothing_is_lost() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from polythrottle.clock import VirtualClock
-from polythrottle.cluster.store import Store
-from polythrottle.cluster.train.checkpoint import Manifest, commit, model_digest, seal
-from polythrottle.cluster.train.keeping import Keeper
-from polythrottle.cluster.train.reporter import Reporter
-from polythrottle.state import state_dir
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.storage.object_store import Store
+from polythrottle.storage.paths import state_dir
+from polythrottle.training.elastic.checkpoints import Manifest, commit, model_digest, write_state
+from polythrottle.training.elastic.worker.checkpoint_keeper import CheckpointKeeper
+from polythrottle.training.elastic.worker.progress_reporter import Reporter
 
 MODEL = "a model's"
 
@@ -19,9 +19,8 @@ MODEL = "a model's"
 def put(store: str, folder: Path, step: int) -> None:
     """Put a checkpoint into a store."""
     path = folder / "a-state"
-    path.unlink(missing_ok=True)  # a store on the same disk has it by a link
-    path.write_bytes(b"state" * step)
-    commit(Store(store), path, seal(path, Manifest(1, step, 0, step, 1, "fixed", 1.0, MODEL)))
+    manifest = Manifest(1, step, 0, step, 1, "fixed", 1.0, MODEL)
+    commit(Store(store), path, write_state(path, manifest, lambda file: file.write(b"state" * step)))
 
 
 def test_what_waits_on_this_machine_is_found_under_whatever_name(tmp_path: Path) -> None:
@@ -31,7 +30,7 @@ def test_what_waits_on_this_machine_is_found_under_whatever_name(tmp_path: Path)
     put(url, tmp_path, 10)
     put(str(state_dir() / "spool" / "n1-7" / place), tmp_path, 20)
     put(str(state_dir() / "spool" / "n1-7" / "another-store"), tmp_path, 30)
-    keeper = Keeper(url, "n1-8", 0.035, None, Reporter(None, "n1-8", 0, 2, lambda: None), lambda line: None)
+    keeper = CheckpointKeeper(url, "n1-8", 0.035, None, Reporter(None, "n1-8", 0, 2, lambda: None), lambda line: None)
     for chief in (True, False):
         found = keeper.find(MODEL, chief)
         assert found is not None
@@ -42,7 +41,7 @@ def test_a_checkpoint_is_written_each_interval_and_only_then(tmp_path: Path) -> 
     """Of a minute of steps of a second those at 10, 20 … s are written, whatever else goes on."""
     clock, state, written = VirtualClock(), {"weights": torch.zeros(4)}, []
     reporter = Reporter(None, "n1", 0, 1, lambda: None)
-    keeper = Keeper(f"file://{tmp_path}/store", "n1", 0.035, 10.0, reporter, lambda line: None, clock)
+    keeper = CheckpointKeeper(f"file://{tmp_path}/store", "n1", 0.035, 10.0, reporter, lambda line: None, clock)
     keeper.begin(state, chief=True)
 
     def manifest(step: int) -> Manifest:
@@ -67,7 +66,7 @@ def test_a_checkpoint_after_no_step_at_all_has_no_share_of_the_time(
     noted: list[dict[str, Any]] = []
     reporter = Reporter(None, "n1", 0, 1, lambda: None)
     monkeypatch.setattr(reporter, "note", lambda record, now=False: noted.append(record))
-    keeper = Keeper(f"file://{tmp_path}/store", "n1", 0.035, None, reporter, lambda line: None)
+    keeper = CheckpointKeeper(f"file://{tmp_path}/store", "n1", 0.035, None, reporter, lambda line: None)
     manifest = Manifest(1, 256, 0, 256, 1, "fixed", 1.0, MODEL)
     keeper.write({"weights": torch.zeros(4)}, manifest, forced="the end", wait=True)
     (record,) = noted

@@ -3,7 +3,7 @@
 import pytest
 
 from polythrottle.cluster.ledger import Ledger, Spent, Use
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
 
 
 def test_every_use_is_counted_once() -> None:

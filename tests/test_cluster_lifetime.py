@@ -4,16 +4,23 @@ from math import exp, inf
 
 import pytest
 
-from polythrottle.cluster.lifetime import KEPT, Observed, Steady, hazard_of, lost_before, next_loss_s, remaining_s
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import (
+    KEPT,
+    ConstantHazard,
+    ObservedLifetime,
+    lost_before,
+    next_loss_s,
+    remaining_s,
+)
 
 HOUR_S = 3600.0
-CURVE = Observed((0.0, HOUR_S, 24 * HOUR_S), (1.0, 0.5, 0.4))
+CURVE = ObservedLifetime((0.0, HOUR_S, 24 * HOUR_S), (1.0, 0.5, 0.4))
 
 
 def test_a_steady_machine_forgets_its_age() -> None:
     """Its losses within an hour are the same at every age."""
-    steady = Steady(0.1)
+    steady = ConstantHazard(0.1)
     assert lost_before(steady, 0, HOUR_S) == pytest.approx(lost_before(steady, 9 * HOUR_S, HOUR_S))
     assert steady.survival(10 * HOUR_S) == pytest.approx(exp(-1))
 
@@ -41,12 +48,7 @@ def test_quantiles_undo_survival() -> None:
 
 def test_the_rest_of_a_life_is_its_integral() -> None:
     """A steady machine is kept for (1 - exp(-λT))/λ of the next T."""
-    assert remaining_s(Steady(0.5), 0, 4 * HOUR_S) == pytest.approx((1 - exp(-2)) / 0.5 * HOUR_S, rel=1e-4)
-
-
-def test_hazards_of_a_fleet_add_up() -> None:
-    """The first loss of three machines comes at the sum of their rates."""
-    assert hazard_of([(Steady(0.1), 0.0)] * 3) == pytest.approx(0.3 / HOUR_S)
+    assert remaining_s(ConstantHazard(0.5), 0, 4 * HOUR_S) == pytest.approx((1 - exp(-2)) / 0.5 * HOUR_S, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -55,11 +57,13 @@ def test_hazards_of_a_fleet_add_up() -> None:
 def test_a_curve_that_is_none_is_refused(ages: tuple[float, ...], alive: tuple[float, ...]) -> None:
     """Survival starts at 1 and never rises."""
     with pytest.raises(InvalidInput):
-        Observed(ages, alive)
+        ObservedLifetime(ages, alive)
 
 
 def test_a_short_life_is_expected_to_be_short_however_far_one_looks() -> None:
     """Ten hours on average stay ten hours over a hundred and over a hundred million."""
     for horizon_h in (100, 1e4, 1e8):
-        assert remaining_s(Steady(0.1), 0, horizon_h * HOUR_S) == pytest.approx(10 * HOUR_S, rel=0.001)
-    assert remaining_s(Observed((0.0, 60.0), (1.0, 0.5)), 0, 1e6) == pytest.approx(45 + 0.5 * (1e6 - 60), rel=0.001)
+        assert remaining_s(ConstantHazard(0.1), 0, horizon_h * HOUR_S) == pytest.approx(10 * HOUR_S, rel=0.001)
+    assert remaining_s(ObservedLifetime((0.0, 60.0), (1.0, 0.5)), 0, 1e6) == pytest.approx(
+        45 + 0.5 * (1e6 - 60), rel=0.001
+    )

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from polythrottle.clock import SystemClock, VirtualClock
-from polythrottle.cluster.train import listening
-from polythrottle.cluster.train.listening import Listener
-from polythrottle.cluster.train.wire import ControllerAway, Line
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.clock import SystemClock, VirtualClock
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.training.elastic import channel
+from polythrottle.training.elastic.channel import ControllerAway, ControllerChannel, Listener
 
 TOKEN = "a-token-of-plain-characters"
 MOST = 16
@@ -45,9 +44,9 @@ def idle(listener: Listener) -> Iterator[Callable[[], socket.socket]]:
         yield lambda: stack.enter_context(socket.create_connection(listener.address, WAIT_S))
 
 
-def line(listener: Listener) -> Line:
+def line(listener: Listener) -> ControllerChannel:
     """Return the way to it."""
-    return Line(*listener.address, TOKEN, WAIT_S)
+    return ControllerChannel(*listener.address, TOKEN, WAIT_S)
 
 
 def said(way: socket.socket) -> tuple[int, str]:
@@ -79,10 +78,10 @@ def test_who_says_nothing_or_one_byte_at_a_time_is_ended(
     silent, slow = idle(), idle()
     slow.sendall(b"POST /status HTTP/1.1\r\nX")
     assert line(listener).ask("status")["verb"] == "status"
-    clock.sleep(listening.UNPROVEN_S / 2)
+    clock.sleep(channel.UNPROVEN_S / 2)
     slow.sendall(b"-")
     assert line(listener).ask("status")["verb"] == "status"
-    clock.sleep(listening.UNPROVEN_S)
+    clock.sleep(channel.UNPROVEN_S)
     for way in (silent, slow):
         assert said(way) == (408, "no request came in time")
 

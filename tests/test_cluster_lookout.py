@@ -5,11 +5,16 @@ from typing import Any
 
 import pytest
 
-from polythrottle.cluster.bottleneck.cause import Cause
-from polythrottle.cluster.bottleneck.remedy import Remedy
-from polythrottle.cluster.train.lookout import LENGTH_S, Lookout, Member, Terms, allowed_remedies
-from polythrottle.cluster.train.pace import Pace, Tally
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.training.elastic.nodes.bottleneck import Cause, Remedy
+from polythrottle.training.elastic.nodes.bottleneck_monitor import (
+    LENGTH_S,
+    BottleneckMonitor,
+    Member,
+    MonitorTerms,
+    allowed_remedies,
+)
+from polythrottle.training.elastic.worker.progress_reporter import Pace, Tally
 
 
 class Job:
@@ -20,8 +25,8 @@ class Job:
         **work_s: Each node's own work a step, in seconds.
     """
 
-    def __init__(self, terms: Terms | None = None, **work_s: float) -> None:
-        self.lookout, self.work_s = Lookout(terms or Terms(warm_up_s=0.0)), work_s
+    def __init__(self, terms: MonitorTerms | None = None, **work_s: float) -> None:
+        self.lookout, self.work_s = BottleneckMonitor(terms or MonitorTerms(warm_up_s=0.0)), work_s
         self.exchange_s, self.data_s = 0.0, dict.fromkeys(work_s, 0.0)
         self.now_s, self.generation = 0.0, 0
         self.about: dict[str, dict[str, Any]] = {}
@@ -69,7 +74,7 @@ def test_a_job_that_is_as_fast_as_its_nodes_has_no_bottleneck() -> None:
 
 def test_the_warm_up_says_nothing() -> None:
     """Half a minute of a slow beginning is passed over."""
-    job = Job(Terms(), a=1.0)
+    job = Job(MonitorTerms(), a=1.0)
     job.work_s["a"] = 9.0
     job.train(6)
     job.work_s["a"] = 1.0
@@ -163,7 +168,7 @@ def test_waiting_for_samples_is_input_and_two_epochs_tell_why() -> None:
 def test_the_threshold_decides() -> None:
     """A tenth short is a bottleneck at 6.7 %, and none at 15 %."""
     for threshold, found in ((0.067, True), (0.15, False)):
-        job = Job(Terms(threshold, 0.0), a=1.0)
+        job = Job(MonitorTerms(threshold, 0.0), a=1.0)
         job.exchange_s = 1 / 9
         job.train(8)
         assert job.lookout.short.found is found
@@ -185,7 +190,7 @@ def test_nothing_is_said_while_a_member_says_nothing_or_hardly_steps() -> None:
 
 def dropped(after_s: float) -> tuple[Job, Any]:
     """Return a job that tried to do without its slow node, and what came of it."""
-    job = Job(Terms(warm_up_s=0.0, allowed=(Remedy.DROP,)), a=1.0, b=1.0, c=3.0)
+    job = Job(MonitorTerms(warm_up_s=0.0, allowed=(Remedy.DROP,)), a=1.0, b=1.0, c=3.0)
     job.train(8)
     proposal = job.lookout.dropping(True)
     assert proposal is not None
@@ -218,14 +223,14 @@ def test_nothing_is_dropped_without_leave() -> None:
     job = Job(a=1.0, b=1.0, c=3.0)
     job.train(8)
     assert job.lookout.dropping(True) is None
-    job = Job(Terms(warm_up_s=0.0, allowed=(Remedy.DROP,)), a=1.0, b=1.0, c=3.0)
+    job = Job(MonitorTerms(warm_up_s=0.0, allowed=(Remedy.DROP,)), a=1.0, b=1.0, c=3.0)
     job.train(8)
     assert job.lookout.dropping(False) is None
 
 
 def test_a_trial_that_others_disturb_is_given_up() -> None:
     """A node that joined meanwhile makes the comparison worthless."""
-    job = Job(Terms(warm_up_s=0.0, allowed=(Remedy.DROP,)), a=1.0, b=1.0, c=3.0)
+    job = Job(MonitorTerms(warm_up_s=0.0, allowed=(Remedy.DROP,)), a=1.0, b=1.0, c=3.0)
     job.train(8)
     proposal = job.lookout.dropping(True)
     assert proposal is not None
@@ -244,7 +249,7 @@ def test_words_for_remedies_and_terms_are_checked() -> None:
         allowed_remedies(["replace"])
     for wrong in (0.0, 1.0, float("nan")):
         with pytest.raises(InvalidInput, match="share"):
-            Terms(threshold=wrong)
+            MonitorTerms(threshold=wrong)
 
 
 def test_what_many_nodes_have_is_one_finding() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from polythrottle.cluster.machine import Cap, MachineType, Market
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import Cap, MachineType, Market
 
 CAPS = (Cap(None, 1.0, 300.0), Cap(150.0, 1.1, 200.0))
 

@@ -1,7 +1,7 @@
 """Caps under which nodes of any type just meet a barrier."""
 
-from polythrottle.cluster.fleet.meeting import meeting
-from polythrottle.cluster.machine import Cap
+from polythrottle.domain.fleet.gpu_variability import meeting
+from polythrottle.domain.fleet.transient_machine import Cap
 
 FAST = (Cap(None, 1.0, 300.0), Cap(250.0, 1.04, 260.0), Cap(200.0, 1.2, 215.0))
 SLOW = (Cap(None, 1.0, 70.0), Cap(60.0, 1.1, 62.0))

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from polythrottle.cluster.train.membership import Happening, Membership, Phase, Rules, restored
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.training.elastic.membership import EventKind, Membership, Phase, Rules, restored
 
 AT = ("127.0.0.1", 1)
 
@@ -101,6 +101,50 @@ def test_a_node_that_says_so_leaves_without_breaking_the_generation() -> None:
     assert held.members == ("b",)
 
 
+def taken_over(rules: Rules) -> Membership:
+    """Return a membership whose only member, at its work, is to go at 2 s, and whose successor waits."""
+    held = gathered("a", rules)
+    held.tick(0.0)
+    held.stepped(1)
+    held.join("b", AT, 1.0)
+    held.ready("b", AT, 1.0)
+    held.drain("a", "a successor is there")
+    held.tick(2.0)
+    return held
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_successor_begins_only_once_the_last_member_has_stopped(most: int) -> None:
+    """A member that goes is still at a step: who takes over at once would begin from a checkpoint before that."""
+    held = taken_over(Rules(1, most, last_call_s=0.0))
+    assert (held.generation, held.members, held.phase, held.broken) == (1, ("a",), Phase.REGROUPING, False)
+    held.leave("a", "a successor is there")  # after its last checkpoint
+    assert "formed" in happenings(held, 2.5)
+    assert (held.generation, held.members) == (2, ("b",))
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_member_that_goes_is_not_waited_for_once_it_has_stopped_or_died(ready: bool) -> None:
+    """Its workers have stopped, or nothing is heard of it for three beats: its successor begins."""
+    held = taken_over(Rules(1, 1))
+    if ready:
+        held.ready("a", AT, 3.0)
+    held.beat("b", 4.0)
+    assert happenings(held, 3.0 if ready else 4.0)[-1] == "formed"
+    assert held.members == ("b",)
+
+
+def test_a_member_that_goes_and_never_stops_keeps_nobody_waiting_for_ever() -> None:
+    """Its agent would have killed its workers long ago: after a minute its successor begins from what there is."""
+    held = taken_over(Rules(1, 1))
+    for now_s in range(3, 62):
+        held.beat("a", now_s)
+        held.beat("b", now_s)
+        assert happenings(held, now_s) == []
+    assert "formed" in happenings(held, 62.0)
+    assert (held.members, held.rank("a")) == (("b",), None)
+
+
 def test_a_script_that_fails_before_its_first_step_is_given_up() -> None:
     """Three generations in a row that fail by themselves end the job with a reason."""
     held = gathered("ab", Rules(1, 2))
@@ -178,7 +222,7 @@ def test_ranks_and_numbers_hold_whatever_happens(seed: int) -> None:
             held.beat(other, now_s)
         held.stepped(held.generation)
         for event in held.tick(now_s):
-            if event.happening is Happening.FORMED:
+            if event.happening is EventKind.FORMED:
                 assert event.generation == seen + 1
                 assert len(set(event.members)) == len(event.members) <= 3
                 assert set(event.members) <= set(held.nodes)
@@ -234,10 +278,10 @@ def test_who_is_gone_is_no_longer_present_and_it_is_known_how_many_must_come() -
     assert (held.present, held.gone, held.wanting) == (("a", "b"), {}, 0)
     held.beat("b", 3.0)
     held.tick(3.5)
-    assert (held.members, held.present, held.gone) == (("a", "b"), ("b",), {"a": Happening.LOST})
+    assert (held.members, held.present, held.gone) == (("a", "b"), ("b",), {"a": EventKind.LOST})
     assert held.wanting == 1
     held.leave("b", "told to")
-    assert (held.present, held.gone["b"], held.wanting) == ((), Happening.LEFT, 2)
+    assert (held.present, held.gone["b"], held.wanting) == ((), EventKind.LEFT, 2)
     for name in "ab":
         held.join(name, AT, 4.0)
         held.ready(name, AT, 4.0)
@@ -256,4 +300,4 @@ def test_a_controller_that_begins_again_knows_who_was_gone() -> None:
         {"event": "lost", "generation": 1, "node": "a newcomer"},
     ]
     held = restored(Rules(), events, 0.0)
-    assert (held.gone, held.present) == ({"a": Happening.LOST, "b": Happening.LEFT}, ("c",))
+    assert (held.gone, held.present) == ({"a": EventKind.LOST, "b": EventKind.LEFT}, ("c",))

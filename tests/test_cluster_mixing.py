@@ -5,17 +5,16 @@ from math import inf
 import pytest
 from planning_builders import offer, work
 
-from polythrottle.cluster.lifetime import Steady
-from polythrottle.cluster.machine import Market
-from polythrottle.cluster.plan.mixing import Part, mix, service_s
-from polythrottle.cluster.plan.offer import options
-from polythrottle.cluster.predict.speed import asynchronous
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.plan.mixed_cluster import Part, mix, service_s
+from polythrottle.cluster.plan.options import options
+from polythrottle.cluster.predict.completion import asynchronous
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import ConstantHazard, Market
 
 
 def parts(*counts: int, market: Market = Market.SPOT, rate_per_h: float = 0.0, **more: object) -> list[Part]:
     """Return like machines as parts of a mix."""
-    return [Part(offer(Steady(rate_per_h), **more), market, count) for count in counts]
+    return [Part(offer(ConstantHazard(rate_per_h), **more), market, count) for count in counts]
 
 
 def test_a_mix_of_one_type_is_that_type() -> None:

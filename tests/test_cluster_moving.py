@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.plan.moving import DAY_S, Moving, Place, Quote, stay, travel, where_next
-from polythrottle.cluster.prices import History, read_histories
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.plan.spot_market import DAY_S, Moving, PricedPlace, Quote, stay, travel, where_next
+from polythrottle.cluster.recorded_tables import History, read_histories
+from polythrottle.domain.errors import InvalidInput
 
 HOUR_S = 3600.0
 
 
-def place(name: str, *prices: float, each_s: float = DAY_S, speed: float = 1.0, power_w: float = 0.0) -> Place:
+def place(name: str, *prices: float, each_s: float = DAY_S, speed: float = 1.0, power_w: float = 0.0) -> PricedPlace:
     """Return a place whose price changes every day."""
     times = tuple(each_s * index for index in range(len(prices)))
-    return Place(History(name, times, prices, 1000 * DAY_S), speed, power_w)
+    return PricedPlace(History(name, times, prices, 1000 * DAY_S), speed, power_w)
 
 
 def test_the_cheapest_step_wins_not_the_cheapest_hour() -> None:
@@ -75,7 +75,7 @@ def test_prices_that_change_each_hour_are_not_chased() -> None:
 
 def test_a_record_that_ends_first_leaves_steps() -> None:
     """Beyond the record no price is known, and the journey says how far it came."""
-    short = Place(History("a", (0.0,), (1.0,), DAY_S), 1.0)
+    short = PricedPlace(History("a", (0.0,), (1.0,), DAY_S), 1.0)
     done = travel([short], 3 * DAY_S, 0.0, Moving(move_s=0))
     assert DAY_S <= done.done <= DAY_S + HOUR_S
     with pytest.raises(InvalidInput, match="no place has a price"):
@@ -89,7 +89,7 @@ def test_on_recorded_prices_one_move_a_day_never_loses_and_hardly_gains(transien
         for region in ("us-east-1.csv.gz", "us-east-2.csv.gz", "eu-west-2.csv", "eu-central-1.csv")
         for history in read_histories(transient / f"aws_spot_price_{region}", "p3.2xlarge")
     ]
-    places = [Place(history, 4.39, 227) for history in histories]
+    places = [PricedPlace(history, 4.39, 227) for history in histories]
     begin_s = max(history.times_s[0] for history in histories)
     for day in (5, 35):
         start_s, steps = begin_s + day * DAY_S, 4.39 * 20 * DAY_S

@@ -7,21 +7,25 @@ from pathlib import Path
 import pytest
 from actuators import bench
 
+from polythrottle.actuation.client.board import ActuatorBoard, LocalBoard
 from polythrottle.backends import open_device
-from polythrottle.clock import VirtualClock
-from polythrottle.cluster.fleet.exploring import Exploring
-from polythrottle.cluster.fleet.knowledge import Knowledge, Look, Told
-from polythrottle.cluster.fleet.newcomer import Next
-from polythrottle.cluster.fleet.node import KNOB, SteeredNode, Steps, window
-from polythrottle.cluster.lifetime import KEPT, Steady
-from polythrottle.cluster.machine import Cap
-from polythrottle.daemon.boards import ActuatorBoard, LocalBoard
-from polythrottle.errors import DeviceError, KnobRejected
-from polythrottle.measurement import EnergyKind, Reading
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import DeviceError, KnobRejected
+from polythrottle.domain.fleet.transient_machine import KEPT, Cap, ConstantHazard
+from polythrottle.domain.measurement import EnergyKind, Reading
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.storage.fleet_knowledge import CapObservation, Knowledge, NodeReport
+from polythrottle.training.elastic.nodes.newcomer import Exploring, NewcomerStep
+from polythrottle.training.elastic.nodes.steered_node import CAP_KNOB, SteeredNode, Steps, window
 
 KNOWN = Knowledge(
-    "V100", "resnet50", (Told("a", "V100", "resnet50", (Look(None, 1.0, 220.0, 3), Look(200.0, 1.05, 184.0, 3))),)
+    "V100",
+    "resnet50",
+    (
+        NodeReport(
+            "a", "V100", "resnet50", (CapObservation(None, 1.0, 220.0, 3), CapObservation(200.0, 1.05, 184.0, 3))
+        ),
+    ),
 )
 CAP = KNOWN.caps()[1]
 
@@ -55,7 +59,7 @@ class Gpu:
         """Set the limit."""
         if self.refuses:
             raise KnobRejected("power_limit_w 200 is not among the levels")
-        self.limit_w = float(point[KNOB])
+        self.limit_w = float(point[CAP_KNOB])
 
     def read(self) -> Reading:
         """Return the counters."""
@@ -83,7 +87,7 @@ class Gpu:
         raise AssertionError
 
 
-def trained(node: SteeredNode, gpu: Gpu, count: int) -> list[Next]:
+def trained(node: SteeredNode, gpu: Gpu, count: int) -> list[NewcomerStep]:
     """Train for so many windows and return what the node did after each."""
     found = []
     for _ in range(count):
@@ -98,8 +102,8 @@ def test_a_newcomer_verifies_what_the_fleet_knows_and_keeps_it() -> None:
     node = SteeredNode("n", gpu, KNOWN, CAP, steps=10)
     found = trained(node, gpu, 9)
     assert found == [
-        *(Next.WARMING, Next.WARMING, Next.CALIBRATING, Next.VERIFYING),
-        *(Next.VERIFYING, Next.VERIFYING, Next.VERIFYING, Next.KEPT, Next.KEPT),
+        *(NewcomerStep.WARMING, NewcomerStep.WARMING, NewcomerStep.CALIBRATING, NewcomerStep.VERIFYING),
+        *(NewcomerStep.VERIFYING, NewcomerStep.VERIFYING, NewcomerStep.VERIFYING, NewcomerStep.KEPT, NewcomerStep.KEPT),
     ]
     assert (gpu.limit_w, node.verdict.factor) == (200.0, pytest.approx(1.1))
     assert gpu.taken == 9
@@ -134,14 +138,14 @@ def test_the_power_beside_a_cap_is_that_under_the_cap() -> None:
 def test_where_the_fleet_knows_nothing_a_node_learns_while_it_pays() -> None:
     """A machine that is kept looks at 200 W and stays there; one that lives for seconds is left at its default."""
     unknown = Knowledge("V100", "resnet50")
-    for lifetime, last in ((KEPT, Next.KEPT), (Steady(1000.0), Next.UNKNOWN)):
+    for lifetime, last in ((KEPT, NewcomerStep.KEPT), (ConstantHazard(1000.0), NewcomerStep.UNKNOWN)):
         gpu = Gpu(slowdown=1.02)
         exploring = Exploring((200.0,), lifetime, 86400.0)
         node = SteeredNode("n", gpu, unknown, None, steps=10, exploring=exploring)
         found = trained(node, gpu, 12)
         assert found[-1] is last
-        assert (Next.EXPLORING in found) == (last is Next.KEPT)
-        assert gpu.limit_w == (200.0 if last is Next.KEPT else None)
+        assert (NewcomerStep.EXPLORING in found) == (last is NewcomerStep.KEPT)
+        assert gpu.limit_w == (200.0 if last is NewcomerStep.KEPT else None)
     assert SteeredNode("n", Gpu(), unknown).exploring is None
 
 
@@ -149,7 +153,7 @@ def test_a_node_on_which_the_cap_is_worse_goes_back() -> None:
     """It runs 15 % slower where the fleet has 5 %: default clocks, and the reason."""
     gpu = Gpu(slowdown=1.15)
     node = SteeredNode("n", gpu, KNOWN, CAP, steps=10)
-    assert trained(node, gpu, 9)[-1] is Next.REFUSED
+    assert trained(node, gpu, 9)[-1] is NewcomerStep.REFUSED
     assert gpu.limit_w is None
     assert "the fleet has 1.050" in node.verdict.reason
 
@@ -163,7 +167,7 @@ def test_a_board_that_cannot_be_reached_does_not_stop_the_training() -> None:
     trained(node, gpu, 2)
     assert node.trouble == "the actuator cannot be reached"
     gpu.fails = None
-    assert trained(node, gpu, 9)[-1] is Next.KEPT
+    assert trained(node, gpu, 9)[-1] is NewcomerStep.KEPT
     assert node.trouble == ""
 
 
@@ -175,7 +179,7 @@ def test_a_limit_that_is_refused_leaves_the_default() -> None:
     trained(node, gpu, 5)
     assert node.wanted is None
     assert gpu.limit_w is None
-    assert trained(node, gpu, 1) == [Next.UNKNOWN]
+    assert trained(node, gpu, 1) == [NewcomerStep.UNKNOWN]
 
 
 def test_a_new_generation_asks_for_another_cap() -> None:
@@ -217,7 +221,7 @@ def test_a_simulated_v100_is_capped_and_put_back() -> None:
         board.take()
         node._hold(200.0)
         assert board._device.read().time_s >= 0
-        assert board._applied == OperatingPoint({KNOB: 200.0})
+        assert board._applied == OperatingPoint({CAP_KNOB: 200.0})
         assert node.release() == ()
         assert board._applied is None
 
@@ -248,8 +252,8 @@ def test_a_node_behind_an_actuator_is_told_what_its_board_does_not_have(tmp_path
         node = SteeredNode("n", board, KNOWN, Cap(200.0, 1.05, 184.0), steps=1)
         board.take()
         node._hold(200.0)
-        assert node.verdict.next is Next.REFUSED
-        assert KNOB in node.verdict.reason
+        assert node.verdict.next is NewcomerStep.REFUSED
+        assert CAP_KNOB in node.verdict.reason
         node.release()
 
 
@@ -271,7 +275,7 @@ def test_a_node_that_rests_is_as_found_and_takes_up_where_it_was() -> None:
     known = len(node.windows)
     node.rest()
     assert (gpu.limit_w, node.limit_w, len(node.windows)) == (None, None, known)
-    assert trained(node, gpu, 2)[-1] is Next.KEPT
+    assert trained(node, gpu, 2)[-1] is NewcomerStep.KEPT
     assert gpu.limit_w == 200.0
 
 
@@ -295,15 +299,15 @@ def test_a_node_whose_cap_is_planned_does_not_hold_its_own_best_look() -> None:
     exploring = Exploring((200.0,), KEPT, 86400.0)
     node = SteeredNode("n", gpu, Knowledge("V100", "resnet50"), None, steps=10, exploring=exploring, paced=True)
     found = trained(node, gpu, 12)
-    assert (Next.EXPLORING in found, Next.KEPT in found, gpu.limit_w) == (True, False, None)
+    assert (NewcomerStep.EXPLORING in found, NewcomerStep.KEPT in found, gpu.limit_w) == (True, False, None)
     node.want(Cap(None, 1.0, 220.0))
-    assert trained(node, gpu, 1) == [Next.DEFAULT]
+    assert trained(node, gpu, 1) == [NewcomerStep.DEFAULT]
 
 
 def test_a_node_that_trains_for_weeks_keeps_its_newest_windows() -> None:
     """No more than an hour's worth of each limit; what was verified stays verified."""
     gpu = Gpu()
     node = SteeredNode("n", gpu, KNOWN, CAP, steps=10)
-    assert trained(node, gpu, 400)[-1] is Next.KEPT
+    assert trained(node, gpu, 400)[-1] is NewcomerStep.KEPT
     assert len([each for each in node.windows if each.limit_w == 200.0]) == 60
     assert len(node.windows) < 70

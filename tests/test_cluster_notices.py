@@ -12,20 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.clock import VirtualClock
-from polythrottle.cluster.notices.local import FileSource, SignalSource
-from polythrottle.cluster.notices.metadata import OFF, AwsSource, AzureSource, Endpoint, GoogleSource
-from polythrottle.cluster.notices.notice import Notice, NoticeKind, leave_in_s
-from polythrottle.cluster.notices.schedulers import (
+from polythrottle.cluster.notices.cloud_metadata import OFF, AwsSource, AzureSource, Endpoint, GoogleSource
+from polythrottle.cluster.notices.sources import (
+    FileSource,
+    Notice,
+    NoticeKind,
     RaySource,
+    SignalSource,
     SlurmSource,
     SourceAway,
+    leave_in_s,
     run_command,
     seconds_left,
     slurm_from_environment,
 )
-from polythrottle.cluster.notices.watching import Watch, source_from, watch_from
-from polythrottle.errors import BadFile, InvalidInput, UnknownName
+from polythrottle.cluster.notices.watch import NoticeWatch, source_from, watch_from
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import BadFile, InvalidInput, UnknownName
 
 DATED = "Sun, 22 Nov 2026 08:20:00 GMT"
 
@@ -308,7 +311,7 @@ class Told:
 def test_a_watch_tells_once_and_leaves_in_time(tmp_path: Path) -> None:
     """The controller hears of a notice when it appears; the node goes 15 s before the end."""
     clock, told, lines = VirtualClock(), Told(), []
-    watch = Watch([FileSource(tmp_path / "notice")], lines.append, clock=clock)
+    watch = NoticeWatch([FileSource(tmp_path / "notice")], lines.append, clock=clock)
     assert watch.look(told) == ""
     (tmp_path / "notice").write_text("30")
     for _ in range(14):
@@ -322,7 +325,7 @@ def test_a_watch_tells_once_and_leaves_in_time(tmp_path: Path) -> None:
 def test_a_source_that_is_away_is_said_once_and_asked_again(tmp_path: Path) -> None:
     """Training goes on without it; a notice that comes later is seen."""
     clock, told, lines = VirtualClock(), Told(), []
-    watch = Watch([FileSource(tmp_path / "notice")], lines.append, clock=clock)
+    watch = NoticeWatch([FileSource(tmp_path / "notice")], lines.append, clock=clock)
     (tmp_path / "notice").write_text("nonsense")
     for _ in range(5):
         assert watch.look(told) == ""

@@ -3,12 +3,11 @@
 import pytest
 from planning_builders import V100, offer, work
 
-from polythrottle.cluster.lifetime import Observed
-from polythrottle.cluster.machine import Market
-from polythrottle.cluster.plan.caps import COST, ENERGY, TIME
-from polythrottle.cluster.plan.offer import Offer, Server, options, terms_of
-from polythrottle.cluster.plan.outlook import outlook
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.plan.options import Offer, ServerRental, options, terms_of
+from polythrottle.cluster.plan.pareto_front import outlook
+from polythrottle.cluster.plan.power_caps import COST, ENERGY, TIME
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import Market, ObservedLifetime
 
 
 def test_on_demand_costs_what_its_hours_cost() -> None:
@@ -51,7 +50,7 @@ def test_a_price_of_energy_is_paid_beside_the_rent() -> None:
 def test_servers_are_paid_and_powered_all_the_time() -> None:
     """What is rented beside the workers adds its price and power for the whole time."""
     plain = options(work(), offer(), Market.ON_DEMAND, 2)[0]
-    served = options(work(server=Server(0.143, 50, 2)), offer(), Market.ON_DEMAND, 2)[0]
+    served = options(work(server=ServerRental(0.143, 50, 2)), offer(), Market.ON_DEMAND, 2)[0]
     assert served.spent.usd - plain.spent.usd == pytest.approx(2 * 0.143 * plain.time_s / 3600)
     assert served.spent.energy_j - plain.spent.energy_j == pytest.approx(100 * plain.time_s)
 
@@ -60,14 +59,14 @@ def test_a_hungry_server_makes_slow_caps_dear() -> None:
     """With servers that draw much the fewest joules are at a higher cap."""
     calm = min(options(work(), offer(), Market.ON_DEMAND, 2), key=lambda each: each.spent.energy_j)
     busy = min(
-        options(work(server=Server(0, 2000)), offer(), Market.ON_DEMAND, 2), key=lambda each: each.spent.energy_j
+        options(work(server=ServerRental(0, 2000)), offer(), Market.ON_DEMAND, 2), key=lambda each: each.spent.energy_j
     )
     assert (calm.choice.cap.limit_w or 0) < (busy.choice.cap.limit_w or 0)
 
 
 def test_losses_are_those_of_newborn_machines() -> None:
     """Where newborns are lost and survivors kept, a long job meets fewer losses per hour than a short one."""
-    infant = offer(Observed((0, 3600, 86400), (1, 0.5, 0.5)))
+    infant = offer(ObservedLifetime((0, 3600, 86400), (1, 0.5, 0.5)))
     short, long = (terms_of(work(steps=steps), infant, Market.SPOT, 1) for steps in (18_000, 400_000))
     assert short.exposure.hazard_per_s > 5 * long.exposure.hazard_per_s
     assert terms_of(work(), infant, Market.ON_DEMAND, 1).exposure.hazard_per_s == 0

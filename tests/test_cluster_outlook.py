@@ -5,15 +5,14 @@ from math import inf
 import pytest
 from planning_builders import offer, work
 
-from polythrottle.cluster.lifetime import Observed, Steady
-from polythrottle.cluster.machine import Market
-from polythrottle.cluster.plan.offer import Option, options
-from polythrottle.cluster.plan.outlook import expected_losses, outlook
+from polythrottle.cluster.plan.options import Option, options
+from polythrottle.cluster.plan.pareto_front import expected_losses, outlook
+from polythrottle.domain.fleet.transient_machine import ConstantHazard, Market, ObservedLifetime
 
 
 def option(rate_per_h: float, machines: int = 4, cap: int = 1, **more: object) -> Option:
     """Return an option that loses each machine at a rate."""
-    return options(work(**more), offer(Steady(rate_per_h)), Market.SPOT, machines)[cap]
+    return options(work(**more), offer(ConstantHazard(rate_per_h)), Market.SPOT, machines)[cap]
 
 
 @pytest.mark.parametrize("rate_per_h", [0.05, 0.5, 2.0])
@@ -63,7 +62,7 @@ def test_a_job_with_very_many_losses_is_not_walked_through() -> None:
 
 def test_machines_that_die_before_they_train_hold_a_job_up() -> None:
     """Where two in three newborns are lost within start-up, the job begins late but ends."""
-    harsh = offer(Observed((0, 100, 1e6), (1, 0.34, 0.34)))
+    harsh = offer(ObservedLifetime((0, 100, 1e6), (1, 0.34, 0.34)))
     found = options(work(undoes=False), harsh, Market.SPOT, 2)[0]
     drawn = outlook(found, draws=60)
     assert drawn.mean("losses") > 1
@@ -79,6 +78,6 @@ def test_notices_save_time_in_draws_too() -> None:
 
 def test_a_great_many_machines_take_fewer_draws() -> None:
     """A thousand machines are walked through thirty times, not two hundred: their joint fate hardly varies."""
-    many = offer(Steady(1e-6), speedups=tuple(float(count) for count in range(1, 1025)))
+    many = offer(ConstantHazard(1e-6), speedups=tuple(float(count) for count in range(1, 1025)))
     found = options(work(), many, Market.SPOT, 1024)[0]
     assert len(outlook(found, draws=200).outcomes) == 30

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from polythrottle.clock import VirtualClock
-from polythrottle.cluster.bottleneck.remedy import Remedy
-from polythrottle.cluster.train.controller import Controller, Job
-from polythrottle.cluster.train.lookout import LENGTH_S, Terms
-from polythrottle.cluster.train.membership import Phase, Rules
-from polythrottle.cluster.train.overseeing import Watched
-from polythrottle.cluster.train.pace import Pace, Tally
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.training.elastic.controller import Controller, Job
+from polythrottle.training.elastic.membership import Phase, Rules
+from polythrottle.training.elastic.nodes.bottleneck import Remedy
+from polythrottle.training.elastic.nodes.bottleneck_monitor import LENGTH_S, MonitorTerms
+from polythrottle.training.elastic.nodes.overseer import Watched
+from polythrottle.training.elastic.worker.progress_reporter import Pace, Tally
 
 CAPS = [[None, 1.0, 300.0], [200.0, 1.1, 215.0]]
 
@@ -93,7 +93,7 @@ def group(tmp_path: Path) -> Iterator[Callable[..., Group]]:
     made: list[Group] = []
 
     def of(watched: Watched | None = None, **own_s: float) -> Group:
-        made.append(Group(tmp_path / "job", watched or Watched(terms=Terms(warm_up_s=0.0)), **own_s))
+        made.append(Group(tmp_path / "job", watched or Watched(terms=MonitorTerms(warm_up_s=0.0)), **own_s))
         return made[-1]
 
     yield of
@@ -154,7 +154,7 @@ def test_a_bottleneck_is_an_event_with_its_cause_and_its_remedy(group: Callable[
 
 def tried(group: Callable[..., Group], after_s: float) -> Group:
     """Return a job of three that may do without its slow node, once that was verified."""
-    watched = Watched(terms=Terms(warm_up_s=0.0, allowed=(Remedy.DROP,)))
+    watched = Watched(terms=MonitorTerms(warm_up_s=0.0, allowed=(Remedy.DROP,)))
     held = group(watched, a=1.0, b=1.0, c=4.0)
     held.train(int(LENGTH_S) * 10)
     assert held.told("remedy tried")[0]["nodes"] == ["c"]
@@ -187,7 +187,7 @@ def test_a_node_that_was_dropped_for_nothing_comes_back(group: Callable[..., Gro
 
 def test_a_trial_that_another_loss_disturbs_is_taken_back(group: Callable[..., Group]) -> None:
     """Nothing can be compared any more: the dropped node is let in again."""
-    watched = Watched(terms=Terms(warm_up_s=0.0, allowed=(Remedy.DROP,)))
+    watched = Watched(terms=MonitorTerms(warm_up_s=0.0, allowed=(Remedy.DROP,)))
     held = group(watched, a=1.0, b=1.0, c=4.0)
     held.train(int(LENGTH_S) * 10)
     held.controller.answer("leave", {"node": "b", "reason": "a signal"})

@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.train.pace import Pace, Tally, own_folder, pace_of, read_pace, write_pace
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.training.elastic.worker.progress_reporter import (
+    Pace,
+    Tally,
+    own_folder,
+    pace_of,
+    read_pace,
+    write_pace,
+)
 
 TALLY = Tally(10, 2.0, 0.5, 0.25)
 

@@ -202,6 +202,7 @@ def test_free_machines_leave_nothing_to_save(tmp_path: Path, capsys: pytest.Capt
     assert "nothing to save" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_an_outlook_without_an_end_has_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Machines that are gone before their first step never end a job: null, with the share that did."""
     path = tmp_path / "short.toml"

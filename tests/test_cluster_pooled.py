@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.lifetime import HOUR_S
-from polythrottle.cluster.predict.pooled import EDGES_S, Pieces, Pool, pooled, spans_s, tally
-from polythrottle.cluster.predict.prior import prior
-from polythrottle.cluster.tables import LifetimeRow
-from polythrottle.errors import InvalidInput
-from polythrottle.reproduce.transient_lives import calibration, inside, lives
+from polythrottle.cluster.predict.lifetimes import EDGES_S, Pieces, Pool, pooled, prior, spans_s, tally
+from polythrottle.cluster.predict.published_tables import LifetimeRow
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import HOUR_S
+from polythrottle.lab.reproduce.transient_lifetimes import calibration, inside, lives
 
 START = datetime(2019, 2, 18)
 DAY_S = 24 * HOUR_S

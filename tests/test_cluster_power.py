@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.machine import Cap
-from polythrottle.cluster.power import caps_of_table, finer, smoothed
-from polythrottle.errors import BadFile, InvalidInput
+from polythrottle.cluster.recorded_tables import caps_of_table, finer, smoothed
+from polythrottle.domain.errors import BadFile, InvalidInput
+from polythrottle.domain.fleet.transient_machine import Cap
 
 TABLE = "power_limit_w,latency_s,power_w,energy_j\n250,10,220,2200\n200,10.6,190,2014\n150,12,149,1788\n"
 

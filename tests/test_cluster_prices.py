@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.prices import History, read_histories
-from polythrottle.errors import BadFile, InvalidInput
+from polythrottle.cluster.recorded_tables import History, read_histories
+from polythrottle.domain.errors import BadFile, InvalidInput
 
 HEAD = "timestamp,zone,instance_type,product,price_usd_per_h\n"
 ROWS = (

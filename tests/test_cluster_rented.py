@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from simulated_provider import SimulatedProvider
 
-from polythrottle.cli.cluster_rented import Where
-from polythrottle.clock import VirtualClock
-from polythrottle.cluster.provision.provider import Order, Rented, Stage
-from polythrottle.cluster.provision.simulated import SimulatedProvider
+from polythrottle.cli.cluster.rented_nodes import NodeSource
 from polythrottle.cluster.provision.slurm import SlurmProvider
-from polythrottle.cluster.provision.succession import Successions
-from polythrottle.cluster.train.rented import MOST_ORDERS, RentedNodes
-from polythrottle.cluster.train.torchrun import Plan
-from polythrottle.errors import ClaimFailed, DeviceError, InvalidInput, UnknownName
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import ClaimFailed, DeviceError, InvalidInput, UnknownName
+from polythrottle.domain.fleet.transient_machine import Order, Rented, Stage
+from polythrottle.training.elastic.engines import Plan
+from polythrottle.training.elastic.nodes.rented_nodes import MOST_ORDERS, RentedNodes
+from polythrottle.training.elastic.nodes.succession import Successions
 
 
 class Engine:
@@ -198,10 +198,10 @@ def test_successors_shorten_interruptions_for_a_little_overlap(seed: int) -> Non
 def test_where_nodes_come_from_is_checked_first() -> None:
     """A place nobody knows and a word that is no option are refused before anything is started."""
     with pytest.raises(UnknownName, match="slurm"):
-        Where("moon", "127.0.0.1:0", None, ())
+        NodeSource("moon", "127.0.0.1:0", None, ())
     for sbatch, place in ((["rm -rf /"], "slurm"), ([], "slurm:--wrap=x")):
         with pytest.raises(InvalidInput, match="--sbatch"):
-            Where(place, "127.0.0.1:0", None, sbatch)
+            NodeSource(place, "127.0.0.1:0", None, sbatch)
 
 
 def test_each_slurm_job_joins_the_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,14 +214,14 @@ def test_each_slurm_job_joins_the_controller(tmp_path: Path, monkeypatch: pytest
     token.write_text("t" * 40)
     token.chmod(0o600)
     (tmp_path / "job.json").write_text(json.dumps({"address": "10.0.0.1:99", "token_file": str(token)}))
-    where = Where("slurm:spot", "10.0.0.1:99", token, ("--gres=gpu:1",))
+    where = NodeSource("slurm:spot", "10.0.0.1:99", token, ("--gres=gpu:1",))
     provider = where.provider(Plan(tmp_path, Path("/x/train.py"), ["a b"], (), ["--workers", "2"]))
     assert isinstance(provider, SlurmProvider)
     joining = ["--join", "10.0.0.1:99", "--token-file", str(token), "--workers", "2", "/x/train.py", "--", "a b"]
     assert list(provider.command)[5:] == joining
     assert (provider.partition, provider.more) == ("spot", ("--gres=gpu:1",))
     assert where.serving == ["--serve", "10.0.0.1:99", "--token-file", str(token)]
-    alone = Where("slurm", "127.0.0.1:0", None, ())
+    alone = NodeSource("slurm", "127.0.0.1:0", None, ())
     assert alone.serving == ["--serve", "127.0.0.1:0"]
     again = alone.provider(Plan(tmp_path, Path("/x/train.py")))
     assert isinstance(again, SlurmProvider)

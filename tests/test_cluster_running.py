@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from polythrottle.clock import VirtualClock
-from polythrottle.cluster.store import Store
-from polythrottle.cluster.train.account import JOB, Journal
-from polythrottle.cluster.train.checkpoint import Manifest, commit, seal
-from polythrottle.cluster.train.running import Local, kept, status_of, stopped_in_order
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.storage.object_store import Store
+from polythrottle.training.elastic.checkpoints import Manifest, commit, write_state
+from polythrottle.training.elastic.event_log import JOB, EventLog
+from polythrottle.training.elastic.launcher import LocalJob, how_to_continue, status_of, stopped_in_order
 
 
 class Engine:
@@ -46,7 +46,7 @@ def test_what_a_former_launcher_saw_is_no_news() -> None:
     """Its losses start no node again, and are not told again."""
     lost = {"event": "lost", "node": "a", "generation": 1}
     engine, told, left = Engine([lost, lost]), [], [None] * 40 + [0]
-    local = Local(engine, ["a", "b"], 1.0, VirtualClock(), seen=1)
+    local = LocalJob(engine, ["a", "b"], 1.0, VirtualClock(), seen=1)
     assert local.run(told.append, lambda: left.pop(0)) == 0
     assert told == [lost]
     assert engine.started == [("a", "b"), ("a",)]
@@ -91,11 +91,11 @@ def test_a_terminal_that_may_close_may_close() -> None:
 def test_what_a_stopped_job_has_kept_is_said(tmp_path: Path) -> None:
     """The newest checkpoint's step, or that there is none."""
     folder = tmp_path / "job"
-    assert kept(folder) == "no checkpoint was kept; --job job begins anew"
-    journal = Journal(folder)
+    assert how_to_continue(folder) == "no checkpoint was kept; --job job begins anew"
+    journal = EventLog(folder)
     journal.append({"event": "checkpoint", "generation": 1, "step": 20, "at_s": 1.0})
     journal.close()
-    assert kept(folder) == "the checkpoint of step 20 is kept; go on from it with --job job"
+    assert how_to_continue(folder) == "the checkpoint of step 20 is kept; go on from it with --job job"
 
 
 def test_a_job_that_is_over_tells_the_epoch_of_its_newest_step(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_job_that_is_over_tells_the_epoch_of_its_newest_step(tmp_path: Path) -
     checkpoint = {"event": "checkpoint", "generation": 1, "step": 20, "epoch": 3, "at_s": 1.0}
     resumed = {"event": "first step", "generation": 2, "step": 21, "at_s": 2.0}
     for record, told in ((checkpoint, (20, 3)), (resumed, (21, None))):
-        journal = Journal(tmp_path)
+        journal = EventLog(tmp_path)
         journal.append(record)
         journal.close()
         found = status_of(tmp_path)
@@ -120,15 +120,14 @@ def named(folder: Path, store: str) -> None:
 def put(store: str, folder: Path, step: int) -> None:
     """Put a checkpoint into a store."""
     path = folder / "a-state"
-    path.unlink(missing_ok=True)
-    path.write_bytes(b"state")
-    commit(Store(store), path, seal(path, Manifest(1, step, 3, step, 1, "fixed", 1.0, "a model's")))
+    manifest = Manifest(1, step, 3, step, 1, "fixed", 1.0, "a model's")
+    commit(Store(store), path, write_state(path, manifest, lambda file: file.write(b"state")))
 
 
 def test_checkpoints_that_came_after_the_controller_had_gone_are_found_in_the_store(tmp_path: Path) -> None:
     """The store says which is the newest; how many there were is unknown then, and not what events counted."""
     folder, url = tmp_path / "job", f"file://{tmp_path}/store"
-    journal = Journal(folder)
+    journal = EventLog(folder)
     journal.append({"event": "first step", "generation": 1, "step": 1, "epoch": 0, "at_s": 1.0})
     journal.append({"event": "checkpoint", "generation": 1, "step": 10, "epoch": 0, "bytes": 5, "at_s": 2.0})
     journal.close()
@@ -139,9 +138,9 @@ def test_checkpoints_that_came_after_the_controller_had_gone_are_found_in_the_st
     found = status_of(folder)
     assert (found["newest_checkpoint"]["step"], found["newest_checkpoint"]["bytes"]) == (20, 5)
     assert (found["checkpoints"], found["step"], found["epoch"]) == (None, 20, 3)
-    assert kept(folder) == "the checkpoint of step 20 is kept; go on from it with --job job"
-    (tmp_path / "store" / "checkpoints" / "g000001-s000000020.pt").unlink()
-    assert status_of(folder)["newest_checkpoint"]["step"] == 10, "without its state it is none"
+    assert how_to_continue(folder) == "the checkpoint of step 20 is kept; go on from it with --job job"
+    (tmp_path / "store" / "checkpoints" / "g000001-s000000020.checkpoint").unlink()
+    assert status_of(folder)["newest_checkpoint"]["step"] == 10, "its file is gone"
 
 
 def test_a_store_that_cannot_be_asked_leaves_the_newest_checkpoint_as_it_was_told(
@@ -149,7 +148,7 @@ def test_a_store_that_cannot_be_asked_leaves_the_newest_checkpoint_as_it_was_tol
 ) -> None:
     """Whether it refuses or does not answer in time; status says so, and does not wait for ever."""
     folder = tmp_path / "job"
-    journal = Journal(folder)
+    journal = EventLog(folder)
     journal.append({"event": "checkpoint", "generation": 1, "step": 10, "at_s": 2.0})
     journal.close()
     named(folder, "nope://store")
@@ -157,8 +156,8 @@ def test_a_store_that_cannot_be_asked_leaves_the_newest_checkpoint_as_it_was_tol
     assert (found["newest_checkpoint"]["step"], found["checkpoints"]) == (10, 1)
     assert "cannot be opened" in found["store_trouble"]
     answers = threading.Event()
-    monkeypatch.setattr("polythrottle.cluster.train.running.newest_manifest", lambda store: answers.wait(60.0))
-    monkeypatch.setattr("polythrottle.cluster.train.running.STORE_S", 0.01)
+    monkeypatch.setattr("polythrottle.training.elastic.launcher.newest_manifest", lambda store: answers.wait(60.0))
+    monkeypatch.setattr("polythrottle.training.elastic.launcher.STORE_S", 0.01)
     named(folder, f"file://{tmp_path}/store")
     assert "did not answer" in status_of(folder)["store_trouble"]
     answers.set()

@@ -6,8 +6,8 @@ from math import ceil, sqrt
 import numpy as np
 import pytest
 
-from polythrottle.cluster.train.sampler import BatchRule, Place, fingerprint, micros, order, place_from
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.training.sampler import BatchRule, SamplerPosition, fingerprint, micros, order, place_from
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -15,7 +15,7 @@ def test_every_sample_is_seen_exactly_once_an_epoch_across_resizes(seed: int) ->
     """Workers come and go after any step, at any size of data, step and memory."""
     rng = random.Random(seed)
     total, batch, most = rng.randint(1, 200), rng.randint(1, 40), rng.randint(1, 9)
-    whole, place, seen = order(total, seed, 0), Place(), []
+    whole, place, seen = order(total, seed, 0), SamplerPosition(), []
     while place.epoch == 0:
         workers = rng.randint(1, 7)
         steps = rng.randint(1, 3)
@@ -65,8 +65,8 @@ def test_a_worker_without_a_share_takes_part_with_no_weight() -> None:
 
 def test_a_place_moves_on_to_the_next_epoch() -> None:
     """The last samples of an epoch end it."""
-    assert Place(3, 0, 90).after(10, 100) == Place(4, 1, 0)
-    assert Place(3, 0, 80).after(10, 100) == Place(4, 0, 90)
+    assert SamplerPosition(3, 0, 90).after(10, 100) == SamplerPosition(4, 1, 0)
+    assert SamplerPosition(3, 0, 80).after(10, 100) == SamplerPosition(4, 0, 90)
 
 
 def test_epochs_and_seeds_shuffle_differently_and_alike_everywhere() -> None:
@@ -83,7 +83,7 @@ def test_the_rules_say_what_a_step_and_a_rate_are() -> None:
 
 def test_a_place_of_another_data_set_is_refused() -> None:
     """A checkpoint at sample 90 does not belong to 50 samples."""
-    assert place_from({"step": 3, "epoch": 1, "consumed": 9}, 50) == Place(3, 1, 9)
+    assert place_from({"step": 3, "epoch": 1, "consumed": 9}, 50) == SamplerPosition(3, 1, 9)
     with pytest.raises(InvalidInput, match="data set of 50"):
         place_from({"step": 3, "epoch": 1, "consumed": 90}, 50)
     with pytest.raises(InvalidInput, match="no samples"):

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.machine import Network
-from polythrottle.cluster.predict.scaling import (
+from polythrottle.cluster.predict.completion import asynchronous
+from polythrottle.cluster.predict.published_tables import speed_rows
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import Network
+from polythrottle.lab.reproduce.server_scaling import (
     PRIOR,
     ServerCost,
     curve_error,
@@ -14,10 +17,7 @@ from polythrottle.cluster.predict.scaling import (
     fit_network,
     predicted,
 )
-from polythrottle.cluster.predict.speed import asynchronous
-from polythrottle.cluster.tables import speed_rows
-from polythrottle.errors import InvalidInput
-from polythrottle.reproduce.transient_clusters import scaling
+from polythrottle.lab.reproduce.transient_clusters import scaling
 
 NETWORKS = {"a": Network("a", 1e9, 50, 7e5), "b": Network("b", 1e10, 200, 2e7)}
 TRUE = ServerCost(2e-4, 4e-9)

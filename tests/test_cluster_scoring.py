@@ -6,12 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.machine import Network
-from polythrottle.cluster.predict import scoring
-from polythrottle.cluster.predict.baselines import NAMES, baseline
-from polythrottle.cluster.predict.scoring import OURS, Record, covered, filled, leaking, left_out, mape, unseen
-from polythrottle.cluster.tables import StepRow, step_rows
-from polythrottle.errors import BadFile, InvalidInput
+from polythrottle.cluster.predict import accuracy
+from polythrottle.cluster.predict.accuracy import (
+    NAMES,
+    OURS,
+    PredictionRecord,
+    baseline,
+    covered,
+    filled,
+    leaking,
+    left_out,
+    mape,
+    unseen,
+)
+from polythrottle.cluster.predict.published_tables import StepRow, step_rows
+from polythrottle.domain.errors import BadFile, InvalidInput
+from polythrottle.domain.fleet.transient_machine import Network
 
 
 def table(gpu: str = "A", scale: float = 1.0) -> list[StepRow]:
@@ -43,8 +53,8 @@ def test_a_network_is_left_out_on_every_type() -> None:
 
 def test_of_a_large_table_parts_are_left_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each network is predicted once, in the order of the table, and never from itself."""
-    monkeypatch.setattr(scoring, "ALONE", 4)
-    monkeypatch.setattr(scoring, "PARTS", 3)
+    monkeypatch.setattr(accuracy, "ALONE", 4)
+    monkeypatch.setattr(accuracy, "PARTS", 3)
     rows = [*table("A"), *table("B", 0.4)]
     spoilt = [replace(one, step_s=50 * one.step_s) if one.network.name == "n3" else one for one in rows]
     found = left_out(rows)
@@ -110,7 +120,7 @@ def test_without_scikit_learn_its_models_are_unknown(monkeypatch: pytest.MonkeyP
             raise InvalidInput(f"{name} needs scikit-learn; install polythrottle[cluster]")
         return baseline(name)
 
-    monkeypatch.setattr(scoring, "baseline", missing)
+    monkeypatch.setattr(accuracy, "baseline", missing)
     records = left_out(table())
     assert all((one.predicted_s is None) == one.model.startswith("svr") for one in records)
     assert "install polythrottle[cluster]" in str(next(one.why for one in records if one.model == "svr-rbf"))
@@ -119,10 +129,11 @@ def test_without_scikit_learn_its_models_are_unknown(monkeypatch: pytest.MonkeyP
 
 def test_errors_are_relative() -> None:
     """Of the measured time; none without a measurement."""
-    assert Record("A", "n", 2.0, 3.0, OURS).error == pytest.approx(0.5)
-    assert Record("A", "n", None, 3.0, OURS).error is None
+    assert PredictionRecord("A", "n", 2.0, 3.0, OURS).error == pytest.approx(0.5)
+    assert PredictionRecord("A", "n", None, 3.0, OURS).error is None
 
 
+@pytest.mark.slow
 def test_networks_never_seen_are_within_the_bars(transient: Path) -> None:
     """On CM-DARE's networks left out in turn: at most 5 % on K80, 7 % on P100, and better than its own models."""
     records = left_out(step_rows(transient / "training_speed_by_network_cmdare.csv"))

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from polythrottle.cli.commands import run
-from polythrottle.cluster.train.account import keeper, read_events
-from polythrottle.cluster.train.running import job_folder, status_of
-from polythrottle.cluster.train.torchrun import job_line
-from polythrottle.cluster.train.wire import ControllerAway, Line, WrongToken
-from polythrottle.errors import BadFile, InvalidInput
+from polythrottle.domain.errors import BadFile, InvalidInput
+from polythrottle.training.elastic.channel import ControllerAway, ControllerChannel, WrongToken
+from polythrottle.training.elastic.engines import job_line
+from polythrottle.training.elastic.event_log import keeper, read_events
+from polythrottle.training.elastic.launcher import job_folder, status_of
 
 AT = ["127.0.0.1", 29500]
 PATIENCE_S = 90.0
@@ -30,12 +30,12 @@ class Kept:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def begin(self) -> Line:
+    def begin(self) -> ControllerChannel:
         """Start a controller and return the way to it."""
         words = ["--serve", "127.0.0.1:0", "--nodes", "1:2", "--job-folder", str(self.folder), "--beat", "0.5"]
         command = [sys.executable, "-m", "polythrottle", "cluster", "train", *words]
         self.processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
-        found: list[Line] = []
+        found: list[ControllerChannel] = []
 
         def answers() -> bool:
             with suppress(BadFile, ControllerAway):
@@ -72,7 +72,7 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
         process.wait()
 
 
-def gather(line: Line, *names: str) -> None:
+def gather(line: ControllerChannel, *names: str) -> None:
     """Let nodes join and be ready."""
     for name in names:
         line.ask("join", node=name, address=AT, process=f"{name}'s")
@@ -98,7 +98,7 @@ def beating(folder: Path, name: str) -> Iterator[None]:
         thread.join()
 
 
-def first_step(line: Line, generation: int) -> None:
+def first_step(line: ControllerChannel, generation: int) -> None:
     """Report a generation's first step."""
     record = {"event": "first step", "step": generation, "workers": 1, "at_s": -5.0}
     line.ask("report", node="a", rank=0, generation=generation, step=generation, epoch=0, records=[record])
@@ -140,6 +140,7 @@ def test_a_killed_controllers_successor_goes_on_in_the_jobs_time(kept: Kept) -> 
     assert 1.5 <= recovery_s <= recovered_s + 0.1
 
 
+@pytest.mark.slow
 def test_a_second_launcher_of_a_live_job_is_one_line_and_disturbs_nothing(
     kept: Kept, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,13 +164,14 @@ def test_a_second_launcher_of_a_live_job_is_one_line_and_disturbs_nothing(
         line.ask("join", node="a", address=AT, process="another")
 
 
+@pytest.mark.slow
 def test_a_controller_alone_tells_what_happens_and_what_is_kept_when_it_is_stopped(tmp_path: Path) -> None:
     """Its own terminal shows the job's events; told to stop before the job is over, it does not end well."""
     words = ["--serve", "127.0.0.1:0", "--nodes", "1:2", "--job", "alone", "--store", str(tmp_path / "store")]
     command = [sys.executable, "-m", "polythrottle", "cluster", "train", *words]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        found: list[Line] = []
+        found: list[ControllerChannel] = []
 
         def answers() -> bool:
             with suppress(BadFile, ControllerAway):
@@ -196,13 +198,14 @@ def test_a_controller_alone_tells_what_happens_and_what_is_kept_when_it_is_stopp
         assert text in said.decode()
 
 
+@pytest.mark.slow
 def test_a_controller_makes_a_token_of_its_own(kept: Kept) -> None:
     """On loopback, too: in a file that only its owner can read, and on no command line."""
     line = kept.begin()
     assert line.token_file == kept.folder / "token"
     assert line.token_file.stat().st_mode & 0o777 == 0o600
     with pytest.raises(WrongToken):
-        Line(line.host, line.port).ask("finish", node="a", generation=0)
+        ControllerChannel(line.host, line.port).ask("finish", node="a", generation=0)
     command = Path(f"/proc/{kept.processes[0].pid}/cmdline")
     assert not command.exists() or line.token.encode() not in command.read_bytes()
 

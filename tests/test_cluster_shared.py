@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.machine import Market
-from polythrottle.cluster.plan.sharing import Aim, share
-from polythrottle.cluster.shared import is_shared, read_shared
-from polythrottle.errors import BadFile
+from polythrottle.cluster.plan.job_shares import Aim, is_shared, read_shared, share
+from polythrottle.domain.errors import BadFile
+from polythrottle.domain.fleet.transient_machine import Market
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "cluster-three-jobs.toml"
 

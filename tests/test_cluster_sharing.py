@@ -2,9 +2,9 @@
 
 import pytest
 
-from polythrottle.cluster.machine import Cap
-from polythrottle.cluster.plan.sharing import Aim, Job, Kind, Shares, share
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.plan.job_shares import Aim, Kind, Shares, SharingJob, share
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import Cap
 
 KINDS = (
     Kind("k80", 4, 0.256, (Cap(None, 1, 120),)),
@@ -12,12 +12,12 @@ KINDS = (
 )
 
 
-def jobs(deadline_h: float | None = 24) -> tuple[Job, ...]:
+def jobs(deadline_h: float | None = 24) -> tuple[SharingJob, ...]:
     """Return two jobs with different likings."""
     deadline_s = None if deadline_h is None else deadline_h * 3600
     return (
-        Job("old", 50_000, {"k80": 1.0, "v100": 2.0}, deadline_s=deadline_s),
-        Job("new", 100_000, {"k80": 0.5, "v100": 5.0}, deadline_s=deadline_s),
+        SharingJob("old", 50_000, {"k80": 1.0, "v100": 2.0}, deadline_s=deadline_s),
+        SharingJob("new", 100_000, {"k80": 0.5, "v100": 5.0}, deadline_s=deadline_s),
     )
 
 
@@ -56,14 +56,14 @@ def test_fair_shares_leave_no_job_worse_than_an_equal_share() -> None:
 
 def test_weight_buys_speed() -> None:
     """A job of twice the weight of its like gets twice its speed."""
-    pair = [Job(name, 1000, {"v100": 5.0}, weight=weight) for name, weight in (("a", 1.0), ("b", 2.0))]
+    pair = [SharingJob(name, 1000, {"v100": 5.0}, weight=weight) for name, weight in (("a", 1.0), ("b", 2.0))]
     found = share(pair, KINDS, Aim.FAIR)
     assert found.steps_per_s["b"] == pytest.approx(2 * found.steps_per_s["a"])
 
 
 def test_a_job_that_falls_short_is_named_with_how_much() -> None:
     """Two jobs that both need the one V100 for the whole time are short of one machine's work together."""
-    pair = [Job(name, 5 * 3600, {"v100": 5.0}, deadline_s=3600) for name in ("a", "b")]
+    pair = [SharingJob(name, 5 * 3600, {"v100": 5.0}, deadline_s=3600) for name in ("a", "b")]
     for aim in Aim:
         found = share(pair, KINDS, aim)
         assert not found.feasible
@@ -73,7 +73,7 @@ def test_a_job_that_falls_short_is_named_with_how_much() -> None:
 
 def test_overhead_and_workers_count() -> None:
     """Losses slow a job down, and a job of two workers takes two machines at a time."""
-    slow = Job("wide", 3600, {"k80": 2.0}, workers=2, deadline_s=3600, overhead=0.2)
+    slow = SharingJob("wide", 3600, {"k80": 2.0}, workers=2, deadline_s=3600, overhead=0.2)
     found = share([slow], KINDS, Aim.COST)
     assert sum(found.time["wide"].values()) == pytest.approx(1 / 1.6)
     assert found.usd_per_h == pytest.approx(0.256 * 2 / 1.6)
@@ -87,10 +87,10 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidInput, match="is there twice"):
         share([*jobs(), *jobs()], KINDS)
     with pytest.raises(InvalidInput, match="'big' needs 8 machines"):
-        share([Job("big", 1, {"k80": 1.0}, workers=8)], KINDS)
+        share([SharingJob("big", 1, {"k80": 1.0}, workers=8)], KINDS)
     with pytest.raises(InvalidInput, match="'old' has no deadline"):
         share(jobs(None), KINDS, Aim.COST)
     with pytest.raises(InvalidInput, match="positive speed"):
-        Job("none", 1, {})
+        SharingJob("none", 1, {})
     with pytest.raises(InvalidInput, match="in the past"):
-        Job("late", 1, {"k80": 1.0}, deadline_s=0)
+        SharingJob("late", 1, {"k80": 1.0}, deadline_s=0)

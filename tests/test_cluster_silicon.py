@@ -5,8 +5,8 @@ from statistics import quantiles
 
 import pytest
 
-from polythrottle.cluster.fleet.silicon import OUTLIER, Silicon, calibrated, flagged, grade, of_grade
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.gpu_variability import OUTLIER, Silicon, calibrated, flagged, grade, of_grade
 
 
 def test_the_spread_is_from_whisker_to_whisker() -> None:

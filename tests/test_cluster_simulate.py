@@ -10,22 +10,26 @@ import pytest
 from planning_builders import CATALOGUE
 
 from polythrottle.cli.commands import run
-from polythrottle.cluster.fleet.policy import Apart, Default, Joint, Policy, Tuned
-from polythrottle.cluster.fleet.silicon import Silicon
-from polythrottle.cluster.ledger import Use
-from polythrottle.cluster.lifetime import KEPT, Observed, Steady
-from polythrottle.cluster.machine import Cap, MachineType, Market
-from polythrottle.cluster.plan.interval import CheckpointCost
-from polythrottle.cluster.simulate.job import Job
-from polythrottle.cluster.simulate.outcome import Outcome, against, spread
-from polythrottle.cluster.simulate.supply import Change, Fitted, Recorded
-from polythrottle.cluster.simulate.trace import Trace, read_trace
+from polythrottle.cluster.ledger import SimulatedOutcome, Use, against, spread
+from polythrottle.cluster.recorded_tables import Trace, read_trace
+from polythrottle.cluster.simulate.policies import DefaultPolicy, IndependentPolicy, JointPolicy, Policy, TunedPolicy
+from polythrottle.cluster.simulate.supply import Change, DrawnSupply, RecordedSupply, SimulatedJob
 from polythrottle.cluster.simulate.training import Scenario, simulate
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.gpu_variability import Silicon
+from polythrottle.domain.fleet.transient_machine import (
+    KEPT,
+    Cap,
+    CheckpointCost,
+    ConstantHazard,
+    MachineType,
+    Market,
+    ObservedLifetime,
+)
 
 CAPS = (Cap(None, 1.0, 220.0), Cap(200.0, 1.05, 184.0), Cap(150.0, 1.18, 145.0))
 MACHINE = MachineType("m", "V100", {Market.SPOT: 3.6}, CAPS, 40.0, 60.0)
-JOB = Job(work=36_000.0, checkpoint=CheckpointCost(2.0, 5.0), reform_s=10.0, cold_s=50.0)
+JOB = SimulatedJob(work=36_000.0, checkpoint=CheckpointCost(2.0, 5.0), reform_s=10.0, cold_s=50.0)
 EQUAL = Silicon(0.0)
 
 
@@ -40,12 +44,14 @@ class Scripted:
         return (Change(*each) for each in self.script)
 
 
-def of(job: Job, supply: object, policy: Policy, silicon: Silicon = EQUAL, machine: MachineType = MACHINE) -> Scenario:
+def of(
+    job: SimulatedJob, supply: object, policy: Policy, silicon: Silicon = EQUAL, machine: MachineType = MACHINE
+) -> Scenario:
     """Return a scenario without noise."""
     return Scenario(job, machine, supply, policy, silicon, noise=0.0)  # type: ignore[arg-type]
 
 
-def ends(scenario: Scenario, horizon_s: float = 1e6, seed: int = 0) -> Outcome:
+def ends(scenario: Scenario, horizon_s: float = 1e6, seed: int = 0) -> SimulatedOutcome:
     """Return the outcome, after checking that every machine-second is in the ledger, once."""
     found = simulate(scenario, seed, horizon_s)
     assert found.ledger.total.machine_s == pytest.approx(found.machines * found.time_s)
@@ -54,7 +60,7 @@ def ends(scenario: Scenario, horizon_s: float = 1e6, seed: int = 0) -> Outcome:
 
 def test_a_job_that_nothing_disturbs_takes_its_time() -> None:
     """Start, form, train, and a checkpoint of 2 s each 1,000 s; four equal machines take a quarter of the work."""
-    found = ends(of(JOB, Fitted(4, KEPT), Default(every_s=1000.0)))
+    found = ends(of(JOB, DrawnSupply(4, KEPT), DefaultPolicy(every_s=1000.0)))
     assert found.finished
     assert found.time_s == pytest.approx(50 + 10 + 9000 + 8 * 2)
     assert found.work == pytest.approx(JOB.work)
@@ -71,7 +77,7 @@ def test_a_loss_undoes_what_was_not_written() -> None:
     """A machine lost 30 s after the second checkpoint: 30 s of all are done again, by one fewer."""
     lost_s = 60 + 2 * 1002 + 30
     script = (*((0.0, number, True) for number in range(4)), (lost_s, 3, False))
-    found = ends(of(JOB, Scripted(script), Default(every_s=1000.0)))
+    found = ends(of(JOB, Scripted(script), DefaultPolicy(every_s=1000.0)))
     assert found.interruptions == found.losses == 1
     assert found.ledger.by_use[Use.REDONE].machine_s == pytest.approx(4 * 30)
     left = JOB.work - 4 * 2000
@@ -81,8 +87,8 @@ def test_a_loss_undoes_what_was_not_written() -> None:
 def test_a_notice_leaves_only_the_stall() -> None:
     """Told in time, the job writes a checkpoint and does nothing twice."""
     script = (*((0.0, number, True) for number in range(4)), (5000.0, 3, False))
-    told = ends(of(replace(JOB, noticed=1.0), Scripted(script), Default(every_s=1000.0)))
-    silent = ends(of(JOB, Scripted(script), Default(every_s=1000.0)))
+    told = ends(of(replace(JOB, noticed=1.0), Scripted(script), DefaultPolicy(every_s=1000.0)))
+    silent = ends(of(JOB, Scripted(script), DefaultPolicy(every_s=1000.0)))
     assert told.ledger.by_use[Use.REDONE].energy_j == 0 < silent.ledger.by_use[Use.REDONE].energy_j
     assert told.time_s < silent.time_s
 
@@ -91,7 +97,7 @@ def test_asynchronous_workers_lose_nothing_and_wait_for_nobody() -> None:
     """A loss changes the speed and nothing else."""
     job = replace(JOB, synchronous=False)
     script = (*((0.0, number, True) for number in range(4)), (5000.0, 3, False))
-    found = ends(of(job, Scripted(script), Default(every_s=inf)))
+    found = ends(of(job, Scripted(script), DefaultPolicy(every_s=inf)))
     assert found.ledger.by_use[Use.REDONE].machine_s == 0
     assert found.time_s == pytest.approx(5000 + (JOB.work - 4 * (5000 - 60)) / 3)
 
@@ -99,8 +105,8 @@ def test_asynchronous_workers_lose_nothing_and_wait_for_nobody() -> None:
 def test_everyone_waits_for_the_slowest_only_when_synchronous() -> None:
     """A fleet of unequal GPUs is slower than its mean in step, and its mean alone."""
     wide = Silicon(0.22)
-    together = ends(of(JOB, Fitted(16, KEPT), Default(every_s=inf), wide), seed=4)
-    apart = ends(of(replace(JOB, synchronous=False), Fitted(16, KEPT), Default(every_s=inf), wide), seed=4)
+    together = ends(of(JOB, DrawnSupply(16, KEPT), DefaultPolicy(every_s=inf), wide), seed=4)
+    apart = ends(of(replace(JOB, synchronous=False), DrawnSupply(16, KEPT), DefaultPolicy(every_s=inf), wide), seed=4)
     assert together.time_s > 1.03 * apart.time_s
     assert together.ledger.by_use[Use.WAITING].machine_s > apart.ledger.by_use[Use.WAITING].machine_s
 
@@ -109,34 +115,34 @@ def test_nobody_left_is_no_progress_until_somebody_comes() -> None:
     """All lost for an hour: the job stands, goes on from its checkpoint, and finishes."""
     script = ((0.0, 0, True), (1100.0, 0, False), (4700.0, 1, True))
     job = replace(JOB, work=3000.0)
-    found = ends(of(job, Scripted(script), Default(every_s=1000.0)))
+    found = ends(of(job, Scripted(script), DefaultPolicy(every_s=1000.0)))
     assert found.finished
     assert found.time_s == pytest.approx(4700 + 60 + (3000 - 1000) + 2)
 
 
 def test_a_job_that_cannot_end_stops_at_the_horizon() -> None:
     """No machine at all, or one that never lives until its first checkpoint: an outcome, not a loop."""
-    nobody = simulate(of(JOB, Scripted(()), Default()), 0, 5000.0)
+    nobody = simulate(of(JOB, Scripted(()), DefaultPolicy()), 0, 5000.0)
     assert (nobody.finished, nobody.work, nobody.time_s, nobody.energy_j) == (False, 0.0, 5000.0, 0.0)
-    hopeless = simulate(of(JOB, Fitted(1, Steady(60.0), 1.0), Default(every_s=3600.0)), 0, 20_000.0)
+    hopeless = simulate(of(JOB, DrawnSupply(1, ConstantHazard(60.0), 1.0), DefaultPolicy(every_s=3600.0)), 0, 20_000.0)
     assert not hopeless.finished
     assert hopeless.work < 200
 
 
 def test_the_same_seed_repeats_everything() -> None:
     """Record for record; another seed differs."""
-    scenario = of(JOB, Fitted(8, Steady(0.5)), Tuned(), Silicon(0.08))
+    scenario = of(JOB, DrawnSupply(8, ConstantHazard(0.5)), TunedPolicy(), Silicon(0.08))
     assert ends(scenario, seed=1).record() == ends(scenario, seed=1).record()
     assert ends(scenario, seed=1).record() != ends(scenario, seed=2).record()
 
 
 def test_a_tuned_fleet_saves_within_its_limit_of_time() -> None:
     """Fewer joules per work than caps and interval chosen apart, and than default; no more than 3 % longer."""
-    supply, wide = Fitted(16, Steady(0.1), 60.0), Silicon(0.22)
+    supply, wide = DrawnSupply(16, ConstantHazard(0.1), 60.0), Silicon(0.22)
     job = replace(JOB, work=inf)
     found = {
         policy.name: [simulate(Scenario(job, MACHINE, supply, policy, wide), seed, 86400.0) for seed in range(3)]
-        for policy in (Default(), Apart(), Joint(), Tuned())
+        for policy in (DefaultPolicy(), IndependentPolicy(), JointPolicy(), TunedPolicy())
     }
 
     def saved(name: str) -> float:
@@ -148,13 +154,13 @@ def test_a_tuned_fleet_saves_within_its_limit_of_time() -> None:
 
 def test_a_fleet_of_half_hour_nodes_pays_for_its_tuning() -> None:
     """Machines that are taken away every thirty minutes: what is verified in one is saved in the rest of its life."""
-    supply, job = Fitted(16, Steady(2.0), 60.0), replace(JOB, work=inf)
+    supply, job = DrawnSupply(16, ConstantHazard(2.0), 60.0), replace(JOB, work=inf)
     default, tuned = (
         [
-            simulate(Scenario(job, MACHINE, supply, policy, Silicon(), lifetime=Steady(2.0)), seed, 43200.0)
+            simulate(Scenario(job, MACHINE, supply, policy, Silicon(), lifetime=ConstantHazard(2.0)), seed, 43200.0)
             for seed in range(3)
         ]
-        for policy in (Default(), Tuned())
+        for policy in (DefaultPolicy(), TunedPolicy())
     )
     saved = against(tuned, default, lambda outcome: outcome.energy_j)
     assert saved.low is not None
@@ -163,9 +169,9 @@ def test_a_fleet_of_half_hour_nodes_pays_for_its_tuning() -> None:
 
 def test_a_known_lifetime_sets_the_interval_by_the_ages_of_the_machines() -> None:
     """A type that dies young writes often at first and seldom later: fewer checkpoints than at a newborn's hazard."""
-    infant = Observed((0.0, 3600.0, 864000.0), (1.0, 0.5, 0.49))
+    infant = ObservedLifetime((0.0, 3600.0, 864000.0), (1.0, 0.5, 0.49))
     script = Scripted(((0.0, 0, True),))
-    young = replace(of(replace(JOB, work=inf), script, Default()), lifetime=infant)
+    young = replace(of(replace(JOB, work=inf), script, DefaultPolicy()), lifetime=infant)
     hour, day = simulate(young, 0, 3600.0), simulate(young, 0, 86400.0)
     stalls = [each.ledger.by_use[Use.CHECKPOINT].machine_s / each.time_s for each in (hour, day)]
     assert stalls[0] > 3 * stalls[1] > 0
@@ -173,10 +179,11 @@ def test_a_known_lifetime_sets_the_interval_by_the_ages_of_the_machines() -> Non
 
 def test_a_price_along_time_is_paid() -> None:
     """Twice the price in the second half of a job makes half as much again."""
-    flat = ends(of(JOB, Fitted(1, KEPT), Default(every_s=inf)), horizon_s=1e5)
+    flat = ends(of(JOB, DrawnSupply(1, KEPT), DefaultPolicy(every_s=inf)), horizon_s=1e5)
     half_s = flat.time_s / 2
     rising = replace(
-        of(JOB, Fitted(1, KEPT), Default(every_s=inf)), usd_per_h=lambda time_s: 3.6 if time_s < half_s else 7.2
+        of(JOB, DrawnSupply(1, KEPT), DefaultPolicy(every_s=inf)),
+        usd_per_h=lambda time_s: 3.6 if time_s < half_s else 7.2,
     )
     assert ends(rising, horizon_s=1e5).usd == pytest.approx(1.5 * flat.usd, rel=0.03)
 
@@ -184,13 +191,13 @@ def test_a_price_along_time_is_paid() -> None:
 def test_scaling_that_is_known_is_kept() -> None:
     """Two machines of a job that gains nothing from the second take as long as one."""
     job = replace(JOB, work=5000.0, speedups=(1.0, 1.0), reform_s=0.0)
-    assert ends(of(job, Fitted(2, KEPT), Default(every_s=inf))).time_s == pytest.approx(5050)
+    assert ends(of(job, DrawnSupply(2, KEPT), DefaultPolicy(every_s=inf))).time_s == pytest.approx(5050)
 
 
 def test_a_recorded_day_is_simulated_with_all_its_losses(transient: Path) -> None:
     """Eighty places of the recorded V100 group: every loss of the record and every machine-second of it."""
     trace = read_trace(transient / "gcp_spot_cluster_v100_us-east1-c.csv")
-    found = ends(of(replace(JOB, work=inf), Recorded(trace, 80), Default()), trace.ends_s - 1)
+    found = ends(of(replace(JOB, work=inf), RecordedSupply(trace, 80), DefaultPolicy()), trace.ends_s - 1)
     assert found.losses == trace.losses
     assert found.machines * found.time_s == pytest.approx(trace.machine_s, rel=1e-3)
 
@@ -199,10 +206,10 @@ def test_a_tuned_fleet_saves_on_a_recorded_trace(transient: Path) -> None:
     """On places of the recorded V100 group: three points more than caps and interval apart, no more than 3 % longer."""
     caps = (Cap(None, 1.0, 227.4), Cap(225.0, 1.023, 213.2), Cap(200.0, 1.061, 190.5), Cap(175.0, 1.104, 171.8))
     trace, machine = read_trace(transient / "gcp_spot_cluster_v100_us-east1-c.csv"), replace(MACHINE, caps=caps)
-    supply, job = Recorded(trace, 16), replace(JOB, work=inf)
+    supply, job = RecordedSupply(trace, 16), replace(JOB, work=inf)
     default, apart, tuned = (
         [simulate(Scenario(job, machine, supply, policy, Silicon(0.22)), seed, trace.ends_s - 1) for seed in range(2)]
-        for policy in (Default(), Apart(), Tuned())
+        for policy in (DefaultPolicy(), IndependentPolicy(), TunedPolicy())
     )
     saved = [against(found, default, lambda outcome: outcome.energy_j).mean for found in (apart, tuned)]
     assert saved[1] > saved[0] + 0.03
@@ -211,7 +218,7 @@ def test_a_tuned_fleet_saves_on_a_recorded_trace(transient: Path) -> None:
 
 def test_outcomes_are_compared_seed_by_seed_only() -> None:
     """Different seeds, no seed, one seed: an error, an error, no interval."""
-    one = simulate(of(JOB, Fitted(1, KEPT), Default()), 0, 1e5)
+    one = simulate(of(JOB, DrawnSupply(1, KEPT), DefaultPolicy()), 0, 1e5)
     with pytest.raises(InvalidInput, match="different seeds"):
         against([one], [replace(one, seed=1)], lambda outcome: outcome.energy_j)
     with pytest.raises(InvalidInput, match="at least one"):
@@ -224,7 +231,7 @@ def test_outcomes_are_compared_seed_by_seed_only() -> None:
 def test_a_horizon_is_a_time(horizon_s: float) -> None:
     """Nothing is simulated for no time or for ever."""
     with pytest.raises(InvalidInput):
-        simulate(of(JOB, Fitted(1, KEPT), Default()), 0, horizon_s)
+        simulate(of(JOB, DrawnSupply(1, KEPT), DefaultPolicy()), 0, horizon_s)
 
 
 @pytest.fixture

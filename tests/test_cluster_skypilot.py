@@ -8,10 +8,10 @@ import yaml
 from planning_builders import V100, offer, work
 
 from polythrottle.cli.commands import run
-from polythrottle.cluster.machine import MachineType, Market
-from polythrottle.cluster.plan.offer import Option, options
+from polythrottle.cluster.plan.options import Option, options
 from polythrottle.cluster.provision.skypilot import Training, task_text, training_text
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import MachineType, Market
 
 
 def option(market: Market = Market.SPOT, machine: MachineType = V100, machines: int = 4) -> Option:

@@ -4,10 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polythrottle.cluster.fleet.silicon import grade, of_grade
-from polythrottle.cluster.fleet.slack import UNKNOWN, Pace, by_turns, frugal, ladder, met, pace, paced, paces
-from polythrottle.cluster.machine import Cap
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.gpu_variability import (
+    UNKNOWN,
+    Pace,
+    by_turns,
+    frugal,
+    grade,
+    ladder,
+    met,
+    of_grade,
+    pace,
+    paced,
+    paces,
+)
+from polythrottle.domain.fleet.transient_machine import Cap
 
 CAPS = (Cap(None, 1.0, 220.0), Cap(200.0, 1.05, 184.0), Cap(150.0, 1.18, 145.0), Cap(100.0, 1.9, 98.0))
 IDLE_W = 40.0

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.provision.provider import Order, Rented, Stage
-from polythrottle.cluster.provision.slurm import NodeSeen, SlurmProvider, changes, nodes, parsed
-from polythrottle.errors import DeviceError, InvalidInput
+from polythrottle.cluster.provision.slurm import NodeSeen, SlurmProvider, nodes, parsed
+from polythrottle.domain.errors import DeviceError, InvalidInput
+from polythrottle.domain.fleet.transient_machine import Order, Rented, Stage
 
 SHOWN = (
     "JobId=7 JobName=a b=c UserId=root(0) JobState={state} Reason={reason} Dependency=(null) Requeue=1 Restarts=2 "
@@ -101,16 +101,6 @@ def test_nodes_are_read_with_their_reasons(commands: Path) -> None:
     seen = nodes()
     assert seen == {"n1": NodeSeen("n1", "idle~"), "n2": NodeSeen("n2", "down*", "a|b")}
     assert [node.usable for node in seen.values()] == [True, False]
-
-
-def test_what_happened_to_nodes_is_said_once() -> None:
-    """Lost with its reason, back, new, gone; a node that was down at the first look is not lost."""
-    up, down = NodeSeen("a", "idle"), NodeSeen("a", "down", "revoked")
-    assert changes({"a": up}, {"a": down}) == ["a is lost: revoked"]
-    assert changes({"a": down}, {"a": up}) == ["a is back"]
-    assert changes({}, {"a": up}) == ["a is new"]
-    assert changes({}, {"a": down}) == []
-    assert changes({"a": up}, {}) == ["a is lost: no longer in Slurm"]
 
 
 def test_fields_may_hold_spaces() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from polythrottle.cluster.predict.speed import Service, asynchronous, ring_s, shortfall, synchronous, think_s
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.predict.completion import Service, asynchronous, shortfall, think_s
+from polythrottle.domain.errors import InvalidInput
 
 
 def test_few_workers_go_at_their_own_pace_and_many_at_the_servers() -> None:
@@ -45,21 +45,6 @@ def test_distance_slows_a_worker_by_round_trips() -> None:
     assert far - near == pytest.approx(0.072, rel=0.01)
     with pytest.raises(InvalidInput, match="above 0"):
         think_s(0.0, 0.01)
-
-
-def test_a_barrier_waits_for_the_slowest() -> None:
-    """And for the exchange of gradients."""
-    assert synchronous([0.1, 0.2], 0.05) == pytest.approx(4)
-    assert synchronous([]) == 0
-
-
-def test_a_ring_moves_almost_twice_the_gradients() -> None:
-    """2 (n - 1)/n times the bytes over the bandwidth, and nothing for one worker."""
-    assert ring_s(1, 1e8, 1e9) == 0
-    assert ring_s(4, 1e8, 1e9) == pytest.approx(0.15)
-    assert ring_s(4, 1e8, 1e9, 1e-3) == pytest.approx(0.156)
-    with pytest.raises(InvalidInput, match="bytes/s"):
-        ring_s(4, 1e8, 0)
 
 
 def test_a_shortfall_is_a_share_of_the_sum() -> None:

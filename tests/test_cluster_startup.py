@@ -2,9 +2,9 @@
 
 import pytest
 
-from polythrottle.cluster.predict.startup import framework_s, startup
-from polythrottle.cluster.tables import StartupRow
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.predict.published_tables import StartupRow
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.lab.reproduce.transient_machines import framework_s, startup
 
 ROWS = [
     StartupRow("K80", "east", True, (1, 40, 38)),

@@ -8,19 +8,18 @@ from typing import Any
 import pytest
 from actuators import bench
 
-from polythrottle.clock import VirtualClock
-from polythrottle.cluster.fleet.knowledge import Knowledge, Look, Told, keep, recall
-from polythrottle.cluster.fleet.newcomer import Next
-from polythrottle.cluster.store import Store
-from polythrottle.cluster.train.learning import AGAIN_S
-from polythrottle.cluster.train.pace import Pace, Tally, write_pace
-from polythrottle.cluster.train.steering import AWAY_S, IDLE_S, WATCHED, Steering
-from polythrottle.errors import StorageError, UnknownName
-from polythrottle.space import OperatingPoint
-from polythrottle.state import ACTUATOR_SOCKET, socket_path
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import StorageError, UnknownName
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.storage.fleet_knowledge import CapObservation, Knowledge, NodeReport, keep, recall
+from polythrottle.storage.object_store import Store
+from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path
+from polythrottle.training.elastic.nodes.newcomer import NewcomerStep
+from polythrottle.training.elastic.nodes.power_controller import AGAIN_S, AWAY_S, IDLE_S, WATCHED, Steering
+from polythrottle.training.elastic.worker.progress_reporter import Pace, Tally, write_pace
 
 GPU = "NVIDIA-A100-PCIe-40-GB-simulated"
-LOOKS = (Look(None, 0.1, 240.0, 3), Look(200.0, 0.105, 200.0, 3))
+LOOKS = (CapObservation(None, 0.1, 240.0, 3), CapObservation(200.0, 0.105, 200.0, 3))
 CAP = [200.0, 1.05, 200.0]
 
 
@@ -86,11 +85,14 @@ def site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
 
 def test_a_newcomer_verifies_what_the_fleet_knows_and_says_so(tmp_path: Path, site: Callable[..., Site]) -> None:
     """The store knows 200 W: calibrated, verified, held, and told with how it was measured; its own word is kept."""
-    keep(Store(str(tmp_path / "store")), Told("former", GPU, "Net-1-b8", LOOKS))
+    keep(Store(str(tmp_path / "store")), NodeReport("former", GPU, "Net-1-b8", LOOKS))
     here = site()
     here.standing["cap"] = CAP
     here.train(8.0)
-    assert (here.board["verdict"], here.held()) == (str(Next.VERIFYING), OperatingPoint({"power_limit_w": 200.0}))
+    assert (here.board["verdict"], here.held()) == (
+        str(NewcomerStep.VERIFYING),
+        OperatingPoint({"power_limit_w": 200.0}),
+    )
     here.train(8.0)
     said = here.board
     assert (said["verdict"], said["limit_w"], said["energy_kind"]) == ("kept", 200.0, "simulated")
@@ -119,7 +121,7 @@ def test_where_the_fleet_knows_nothing_a_node_with_room_looks(site: Callable[...
 
 def test_without_its_controller_a_node_goes_back_to_its_default(tmp_path: Path, site: Callable[..., Site]) -> None:
     """What was planned is right only for the group it was planned for; when the controller is back, so is the cap."""
-    keep(Store(str(tmp_path / "store")), Told("former", GPU, "Net-1-b8", LOOKS))
+    keep(Store(str(tmp_path / "store")), NodeReport("former", GPU, "Net-1-b8", LOOKS))
     here = site()
     here.standing["cap"] = CAP
     here.train(16.0)
@@ -132,7 +134,7 @@ def test_without_its_controller_a_node_goes_back_to_its_default(tmp_path: Path, 
 
 def test_another_share_of_a_step_is_measured_anew(tmp_path: Path, site: Callable[..., Site]) -> None:
     """A group of another size gives each worker other samples: what was seen before is of another network."""
-    keep(Store(str(tmp_path / "store")), Told("former", GPU, "Net-1-b8", LOOKS))
+    keep(Store(str(tmp_path / "store")), NodeReport("former", GPU, "Net-1-b8", LOOKS))
     here = site()
     here.standing["cap"] = CAP
     here.train(16.0)
@@ -144,7 +146,7 @@ def test_another_share_of_a_step_is_measured_anew(tmp_path: Path, site: Callable
 
 def test_a_generation_of_the_same_share_goes_on(tmp_path: Path, site: Callable[..., Site]) -> None:
     """Counters that began anew are no negative steps, and what was verified is not verified again."""
-    keep(Store(str(tmp_path / "store")), Told("former", GPU, "Net-1-b8", LOOKS))
+    keep(Store(str(tmp_path / "store")), NodeReport("former", GPU, "Net-1-b8", LOOKS))
     here = site()
     here.standing["cap"] = CAP
     here.train(16.0)
@@ -192,7 +194,7 @@ def test_an_actuator_of_this_machine_is_used_unasked_and_its_lease_puts_the_boar
         path = socket_path(ACTUATOR_SOCKET)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(served.path)
-        keep(Store(str(tmp_path / "store")), Told("former", GPU, "Net-1-b8", LOOKS))
+        keep(Store(str(tmp_path / "store")), NodeReport("former", GPU, "Net-1-b8", LOOKS))
         here = Site(tmp_path, None)
         here.standing["cap"] = CAP
         here.train(8.0)
@@ -213,8 +215,8 @@ def test_an_actuator_of_this_machine_is_used_unasked_and_its_lease_puts_the_boar
 def test_nodes_that_stand_out_are_told(tmp_path: Path, site: Callable[..., Site]) -> None:
     """Beyond three deviations of its type, slower."""
     for number in range(5):
-        look = Look(None, 0.05 + number / 2000, 240.0, 3)
-        keep(Store(str(tmp_path / "store")), Told(f"f{number}", GPU, "Net-1-b8", (look,)))
+        look = CapObservation(None, 0.05 + number / 2000, 240.0, 3)
+        keep(Store(str(tmp_path / "store")), NodeReport(f"f{number}", GPU, "Net-1-b8", (look,)))
     here = site()
     here.train(8.0)
     assert here.board["factor"] == pytest.approx(0.08 / 0.051)
@@ -224,7 +226,7 @@ def test_nodes_that_stand_out_are_told(tmp_path: Path, site: Callable[..., Site]
 
 def test_a_node_whose_workers_have_stopped_is_left_at_its_default(tmp_path: Path, site: Callable[..., Site]) -> None:
     """It waits outside the group: its board is as found, and its power is not told as if it trained."""
-    keep(Store(str(tmp_path / "store")), Told("former", GPU, "Net-1-b8", LOOKS))
+    keep(Store(str(tmp_path / "store")), NodeReport("former", GPU, "Net-1-b8", LOOKS))
     here = site()
     here.standing["cap"] = CAP
     here.train(16.0)

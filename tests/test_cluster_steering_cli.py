@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from polythrottle.cli.cluster_steering import EVENTS, SteerOptions, WatchOptions, event_words, node_rows
+from polythrottle.cli.cluster.node_status import EVENTS, SteerOptions, WatchOptions, event_words, node_rows
 from polythrottle.cli.commands import run
-from polythrottle.cluster.bottleneck.remedy import Remedy
-from polythrottle.cluster.train.account import Journal
-from polythrottle.cluster.train.running import job_folder
+from polythrottle.training.elastic.event_log import EventLog
+from polythrottle.training.elastic.launcher import job_folder
+from polythrottle.training.elastic.nodes.bottleneck import Remedy
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_every_event_of_this_kind_has_its_words() -> None:
 
 def test_a_job_that_is_over_still_tells_what_came_last(capsys: pytest.CaptureFixture[str]) -> None:
     """From its events: the cap each node ended under, and the last bottleneck, within 80 columns."""
-    journal = Journal(job_folder("done"))
+    journal = EventLog(job_folder("done"))
     cap = {"event": "cap", "node": "n1", "verdict": "kept", "power_w": 190.0, "energy_kind": "simulated"}
     for limit_w in (225.0, 200.0):
         journal.append({**cap, "generation": 1, "at_s": 1.0, "limit_w": limit_w, "reason": "12.0% fewer joules"})

@@ -5,10 +5,10 @@ from math import nan
 import numpy as np
 import pytest
 
-from polythrottle.cluster.machine import Network
-from polythrottle.cluster.predict.steps import fit_steps
-from polythrottle.cluster.tables import StepRow
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.predict.published_tables import StepRow
+from polythrottle.cluster.predict.step_times import fit_steps
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import Network
 
 
 def row(name: str, flops: float, tensors: float, step_s: float, complete: bool = True) -> StepRow:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.clock import VirtualClock
-from polythrottle.cluster.store import CLAIM, ClaimedElsewhere, Holding, Store, read_claim
-from polythrottle.errors import BadFile, InvalidInput, StorageError
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
+from polythrottle.storage.object_store import CLAIM, ClaimedElsewhere, Holding, Store, read_claim
 
 
 @pytest.fixture(params=["file", "memory"])

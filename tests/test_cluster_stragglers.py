@@ -5,26 +5,25 @@ from dataclasses import replace
 import pytest
 from planning_builders import V100, offer, work
 
-from polythrottle.cluster.lifetime import Steady
-from polythrottle.cluster.machine import Market
-from polythrottle.cluster.plan.offer import options
-from polythrottle.cluster.plan.stragglers import judge, mean_inverse, sketched_slowdown, spot_or_not, to_provision
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.plan.options import options
+from polythrottle.cluster.plan.spot_market import judge, mean_inverse, spot_or_not
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import ConstantHazard, Market
 
 
 def verdict(rate_per_h: float, machines: int = 8, market: Market = Market.SPOT, spot_usd: float = 0.86):  # type: ignore[no-untyped-def]
     """Return the verdict on machines lost at a rate."""
     machine = replace(V100, usd_per_h={Market.SPOT: spot_usd, Market.ON_DEMAND: 2.48})
-    return judge(options(work(), offer(Steady(rate_per_h), machine=machine), market, machines)[0])
+    return judge(options(work(), offer(ConstantHazard(rate_per_h), machine=machine), market, machines)[0])
 
 
 def test_the_slowdown_is_the_sketched_one_where_losses_are_rare() -> None:
     """1 + nλ(R + τ/2) and the stalls are the slowdown to first order."""
-    spot = options(work(), offer(Steady(0.02)), Market.SPOT, 8)[0]
+    spot = options(work(), offer(ConstantHazard(0.02)), Market.SPOT, 8)[0]
     found = judge(spot)
     assert found is not None
     every_s = spot.choice.interval_s
-    sketched = sketched_slowdown(8, 0.02 / 3600, 8 + 170 / 8, every_s) + 3.8 / every_s
+    sketched = 1 + 8 * (0.02 / 3600) * (8 + 170 / 8 + every_s / 2) + 3.8 / every_s
     assert found.slowdown == pytest.approx(sketched, rel=0.002)
 
 
@@ -46,18 +45,16 @@ def test_a_spot_price_above_on_demand_never_pays() -> None:
     dear = verdict(0.1, spot_usd=2.6)
     assert not dear.pays
     assert dear.break_even_per_h == 0
-    assert dear.break_even_price < 1
 
 
 def test_the_price_of_energy_counts() -> None:
     """Where energy costs much, redone joules make spot less worth than its rent says."""
     dear = work(usd_per_kwh=5.0)
-    rent, whole = (judge(options(job, offer(Steady(2.0)), Market.SPOT, 8)[0]) for job in (work(), dear))
+    rent, whole = (judge(options(job, offer(ConstantHazard(2.0)), Market.SPOT, 8)[0]) for job in (work(), dear))
     assert rent is not None
     assert whole is not None
     assert whole.cost_ratio > rent.cost_ratio
     assert whole.break_even_per_h < rent.break_even_per_h
-    assert whole.break_even_price < rent.break_even_price
 
 
 def test_both_markets_get_the_same_verdict() -> None:
@@ -82,13 +79,7 @@ def test_the_mean_inverse_is_more_than_the_inverse_of_the_mean() -> None:
     assert mean_inverse(5000, 0.5) == pytest.approx(1 / 2500, rel=0.001)
 
 
-def test_more_are_provisioned_the_less_they_are_there() -> None:
-    """To have E[1/y] of four steady workers takes more of those that come and go."""
-    needed = [to_provision(4, share) for share in (1.0, 0.8, 0.5)]
-    assert needed[0] == 4
-    assert needed == sorted(needed)
-    assert mean_inverse(needed[2], 0.5) <= 0.25 < mean_inverse(needed[2] - 1, 0.5)
-    with pytest.raises(InvalidInput, match="more than 10"):
-        to_provision(8, 0.1, most=10)
+def test_a_share_of_time_is_above_0() -> None:
+    """Workers that are never there have no mean of 1/y."""
     with pytest.raises(InvalidInput, match="share of time"):
         mean_inverse(2, 0)

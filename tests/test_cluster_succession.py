@@ -2,9 +2,9 @@
 
 import pytest
 
-from polythrottle.cluster.provision.provider import Rented, Stage
-from polythrottle.cluster.provision.succession import ENOUGH, Successions, Takeover
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import Rented, Stage
+from polythrottle.training.elastic.nodes.succession import ENOUGH, Successions, Takeover
 
 
 def measured(*waits_s: float, late: float = 0.5) -> Successions:

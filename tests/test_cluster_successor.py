@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from polythrottle.cluster.provision.successor import (
+from polythrottle.domain.errors import BadFile, InvalidInput
+from polythrottle.training.elastic.nodes.succession import (
     Stakes,
     WaitModel,
     Waits,
@@ -15,7 +16,6 @@ from polythrottle.cluster.provision.successor import (
     stakes_of,
     submit_now,
 )
-from polythrottle.errors import BadFile, InvalidInput
 
 WAITS = Waits.of([random * 10 for random in range(1, 101)])  # 10 … 1000 s
 EVEN, PATIENT, URGENT = Stakes(1, 1), Stakes(4, 1), Stakes(1, 9)

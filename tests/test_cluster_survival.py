@@ -4,9 +4,9 @@ from datetime import datetime
 
 import pytest
 
-from polythrottle.cluster.predict.survival import kaplan_meier
-from polythrottle.cluster.tables import LifetimeRow
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.predict.published_tables import LifetimeRow
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.lab.reproduce.transient_machines import kaplan_meier
 
 START = datetime(2019, 2, 18)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.tables import (
+from polythrottle.cluster.predict.published_tables import (
     checkpoint_rows,
     job_rows,
     lifetime_rows,
@@ -13,7 +13,7 @@ from polythrottle.cluster.tables import (
     startup_rows,
     step_rows,
 )
-from polythrottle.errors import BadFile
+from polythrottle.domain.errors import BadFile
 
 STEPS = "gpu,network,flops,n_parameters,n_tensors,step_time_s,step_time_std_s,n_repeats,weight_mb\n"
 GOOD = "K80,a,1e9,1e6,50,0.1,0.001,13,5.3\n"

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from polythrottle.clock import VirtualClock
-from polythrottle.cluster.train.pace import Tally
-from polythrottle.cluster.train.timing import StepTimer
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.training.elastic.worker.process_group import StepTimer
+from polythrottle.training.elastic.worker.progress_reporter import Tally
 
 
 def step(timer: StepTimer, clock: VirtualClock, model: torch.nn.Module, exchange_s: float) -> None:
@@ -93,7 +93,7 @@ def test_on_a_gpu_the_exchange_is_counted_once_it_is_over(monkeypatch: pytest.Mo
     timer, _, _ = timed()
     events = [Event(at_s) for at_s in (1.0, 1.25, 2.0, 2.5)]
     coming = iter(events)
-    monkeypatch.setattr("polythrottle.cluster.train.timing._recorded", lambda: next(coming))
+    monkeypatch.setattr("polythrottle.training.elastic.worker.process_group._recorded", lambda: next(coming))
     for _ in range(2):
         timer._done_cuda(torch.zeros(1))
         timer.exchanged()

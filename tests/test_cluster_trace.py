@@ -8,10 +8,10 @@ import pytest
 from planning_builders import CATALOGUE
 
 from polythrottle.cli.commands import run
-from polythrottle.cluster.lifetime import KEPT, Observed, Steady
-from polythrottle.cluster.simulate.supply import Change, Fitted, Recorded, Supply
-from polythrottle.cluster.simulate.trace import Trace, read_trace
-from polythrottle.errors import BadFile, InvalidInput
+from polythrottle.cluster.recorded_tables import Trace, read_trace
+from polythrottle.cluster.simulate.supply import Change, DrawnSupply, RecordedSupply, Supply
+from polythrottle.domain.errors import BadFile, InvalidInput
+from polythrottle.domain.fleet.transient_machine import KEPT, ConstantHazard, ObservedLifetime
 
 STEPS = Trace("made up", (0.0, 100.0, 250.0), (4, 1, 3), 400.0)
 
@@ -49,7 +49,7 @@ def test_a_last_row_that_takes_machines_away_counts(tmp_path: Path) -> None:
     trace = read_trace(file)
     assert (trace.losses, trace.bursts, trace.machine_s) == (3, 1, 300.0)
     assert (trace.ends_s, trace.assumed_s) == (200.0, 100.0)
-    changes = until(Recorded(trace, 3), 400.0)
+    changes = until(RecordedSupply(trace, 3), 400.0)
     assert [there(changes, time_s) for time_s in (99, 101, 199, 201, 301)] == [3, 0, 0, 3, 0]
     file.write_text("time_s,event,n_nodes\n100,add,2\n200,,2\n300,remove,1\n900,remove,0\n")
     trace = read_trace(file)
@@ -97,40 +97,40 @@ def test_what_is_no_trace_is_said_with_its_line(tmp_path: Path, text: str, words
 
 def test_a_replay_has_as_many_machines_as_the_record() -> None:
     """At every moment, over the end of the record and for a fleet as large as it."""
-    changes = until(Recorded(STEPS, 4), 1200)
+    changes = until(RecordedSupply(STEPS, 4), 1200)
     for time_s, number in ((0, 4), (99, 4), (100, 1), (249, 1), (251, 3), (401, 4), (501, 1), (900, 1), (1051, 3)):
         assert there(changes, time_s) == number, time_s
 
 
 def test_a_larger_fleet_is_several_records_and_a_smaller_one_a_part() -> None:
     """Ten places of a record of four are two and a half copies; one place never has two machines."""
-    most = max(there(until(Recorded(STEPS, 10), 3000), time_s) for time_s in range(0, 3000, 7))
+    most = max(there(until(RecordedSupply(STEPS, 10), 3000), time_s) for time_s in range(0, 3000, 7))
     assert 8 <= most <= 10
-    alone = [there(until(Recorded(STEPS, 1), 3000), time_s) for time_s in range(0, 3000, 7)]
+    alone = [there(until(RecordedSupply(STEPS, 1), 3000), time_s) for time_s in range(0, 3000, 7)]
     assert set(alone) == {0, 1}
 
 
 def test_a_record_without_a_change_is_a_fleet_without_one() -> None:
     """Machines come once and nothing follows, instead of a search for the next change without end."""
     flat = Trace("flat", (0.0,), (5,), 100.0)
-    assert len(list(Recorded(flat, 3).changes(0))) == 3
-    assert len(list(Recorded(flat, 12, shifted=True).changes(0))) == 12
+    assert len(list(RecordedSupply(flat, 3).changes(0))) == 3
+    assert len(list(RecordedSupply(flat, 12, shifted=True).changes(0))) == 12
 
 
 def test_machines_that_never_live_still_let_time_pass() -> None:
     """A billion losses an hour are no more than one a second for each place."""
-    assert len(until(Fitted(1, Steady(1e9), order_s=0.0), 100.0)) <= 201
+    assert len(until(DrawnSupply(1, ConstantHazard(1e9), order_s=0.0), 100.0)) <= 201
 
 
 def test_a_seed_says_which_machines_are_lost() -> None:
     """The same seed repeats everything, another one does not."""
-    assert until(Recorded(STEPS, 3), 2000, 1) == until(Recorded(STEPS, 3), 2000, 1)
-    assert until(Recorded(STEPS, 3), 2000, 1) != until(Recorded(STEPS, 3), 2000, 2)
+    assert until(RecordedSupply(STEPS, 3), 2000, 1) == until(RecordedSupply(STEPS, 3), 2000, 1)
+    assert until(RecordedSupply(STEPS, 3), 2000, 1) != until(RecordedSupply(STEPS, 3), 2000, 2)
 
 
 def test_drawn_machines_live_as_long_as_their_lifetime_says() -> None:
     """The mean of ten thousand steady lives is within 5 % of 1/rate; each lost one comes back after its order."""
-    supply = Fitted(50, Steady(2.0), order_s=30.0)
+    supply = DrawnSupply(50, ConstantHazard(2.0), order_s=30.0)
     changes = list(islice(supply.changes(3), 20_000))
     born: dict[int, float] = {}
     lives, lost = [], []
@@ -147,20 +147,20 @@ def test_drawn_machines_live_as_long_as_their_lifetime_says() -> None:
 
 def test_machines_that_are_kept_never_change() -> None:
     """On-demand machines come once, and then nothing happens any more."""
-    assert [change.there for change in Fitted(3, KEPT).changes(0)] == [True] * 3
+    assert [change.there for change in DrawnSupply(3, KEPT).changes(0)] == [True] * 3
 
 
 def test_a_lifetime_with_an_end_takes_everyone() -> None:
     """Nobody outlives the provider's limit of 24 h."""
-    capped = Observed((0.0, 86399.0, 86400.0), (1.0, 0.5, 0.0))
-    changes = until(Fitted(20, capped, 60.0), 86400 * 3)
+    capped = ObservedLifetime((0.0, 86399.0, 86400.0), (1.0, 0.5, 0.0))
+    changes = until(DrawnSupply(20, capped, 60.0), 86400 * 3)
     born = {change.machine: change.time_s for change in changes if change.there}
     assert all(change.time_s - born[change.machine] <= 86400 for change in changes if not change.there)
 
 
 def test_a_shock_takes_a_share_at_one_moment() -> None:
     """Half of a hundred machines, give or take, at the same second; without shocks nobody is lost."""
-    changes = until(Fitted(100, KEPT, 60.0, shocks_per_h=1.0, shock_share=0.5), 86400)
+    changes = until(DrawnSupply(100, KEPT, 60.0, shocks_per_h=1.0, shock_share=0.5), 86400)
     lost: dict[float, int] = {}
     for change in changes:
         if not change.there:
@@ -172,9 +172,9 @@ def test_a_shock_takes_a_share_at_one_moment() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: Recorded(STEPS, 0),
-        lambda: Fitted(0, KEPT),
-        lambda: Fitted(1, KEPT, shock_share=1.5),
+        lambda: RecordedSupply(STEPS, 0),
+        lambda: DrawnSupply(0, KEPT),
+        lambda: DrawnSupply(1, KEPT, shock_share=1.5),
         lambda: Trace("t", (0.0, 0.0), (1, 2), 5.0),
         lambda: Trace("t", (0.0,), (1,), 0.0),
     ],

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from polythrottle.cli.cluster_train import _outcome, _say_event, _slurms_name, print_status
+from polythrottle.cli.cluster.job_status import print_event, print_status
+from polythrottle.cli.cluster.train import _outcome, _slurms_name
 from polythrottle.cli.commands import run
-from polythrottle.cluster.train.account import Journal
-from polythrottle.cluster.train.running import Asked, job_folder, status_of
-from polythrottle.errors import ClaimFailed
+from polythrottle.domain.errors import ClaimFailed
+from polythrottle.training.elastic.event_log import EventLog
+from polythrottle.training.elastic.launcher import ControllerOptions, job_folder, status_of
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_more_nodes_than_fit_into_memory_are_refused(
 
 def test_a_finished_job_is_not_begun_again(capfd: pytest.CaptureFixture[str]) -> None:
     """Its name is refused, with what to do."""
-    journal = Journal(job_folder("done"))
+    journal = EventLog(job_folder("done"))
     journal.append({"event": "finished", "generation": 1, "at_s": 1.0})
     journal.close()
     assert run(["cluster", "train", "--serve", "127.0.0.1:0", "--job", "done"]) == 2
@@ -133,7 +134,7 @@ def test_a_finished_job_is_not_begun_again(capfd: pytest.CaptureFixture[str]) ->
 
 def written(name: str) -> Path:
     """Write the events of a job whose controller is gone, and return its folder."""
-    journal = Journal(job_folder(name))
+    journal = EventLog(job_folder(name))
     for record in (
         {"event": "formed", "generation": 1, "members": ["a", "b"], "chief": "a", "at_s": 0.5},
         {"event": "first step", "generation": 1, "step": 1, "workers": 2, "at_s": 2.0},
@@ -172,7 +173,7 @@ def test_status_of_no_job_is_one_line(words: list[str], code: int, capfd: pytest
 
 def test_a_finished_job_has_no_members_any_more(capfd: pytest.CaptureFixture[str]) -> None:
     """Who made up its last generation is told apart from who trains now."""
-    journal = Journal(job_folder("job"))
+    journal = EventLog(job_folder("job"))
     journal.append({"event": "formed", "generation": 1, "members": ["a", "b"], "chief": "a", "at_s": 0.5})
     journal.append({"event": "finished", "generation": 1, "node": "a", "at_s": 9.0})
     journal.close()
@@ -187,7 +188,7 @@ def test_a_finished_job_has_no_members_any_more(capfd: pytest.CaptureFixture[str
 def test_what_went_wrong_and_what_was_done_ahead_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
     """A worker's signal with its last words, restarts of the controller, successors with what they came to."""
     written("job")
-    journal = Journal(job_folder("job"))
+    journal = EventLog(job_folder("job"))
     fault = {"node": "a", "reason": "SIGKILL ended a worker", "signal": "SIGKILL", "exit_code": None}
     journal.append({"event": "restarted", "generation": 2, "away_s": 3.0, "at_s": 20.0})
     journal.append({"event": "fault", "generation": 2, "said": ["loading", "x" * 200], "at_s": 21.0, **fault})
@@ -213,10 +214,10 @@ def test_each_order_of_slurms_is_a_node_of_its_own() -> None:
 def test_a_job_whose_controller_ended_before_it_was_over_has_not_come_to_its_end(code: int) -> None:
     """Even where the controller ends well, as one told to stop does: what is kept is said, and how it goes on."""
     written("job")
-    job = Asked("job").as_job()
+    job = ControllerOptions("job").as_job()
     with pytest.raises(ClaimFailed, match=r"was stopped.*checkpoint of step 9 is kept; go on from it with --job job"):
         _outcome(code, job)
-    journal = Journal(job.folder)
+    journal = EventLog(job.folder)
     journal.append({"event": "finished", "generation": 2, "node": "a", "at_s": 30.0})
     journal.close()
     assert _outcome(0, job)["phase"] == "finished"
@@ -226,15 +227,15 @@ def test_a_failed_jobs_last_line_has_its_reason_and_the_line_before_has_not(capf
     """The reason, with the worker's own words, is said in full once."""
     written("job")
     record = {"event": "failed", "generation": 2, "reason": "three times; the last: ValueError: bad", "at_s": 30.0}
-    journal = Journal(job_folder("job"))
+    journal = EventLog(job_folder("job"))
     journal.append(record)
     journal.close()
-    _say_event(record)
+    print_event(record)
     said = capfd.readouterr().err
     assert "the job has failed" in said
     assert "ValueError" not in said
     with pytest.raises(ClaimFailed, match="ValueError: bad") as failed:
-        _outcome(9, Asked("job").as_job())
+        _outcome(9, ControllerOptions("job").as_job())
     assert failed.value.exit_code == 9
 
 

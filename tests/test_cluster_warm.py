@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from polythrottle.cluster.train.warm import have_ended_well, own_words
+from polythrottle.training.elastic.worker.process import have_ended_well, own_words
 
 PARENT = """
 import json, multiprocessing, os, signal, sys
-from polythrottle.cluster.train.warm import METHOD, own_words, train, warm_up
+from polythrottle.training.elastic.worker.process import METHOD, own_words, train, warm_up
 
 if __name__ == "__main__":
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -90,7 +90,7 @@ def test_a_fork_of_what_has_touched_a_gpu_begins_anew(tmp_path: Path) -> None:
     script, parent = tmp_path / "script.py", tmp_path / "parent.py"
     script.write_text("import os, sys\nprint(sys.argv[1:], 'torch' in sys.modules, os.environ['POLYTHROTTLE_X'])\n")
     parent.write_text(
-        "import sys, types\nfrom polythrottle.cluster.train.warm import train\n"
+        "import sys, types\nfrom polythrottle.training.elastic.worker.process import train\n"
         "sys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(_is_in_bad_fork=lambda: True))\n"
         f"train('{{\"POLYTHROTTLE_X\": \"known\"}}', {str(script)!r}, 'a b')\n"
     )

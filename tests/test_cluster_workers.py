@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polythrottle.cli.cluster_workers import gpus_of, workers_on
+from polythrottle.cli.cluster.rented_nodes import gpus_of, workers_on
 from polythrottle.cli.commands import run
-from polythrottle.cluster.train.torchrun import Plan
+from polythrottle.training.elastic.engines import Plan
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_slurm_job_of_two_gpus_trains_on_two(tmp_path: Path, monkeypatch: pyte
         plans.append(plan)
         return 1
 
-    monkeypatch.setattr("polythrottle.cli.cluster_train.run_on", run_on)
+    monkeypatch.setattr("polythrottle.cli.cluster.train.run_on", run_on)
     given = ["--on", "slurm", "--sbatch=--gres=gpu:2"]
     run(["cluster", "train", str(tmp_path / "train.py"), *given])
     assert plans[0].joining[:2] == ["--workers", "2"]

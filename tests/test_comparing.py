@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from polythrottle.comparing.pairs import Comparison, Verdict, compare
-from polythrottle.comparing.sequential import half_width, interval
-from polythrottle.errors import TrialError, Unanswered
-from polythrottle.measurement import Latency, Measurement, Window
-from polythrottle.setup import Setup
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.errors import TrialError, Unanswered
+from polythrottle.domain.measurement import Latency, Measurement, Window
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.metering.comparison import Comparison, ComparisonVerdict, compare
+from polythrottle.metering.sequential import half_width, interval
+from polythrottle.tuning.setup import Setup
 
 
 def measurement(energy_j: float) -> Measurement:
@@ -26,6 +26,7 @@ def pairs(ratio: float, spread: float, count: int, seed: int) -> Comparison:
     return Comparison(tuple(made))
 
 
+@pytest.mark.slow
 def test_an_interval_looked_at_all_the_time_misses_the_truth_seldom() -> None:
     """In 400 sequences of 60 values that are looked at after each, at most 5 % ever exclude the truth."""
     missed = 0
@@ -40,20 +41,21 @@ def test_an_interval_looked_at_all_the_time_misses_the_truth_seldom() -> None:
     assert missed <= 20
 
 
+@pytest.mark.slow
 def test_no_saving_is_claimed_between_equal_settings() -> None:
     """Of 200 comparisons of A with A, each looked at after every pair, at most 5 % claim a saving or a cost."""
     claims = 0
     for seed in range(200):
         whole = pairs(1.0, 0.03, 40, seed).pairs
         seen = (Comparison(whole[: count + 1]).verdict for count in range(40))
-        claims += any(verdict is not Verdict.NOT_PROVEN for verdict in seen)
+        claims += any(verdict is not ComparisonVerdict.NOT_PROVEN for verdict in seen)
     assert claims <= 10
 
 
 def test_a_large_saving_takes_few_pairs() -> None:
     """Twenty percent under three percent of noise is proven within six pairs."""
     found = [pairs(0.8, 0.03, 6, seed).verdict for seed in range(50)]
-    assert found.count(Verdict.SAVES) >= 48
+    assert found.count(ComparisonVerdict.SAVES) >= 48
 
 
 def test_the_saving_lies_in_its_interval() -> None:
@@ -61,13 +63,13 @@ def test_the_saving_lies_in_its_interval() -> None:
     found = pairs(0.8, 0.01, 12, 3)
     assert found.saving.low < 0.2 < found.saving.high
     assert found.middle() == pytest.approx(0.8, rel=0.02)
-    assert pairs(1.25, 0.01, 8, 0).verdict is Verdict.COSTS
+    assert pairs(1.25, 0.01, 8, 0).verdict is ComparisonVerdict.COSTS
 
 
 def test_too_few_pairs_say_nothing() -> None:
     """With one pair, or two, nothing is known; what was not measured stays unknown."""
     assert half_width(1, 0.1) == math.inf
-    assert pairs(0.1, 0.01, 1, 0).verdict is Verdict.NOT_PROVEN
+    assert pairs(0.1, 0.01, 1, 0).verdict is ComparisonVerdict.NOT_PROVEN
     assert Comparison().middle() is None
     assert pairs(0.5, 0.01, 8, 0).ratio("temperature").high == math.inf
 
@@ -78,9 +80,9 @@ def test_a_growing_queue_leaves_everything_unknown() -> None:
     late = [(a, replace(b, backlog_per_s=5.0)) for a, b in whole]
     found = Comparison((*late[:4], *whole[4:]))
     assert found.keeps_up == (True, False)
-    assert (found.verdict, found.ratio().high, found.settled) == (Verdict.NOT_PROVEN, math.inf, True)
+    assert (found.verdict, found.ratio().high, found.settled) == (ComparisonVerdict.NOT_PROVEN, math.inf, True)
     assert not Comparison(tuple(late[:3])).settled
-    assert Comparison((*late[:3], *whole[3:])).verdict is Verdict.SAVES
+    assert Comparison((*late[:3], *whole[3:])).verdict is ComparisonVerdict.SAVES
     assert Comparison().keeps_up == (True, True)
 
 
@@ -99,13 +101,13 @@ SIMULATED = Setup("sim:jetson-agx-orin", "efficientnet-b4")
 def test_a_real_saving_is_found_on_a_board() -> None:
     """Clocks that save half the energy of a simulated board are told from its default in a handful of pairs."""
     found = turns(SIMULATED, {}, {"gpu_max_hz": 1_032_750_000, "gpu_min_hz": 1_032_750_000, "batch_size": 2})
-    assert found.verdict is Verdict.SAVES
+    assert found.verdict is ComparisonVerdict.SAVES
     assert len(found.pairs) <= 8
 
 
 def test_a_point_does_not_save_against_itself() -> None:
     """A board compared with itself ends without a claim."""
-    assert turns(SIMULATED, {}, {}, most_pairs=8).verdict is Verdict.NOT_PROVEN
+    assert turns(SIMULATED, {}, {}, most_pairs=8).verdict is ComparisonVerdict.NOT_PROVEN
 
 
 def test_a_board_that_warms_up_favours_neither_side(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,11 +118,11 @@ def test_a_board_that_warms_up_favours_neither_side(monkeypatch: pytest.MonkeyPa
         taken.append(0)
         return measurement(1.001 ** len(taken))
 
-    monkeypatch.setattr("polythrottle.comparing.pairs.measure", warming)
+    monkeypatch.setattr("polythrottle.metering.comparison.measure", warming)
     found = turns(SIMULATED, {}, {}, most_pairs=40)
     first = sum(a.energy_j < b.energy_j for a, b in found.pairs)
     assert 0.25 < first / len(found.pairs) < 0.75
-    assert found.verdict is Verdict.NOT_PROVEN
+    assert found.verdict is ComparisonVerdict.NOT_PROVEN
 
 
 class Failing:

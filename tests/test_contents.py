@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from builders import measured
 
-from polythrottle.catalog.places import locate
-from polythrottle.daemon.contents import changed
-from polythrottle.profile import Profile
-from polythrottle.space import OperatingPoint
+from polythrottle.catalog.documents import locate
+from polythrottle.daemon.followed_profile import changed
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import OperatingPoint
 
 
 def profile(device: str, workload: str, content: str | None) -> Profile:

@@ -7,14 +7,13 @@ import time
 import pytest
 
 from polythrottle.catalog import load_board, load_model
-from polythrottle.errors import InvalidInput, TrialError
-from polythrottle.finetune.coruns import UNCOUNTED, profile
-from polythrottle.finetune.interference import telling
-from polythrottle.finetune.job import Job
-from polythrottle.finetune.measured_coruns import MeasuredBench, Work
-from polythrottle.finetune.simulated_coruns import SHARES, SimulatedBench
-from polythrottle.measurement import Query
-from polythrottle.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.domain.errors import InvalidInput, TrialError
+from polythrottle.domain.measurement import Query
+from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.training.beside.corun_bench import UNCOUNTED, MeasuredBench, Work, profile
+from polythrottle.training.beside.interference import most_informative
+from polythrottle.training.beside.options import Job
+from polythrottle.training.beside.simulated_host import SHARES, SimulatedBench
 
 
 def bench(noise: float = 0.03, seed: int = 0) -> SimulatedBench:
@@ -55,9 +54,10 @@ class Served:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make windows short, and patience too."""
     for name, value in (("_QUERIES", 20), ("_LEAST_S", 0.02), ("_SOON_S", 0.3)):
-        monkeypatch.setattr(f"polythrottle.finetune.measured_coruns.{name}", value)
+        monkeypatch.setattr(f"polythrottle.training.beside.corun_bench.{name}", value)
 
 
+@pytest.mark.slow
 def test_a_profile_says_what_it_is_made_of_and_that_it_is_simulated() -> None:
     """The document is JSON, carries the word, and names both predictors; the table fits in 80 columns."""
     told = profile(bench(), held_out=8, requests=5)
@@ -73,6 +73,7 @@ def test_a_profile_says_what_it_is_made_of_and_that_it_is_simulated() -> None:
     assert sum(widths) + 3 * len(widths) + 1 <= 80
 
 
+@pytest.mark.slow
 def test_the_same_seed_makes_the_same_profile() -> None:
     """Cases, noise and choice follow from the seed."""
     first, again, other = (profile(bench(seed=seed), held_out=4, seed=seed) for seed in (1, 1, 2))
@@ -99,12 +100,13 @@ def test_without_noise_a_window_shows_the_truth() -> None:
         assert told.tail_s == pytest.approx(silent.truth_s(case))
 
 
+@pytest.mark.slow
 def test_the_first_cases_differ_in_batch_share_and_clocks() -> None:
     """What tells most is never the same case again, and covers alone, beside, small and large batches."""
     device = bench()
     runs = []
     for _ in range(8):
-        runs.append(device.measure(device.cases[telling(device.cases, runs)]))
+        runs.append(device.measure(device.cases[most_informative(device.cases, runs)]))
     assert len({case.unmeasured for case in runs}) == 8
     assert len({case.share for case in runs}) >= 3
     assert len({case.batch for case in runs}) >= 3
@@ -133,6 +135,7 @@ def test_noise_that_is_no_fraction_is_refused() -> None:
         bench(noise=1.5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short")
 def test_real_co_runs_are_slower_beside_a_trainer_and_batches_count() -> None:
     """Queries that meet a working trainer take longer, and a fit of them does without operations and says so."""
@@ -147,6 +150,7 @@ def test_real_co_runs_are_slower_beside_a_trainer_and_batches_count() -> None:
     assert max(each.latency_s / each.batch for each in beside) > 0.0105
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short")
 def test_counted_work_lets_the_papers_model_be_fitted() -> None:
     """With operations of item and sample both predictors are judged."""

@@ -10,13 +10,12 @@ import pytest
 
 from polythrottle.actuation import Limits, SysFiles
 from polythrottle.backends.cpu import KNOB, CpuDevice
-from polythrottle.backends.cpu.busy import BusyTime, busy_s
-from polythrottle.backends.cpu.counters import Counted, Counter
-from polythrottle.clock import VirtualClock
-from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, UnknownName
-from polythrottle.findings import Finding
-from polythrottle.measurement import EnergyKind
-from polythrottle.space import OperatingPoint, SearchSpace
+from polythrottle.backends.cpu.energy import BusyTime, RaplCounter, RaplCounters, busy_s
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, UnknownName
+from polythrottle.domain.measurement import EnergyKind
+from polythrottle.domain.ports import Finding
+from polythrottle.domain.space import OperatingPoint, SearchSpace
 from polythrottle.testing.contracts import DeviceContract
 
 RANGE_UJ = 65_532_610_987
@@ -178,7 +177,7 @@ def test_a_level_it_does_not_have_is_refused(tree: Path) -> None:
 KILLED = """
 import os, signal, sys
 from polythrottle.backends.cpu import CpuDevice
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.space import OperatingPoint
 cpu = CpuDevice(root=sys.argv[1])
 cpu._actuator._guarded = False  # it would restore before anyone looks
 cpu.__enter__()
@@ -224,7 +223,9 @@ def test_rapl_counts_packages_in_joules_across_a_wrap(tree: Path) -> None:
 def test_rapl_is_sampled_several_times_within_the_shortest_wrap(tree: Path) -> None:
     """A 65 kJ counter at 500 W wraps after 131 s and is read at least every 33 s, in the background."""
     folder = zone(tree, "0", "package-0", 0)
-    rapl = Counted([Counter.of("package-0", folder / "energy_uj", folder / "max_energy_range_uj")], "package-0")
+    rapl = RaplCounters(
+        [RaplCounter.of("package-0", folder / "energy_uj", folder / "max_energy_range_uj")], "package-0"
+    )
     assert rapl.period_s == pytest.approx(32.8, abs=0.1)
     rapl.start()
     rapl.stop()

@@ -7,18 +7,16 @@ from pathlib import Path
 import pytest
 from daemons import LADDER, TUNED
 
-from polythrottle.daemon.accounts import Accounts
-from polythrottle.daemon.looking import Sight
-from polythrottle.daemon.ports import Seen
-from polythrottle.daemon.record import MINUTES_MOST, Record, Totals
-from polythrottle.daemon.saving import Saving, midnight_s
-from polythrottle.daemon.signals import PowerBudget, StudyOffered
-from polythrottle.daemon.state import Phase, State
-from polythrottle.daemon.wishes import SetBudget
-from polythrottle.errors import InvalidInput
-from polythrottle.measurement import EnergyKind, Interval, Latency, Measurement
-from polythrottle.profile import Profile
-from polythrottle.space import OperatingPoint
+from polythrottle.daemon.commands import SetBudget
+from polythrottle.daemon.control.events import PowerBudget, StudyOffered
+from polythrottle.daemon.control.state import Phase, State
+from polythrottle.daemon.energy_accounts import Accounts, Saving, midnight_s
+from polythrottle.daemon.history_store import MINUTES_MOST, HistoryStore, Totals
+from polythrottle.daemon.observation import ControlPeriod, RequestStats
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import OperatingPoint
 
 UP = State(phase=Phase.FOLLOWING, plan=TUNED.plan)
 DEFAULT = Measurement(
@@ -35,14 +33,14 @@ class Day:
     def __init__(self, folder: Path) -> None:
         self.wall_s = midnight_s(1_700_000_000.0) + 12 * 3600.0
         self.begun_s = self.wall_s
-        self.record = Record(folder / "daemon.db", lambda: self.wall_s)
+        self.record = HistoryStore(folder / "daemon.db", lambda: self.wall_s)
         self.accounts = Accounts(self.record, lambda: self.wall_s)
 
     def second(self, power_w: float | None = 10.0, rate: int = 20, state: State = UP) -> list[object]:
         """Let a second pass, and return what the controller is told."""
         self.wall_s += 1.0
-        seen = Seen(rate, rate, 1 if rate else 0, 0, 0.05, 0.02)
-        sight = Sight(self.wall_s - self.begun_s, 1.0, seen, None, power_w, power_w, power_w)
+        seen = RequestStats(rate, rate, 1 if rate else 0, 0, 0.05, 0.02)
+        sight = ControlPeriod(self.wall_s - self.begun_s, 1.0, seen, None, power_w, power_w, power_w)
         return list(self.accounts.turn(sight, state))
 
 
@@ -61,7 +59,7 @@ def profile(default: Measurement | None = DEFAULT) -> Profile:
 
 def test_saving_is_what_the_default_would_have_drawn_less_what_was(day: Day) -> None:
     """At 20 requests a second the default draws 24 W; ten seconds at 10 W save 140 J, with the profile's doubt."""
-    day.accounts.saving = Saving.of(profile())
+    day.accounts.follow(profile())
     for _ in range(10):
         day.second(power_w=10.0, rate=20)
     shown = day.accounts.shown_saving()
@@ -85,7 +83,7 @@ def test_saving_is_what_the_default_would_have_drawn_less_what_was(day: Day) -> 
 )
 def test_what_cannot_be_known_is_not_claimed(day: Day, default: Measurement | None, words: str) -> None:
     """Without the default's idle power or joules no saving is shown, and why."""
-    day.accounts.saving = Saving.of(profile(default))
+    day.accounts.follow(profile(default))
     day.second()
     shown = day.accounts.shown_saving()
     assert (shown.joules, shown.low, shown.high) == (None, None, None)
@@ -94,7 +92,7 @@ def test_what_cannot_be_known_is_not_claimed(day: Day, default: Measurement | No
 
 def test_without_intervals_a_saving_has_none(day: Day) -> None:
     """A profile without intervals gives a figure that says so."""
-    day.accounts.saving = Saving.of(profile(replace(DEFAULT, intervals={})))
+    day.accounts.follow(profile(replace(DEFAULT, intervals={})))
     day.second()
     shown = day.accounts.shown_saving()
     assert shown.joules is not None
@@ -115,7 +113,7 @@ def test_nothing_is_saved_before_a_request() -> None:
 )
 def test_nothing_is_saved_while_the_board_is_as_found(day: Day, away: State) -> None:
     """Released, given way with, or without the right to set it: those seconds are left out, their joules are not."""
-    day.accounts.saving = Saving.of(profile())
+    day.accounts.follow(profile())
     day.accounts.wished(SetBudget(battery_wh=1.0, last_s=3600.0))
     for _ in range(5):
         day.second(state=away)
@@ -131,14 +129,14 @@ def test_nothing_is_saved_while_the_board_is_as_found(day: Day, away: State) -> 
 def test_joules_between_two_turns_are_of_the_budget_too(day: Day) -> None:
     """A look before the period's end begins the next one, so that what was drawn until then is counted there."""
     day.accounts.wished(SetBudget(battery_wh=1.0, last_s=3600.0))
-    day.accounts.between(Sight(0.1, 0.1, Seen(2, 2, 0, 0, 0.05, 0.02), None, 30.0, 30.0, 3.0), UP)
+    day.accounts.between(ControlPeriod(0.1, 0.1, RequestStats(2, 2, 0, 0, 0.05, 0.02), None, 30.0, 30.0, 3.0), UP)
     assert day.accounts.budget is not None
     assert day.accounts.budget.left_j() == pytest.approx(3600.0 - 3.0)
 
 
 def test_unknown_power_is_no_saving(day: Day) -> None:
     """A second whose joules are unknown counts requests, and neither joules nor savings."""
-    day.accounts.saving = Saving.of(profile())
+    day.accounts.follow(profile())
     day.second(power_w=None)
     assert (day.accounts.energy_j, day.accounts.requests) == (None, 20)
     assert day.accounts.shown_saving().joules is None
@@ -146,13 +144,13 @@ def test_unknown_power_is_no_saving(day: Day) -> None:
 
 def test_savings_begin_again_at_midnight(day: Day) -> None:
     """The day's figure counts from local midnight, over a restart of the daemon too."""
-    day.accounts.saving = Saving.of(profile())
+    day.accounts.follow(profile())
     for _ in range(120):
         day.second()
     day.accounts.close()
     day.record.flush()
     again = Accounts(day.record, lambda: day.wall_s)
-    again.saving = Saving.of(profile())
+    again.follow(profile())
     assert again.shown_saving().joules == pytest.approx(120 * 14.0)
     day.wall_s += 12 * 3600.0
     assert again.shown_saving().joules is None
@@ -185,8 +183,8 @@ def test_a_clock_set_back_loses_no_minute(day: Day) -> None:
 def test_what_ended_while_a_clock_jumped_is_counted(day: Day) -> None:
     """The turn that sees it lasts no time and may be all of a minute: its requests are on record all the same."""
     day.wall_s = midnight_s(day.wall_s) + 59.5
-    seen, sight_s = Seen(37, 37, 0, 0, 0.05, 0.02), day.wall_s - day.begun_s
-    list(day.accounts.turn(Sight(sight_s, 90.0, seen, None, None, None, None, jumped=True), UP))
+    seen, sight_s = RequestStats(37, 37, 0, 0, 0.05, 0.02), day.wall_s - day.begun_s
+    list(day.accounts.turn(ControlPeriod(sight_s, 90.0, seen, None, None, None, None, jumped=True), UP))
     day.second()
     day.accounts.close()
     day.record.flush()
@@ -232,7 +230,7 @@ def test_a_study_is_offered_after_idle_time_if_one_is_wanted(day: Day) -> None:
 
 def test_values_that_cannot_be_read_any_more_begin_anew(tmp_path: Path) -> None:
     """Kept values of another shape are passed over, not an error."""
-    record = Record(tmp_path / "daemon.db")
+    record = HistoryStore(tmp_path / "daemon.db")
     for name in ("pattern", "ledger", "budget"):
         record.keep(name, {"x": "y"})
     accounts = Accounts(record, lambda: 0.0)

@@ -15,28 +15,28 @@ import pytest
 from actuators import BOARD, GPU, Process, until
 from daemons import LADDER
 
-from polythrottle.arrivals import Arrivals, Day
 from polythrottle.backends import open_device
 from polythrottle.catalog.profiles import read_profile, write_profile
-from polythrottle.cli import serving
+from polythrottle.cli import daemon_process
 from polythrottle.cli.commands import run
 from polythrottle.cli.daemon import _print_status
-from polythrottle.cli.serving import line_of
-from polythrottle.client import Client
-from polythrottle.daemon.contents import changed
-from polythrottle.daemon.ports import Seen
-from polythrottle.daemon.showing import stamp
+from polythrottle.cli.daemon_process import line_of
+from polythrottle.daemon.client import Client
+from polythrottle.daemon.followed_profile import changed
+from polythrottle.daemon.loop.status_builder import stamp
+from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.status import RungShown, SavedShown, Status
 from polythrottle.daemon.web import own_page
-from polythrottle.errors import DeviceError, PolythrottleError
-from polythrottle.identity import identity_of
-from polythrottle.ladder import Ladder, Rung
-from polythrottle.measurement import EnergyKind, Interval, Latency, Measurement
-from polythrottle.profile import Profile
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.arrivals import Arrivals, Day
+from polythrottle.domain.errors import DeviceError, PolythrottleError
+from polythrottle.domain.ladder import Ladder, Rung
+from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.storage.identity import identity_of
 from polythrottle.testing import FakeKernel, plant
 
-SEEN = Seen(30, 30, 0, 0, 0.02, 0.01)
+SEEN = RequestStats(30, 30, 0, 0, 0.02, 0.01)
 
 
 def measured(joules: float, kind: EnergyKind) -> Measurement:
@@ -114,6 +114,7 @@ def simulated(tmp_path: Path) -> Path:
     return tmp_path / "sim.toml"
 
 
+@pytest.mark.slow
 def test_a_simulated_board_follows_simulated_requests(
     tmp_path: Path, simulated: Path, ends: ExitStack, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_line_of_status_ends_with_a_whole_part_and_begins_with_what_is_wrong()
     assert len(line_of(shown)) <= 79
 
 
+@pytest.mark.slow
 def test_status_is_a_document_for_programs(
     tmp_path: Path, simulated: Path, ends: ExitStack, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,11 +248,11 @@ def test_the_demo_follows_its_profile_through_a_day(
     monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("POLYTHROTTLE_RUN_DIR", str(tmp_path / "run"))
     asked: list[dict[str, str]] = []
-    monkeypatch.setattr(serving, "become", asked.append)
+    monkeypatch.setattr(daemon_process, "exec_daemon", asked.append)
     assert run(["daemon", "demo", "--day", "2min"]) == 0
     (words,) = asked
     assert os.environ["POLYTHROTTLE_STATE_DIR"] == str(tmp_path / "demo")
-    settings = serving.settings_of(words)
+    settings = daemon_process.settings_of(words)
     assert (settings.page, settings.socket) == (True, tmp_path / "run" / "daemon" / "daemon.sock")
     assert "simulated" in capsys.readouterr().err
     made = read_profile(Path(words["profile"]))
@@ -272,11 +274,11 @@ def test_the_token_is_shown_in_a_terminal_alone(tmp_path: Path) -> None:
     """Where lines go to a log, they say where the token is, not what it is."""
     page = own_page(tmp_path / "page.token")
     token = (page.token() or b"").decode()
-    shown, logged = ("\n".join(serving.addresses(tmp_path, page, 8080, terminal)) for terminal in (True, False))
+    shown, logged = ("\n".join(daemon_process.addresses(tmp_path, page, 8080, terminal)) for terminal in (True, False))
     assert f"http://127.0.0.1:8080/#token={token}" in shown
     assert token not in logged
     assert str(tmp_path / "page.token") in logged
-    assert list(serving.addresses(tmp_path, None, None, True)) == [f"API      {tmp_path}"]
+    assert list(daemon_process.addresses(tmp_path, None, None, True)) == [f"API      {tmp_path}"]
 
 
 def test_without_a_daemon_the_commands_say_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -355,7 +357,7 @@ def test_a_study_sets_the_board_through_the_actuator(pair: Pair, tmp_path: Path)
     pair.daemon = pair.begun()
     client = pair.daemon.client
     client.start_study(2, {"method": "random", "seconds": "0.1", "queries": "2"})
-    until(lambda: client.status().study and client.status().study.state != "running")
+    until(lambda: client.status().study and client.status().study.state != "running", 300.0)
     assert client.status().study.state == "ended"  # type: ignore[union-attr]
     assert any("compared in turns" in event.words for event in client.events())
     until(lambda: pair.is_set)
@@ -381,6 +383,7 @@ def test_a_killed_actuator_is_said_and_found_again(pair: Pair) -> None:
     assert "lease" in kinds
 
 
+@pytest.mark.slow
 def test_a_stopped_daemon_restores_at_once(pair: Pair) -> None:
     """Ending it in order puts the board back before it ends, whatever its lease."""
     pair.daemon.child.terminate()
@@ -427,6 +430,7 @@ def test_installing_below_a_folder_lays_the_units(tmp_path: Path, capfd: pytest.
     assert list((tmp_path / "root").rglob("*.service"))
 
 
+@pytest.mark.slow
 def test_a_budget_is_set_shown_and_lifted(
     tmp_path: Path, simulated: Path, ends: ExitStack, capfd: pytest.CaptureFixture[str]
 ) -> None:

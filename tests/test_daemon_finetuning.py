@@ -10,16 +10,20 @@ from pathlib import Path
 import pytest
 from daemons import EPOCH_S, House
 
-from polythrottle.daemon import finetuning
-from polythrottle.daemon.finetuning import LATELY_S, LOOK_S, STILL_S, STILL_UNSEEN_S, Finetuning, leave_link
+from polythrottle.daemon import trainer_monitor
+from polythrottle.daemon.commands import StartStudy
 from polythrottle.daemon.status import FinetuningShown
-from polythrottle.daemon.wishes import StartStudy
-from polythrottle.errors import DeviceError
-from polythrottle.finetune.trainer.checkpoint import Checkpoint, Place, newest_place, write
-from polythrottle.finetune.trainer.files import put_json
-from polythrottle.finetune.trainer.listing import Listing, Sample
-from polythrottle.finetune.trainer.progress import LOCK, TASK
-from polythrottle.finetune.trainer.task import Task
+from polythrottle.daemon.trainer_monitor import LATELY_S, LOOK_S, STILL_S, STILL_UNSEEN_S, TrainerMonitor, leave_link
+from polythrottle.domain.errors import DeviceError
+from polythrottle.training.beside.trainer.checkpoints import (
+    Checkpoint,
+    JobPosition,
+    newest_place,
+    put_json,
+    write_checkpoint,
+)
+from polythrottle.training.beside.trainer.job_folder import LOCK, TASK, Listing, Sample
+from polythrottle.training.beside.trainer.protocol import Task
 
 _HOLDER = (
     "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print('held', flush=True)\n"
@@ -70,10 +74,10 @@ def begun(folder: Path, epochs: int = 3) -> Path:
 
 def stands(folder: Path, step: int, epoch: int, position: int, written_s: float, listing: str = "digest") -> None:
     """Write a checkpoint whose weights nobody reads."""
-    write(folder, Checkpoint(Place(step, epoch, position, listing, 0.5, written_s), b"weights" * 100))
+    write_checkpoint(folder, Checkpoint(JobPosition(step, epoch, position, listing, 0.5, written_s), b"weights" * 100))
 
 
-def seen(looking: Finetuning, now_s: float) -> FinetuningShown:
+def seen(looking: TrainerMonitor, now_s: float) -> FinetuningShown:
     """Return the job that a look shows."""
     shown = looking.look(now_s)
     assert shown is not None
@@ -87,21 +91,21 @@ def job(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def looking(job: Path) -> Finetuning:
+def looking(job: Path) -> TrainerMonitor:
     """Return who looks at it, at a wall time that stands still."""
-    return Finetuning((job.parent,), lambda: EPOCH_S)
+    return TrainerMonitor((job.parent,), lambda: EPOCH_S)
 
 
 def test_nothing_is_shown_where_nothing_is(tmp_path: Path) -> None:
     """A folder that is missing, empty or a file holds no job, and that is no fault."""
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
-    looking = Finetuning((tmp_path / "missing", tmp_path / "empty", tmp_path / "file"))
+    looking = TrainerMonitor((tmp_path / "missing", tmp_path / "empty", tmp_path / "file"))
     assert looking.look(0.0) is None
     assert looking.fault == ""
 
 
-def test_a_job_runs_while_its_trainer_does_something(job: Path, looking: Finetuning) -> None:
+def test_a_job_runs_while_its_trainer_does_something(job: Path, looking: TrainerMonitor) -> None:
     """CPU time of whoever holds the lock, or a new checkpoint, is work; without either it is paused after a while."""
     with trainer(job) as working:
         assert seen(looking, 0.0).state == "running"
@@ -114,17 +118,17 @@ def test_a_job_runs_while_its_trainer_does_something(job: Path, looking: Finetun
 
 
 def test_where_the_holder_is_not_known_only_checkpoints_tell(
-    job: Path, looking: Finetuning, monkeypatch: pytest.MonkeyPatch
+    job: Path, looking: TrainerMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another user's processes may be hidden: a trainer is given a minute between two checkpoints then."""
-    monkeypatch.setattr(finetuning, "_ticks", lambda lock: None)
+    monkeypatch.setattr(trainer_monitor, "_ticks", lambda lock: None)
     with trainer(job):
         seen(looking, 0.0)
         assert seen(looking, STILL_S + 1).state == "running"
         assert seen(looking, STILL_UNSEEN_S + 1).state == "paused"
 
 
-def test_a_trainer_that_dies_is_gone_and_one_that_is_done_has_finished(job: Path, looking: Finetuning) -> None:
+def test_a_trainer_that_dies_is_gone_and_one_that_is_done_has_finished(job: Path, looking: TrainerMonitor) -> None:
     """Without a lock the epochs decide."""
     with trainer(job) as working:
         seen(looking, 0.0)
@@ -139,7 +143,7 @@ def test_a_trainer_that_dies_is_gone_and_one_that_is_done_has_finished(job: Path
 def test_the_rate_is_that_of_the_last_minute_of_an_epoch(job: Path) -> None:
     """Samples between two checkpoints over the time between them; none is claimed across epochs, or once it rests."""
     wall = EPOCH_S
-    looking = Finetuning((job,), lambda: wall)
+    looking = TrainerMonitor((job,), lambda: wall)
     with trainer(job):
         stands(job, 1, 0, 32, EPOCH_S)
         assert seen(looking, 0.0).rate_per_s is None
@@ -158,8 +162,8 @@ def test_a_short_listing_tells_how_long_an_epoch_is(job: Path, monkeypatch: pyte
     listing.save(job)
     of = len(listing.split(0.1)[0])
     for most, rate_per_s in ((1 << 18, (2 * of + 32 - 16) / 10), (1, None)):
-        monkeypatch.setattr(finetuning, "_LISTING_MOST", most)
-        looking = Finetuning((job,), lambda: EPOCH_S + 10)
+        monkeypatch.setattr(trainer_monitor, "_LISTING_MOST", most)
+        looking = TrainerMonitor((job,), lambda: EPOCH_S + 10)
         with trainer(job):
             stands(job, 1, 0, 16, EPOCH_S, listing.digest)
             assert seen(looking, 0.0).samples_of == (of if rate_per_s else None)
@@ -169,7 +173,7 @@ def test_a_short_listing_tells_how_long_an_epoch_is(job: Path, monkeypatch: pyte
             path.unlink()
 
 
-def test_looks_are_seconds_apart(job: Path, looking: Finetuning) -> None:
+def test_looks_are_seconds_apart(job: Path, looking: TrainerMonitor) -> None:
     """Between two looks nothing is read; a clock that was set back begins anew."""
     assert seen(looking, 100.0).state == "gone"
     stands(job, 12, 3, 0, EPOCH_S)
@@ -177,7 +181,7 @@ def test_looks_are_seconds_apart(job: Path, looking: Finetuning) -> None:
     assert seen(looking, 99.0).state == "finished"
 
 
-def test_the_job_that_runs_is_shown_before_others(job: Path, looking: Finetuning) -> None:
+def test_the_job_that_runs_is_shown_before_others(job: Path, looking: TrainerMonitor) -> None:
     """Of several jobs the running one matters, whatever ended later."""
     other = begun(job.parent / "birds")
     stands(other, 4, 3, 0, EPOCH_S + 50)
@@ -186,7 +190,7 @@ def test_the_job_that_runs_is_shown_before_others(job: Path, looking: Finetuning
     assert seen(looking, LOOK_S).state in ("gone", "finished")
 
 
-def test_what_ended_long_ago_is_not_shown(job: Path, looking: Finetuning) -> None:
+def test_what_ended_long_ago_is_not_shown(job: Path, looking: TrainerMonitor) -> None:
     """A job that ended a day before is history; one seen alive is shown after its end."""
     stands(job, 12, 3, 0, EPOCH_S - LATELY_S - 1)
     assert looking.look(0.0) is None
@@ -195,7 +199,7 @@ def test_what_ended_long_ago_is_not_shown(job: Path, looking: Finetuning) -> Non
     assert seen(looking, 2 * LOOK_S).state == "finished"
 
 
-def test_a_damaged_job_is_a_fault_and_hides_no_other(job: Path, looking: Finetuning) -> None:
+def test_a_damaged_job_is_a_fault_and_hides_no_other(job: Path, looking: TrainerMonitor) -> None:
     """What cannot be read is named, and goes away once it is repaired."""
     bad = begun(job.parent / "bad")
     (bad / TASK).write_text("{")
@@ -206,7 +210,7 @@ def test_a_damaged_job_is_a_fault_and_hides_no_other(job: Path, looking: Finetun
     assert looking.fault == ""
 
 
-def test_a_folder_that_may_not_be_read_is_a_fault(job: Path, looking: Finetuning) -> None:
+def test_a_folder_that_may_not_be_read_is_a_fault(job: Path, looking: TrainerMonitor) -> None:
     """A daemon without the right to look says so."""
     user = os.geteuid()
     job.parent.chmod(0)
@@ -226,7 +230,7 @@ def test_a_job_elsewhere_is_found_by_its_link(job: Path, tmp_path: Path) -> None
     for each in (job, job, other):
         leave_link(each, noted)
     assert len(list(noted.iterdir())) == 2
-    looking = Finetuning((noted, job), lambda: EPOCH_S)
+    looking = TrainerMonitor((noted, job), lambda: EPOCH_S)
     with trainer(job):
         assert (seen(looking, 0.0).folder, seen(looking, 0.0).state) == (str(job), "running")
     (other / TASK).unlink()
@@ -247,15 +251,17 @@ def test_a_checkpoint_is_glanced_at_without_its_weights(job: Path) -> None:
     assert newest_place(job) is None
     stands(job, 7, 1, 96, EPOCH_S)
     (job / "000000008.checkpoint").write_bytes(b"\x80 no JSON")
-    assert newest_place(job) == Place(7, 1, 96, "digest", 0.5, EPOCH_S)
+    assert newest_place(job) == JobPosition(7, 1, 96, "digest", 0.5, EPOCH_S)
 
 
+@pytest.mark.slow
 def test_the_daemon_loads_neither_torch_nor_numpy_to_look() -> None:
     """Everything a control loop is made of comes without what trains."""
     code = (
-        "import sys, polythrottle.daemon.opening, polythrottle.daemon.finetuning as f; from pathlib import Path\n"
-        "f.Finetuning((Path('/nowhere'),)).look(0.0)\n"
-        "print([m for m in ('numpy', 'torch', 'psutil', 'polythrottle.finetune.trainer.worker') if m in sys.modules])"
+        "import sys, polythrottle.daemon.startup, polythrottle.daemon.trainer_monitor as f; from pathlib import Path\n"
+        "f.TrainerMonitor((Path('/nowhere'),)).look(0.0)\n"
+        "trains = 'polythrottle.training.beside.trainer.worker'\n"
+        "print([m for m in ('numpy', 'torch', 'psutil', trains) if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -282,7 +288,7 @@ def test_drift_is_found_without_and_not_beside_a_trainer(house: House, tmp_path:
         assert house.desk.status.finetuning is not None
         assert house.desk.status.finetuning.state == "running"
         assert house.words("drift") == []
-        assert not house.runner.acting.state.study_wanted
+        assert not house.runner.executor.state.study_wanted
     house.turns(900)
     assert len(house.words("drift")) == 1
     assert house.words("finetuning") == [f"fine-tuning in {job} is {state}" for state in ("running", "gone")]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.daemon.record import EVENTS_MOST, Minute, Record
+from polythrottle.daemon.history_store import EVENTS_MOST, HistoryStore, Minute
 
 EPOCH_S = 1_700_000_000.0
 
 
-def record_at(folder: Path, wall_s: float = EPOCH_S) -> Record:
+def record_at(folder: Path, wall_s: float = EPOCH_S) -> HistoryStore:
     """Return a record whose wall clock stands."""
-    return Record(folder / "daemon.db", lambda: wall_s)
+    return HistoryStore(folder / "daemon.db", lambda: wall_s)
 
 
 def test_events_keep_their_numbers_over_a_restart(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_folder_that_cannot_be_written_is_a_fault_and_no_end(tmp_path: Path) -
     blocked = tmp_path / "blocked"
     blocked.write_text("a file where a folder should be")
     wall = [EPOCH_S]
-    record = Record(blocked / "daemon.db", lambda: wall[0])
+    record = HistoryStore(blocked / "daemon.db", lambda: wall[0])
     assert record.tell("phase", "kept in memory").number == 1
     record.flush()
     assert "kept in memory" in record.fault
@@ -149,7 +149,7 @@ def test_a_folder_that_cannot_be_written_is_a_fault_and_no_end(tmp_path: Path) -
     record.flush()
     assert record.fault == ""
     record.close()
-    again = Record(blocked / "daemon.db", lambda: wall[0])
+    again = HistoryStore(blocked / "daemon.db", lambda: wall[0])
     assert [event.words for event in again.recent] == ["kept in memory"]
     again.close()
 
@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_written_is_a_fault_and_no_end(tmp_path: Path) -
 def test_a_full_disk_is_a_fault_until_there_is_room(tmp_path: Path) -> None:
     """What cannot be written waits, and is written when there is room again."""
     wall = [EPOCH_S]
-    record = Record(tmp_path / "daemon.db", lambda: wall[0])
+    record = HistoryStore(tmp_path / "daemon.db", lambda: wall[0])
     assert record._database is not None
     pages = record._database.execute("PRAGMA page_count").fetchone()[0]
     record._database.execute(f"PRAGMA max_page_count = {pages}")
@@ -188,7 +188,7 @@ def test_what_waits_is_bounded(tmp_path: Path) -> None:
 
 
 def _writes(folder: str) -> None:
-    record = Record(Path(folder) / "daemon.db")
+    record = HistoryStore(Path(folder) / "daemon.db")
     for number in range(10**9):
         record.tell("phase", str(number))
         record.flush()
@@ -248,7 +248,7 @@ def test_numbers_go_on_where_the_file_can_only_be_read(tmp_path: Path, monkeypat
     def full(database: sqlite3.Connection) -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr(Record, "_begin", staticmethod(full))
+    monkeypatch.setattr(HistoryStore, "_begin", staticmethod(full))
     second = record_at(tmp_path)
     assert second.fault
     assert second.kept("released") == "asked for"
@@ -295,7 +295,7 @@ def test_a_clock_that_jumps_ahead_takes_no_history(tmp_path: Path) -> None:
 
 def test_only_so_many_minutes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go first, once there are more than are kept."""
-    monkeypatch.setattr("polythrottle.daemon.record.MINUTES_MOST", 250)
+    monkeypatch.setattr("polythrottle.daemon.history_store.MINUTES_MOST", 250)
     record = record_at(tmp_path)
     for number in range(1, 401):
         record.add(Minute(number, 60.0, 1.0))

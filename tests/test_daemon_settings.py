@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cli.serving import settings_of
-from polythrottle.daemon.guards import Bounds
+from polythrottle.cli.daemon_process import settings_of
+from polythrottle.daemon.commands import SetBudget
+from polythrottle.daemon.control.events import Bounds
 from polythrottle.daemon.settings import Settings, check, read_settings, seconds, watt_hours, watts
-from polythrottle.daemon.wishes import SetBudget
-from polythrottle.errors import BadFile, InvalidInput, PolythrottleError
+from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError
 
 WHOLE = """
 profile = "jetson/resnet50"

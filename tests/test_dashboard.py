@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polythrottle.daemon.metrics import FIGURES, KINDS
+from polythrottle.daemon.web.prometheus import FIGURES, KINDS
 
 FILE = Path(__file__).resolve().parent.parent / "packaging" / "grafana" / "polythrottle.json"
 BOARD = json.loads(FILE.read_text())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle import api
+from polythrottle.api import search
 from polythrottle.cli.commands import run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,25 +30,29 @@ def shape(text: str) -> str:
     return re.sub(r"\d[\d.,]*", "N", text)
 
 
+@pytest.mark.slow
 def test_demo_writes_profile_and_journal_below_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The simulated board's answer and all it took lie in one folder."""
     monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", "elsewhere")
-    monkeypatch.setattr(api, "tune", partial(api.tune, trials=2, presets=False, method="grid"))
+    monkeypatch.setattr(search, "tune", partial(search.tune, trials=2, presets=False, method="grid"))
     assert run(["demo", "--folder", str(tmp_path)]) == 0
     assert "sim:jetson-agx-orin" in capsys.readouterr().out
     assert (tmp_path / "profile.toml").is_file()
     assert list(tmp_path.glob("studies/**/*.jsonl"))
 
 
+@pytest.mark.slow
 def test_the_readme_shows_lines_as_the_demo_prints_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its names and the shape of each line whatever the search found, and what does not hang on the search exactly."""
     monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", "elsewhere")
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(api, "tune", partial(api.tune, trials=8, presets=False, method="random", priors=[PROFILE]))
+    monkeypatch.setattr(
+        search, "tune", partial(search.tune, trials=8, presets=False, method="random", priors=[PROFILE])
+    )
     assert run(["demo", "--folder", str(tmp_path)]) == 0
     said, found = shown_in_the_readme(), printed(capsys.readouterr().out)
     assert list(said) == [name for name in found if name in said]

@@ -15,11 +15,11 @@ import pytest
 from actuators import BOARD, MEM, SERVE, until
 
 from polythrottle.actuation import Actuator, Control, restore_all, standing
-from polythrottle.actuation import descriptor_store as program
-from polythrottle.actuation.descriptor_store import handed_back, restore_handed_back
-from polythrottle.actuation.lease import Fence
-from polythrottle.actuation.site import Site
-from polythrottle.actuation.wire import Line
+from polythrottle.actuation import systemd as program
+from polythrottle.actuation.client.connection import Line
+from polythrottle.actuation.state.lease import Fence
+from polythrottle.actuation.state.site import Site
+from polythrottle.actuation.systemd import handed_back, restore_handed_back
 from polythrottle.testing import FakeKernel, plant
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -228,6 +228,7 @@ os.environ["LISTEN_PID"] = str(os.getpid())
 """
 
 
+@pytest.mark.slow
 def test_an_actuator_killed_with_its_guard_and_its_folder_is_made_good_by_the_next(
     tmp_path: Path, manager: Manager, state_folder: Path
 ) -> None:

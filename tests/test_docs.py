@@ -88,6 +88,7 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
     return command, words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_what_a_page_shows_is_understood(path: Path) -> None:
     """Each command exists and has these options; where nothing is left out, all of its words can be parsed."""
@@ -216,6 +217,7 @@ def test_a_program_that_a_page_shows_runs(text: str, folder: Path, capsys: pytes
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.slow
 def test_a_check_that_a_page_shows_can_prove_what_it_claims(folder: Path) -> None:
     """Its windows are long enough for the percentile that the profile bounds."""
     shown = {tuple(words) for page in PAGES for _, words in commands(page, "sh") if words[0] == "check"}
@@ -256,7 +258,7 @@ def test_every_command_and_option_is_in_the_reference() -> None:
 
 def test_every_metric_is_in_the_reference() -> None:
     """The page of metrics has a row for each figure that the daemon exports."""
-    from polythrottle.daemon.metrics import FIGURES
+    from polythrottle.daemon.web.prometheus import FIGURES
 
     page = generator().metrics()
     assert all(f"| `polythrottle_{each.name}{'_total' if each.counter else ''}` |" in page for each in FIGURES)

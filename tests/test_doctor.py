@@ -9,19 +9,17 @@ import pytest
 from builders import FakeDevice
 
 from polythrottle.actuation import Actuator, Control
-from polythrottle.cli import catalogue
 from polythrottle.cli.commands import run
-from polythrottle.clock import VirtualClock
-from polythrottle.diagnosis import Examination, examination, examine, records, sensors
-from polythrottle.diagnosis.examination import real_devices
-from polythrottle.diagnosis.machine import machine_findings
-from polythrottle.diagnosis.records import record_findings
-from polythrottle.diagnosis.sensors import sensor_findings
-from polythrottle.diagnosis.steerers import PROGRAMS, enabled_units, others_steering, processes
-from polythrottle.diagnosis.system import System
-from polythrottle.errors import DeviceError, InvalidInput, UnknownName
-from polythrottle.findings import Finding
-from polythrottle.measurement import Reading
+from polythrottle.cli.render import devices
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import DeviceError, InvalidInput, UnknownName
+from polythrottle.domain.measurement import Reading
+from polythrottle.domain.ports import Finding
+from polythrottle.inspect import doctor
+from polythrottle.inspect import doctor as records
+from polythrottle.inspect import doctor as sensors
+from polythrottle.inspect.doctor import Examination, examine, real_devices, record_findings, sensor_findings
+from polythrottle.inspect.machine import PROGRAMS, System, enabled_units, machine_findings, others_steering, processes
 from polythrottle.testing import BOARDS, FakeKernel, plant
 from polythrottle.testing.nvml import FakeNvml, compiler
 
@@ -314,7 +312,7 @@ def test_what_a_dead_process_left_is_told_with_its_remedy(tmp_path: Path, monkey
     with actuator:
         actuator.write(str(file), "800")
         alive = named(record_findings(), "one")
-        monkeypatch.setattr("polythrottle.actuation.lease.start_of", lambda pid: None)
+        monkeypatch.setattr("polythrottle.actuation.state.lease.start_of", lambda pid: None)
         dead = named(record_findings(), "one")
     assert alive.works is None
     assert "is being steered by process 7 (tune)" in alive.explanation
@@ -398,7 +396,7 @@ def test_every_real_device_is_found(tmp_path: Path) -> None:
 
 def test_devices_lists_every_real_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that cannot be opened, with the reason."""
-    monkeypatch.setattr(catalogue, "real_devices", lambda system: ("cpu", "jetson?root=/nowhere"))
+    monkeypatch.setattr(devices, "real_devices", lambda system: ("cpu", "jetson?root=/nowhere"))
     assert run(["devices", "--json"]) == 0
     real = [each for each in json.loads(capsys.readouterr().out)["devices"] if not each["simulated"]]
     assert [each["uri"] for each in real] == ["cpu", "jetson?root=/nowhere"]
@@ -420,6 +418,7 @@ def test_every_board_is_examined_without_a_write(tmp_path: Path, board: str) -> 
     assert not kernel.writes()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="no C compiler, so the stand-in NVIDIA driver cannot be built")
 def test_a_gpu_is_examined_without_a_setter(tmp_path: Path) -> None:
     """Its knobs, its sensors and what looking at it costs; the driver has logged no call that changes anything."""
@@ -447,8 +446,8 @@ def test_a_device_that_cannot_be_opened_is_one_finding(monkeypatch: pytest.Monke
             raise DeviceError("no such\nprocessor")
         return FakeDevice()
 
-    monkeypatch.setattr(examination, "open_device", refuse)
-    monkeypatch.setattr(examination, "real_devices", lambda system: ("cpu", "nvml:0"))
+    monkeypatch.setattr(doctor, "open_device", refuse)
+    monkeypatch.setattr(doctor, "real_devices", lambda system: ("cpu", "nvml:0"))
     found = examine()
     assert found.devices[0].findings == (Finding("device", False, "no such processor"),)
     assert found.devices[1].title == "a test device"

@@ -7,10 +7,10 @@ import pytest
 from builders import measured
 
 from polythrottle.cli.commands import run
-from polythrottle.cli.documents import measure_document
-from polythrottle.measurement import Interval
-from polythrottle.setup import Setup
-from polythrottle.space import OperatingPoint
+from polythrottle.cli.render.documents import measure_document
+from polythrottle.domain.measurement import Interval
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.tuning.setup import Setup
 
 ORIN = ("-d", "sim:jetson-agx-orin", "-w", "resnet50")
 
@@ -46,6 +46,7 @@ def test_what_is_unknown_is_null_with_a_reason() -> None:
     assert whole["unknown"] == {}
 
 
+@pytest.mark.slow
 def test_a_search_names_its_load_and_the_precision_asked(capsys: pytest.CaptureFixture[str]) -> None:
     """In its own document, and for each trial what was offered and served."""
     words = ("--trials", "2", "--no-presets", "--precision", "5%", "--arrivals", "poisson:20/s")

@@ -6,21 +6,21 @@ import pytest
 
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.catalog import load_board, load_model
-from polythrottle.daemon.drift import (
+from polythrottle.daemon.control.drift_detector import (
     MINUTE_S,
     SAMPLE_S,
     WEEK_S,
     Chart,
     Offsets,
     Quantity,
-    Rollback,
-    Spread,
+    ResidualSpread,
+    RollbackTest,
     run_length,
     threshold_for,
     words_of,
 )
-from polythrottle.errors import InvalidInput
-from polythrottle.measurement import BETWEEN_WINDOWS
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.measurement import BETWEEN_WINDOWS
 
 
 def _first_alarm(residuals: Iterable[np.ndarray], chart: Chart) -> np.ndarray:
@@ -126,9 +126,9 @@ def test_what_is_no_number_is_not_counted() -> None:
         Chart(0.0)
 
 
-def _spread(minutes: Iterable[float]) -> Spread:
+def _spread(minutes: Iterable[float]) -> ResidualSpread:
     """Return what is known after minutes with such residuals."""
-    spread = Spread()
+    spread = ResidualSpread()
     for minute in minutes:
         spread = spread.seen(minute)
     return spread
@@ -138,7 +138,7 @@ def test_too_few_minutes_make_false_alarms_no_more_frequent() -> None:
     """On average over what twenty minutes say, exp(-n s²/σ²) is at most what it is for the true spread."""
     random = np.random.default_rng(5)
     squares = 0.05**2 * random.chisquare(20, 200_000)
-    raised = np.array([Spread(20, square).value for square in squares.tolist()])
+    raised = np.array([ResidualSpread(20, square).value for square in squares.tolist()])
     assert np.mean(np.exp(-11 * (raised / 0.05) ** 2)) <= 1.1 * math.exp(-11)
     assert np.mean(raised) < 1.5 * 0.05
 
@@ -149,7 +149,7 @@ def test_a_spread_is_learnt_and_never_too_small() -> None:
     assert _spread([0.0] * 40).value == BETWEEN_WINDOWS
     calm = _spread(random.normal(0, 0.03, 240).tolist())
     assert calm.value == pytest.approx(0.03, rel=0.12)
-    assert not Spread(19, 0.01).known
+    assert not ResidualSpread(19, 0.01).known
     for minute in random.normal(0, 0.05, 480).tolist():
         calm = calm.seen(minute)
     assert calm.value == pytest.approx(0.05, rel=0.15)
@@ -225,7 +225,7 @@ def _rolled_back(ratio: float, spread: float, contests: int, pairs: int = 60) ->
     """Return after how many pairs profiles that draw so many times as much are rolled back, of those that are."""
     random, found = np.random.default_rng(6), []
     for _ in range(contests):
-        test = Rollback()
+        test = RollbackTest()
         while test.worse is None and len(test.ratios) < pairs:
             test = test.seen(ratio * math.exp(random.normal(0, spread)), 1.0)
         if test.worse:
@@ -233,6 +233,7 @@ def _rolled_back(ratio: float, spread: float, contests: int, pairs: int = 60) ->
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.01, 0.045, 0.1])
 def test_a_profile_that_is_as_good_is_hardly_ever_rolled_back(spread: float) -> None:
     """However much pairs differ, at most one in twenty is."""
@@ -248,7 +249,7 @@ def test_a_worse_profile_is_rolled_back_soon() -> None:
 
 def test_a_better_profile_is_kept_for_certain() -> None:
     """Where the old one draws 5 % more, the test says before long that the new one is not worse."""
-    random, test = np.random.default_rng(7), Rollback()
+    random, test = np.random.default_rng(7), RollbackTest()
     for _ in range(40):
         test = test.seen(math.exp(random.normal(0, 0.03)), 1.05)
     assert test.worse is False
@@ -258,6 +259,6 @@ def test_a_sequential_test_needs_sense() -> None:
     """A chance of one half, or a harm of nothing, is refused, and a broken pair is not counted."""
     for harm, wrongly in ((0.0, 0.05), (0.02, 0.5)):
         with pytest.raises(InvalidInput):
-            Rollback(harm, wrongly)
-    assert Rollback().seen(0.0, 1.0) == Rollback()
-    assert Rollback().worse is None
+            RollbackTest(harm, wrongly)
+    assert RollbackTest().seen(0.0, 1.0) == RollbackTest()
+    assert RollbackTest().worse is None

@@ -1,4 +1,5 @@
 import ast
+import inspect
 import itertools
 import math
 import random
@@ -13,19 +14,17 @@ import pytest
 from builders import FakeDevice, FakeWorkload
 from loopback import EchoWorkload, echo_server, straggling
 
-import polythrottle.driving
-from polythrottle.arrivals import CLOSED, Arrivals, Burst, Poisson, Trace, Uniform
 from polythrottle.backends.cpu import CpuDevice
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.catalog import load_board, load_model
-from polythrottle.clock import SystemClock, VirtualClock
-from polythrottle.driving import batch_of, drive
-from polythrottle.driving.ledger import Ledger
-from polythrottle.errors import BadFile, DeviceError, InvalidInput, TrialError
-from polythrottle.measurement import Query
-from polythrottle.ports import Concurrent, Discounting
-from polythrottle.setup import Setup
-from polythrottle.space import OperatingPoint, SearchSpace
+from polythrottle.domain.arrivals import CLOSED, Arrivals, Burst, Poisson, Trace, Uniform
+from polythrottle.domain.clock import SystemClock, VirtualClock
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, TrialError
+from polythrottle.domain.measurement import Query
+from polythrottle.domain.ports import Concurrent, Discounting
+from polythrottle.domain.space import OperatingPoint, SearchSpace
+from polythrottle.metering.load import Ledger, batch_of, drive
+from polythrottle.tuning.setup import Setup
 
 
 class Server:
@@ -228,11 +227,9 @@ def test_a_clock_that_goes_back_spoils_the_trial() -> None:
 
 def test_only_monotonic_time_is_read() -> None:
     """No module here asks for the time of day, which jumps."""
-    folder = Path(polythrottle.driving.__file__).parent
     called = {
         node.attr
-        for path in folder.glob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(ast.parse(Path(inspect.getfile(drive)).read_text()))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id in ("time", "datetime")
@@ -307,7 +304,7 @@ def test_a_governor_lets_the_clock_go_as_far_as_a_wait_is_long() -> None:
 def test_what_the_sender_took_is_left_out_of_an_estimate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Joules from busy time lose the sender's share; joules that were counted keep it, and that is said."""
     busy_s = iter([0.0, 1.0, 3.0])
-    monkeypatch.setattr("polythrottle.backends.cpu.busy.busy_s", lambda: next(busy_s))
+    monkeypatch.setattr("polythrottle.backends.cpu.energy.busy_s", lambda: next(busy_s))
     device = CpuDevice(watts_per_core=10.0, clock=VirtualClock(), state=tmp_path)
     assert isinstance(device, Discounting)
     assert device.read().energy_j == pytest.approx(10.0)

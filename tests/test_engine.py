@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polythrottle.errors import BadFile, DeviceError, InvalidInput, KnobRejected, TrialError
-from polythrottle.placement import Target
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, KnobRejected, TrialError
+from polythrottle.domain.ports import Target
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.testing.contracts import WorkloadContract
 from polythrottle.workloads import cuda, open_workload
 

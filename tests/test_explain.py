@@ -13,17 +13,16 @@ import pytest
 from builders import measured, study
 
 from polythrottle.cli.commands import run
-from polythrottle.cli.explain import print_explanation
-from polythrottle.cli.explained import explain_document
-from polythrottle.errors import PolythrottleError
-from polythrottle.explanation import Explanation, explain
-from polythrottle.explanation.prices import step
-from polythrottle.explanation.shares import EXACT, Mixtures
-from polythrottle.journal import Journal
-from polythrottle.measurement import EnergyKind, Latency, Measurement
-from polythrottle.problem import Constraint, Objective, Problem
-from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
-from polythrottle.study import Study, Trial
+from polythrottle.cli.render.explanation import explain_document, print_explanation
+from polythrottle.domain.errors import PolythrottleError
+from polythrottle.domain.measurement import EnergyKind, Latency, Measurement
+from polythrottle.domain.problem import Constraint, Objective, Problem
+from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
+from polythrottle.domain.study import Study, Trial
+from polythrottle.optimize.explain import Explanation, explain
+from polythrottle.optimize.explain.explanation import step
+from polythrottle.optimize.explain.shares import EXACT, Mixtures
+from polythrottle.storage.journal import Journal
 
 SAMPLES = Path(__file__).parent / "data"
 GPU_HZ = (400_000_000, 600_000_000, 800_000_000, 1_000_000_000)
@@ -252,6 +251,7 @@ def test_too_few_trials_leave_nothing_to_explain(count: int, capsys: pytest.Capt
     assert f"not enough trials to explain anything: {count} completed" in printed(found, capsys)
 
 
+@pytest.mark.slow
 def test_figures_that_would_say_nothing_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Eight trials spread over a wide space: what the models hardly know has no percentage, and none is absurd."""
     words = ["--slo", "p99<=1.3x", "--method", "grid", "--trials", "8", "--no-presets", "--journal", "a.jsonl"]

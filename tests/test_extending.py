@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polythrottle.errors import TrialError
+from polythrottle.domain.errors import TrialError
 from polythrottle.testing import DeviceContract, OptimizerContract, WorkloadContract
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "extending"
@@ -18,6 +18,7 @@ EXAMPLES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_runs_and_keeps_its_contract(example: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every test of a contract that the example subclasses passes, and it prints what it found."""

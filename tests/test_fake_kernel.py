@@ -12,17 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polythrottle.actuation import SysFiles, SystemControls
-from polythrottle.backports import tomllib
 from polythrottle.catalog import load_board
-from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, StorageError, UnknownName
+from polythrottle.domain.backports import tomllib
+from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, StorageError, UnknownName
 from polythrottle.testing import BOARDS, FakeKernel, Fault, plant, reboot
 from polythrottle.testing.__main__ import main
-from polythrottle.testing.boards.described import UNMETERED, assumptions
+from polythrottle.testing.boards.tree import UNMETERED, assumptions
 from polythrottle.testing.kernel.limits import force_limits
 from polythrottle.testing.kernel.machine import Machine
 from polythrottle.testing.kernel.memory_clock import memory_levels
 
-DESCRIPTIONS = Path(sys.modules["polythrottle.testing.boards.described"].__file__ or "").parent
+DESCRIPTIONS = Path(sys.modules["polythrottle.testing.boards.tree"].__file__ or "").parent
 CLK, CPU = "sys/kernel/debug/bpmp/debug/clk", "sys/devices/system/cpu"
 GPUS = (".gpu", ".gp10b", ".gv11b", ".ga10b", "gpu-gpc-0", "devfreq0")
 Make = Callable[..., FakeKernel]
@@ -142,6 +142,7 @@ def described_device(name: str) -> object:
 MODES = {
     (name, int(mode["id"]), str(mode["name"]))
     for name in BOARDS
+    if not name.endswith("nx-super")  # whose modes the catalogue does not have: its clocks end below them
     for mode in described(name).get("nvpmodel", {}).get("modes", ())  # type: ignore[attr-defined]
 }
 
@@ -419,7 +420,7 @@ def test_a_mode_that_powers_down_a_part_of_the_gpu_needs_a_reboot(make: Make) ->
     kernel = make("jetson-orin-nx", 2)
     before = kernel.snapshot()
     with pytest.raises(KnobRejected, match="reboot"):
-        kernel.write(f"nvpmodel:{kernel.root}", "1")
+        kernel.write(f"nvpmodel:{kernel.root}", "3")
     assert kernel.snapshot() == before
     assert kernel.writes()[-1].outcome == "refused"
 
@@ -612,7 +613,7 @@ def test_a_fault_that_means_nothing_is_refused() -> None:
 
 CHILD = """
 import sys
-from polythrottle.actuation.controls import SysFiles
+from polythrottle.actuation.drivers.controls import SysFiles
 from polythrottle.testing import FakeKernel
 root, path = sys.argv[1:]
 with FakeKernel(root).installed():
@@ -639,6 +640,7 @@ def test_a_process_dies_at_a_given_write(make: Make, act: str, held: int, outcom
     assert kernel.writes()[-1].outcome == "ok"
 
 
+@pytest.mark.slow
 def test_a_process_dies_at_a_given_read(make: Make) -> None:
     """SIGKILL at a read, counted over processes: the first child lives, the second does not."""
     kernel = make()
@@ -694,6 +696,7 @@ def test_the_command_line_plants_a_tree_and_runs_on_it(tmp_path: Path, capsys: p
     assert main(["run", str(tmp_path / "none"), "devices"]) == DeviceError.exit_code
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(["jetson-nano", "jetson-agx-orin-jp6"]),

@@ -16,8 +16,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from polythrottle.backports import tomllib
-from polythrottle.errors import DeviceError, UnknownName
+from polythrottle.domain.backports import tomllib
+from polythrottle.domain.errors import DeviceError, UnknownName
 from polythrottle.testing.nvml import MODELS, FakeNvml, FaultKind, build, compiler
 
 pytestmark = pytest.mark.skipif(
@@ -844,6 +844,7 @@ def test_a_compiler_that_fails_is_an_error_with_its_words(tmp_path: Path, monkey
         build(tmp_path / "lib")
 
 
+@pytest.mark.slow
 def test_a_library_under_the_drivers_name_that_is_no_stand_in_stops_it(tmp_path: Path) -> None:
     """Where another library of that name is loaded already, the stand-in refuses to start: no write goes astray."""
     real = tmp_path / "real" / "libnvidia-ml.so.1"

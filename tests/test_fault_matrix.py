@@ -16,13 +16,14 @@ import pytest
 from faults.steps import STAGES
 
 from polythrottle.testing import BOARDS
-from polythrottle.testing.nvml.library import compiler
+from polythrottle.testing.boards.tree import UNMETERED
+from polythrottle.testing.nvml.fake import compiler
 from polythrottle.testing.nvml.models import MODELS
 
 Record = Callable[[str, object], None]
 
 HERE = Path(__file__).resolve().parent
-GPUS = ("4xh100", *(name for name in MODELS if name not in ("a100-mig", "laptop")))
+GPUS = ("4xh100", "8xh100-sxm", *(name for name in MODELS if name not in ("a100-mig", "laptop")))
 
 
 def run(board: str, folder: Path, every: int, first: int = 0) -> list[dict[str, Any]]:
@@ -55,7 +56,7 @@ def check(board: str, cells: list[dict[str, Any]], record_property: Record) -> N
 
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("board", [*BOARDS, *GPUS])
+@pytest.mark.parametrize("board", [*BOARDS, *UNMETERED, *GPUS])
 def test_every_fault_at_every_step(board: str, tmp_path: Path, record_property: Record) -> None:
     """The matrix on every board: a third of the steps, each day another, or with POLYTHROTTLE_FAULTS=all every one."""
     every = 1 if os.environ.get("POLYTHROTTLE_FAULTS") == "all" else 3

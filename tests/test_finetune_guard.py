@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from loaded_machine import LoadedMachine
 
-from polythrottle.errors import InvalidInput
-from polythrottle.finetune.guard import AIMS, NEAR, WINDOW, Guard
-from polythrottle.finetune.scheduler import Decision, Moment, interleave
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.training.beside.live_run import AIMS, NEAR, WINDOW, Guard
+from polythrottle.training.beside.scheduler import Decision, Moment, interleave
 
 _SLO_S = 0.1
 _NEAR_S, _FAST_S = 1.01 * NEAR * _SLO_S, 0.01
@@ -102,6 +102,7 @@ def _nothing(moment: Moment) -> Decision:
     return interleave(replace(moment, left=0, option=replace(moment.option, slices=())))
 
 
+@pytest.mark.slow
 def test_on_a_loaded_machine_requests_are_late_as_often_as_without_fine_tuning() -> None:
     """In virtual time, where slices and batches are stretched in waves: a tenth of a point more, with some training."""
     alone = LoadedMachine(_nothing, _waves, guarded=False).run(90.0)
@@ -112,6 +113,7 @@ def test_on_a_loaded_machine_requests_are_late_as_often_as_without_fine_tuning()
     assert 0.2 * free.samples < guarded.samples < free.samples
 
 
+@pytest.mark.slow
 def test_where_nothing_else_runs_the_guard_costs_nothing() -> None:
     """Nobody is late, and as much is trained as without it."""
     free, guarded = (LoadedMachine(interleave, lambda at_s: 1.0, guarded=each).run(60.0) for each in (False, True))

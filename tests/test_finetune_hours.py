@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from polythrottle.daemon.horizon import DAY_S, Stretch
-from polythrottle.errors import InvalidInput
-from polythrottle.finetune.hours import Hours, day_time_s, wall_day_s
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.load.energy_ration import DAY_S, LoadInterval
+from polythrottle.training.beside.scheduler import Hours, day_time_s, wall_day_s
 
 _H = 3600.0
 _NIGHT = Hours.parse("22:00-06:00")
@@ -51,7 +51,7 @@ def test_how_much_of_a_time_lies_within_them() -> None:
 
 def test_a_stretch_is_cut_where_they_begin_and_end() -> None:
     """Its parts add up to it, each wholly within or without."""
-    parts = list(_NIGHT.cut(Stretch(20 * _H, 3.0), 20 * _H))
+    parts = list(_NIGHT.cut(LoadInterval(20 * _H, 3.0), 20 * _H))
     assert [(part.length_s / _H, within) for part, within in parts] == [(2, False), (8, True), (10, False)]
     assert {part.rate_per_s for part, _ in parts} == {3.0}
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polythrottle.errors import InvalidInput
-from polythrottle.finetune.job import Job, Slice
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.training.beside.options import Job, Slice
 
 _COUNT = st.integers(1, 500)
 

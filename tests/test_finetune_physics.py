@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polythrottle.backends.simulated.engine import Engine
-from polythrottle.backends.simulated.sharing import ASSUMED, Sharing, busy, paces, together
-from polythrottle.backends.simulated.training import memory_share, trained
+from polythrottle.backends.simulated.shared_gpu import ASSUMED, Sharing, busy, co_run, memory_share, paces, trained
 from polythrottle.catalog import load_board, load_model
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
 
 _SHARE = st.floats(0.0, 1.0)
 
@@ -51,8 +50,8 @@ def test_lengths_of_turns_are_not_negative() -> None:
 def test_a_co_run_at_an_even_share_takes_about_twice_as_long(engine: Engine) -> None:
     """Beside a slice a query takes what turns leave of half the time, at a governor that sees no gap."""
     model, point = load_model("efficientnet-b7"), engine.board.default
-    alone = together(engine, (model, 1), (trained(model, 1000), 16), busy(point), share=0.0)
-    beside = together(engine, (model, 1), (trained(model, 1000), 16), point)
+    alone = co_run(engine, (model, 1), (trained(model, 1000), 16), busy(point), share=0.0)
+    beside = co_run(engine, (model, 1), (trained(model, 1000), 16), point)
     assert 2.0 < beside.latency_s / alone.latency_s < 2.0 * (1 + ASSUMED.contention) / ASSUMED.useful
     assert np.isinf(alone.slice_s)
     assert np.isfinite(beside.slice_s)
@@ -62,7 +61,7 @@ def test_inference_without_time_is_refused(engine: Engine) -> None:
     """Fine-tuning cannot get all of it."""
     model = load_model("efficientnet-b7")
     with pytest.raises(InvalidInput, match="inference needs some"):
-        together(engine, (model, 1), (trained(model, 10), 1), engine.board.default, share=1.0)
+        co_run(engine, (model, 1), (trained(model, 10), 1), engine.board.default, share=1.0)
 
 
 def test_a_slice_asks_a_forward_pass_and_a_head() -> None:

@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 from trainer_jobs import data_folder, exported, job
 
-from polythrottle.arrivals import Poisson, Uniform
 from polythrottle.backends import open_device
-from polythrottle.daemon.horizon import DAY_S
-from polythrottle.errors import InvalidInput, SloUnmet, StorageError, TrialError
-from polythrottle.finetune.hours import Hours, wall_day_s
-from polythrottle.finetune.result import Result
-from polythrottle.finetune.running import Progress, run
-from polythrottle.finetune.server import Server
-from polythrottle.finetune.terms import Terms
-from polythrottle.finetune.trainer import Task, Trainer, read_progress
-from polythrottle.measurement import Query
-from polythrottle.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.domain.arrivals import Poisson, Uniform
+from polythrottle.domain.errors import InvalidInput, SloUnmet, StorageError, TrialError
+from polythrottle.domain.load.energy_ration import DAY_S
+from polythrottle.domain.measurement import Query
+from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.training.beside.live_run import RunProgress, run
+from polythrottle.training.beside.preparation import Server
+from polythrottle.training.beside.result import Result
+from polythrottle.training.beside.scheduler import Hours, Terms, wall_day_s
+from polythrottle.training.beside.trainer.driver import Trainer
+from polythrottle.training.beside.trainer.job_folder import read_progress
+from polythrottle.training.beside.trainer.protocol import Task
 from polythrottle.workloads import open_workload
 
 _SLO_S = 5.0
@@ -71,7 +72,7 @@ def _terms(policy: str = "interleave", seconds: float | None = None, rate_per_s:
 @pytest.mark.parametrize("policy", ["interleave", pytest.param("greedy", marks=pytest.mark.slow)])
 def test_a_job_is_done_beside_its_inference(tmp_path: Path, policy: str) -> None:
     """Until the job is done every request is answered, in one thread, and every sample is trained once per epoch."""
-    served, told = Answering(), list[Progress]()
+    served, told = Answering(), list[RunProgress]()
     found = run(open_device("cpu"), Server(served), _pretending(tmp_path, epochs=60), _terms(policy), told.append)
     assert found.training.finished
     assert (tmp_path / "job" / "steps").read_text() == "300"
@@ -149,10 +150,11 @@ def test_a_model_that_fails_ends_the_run_and_the_trainer(tmp_path: Path) -> None
         os.kill(trainer.pid, 0)
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_run_with_what_came_of_it(tmp_path: Path) -> None:
     """Ctrl-C while requests come gives the result so far and leaves a job that goes on."""
 
-    def interrupting(passed: Progress) -> None:
+    def interrupting(passed: RunProgress) -> None:
         raise KeyboardInterrupt
 
     trainer = _pretending(tmp_path, epochs=100_000)
@@ -197,6 +199,7 @@ def test_the_papers_policy_says_why_it_cannot_be_had(tmp_path: Path) -> None:
         run(open_device("cpu"), Server(Answering()), _pretending(tmp_path, epochs=99), _terms("paper"))
 
 
+@pytest.mark.slow
 def test_hours_that_do_not_suffice_are_told(tmp_path: Path) -> None:
     """A run that ends before they do is refused; one that they have too little room for says so and trains."""
     now_s = wall_day_s(time.time())

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loaded_machine import LoadedMachine
 
-from polythrottle.errors import InvalidInput, UnknownName
-from polythrottle.finetune.hours import Hours
-from polythrottle.finetune.job import Slice
-from polythrottle.finetune.options import MARGIN, Menu, Option
-from polythrottle.finetune.scheduler import (
+from polythrottle.domain.errors import InvalidInput, UnknownName
+from polythrottle.domain.ladder import Service
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.training.beside.options import MARGIN, Menu, Option, Slice
+from polythrottle.training.beside.scheduler import (
     POLICIES,
     Decision,
+    Hours,
     Moment,
     OffPeak,
     alone,
@@ -27,8 +28,6 @@ from polythrottle.finetune.scheduler import (
     policy,
     taken,
 )
-from polythrottle.ladder import Service
-from polythrottle.space import OperatingPoint
 
 _SLO_S = 0.7
 
@@ -91,6 +90,7 @@ def test_policies_are_pure_and_ask_for_what_is_there(moment: Moment) -> None:
         assert not (moment.training and decision.run)
 
 
+@pytest.mark.slow
 @given(_MOMENTS)
 def test_interleave_keeps_the_two_apart_and_drops_nobody(moment: Moment) -> None:
     """Inference and fine-tuning never run beside each other, and nobody is given up."""
@@ -129,6 +129,7 @@ def test_a_request_that_is_late_anyway_makes_no_other_one_late() -> None:
         assert (harmless.skip, harmless.batch, harmless.run) == (0, 1, None)
 
 
+@pytest.mark.slow
 def test_one_second_of_stall_makes_few_requests_late() -> None:
     """In virtual time: the queue that a stall has left behind is passed over, so that it delays nobody else."""
     found = LoadedMachine(interleave, lambda at_s: 6.0 if 10 < at_s < 11 else 1.0, guarded=False).run(30.0)

@@ -7,20 +7,27 @@ from typing import Any
 
 import pytest
 
-from polythrottle.arrivals import Poisson, Uniform
 from polythrottle.backends.simulated.engine import Engine
 from polythrottle.catalog import load_board, load_model
-from polythrottle.daemon.horizon import Pattern, Stretch
-from polythrottle.errors import InvalidInput, SloUnmet, UnknownName
-from polythrottle.finetune.host import Host
-from polythrottle.finetune.hours import Hours
-from polythrottle.finetune.job import Job
-from polythrottle.finetune.options import Menu
-from polythrottle.finetune.planning import Plan, foretold, plan, until_s
-from polythrottle.finetune.ration import Ration
-from polythrottle.finetune.scheduler import Decision, Moment, OffPeak, alone, greedy, interleave, policy
-from polythrottle.finetune.simulating import Stream, least_busy_s, most_samples, simulate
-from polythrottle.finetune.terms import Terms
+from polythrottle.domain.arrivals import Poisson, Uniform
+from polythrottle.domain.errors import InvalidInput, SloUnmet, UnknownName
+from polythrottle.domain.load.energy_ration import DailyLoad, LoadInterval
+from polythrottle.training.beside.options import Job, Menu
+from polythrottle.training.beside.plan import Plan, plan, until_s, warnings_before
+from polythrottle.training.beside.scheduler import (
+    Decision,
+    Hours,
+    MeanPowerLimit,
+    Moment,
+    OffPeak,
+    Terms,
+    alone,
+    greedy,
+    interleave,
+    policy,
+)
+from polythrottle.training.beside.simulated_host import Host
+from polythrottle.training.beside.simulation import Stream, least_busy_s, most_samples, simulate
 
 _JOB = Job(samples=64, batch=16, epochs=2, output=100, model="efficientnet-b7")
 _LENGTH_S, _RATE, _SLO_S = 10.0, 6.0, 0.7
@@ -43,6 +50,7 @@ def _stream(seed: int = 0, rate_per_s: float = _RATE) -> Stream:
     return Stream(tuple(times), _LENGTH_S, _SLO_S, rate_per_s)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_account(host: Host, menu: Menu) -> None:
     """Nothing depends on anything but what is given."""
     assert simulate(host, _stream(), interleave, menu) == simulate(host, _stream(), interleave, menu)
@@ -62,6 +70,7 @@ def test_everything_is_accounted_for(host: Host, menu: Menu) -> None:
         assert sum(end_s - begin_s for begin_s, end_s in found.slices_s) <= found.done_s
 
 
+@pytest.mark.slow
 def test_interleaving_breaks_fewer_limits_than_sharing_for_less_energy(host: Host, menu: Menu) -> None:
     """On a loaded board it breaks none, while sharing breaks many, and the same work takes less."""
     seeds = range(3)
@@ -127,8 +136,8 @@ def test_a_stream_out_of_order_is_refused() -> None:
             Stream(times_s, _LENGTH_S, slo_s, 1.0)
 
 
-def _plan(menu: Menu, ahead: Sequence[Stretch] = (), **given: Any) -> Plan:
-    night = Pattern().ahead(22 * 3600.0, until_s(22 * 3600.0, 6 * 3600.0), now_per_s=2.0)
+def _plan(menu: Menu, ahead: Sequence[LoadInterval] = (), **given: Any) -> Plan:
+    night = DailyLoad().ahead(22 * 3600.0, until_s(22 * 3600.0, 6 * 3600.0), now_per_s=2.0)
     return plan(menu, replace(_JOB, epochs=10_000), ahead or night, _SLO_S, **given)
 
 
@@ -145,7 +154,7 @@ def test_a_plan_is_a_range_that_power_narrows(menu: Menu) -> None:
 
 def test_a_small_job_is_done_before_the_end(menu: Menu) -> None:
     """It says from when to when, and counts no more than the job has."""
-    found = plan(menu, _JOB, [Stretch(3600.0, 1.0)], _SLO_S)
+    found = plan(menu, _JOB, [LoadInterval(3600.0, 1.0)], _SLO_S)
     assert (found.epochs.low, found.epochs.high) == (2.0, 2.0)
     assert 0 < found.done_s.low <= found.done_s.high < 60.0
 
@@ -154,13 +163,13 @@ def test_a_plan_agrees_with_the_simulation(host: Host, menu: Menu) -> None:
     """What a simulated stream gets done lies within the planned range."""
     times = itertools.takewhile(lambda at_s: at_s < 30.0, Uniform(4.0).times(0))
     found = simulate(host, Stream(tuple(times), 30.0, _SLO_S, 4.0), interleave, menu, endless=True)
-    planned = plan(menu, replace(_JOB, epochs=1000), [Stretch(30.0, 4.0)], _SLO_S)
+    planned = plan(menu, replace(_JOB, epochs=1000), [LoadInterval(30.0, 4.0)], _SLO_S)
     assert planned.epochs.low <= found.samples / _JOB.samples <= planned.epochs.high
 
 
 def test_off_peak_plans_less_when_it_is_busy(menu: Menu) -> None:
     """Nothing is planned for stretches that are not quiet."""
-    busy, calm = [Stretch(3600.0, 10.0)], [Stretch(3600.0, 1.0)]
+    busy, calm = [LoadInterval(3600.0, 10.0)], [LoadInterval(3600.0, 1.0)]
     quiet = OffPeak(share=0.2)
     assert _plan(menu, ahead=busy, policy="off-peak", quiet=quiet).epochs.high == 0
     assert _plan(menu, ahead=calm, policy="off-peak", quiet=quiet).epochs.low > 0
@@ -172,7 +181,7 @@ def test_a_power_is_kept_to_by_waiting(host: Host, menu: Menu) -> None:
     free_w = free.energy_j / free.span_s
     idle = simulate(host, stream, alone, menu, endless=True)
     between_w = (free_w + idle.energy_j / idle.span_s) / 2
-    kept = simulate(host, stream, interleave, menu, ration=Ration(between_w))
+    kept = simulate(host, stream, interleave, menu, ration=MeanPowerLimit(between_w))
     assert kept.energy_j / kept.span_s <= between_w < free_w
     assert kept.done_s is not None
     assert free.done_s is not None
@@ -186,8 +195,8 @@ def test_a_plan_within_a_power_agrees_with_the_simulation(host: Host, menu: Menu
     """What a simulated minute gets done within it lies within the planned range."""
     times = tuple(itertools.takewhile(lambda at_s: at_s < 60.0, Uniform(4.0).times(0)))
     stream = Stream(times, 60.0, _SLO_S, 4.0)
-    found = simulate(host, stream, interleave, menu, endless=True, ration=Ration(20.0))
-    planned = plan(menu, replace(_JOB, epochs=1000), [Stretch(60.0, 4.0)], _SLO_S, power_w=20.0)
+    found = simulate(host, stream, interleave, menu, endless=True, ration=MeanPowerLimit(20.0))
+    planned = plan(menu, replace(_JOB, epochs=1000), [LoadInterval(60.0, 4.0)], _SLO_S, power_w=20.0)
     assert found.energy_j <= 60.0 * 20.0
     assert planned.epochs.low <= found.samples / _JOB.samples <= planned.epochs.high
 
@@ -208,8 +217,8 @@ def test_by_the_hour_nothing_is_trained_outside(host: Host, menu: Menu) -> None:
 
 def test_a_plan_by_the_hour_counts_these_hours_alone(menu: Menu) -> None:
     """Across midnight, from within, and not at all where the horizon ends before they begin."""
-    quiet, day = OffPeak(hours=Hours.parse("22:00-06:00")), [Stretch(24 * 3600.0, 2.0)]
-    night = _plan(menu, ahead=[Stretch(8 * 3600.0, 2.0)])
+    quiet, day = OffPeak(hours=Hours.parse("22:00-06:00")), [LoadInterval(24 * 3600.0, 2.0)]
+    night = _plan(menu, ahead=[LoadInterval(8 * 3600.0, 2.0)])
     whole = _plan(menu, ahead=day, policy="off-peak", quiet=quiet, day_s=12 * 3600.0)
     assert whole.epochs.low == pytest.approx(night.epochs.low)
     assert whole.done_s.low == float("inf")
@@ -218,25 +227,25 @@ def test_a_plan_by_the_hour_counts_these_hours_alone(menu: Menu) -> None:
     small = plan(menu, _JOB, day, _SLO_S, "off-peak", quiet=quiet, day_s=12 * 3600.0)
     assert small.done_s.low > 10 * 3600.0
     with pytest.raises(InvalidInput, match="none of the hours"):
-        _plan(menu, ahead=[Stretch(3600.0, 2.0)], policy="off-peak", quiet=quiet, day_s=12 * 3600.0)
+        _plan(menu, ahead=[LoadInterval(3600.0, 2.0)], policy="off-peak", quiet=quiet, day_s=12 * 3600.0)
 
 
 def test_a_run_says_beforehand_what_its_hours_have_room_for(menu: Menu) -> None:
     """And that inference alone leaves no power; without an end or hours there is nothing to say."""
     terms = Terms(_SLO_S, Poisson(2.0), "off-peak", 3600.0, hours=Hours.parse("22:00-22:30"))
-    (said,) = foretold(menu, 10**9, terms, 22 * 3600.0)
+    (said,) = warnings_before(menu, 10**9, terms, 22 * 3600.0)
     assert "22:00-22:30 have room for about" in said
     assert "1,000,000,000" in said
-    assert foretold(menu, 10, terms, 22 * 3600.0) == ()
-    assert foretold(menu, 10, terms, 21.5 * 3600.0) == ("fine-tuning begins in 0 h 30 min",)
-    assert foretold(menu, 10**9, replace(terms, seconds=None), 22 * 3600.0) == ()
+    assert warnings_before(menu, 10, terms, 22 * 3600.0) == ()
+    assert warnings_before(menu, 10, terms, 21.5 * 3600.0) == ("fine-tuning begins in 0 h 30 min",)
+    assert warnings_before(menu, 10**9, replace(terms, seconds=None), 22 * 3600.0) == ()
     with pytest.raises(InvalidInput, match="inference alone draws"):
-        foretold(menu, 10, replace(terms, power_w=5.0), 22 * 3600.0)
+        warnings_before(menu, 10, replace(terms, power_w=5.0), 22 * 3600.0)
 
 
 def test_a_plan_below_what_inference_draws_is_refused(menu: Menu) -> None:
     """As a run is; where it leaves a little, inference may turn out to draw more than that, which is a range."""
-    calm = [Stretch(3600.0, 2.0)]
+    calm = [LoadInterval(3600.0, 2.0)]
     with pytest.raises(InvalidInput, match="inference alone draws"):
         _plan(menu, ahead=calm, power_w=1.0)
     found = plan(menu, replace(_JOB, epochs=10_000), calm, _SLO_S)
@@ -249,11 +258,11 @@ def test_a_plan_below_what_inference_draws_is_refused(menu: Menu) -> None:
 def test_near_the_power_of_inference_a_plan_holds_what_the_simulation_does(host: Host, menu: Menu) -> None:
     """Samples and joules of a simulated minute lie within the range."""
     times = tuple(itertools.takewhile(lambda at_s: at_s < 60.0, Uniform(4.0).times(0)))
-    stream, stretch = Stream(times, 60.0, _SLO_S, 4.0), [Stretch(60.0, 4.0)]
+    stream, stretch = Stream(times, 60.0, _SLO_S, 4.0), [LoadInterval(60.0, 4.0)]
     service = menu.ranked(4.0, _SLO_S, False)[0].gathered(4.0, _SLO_S)
     alone_w = service.idle_w + 4.0 / service.batch * (service.batch_j - service.interval_s * service.idle_w)
     cap_w = 1.002 * alone_w
-    found = simulate(host, stream, interleave, menu, endless=True, ration=Ration(cap_w))
+    found = simulate(host, stream, interleave, menu, endless=True, ration=MeanPowerLimit(cap_w))
     near = plan(menu, replace(_JOB, epochs=1000), stretch, _SLO_S, power_w=cap_w)
     assert near.epochs.low <= found.samples / _JOB.samples <= near.epochs.high
     assert near.joules.low <= found.energy_j <= near.joules.high
@@ -262,13 +271,13 @@ def test_near_the_power_of_inference_a_plan_holds_what_the_simulation_does(host:
 def test_what_cannot_be_planned_is_said(menu: Menu) -> None:
     """A limit inference alone cannot hold, policies that share, unknown ones, and an empty horizon are refused."""
     with pytest.raises(SloUnmet, match="inference alone does not hold"):
-        plan(menu, _JOB, [Stretch(60.0, 500.0)], _SLO_S)
+        plan(menu, _JOB, [LoadInterval(60.0, 500.0)], _SLO_S)
     with pytest.raises(SloUnmet, match="99th percentile"):
-        plan(menu, _JOB, [Stretch(60.0, 1.0)], 0.01)
+        plan(menu, _JOB, [LoadInterval(60.0, 1.0)], 0.01)
     with pytest.raises(InvalidInput, match="shares the device"):
-        plan(menu, _JOB, [Stretch(60.0, 1.0)], _SLO_S, policy="greedy")
+        plan(menu, _JOB, [LoadInterval(60.0, 1.0)], _SLO_S, policy="greedy")
     with pytest.raises(UnknownName, match="off-peak"):
-        plan(menu, _JOB, [Stretch(60.0, 1.0)], _SLO_S, policy="offpeak")
+        plan(menu, _JOB, [LoadInterval(60.0, 1.0)], _SLO_S, policy="offpeak")
     with pytest.raises(InvalidInput, match="horizon"):
         plan(menu, _JOB, [], _SLO_S)
     with pytest.raises(InvalidInput, match="time of day"):

@@ -7,9 +7,10 @@ from queue import SimpleQueue
 
 import pytest
 
-from polythrottle.finetune.lane import Done, Lane
-from polythrottle.finetune.tending import Tended
-from polythrottle.finetune.trainer import Task, Trainer, driver
+from polythrottle.training.beside.trainer import driver
+from polythrottle.training.beside.trainer.driver import Trainer
+from polythrottle.training.beside.trainer.protocol import Task
+from polythrottle.training.beside.trainer.supervisor import CompletedCall, SupervisedTrainer, WorkerThread
 
 
 class Scene:
@@ -19,9 +20,9 @@ class Scene:
         words = [where, 40, 8, 50, sleep_s, how, *at]
         command = (sys.executable, str(Path(__file__).parent / "pretended_trainer.py"), *map(str, words))
         task = Task("tests:model", str(where), str(where), batch=8, epochs=50)
-        self.done: SimpleQueue[Done] = SimpleQueue()
-        self.lane = Lane("trainer", self.done)
-        self.tended = Tended(Trainer(task, start_s=60, command=command), self.lane, patience_s)
+        self.done: SimpleQueue[CompletedCall] = SimpleQueue()
+        self.lane = WorkerThread("trainer", self.done)
+        self.tended = SupervisedTrainer(Trainer(task, start_s=60, command=command), self.lane, patience_s)
         self.tended.open()
 
     def next(self) -> None:

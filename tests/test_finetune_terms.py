@@ -4,11 +4,9 @@ from typing import Any
 
 import pytest
 
-from polythrottle.arrivals import CLOSED, Poisson
-from polythrottle.errors import InvalidInput, UnknownName
-from polythrottle.finetune.hours import Hours
-from polythrottle.finetune.ration import Ration
-from polythrottle.finetune.terms import Terms
+from polythrottle.domain.arrivals import CLOSED, Poisson
+from polythrottle.domain.errors import InvalidInput, UnknownName
+from polythrottle.training.beside.scheduler import Hours, MeanPowerLimit, Terms
 
 _NIGHT = Hours.parse("22:00-06:00")
 _H = 3600.0
@@ -27,7 +25,7 @@ def test_terms_that_make_no_sense_are_refused() -> None:
 def test_hours_and_power_are_for_what_can_wait() -> None:
     """Hours need the policy off-peak, and nobody holds inference back."""
     assert Terms(1.0, Poisson(1.0), "off-peak", hours=_NIGHT).hours == _NIGHT
-    assert Terms(1.0, Poisson(1.0), "greedy", power_w=20.0).ration == Ration(20.0)
+    assert Terms(1.0, Poisson(1.0), "greedy", power_w=20.0).ration == MeanPowerLimit(20.0)
     assert Terms(1.0, Poisson(1.0)).ration is None
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"policy": "interleave", "hours": _NIGHT}, "goes by no hours"),

@@ -2,9 +2,9 @@
 
 import pytest
 
-from polythrottle.errors import InvalidInput
-from polythrottle.finetune.timings import Timings
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.training.beside.preparation import Timings
 
 
 def _timings() -> Timings:

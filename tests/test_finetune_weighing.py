@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from polythrottle.errors import DeviceError
-from polythrottle.finetune.ration import Ration
-from polythrottle.finetune.weighing import Weighed
-from polythrottle.measurement import Reading
+from polythrottle.domain.errors import DeviceError
+from polythrottle.domain.measurement import Reading
+from polythrottle.training.beside.live_run import MeteredPowerLimit
+from polythrottle.training.beside.scheduler import MeanPowerLimit
 
 
 class Metered:
@@ -34,8 +34,8 @@ def metered() -> Metered:
     return Metered()
 
 
-def _weighed(metered: Any) -> Weighed:
-    return Weighed(metered, Ration(20.0))
+def _weighed(metered: Any) -> MeteredPowerLimit:
+    return MeteredPowerLimit(metered, MeanPowerLimit(20.0))
 
 
 def test_it_opens_once_power_is_saved_and_closes_when_too_much_is_drawn(metered: Metered) -> None:
@@ -67,4 +67,4 @@ def test_what_cannot_be_read_is_not_taken_for_nothing(metered: Metered) -> None:
     metered.passed(1.0, 400.0)
     weighed.look(wanted=True)
     assert weighed.open is False
-    assert replace(Ration(20.0), spare_j=200.0, open=True).after(410.0, 2.0).spare_j == -170.0
+    assert replace(MeanPowerLimit(20.0), spare_j=200.0, open=True).after(410.0, 2.0).spare_j == -170.0

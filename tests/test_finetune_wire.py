@@ -5,28 +5,28 @@ from collections.abc import Iterator
 
 import pytest
 
-from polythrottle.errors import InvalidInput
-from polythrottle.finetune.wire import Line
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.storage.json_lines import Channel
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Line, socket.socket]]:
+def ends() -> Iterator[tuple[Channel, socket.socket]]:
     """Return a line and the bare socket at its other end."""
     ours, its = socket.socketpair()
-    line = Line(ours, 64)
+    line = Channel(ours, 64)
     with its:
         yield line, its
     line.close()
 
 
-def test_messages_arrive_whole_and_in_order(ends: tuple[Line, socket.socket]) -> None:
+def test_messages_arrive_whole_and_in_order(ends: tuple[Channel, socket.socket]) -> None:
     """Two lines in one packet are two messages."""
     line, other = ends
     other.sendall(b'{"a": 1}\n{"b": 2}\n')
     assert [line.receive(1.0), line.receive(1.0)] == [{"a": 1}, {"b": 2}]
 
 
-def test_half_a_line_is_waited_for(ends: tuple[Line, socket.socket]) -> None:
+def test_half_a_line_is_waited_for(ends: tuple[Channel, socket.socket]) -> None:
     """What has come of a line in time is kept for the next time."""
     line, other = ends
     other.sendall(b'{"a": ')
@@ -35,7 +35,7 @@ def test_half_a_line_is_waited_for(ends: tuple[Line, socket.socket]) -> None:
     assert line.receive(1.0) == {"a": 1}
 
 
-def test_a_message_is_sent_as_one_line(ends: tuple[Line, socket.socket]) -> None:
+def test_a_message_is_sent_as_one_line(ends: tuple[Channel, socket.socket]) -> None:
     """JSON without spaces, closed by a newline."""
     line, other = ends
     line.send({"verb": "slice", "samples": 4})
@@ -43,7 +43,7 @@ def test_a_message_is_sent_as_one_line(ends: tuple[Line, socket.socket]) -> None
 
 
 @pytest.mark.parametrize("text", [b"nonsense\n", b"[1]\n", b'{"a": 1, "a": 2}\n', b'{"a": NaN}\n', b"x" * 200])
-def test_what_is_no_message_is_refused(ends: tuple[Line, socket.socket], text: bytes) -> None:
+def test_what_is_no_message_is_refused(ends: tuple[Channel, socket.socket], text: bytes) -> None:
     """Nonsense, keys given twice, numbers that are none, and lines without end."""
     line, other = ends
     other.sendall(text)
@@ -51,7 +51,7 @@ def test_what_is_no_message_is_refused(ends: tuple[Line, socket.socket], text: b
         line.receive(1.0)
 
 
-def test_hanging_up_is_told(ends: tuple[Line, socket.socket]) -> None:
+def test_hanging_up_is_told(ends: tuple[Channel, socket.socket]) -> None:
     """Whoever waits learns that nobody is there any more."""
     line, other = ends
     other.close()

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from test_optimize import board, physical
 
 from polythrottle.cli.commands import run
-from polythrottle.errors import BadFile, UnknownName
-from polythrottle.journal import Journal, read
-from polythrottle.measurement import Latency, Measurement
+from polythrottle.domain.errors import BadFile, UnknownName
+from polythrottle.domain.measurement import Latency, Measurement
+from polythrottle.domain.problem import Constraint, Objective, Problem
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import Level, OperatingPoint, SearchSpace
+from polythrottle.domain.study import Study, Trial
 from polythrottle.optimize import METHODS, make_optimizer
-from polythrottle.problem import Constraint, Objective, Problem
-from polythrottle.profile import Profile
-from polythrottle.space import Level, OperatingPoint, SearchSpace
-from polythrottle.stopping import Rule
-from polythrottle.study import Study, Trial
+from polythrottle.storage.journal import Journal, read
+from polythrottle.tuning.stopping import Rule
 
 FRONT = ((-1.0, 2.0), (0.0, 1.0), (0.5, 0.2), (0.6, 0.9), (3.0, -2.0))
 REFERENCE = (1.0, 2.5)
@@ -67,7 +67,7 @@ def test_the_hypervolume_is_the_area_below_the_front() -> None:
     """Strips add up to what counting cells gives; dominated values and those beyond the reference count nothing."""
     import torch
 
-    from polythrottle.optimize.front import hypervolume
+    from polythrottle.optimize.acquisition_value import hypervolume
 
     inside = [value for value in FRONT if value[0] < REFERENCE[0]]
     found = hypervolume(torch.tensor(FRONT, dtype=torch.double), torch.tensor(REFERENCE, dtype=torch.double))
@@ -83,7 +83,7 @@ def test_expected_improvement_of_the_front_is_exact(
     """The formula agrees with the mean over a hundred thousand draws of what each adds to the area."""
     import torch
 
-    from polythrottle.optimize.front import log_improvement
+    from polythrottle.optimize.acquisition_value import log_improvement
 
     rng = np.random.default_rng(0)
     drawn = np.array(mean) + np.array(std) * rng.standard_normal((100_000, 2))
@@ -106,7 +106,7 @@ def test_expected_improvement_of_the_front_agrees_with_botorch() -> None:
     from botorch.utils.multi_objective.box_decompositions import NondominatedPartitioning
     from botorch.utils.testing import MockModel, MockPosterior
 
-    from polythrottle.optimize.front import log_improvement
+    from polythrottle.optimize.acquisition_value import log_improvement
 
     values, reference = torch.tensor(FRONT, dtype=torch.double), torch.tensor(REFERENCE, dtype=torch.double)
     mean = torch.tensor([[-0.5, 0.5], [0.8, 2.2], [0.3, -1.0]], dtype=torch.double)
@@ -129,7 +129,7 @@ def test_no_front_is_too_odd(
     """Equal values, values beyond the reference, and points far from everything have finite logarithms."""
     import torch
 
-    from polythrottle.optimize.front import log_improvement
+    from polythrottle.optimize.acquisition_value import log_improvement
 
     values = torch.tensor(seen, dtype=torch.double).reshape(-1, 2)
     where, spread = (torch.tensor([one], dtype=torch.double) for one in (mean, std))
@@ -137,6 +137,7 @@ def test_no_front_is_too_odd(
     assert torch.isfinite(log_improvement(where, spread, values, reference)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", [Objective.EDP, Objective.LATENCY])
 @pytest.mark.parametrize("slo", [(), ("mean<=30ms",), ("p99<=15ms", "power<=20W")])
 def test_other_objectives_are_minimised(objective: Objective, slo: tuple[str, ...]) -> None:
@@ -147,12 +148,13 @@ def test_other_objectives_are_minimised(objective: Objective, slo: tuple[str, ..
     assert objective.of(done.best.measurement or physical(done.best.point)) <= 1.03 * least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slo", [(), ("p99<=60ms",)])
 def test_the_front_is_found(slo: tuple[str, ...]) -> None:
     """Within 30 of 240 points the front covers 97 % of the area that the true front covers, in logarithms."""
     import torch
 
-    from polythrottle.optimize.front import hypervolume
+    from polythrottle.optimize.acquisition_value import hypervolume
 
     done = searched(asking(board(), Objective.PARETO, slo), 30)
     true = [m for m in map(physical, done.problem.space) if done.holds(m)]
@@ -172,6 +174,7 @@ def test_the_front_holds_what_nothing_beats() -> None:
     assert [trial.number for trial in done.front] == [0, 1, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "preset"])
 @pytest.mark.parametrize("objective", list(Objective))
 def test_every_method_takes_every_objective(method: str, objective: Objective) -> None:
@@ -280,6 +283,7 @@ def _check_intervals(rows: str) -> None:
         assert int(low) < int(high)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "words"), [("edp", "energy-delay product"), ("latency", "mean latency")])
 def test_tune_says_what_it_minimised(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The saving is called by what it is a saving of, and a study of another objective is another study."""

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from polythrottle.cli.grids import amount, end, grid, several
+from polythrottle.cli.output import amount, end, grid, several
 
 
 @pytest.mark.parametrize(

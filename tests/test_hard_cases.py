@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import polythrottle
-from polythrottle import stopping
-from polythrottle.outcome import Tuning
-from polythrottle.setup import Setup
+from polythrottle.api.outcome import Tuning
+from polythrottle.tuning import stopping
+from polythrottle.tuning.setup import Setup
 
 CLOCKS, BATCHES = (300, 500, 700, 900, 1100, 1300), (1, 2, 4, 8)
 Row = Callable[[float, int], tuple[float, float]]
@@ -58,6 +58,7 @@ def test_a_knob_without_effect_does_not_keep_the_search_going(tmp_path: Path) ->
     assert len(result.study.trials) < 20
 
 
+@pytest.mark.slow
 def test_the_default_is_said_to_do_where_nothing_is_gained(tmp_path: Path) -> None:
     """Energy is the same everywhere: the study says that the default will do."""
     result = tuned(tmp_path, even, "mean<=10x")
@@ -65,6 +66,7 @@ def test_the_default_is_said_to_do_where_nothing_is_gained(tmp_path: Path) -> No
     assert stopping.is_conclusive(result.ended)
 
 
+@pytest.mark.slow
 def test_one_wild_window_does_not_lead_astray(tmp_path: Path) -> None:
     """A window ten times too long hides no more than itself."""
     clean = tuned(tmp_path, roofline, "mean<=3x", early_stop=False)
@@ -98,6 +100,7 @@ def test_next_to_no_points_are_all_tried(tmp_path: Path, clocks: tuple[int, ...]
     assert stopping.is_conclusive(result.ended)
 
 
+@pytest.mark.slow
 def test_on_the_ncf_tables_the_search_ends_before_its_budget(tables: Path, tmp_path: Path) -> None:
     """The power limit alone gains next to nothing where the processor is the bottleneck, and few trials tell."""
     for path in sorted(tables.glob("*ncf*.csv")):

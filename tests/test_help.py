@@ -74,6 +74,7 @@ def test_help_is_grouped_and_fits_80_columns(
     assert "--install-completion" in shown
 
 
+@pytest.mark.slow
 def test_every_command_has_an_example_in_its_help(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_bare_group_prints_its_help(group: str, capsys: pytest.CaptureFixture[
     assert shown.err == ""
 
 
+@pytest.mark.slow
 def test_every_example_is_read(tmp_path: Path) -> None:
     """No example names an option or a command that is not there, or a file of a folder that is not shipped."""
     for words, command in pages():
@@ -109,6 +111,7 @@ def test_every_example_is_read(tmp_path: Path) -> None:
                 assert not word.startswith("examples/") or (ROOT / word).is_file(), word
 
 
+@pytest.mark.slow
 def test_the_examples_run_one_after_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file that one names is of the project, or was made by one before."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polythrottle.daemon.horizon import DAY_S, Pattern, Stretch, Supply, ration, weighted
-from polythrottle.errors import InvalidInput
-from polythrottle.ladder import Ladder, Rung, Service
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.load.energy_ration import DAY_S, DailyLoad, LoadInterval, Supply, ration, weighted
+from polythrottle.domain.space import OperatingPoint
 
 
 def _ladder() -> Ladder:
@@ -20,11 +20,11 @@ def _ladder() -> Ladder:
 
 
 _parts = st.lists(
-    st.builds(Stretch, st.floats(60.0, 7200.0), st.floats(0.0, 19.0), st.floats(0.2, 5.0)), min_size=1, max_size=30
+    st.builds(LoadInterval, st.floats(60.0, 7200.0), st.floats(0.0, 19.0), st.floats(0.2, 5.0)), min_size=1, max_size=30
 )
 
 
-def _used_j(ladder: Ladder, ahead: list[Stretch], left_j: float) -> float:
+def _used_j(ladder: Ladder, ahead: list[LoadInterval], left_j: float) -> float:
     """Return what is used if each stretch draws as much as its ration says, re-planned at each."""
     used_j = 0.0
     for number, part in enumerate(ahead):
@@ -35,7 +35,7 @@ def _used_j(ladder: Ladder, ahead: list[Stretch], left_j: float) -> float:
 
 
 @given(_parts, st.floats(0.1, 1.5))
-def test_rations_last_for_the_horizon(ahead: list[Stretch], share: float) -> None:
+def test_rations_last_for_the_horizon(ahead: list[LoadInterval], share: float) -> None:
     """What is rationed adds up to what there is, if that is enough for the lowest points; and wastes none of it."""
     ladder = _ladder()
     whole = ration(ladder, ahead, 1e12)
@@ -47,7 +47,7 @@ def test_rations_last_for_the_horizon(ahead: list[Stretch], share: float) -> Non
 
 
 @given(_parts, st.floats(1e3, 1e8))
-def test_power_is_capped_exactly_when_there_is_too_little(ahead: list[Stretch], left_j: float) -> None:
+def test_power_is_capped_exactly_when_there_is_too_little(ahead: list[LoadInterval], left_j: float) -> None:
     """Enough for the SLO is no limit; less is one, and says how long it lasts."""
     found = ration(_ladder(), ahead, left_j)
     assert found.met == (found.need_j <= left_j) == (found.limit_w is None)
@@ -56,7 +56,7 @@ def test_power_is_capped_exactly_when_there_is_too_little(ahead: list[Stretch], 
 
 def test_quiet_stretches_leave_their_share_to_busy_ones() -> None:
     """Power is capped at one level for all, not each stretch at its share."""
-    ahead = [Stretch(3600.0, 0.1), Stretch(3600.0, 10.0)]
+    ahead = [LoadInterval(3600.0, 0.1), LoadInterval(3600.0, 10.0)]
     whole = ration(_ladder(), ahead, 1e12)
     busy = ration(_ladder(), ahead[::-1], 0.8 * whole.need_j)
     assert busy.limit_w is not None
@@ -65,7 +65,7 @@ def test_quiet_stretches_leave_their_share_to_busy_ones() -> None:
 
 def test_dirty_hours_draw_less_than_clean_ones() -> None:
     """With carbon intensities the cap of a stretch falls as its intensity rises."""
-    ahead = weighted([Stretch(3600.0, 10.0), Stretch(3600.0, 10.0)], [100.0, 400.0])
+    ahead = weighted([LoadInterval(3600.0, 10.0), LoadInterval(3600.0, 10.0)], [100.0, 400.0])
     whole = ration(_ladder(), ahead, 1e12)
     clean, dirty = (ration(_ladder(), order, 0.7 * whole.need_j).limit_w for order in (ahead, ahead[::-1]))
     assert clean is not None
@@ -75,7 +75,7 @@ def test_dirty_hours_draw_less_than_clean_ones() -> None:
 
 def test_a_device_that_draws_more_than_predicted_is_capped_earlier() -> None:
     """The factor between what is drawn and what was predicted enters the plan."""
-    ahead = [Stretch(3600.0, 10.0)]
+    ahead = [LoadInterval(3600.0, 10.0)]
     need_j = ration(_ladder(), ahead, 1e12).need_j
     assert ration(_ladder(), ahead, 1.1 * need_j).met
     assert not ration(_ladder(), ahead, 1.1 * need_j, factor=1.2).met
@@ -83,7 +83,7 @@ def test_a_device_that_draws_more_than_predicted_is_capped_earlier() -> None:
 
 def test_what_cannot_be_met_names_the_nearest_that_can() -> None:
     """The energy that would do for the time, and the time that the energy does for."""
-    ahead = [Stretch(9 * 3600.0, 10.0)]
+    ahead = [LoadInterval(9 * 3600.0, 10.0)]
     found = ration(_ladder(), ahead, 80 * 3600.0)
     words = found.words(80 * 3600.0, 9 * 3600.0)
     assert "80 Wh do not last 9 h 00 min even at the lowest points" in words
@@ -98,7 +98,7 @@ def test_no_horizon_is_refused() -> None:
 
 def test_a_day_is_learnt_and_half_hours_never_seen_are_like_now() -> None:
     """After a day of looks the pattern says what the next one brings."""
-    pattern = Pattern()
+    pattern = DailyLoad()
     for minute in range(12 * 60):
         pattern = pattern.seen(60.0 * minute, 2.0 if minute < 360 else 8.0, 60.0)
     ahead = pattern.ahead(5.5 * 3600.0, 7 * 3600.0, 3.0)
@@ -108,7 +108,7 @@ def test_a_day_is_learnt_and_half_hours_never_seen_are_like_now() -> None:
 
 def test_a_pattern_follows_new_days_within_three() -> None:
     """What was is forgotten at the pace of days."""
-    pattern = Pattern()
+    pattern = DailyLoad()
     for day, rate in enumerate((1.0, 1.0, 1.0, 9.0, 9.0, 9.0, 9.0, 9.0)):
         for minute in range(30):
             pattern = pattern.seen(60.0 * minute, rate, 60.0)
@@ -119,7 +119,7 @@ def test_a_pattern_follows_new_days_within_three() -> None:
 
 def test_a_look_after_a_long_sleep_counts_as_a_half_hour_at_most() -> None:
     """A machine that slept for a day does not fill a slot with one look."""
-    assert Pattern().seen(0.0, 5.0, 1e6).slots[0] == (5.0, DAY_S / 48)
+    assert DailyLoad().seen(0.0, 5.0, 1e6).slots[0] == (5.0, DAY_S / 48)
 
 
 def test_a_daily_supply_begins_anew_with_the_day() -> None:

@@ -18,14 +18,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from polythrottle import tables
-from polythrottle.catalog.archives import read_archive
 from polythrottle.catalog.boards import load_board
+from polythrottle.catalog.documents import read_archive
 from polythrottle.cli.commands import run
-from polythrottle.errors import BadFile, InvalidInput, PolythrottleError
-from polythrottle.finetune.trainer.reading import Unreadable, read_sample
-from polythrottle.journal.reading import read
-from polythrottle.space import Knob, SearchSpace
+from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError
+from polythrottle.domain.space import Knob, SearchSpace
+from polythrottle.storage import tables
+from polythrottle.storage.journal.reader import read
+from polythrottle.training.beside.trainer.samples import Unreadable, read_sample
 from polythrottle.workloads import open_workload
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,10 +37,10 @@ ROOM_MB = 256
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from polythrottle import tables
+from polythrottle.storage import tables
 from polythrottle.catalog.boards import load_board
-from polythrottle.errors import PolythrottleError
-from polythrottle.journal.reading import read
+from polythrottle.domain.errors import PolythrottleError
+from polythrottle.storage.journal.reader import read
 import numpy, pandas
 taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + int(sys.argv[2]) * 1_000_000,) * 2)
@@ -118,6 +118,7 @@ def test_a_journal_cannot_unpack_to_more_than_it_says(tmp_path: Path) -> None:
     assert "holds more than it says" in limited("journal", journal(tmp_path / "j.jsonl", change))
 
 
+@pytest.mark.slow
 def test_a_journal_cannot_say_that_it_is_large(tmp_path: Path) -> None:
     """Its points are counted before they are unpacked."""
 
@@ -128,6 +129,7 @@ def test_a_journal_cannot_say_that_it_is_large(tmp_path: Path) -> None:
     assert "more than 1,000,000" in limited("journal", journal(tmp_path / "j.jsonl", change))
 
 
+@pytest.mark.slow
 def test_three_knobs_of_four_thousand_levels_are_never_multiplied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

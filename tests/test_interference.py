@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from polythrottle.catalog import load_board, load_model
-from polythrottle.errors import InvalidInput
-from polythrottle.finetune.coruns import Profiled, profile
-from polythrottle.finetune.interference import CoRun, Interference, PaperModel, intensity
-from polythrottle.finetune.interference_form import FORM, Reference, form, slopes
-from polythrottle.finetune.job import Job
-from polythrottle.finetune.paper_predictor import nonnegative
-from polythrottle.finetune.simulated_coruns import SimulatedBench
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.training.beside.corun import CoRun, PaperModel, intensity, nonnegative
+from polythrottle.training.beside.corun_bench import CoRunProfile, profile
+from polythrottle.training.beside.interference import FORM, Interference, Reference, form, slopes
+from polythrottle.training.beside.options import Job
+from polythrottle.training.beside.simulated_host import SimulatedBench
 
 PAIRS = [
     ("jetson-agx-orin", "efficientnet-b7", 64, 1000),
@@ -52,13 +51,14 @@ def several(count: int = 12, **changes: object) -> list[CoRun]:
     ]
 
 
-def error(profiled: Profiled, predictor: str, requests: int) -> float:
+def error(profiled: CoRunProfile, predictor: str, requests: int) -> float:
     """Return the error of the mean of one predictor."""
     found = [each.mean for each in profiled.errors if (each.predictor, each.requests) == (predictor, requests)]
     assert len(found) == 1
     return found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("board", "model", "batch", "output"), PAIRS)
 def test_eight_co_runs_predict_others_to_ten_percent_and_requests_to_five(
     board: str, model: str, batch: int, output: int
@@ -72,6 +72,7 @@ def test_eight_co_runs_predict_others_to_ten_percent_and_requests_to_five(
     assert error(told, "paper", 0) > 2 * error(told, "polythrottle", 0)
 
 
+@pytest.mark.slow
 def test_what_it_doubts_covers_what_comes() -> None:
     """Within two stated standard deviations lie at least nine in ten held-out co-runs, and doubt is not boundless."""
     inside, widths = [], []
@@ -96,6 +97,7 @@ def test_doubt_shrinks_with_what_is_seen() -> None:
     )
 
 
+@pytest.mark.slow
 def test_it_follows_a_drift_that_the_paper_does_not_see() -> None:
     """When everything takes 40 % longer, 60 requests bring it back to within 10 %; the paper's model stays."""
     device = bench("jetson-agx-orin", "efficientnet-b7", 64, 1000)

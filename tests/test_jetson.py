@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.actuation.controls import SysFiles
+from polythrottle.actuation.drivers.controls import SysFiles
 from polythrottle.backends import find_device, open_device
-from polythrottle.backends.capability import thinned
 from polythrottle.backends.jetson import JetsonDevice
-from polythrottle.backends.jetson.memory import rates_hz
-from polythrottle.backends.tree import Tree
-from polythrottle.clock import VirtualClock
-from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, PolythrottleError, UnknownName
-from polythrottle.findings import Finding
-from polythrottle.space import OperatingPoint
+from polythrottle.backends.jetson.memory_clock import rates_hz
+from polythrottle.backends.probe import Tree, thinned
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, PolythrottleError, UnknownName
+from polythrottle.domain.ports import Finding
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.testing import BOARDS, DeviceContract, FakeKernel, Fault, plant
 
 ORIN, NANO, THOR = "jetson-agx-orin-jp6", "jetson-nano", "jetson-thor"
@@ -73,6 +72,7 @@ class TestContract(DeviceContract):
         return device(self.root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOARDS)
 def test_what_was_found_is_what_is_left(name: str, tmp_path: Path) -> None:
     """After first, last and preset points, every control of every board holds what it held before."""
@@ -86,6 +86,7 @@ def test_what_was_found_is_what_is_left(name: str, tmp_path: Path) -> None:
     assert kernel.snapshot() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOARDS)
 def test_only_what_the_board_lists_is_written(name: str, tmp_path: Path) -> None:
     """Every GPU clock that is ever written is in the board's own table, and lies within the limits found."""
@@ -108,7 +109,10 @@ def test_every_board_says_what_it_is_and_what_works(name: str, tmp_path: Path) -
     assert set(board.identity) == {"board", "soc", "l4t", "jetpack"}
     assert set(board.space.names) == {"gpu_min_hz", GPU, MEM}
     assert all(each.works or each.explanation for each in board.findings())
-    assert f"devices/{name.partition('-jp')[0].removesuffix('-carrier')}.toml" in finding(board, "board").explanation
+    assert (
+        f"devices/{name.partition('-jp')[0].removesuffix('-carrier').removesuffix('-super')}.toml"
+        in finding(board, "board").explanation
+    )
     assert all(Path(file).is_relative_to(tmp_path) for file in board.files)
 
 
@@ -411,8 +415,8 @@ def test_cores_go_off_from_the_last_and_come_back(orin: Path) -> None:
 KILLED = """
 import os, signal, sys
 from polythrottle.backends.jetson import JetsonDevice
-from polythrottle.clock import VirtualClock
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.testing import FakeKernel
 board = JetsonDevice(root=sys.argv[1], controls=FakeKernel(sys.argv[1]), clock=VirtualClock(), knobs=("cpu_cores",))
 board._actuator._guarded = False
@@ -565,6 +569,7 @@ def test_links_that_lead_up_or_round_end_in_the_tree(tmp_path: Path) -> None:
     assert tree.below("/etc/../..") == tmp_path.resolve()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("knobs", "points"),
     [((GPU, MEM, CPU), 6_000), (("gpu_min_hz", GPU, CPU), 20_000), (("gpu_min_hz", GPU, MEM, CPU), 100_000)],
@@ -751,3 +756,14 @@ def test_auto_takes_the_board(orin: Path, tmp_path: Path) -> None:
     assert found.uri == f"jetson?root={orin}"
     assert "Orin" in found.explanation
     assert find_device(tmp_path / "state").uri == "cpu"
+
+
+def test_the_governors_parameters_are_told_and_left_alone(tmp_path: Path) -> None:
+    """Thor's podgov: how often it looks, and its parameters as found; they are files of the board, and no controls."""
+    device = JetsonDevice(root=str(plant("jetson-thor", tmp_path / "thor")))
+    (told,) = [each.explanation for each in device.findings() if each.subject == "GPU governor"]
+    assert told.startswith("nvhost_podgov, looks every 10 ms, k 3, load_target 200, load_margin 100: it chooses")
+    assert any(file.endswith("nvhost_podgov/k") for file in device.files)
+    bare = JetsonDevice(root=str(plant("jetson-nano", tmp_path / "nano")))
+    (told,) = [each.explanation for each in bare.findings() if each.subject == "GPU governor"]
+    assert told.startswith("nvhost_podgov: it chooses")

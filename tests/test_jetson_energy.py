@@ -13,18 +13,17 @@ from pathlib import Path
 import pytest
 
 from polythrottle.backends.jetson import JetsonDevice
-from polythrottle.backends.jetson.rails import find_rails, find_total
-from polythrottle.backends.jetson.sampler import Sampler
-from polythrottle.backends.tree import Tree
-from polythrottle.clock import SystemClock, VirtualClock
-from polythrottle.diagnosis.sensors import sensor_findings
-from polythrottle.errors import DeviceError, TrialError
-from polythrottle.journal.lines import measurement_from, measurement_line
-from polythrottle.measurement import EnergyKind, Query, Window
-from polythrottle.meter import measure
-from polythrottle.meter.calibration import calibration_path, sensor_of, write_calibration
-from polythrottle.sensors import Sensor
-from polythrottle.space import OperatingPoint, SearchSpace
+from polythrottle.backends.jetson.power_rails import Sampler, find_rails, find_total
+from polythrottle.backends.probe import Tree
+from polythrottle.domain.clock import SystemClock, VirtualClock
+from polythrottle.domain.errors import DeviceError, TrialError
+from polythrottle.domain.measurement import EnergyKind, Query, Window
+from polythrottle.domain.ports import Sensor
+from polythrottle.domain.space import OperatingPoint, SearchSpace
+from polythrottle.inspect.doctor import sensor_findings
+from polythrottle.metering.calibration import calibration_path, sensor_of, write_calibration
+from polythrottle.metering.meter import measure
+from polythrottle.storage.journal.lines import measurement_from, measurement_line
 from polythrottle.testing import BOARDS, FakeKernel, plant
 
 ORIN, NANO, THOR = "jetson-agx-orin-jp6", "jetson-nano", "jetson-thor"
@@ -349,6 +348,7 @@ class Cutting:
         """Do nothing."""
 
 
+@pytest.mark.slow
 def test_a_window_that_an_event_spoils_says_which(tmp_path: Path) -> None:
     """OC1 of Orin is a supply that sags: no window beside it is valid, and the failure names it."""
     kernel = FakeKernel(plant("jetson-orin-nano", tmp_path / "b"))
@@ -360,6 +360,7 @@ def test_a_window_that_an_event_spoils_says_which(tmp_path: Path) -> None:
         measure(board, Cutting(board, kernel, 1), board.space.default, window)
 
 
+@pytest.mark.slow
 def test_a_processor_far_below_the_clock_it_was_asked_for_is_named(tmp_path: Path) -> None:
     """A Thor that fell to a quarter of its clock at boot shows no events: only ``cpuinfo_cur_freq`` tells."""
     kernel = FakeKernel(plant("jetson-thor", tmp_path / "b"))

@@ -8,11 +8,11 @@ from builders import measured, problem, space
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from polythrottle import journal as journals
-from polythrottle.errors import BadFile, StorageError
-from polythrottle.journal import Journal, read
-from polythrottle.measurement import Interval
-from polythrottle.study import Cost, Reference, Study, Trial
+from polythrottle.domain.errors import BadFile, StorageError
+from polythrottle.domain.measurement import Interval
+from polythrottle.domain.study import Cost, Reference, Study, Trial
+from polythrottle.storage import journal as journals
+from polythrottle.storage.journal import Journal, read
 
 SAMPLES = Path(__file__).parent / "data"
 
@@ -51,6 +51,7 @@ def test_a_study_is_read_back_whole(tmp_path: Path) -> None:
     assert journals.is_finished(path)
 
 
+@pytest.mark.slow
 def test_a_torn_last_line_is_cut(tmp_path: Path) -> None:
     """A crash while writing loses that line only, wherever it hit."""
     path = tmp_path / "a.jsonl"
@@ -63,6 +64,21 @@ def test_a_torn_last_line_is_cut(tmp_path: Path) -> None:
         with Journal.reopen(path) as journal:
             assert len(journal.study.trials) == 2
         assert path.read_bytes().startswith(whole[:last])
+
+
+@pytest.mark.parametrize("name", ["energy_j", "intervals", "cost"])
+def test_a_number_beyond_all_that_can_be_reckoned_is_a_bad_line(tmp_path: Path, name: str) -> None:
+    """JSON has whole numbers of any length."""
+    path = tmp_path / "a.jsonl"
+    begun(path)
+    line = json.loads(path.read_bytes().splitlines()[-1])
+    huge = 10**400
+    line["measurement"]["energy_j"] = huge if name == "energy_j" else 1.0
+    line["measurement"]["intervals"] = {"energy": [0.5, huge if name == "intervals" else 2.0]}
+    line["cost"]["joules"] = huge if name == "cost" else 3.0
+    path.write_bytes(b"\n".join([*path.read_bytes().splitlines()[:-1], json.dumps(line).encode(), b""]))
+    with pytest.raises(BadFile, match=r"a\.jsonl line 7 is not a line of a journal: .*too large"):
+        read(path)
 
 
 @pytest.mark.parametrize("line", [b"{}", b"[]", b"nonsense", b'{"v":1,"event":"x","number":3}', b"",

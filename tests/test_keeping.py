@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import pytest
 
 from polythrottle.actuation import Actuator, Control, SysFiles, confirm, restore_all, standing
-from polythrottle.actuation import keeping as program
-from polythrottle.actuation.keeping import Keeper
-from polythrottle.actuation.lease import Lease, Passed
-from polythrottle.actuation.restoring import lapsed
-from polythrottle.actuation.site import Site
+from polythrottle.actuation import keeper as program
+from polythrottle.actuation.keeper import Keeper
+from polythrottle.actuation.restore import lapsed
+from polythrottle.actuation.state.lease import Lease, Passed
+from polythrottle.actuation.state.site import Site
 from polythrottle.backends import open_device
 from polythrottle.cli.commands import run
-from polythrottle.diagnosis.records import record_findings
-from polythrottle.errors import KnobRejected
-from polythrottle.ports import Lasting
+from polythrottle.domain.errors import KnobRejected
+from polythrottle.domain.ports import Lasting
+from polythrottle.inspect.doctor import record_findings
 from polythrottle.testing.nvml import FakeNvml, compiler
 from tests.actuators import until
 
@@ -129,7 +129,7 @@ def test_the_guard_that_stays_behind_becomes_the_keeper(knob: Path, confirmed: b
     if confirmed:
         confirm()
     command = Path(f"/proc/{lease.pid}/cmdline")
-    assert until(lambda: b"polythrottle.actuation.keeping" in command.read_bytes())
+    assert until(lambda: b"polythrottle.actuation.keeper" in command.read_bytes())
     assert next(each for each in record_findings() if each.subject == "board").works is None
     os.kill(lease.pid, signal.SIGKILL)
     assert until(lambda: not standing()[0].lease.alive)
@@ -208,11 +208,13 @@ def test_a_kept_line_that_is_damaged_is_damage(knob: Path) -> None:
 
 
 def test_a_lost_lease_ends_the_keeper(knob: Path) -> None:
-    """Without the lease there is nothing to keep, and nobody to tell that it was given back."""
+    """A file that holds none is the user's end of it; one that was deleted is laid anew."""
     kept(knob)
     watch, site = keeper(), Site.of("board")
     assert watch.keeps
     site.lease.unlink()
+    assert watch.keeps
+    site.lease.write_text("")
     assert not watch.keeps
 
 

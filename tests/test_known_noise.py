@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from builders import measured
 
-from polythrottle.measurement import Interval, Measurement
+from polythrottle.domain.measurement import Interval, Measurement
+from polythrottle.domain.problem import Constraint, Problem
+from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.domain.study import Study, Trial
 from polythrottle.optimize import Options, make_optimizer
 from polythrottle.optimize.quantities import DRAW, ENERGY, TIME, doubts, usual
-from polythrottle.problem import Constraint, Problem
-from polythrottle.space import Knob, OperatingPoint, SearchSpace
-from polythrottle.study import Study, Trial
 
 if TYPE_CHECKING:
-    from polythrottle.optimize.surrogate import Belief
+    from polythrottle.optimize.surrogate import QuantityPosterior
 
 CLOCKS_HZ = tuple(range(400_000_000, 1_400_000_000, 100_000_000))
 QUANTITIES = (TIME, DRAW, "p99")
@@ -42,13 +42,13 @@ def study(*visits: tuple[int, Measurement], slo: str = "p99<=1s") -> Study:
     return Study(Problem(clocks(), (Constraint.parse(slo),), "sim:test", "model"), "bayes", 0, tuple(trials))
 
 
-def believed(known: Study, options: Options | None = None) -> "Belief":
+def believed(known: Study, options: Options | None = None) -> "QuantityPosterior":
     """Return what the models say; their libraries warn of each other when they are loaded and fitted."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from polythrottle.optimize import beliefs
+        from polythrottle.optimize import posterior
 
-        belief = beliefs.measured(known, QUANTITIES, options or Options())
+        belief = posterior.study_posterior(known, QUANTITIES, options or Options())
     assert belief is not None
     return belief
 
@@ -155,11 +155,11 @@ def test_equally_vague_latencies_change_the_trend_by_little() -> None:
 def test_what_is_explained_is_made_of_the_same_models() -> None:
     """A vague trial is foretold by the others, and does not foretell them."""
     believed(study((1300, seen())))
-    from polythrottle.optimize.anatomy import dissect
+    from polythrottle.optimize.posterior import posterior_arrays
 
     path = [(1300, 0.010, 0.0), (1100, 0.011, 0.0), (900, 0.025, 1.5), (700, 0.0145, 0.0), (500, 0.018, 0.0)]
     vague, precise = (
-        dissect(
+        posterior_arrays(
             study(*((mhz, seen(late, throughput=share * on)) for mhz, late, share in path)),
             QUANTITIES,
             [clocks().default],
@@ -185,7 +185,7 @@ def test_no_interval_is_too_odd(interval: Interval) -> None:
 def test_what_is_mixed_is_as_uncertain_as_where_it_lies() -> None:
     """The covariance among points asked for agrees with the variance everywhere, and no doubt is below nothing."""
     believed(study((1300, seen())))
-    from polythrottle.optimize.anatomy import dissect
+    from polythrottle.optimize.posterior import posterior_arrays as dissect
 
     known = study(*((mhz, seen(latency_s)) for mhz, latency_s in [(1300, 0.010), (900, 0.012), (500, 0.018)]))
     asked = [OperatingPoint({"gpu_max_hz": mhz * 10**6}) for mhz in (600, 1100)]

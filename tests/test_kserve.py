@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from fake_servers import HEADER_LENGTH, FakeServer, Handler, kserve, listening
 
-from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, TrialError, UnknownName
-from polythrottle.ports import Concurrent, Noting, Workload
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, TrialError, UnknownName
+from polythrottle.domain.ports import Concurrent, Noting, Workload
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.testing.contracts import WorkloadContract
 from polythrottle.workloads import open_workload
 
@@ -106,7 +106,7 @@ def test_the_same_request_is_sent_again_and_again(serve: Serve) -> None:
 
 def test_making_a_request_is_not_part_of_a_query(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is made once for a point, however often it is sent."""
-    from polythrottle.workloads.kserve_http import HttpLine
+    from polythrottle.workloads.services.kserve_http import HttpLine
 
     server, made, make = serve(), [], HttpLine.request
     monkeypatch.setattr(HttpLine, "request", lambda *words: made.append(words) or make(*words))
@@ -582,10 +582,10 @@ def test_long_answers_like_one_that_was_whole_are_not_looked_through_again(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parsing them would cost joules of the machine that is measured; short ones and others are looked through."""
-    from polythrottle.workloads import kserve_http
+    from polythrottle.workloads.services import kserve_http
 
-    server, seen, see = serve(), [], kserve_http.see_json
-    monkeypatch.setattr(kserve_http, "see_json", lambda *words: seen.append(words) or see(*words))
+    server, seen, see = serve(), [], kserve_http.check_json_answer
+    monkeypatch.setattr(kserve_http, "check_json_answer", lambda *words: seen.append(words) or see(*words))
     head = {**Y, "shape": [1, 10_000]}
     with opened(server) as workload:
         server.answers[INFER] = lambda handler, _: handler.document({"outputs": [{**head, "data": [0.5] * 10_000}]})

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from polythrottle.errors import DeviceError, TrialError
+from polythrottle.domain.errors import DeviceError, TrialError
 from polythrottle.workloads import open_workload
 
 Made = Callable[[Any], None]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from polythrottle.errors import TrialError
-from polythrottle.workloads.kserve_shapes import Shape, see_counted, see_declared
+from polythrottle.domain.errors import TrialError
+from polythrottle.workloads.services.kserve_protocol import Shape, check_declared_shapes, check_item_count
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from polythrottle.workloads.kserve_shapes import Shape, see_counted, see_declare
 )  # fmt: skip
 def test_what_can_be_right_is_taken(declared: Shape, found: Shape, batch_size: int | None) -> None:
     """Dimensions of one come and go, and metadata by hand is rough."""
-    see_declared("m", {"y": declared}, {"y": found, "other": (5,)}, batch_size)
+    check_declared_shapes("m", {"y": declared}, {"y": found, "other": (5,)}, batch_size)
 
 
 @pytest.mark.parametrize(
@@ -27,13 +27,13 @@ def test_what_can_be_right_is_taken(declared: Shape, found: Shape, batch_size: i
 def test_what_cannot_be_right_is_refused(declared: Shape, found: Shape, batch_size: int | None) -> None:
     """Another batch, another fixed dimension, or nothing that could be shared out among the items."""
     with pytest.raises(TrialError, match=r"^m answers with .* for its output y, which it declares as"):
-        see_declared("m", {"y": declared}, {"y": found}, batch_size)
+        check_declared_shapes("m", {"y": declared}, {"y": found}, batch_size)
 
 
 def test_a_missing_output_is_named() -> None:
     """Whatever the others hold."""
     with pytest.raises(TrialError, match=r"^m answers without y, z, which it declares$"):
-        see_declared("m", {"x": (-1,), "z": (), "y": (1,)}, {"x": (8,)}, 8)
+        check_declared_shapes("m", {"x": (-1,), "z": (), "y": (1,)}, {"x": (8,)}, 8)
 
 
 def test_an_output_may_count_something_of_its_own() -> None:
@@ -42,11 +42,11 @@ def test_an_output_may_count_something_of_its_own() -> None:
     with pytest.raises(
         TrialError, match=r"the batch that was sent is 8; if the first .* add unbatched=boxes to the URI"
     ):
-        see_declared("m", declared, found, 8)
-    see_declared("m", declared, found, 8, {"boxes"})
-    see_declared("m", declared, {**found, "boxes": (0, 7)}, 8, {"boxes"})
+        check_declared_shapes("m", declared, found, 8)
+    check_declared_shapes("m", declared, found, 8, {"boxes"})
+    check_declared_shapes("m", declared, {**found, "boxes": (0, 7)}, 8, {"boxes"})
     with pytest.raises(TrialError, match=r"21x6 for its output boxes, which it declares as \?x7; the batch .* is 8$"):
-        see_declared("m", declared, {**found, "boxes": (21, 6)}, 8, {"boxes"})
+        check_declared_shapes("m", declared, {**found, "boxes": (21, 6)}, 8, {"boxes"})
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_an_answer_counts_its_items_by_one_output(
     declared: dict[str, Shape], found: dict[str, Shape], batch_size: int | None
 ) -> None:
     """The others may be of any length; a single item needs no count."""
-    see_counted("m", declared, found, batch_size)
+    check_item_count("m", declared, found, batch_size)
 
 
 @pytest.mark.parametrize(("declared", "found"), [((-1, 2), (1, 2)), ((1, 4), (1, 4)), ((), (3,)), ((-1, 7), (21, 7))])
 def test_an_answer_that_counts_no_items_is_refused_unless_somebody_vouches(declared: Shape, found: Shape) -> None:
     """All outputs are named then; those of which it was said already stay so."""
     with pytest.raises(TrialError, match=r"^m answers a batch of 8 with y .*; leave batches above 1 .* unbatched=y to"):
-        see_counted("m", {"y": declared}, {"y": found}, 8)
+        check_item_count("m", {"y": declared}, {"y": found}, 8)
     with pytest.raises(TrialError, match=r"add unbatched=x,y to the URI"):
-        see_counted("m", {"y": declared}, {"y": found, "x": (8,)}, 8, {"x"})
-    see_counted("m", {"y": declared}, {"y": found}, 8, {"y"})
+        check_item_count("m", {"y": declared}, {"y": found, "x": (8,)}, 8, {"x"})
+    check_item_count("m", {"y": declared}, {"y": found}, 8, {"y"})

@@ -9,15 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polythrottle import tune
-from polythrottle.backports import tomllib
-from polythrottle.catalog.ladders import ladder_of, table_of
-from polythrottle.catalog.profiles import read_profile, write_profile
+from polythrottle.catalog.profiles import ladder_from_table, ladder_table, read_profile, write_profile
 from polythrottle.cli.commands import run
-from polythrottle.errors import BadFile
-from polythrottle.ladder import Ladder, Rung, Service
-from polythrottle.measurement import Interval
-from polythrottle.profile import Profile
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.backports import tomllib
+from polythrottle.domain.errors import BadFile
+from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.measurement import Interval
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import OperatingPoint
 
 _POINT = OperatingPoint({"gpu_max_hz": 1_300_500_000, "mode": "MAXN", "batch_size": 4})
 
@@ -58,12 +57,12 @@ def test_any_ladder_survives_its_file(figures: list[float]) -> None:
     rate, gather, power, p99, interval, latency, joules, slo = figures
     service = Service(_POINT, 4, interval, latency, interval + latency, joules, power)
     ladder = Ladder(slo, (Rung(rate, service, gather, power, p99),))
-    assert ladder_of(tomllib.loads(tomli_w.dumps(table_of(ladder))), _POINT) == ladder
+    assert ladder_from_table(tomllib.loads(tomli_w.dumps(ladder_table(ladder))), _POINT) == ladder
 
 
 def test_a_ladder_is_written_in_the_units_of_engineers() -> None:
     """Clocks in MHz, times in milliseconds."""
-    table = table_of(_ladder())
+    table = ladder_table(_ladder())
     assert table["slo_ms"] == 700.0
     assert table["rungs"][0]["point"]["gpu_max_mhz"] == 1300.5
     assert table["rungs"][1]["interval_ms"] == 33.333333
@@ -118,6 +117,7 @@ def test_a_ladder_that_is_no_table_is_a_bad_file(tmp_path: Path, table: str) -> 
         read_profile(path)
 
 
+@pytest.mark.slow
 def test_tuning_writes_a_ladder(tmp_path: Path) -> None:
     """A limit on the p99 is all it takes on a board whose idle power can be read; the file holds what was found."""
     out = tmp_path / "p.toml"
@@ -129,6 +129,7 @@ def test_tuning_writes_a_ladder(tmp_path: Path) -> None:
     assert len(tuning.profile.ladder.rungs) > 3
 
 
+@pytest.mark.slow
 def test_the_summary_says_along_which_loads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """One line and one entry of the document; without a ladder, why."""
     words = ["tune", "--device", "sim:jetson-agx-orin", "--workload", "efficientnet-b7", "--trials", "5"]

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from polythrottle.meter.likeness import doubt_of_mean
-from polythrottle.sensors import Mixed, Student, half_width
+from polythrottle.metering.intervals import Mixed, Student, error_of_mean, half_width
 
 
 def wandering(rng: np.random.Generator, count: int, held: float) -> np.ndarray:
@@ -21,7 +20,7 @@ def half_of_mean(values: np.ndarray, queries: float) -> float:
     along = np.arange(len(values)) - (len(values) - 1) / 2
     rest = values - values.mean() - along * float(along @ values / (along @ along))
     deviation = np.sqrt(rest @ rest / (len(values) - 2) / len(values))
-    return half_width([doubt_of_mean(values, queries).scaled(float(deviation))])
+    return half_width([error_of_mean(values, queries).scaled(float(deviation))])
 
 
 @pytest.mark.parametrize(("held", "least"), [(0.0, 0.93), (0.5, 0.9), (0.8, 0.86)])
@@ -35,7 +34,7 @@ def test_the_interval_of_a_mean_holds_where_neighbours_are_alike(held: float, le
 def test_long_batches_are_believed_sooner() -> None:
     """Of a hundred queries each, batches hardly can be alike; of one or two, they may well."""
     values = np.random.default_rng(3).standard_normal(20)
-    short, long = (half_width([doubt_of_mean(values, queries)]) for queries in (1.0, 100.0))
+    short, long = (half_width([error_of_mean(values, queries)]) for queries in (1.0, 100.0))
     assert half_width([Student(1.0, 18)]) < long < 1.3 * half_width([Student(1.0, 18)])
     assert short > long
 
@@ -43,12 +42,12 @@ def test_long_batches_are_believed_sooner() -> None:
 def test_a_level_that_cannot_be_told_from_wandering_is_wide() -> None:
     """A slow wave over the window leaves the mean open, many times beyond the textbook's interval."""
     wave = np.sin(np.linspace(0.0, 4.0, 20)) + 0.01 * np.random.default_rng(1).standard_normal(20)
-    assert half_width([doubt_of_mean(wave, 1.5)]) > 4 * half_width([Student(1.0, 18)])
+    assert half_width([error_of_mean(wave, 1.5)]) > 4 * half_width([Student(1.0, 18)])
 
 
 def test_batches_that_do_not_differ_leave_no_doubt() -> None:
     """No division by nothing: what is exact stays exact."""
-    found = doubt_of_mean(np.zeros(20), 1.0)
+    found = error_of_mean(np.zeros(20), 1.0)
     assert np.isfinite(found.deviations).all()
     assert half_width([found.scaled(0.0)]) == 0.0
 

@@ -7,7 +7,7 @@ import pytest
 
 from polythrottle.actuation import Actuator, Control, Limits, SysFiles, restore_all
 from polythrottle.cli.commands import run
-from polythrottle.errors import BadFile, KnobRejected
+from polythrottle.domain.errors import BadFile, KnobRejected
 
 
 def limits(tmp_path: Path, text: str) -> Limits:

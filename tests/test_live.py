@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from builders import study
 
-from polythrottle.cli.live import LiveStudy, folded
-from polythrottle.study import Trial
+from polythrottle.api.progress import LiveStudy, folded
+from polythrottle.domain.study import Trial
 
 
 def test_a_long_line_is_folded_between_words() -> None:

@@ -7,22 +7,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polythrottle.arrivals import Arrivals, Poisson
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.catalog import load_board, load_model
-from polythrottle.clock import VirtualClock
-from polythrottle.daemon.following import Footing, Manner, Switching, follow, patience, pressed_by
-from polythrottle.daemon.forecast import Forecast, Outlook
-from polythrottle.daemon.guards import Observed
-from polythrottle.driving import drive
-from polythrottle.errors import InvalidInput, SloUnmet
-from polythrottle.ladder import Ladder, Rung, Service
-from polythrottle.measurement import EnergyKind, Latency, Measurement, Query
-from polythrottle.problem import Constraint, Problem
-from polythrottle.queueing import batches, queueing
-from polythrottle.rungs import Offer, ladder_of, ladder_of_study, late_share, undominated
-from polythrottle.space import OperatingPoint, SearchSpace
-from polythrottle.study import Study, Trial
+from polythrottle.daemon.control.events import Observation
+from polythrottle.daemon.control.state import FollowingPolicy, RungPosition, Switching, follow, patience, pressed_by
+from polythrottle.domain.arrivals import Arrivals, Poisson
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import InvalidInput, SloUnmet
+from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.load.forecast import Forecast, ForecastWindows
+from polythrottle.domain.measurement import EnergyKind, Latency, Measurement, Query
+from polythrottle.domain.problem import Constraint, Problem
+from polythrottle.domain.space import OperatingPoint, SearchSpace
+from polythrottle.domain.study import Study, Trial
+from polythrottle.metering.load import drive
+from polythrottle.tuning.measured_ladder import (
+    LadderOffer,
+    batches,
+    ladder_of,
+    ladder_of_study,
+    late_share,
+    simulate_queue,
+    undominated,
+)
 
 
 def _service(
@@ -74,6 +81,7 @@ def test_the_queue_is_the_one_that_loads_are_driven_through(batch: int) -> None:
     assert ours == pytest.approx(theirs)
 
 
+@pytest.mark.slow
 def test_waiting_is_that_of_the_formula() -> None:
     """Half loaded, one server of constant service waits half a service on average (Pollaczek and Khinchine)."""
     service = _service(0.1)
@@ -81,7 +89,7 @@ def test_waiting_is_that_of_the_formula() -> None:
     times_s = np.cumsum(gaps).tolist()
     waits = [each.start_s - times_s[each.first] for each in batches(times_s, service, 0.0)]
     assert np.mean(waits) == pytest.approx(0.05, rel=0.03)
-    assert queueing(times_s, service, 0.0).power_w == pytest.approx(10 + 0.5 * 10, rel=0.01)
+    assert simulate_queue(times_s, service, 0.0).power_w == pytest.approx(10 + 0.5 * 10, rel=0.01)
 
 
 @given(
@@ -124,6 +132,7 @@ def test_dominated_points_are_left_out() -> None:
     assert len(undominated([slow, _service(0.1, batch=2)])) == 2
 
 
+@pytest.mark.slow
 def test_a_ladder_climbs_to_faster_points() -> None:
     """Each rung holds the SLO with a margin at its rate, rates rise, and power rises with them."""
     services = [
@@ -144,7 +153,7 @@ def test_padded_batches_cost_more_at_low_rates() -> None:
     times_s = np.cumsum(np.random.default_rng(0).standard_exponential(5000) * 4 / rung.rate_per_s).tolist()
     assert rung.power_at(rung.rate_per_s) == pytest.approx(rung.power_w)
     assert rung.power_at(rung.rate_per_s / 4) == pytest.approx(
-        queueing(times_s, service, rung.gather_s).power_w, rel=0.05
+        simulate_queue(times_s, service, rung.gather_s).power_w, rel=0.05
     )
 
 
@@ -180,20 +189,21 @@ def _studied(*slo: str, arrivals: str = "closed", **seen: object) -> Study:
     return Study(Problem(space, limits, arrivals=Arrivals.parse(arrivals)), trials=trials)
 
 
+@pytest.mark.slow
 def test_a_study_offers_a_ladder_or_says_why_not() -> None:
     """An absolute or relative limit on the p99, back-to-back queries, joules and idle power are what it takes."""
-    assert Offer.of(_studied("p99<=1s")).ladder is not None
-    relative = Offer.of(_studied("p99<=5x")).ladder
+    assert LadderOffer.of(_studied("p99<=1s")).ladder is not None
+    relative = LadderOffer.of(_studied("p99<=5x")).ladder
     assert relative is not None
     assert relative.slo_s == pytest.approx(0.6)
     for offer, why in (
-        (Offer.of(_studied("mean<=1s")), "limit on the p99"),
-        (Offer.of(_studied("p99<=1s", arrivals="poisson:3/s")), "back to back"),
-        (Offer.of(_studied("p99<=1s", energy_kind=EnergyKind.RELATIVE)), "only relative"),
-        (Offer.of(_studied("p99<=1s", idle_power_w=None)), "idle power"),
-        (Offer.of(_studied("p99<=1s", latency=Latency(0.1))), "p99 of each point"),
-        (Offer.of(_studied("p99<=100ms")), "no point holds"),
-        (Offer.of(_studied("p99<=1s", censored=True)), "no point holds"),
+        (LadderOffer.of(_studied("mean<=1s")), "limit on the p99"),
+        (LadderOffer.of(_studied("p99<=1s", arrivals="poisson:3/s")), "back to back"),
+        (LadderOffer.of(_studied("p99<=1s", energy_kind=EnergyKind.RELATIVE)), "only relative"),
+        (LadderOffer.of(_studied("p99<=1s", idle_power_w=None)), "idle power"),
+        (LadderOffer.of(_studied("p99<=1s", latency=Latency(0.1))), "p99 of each point"),
+        (LadderOffer.of(_studied("p99<=100ms")), "no point holds"),
+        (LadderOffer.of(_studied("p99<=1s", censored=True)), "no point holds"),
     ):
         assert offer.ladder is None
         assert why in offer.why
@@ -202,8 +212,8 @@ def test_a_study_offers_a_ladder_or_says_why_not() -> None:
 
 def test_points_that_break_the_power_limit_are_no_rungs() -> None:
     """A limit on power or heat goes for every rung."""
-    assert Offer.of(_studied("p99<=1s", "power<=9W")).ladder is None
-    assert Offer.of(_studied("p99<=1s", "power<=11W")).ladder is not None
+    assert LadderOffer.of(_studied("p99<=1s", "power<=9W")).ladder is None
+    assert LadderOffer.of(_studied("p99<=1s", "power<=11W")).ladder is not None
 
 
 def test_a_rung_of_a_simulated_board_keeps_its_word() -> None:
@@ -240,7 +250,7 @@ def test_a_switch_costs_what_its_knobs_cost() -> None:
 
 def test_a_forecast_follows_and_forgets() -> None:
     """A rise shows at once, is remembered for a while, and is then forgotten; what is kept is bounded."""
-    forecast = Forecast(Outlook(fast_s=1.0, memory_s=5.0, share=1.0))
+    forecast = Forecast(ForecastWindows(fast_s=1.0, memory_s=5.0, share=1.0))
     assert forecast.demand_per_s is None
     for second in range(1, 100):
         forecast = forecast.seen(float(second), 20.0 if second == 50 else 2.0, 1.0)
@@ -255,13 +265,13 @@ def test_a_forecast_follows_and_forgets() -> None:
     assert forecast.raised(1.0) == forecast
     assert Forecast().raised(9.0) == Forecast()
     with pytest.raises(InvalidInput, match="positive times"):
-        Outlook(fast_s=0.0)
+        ForecastWindows(fast_s=0.0)
 
 
 def _footing_after(
-    rates: list[float], manner: Manner | None = None, waiting: int = 0, budget_w: float | None = None
+    rates: list[float], manner: FollowingPolicy | None = None, waiting: int = 0, budget_w: float | None = None
 ) -> list[int]:
-    footing, forecast, taken = Footing(0), Forecast(Outlook(fast_s=0.1, slow_s=1.0, memory_s=0.5)), []
+    footing, forecast, taken = RungPosition(0), Forecast(ForecastWindows(fast_s=0.1, slow_s=1.0, memory_s=0.5)), []
     for second, rate in enumerate(rates):
         forecast = forecast.seen(float(second), rate, 1.0)
         footing = follow(_ladder(), footing, forecast, float(second), waiting, budget_w, manner)
@@ -271,13 +281,13 @@ def _footing_after(
 
 def test_one_goes_up_at_once_and_down_after_a_while() -> None:
     """A rise is followed in the same look, a fall after the dwell."""
-    taken = _footing_after([0.5, 3.0, 0.5, 0.5, 0.5, 0.5, 0.5], Manner(dwell_s=3.0))
+    taken = _footing_after([0.5, 3.0, 0.5, 0.5, 0.5, 0.5, 0.5], FollowingPolicy(dwell_s=3.0))
     assert taken == [0, 1, 1, 1, 1, 0, 0]
 
 
 def test_a_day_costs_less_than_the_rung_that_holds_its_peak() -> None:
     """With the manner that boards are run with, a day is over a tenth cheaper, and each look has its load."""
-    ladder, footing, forecast = _ladder(), Footing(2), Forecast(Outlook())
+    ladder, footing, forecast = _ladder(), RungPosition(2), Forecast(ForecastWindows())
     chance, followed_j, top_j, short = np.random.default_rng(0), 0.0, 0.0, 0
     for second in range(4 * 3600):
         rate = float(chance.poisson(4.0 * (1 - math.cos(2 * math.pi * second / (4 * 3600)))))
@@ -292,14 +302,14 @@ def test_a_day_costs_less_than_the_rung_that_holds_its_peak() -> None:
 
 def test_a_short_dip_moves_nothing() -> None:
     """A load that returns within the dwell leaves the rung alone."""
-    assert _footing_after([3.0, 0.5, 0.5, 3.0, 0.5, 0.5, 3.0], Manner(dwell_s=3.0)) == [1] * 7
+    assert _footing_after([3.0, 0.5, 0.5, 3.0, 0.5, 0.5, 3.0], FollowingPolicy(dwell_s=3.0)) == [1] * 7
 
 
 def test_nobody_goes_down_while_the_load_rises() -> None:
     """After the dwell one still stays where the last look brought certainly more than the looks before."""
     rising = Forecast(fast_per_s=0.5, slow_per_s=0.5, recent=((9.0, 0.5),), quick_per_s=0.2)
     assert not rising.rises
-    stood = Footing(1, low_since_s=0.0)
+    stood = RungPosition(1, low_since_s=0.0)
     assert follow(_ladder(), stood, rising, 10.0, 0).rung == 0
     risen = replace(rising, fast_per_s=0.3, quick_per_s=0.9)
     assert risen.rises
@@ -321,7 +331,7 @@ def test_fewer_requests_may_wait_in_a_lull() -> None:
 def test_a_load_at_the_edge_does_not_flutter() -> None:
     """Rates that move 5 % around a rung's limit cause one switch, not many."""
     rates = [1.0 + 0.05 * (-1) ** second for second in range(40)]
-    taken = _footing_after(rates, Manner(dwell_s=0.0))
+    taken = _footing_after(rates, FollowingPolicy(dwell_s=0.0))
     assert sum(before != after for before, after in itertools.pairwise(taken)) <= 1
 
 
@@ -333,7 +343,7 @@ def test_requests_that_wait_raise_the_demand() -> None:
 
 def test_a_switch_that_does_not_pay_is_not_made() -> None:
     """Where a switch takes more than a dwell saves, one stays."""
-    dear = Manner(dwell_s=1.0, switching=Switching(write_s=10.0))
+    dear = FollowingPolicy(dwell_s=1.0, switching=Switching(write_s=10.0))
     assert _footing_after([3.0, 0.1, 0.1, 0.1, 0.1], dear) == [1] * 5
 
 
@@ -346,20 +356,24 @@ def test_a_budget_goes_before_the_load() -> None:
 
 def test_late_requests_press_and_time_relieves() -> None:
     """Each look with a late request is a step, up to the most; time takes them back; no limit, no pressure."""
-    manner, pressure = Manner(relief_s=60.0), 0.0
+    manner, pressure = FollowingPolicy(relief_s=60.0), 0.0
     for _ in range(10):
-        pressure = pressed_by(pressure, 0.2, Observed(0.0, worst_s=0.3), False, manner)
+        pressure = pressed_by(pressure, 0.2, Observation(0.0, worst_s=0.3), False, manner)
     assert pressure == manner.press_most
-    calm = Observed(0.0, 30.0, worst_s=0.1)
+    calm = Observation(0.0, 30.0, worst_s=0.1)
     assert pressed_by(pressure, 0.2, calm, False, manner) == pytest.approx(pressure - 0.5)
-    assert pressed_by(0.2, 0.2, Observed(0.0, 60.0), False, manner) == 0.0
-    assert pressed_by(1.0, None, Observed(0.0, worst_s=9.0), False, manner) == 1.0
-    assert pressed_by(1.0, 0.2, Observed(0.0, p99_s=0.195), False, manner) == 2.0
+    assert pressed_by(0.2, 0.2, Observation(0.0, 60.0), False, manner) == 0.0
+    assert pressed_by(1.0, None, Observation(0.0, worst_s=9.0), False, manner) == 1.0
+    assert pressed_by(1.0, 0.2, Observation(0.0, p99_s=0.195), False, manner) == 2.0
 
 
 def test_a_steady_load_far_from_its_limit_is_taken_for_lower() -> None:
     """Pressure falls below zero step by step, stops as the p99 draws near, and is gone at once with a late request."""
-    manner, pressure, far = Manner(relax_s=60.0, relax_most=2.0), 0.0, Observed(0.0, 30.0, p99_s=0.1, worst_s=0.1)
+    manner, pressure, far = (
+        FollowingPolicy(relax_s=60.0, relax_most=2.0),
+        0.0,
+        Observation(0.0, 30.0, p99_s=0.1, worst_s=0.1),
+    )
     for _ in range(10):
         pressure = pressed_by(pressure, 0.2, far, True, manner)
     assert pressure == -2.0
@@ -386,8 +400,8 @@ def test_a_load_is_steady_without_a_peak() -> None:
 def test_a_share_of_the_recent_peak_is_kept_ready() -> None:
     """With a reserve one does not go below what the share of the last minutes' peak asks for; the peak fades."""
     rates = [15.0, *[0.5] * 30]
-    assert _footing_after(rates, Manner(dwell_s=1.0, reserve=0.0))[-1] == 0
-    assert _footing_after(rates, Manner(dwell_s=1.0, reserve=0.2))[-1] == 1
+    assert _footing_after(rates, FollowingPolicy(dwell_s=1.0, reserve=0.0))[-1] == 0
+    assert _footing_after(rates, FollowingPolicy(dwell_s=1.0, reserve=0.2))[-1] == 1
     forecast = Forecast().seen(0.0, 10.0, 1.0)
     for second in range(1, 601):
         forecast = forecast.seen(float(second), 0.0, 1.0)
@@ -404,19 +418,20 @@ def test_so_few_late_requests_hold_nearly_every_minute(requests: float) -> None:
     assert 0.985 <= np.mean(drawn <= allowed) <= 0.995
 
 
+@pytest.mark.slow
 def test_nearly_every_minute_is_planned_for() -> None:
     """At a low rate a rung keeps the slowest of a minute within the SLO, not 99 % of an hour."""
     services = [_service(interval_s, idle_w=10 - interval_s) for interval_s in (0.05, 0.1, 0.2, 0.3)]
     low = ladder_of(services, 0.7).rungs[0]
     assert low.rate_per_s < 1
     times_s = (np.cumsum(np.random.default_rng(5).standard_exponential(60_000)) / low.rate_per_s).tolist()
-    late = queueing(times_s, low.service, low.gather_s, 1 - late_share(60 * low.rate_per_s))
+    late = simulate_queue(times_s, low.service, low.gather_s, 1 - late_share(60 * low.rate_per_s))
     assert late.high_s <= 0.7
 
 
 def test_nothing_known_is_the_top() -> None:
     """Before anything was seen of a load, the top rung is taken."""
-    assert follow(_ladder(), Footing(0), Forecast(), 0.0, 0).rung == 2
+    assert follow(_ladder(), RungPosition(0), Forecast(), 0.0, 0).rung == 2
 
 
 @pytest.mark.slow

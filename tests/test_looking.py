@@ -5,23 +5,22 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from polythrottle.clock import VirtualClock
-from polythrottle.daemon.looking import Looking
-from polythrottle.daemon.ports import Seen, failed_of
-from polythrottle.daemon.waking import WakingClock
-from polythrottle.errors import DeviceError
-from polythrottle.measurement import Reading
+from polythrottle.daemon.observation import Observer, RequestStats, failed_of
+from polythrottle.daemon.startup import WakingClock
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import DeviceError
+from polythrottle.domain.measurement import Reading
 
 
 @dataclass
 class Script:
     """A board and its traffic that answer from a list."""
 
-    seen: list[Seen | None] = field(default_factory=list)
+    seen: list[RequestStats | None] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
     uri: str = "script"
 
-    def look(self, now_s: float) -> Seen | None:
+    def look(self, now_s: float) -> RequestStats | None:
         """Return the next."""
         return self.seen.pop(0) if self.seen else None
 
@@ -30,18 +29,20 @@ class Script:
         return self.readings.pop(0)
 
 
-def looking(script: Script, peaks: bool = False) -> Looking:
+def looking(script: Script, peaks: bool = False) -> Observer:
     """Return eyes on a script."""
-    return Looking(script, script, 0.0, peaks)  # type: ignore[arg-type]
+    return Observer(script, script, 0.0, peaks)  # type: ignore[arg-type]
 
 
 def test_looks_in_between_are_added_up() -> None:
     """Counts of all looks since the last turn are one sum; the rest is as seen last, the worst as the worst."""
-    script = Script([Seen(3, 2, 0, 5, 0.1, worst_s=0.3), Seen(4, 1, 1, 2, 0.2, worst_s=0.1)], [Reading(1.0, 5.0)])
+    script = Script(
+        [RequestStats(3, 2, 0, 5, 0.1, worst_s=0.3), RequestStats(4, 1, 1, 2, 0.2, worst_s=0.1)], [Reading(1.0, 5.0)]
+    )
     eyes = looking(script)
     assert eyes.peek(0.5) == 5
     sight = eyes.look(1.0)
-    assert sight.seen == Seen(7, 3, 1, 2, 0.2, worst_s=0.3)
+    assert sight.seen == RequestStats(7, 3, 1, 2, 0.2, worst_s=0.3)
     assert sight.rate_per_s == pytest.approx(7.0)
     assert sight.errors == pytest.approx(1 / 3)
 
@@ -49,28 +50,30 @@ def test_looks_in_between_are_added_up() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "failed"),
     [
-        (Seen(1, 4, 1), Seen(1, 2, 1), 2),
-        (Seen(1, 4, 1), Seen(1), 1),
-        (Seen(1, 4), Seen(1, 2, 1), None),
-        (Seen(1, 4, 1), Seen(1, 2), None),
-        (Seen(1), Seen(1), None),
+        (RequestStats(1, 4, 1), RequestStats(1, 2, 1), 2),
+        (RequestStats(1, 4, 1), RequestStats(1), 1),
+        (RequestStats(1, 4), RequestStats(1, 2, 1), None),
+        (RequestStats(1, 4, 1), RequestStats(1, 2), None),
+        (RequestStats(1), RequestStats(1), None),
     ],
 )
-def test_failures_are_of_the_same_looks_as_what_ended(first: Seen, second: Seen, failed: int | None) -> None:
+def test_failures_are_of_the_same_looks_as_what_ended(
+    first: RequestStats, second: RequestStats, failed: int | None
+) -> None:
     """Where one look does not know how many of its requests failed, nobody knows it of both."""
     assert failed_of(first, second) == failed
 
 
 def test_a_rate_over_an_instant_is_unknown() -> None:
     """Three requests in two milliseconds are no 1500 a second; in a tenth of a second they count."""
-    eyes = looking(Script([Seen(3), Seen(3)], [Reading(1.0, 5.0), Reading(2.0, 6.0)]))
+    eyes = looking(Script([RequestStats(3), RequestStats(3)], [Reading(1.0, 5.0), Reading(2.0, 6.0)]))
     assert eyes.look(0.002).rate_per_s is None
     assert eyes.look(0.102).rate_per_s == pytest.approx(30.0)
 
 
 def test_power_is_energy_over_the_boards_own_time() -> None:
     """A board whose clock runs apart from the loop's is believed about its own time."""
-    script = Script([Seen(), Seen()], [Reading(100.0, 50.0), Reading(102.0, 74.0)])
+    script = Script([RequestStats(), RequestStats()], [Reading(100.0, 50.0), Reading(102.0, 74.0)])
     eyes = looking(script)
     assert eyes.look(1.0).power_w is None
     sight = eyes.look(2.0)
@@ -98,7 +101,7 @@ def test_the_highest_part_of_a_period_is_its_peak() -> None:
 @pytest.mark.parametrize("now_s", [3600.0, -5.0])
 def test_a_period_of_a_clock_that_jumped_means_nothing(now_s: float) -> None:
     """Neither rate nor power is made of it."""
-    sight = looking(Script([Seen(5)], [Reading(now_s, 5.0)])).look(now_s)
+    sight = looking(Script([RequestStats(5)], [Reading(now_s, 5.0)])).look(now_s)
     assert sight.jumped
     assert (sight.rate_per_s, sight.power_w) == (None, None)
 

@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 from builders import FakeDevice, FakeWorkload
 
-from polythrottle.errors import TrialError
-from polythrottle.measurement import Reading, Window
-from polythrottle.meter import measure
-from polythrottle.problem import Constraint
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.errors import TrialError
+from polythrottle.domain.measurement import Reading, Window
+from polythrottle.domain.problem import Constraint
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.metering.meter import measure
 
 POINT = OperatingPoint({"gpu_max_hz": 800_000_000, "batch_size": 4})
 

@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 from builders import measured as measured_with
 
-from polythrottle.arrivals import Arrivals
-from polythrottle.errors import TrialError
-from polythrottle.journal.lines import measurement_from, measurement_line
-from polythrottle.measurement import Measurement, Query, Window
-from polythrottle.meter import check_reference, measure
-from polythrottle.meter.backlog import backlog_per_s
-from polythrottle.problem import Constraint
-from polythrottle.sensors import Sensor
-from polythrottle.space import OperatingPoint
-from polythrottle.testing.sensing import Waiting
+from polythrottle.domain.arrivals import Arrivals
+from polythrottle.domain.errors import TrialError
+from polythrottle.domain.measurement import Measurement, Query, Window
+from polythrottle.domain.ports import Sensor
+from polythrottle.domain.problem import Constraint
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.metering.meter import measure
+from polythrottle.metering.validity import backlog_per_s, check_reference
+from polythrottle.storage.journal.lines import measurement_from, measurement_line
+from polythrottle.testing.sensors import IdleServer
 
 
 def seen(arrivals: str, seed: int = 0, queries: int = 1000, step_s: float = 0.0, **rig: float) -> Measurement:
     """Return what the meter says of a server that takes 10 ms a request."""
-    device = Waiting(seed, step_s=step_s, **rig)
+    device = IdleServer(seed, step_s=step_s, **rig)
     window = Window(queries, 0.0, queries, timeout_s=1e5)
     load, sensor = Arrivals.parse(arrivals), Sensor(step_s=step_s)
     return measure(device, device, OperatingPoint({}), window, arrivals=load, seed=seed, sensor=sensor)
@@ -70,10 +70,11 @@ def test_a_relative_limit_needs_a_default_that_keeps_up() -> None:
     check_reference(measured_with(), [Constraint.parse("p99<=1.2x")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "step_s"), [(30, 0.0), (30, 0.1), (70, 0.0)])
 def test_energy_at_a_random_rate_is_that_of_the_long_run(rate: int, step_s: float) -> None:
     """About 95 % of 40 windows hold it, and far tighter than the number of requests alone would allow."""
-    truth_j, found = Waiting(0).true_energy_j(rate), []
+    truth_j, found = IdleServer(0).true_energy_j(rate), []
     for seed in range(40):
         measured = seen(f"poisson:{rate}/s", seed, 600, step_s)
         assert measured.energy_j in measured.intervals["energy"]
@@ -86,7 +87,7 @@ def test_bursts_that_are_too_few_leave_everything_unknown() -> None:
     """Below ten cycles nothing has an interval; from then on energy has an honest one, and from thirty on latency."""
     few = seen("burst:30/s", queries=1000)
     assert few.intervals == {}
-    truth_j = Waiting(0).true_energy_j(15)
+    truth_j = IdleServer(0).true_energy_j(15)
     many = [seen("burst:15/s?length=0.5s", seed, 1500) for seed in range(12)]
     known = [found for found in many if 50.0 <= (found.window_s or 0.0) < 150.0]
     assert len(known) >= 10

@@ -2,12 +2,13 @@ import numpy as np
 import pytest
 from builders import FakeDevice, FakeWorkload
 
-from polythrottle.errors import InvalidInput
-from polythrottle.journal.lines import measurement_from, measurement_line
-from polythrottle.measurement import Interval, Measurement, Query, Window
-from polythrottle.meter import Goal, measure
-from polythrottle.problem import Constraint, Problem
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.measurement import Interval, Measurement, Query, Window
+from polythrottle.domain.problem import Constraint, Problem
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.metering.early_stopping import Goal
+from polythrottle.metering.meter import measure
+from polythrottle.storage.journal.lines import measurement_from, measurement_line
 
 POINT = OperatingPoint({"gpu_max_hz": 800_000_000, "batch_size": 1})
 WINDOW = Window(queries=30, duration_s=0.0, most_queries=1000, timeout_s=3600.0, precision=0.02)

@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from polythrottle.meter.percentiles import SHARES, percentile_interval, percentile_intervals
-from polythrottle.testing.sensing import Traffic
+from polythrottle.metering.intervals import SHARES, percentile_interval, percentile_intervals
+from polythrottle.testing.sensors import Traffic
 
 RUNS, QUERIES = 100, 2000
 

@@ -12,8 +12,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from scripted_daemon import status
 
-from polythrottle.daemon.metrics import KINDS, render
 from polythrottle.daemon.status import BudgetShown, FinetuningShown, SavedShown, Status, StudyShown
+from polythrottle.daemon.web.prometheus import KINDS, render
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 BASE_UNITS = ("seconds", "joules", "watts", "celsius", "hertz", "bytes", "total", "info")
@@ -142,8 +142,8 @@ def test_labels_are_bounded() -> None:
 
 def test_every_kind_of_event_that_is_told_is_counted_by_name() -> None:
     """Whatever the daemon's modules tell is a kind of its own, not other."""
-    sources = "".join(path.read_text() for path in DAEMON.glob("*.py"))
-    told = set(re.findall(r"\b(?:tell|Raise)\(\s*\"([a-z]+)\"", sources))
+    sources = "".join(path.read_text() for path in DAEMON.rglob("*.py"))
+    told = set(re.findall(r"\b(?:tell|Alert)\(\s*\"([a-z]+)\"", sources))
     assert {"guard", "drift"} <= told <= set(KINDS)
 
 

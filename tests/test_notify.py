@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.daemon.notify import Supervisor
+from polythrottle.actuation.systemd import Supervisor
 
 
 def test_it_is_told_of_beginning_life_and_end(tmp_path: Path) -> None:

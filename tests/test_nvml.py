@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,14 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polythrottle.actuation import Limits
-from polythrottle.actuation.nvml import NvmlControls, key_of, mask_ids
-from polythrottle.actuation.nvml_library import CODES, Answer, Library, NotOffered
+from polythrottle.actuation.drivers.nvml import CODES, Library, NotOffered, NvmlControls, Reaction, key_of, mask_ids
 from polythrottle.backends import find_device, open_device
 from polythrottle.backends.nvml import NvmlDevice
-from polythrottle.backends.nvml.energy import Counter, Integrated, Power
-from polythrottle.backends.nvml.rights import may_set
-from polythrottle.clock import Clock, VirtualClock
-from polythrottle.errors import (
+from polythrottle.backends.nvml.energy import EnergyCounter
+from polythrottle.backends.nvml.inspection import channels, may_set
+from polythrottle.backends.power_integrator import PowerIntegrator, PowerReading
+from polythrottle.domain.clock import Clock, VirtualClock
+from polythrottle.domain.errors import (
     DeviceError,
     InvalidInput,
     KnobAbsent,
@@ -34,12 +35,12 @@ from polythrottle.errors import (
     TrialError,
     UnknownName,
 )
-from polythrottle.findings import Finding
-from polythrottle.measurement import EnergyKind, Measurement, Query, Window
-from polythrottle.meter import measure, validity
-from polythrottle.meter.validity import LockLost
-from polythrottle.sensors import Sensor
-from polythrottle.space import OperatingPoint, SearchSpace
+from polythrottle.domain.measurement import EnergyKind, Measurement, Query, Window
+from polythrottle.domain.ports import Finding, Sensor
+from polythrottle.domain.space import OperatingPoint, SearchSpace
+from polythrottle.metering import validity
+from polythrottle.metering.meter import measure
+from polythrottle.metering.validity import LockLost
 from polythrottle.testing.contracts import DeviceContract
 from polythrottle.testing.nvml import MODELS, FakeNvml, FaultKind, compiler
 
@@ -51,11 +52,11 @@ SETTER = re.compile(r"nvml\w*(?:Set|Reset|Clear|Update)(?!Create)\w*")
 MHZ = 1_000_000
 STEERABLE = ("v100", "a100", "a40", "h100", "l4", "b200", "rtx4090")
 ANSWERS = {
-    Answer.ABSENT: NotOffered,
-    Answer.FORBIDDEN: PermissionDenied,
-    Answer.FLEETING: KnobRejected,
-    Answer.REFUSED: KnobRejected,
-    Answer.GONE: DeviceError,
+    Reaction.ABSENT: NotOffered,
+    Reaction.FORBIDDEN: PermissionDenied,
+    Reaction.FLEETING: KnobRejected,
+    Reaction.REFUSED: KnobRejected,
+    Reaction.GONE: DeviceError,
 }
 
 Machine = Callable[..., FakeNvml]
@@ -116,7 +117,7 @@ def test_every_return_code_has_one_meaning(machine: Machine, code: int) -> None:
     fake.fail("nvmlDeviceGetName", code=code)
     with (
         Library(fake.clock()) as library,
-        pytest.raises(ANSWERS[CODES[code].answer if code in CODES else Answer.GONE]) as caught,
+        pytest.raises(ANSWERS[CODES[code].answer if code in CODES else Reaction.GONE]) as caught,
     ):
         library.call("nvmlDeviceGetName", library.gpu(fake.uuid(0)))
     assert f"NVML code {code}" in str(caught.value)
@@ -181,8 +182,8 @@ def test_only_one_module_sets_anything() -> None:
         for path in PACKAGE.rglob("*.py")
         if "testing" not in path.parts
     }
-    assert {name for name, found in named.items() if found} == {"actuation/nvml.py"}
-    spoken = re.findall(r'"(nvml\w+)"', (PACKAGE / "actuation/nvml.py").read_text())
+    assert {name for name, found in named.items() if found} == {"actuation/drivers/nvml.py"}
+    spoken = re.findall(r'"(nvml\w+)"', (PACKAGE / "actuation/drivers/nvml.py").read_text())
     assert not [name for name in spoken if name.endswith("_v2") or "ApplicationsClocks" in name]
 
 
@@ -907,6 +908,7 @@ def test_a_counter_may_pass_what_would_be_blank_in_32_bits(machine: Machine) -> 
         assert gpu.boundary.startswith("the driver's energy counter:")
 
 
+@pytest.mark.slow
 def test_a_module_counts_its_own_joules(machine: Machine) -> None:
     """On a superchip the scope is a choice; the boundary names it, and the findings that there is one."""
     fake = machine("b200")
@@ -979,7 +981,7 @@ def test_the_counters_step_is_measured(machine: Machine, model: str, step_s: flo
     """By watching it for a second at most; the findings give it, with how long a window should be."""
     fake = machine(model)
     gpu = device(fake)
-    assert isinstance(gpu._energy, Counter)
+    assert isinstance(gpu._energy, EnergyCounter)
     with gpu:
         assert gpu._energy.step_s(gpu.clock) == pytest.approx(step_s, abs=0.002)
     assert f"every {step_s * 1000:.0f} ms" in finding(gpu, "energy").explanation
@@ -1000,16 +1002,16 @@ class Script:
     def __init__(self, clock: Clock, *powers: tuple[float, int | None]) -> None:
         self.powers, self.clock = list(powers), clock
 
-    def __call__(self) -> Power:
+    def __call__(self) -> PowerReading:
         """Return the next, a second after the one before."""
         self.clock.sleep(1.0)
-        return Power(*self.powers.pop(0))
+        return PowerReading(*self.powers.pop(0))
 
 
 def test_a_repeated_reading_counts_once() -> None:
     """The driver's timestamp tells; the next new reading spans the time between."""
     clock = VirtualClock()
-    source = Integrated(Script(clock, (100, 1), (100, 1), (100, 1), (200, 2)), "", clock)
+    source = PowerIntegrator(Script(clock, (100, 1), (100, 1), (100, 1), (200, 2)), "", clock)
     for _ in range(4):
         source.look()
     assert source._total_j == pytest.approx(150 * 3)
@@ -1018,14 +1020,14 @@ def test_a_repeated_reading_counts_once() -> None:
 def test_a_total_never_falls_and_reaches_up_to_now() -> None:
     """Even if the last reading is repeated: power is then taken to have held."""
     clock = VirtualClock()
-    source = Integrated(Script(clock, (100, 1), (100, 1), (20, 2), (20, 2)), "", clock)
+    source = PowerIntegrator(Script(clock, (100, 1), (100, 1), (20, 2), (20, 2)), "", clock)
     assert [source.total_j() for _ in range(4)] == pytest.approx([0, 100, 160, 180])
 
 
 def test_readings_without_timestamps_all_count() -> None:
     """The call for power does not say when it looked."""
     clock = VirtualClock()
-    source = Integrated(Script(clock, (10, None), (10, None), (30, None)), "", clock)
+    source = PowerIntegrator(Script(clock, (10, None), (10, None), (30, None)), "", clock)
     assert [source.total_j() for _ in range(3)] == pytest.approx([0, 10, 30])
 
 
@@ -1194,20 +1196,59 @@ def test_controls_of_their_own_keep_nvml_open(machine: Machine) -> None:
     assert pynvml._nvmlLib_refcount == 1
 
 
+# What stands around a GPU
+
+
+def grace(root: Path, number: int, label: str, milliwatts: int) -> None:
+    """Add an ACPI power meter, laid as NVIDIA's guide for Grace has it."""
+    folder = root / f"sys/devices/LNXSYSTM:00/ACPI000D:0{number}"
+    (folder / f"hwmon/hwmon{number}").mkdir(parents=True)
+    (root / "sys/class/hwmon").mkdir(parents=True, exist_ok=True)
+    (root / f"sys/class/hwmon/hwmon{number}").symlink_to(folder / f"hwmon/hwmon{number}")
+    (folder / f"hwmon/hwmon{number}/device").symlink_to(folder)
+    (folder / "power1_oem_info").write_text(f"{label}\n")
+    (folder / "power1_average").write_text(f"{milliwatts * 1000}\n")
+    (folder / "power1_average_interval").write_text("50\n")
+
+
+def test_the_power_around_a_superchips_gpu_is_told_with_its_boundary(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each meter of the firmware is a finding, and says what it covers; another maker's meter is passed over."""
+    root = tmp_path / "root"
+    for number, (label, milliwatts) in enumerate(
+        [("Module Power Socket 0", 216_054), ("CPU Power Socket 0", 30_399), ("Total Power", 1000)]
+    ):
+        grace(root, number, label, milliwatts)
+    assert [each.label for each in channels(root)] == ["CPU Power Socket 0", "Module Power Socket 0"]
+    monkeypatch.setattr("polythrottle.backends.nvml.inspection.channels", lambda: channels(root))
+    fake = machine("gh200")
+    found = {each.subject: each.explanation for each in NvmlDevice("0", clock=fake.clock()).findings()}
+    assert found["CPU Power Socket 0"].startswith("30.4 W of the rail of the cores, mean over 50 ms, by ")
+    assert "the whole module" in found["Module Power Socket 0"]
+    assert "Total Power" not in found
+
+
 # The check on real hardware, tried on the stand-in
 
 
 def hardware_check(environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     """Run what `make hw-test` runs, with these variables besides."""
     words = [sys.executable, "-m", "pytest", "-m", "hardware", "-p", "no:cacheprovider", "-rfE", "tests/hardware"]
-    return subprocess.run(
-        words,
-        cwd=PACKAGE.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "POLYTHROTTLE_NO_SKIPS": "", **environment},
-    )
+    # A check that hangs says where, and what it started and left cannot keep this test waiting at a pipe.
+    words += ["-o", "faulthandler_timeout=120", "-o", "faulthandler_exit_on_timeout=true"]
+    with tempfile.TemporaryFile("w+") as printed:
+        done = subprocess.run(
+            words,
+            cwd=PACKAGE.parent,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            env={**os.environ, "POLYTHROTTLE_NO_SKIPS": "", **environment},
+        )
+        printed.seek(0)
+        return subprocess.CompletedProcess(words, done.returncode, printed.read(), "")
 
 
 @pytest.mark.slow

@@ -14,16 +14,14 @@ import pytest
 from builders import measured
 
 from polythrottle.actuation import Limits, restore_all, standing
-from polythrottle.actuation.nvml import NvmlControls
-from polythrottle.actuation.nvml_library import Library
+from polythrottle.actuation.drivers.nvml import Library, NvmlControls
+from polythrottle.api.deployment import same_device
 from polythrottle.backends import DeviceURI, find_device, open_device
 from polythrottle.backends.nvml import NvmlDevice, NvmlGroup, uuids
-from polythrottle.backends.nvml.common import joined, listed, spans
-from polythrottle.backends.nvml.naming import chosen
+from polythrottle.backends.nvml.members import chosen, joined, joined_labels, spans
 from polythrottle.catalog.profiles import read_profile, write_profile
 from polythrottle.cli.commands import run
-from polythrottle.deployment import same_device
-from polythrottle.errors import (
+from polythrottle.domain.errors import (
     BadFile,
     DeviceError,
     InvalidInput,
@@ -34,9 +32,9 @@ from polythrottle.errors import (
     StorageError,
     UnknownName,
 )
-from polythrottle.identity import disagreement, identity_of
-from polythrottle.profile import Profile
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.storage.identity import disagreement, identity_of
 from polythrottle.testing.contracts import DeviceContract
 from polythrottle.testing.nvml import FakeNvml, FaultKind, compiler
 
@@ -198,7 +196,7 @@ def test_auto_tells_of_the_group(tmp_path: Path) -> None:
 def test_numbers_are_told_in_few_words() -> None:
     """Ranges where they follow each other."""
     assert spans([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
-    assert listed(["GPU-a", "GPU-b"]) == "GPU-a, GPU-b"
+    assert joined_labels(["GPU-a", "GPU-b"]) == "GPU-a, GPU-b"
     assert joined({"GPU 0": "fine", "GPU 2": "lost", "GPU 1": "fine"}) == "GPU 0-1: fine; GPU 2: lost"
 
 
@@ -647,6 +645,7 @@ def profile(machine: Machine, tmp_path: Path) -> tuple[FakeNvml, str]:
     return fake, str(path)
 
 
+@pytest.mark.slow
 def test_a_profile_is_applied_to_all_and_taken_back(
     profile: tuple[FakeNvml, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -692,6 +691,7 @@ def test_where_one_can_no_longer_be_confirmed_none_stands(
     assert not standing()
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_a_group_is_of_one_of_them(
     profile: tuple[FakeNvml, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

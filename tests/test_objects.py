@@ -11,12 +11,12 @@ from test_replay import ROWS
 import polythrottle
 from polythrottle.backends import open_device
 from polythrottle.cli.commands import run
-from polythrottle.clock import SystemClock
-from polythrottle.errors import BadFile, DeviceError, InvalidInput
-from polythrottle.journal import heading
-from polythrottle.measurement import EnergyKind, Window
-from polythrottle.objects import Objects, name_of, reopens
-from polythrottle.setup import Setup
+from polythrottle.domain.clock import SystemClock
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
+from polythrottle.domain.measurement import EnergyKind, Window
+from polythrottle.storage.journal import heading
+from polythrottle.tuning.objects import GivenObjects, name_of, reopens
+from polythrottle.tuning.setup import Setup
 
 SHORT = Window(queries=20, duration_s=0.0)
 QUIET = {"presets": False, "early_stop": False, "window": SHORT}
@@ -60,6 +60,7 @@ def work(batch_size: int = 1) -> int:
     return sum(range(100 * batch_size))
 
 
+@pytest.mark.slow
 def test_objects_of_ones_own_are_tuned_from_end_to_end() -> None:
     """Device, workload and method by their ports alone: profile, journal and report, and the workload stays open."""
     device = FakeDevice()
@@ -74,6 +75,7 @@ def test_objects_of_ones_own_are_tuned_from_end_to_end() -> None:
     assert heading(tuning.journal_path)["plan"]["objects"] == ["device", "workload", "method"]
 
 
+@pytest.mark.slow
 def test_a_study_of_objects_goes_on_with_the_same_objects_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """A journal alone cannot resume it, from Python or the command line; `tune` with the same objects can."""
     device = FakeDevice()
@@ -106,10 +108,10 @@ def test_a_function_is_a_workload_and_one_that_can_be_imported_resumes_by_itself
 
 def test_another_function_of_the_same_name_is_another_problem() -> None:
     """Its code is part of what is asked, for no journal could tell two lambdas apart."""
-    one, other = (Objects.of("cpu", each, None) for each in (lambda: work(1), lambda: work(2)))
+    one, other = (GivenObjects.of("cpu", each, None) for each in (lambda: work(1), lambda: work(2)))
     assert name_of(one.workload).endswith("<lambda>")  # type: ignore[arg-type]
     assert one.content() != other.content()
-    assert one.content() == Objects.of("cpu", lambda: work(1), None).content()
+    assert one.content() == GivenObjects.of("cpu", lambda: work(1), None).content()
 
 
 def test_a_torch_module_is_a_workload() -> None:
@@ -122,7 +124,9 @@ def test_a_torch_module_is_a_workload() -> None:
     served.close()
     with pytest.raises(InvalidInput, match="what are its inputs"):
         polythrottle.measure("cpu", layer, window=SHORT)
-    assert Objects.of("cpu", layer, None).content() != Objects.of("cpu", torch.nn.Linear(4, 3), None).content()
+    assert (
+        GivenObjects.of("cpu", layer, None).content() != GivenObjects.of("cpu", torch.nn.Linear(4, 3), None).content()
+    )
 
 
 def test_a_meter_of_ones_own_counts_in_place_of_the_devices_sensors() -> None:
@@ -192,7 +196,7 @@ def test_a_command_that_cannot_import_what_it_needs_says_so_in_one_line(
     """A figure without matplotlib, a torch export without torch: a line and an exit code, no traceback."""
     polythrottle.tune("sim:jetson-nano", "resnet50", method="grid", journal=Path("a.jsonl"), trials=1, presets=False)
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "polythrottle.workloads.torch_export", raising=False)
+    monkeypatch.delitem(sys.modules, "polythrottle.workloads.torch_model", raising=False)
     Path("m.pt2").write_bytes(b"")
     assert run(["measure", "-d", "cpu", "-w", "m.pt2", "--input", "4"]) == DeviceError.exit_code
     assert capsys.readouterr().err.count("\n") == 1

@@ -11,8 +11,8 @@ from polythrottle.backends import open_device
 from polythrottle.backends.cpu import CpuDevice
 from polythrottle.backends.jetson import JetsonDevice
 from polythrottle.backends.nvml import NvmlDevice
-from polythrottle.ports import Device, Offering
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.ports import Device, Offering
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.testing import FakeKernel, plant
 from polythrottle.testing.nvml import FakeNvml, compiler
 
@@ -139,7 +139,7 @@ def test_what_somebody_else_wrote_to_a_processor_is_named_by_its_knob(processor:
 LIGHT = """
 import sys
 from polythrottle.backends import open_device
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.space import OperatingPoint
 with open_device(sys.argv[1]) as device:
     lowest = {each.knob.name: each.knob.levels[0] for each in device.offers()}
     device.apply(OperatingPoint({sys.argv[2]: lowest[sys.argv[2]]}))

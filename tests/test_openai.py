@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from fake_servers import FakeServer, Handler, event, listening, openai, piece, stream, usage
 
-from polythrottle.errors import BadFile, DeviceError, InvalidInput, PermissionDenied, TrialError, UnknownName
-from polythrottle.ports import Concurrent, Noting, Workload
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PermissionDenied, TrialError, UnknownName
+from polythrottle.domain.ports import Concurrent, Noting, Workload
 from polythrottle.testing.contracts import WorkloadContract
 from polythrottle.workloads import open_workload
-from polythrottle.workloads.prompts import made_up_prompts
-from polythrottle.workloads.token_stream import Events, TokenStream
+from polythrottle.workloads.services.openai import Events, TokenStream, made_up_prompts
 
 CHAT, COMPLETIONS = ("POST", "/v1/chat/completions"), ("POST", "/v1/completions")
 DONE = b"data: [DONE]\n\n"

@@ -15,16 +15,16 @@ from builders import measured
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from polythrottle.errors import Exhausted, InvalidInput, UnknownName
-from polythrottle.measurement import Latency, Measurement
+from polythrottle.domain.errors import Exhausted, InvalidInput, UnknownName
+from polythrottle.domain.measurement import Latency, Measurement
+from polythrottle.domain.ports import Optimizer
+from polythrottle.domain.problem import Constraint, Problem
+from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
+from polythrottle.domain.study import Study, Trial
 from polythrottle.optimize import METHODS, make_optimizer
-from polythrottle.optimize.choice import beyond_caps, equals
+from polythrottle.optimize.bayes import best_rows, beyond_caps
 from polythrottle.optimize.options import Options
 from polythrottle.optimize.quantities import bound, in_units, table
-from polythrottle.ports import Optimizer
-from polythrottle.problem import Constraint, Problem
-from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
-from polythrottle.study import Study, Trial
 from polythrottle.testing import OptimizerContract
 
 Visit = Callable[[OperatingPoint], Measurement | None]
@@ -123,8 +123,9 @@ def test_an_unknown_method_is_named_with_the_nearest() -> None:
 def test_importing_the_methods_loads_no_torch() -> None:
     """Making an optimiser, and the default as its first suggestion, cost no model library."""
     code = (
-        "import sys\nfrom polythrottle.optimize import make_optimizer\nfrom polythrottle.problem import Problem\n"
-        "from polythrottle.space import Knob, SearchSpace\nfrom polythrottle.study import Study\n"
+        "import sys\nfrom polythrottle.optimize import make_optimizer\n"
+        "from polythrottle.domain.problem import Problem\n"
+        "from polythrottle.domain.space import Knob, SearchSpace\nfrom polythrottle.domain.study import Study\n"
         "make_optimizer('bayes').suggest(Study(Problem(SearchSpace.grid([Knob('a', (1, 2))], {'a': 1}))))\n"
         "print('torch' in sys.modules)"
     )
@@ -164,6 +165,7 @@ def flat(energy_j: float = 1.0, latency_s: float = 0.01) -> Measurement:
     return Measurement(Latency(latency_s), energy_j, 1.0 / latency_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_suggestion_is_a_function_of_the_study(method: str) -> None:
     """Asked again, and by an optimiser that has seen other studies, the answer is the same."""
@@ -207,6 +209,7 @@ def test_a_grid_is_refined_from_the_corners_inwards() -> None:
     assert order == [9, 1, 5, 3, 7, 2, 4, 6, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "slo",
     [("mean<=12ms",), ("mean<=20ms",), ("p99<=40ms",), ("p95<=25ms", "power<=18W"), ("throughput>=150/s",), (),
@@ -220,12 +223,14 @@ def test_bayes_comes_near_the_optimum_of_a_physical_board(slo: tuple[str, ...]) 
     assert sum(not study.feasible(trial) for trial in study.trials[:6]) <= 4
 
 
+@pytest.mark.slow
 def test_bayes_comes_near_the_optimum_through_noise() -> None:
     """Two per cent of noise on every window leave the result within three per cent, on average over four seeds."""
     ended = [regret(searched(board(), ("mean<=20ms",), 15, noisy(0.02, seed), seed=seed)) for seed in range(4)]
     assert float(np.mean(ended)) <= 0.03
 
 
+@pytest.mark.slow
 def test_bayes_needs_a_fraction_of_the_trials_of_chance() -> None:
     """After ten trials bayes is far nearer than a random order is."""
     ours = regret(searched(board(), ("mean<=20ms",), 10))
@@ -233,6 +238,7 @@ def test_bayes_needs_a_fraction_of_the_trials_of_chance() -> None:
     assert ours < 0.3 * float(np.mean(chance))
 
 
+@pytest.mark.slow
 def test_bayes_finds_the_good_label() -> None:
     """A knob whose levels are names, or numbers without order, is learnt level by level."""
     runtime, cluster = Knob("runtime", ("eager", "graph", "tensorrt")), Knob("cpu_cluster", (0, 4, 7), label=True)
@@ -265,12 +271,14 @@ def test_bayes_goes_on_when_no_point_is_feasible() -> None:
     assert (study.closest.measurement or flat()).latency.mean_s <= 1.02 * fastest_s
 
 
+@pytest.mark.slow
 def test_bayes_goes_on_when_every_trial_fails() -> None:
     """Failures alone still lead somewhere new, also under a limit relative to a default that was never measured."""
     study = searched(board(), ("mean<=1.5x", "power<=50W"), 8, lambda _: None)
     assert len(study.visited) == 8
 
 
+@pytest.mark.slow
 def test_bayes_goes_on_when_the_default_of_a_relative_limit_failed() -> None:
     """A limit that multiplies what was never measured cannot count yet; the search goes on without it."""
     study = searched(board(), ("mean<=1.5x",), 6, lambda p: None if p == board().default else physical(p))
@@ -305,6 +313,7 @@ def test_odd_levels_have_finite_distinct_coordinates() -> None:
     assert where.unit.max() <= 1.0
 
 
+@pytest.mark.slow
 def test_bayes_keeps_away_from_where_trials_fail() -> None:
     """Batches that do not fit in memory are tried once or twice, and the search ends at the best that fits."""
 
@@ -408,7 +417,7 @@ def test_caps_on_risk_are_opened_one_after_the_other(
     promises: tuple[tuple[float, float], ...], chosen: int, beyond: bool
 ) -> None:
     """A point beyond them all is known as one, so that a search may end rather than go there for next to nothing."""
-    rows = equals(worth(*promises), np.arange(len(promises)), Options())
+    rows = best_rows(worth(*promises), np.arange(len(promises)), Options())
     assert (rows.tolist(), beyond_caps(worth(*promises), rows)) == ([chosen], beyond)
 
 

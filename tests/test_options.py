@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from polythrottle.cli.options import OptionGroup, SetupOptions, counts, knob_names, levels, spread
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle import api
+from polythrottle.api import search
+from polythrottle.api.outcome import Tuning
 from polythrottle.catalog.profiles import read_profile, write_profile
-from polythrottle.outcome import Tuning
 
 BETTER = "gpu_max_hz,latency_s,energy_j\n1300e6,0.01,2\n900e6,0.012,1.0\n600e6,0.015,1.5\n"
 
@@ -21,7 +21,7 @@ def table(tmp_path: Path) -> Path:
 def tuned(**words: object) -> Tuning:
     """Tune the table; the more trials, the better the answer."""
     words = {"slo": "mean<=2x", "trials": 3, "method": "grid", "out": Path("p.toml"), **words}
-    return api.tune("replay:t.csv", **words)  # type: ignore[arg-type]
+    return search.tune("replay:t.csv", **words)  # type: ignore[arg-type]
 
 
 def test_a_better_profile_stays_unless_it_is_forced_out(table: Path) -> None:
@@ -80,7 +80,7 @@ def test_as_good_a_profile_is_replaced_by_the_newer(table: Path) -> None:
 def test_a_study_that_goes_on_replaces_its_own_profile(table: Path) -> None:
     """There is nothing to say of that."""
     first = tuned(trials=1, journal=Path("j.jsonl"))
-    assert api.resume(first.journal_path, trials=3, out=Path("p.toml")).older is None
+    assert search.resume(first.journal_path, trials=3, out=Path("p.toml")).older is None
     assert read_profile(Path("p.toml")).measurement.energy_j == 1.0
 
 

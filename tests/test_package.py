@@ -10,9 +10,9 @@ import pytest
 from test_replay import ROWS
 
 import polythrottle
-from polythrottle import api
-from polythrottle.applying import Applied
-from polythrottle.errors import BadFile, DeviceError, InvalidInput, UnknownName
+from polythrottle.api import search
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, UnknownName
+from polythrottle.tuning.apply import Applied
 
 FUNCTIONS = (*("apply", "check", "confirm", "doctor", "explain", "measure", "restore", "resume", "sweep", "tune"),)
 
@@ -88,6 +88,7 @@ def test_check_holds_a_profile_to_its_word(table: str) -> None:
         polythrottle.check(tuning.profile_path, max_regress=3.0)
 
 
+@pytest.mark.slow
 def test_a_profile_is_applied_on_a_simulated_board_and_nothing_stands() -> None:
     """A tuning, its profile and its file are all understood; what stands nowhere cannot be confirmed or restored."""
     tuning = polythrottle.tune("sim:jetson-nano", "resnet50", "p99<=2x", trials=2, presets=False)
@@ -112,4 +113,11 @@ def test_doctor_returns_an_examination() -> None:
     assert [one.uri for one in found.devices] == ["sim:jetson-nano"]
     assert found.faults == ()
     with pytest.raises(UnknownName):
-        api.doctor("nowhere:1")
+        search.doctor("nowhere:1")
+
+
+def test_the_guard_loads_nothing_of_the_writer() -> None:
+    """What lasts as long as a device stands changed holds the code that puts back, and no more."""
+    code = "import sys, polythrottle.actuation.guard; print('polythrottle.actuation.actuator' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -30,6 +30,7 @@ def test_the_wheel_carries_the_catalogue(wheel: Path) -> None:
     assert not any(name.startswith("tests/") for name in names)
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_finds_its_catalogue(wheel: Path, tmp_path: Path) -> None:
     """Away from the checkout, a simulated board is found and tuned."""
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")

@@ -7,12 +7,12 @@ import pytest
 from builders import measured, problem, space
 from test_replay import ROWS
 
-from polythrottle.errors import BadFile, InvalidInput
-from polythrottle.journal import Journal
-from polythrottle.past import LEAST_TRIALS, MOST, lesson, named, recalled, stored
-from polythrottle.problem import Problem
-from polythrottle.space import Knob, SearchSpace
-from polythrottle.study import Study, Trial
+from polythrottle.domain.errors import BadFile, InvalidInput
+from polythrottle.domain.problem import Problem
+from polythrottle.domain.space import Knob, SearchSpace
+from polythrottle.domain.study import Study, Trial
+from polythrottle.storage.journal import Journal
+from polythrottle.tuning.study_store import LEAST_TRIALS, MOST, lesson, named, recalled, stored
 
 HERE = replace(problem("mean<=2x"), device="sim:board", workload="net", content={"model": "abc", "board": "xyz"})
 ORDER = [space().default, *(point for point in space() if point != space().default)]
@@ -171,11 +171,11 @@ def test_what_changed_or_went_is_lost(tmp_path: Path) -> None:
 
 def test_where_the_studies_are_from_is_said() -> None:
     """This device, this workload elsewhere, or neither."""
-    from polythrottle.past import Lesson, Past
+    from polythrottle.tuning.study_store import PriorStudies, PriorStudy
 
     def words(*abouts: dict[str, object]) -> str:
         studies = [Study(Problem(**{**vars(HERE), **about})) for about in abouts]  # type: ignore[arg-type]
-        return next(Past(tuple(Lesson(Path("a"), 1, "", one) for one in studies)).words(HERE))
+        return next(PriorStudies(tuple(PriorStudy(Path("a"), 1, "", one) for one in studies)).words(HERE))
 
     assert words({}, {"device": "sim:board?seed=1"}).endswith(" on this device")
     assert words({"device": "sim:b"}, {}).endswith(" on other devices") is False

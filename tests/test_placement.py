@@ -22,18 +22,17 @@ from builders import FakeDevice, FakeWorkload
 from onnx import TensorProto, helper, numpy_helper
 
 import polythrottle
+from polythrottle.api.outcome import report_facts
 from polythrottle.catalog.profiles import read_profile
-from polythrottle.errors import DeviceError, InvalidInput, UnknownName
-from polythrottle.outcome import report_facts
-from polythrottle.placement import Placement, Target
-from polythrottle.setup import Setup, slug
-from polythrottle.space import SearchSpace
-from polythrottle.targets import check_placed, target_of
+from polythrottle.domain.errors import DeviceError, InvalidInput, UnknownName
+from polythrottle.domain.ports import Placement, Target
+from polythrottle.domain.space import SearchSpace
+from polythrottle.tuning.setup import Setup, check_placed, slug, target_of
 from polythrottle.workloads import open_workload
 from polythrottle.workloads.cuda import Driver
-from polythrottle.workloads.model_uri import ModelUri
-from polythrottle.workloads.onnx_providers import Ran
-from polythrottle.workloads.python_code import workload_of
+from polythrottle.workloads.onnx_model import UsedProviders
+from polythrottle.workloads.python_callable import workload_of
+from polythrottle.workloads.uris import ModelUri
 
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
 JETSON = Target("NVIDIA Jetson Orin Nano")
@@ -224,7 +223,7 @@ def test_a_profile_that_cannot_be_understood_tells_nothing(tmp_path: Path, text:
     """It is another program's file."""
     path = tmp_path / "profile.json"
     path.write_text(text)
-    assert Ran.read(path) == Ran.read(tmp_path / "none") == Ran()
+    assert UsedProviders.read(path) == UsedProviders.read(tmp_path / "none") == UsedProviders()
 
 
 # Studies

@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.errors import InvalidInput, UnknownName
-from polythrottle.plan import Plan
-from polythrottle.setup import Setup
-from polythrottle.stopping import Budget, Rule
+from polythrottle.domain.errors import InvalidInput, UnknownName
+from polythrottle.tuning.plan import StudyPlan
+from polythrottle.tuning.setup import Setup
+from polythrottle.tuning.stopping import Budget, Rule
 
 SETUP = Setup("sim:v100", "resnet50", batch_sizes=(1, 2))
-WHOLE = Plan(
+WHOLE = StudyPlan(
     SETUP,
     Budget(7, 60.0, 5.0),
     Rule(3600.0),
@@ -21,10 +21,10 @@ WHOLE = Plan(
 )
 
 
-@pytest.mark.parametrize("plan", [WHOLE, Plan(SETUP), Plan(SETUP, rule=Rule(early=False), history=())])
-def test_a_plan_comes_back_from_its_journal(plan: Plan) -> None:
+@pytest.mark.parametrize("plan", [WHOLE, StudyPlan(SETUP), StudyPlan(SETUP, rule=Rule(early=False), history=())])
+def test_a_plan_comes_back_from_its_journal(plan: StudyPlan) -> None:
     """Whatever is intended survives as a line of JSON."""
-    assert Plan.of(json.loads(json.dumps(plan.line()))) == plan
+    assert StudyPlan.of(json.loads(json.dumps(plan.line()))) == plan
 
 
 def test_a_bound_can_be_changed_alone() -> None:
@@ -45,16 +45,21 @@ def test_a_bound_can_be_changed_alone() -> None:
 
 def test_only_what_changes_the_trials_makes_a_variant() -> None:
     """Risk and history do, budgets do not."""
-    assert Plan(SETUP).variant == Plan(SETUP, Budget(3), Rule(1.0)).variant == ""
-    others = [Plan(SETUP, risk=0.1), Plan(SETUP, risk=0.2), Plan(SETUP, history=()), Plan(SETUP, history=("/h",))]
+    assert StudyPlan(SETUP).variant == StudyPlan(SETUP, Budget(3), Rule(1.0)).variant == ""
+    others = [
+        StudyPlan(SETUP, risk=0.1),
+        StudyPlan(SETUP, risk=0.2),
+        StudyPlan(SETUP, history=()),
+        StudyPlan(SETUP, history=("/h",)),
+    ]
     assert len({plan.variant for plan in others}) == 4
 
 
 def test_a_method_must_be_able_to_do_what_is_intended() -> None:
     """A risk or a history that would be ignored is refused; having none is fine for all."""
     WHOLE.check("bayes")
-    Plan(SETUP, history=()).check("grid")
-    for plan, told in ((WHOLE, "--history"), (Plan(SETUP, risk=0.1), "--risk")):
+    StudyPlan(SETUP, history=()).check("grid")
+    for plan, told in ((WHOLE, "--history"), (StudyPlan(SETUP, risk=0.1), "--risk")):
         with pytest.raises(InvalidInput, match=f"--method grid takes no {told}; bayes does"):
             plan.check("grid")
     with pytest.raises(UnknownName, match="bayes"):

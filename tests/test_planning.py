@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from polythrottle.daemon.guards import Bounds
-from polythrottle.daemon.planning import UNTOUCHED, bounds_of, device_part, p99_limit_s, plan_of, workload_part
-from polythrottle.ladder import Ladder, Rung, Service
-from polythrottle.measurement import Latency, Measurement
-from polythrottle.profile import Profile
-from polythrottle.space import OperatingPoint
+from polythrottle.daemon.control.events import Bounds
+from polythrottle.daemon.followed_profile import UNTOUCHED, bounds_of, device_part, p99_limit_s, plan_of
+from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.measurement import Latency, Measurement
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import OperatingPoint
 
 _POINT = OperatingPoint({"gpu_max_hz": 1_000_000_000, "batch_size": 4})
 _SEEN = Measurement(Latency(0.1, p99_s=0.12), 0.5, 40.0, 20.0, idle_power_w=8.0)
@@ -84,7 +84,6 @@ def test_a_point_is_parted_between_device_and_workload() -> None:
     """The knobs the profile noted as the workload's are not the board's to set."""
     profile = _profile(workload_knobs=("batch_size",))
     assert set(device_part(profile, _POINT)) == {"gpu_max_hz"}
-    assert workload_part(profile, _POINT) == OperatingPoint({"batch_size": 4})
     assert set(device_part(_profile(), _POINT)) == {"gpu_max_hz"}
 
 
@@ -99,8 +98,8 @@ def test_a_workload_without_a_limit_on_its_p99_is_followed_too() -> None:
 def test_planning_does_without_numpy(tmp_path: object) -> None:
     """The daemon at rest reads a profile and plans without loading NumPy."""
     code = (
-        "import sys, polythrottle.daemon.planning, polythrottle.catalog.profiles, polythrottle.daemon.traffic;"
-        "from polythrottle.daemon.traffic import open_traffic;"
+        "import sys, polythrottle.daemon.followed_profile, polythrottle.catalog.profiles;"
+        "from polythrottle.daemon.traffic.sources import open_traffic;"
         "[open_traffic(text).look(0.0) for text in ('report', 'process:nothing', 'log:nothing')];"
         "print([name for name in ('numpy', 'torch', 'pandas', 'prometheus_client') if name in sys.modules])"
     )

@@ -5,13 +5,13 @@ import pytest
 from builders import study
 from matplotlib.figure import Figure
 
-from polythrottle import plots
-from polythrottle.errors import InvalidInput
-from polythrottle.ladder import Ladder, Rung, Service
-from polythrottle.problem import Problem
-from polythrottle.profile import Profile
-from polythrottle.space import SearchSpace
-from polythrottle.study import Study
+from polythrottle.api import plots
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.problem import Problem
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import SearchSpace
+from polythrottle.domain.study import Study
 
 SOME = study("p99<=20ms", energies=(2.0, 1.5, 1.0, 0.8), latencies=(0.01, 0.012, 0.015, 0.02))
 EMPTY = study("p99<=20ms")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from polythrottle.actuation import Actuator, Control, Setting, restore_all
-from polythrottle.errors import PolythrottleError
+from polythrottle.domain.errors import PolythrottleError
 
 pytestmark = pytest.mark.faults
 MODE, CLOCK = "mode", "clock"

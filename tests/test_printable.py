@@ -10,11 +10,11 @@ from daemons import House
 from scripted import daemon
 from test_web_routes import ask
 
-from polythrottle.cli.answers import complain
-from polythrottle.daemon.actuator.main import main as actuator
-from polythrottle.daemon.web.replies import refused
-from polythrottle.printable import NEVER_SHOWN, printable
-from polythrottle.workloads.call import one_line
+from polythrottle.actuation.server.main import main as actuator
+from polythrottle.cli.output import complain
+from polythrottle.daemon.web.messages import refused
+from polythrottle.storage.untrusted import NEVER_SHOWN, printable
+from polythrottle.workloads.foreign_calls import one_line
 
 STEERS = "".join(
     map(chr, (*range(0x20), 0x7F, *range(0x80, 0xA0), 0x61C, 0x200E, 0x200F, 0x2028, 0x2029, 0x202E, 0x2066, 0x2069))
@@ -41,7 +41,7 @@ def test_an_error_is_one_line_whatever_it_quotes(capsys: pytest.CaptureFixture[s
 def test_an_event_is_one_line_whatever_it_quotes(tmp_path: Path) -> None:
     """As it is kept, shown and logged."""
     house = House(tmp_path / "daemon")
-    house.runner.tell("workload", HOSTILE)
+    house.runner.events.tell("workload", HOSTILE)
     assert house.desk.events()[-1].words.isprintable()
 
 
@@ -54,6 +54,7 @@ def test_words_that_turn_others_round_are_not_taken(tmp_path: Path) -> None:
         assert ask(tmp_path / "d.sock", "POST", "/v1/release", {"reason": "Größe · 水"})[0] == 200
 
 
+@pytest.mark.slow
 def test_no_name_in_a_file_steers_the_terminal(tmp_path: Path) -> None:
     """Whatever prints it: the streams of the command line let none through."""
     code = "import sys, typer\nfrom polythrottle.cli import _keep_straight\n_keep_straight(sys.stdout)\n"

@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from polythrottle.cli.commands import run
-from polythrottle.errors import TrialError
+from polythrottle.domain.errors import TrialError
 from polythrottle.workloads import open_workload
-from polythrottle.workloads.printed import Printed
+from polythrottle.workloads.command import Printed
 
 
 def command(code: str) -> str:
@@ -111,6 +111,7 @@ def test_latencies_are_known_to_their_last_decimal_place(lines: str, step_s: flo
     assert printed(lines.encode()).step_s == pytest.approx(step_s)
 
 
+@pytest.mark.slow
 def test_whole_milliseconds_are_no_closer_than_one(capsys: pytest.CaptureFixture[str]) -> None:
     """However alike they are, ± holds the step they were printed in; that of a whole run has none."""
     words = ["measure", "-d", "cpu?watts_per_core=10", "--queries", "100", "--seconds", "0", "--json", "-w"]
@@ -127,6 +128,7 @@ def test_a_long_line_that_is_nearly_a_latency_is_noted_in_short() -> None:
     assert (len(found.near), found.near[:10], found.latencies) == (61, '[{"latency', [])
 
 
+@pytest.mark.slow
 def test_much_output_is_bounded() -> None:
     """A line without end is no latency, and a hundred thousand of them are the most a run may have."""
     assert printed(*[b"1" * 1_000_000] * 5, b"ms\n2s\n").latencies == [(2.0, None)]
@@ -158,6 +160,7 @@ def test_runs_that_differ_in_kind_spoil_the_trial() -> None:
         workload.query()
 
 
+@pytest.mark.slow
 def test_a_window_ends_with_a_run_and_its_joules_are_of_whole_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """Forty latencies a run: a window of a hundred has three runs; a load of one's own is refused."""
     words = ["measure", "-d", "cpu?watts_per_core=10", "--queries", "100", "--seconds", "0", "--json", "-w"]

@@ -1,10 +1,10 @@
 import pytest
 from builders import measured, problem, study
 
-from polythrottle.errors import InvalidInput, PolythrottleError, UnknownName
-from polythrottle.measurement import Latency, Measurement, Window
-from polythrottle.problem import Constraint
-from polythrottle.study import Trial, TrialState
+from polythrottle.domain.errors import InvalidInput, PolythrottleError, UnknownName
+from polythrottle.domain.measurement import Latency, Measurement, Window
+from polythrottle.domain.problem import Constraint
+from polythrottle.domain.study import Trial, TrialState
 
 
 @pytest.mark.parametrize(

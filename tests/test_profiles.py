@@ -3,13 +3,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tomli_w
 from builders import measured, study
 
 from polythrottle.catalog.profiles import find_profile, named_profiles, read_profile, tuned_path, write_profile
-from polythrottle.errors import BadFile, SloUnmet, StorageError, UnknownName
-from polythrottle.problem import Constraint, Objective, Problem
-from polythrottle.profile import Profile, Verdict, verdict
-from polythrottle.space import OperatingPoint, SearchSpace
+from polythrottle.domain.backports import tomllib
+from polythrottle.domain.errors import BadFile, SloUnmet, StorageError, UnknownName
+from polythrottle.domain.problem import Constraint, Objective, Problem
+from polythrottle.domain.profile import Profile, Verdict, verdict
+from polythrottle.domain.space import OperatingPoint, SearchSpace
 
 
 def tuned() -> Profile:
@@ -74,6 +76,24 @@ def test_a_level_or_a_name_that_is_none_is_a_bad_file(tmp_path: Path, change: tu
     path.write_text(text.replace(*change).replace("gpu_max_mhz = 400", change[1]))
     assert path.read_text() != text
     with pytest.raises(BadFile, match=r"p\.toml is not a profile|p\.toml cannot be read: it is empty"):
+        read_profile(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("provenance", "true"),
+        ("provenance", '""'),
+        ("identity", "3"),
+    ],
+)
+def test_a_table_or_a_list_that_is_none_is_a_bad_file(tmp_path: Path, key: str, value: str) -> None:
+    """What stands in its place is named, before anything reads in it."""
+    path = tmp_path / "p.toml"
+    write_profile(tuned(), path)
+    document = {**tomllib.loads(path.read_text()), **tomllib.loads(f"{key} = {value}")}
+    path.write_text(tomli_w.dumps(document))
+    with pytest.raises(BadFile, match=rf"p\.toml is not a profile: {key} is not a (table|list of texts)"):
         read_profile(path)
 
 

@@ -14,13 +14,12 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from polythrottle.backports import tomllib
 from polythrottle.catalog import load_model
 from polythrottle.cli.commands import run
-from polythrottle.errors import BadFile, InvalidInput, TrialError, UnknownName
-from polythrottle.profiling import Description, profile_model
-from polythrottle.profiling.counting import count, fuse
-from polythrottle.profiling.graph import Access, Graph, Sketch, Tensor
+from polythrottle.domain.backports import tomllib
+from polythrottle.domain.errors import BadFile, InvalidInput, TrialError, UnknownName
+from polythrottle.inspect.model_description import Description, profile_model
+from polythrottle.workloads.graph.operators import Access, Graph, Sketch, Tensor, count, fuse
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
@@ -97,6 +96,7 @@ def written(found: Description, path: str = "my.toml") -> str:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "inputs", "operations", "parameters"),
     [
@@ -116,6 +116,7 @@ def test_published_networks_are_counted_as_published(
     assert found.graph.parameters == pytest.approx(parameters, rel=1e-12 if isinstance(parameters, int) else 2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "inputs", "name", "share"),
     [
@@ -292,6 +293,7 @@ def test_shapes_that_an_onnx_graph_computes_are_followed() -> None:
     assert found.counts.kernels == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "Attending"])
 def test_an_exported_network_counts_as_the_module_it_came_from(module: str, name: str) -> None:
     """Operations agree exactly between torch, pt2, TorchScript and ONNX."""
@@ -343,6 +345,7 @@ def test_every_figure_of_the_file_says_where_it_comes_from(module: str) -> None:
     assert "without any fusion" in source["traffic_bytes"]
 
 
+@pytest.mark.slow
 def test_a_new_model_is_tuned_on_a_simulated_board(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     """From a module to a tuned point in two commands, the second with the file's path as the workload."""
     assert run(["profile-model", f"{module}:plain", "--input", "3x224x224", "--out", "./my.toml"]) == 0
@@ -363,6 +366,7 @@ def test_what_is_told_fits_a_terminal_and_a_pipe(module: str, capsys: pytest.Cap
     assert [line for line in lines if line != line.rstrip()] == []
 
 
+@pytest.mark.slow
 def test_a_board_serves_int8_only_where_its_rate_is_known(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Orin takes it in less time than half precision; TX2, which has no such units, is refused in one line."""
     times = {}

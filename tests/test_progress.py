@@ -9,9 +9,9 @@ import pytest
 from builders import FakeDevice, FakeWorkload
 
 import polythrottle
-from polythrottle.cli.live import LiveStudy
-from polythrottle.measurement import Window
-from polythrottle.progress import Silence, in_notebook, study_progress
+from polythrottle.api.experiments import NoProgress, in_notebook, study_progress
+from polythrottle.api.progress import LiveStudy
+from polythrottle.domain.measurement import Window
 
 WORDS: dict[str, Any] = {
     "method": "grid",
@@ -71,13 +71,13 @@ def test_a_terminal_shows_progress_unless_told_not_to(monkeypatch: pytest.Monkey
     with study_progress(None, None, str) as shown:
         assert isinstance(shown, LiveStudy)
     with study_progress(False, None, str) as shown:
-        assert isinstance(shown, Silence)
-    own = Silence()
+        assert isinstance(shown, NoProgress)
+    own = NoProgress()
     with study_progress(None, own, str) as shown:
         assert shown is own
     monkeypatch.setattr(sys, "stderr", None)
     with study_progress(None, None, str) as shown:
-        assert isinstance(shown, Silence)
+        assert isinstance(shown, NoProgress)
 
 
 def test_an_interrupted_study_says_in_python_how_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,12 +4,15 @@ from pathlib import Path
 import pytest
 from builders import measured, study
 
-from polythrottle.arrivals import CLOSED, Arrivals
 from polythrottle.backends import open_device
 from polythrottle.backends.cpu import CpuDevice
-from polythrottle.measurement import Interval, Measurement, Window
-from polythrottle.problem import Objective
-from polythrottle.remarks import (
+from polythrottle.domain.arrivals import CLOSED, Arrivals
+from polythrottle.domain.measurement import Interval, Measurement, Window
+from polythrottle.domain.problem import Objective
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.domain.study import Reference, Study, Trial
+from polythrottle.testing import plant
+from polythrottle.tuning.remarks import (
     EVERY,
     afterwards,
     beforehand,
@@ -20,9 +23,6 @@ from polythrottle.remarks import (
     unknown,
     unsteered,
 )
-from polythrottle.space import OperatingPoint
-from polythrottle.study import Reference, Study, Trial
-from polythrottle.testing import plant
 
 
 def first(whole: Study, count: int) -> Study:
@@ -159,13 +159,23 @@ def test_what_measured_less_than_the_answer_is_told_with_why_it_is_not_taken() -
     assert [text.partition(",")[0] for _, text in passed_over(chosen)] == [
         *("trial 2 measured 20.0% less", "trial 3 measured 10.0% less")
     ]
-    assert "but by chance: from all trials" in list(passed_over(chosen))[1][1]
+    assert "but the model of all trials expects its point to take more" in list(passed_over(chosen))[1][1]
     for levels, why in (({"cpu_max_hz": 1}, "it also sets cpu_max_mhz"), ({}, "presets are measured once")):
         beside = whole.with_reference(Reference("15W", OperatingPoint(levels), measured(0.01, 0.45)))
         assert list(passed_over(beside))[1][1].startswith(f"preset 15W measured 50.0% less, but {why}")
     late = whole.with_reference(Reference("MAXN", OperatingPoint({}), measured(0.05, 0.1)))
     assert len(list(passed_over(late))) == 1
     assert not list(passed_over(study("mean<=5ms", energies=(1.0, 2.0), latencies=(0.01, 0.01))))
+
+
+def test_the_answers_own_point_in_another_window_is_not_said_to_take_more() -> None:
+    """A default that was measured twice is one point: what is expected there is the same for both."""
+    whole = study("mean<=20ms", energies=(1.0, 2.0, 1.1), latencies=(0.01, 0.01, 0.01))
+    first, other, again = whole.trials
+    chosen = replace(whole, trials=(first, other, replace(again, point=first.point)), answer=2)
+    assert list(passed_over(chosen)) == [
+        ("not taken", "trial 0 measured 9.1% less, but it is the same point as the answer, trial 2, in another window")
+    ]
 
 
 def test_a_limit_in_the_wrong_unit_is_doubted() -> None:

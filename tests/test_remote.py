@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 from actuators import GPU, MEM, Bench, bench
 
-from polythrottle.actuation.wire import LeaseOver, Line
+from polythrottle.actuation.client.connection import Line
+from polythrottle.actuation.wire import LeaseOver
 from polythrottle.backends import DeviceURI, open_device, remote
 from polythrottle.backends.jetson import JetsonDevice
 from polythrottle.backends.remote import RemoteDevice
 from polythrottle.cli.commands import run
-from polythrottle.errors import DeviceError, KnobRejected, UnknownName
-from polythrottle.identity import identity_of
-from polythrottle.measurement import EnergyKind
-from polythrottle.ports import Device, Inspectable, Offering
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.errors import DeviceError, KnobRejected, UnknownName
+from polythrottle.domain.measurement import EnergyKind
+from polythrottle.domain.ports import Device, Inspectable, Offering
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.storage.identity import identity_of
 from polythrottle.testing import FakeKernel, Fault
 from polythrottle.testing.contracts import DeviceContract
 
@@ -48,6 +49,7 @@ class TestRemoteDevice(DeviceContract):
         return device(self.board)
 
 
+@pytest.mark.slow
 def test_it_is_the_device_itself(board: Bench) -> None:
     """URI, title, identity, energy, presets, knobs and search space are those of the device."""
     here, there = JetsonDevice(root=str(board.root)), device(board)
@@ -82,6 +84,7 @@ def test_a_uri_opens_it(board: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         open_device("actuator:/nonexistent/a.sock")
 
 
+@pytest.mark.slow
 def test_entering_takes_the_board_and_leaving_gives_it_back(board: Bench) -> None:
     """Only entered can it be set; afterwards it is as found and free."""
     before, there = board.held(), device(board)
@@ -105,6 +108,7 @@ def test_entering_takes_the_board_and_leaving_gives_it_back(board: Bench) -> Non
     assert there.left == ()
 
 
+@pytest.mark.slow
 def test_a_loan_is_entered_more_than_once(board: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the token in the environment; leaving puts the board back, and the loan lasts until it is taken back."""
     line = board.line()
@@ -163,6 +167,7 @@ def test_too_many_writes_are_waited_out(board: Bench, monkeypatch: pytest.Monkey
     assert max(waits) <= 0.11
 
 
+@pytest.mark.slow
 def test_what_is_left_changed_is_told(board: Bench) -> None:
     """What somebody else has set stays, and is named on leaving."""
     with device(board) as there:
@@ -174,6 +179,7 @@ def test_what_is_left_changed_is_told(board: Bench) -> None:
     assert any("max_freq" in each for each in there.left)
 
 
+@pytest.mark.slow
 def test_a_device_that_is_gone_is_said(board: Bench) -> None:
     """The lease is over then, and so it stays until it is entered again."""
     with device(board) as there:
@@ -200,6 +206,7 @@ def test_an_answer_of_another_version_is_no_traceback(board: Bench, monkeypatch:
         there.read()
 
 
+@pytest.mark.slow
 def test_it_is_measured_from_the_command_line(board: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     """Polythrottle measure works through the actuator, at a point, and gives the board back."""
     before = board.held()

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from polythrottle.backends.replay import RecordedWorkload, ReplayDevice, Table
-from polythrottle.errors import BadFile, InvalidInput, KnobRejected, TrialError
-from polythrottle.measurement import EnergyKind
-from polythrottle.ports import Device, Recorded, Rewindable
+from polythrottle.domain.errors import BadFile, InvalidInput, KnobRejected, TrialError
+from polythrottle.domain.measurement import EnergyKind
+from polythrottle.domain.ports import Device, Recorded, Rewindable
 from polythrottle.testing import DeviceContract
 
 ROWS = """gpu_freq_hz,batch_size,latency_s,latency_p99_s,throughput_per_s,power_w,energy_j
@@ -52,7 +52,7 @@ def test_a_visit_returns_what_was_recorded(tmp_path: Path) -> None:
     measured = device.recall(device.space.default.moved({"gpu_freq_hz": 600_000_000, "batch_size": 2}))
     assert (measured.latency.mean_s, measured.latency.p99_s) == (0.03, None)
     assert (measured.power_w, measured.energy_j, measured.throughput_per_s) == (5.5, 0.0825, 66.7)
-    assert measured.energy_kind is EnergyKind.MEASURED
+    assert (measured.energy_kind, measured.boundary) == (EnergyKind.RECORDED, "as recorded in t.csv")
 
 
 def test_the_default_is_the_stock_point(tmp_path: Path) -> None:
@@ -65,6 +65,7 @@ def test_relative_limits_multiply_the_fastest_row(tmp_path: Path) -> None:
     assert ReplayDevice(table(tmp_path)).reference["mean"] == 0.01
 
 
+@pytest.mark.slow
 def test_noise_is_repeatable_and_small(tmp_path: Path) -> None:
     """The noise of a trial depends on seed, trial and point alone, and spreads as asked."""
     path = table(tmp_path)
@@ -87,6 +88,39 @@ def test_a_manifest_says_that_energy_is_relative(tmp_path: Path) -> None:
     assert ReplayDevice(table(tmp_path)).energy_kind is EnergyKind.RELATIVE
 
 
+def test_energy_is_called_measured_only_where_a_table_or_its_manifest_says_so(tmp_path: Path) -> None:
+    """Of any other table it is known that it says so, and no more."""
+    assert ReplayDevice(table(tmp_path)).energy_kind is EnergyKind.RECORDED
+    (tmp_path / "manifest.json").write_text('{"tables": [{"file": "t.csv", "source": "Zeus", "device": "an A40"}]}')
+    published = ReplayDevice(table(tmp_path))
+    assert (published.energy_kind, published.boundary) == (EnergyKind.MEASURED, "as recorded by Zeus on an A40")
+    said = "f,latency_s,energy_j,energy_kind\n1,0.2,3,measured\n2,0.1,4,measured\n"
+    assert ReplayDevice(table(tmp_path, said, "own.csv")).energy_kind is EnergyKind.MEASURED
+
+
+@pytest.mark.parametrize(
+    ("text", "energies_j", "how"),
+    [
+        ("f,latency_s,power_w\n1,0.2,10\n2,0.1,30\n", (2.0, 3.0), "power_w * latency_s (closed"),
+        ("batch_size,latency_s,power_w\n1,0.2,10\n4,0.4,20\n", (2.0, 2.0), "power_w * latency_s / batch_size (closed"),
+        ("f,latency_s,power_w,throughput_per_s\n1,0.2,10,20\n2,0.1,30,\n", (0.5, 3.0), "power_w / throughput_per_s"),
+    ],
+)
+def test_power_stands_for_energy_where_none_was_recorded(
+    text: str, energies_j: tuple[float, ...], how: str, tmp_path: Path
+) -> None:
+    """An item's energy is power over throughput: in a closed loop power times latency. It is called estimated."""
+    device = ReplayDevice(table(tmp_path, text))
+    assert [each.energy_j for each in device.table.measurements] == pytest.approx(energies_j)
+    assert (device.energy_kind, device.boundary) == (
+        EnergyKind.ESTIMATED,
+        "power over throughput, as recorded in t.csv",
+    )
+    (remark,) = device.table.remarks
+    assert remark.startswith(f"t.csv has no energy_j: energy per item is {how}")
+    assert not ReplayDevice(table(tmp_path)).table.remarks
+
+
 def test_a_table_carries_its_own_kind_of_energy(tmp_path: Path) -> None:
     """What was swept on a simulator or estimated stays so called when it is replayed."""
     text = "threads,latency_s,energy_j,energy_kind\n1,0.2,3,estimated\n2,0.1,4,estimated\n"
@@ -103,6 +137,8 @@ BAD = {
     "empty": ("", "has nothing"),
     "header only": ("f,latency_s,energy_j\n", "no rows"),
     "no energy": ("f,latency_s\n1,2\n", "energy_j"),
+    "no power": ("f,latency_s,power_w\n1,2,\n", "line 2, column power_w: the field is empty"),
+    "none of them": ("a,b\n1,2\n", "has no column latency_s, energy_j; it needs latency_s, energy_j"),
     "no latency": ("f,energy_j\n1,2\n", "latency_s"),
     "no knob": ("latency_s,energy_j\n1,2\n", "knob"),
     "ragged short": ("f,latency_s,energy_j\n1,2\n", "line 2"),
@@ -186,6 +222,7 @@ def test_a_recorded_workload_is_not_served_again() -> None:
         RecordedWorkload().query()
 
 
+@pytest.mark.slow
 def test_every_published_table_is_read(tables: Path) -> None:
     """All measured tables have rows, a stock point, and a kind of energy that the manifest confirms."""
     paths = sorted(tables.glob("*.csv"))

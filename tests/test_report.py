@@ -12,21 +12,20 @@ import matplotlib
 import numpy as np
 import pytest
 
-from polythrottle.errors import StorageError
-from polythrottle.measurement import EnergyKind, Latency, Measurement
-from polythrottle.problem import Constraint, Objective, Problem
+from polythrottle.domain.errors import StorageError
+from polythrottle.domain.measurement import EnergyKind, Latency, Measurement
+from polythrottle.domain.problem import Constraint, Objective, Problem
+from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
+from polythrottle.domain.study import Cost, Reference, Study, Trial
 from polythrottle.report import report_html, write_report
-from polythrottle.report.digest import Digest
+from polythrottle.report.digest import Digest, Scale
 from polythrottle.report.figures import best_so_far, convergence, pareto, plane
-from polythrottle.report.scale import Scale
-from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
-from polythrottle.study import Cost, Reference, Study, Trial
 
 SPACE = SearchSpace.grid(
     [Knob("gpu_max_hz", (500_000_000, 800_000_000, 1_300_500_000)), Knob("batch_size", (1, 2, 4, 8))],
     {"gpu_max_hz": 1_300_500_000, "batch_size": 1},
 )
-KINDS = [EnergyKind.MEASURED, EnergyKind.ESTIMATED, EnergyKind.RELATIVE, EnergyKind.SIMULATED]
+KINDS = [EnergyKind.MEASURED, EnergyKind.RECORDED, EnergyKind.ESTIMATED, EnergyKind.RELATIVE, EnergyKind.SIMULATED]
 VOID = {"meta", "br", "input", "wbr"}
 
 
@@ -184,6 +183,7 @@ def test_doubtful_energy_is_explained(kind: EnergyKind, word: str) -> None:
     assert word in Page(report_html(study(kind=kind))).text
 
 
+@pytest.mark.slow
 def test_relative_energy_has_no_joules() -> None:
     """Relative energy is a plain number, with a power of ten where it is large."""
     text = Page(report_html(study(kind=EnergyKind.RELATIVE))).text
@@ -192,6 +192,7 @@ def test_relative_energy_has_no_joules() -> None:
     assert "relative energy per item (×10⁶)" in Page(report_html(large)).text
 
 
+@pytest.mark.slow
 def test_everything_is_escaped() -> None:
     """Text from devices, workloads, presets, failures and facts is never markup."""
     bad = "<script>alert(1)</script>&\"'$x^2$\n\u6a21"
@@ -209,6 +210,7 @@ def test_text_that_cannot_be_encoded_is_still_written(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_what_the_search_took_is_said() -> None:
     """Time and energy with their kind, infeasible trials with their total excess, trials stopped early."""
     whole = study("p99<=8ms")
@@ -228,6 +230,7 @@ def test_what_the_search_took_is_said() -> None:
     assert "search 6 min" not in Page(report_html(whole)).text
 
 
+@pytest.mark.slow
 def test_nothing_to_gain_is_said() -> None:
     """A saving of less than a hundredth of the default's energy is within the noise."""
     near = remeasured(study(), energy_j=1.0)
@@ -237,6 +240,7 @@ def test_nothing_to_gain_is_said() -> None:
     assert "Nothing is gained" not in Page(report_html(alone)).text
 
 
+@pytest.mark.slow
 def test_trial_table_shows_every_trial_and_preset() -> None:
     """Each trial and preset has a row with its levels as people write them, its verdict and its state."""
     page = Page(report_html(study()))
@@ -271,6 +275,7 @@ def test_slo_that_nothing_meets() -> None:
     assert "less simulated energy" not in text
 
 
+@pytest.mark.slow
 def test_slo_that_cannot_be_judged() -> None:
     """A limit whose metric was not measured, or that multiplies an unknown, is reported as not judged."""
     blind = remeasured(study(), latency=Latency(0.01))
@@ -283,6 +288,7 @@ def test_slo_that_cannot_be_judged() -> None:
     assert "10 not judged" in text
 
 
+@pytest.mark.slow
 def test_default_not_measured() -> None:
     """Without the default's energy there is no saving, only the tuned energy."""
     text = Page(report_html(replace(study(), trials=(Trial(0, SPACE.default, failure="no"), *study().trials[1:])))).text
@@ -291,6 +297,7 @@ def test_default_not_measured() -> None:
     assert "%" not in text.split("tuned point")[0]
 
 
+@pytest.mark.slow
 def test_default_is_best() -> None:
     """Where nothing beats the default the page says so and claims no saving."""
     worse = tuple(
@@ -301,6 +308,7 @@ def test_default_is_best() -> None:
     assert "Nothing that was tried beats the default" in text
 
 
+@pytest.mark.slow
 def test_tuned_point_may_cost_more() -> None:
     """A tuned point that needs more energy than a default that breaks the SLO is not called a saving."""
     first, *others = study("throughput>=250/s").trials
@@ -310,6 +318,7 @@ def test_tuned_point_may_cost_more() -> None:
     assert "at the default, which breaks the SLO" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slo", ["power<=20W", "throughput>=200/s", "mean<=1.5x", "p50<=20ms"])
 def test_every_kind_of_slo(slo: str) -> None:
     """Limits on power, throughput, a multiple and a percentile each give a page with all figures."""
@@ -359,6 +368,7 @@ def test_knobs_with_many_or_named_levels() -> None:
     assert len(Page(report_html(Study(Problem(space), trials=trials))).figures) == 4
 
 
+@pytest.mark.slow
 def test_write_makes_folders_and_replaces(tmp_path: Path) -> None:
     """Missing folders are made, an older report is replaced, and nothing else is left behind."""
     path = tmp_path / "a" / "b" / "report.html"
@@ -410,6 +420,7 @@ def test_front_runs_through_feasible_points_only() -> None:
     assert min(mark.measurement.energy_j for mark in digest.trials) < min(seen.energy_j for seen in held)
 
 
+@pytest.mark.slow
 def test_points_far_away_do_not_squeeze_the_others() -> None:
     """A preset ten times as slow is in the small figure alone; the large one shows the trials and the default."""
     near = study("p99<=70ms")
@@ -432,6 +443,7 @@ def test_the_answer_is_the_one_that_was_chosen() -> None:
     assert best.number == other
 
 
+@pytest.mark.slow
 def test_the_command_that_applies_the_answer_is_there(tmp_path: Path) -> None:
     """A page of a study with a profile shows the line that applies it, quoted; one without shows none."""
     path = tmp_path / "my profile.toml"
@@ -441,6 +453,7 @@ def test_the_command_that_applies_the_answer_is_there(tmp_path: Path) -> None:
     assert "polythrottle apply" not in report_html(study("p99<=1us"), profile=path)
 
 
+@pytest.mark.slow
 def test_knobs_that_never_move_have_no_column() -> None:
     """A knob at one level in every row is named below the table instead of in it."""
     whole = study()
@@ -467,6 +480,7 @@ def test_scale_suits_the_typical_value() -> None:
     assert Scale.of([], "J").titled("energy") == "energy (J)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "title"),
     [(Objective.ENERGY, "simulated energy per item (mJ)"), (Objective.EDP, "simulated energy-delay product (µJ·s)"),

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from polythrottle.cli.commands import run
-from polythrottle.errors import InvalidInput, StorageError
-from polythrottle.report.front import Way, front, write_front
+from polythrottle.cli.render.figures import Way, front, write_front
+from polythrottle.domain.errors import InvalidInput, StorageError
 
 EXAMPLE = str(Path(__file__).resolve().parent.parent / "examples" / "cluster-gcp-2019.toml")
 WAYS = [

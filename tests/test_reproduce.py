@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 
 from polythrottle.cli.commands import run
-from polythrottle.reproduce import document, trials
-from polythrottle.reproduce.effects import effect, front
-from polythrottle.reproduce.landscape import FULL, SEARCHED, landscape
-from polythrottle.reproduce.published import B0, B7, BERT, CELLS, EFFECTS, FRONTS, ORIN, TX2, Cell
-from polythrottle.reproduce.savings import saving
+from polythrottle.lab.reproduce import document, trials
+from polythrottle.lab.reproduce.polythrottle_paper import FULL, SEARCHED, effect, front, landscape, saving
+from polythrottle.lab.reproduce.published import B0, B7, BERT, CELLS, EFFECTS, FRONTS, ORIN, TX2, Cell
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +107,7 @@ def test_single_precision_is_slower() -> None:
         assert slow > 1.2 * fast
 
 
+@pytest.mark.slow
 def test_the_document_is_labelled_and_keeps_its_shape(found: dict[str, Any]) -> None:
     """Everything is simulated and says so; every bar holds; each figure stands beside the published one."""
     assert {"source", "energy_kind", "cells", "pareto", "knobs", "mae_savings", "bars", "contradictions"} <= set(found)

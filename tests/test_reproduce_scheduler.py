@@ -5,8 +5,8 @@ import json
 import pytest
 
 from polythrottle.cli.commands import run
-from polythrottle.reproduce.published import ORIN, TX2
-from polythrottle.reproduce.scheduler import PUBLISHED, SETTINGS, Scene, Setting, cell, throughput
+from polythrottle.lab.reproduce.published import ORIN, TX2
+from polythrottle.lab.reproduce.scheduler import PUBLISHED, SETTINGS, Scene, Setting, cell, throughput
 
 
 @pytest.mark.slow

@@ -6,10 +6,19 @@ from pathlib import Path
 import pytest
 
 from polythrottle.cli.commands import run
-from polythrottle.errors import BadFile
-from polythrottle.reproduce.transient import document, find_tables
-from polythrottle.reproduce.transient_clusters import beside, headline, impacts, off, recorded, regions, table, trainer
-from polythrottle.reproduce.transient_published import CONFIGURATIONS, SERVER_USD_PER_H, USD_PER_H
+from polythrottle.domain.errors import BadFile
+from polythrottle.lab.reproduce.published import CONFIGURATIONS, SERVER_USD_PER_H, USD_PER_H
+from polythrottle.lab.reproduce.transient import document, find_tables
+from polythrottle.lab.reproduce.transient_clusters import (
+    beside,
+    headline,
+    impacts,
+    off,
+    recorded_trainings,
+    regions,
+    table,
+    trainer,
+)
 
 
 def test_published_costs_are_prices_times_hours() -> None:
@@ -30,7 +39,7 @@ def test_icacs_clusters_are_predicted_from_single_machines(transient: Path) -> N
     found = headline(some)
     assert found["speed_up"] == pytest.approx(7.70, rel=0.03)
     assert found["saving"] == pytest.approx(0.629, rel=0.03)
-    assert max(abs(off(one, "time_s")) for one in beside(some, recorded(transient))) <= 0.10
+    assert max(abs(off(one, "time_s")) for one in beside(some, recorded_trainings(transient))) <= 0.10
 
 
 def test_losing_one_of_few_costs_most(transient: Path) -> None:

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,16 +22,28 @@ from polythrottle.actuation import (
     Setting,
     SysFiles,
     confirm,
+    guard,
     restore_all,
     span,
     standing,
 )
-from polythrottle.actuation import restoring as program
-from polythrottle.actuation.lease import Fence, boot_s
-from polythrottle.actuation.site import Site
+from polythrottle.actuation import restore as program
+from polythrottle.actuation.keeper import Keeper, StateCopy
+from polythrottle.actuation.state import record as records
+from polythrottle.actuation.state.lease import Fence, boot_s
+from polythrottle.actuation.state.record import _sealed
+from polythrottle.actuation.state.site import Site, boot_id, machine
 from polythrottle.cli.commands import run
-from polythrottle.diagnosis.records import record_findings
-from polythrottle.errors import BadFile, DeviceError, KnobRejected, PolythrottleError, StorageError, UnknownName
+from polythrottle.domain.errors import (
+    BadFile,
+    DeviceError,
+    InvalidInput,
+    KnobRejected,
+    PolythrottleError,
+    StorageError,
+    UnknownName,
+)
+from polythrottle.inspect.doctor import record_findings
 
 LEVELS = frozenset(map(str, range(1000)))
 
@@ -83,7 +97,7 @@ def eventually(what: Callable[[], bool]) -> bool:
 HOLDER = """
 import os, signal, sys, time
 from polythrottle.actuation import Actuator, Control, SysFiles
-from polythrottle.actuation import lease, watch
+from polythrottle.actuation.state import lease; from polythrottle.actuation import watchdog as watch
 
 board = Actuator("board", guarded=sys.argv[2] != "alone").__enter__()
 board.allow(Control(sys.argv[1], frozenset({"10"})))
@@ -143,7 +157,7 @@ def test_with_writer_and_guard_killed_the_command_restores(
     child.wait()
     assert knob.read_text() == "10"
     done = subprocess.run(
-        [sys.executable, "-m", "polythrottle.actuation.restoring"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "polythrottle.actuation.restore"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, knob.read_text()) == (0, "1")
     assert "board: 1 put back" in done.stdout
@@ -482,7 +496,7 @@ def test_the_audit_says_who_wrote_what(knob: Path, state: Path) -> None:
 def test_restoring_needs_nothing_but_the_standard_library(knob: Path, state: Path) -> None:
     """The program loads neither numpy nor torch nor any driver's binding."""
     code = (
-        "import sys\nfrom polythrottle.actuation.restoring import main\nassert main([]) == 0\n"
+        "import sys\nfrom polythrottle.actuation.restore import main\nassert main([]) == 0\n"
         "sys.stdout.write(str([m for m in ('numpy', 'torch', 'pynvml', 'typer', 'rich') if m in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -526,8 +540,39 @@ def test_a_device_that_nobody_has_changed_yet_is_no_unknown_one(
             assert run(["restore", "--no-daemon", "--device", uri]) == 0
         assert run(["restore", "--no-daemon", "--device", uri]) == 0
         assert capsys.readouterr().out == "nothing stands changed\n" * 2
-        assert run(["restore", "--no-daemon", "--device", "jetson?root=/nowhere"]) == UnknownName.exit_code
+        assert run(["restore", "--no-daemon", "--device", "jetson:other"]) == UnknownName.exit_code
         assert knob.read_text() == "10"
+
+
+@pytest.mark.parametrize("name", ["jetson?root={}", "cpu?root={}", "jetson {}"])
+def test_a_planted_board_that_is_not_there_is_refused_whatever_else_stands(
+    name: str, knob: Path, state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing can be said of it: a mistyped folder is not answered with "nothing stands changed"."""
+    words = ["restore", "--no-daemon", "--device", name.format(tmp_path / "nowhere")]
+    assert run(words) == InvalidInput.exit_code
+    with board(knob) as device:
+        device.write(str(knob), "10")
+        assert run(words) == InvalidInput.exit_code
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert [line.partition("/")[0] for line in told.err.splitlines()] == ["polythrottle: there is no folder '"] * 2
+
+
+def test_a_planted_board_that_has_gone_is_restored_as_far_as_can_be_while_it_stands_on_record(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its record is what counts, not its folder."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "knob").write_text("1")
+    dead = Actuator(f"jetson {tree}", guarded=False).__enter__()
+    dead.allow(Control(str(tree / "knob"), frozenset({"10"})))
+    dead.write(str(tree / "knob"), "10")
+    dead._release()
+    tree.rename(tmp_path / "gone")
+    assert run(["restore", "--no-daemon", "--device", f"jetson?root={tree}"]) == DeviceError.exit_code
+    assert "there is no folder" not in capsys.readouterr().err
 
 
 INTERRUPTED = """
@@ -601,7 +646,7 @@ def test_without_a_guard_nothing_is_written(
 
 def test_a_writer_that_stands_in_its_write_is_named(knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for it is told whom to end, instead of waiting for ever."""
-    monkeypatch.setattr("polythrottle.actuation.lease.PATIENCE_S", 0.05)
+    monkeypatch.setattr("polythrottle.actuation.state.lease.PATIENCE_S", 0.05)
     device = board(knob).__enter__()
     device.write(str(knob), "10")
     fence = Fence(Site.of("board").lease, device._boot())
@@ -775,7 +820,7 @@ def test_what_was_left_is_forgotten_by_the_next_writer(knob: Path, state: Path) 
 
 def test_a_guard_that_was_ended_is_started_again(knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The heartbeat notices that its guard is gone, and starts another."""
-    monkeypatch.setattr("polythrottle.actuation.watch.LEASE_S", 0.2)
+    monkeypatch.setattr("polythrottle.actuation.watchdog.LEASE_S", 0.2)
     with board(knob, guarded=True) as device:
         device.write(str(knob), "10")
         assert device._watch is not None
@@ -809,6 +854,7 @@ def test_a_state_folder_that_is_a_file_does_not_mean_that_nothing_stands(
 WRECKER = """
 import errno, os, resource, shutil, signal, sys
 from pathlib import Path
+from typing import Any
 from polythrottle.actuation import Actuator, Control
 
 knob, what, how = sys.argv[1:]
@@ -890,6 +936,92 @@ def test_a_guard_whose_state_is_wrecked_restores_for_a_writer_that_was_killed(
     assert eventually(lambda: knob.read_text().strip() == "1")
 
 
+@pytest.mark.parametrize("seconds", [3600.0, None])
+def test_what_stands_applied_is_known_though_its_folder_was_deleted(
+    knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch, seconds: float | None
+) -> None:
+    """Its guard or its keeper lays record and lease anew: the next writer is refused, and a restore puts it back."""
+    monkeypatch.setattr(program, "_WAIT_S", 0.0)
+    with board(knob) as actuator:
+        actuator.write(str(knob), "10")
+        actuator.hand_over("a profile", seconds)
+    (before,) = standing()
+    site, lease = Site.of("board"), before.lease
+    os.kill(lease.pid, signal.SIGKILL)  # this process does as it does
+    looks = []
+
+    def ended(wait_s: float) -> bool:
+        looks.append(standing() == (before,))
+        shutil.rmtree(state.parent, ignore_errors=True)
+        return len(looks) == 3
+
+    if seconds is None:
+        keeper = Keeper(site, lease.boot_id, lease.token)
+        assert all(keeper.keeps and not ended(0.0) for _ in range(2))
+        assert keeper.keeps
+    else:
+        look = StateCopy(site, lease.boot_id, lease.token, locked=True).look
+        assert guard.wait_for_end(site, lease.boot_id, lease.token, ended, look)
+        look()
+    assert all(looks)
+    with pytest.raises(DeviceError, match=r"is (being steered|held) by a profile"):
+        board(knob).__enter__()
+    assert [outcome.restored for outcome in restore_all()] == [(str(knob),)]
+    assert knob.read_text() == "1"
+
+
+def test_nothing_is_laid_over_what_another_has_begun(knob: Path, state: Path) -> None:
+    """Nor where the controls have gone with the folder."""
+    with board(knob) as actuator:
+        actuator.write(str(knob), "10")
+        actuator.hand_over("a profile", None)
+    lease = standing()[0].lease
+    os.kill(lease.pid, signal.SIGKILL)
+    copy = StateCopy(Site.of("board"), lease.boot_id, lease.token, locked=False)
+    copy.look()
+    shutil.rmtree(state.parent)
+    with board(knob) as second:
+        second.write(str(knob), "20")
+        copy.look()
+        assert standing()[0].lease.holder == f"process {os.getpid()}"
+    shutil.rmtree(state.parent)
+    knob.rename(knob.with_name("gone"))
+    copy.look()
+    assert not state.parent.exists()
+
+
+KILLED_ON_THE_WAY = """
+import os, signal, sys
+from polythrottle.actuation import Actuator, Control, actuator, watchdog as watch
+
+knob, moment = sys.argv[1:]
+
+def killed(*given):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+with Actuator("board") as board:
+    board.allow(Control(knob, frozenset({"10"})))
+    board.write(knob, "10")
+    if moment == "before the next guard":
+        actuator.start_guard = lambda *given, **named: killed()
+    elif moment == "after it has begun":
+        actuator.start_of = killed
+    else:
+        actuator.LEASE_S = 1.0
+        watch.Watchdog._end_guard = lambda self: (self._guard.kill(), self._guard.wait(), killed())
+    board.hand_over("a profile", 3600.0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before the next guard", "after it has begun", "after the last has ended"])
+def test_a_writer_that_is_killed_as_it_hands_over_is_reverted(knob: Path, state: Path, moment: str) -> None:
+    """One guard or the other is there at each moment; none of them leaves anything on record."""
+    words = [sys.executable, "-c", KILLED_ON_THE_WAY, str(knob), moment]
+    assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
+    assert eventually(lambda: knob.read_text().strip() == "1" and not standing())
+
+
 @pytest.mark.parametrize(
     ("wreck", "says"),
     [
@@ -927,7 +1059,7 @@ def test_a_lease_that_cannot_be_renewed_stops_the_writer(
     knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its guard would restore in the middle of a study, which is to hear of it first."""
-    monkeypatch.setattr("polythrottle.actuation.watch.LEASE_S", 0.04)
+    monkeypatch.setattr("polythrottle.actuation.watchdog.LEASE_S", 0.04)
     with board(knob, guarded=True) as device:
         device.write(str(knob), "10")
         assert device._watch is not None
@@ -953,7 +1085,7 @@ def test_a_machine_that_changes_its_name_finds_what_it_left(
         monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "other", "6", "1", "x86_64")))
         monkeypatch.setattr("platform.node", lambda: "other")
     else:
-        monkeypatch.setattr("polythrottle.actuation.site.machine", lambda: "0123456789ab")
+        monkeypatch.setattr("polythrottle.actuation.state.site.machine", lambda: "0123456789ab")
     assert [each.device for each in standing()] == ["board"]
     with board(knob) as device:
         assert knob.read_text() == "1"
@@ -966,7 +1098,7 @@ def test_what_another_machine_has_left_in_a_shared_folder_is_its_own(
 ) -> None:
     """A record of another key and another boot is neither shown nor touched."""
     with monkeypatch.context() as there:
-        there.setattr("polythrottle.actuation.site.machine", lambda: "0123456789ab")
+        there.setattr("polythrottle.actuation.state.site.machine", lambda: "0123456789ab")
         dead = Actuator("board", guarded=False, boot_id="another-boot")
         dead.allow(Control(str(knob), LEVELS))
         dead.__enter__()
@@ -1084,3 +1216,187 @@ def test_a_planted_board_is_restored_by_its_name(
     assert "is no control of a device" in capsys.readouterr().out
     assert run(["restore", "--device", named.format(folder=tmp_path)]) == 0
     assert knob.read_text() == "1"
+
+
+@pytest.mark.parametrize("program_of_its_own", [False, True])
+@pytest.mark.parametrize("where", ["gone", "full"])
+def test_what_is_left_is_named_though_nobody_reads_it(
+    *,
+    knob: Path,
+    state: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    where: str,
+    program_of_its_own: bool,
+) -> None:
+    """Where standard output is closed or full, what is left is named on standard error, with the code that says so."""
+    with board(knob) as actuator:
+        actuator.write(str(knob), "10")
+        actuator.hand_over("a profile", None)
+    knob.write_text("7")
+    ear, mouth = os.pipe()
+    os.close(ear)
+    with suppress(OSError), os.fdopen(mouth, "w") if where == "gone" else open("/dev/full", "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert (program.main([]) if program_of_its_own else run(["restore"])) == 6
+    assert f"{knob} holds 7, was 1" in " ".join(capsys.readouterr().err.split())
+
+
+def planted(state: Path, stem: str, *lines: dict[str, Any] | bytes) -> Path:
+    """Put a record there that somebody else has made, whole as it may be; return its file."""
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = state / f"{stem}@{machine()}.jsonl"
+    file.write_bytes(b"".join(line if isinstance(line, bytes) else _sealed(line) for line in lines))
+    file.chmod(0o600)
+    return file
+
+
+def head(device: str, originals: Any = None) -> dict[str, Any]:
+    """Return the head of a record of the running boot."""
+    return {"version": 2, "device": device, "boot_id": boot_id(), "pid": 1, "originals": originals or {}}
+
+
+def written(key: str, original: str = "1", **more: Any) -> dict[str, Any]:
+    """Return a line that says a control was written."""
+    return {"key": key, "original": original, "written": "10", **more}
+
+
+STRANGE = {
+    "a key with NUL": [head("aaa"), written("/sys/a\0b")],
+    "a key that is no text": [head("aaa"), written("/sys/\ud800")],
+    "a key too long": [head("aaa"), written("/" + "a" * 5000)],
+    "an original that is no text": [head("aaa"), written("/sys/a", "\ud800")],
+    "an original that is a number": [head("aaa", {"/sys/a": 5}), written("nvpmodel:/x", persistent=True)],
+    "an original that is a list": [head("aaa", {"/sys/a": [1]}), written("nvpmodel:/x", persistent=True)],
+    "a device that is no text": [head("\ud800"), written("/sys/nowhere")],
+    "a device of two lines": [head("aaa\nbbb"), written("/sys/nowhere")],
+    "a device with control characters": [head("\x1b[2J\x9b\u202e"), written("/sys/nowhere")],
+    "a device without a name": [head(" "), written("/sys/nowhere")],
+    "a device with an endless name": [head("a" * 500_000), written("/sys/nowhere")],
+    "nothing": [b"\n" * 60_000],
+}
+
+
+@pytest.mark.parametrize("lines", STRANGE.values(), ids=STRANGE)
+def test_a_strange_record_keeps_no_other_device_from_being_restored(
+    knob: Path, state: Path, capsys: pytest.CaptureFixture[str], lines: list[Any]
+) -> None:
+    """It is named as damaged, in few and printable lines, by every program that meets it."""
+    dead = board(knob).__enter__()
+    dead.write(str(knob), "10")
+    dead._release()
+    planted(state, "aaa", *lines)
+    other = knob.with_name("other")
+    other.write_text("1")
+    with Actuator("second", guarded=False) as second:
+        second.allow(Control(str(other), LEVELS))
+        second.write(str(other), "2")
+    assert [each.works for each in record_findings()[:2]] == [False, False]
+    assert program.main([]) == 6
+    said = capsys.readouterr().out
+    assert knob.read_text() == "1"
+    assert "damaged" in said or "not the head" in said
+    assert len(said) < 10_000
+    assert all(line.isprintable() for line in said.splitlines())
+
+
+def test_a_record_of_more_lines_than_any_has_is_damaged_past_them(
+    knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes before is put back, and of the damage a few lines are told."""
+    monkeypatch.setattr(records, "_MOST_LINES", 100)
+    monkeypatch.setattr(records, "_MOST_CONTROLS", 10)
+    knob.write_text("10")
+    planted(state, "aaa", head("aaa"), written(str(knob)), *(written(f"/sys/{each}") for each in range(200)))
+    (outcome,) = restore_all()
+    assert knob.read_text() == "1"
+    assert len(outcome.failed) == 9
+    assert len(outcome.damage) == 21
+    assert outcome.damage[-1].endswith("and 70 more")
+
+
+def test_what_could_not_be_read_back_from_a_record_is_not_written(knob: Path, state: Path) -> None:
+    """A device or a value that a record would refuse later is refused at once."""
+    strange = Actuator("bo\nard", guarded=False)
+    strange.allow(Control(str(knob), LEVELS))
+    with strange, pytest.raises(StorageError, match="no plain text"):
+        strange.write(str(knob), "10")
+    assert knob.read_text() == "1\n"
+
+
+def test_an_audit_that_says_nonsense_keeps_nothing_from_being_restored(knob: Path, state: Path) -> None:
+    """Whoever deletes a record and writes into its audit gets no traceback."""
+    dead = board(knob).__enter__()
+    dead.write(str(knob), "10")
+    with dead._site.audit.open("a") as audit:
+        audit.write(json.dumps({"event": "set", "token": dead._token, "key": 5, "before": "1", "to": "2"}) + "\n")
+    dead._site.record.unlink()
+    dead._release()
+    lease = dead._site.lease
+    lease.write_text(json.dumps({**json.loads(lease.read_text()), "token": dead._token, "dirty": True}))
+    assert restore_all()[0].restored == (str(knob),)
+
+
+def test_whatever_is_wrong_with_one_device_the_others_are_restored(
+    knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that nobody has thought of ends one restoring alone."""
+    dead, other = two_written(knob)
+    dead._release()
+    planted(state, "aaa", head("aaa"), written("odd"))
+    plain = SysFiles.read
+
+    def read(files: SysFiles, key: str) -> str:
+        if key == "odd":
+            raise ZeroDivisionError("what\n?")
+        return plain(files, key)
+
+    monkeypatch.setattr(SysFiles, "read", read)
+    monkeypatch.setattr(program.time, "sleep", lambda pause_s: None)
+    with pytest.raises(StorageError, match=r"aaa is not restored: what \?"):
+        restore_all()
+    assert (knob.read_text(), other.read_text()) == ("1", "2")
+    monkeypatch.undo()
+
+
+def test_two_records_of_one_device_are_both_restored(knob: Path, state: Path) -> None:
+    """A record that says it is of a device stands beside the one that is."""
+    dead = board(knob).__enter__()
+    dead.write(str(knob), "10")
+    dead._release()
+    other = knob.with_name("other")
+    other.write_text("10")
+    planted(state, "zzz", head("board"), written(str(other)))
+    assert [each.restored for each in restore_all(device="board")] == [(str(knob),), (str(other),)]
+    assert (knob.read_text(), other.read_text()) == ("1", "1")
+
+
+def test_a_device_whose_record_and_audit_are_gone_is_told_of(knob: Path, state: Path) -> None:
+    """What it held before cannot be known, which is no clean restoring; it is told once."""
+    dead = board(knob).__enter__()
+    dead.write(str(knob), "10")
+    lease = dead._site.lease
+    text = lease.read_text()
+    dead._release()
+    lease.write_text(text)
+    dead._site.record.unlink()
+    dead._site.audit.unlink()
+    assert "cannot be known" in standing()[0].damage[0]
+    assert program.main([]) == 6
+    assert program.main([]) == 0
+
+
+@pytest.mark.parametrize("key", ["/dev/zero", "/dev/urandom", "/proc/self/mem"])
+def test_a_record_that_names_a_file_without_end_ends(state: Path, key: str) -> None:
+    """A device node is not even opened; what the record names is left, and said so."""
+    planted(state, "aaa", head("aaa"), written(key))
+    (outcome,) = restore_all()
+    assert [(each.key, each.found) for each in outcome.failed] == [(key, None)]
+    (state / f"aaa@{machine()}.jsonl").unlink()
+
+
+def test_no_more_is_read_than_any_file_holds(knob: Path) -> None:
+    """A file that grows for ever is an error and not all of the memory."""
+    os.truncate(knob, 1 << 40)
+    with pytest.raises(OSError, match="too large"):
+        SysFiles().read(str(knob))

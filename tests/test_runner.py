@@ -8,13 +8,20 @@ from pathlib import Path
 import pytest
 from daemons import COOL, GONE, LADDER, TOP, TUNED, House
 
-from polythrottle.daemon.ports import Seen
-from polythrottle.daemon.state import Phase
-from polythrottle.daemon.wishes import Confirm, Release, Report, SetBudget, StartStudy, Stop, StopStudy, Take, Wish
-from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, PolythrottleError, TrialError
-from polythrottle.measurement import Latency, Measurement
-from polythrottle.profile import Profile
-from polythrottle.space import OperatingPoint
+from polythrottle.daemon.commands import Command, Confirm, Release, Report, SetBudget, StartStudy, Stop, StopStudy, Take
+from polythrottle.daemon.control.state import Phase
+from polythrottle.daemon.observation import RequestStats
+from polythrottle.domain.errors import (
+    DeviceError,
+    InvalidInput,
+    KnobRejected,
+    PolythrottleError,
+    StorageError,
+    TrialError,
+)
+from polythrottle.domain.measurement import Latency, Measurement
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import OperatingPoint
 
 BATTERY = SetBudget(battery_wh=1.0, last_s=9 * 3600.0)
 
@@ -25,7 +32,7 @@ def house(tmp_path: Path) -> House:
     return House(tmp_path / "daemon")
 
 
-def wish(house: House, wished: Wish) -> str:
+def wish(house: House, wished: Command) -> str:
     """Hand a wish in, let the loop answer, and return its words."""
     answer = house.desk.hand_in(wished)
     house.runner.answer()
@@ -118,6 +125,21 @@ def test_a_lost_lease_comes_back(house: House) -> None:
     house.turns(40)
     assert house.desk.status.leased
     assert house.board.done[writes:].count("apply") >= 1
+    assert house.desk.status.faults == ()
+
+
+def test_a_board_whose_originals_cannot_be_noted_is_left_as_found(house: House) -> None:
+    """A full disk stops setting, which is shown; with room again the point is set anew."""
+    house.turns(5)
+    house.board.fails.update(apply=StorageError("cannot save originals: No space left on device"))
+    house.traffic.rate_per_s = 90.0
+    house.turns(60)
+    assert house.board.applied is None
+    assert house.words("lease")[0] == "the board cannot be set: cannot save originals: No space left on device"
+    assert not any("control loop failed" in words for words in house.words("fault"))
+    house.board.fails.clear()
+    house.turns(40)
+    assert house.board.applied is not None
     assert house.desk.status.faults == ()
 
 
@@ -292,7 +314,7 @@ def test_wishes_that_cannot_be_are_refused_in_words(house: House) -> None:
         (StartStudy(5, {"journal": "x"}), InvalidInput),
         (SetBudget(power_w=-1), InvalidInput),
         (SetBudget(battery_wh=5), InvalidInput),
-        (Report(Seen()), InvalidInput),
+        (Report(RequestStats()), InvalidInput),
     ):
         with pytest.raises(error):
             wish(house, wished)
@@ -323,7 +345,7 @@ def test_a_loop_that_stumbles_again_and_again_ends_with_the_board_restored(
 ) -> None:
     """Three unforeseen errors in a minute end the daemon by an error; the board is given back."""
 
-    def broken(now_s: float) -> Seen | None:
+    def broken(now_s: float) -> RequestStats | None:
         raise ZeroDivisionError("again")
 
     monkeypatch.setattr(house.traffic, "look", broken)
@@ -412,7 +434,7 @@ def test_a_study_that_could_not_be_started_is_not_started_later(house: House) ->
     assert house.desk.status.phase == "safe"
     with pytest.raises(DeviceError, match="while the daemon is safe"):
         wish(house, StartStudy(5))
-    assert house.runner.acting.state.study_wanted == ""
+    assert house.runner.executor.state.study_wanted == ""
     house.traffic.p99_s = 0.05
     house.turns(700)
     assert house.desk.status.phase == "following"
@@ -445,7 +467,7 @@ def test_a_day_turns_without_growing(house: House) -> None:
     house.turns(3600, each=lambda: None)
     assert len(house.runner._latenesses) <= 1000
     assert house.desk.status.late_p99_s < 0.02
-    assert house.runner.acting.state.phase is Phase.FOLLOWING
+    assert house.runner.executor.state.phase is Phase.FOLLOWING
     assert len(house.record.history(60)) >= 59
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from polythrottle.actuation import restore_all
 from polythrottle.backends.jetson import JetsonDevice
 from polythrottle.backends.nvml import NvmlDevice
-from polythrottle.clock import VirtualClock
-from polythrottle.errors import PolythrottleError
-from polythrottle.ports import Device
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import PolythrottleError
+from polythrottle.domain.ports import Device
 from polythrottle.testing import BOARDS, FakeKernel, Fault, plant
 from polythrottle.testing.nvml import FakeNvml, compiler
 

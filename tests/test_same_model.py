@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 import polythrottle
-from polythrottle.catalog.places import catalogue_dir
+from polythrottle.api.outcome import find_study
+from polythrottle.catalog.documents import catalogue_dir
 from polythrottle.catalog.profiles import find_profile, read_profile
 from polythrottle.cli.commands import run
-from polythrottle.errors import BadFile, UnknownName
-from polythrottle.journal import read
-from polythrottle.setup import workload_name
+from polythrottle.domain.errors import BadFile, UnknownName
+from polythrottle.storage.journal import read
+from polythrottle.tuning.setup import workload_name
 
 SHORT = ("--queries", "60", "--seconds", "0.1", "--max-regress", "20%")
 BOARD = "sim:jetson-nano"
@@ -56,6 +57,38 @@ def test_models_of_one_name_have_profiles_and_studies_of_their_own(
     assert "@" not in str(caught.value)
 
 
+TABLE = "gpu_freq_hz,latency_s,energy_j\n300000000,0.02,{}\n600000000,0.01,1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "uri", "short"),
+    [("t.csv", "replay:{}", "replay-t/recorded"), ("board.toml", "sim:{}", "sim-board/resnet50")],
+)
+def test_tables_and_boards_of_one_name_have_profiles_and_studies_of_their_own(
+    file: str, uri: str, short: str, tmp_path: Path, state_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two folders, or recorded anew; the short name means the newest, and the long one either."""
+    board = (catalogue_dir("devices") / "jetson-nano.toml").read_text()
+    contents = (TABLE.format("0.5"), TABLE.format("0.6")) if file == "t.csv" else (board, f"{board}\n# another\n")
+    served = () if file == "t.csv" else ("-w", "resnet50", "--no-presets", "--queries", "60")
+    found = []
+    for number, content in enumerate(contents):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / file).write_text(content)
+        monkeypatch.chdir(tmp_path / str(number))
+        assert run(("tune", "-d", uri.format(file), "--method", "grid", "--trials", "2", *served)) == 0
+        found.append(find_profile(short))
+        os.utime(found[-1], (number, number))
+    assert found[0] != found[1]
+    assert find_profile(short) == found[1]
+    for path in found:
+        assert find_profile(f"{path.parent.name}/{short.partition('/')[2]}") == path
+        assert read_profile(path).provenance["journal"] == str(find_study(f"{path.parent.name}/{path.stem}"))
+    assert {path.parent.parent.name for path in (state_folder / "studies").rglob("*.jsonl")} == {
+        path.parent.name for path in found
+    }
+
+
 def test_a_model_is_measured_where_it_lay_whatever_folder_one_is_in(
     two_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,6 +102,7 @@ def test_a_model_is_measured_where_it_lay_whatever_folder_one_is_in(
     assert run(("check", "sim-jetson-nano/model", "-w", str(a / "model.toml"), *SHORT)) == 0
 
 
+@pytest.mark.slow
 def test_another_model_is_refused_unless_it_is_asked_for(
     two_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle import bench
+from polythrottle.lab import bench
 
 TRIALS, SEEDS = 30, 3
 MORE_TRIALS = 40

@@ -3,8 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from polythrottle.errors import InvalidInput
-from polythrottle.sensors import EXACT, Bounded, Normal, Rounded, Sensor, Student, Triangular, half_width, usual
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.ports import EXACT_SENSOR, Sensor, usual_sensor
+from polythrottle.metering.intervals import Bounded, Normal, Rounded, Student, Triangular, half_width
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_noise_stirs_rounding_away(stirred: float) -> None:
 
 def test_a_sensor_says_how_long_a_window_must_be() -> None:
     """Slow counters and readings that remember need longer windows and longer settling; an exact sensor none."""
-    assert EXACT.least_s == EXACT.settle_s == 0.0
+    assert EXACT_SENSOR.least_s == EXACT_SENSOR.settle_s == 0.0
     assert Sensor(step_s=0.1).least_s == pytest.approx(1.2)
     assert Sensor(average_s=1.0).least_s == pytest.approx(12.0)
     assert Sensor(lag_s=0.5).settle_s == pytest.approx(2.5)
@@ -54,9 +55,9 @@ def test_a_sensor_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
 
 def test_what_is_usual_goes_by_the_kind_of_device() -> None:
     """NVML steps and looks a quarter of the time; simulated boards are exact; what nobody knows is too."""
-    assert (usual("nvml:0").step_s, usual("nvml:0").duty) == (0.1, 0.25)
-    assert usual("jetson?hz=5") == usual("jetson") != EXACT
-    assert usual("cpu?watts_per_core=10") == usual("cpu") != EXACT
-    assert usual("sim:jetson-nano") == usual("something:else") == EXACT
+    assert (usual_sensor("nvml:0").step_s, usual_sensor("nvml:0").duty) == (0.1, 0.25)
+    assert usual_sensor("jetson?hz=5") == usual_sensor("jetson") != EXACT_SENSOR
+    assert usual_sensor("cpu?watts_per_core=10") == usual_sensor("cpu") != EXACT_SENSOR
+    assert usual_sensor("sim:jetson-nano") == usual_sensor("something:else") == EXACT_SENSOR
     assert "1.1" in Sensor(factor=1.1, source="wall meter").note
     assert Sensor().note == ""

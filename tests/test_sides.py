@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from builders import measured
 
-from polythrottle.backports import tomllib
 from polythrottle.catalog.profiles import read_profile
 from polythrottle.cli.commands import run
-from polythrottle.cli.comparing import _check_lines
-from polythrottle.comparing.checked import Checked, checked
-from polythrottle.measurement import Interval, Measurement
-from polythrottle.problem import Constraint
-from polythrottle.setup import Setup
-from polythrottle.sides import _widened
-from polythrottle.space import OperatingPoint
+from polythrottle.cli.compare import _check_lines
+from polythrottle.domain.backports import tomllib
+from polythrottle.domain.measurement import Interval, Measurement
+from polythrottle.domain.problem import Constraint
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.metering.comparison import ProfileCheck, check_windows
+from polythrottle.tuning.profile_comparison import _widened
+from polythrottle.tuning.setup import Setup
 from polythrottle.workloads import open_workload
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,6 +79,7 @@ def test_a_growth_too_small_for_one_window_is_said_to_stay_open(
     assert found["windows"] < 40
 
 
+@pytest.mark.slow
 def test_what_is_not_proven_is_an_error_only_if_required(capsys: pytest.CaptureFixture[str]) -> None:
     """MAXN is the default of this board; nothing is claimed of it."""
     words = ("measure", "default", "MAXN", "-d", "sim:jetson-agx-orin", "-w", "resnet50", *SHORT)
@@ -90,6 +91,7 @@ def test_what_is_not_proven_is_an_error_only_if_required(capsys: pytest.CaptureF
     assert "not proven" in err
 
 
+@pytest.mark.slow
 def test_a_profile_that_keeps_its_word_passes(capsys: pytest.CaptureFixture[str]) -> None:
     """Measured again the point takes what the profile says, and holds its limits."""
     code, out, _ = said(capsys, "check", PROFILE, "--max-regress", "6%")
@@ -187,7 +189,7 @@ def test_one_window_of_many_that_fell_behind_breaks_no_rate() -> None:
     """A single one may be mistaken; of half of them nobody says that they keep up."""
     kept, behind = measured(), measured(backlog_per_s=1.0)
     for seen, keeps in (((kept,) * 7 + (behind,), True), ((kept, behind), False), ((behind,), False)):
-        found = Checked(Interval(1.0, 1.0), {}, len(seen), 0.03, seen, arrivals="poisson:10/s")
+        found = ProfileCheck(Interval(1.0, 1.0), {}, len(seen), 0.03, seen, arrivals="poisson:10/s")
         assert (found.broken == (), found.sound) == (keeps, keeps)
 
 
@@ -203,6 +205,7 @@ def test_a_side_that_does_not_keep_up_proves_nothing(capsys: pytest.CaptureFixtu
     assert (found["verdict"], found["saving"]["low"]) == ("not proven", None)
 
 
+@pytest.mark.slow
 def test_short_windows_do_not_prove_a_p99(capsys: pytest.CaptureFixture[str]) -> None:
     """Their own p99 has no upper end, so the limit is open, and it is said how many queries would do."""
     words = ("check", PROFILE, "--max-regress", "6%", *SHORT)
@@ -244,6 +247,7 @@ def test_what_does_not_compare_is_refused(
     assert says in err
 
 
+@pytest.mark.slow
 def test_the_joules_are_said_to_be_of_their_kind(capsys: pytest.CaptureFixture[str]) -> None:
     """Text and document of both commands name kind and boundary."""
     for words in (("check", PROFILE, *SHORT), ("measure", "default", PROFILE, *SHORT)):
@@ -265,7 +269,7 @@ def test_calm_windows_prove_no_percentile_that_others_speak_against(p99_s: float
 
     low_s = p99_s if over else 0.9 * p99_s
     looks = [seen(0.0006, (0.0005, 0.0007)), seen(p99_s, (low_s, high_s))] * 4
-    found = checked(profile.measurement, (limit,), looks, 0.03)
+    found = check_windows(profile.measurement, (limit,), looks, 0.03)
     assert found.over == ({str(limit): over} if over else {})
     assert (found.limits[str(limit)].high == math.inf) == bool(over)
     assert list(found.short) == ([str(limit)] if over else [])
@@ -276,7 +280,7 @@ def test_windows_that_all_break_a_limit_are_told_with_both_ends() -> None:
     """What is broken needs no note that it is not proven."""
     profile, limit = read_profile(Path(PROFILE)), Constraint.parse("p99<=1ms")
     late = measured(intervals={"p99": Interval(0.011, 0.013)})
-    found = checked(profile.measurement, (limit,), [late] * 4, 0.03)
+    found = check_windows(profile.measurement, (limit,), [late] * 4, 0.03)
     assert found.broken == (str(limit),)
     assert found.limits[str(limit)].high == pytest.approx(12, rel=0.2)
     assert not found.over
@@ -285,7 +289,7 @@ def test_windows_that_all_break_a_limit_are_told_with_both_ends() -> None:
 def test_windows_that_speak_against_a_limit_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     """In the note, and the verdict does not say that nothing was found."""
     seen = (measured(),) * 4
-    found = Checked(
+    found = ProfileCheck(
         Interval(1.0, 1.0),
         {"p99<=10 ms": Interval(0.1, math.inf)},
         4,

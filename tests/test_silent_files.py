@@ -6,23 +6,27 @@ from pathlib import Path
 import pytest
 from builders import FakeDevice, FakeWorkload
 
-from polythrottle.actuation.controls import text_of
-from polythrottle.backends.cpu.counters import Counted, Counter
+from polythrottle.actuation.drivers.controls import text_of
+from polythrottle.backends.cpu.energy import RaplCounter, RaplCounters
 from polythrottle.backends.jetson import JetsonDevice
-from polythrottle.clock import VirtualClock
-from polythrottle.diagnosis.sensors import sensor_findings
-from polythrottle.errors import DeviceError
-from polythrottle.measurement import Reading, Window
-from polythrottle.meter import measure
-from polythrottle.snapshot.collect import collect
-from polythrottle.space import OperatingPoint
+from polythrottle.backends.meters import open_meter
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import DeviceError, TrialError
+from polythrottle.domain.measurement import Reading, Window
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.inspect.doctor import sensor_findings
+from polythrottle.inspect.snapshot import collect
+from polythrottle.metering.meter import measure
 from polythrottle.testing import FakeKernel, plant
-from polythrottle.testing.kernel.silence import silence
+from polythrottle.testing.kernel.faults import silence
 
 PACKAGE = Path(__file__).resolve().parent.parent / "polythrottle"
 PLAIN = {
     "backends/replay.py": "tables that were recorded",
     "actuation/limits.py": "the administrator's limits",
+    "inspect/assumptions.py": "the package's own list",
+    "backends/meters/file_meters.py": "a user's log of a meter",
+    "actuation/client/board.py": "the token of the daemon itself",
 }
 """What reads files of a user, not of the kernel, in the parts that read the kernel's."""
 
@@ -43,10 +47,19 @@ def test_a_text_file_makes_a_type_error_of_it_and_a_descriptor_an_os_error(tmp_p
 def test_only_one_reader_reads_the_kernels_files() -> None:
     """No text file is opened where sysfs is read; what reads a user's files is named here."""
     bare = re.compile(r"\.read_text\(|\.read_bytes\(|(?<!def )(?<![\w.])open\(|\.open\(\"r")
-    for folder in ("actuation", "backends", "diagnosis", "snapshot", "sensors"):
+    for folder in ("actuation", "backends", "inspect"):
         for path in sorted((PACKAGE / folder).rglob("*.py")):
             if str(path.relative_to(PACKAGE)) not in PLAIN:
                 assert not bare.search(path.read_text()), f"{path} reads past the one reader"
+
+
+def test_a_meter_of_the_kernel_that_sleeps_is_one_clear_error(tmp_path: Path) -> None:
+    """A power file that answers EAGAIN cannot be read now; it is not a fault of the program."""
+    (tmp_path / "power1_input").write_text("8000000\n")
+    meter = open_meter(f"hwmon:{tmp_path}")
+    assert meter.power_w()[1] == 8.0
+    with silence(lambda path: path.endswith("power1_input")), pytest.raises(TrialError, match="temporarily"):
+        meter.power_w()
 
 
 @pytest.mark.parametrize("board", ["jetson-orin-nano", "jetson-thor"])
@@ -90,7 +103,7 @@ def test_a_counter_of_a_processor_that_does_not_answer_is_one_line(tmp_path: Pat
     """Not a type error out of a text file."""
     file = tmp_path / "energy_uj"
     file.write_text("100\n")
-    counted = Counted([Counter.of("package-0", file)], "a test")
+    counted = RaplCounters([RaplCounter.of("package-0", file)], "a test")
     with silence(lambda path: path == str(file)), pytest.raises(DeviceError, match="energy counter can no longer be"):
         counted.total_j()
 

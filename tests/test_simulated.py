@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 from polythrottle.backends.simulated import SimulatedDevice, SimulatedWorkload
-from polythrottle.backends.simulated.governor import Climb
-from polythrottle.backends.simulated.power import relative_power
+from polythrottle.backends.simulated.physics import Climb, relative_power
 from polythrottle.catalog import load_board, load_model, names
-from polythrottle.catalog.simulation import Governor, Voltage
-from polythrottle.errors import InvalidInput, KnobRejected, UnknownName
-from polythrottle.measurement import EnergyKind, Measurement, Window
-from polythrottle.meter import measure
-from polythrottle.ports import Device, Rewindable, Workload
-from polythrottle.space import Level, OperatingPoint
+from polythrottle.catalog.boards import Governor, Voltage
+from polythrottle.domain.errors import InvalidInput, KnobRejected, UnknownName
+from polythrottle.domain.measurement import EnergyKind, Measurement, Window
+from polythrottle.domain.ports import Device, Rewindable, Workload
+from polythrottle.domain.space import Level, OperatingPoint
+from polythrottle.metering.meter import measure
 from polythrottle.testing.contracts import DeviceContract, WorkloadContract
 
 BOARDS = tuple(names("devices"))
@@ -139,6 +138,7 @@ def test_batches_take_the_published_times(board: str, model: str, factors: tuple
     assert times == pytest.approx(factors, rel=0.12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("board", ["jetson-agx-orin", "jetson-tx2", "v100", "a40", "l4"])
 def test_the_best_gpu_clock_lies_inside(board: str) -> None:
     """The clock of least energy for BERT is neither the lowest nor the highest."""
@@ -375,6 +375,7 @@ def test_a_trial_follows_from_seed_number_and_point_alone() -> None:
     assert _measured(_device(noise=0.02, seed=4), 5, point) != _measured(fresh, 5, point)
 
 
+@pytest.mark.slow
 def test_noise_has_the_size_that_was_asked_for() -> None:
     """Windows scatter by a few percent around the truth, and the 99th percentile lies clearly above the median."""
     device = _device(noise=0.02)

@@ -3,16 +3,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from polythrottle.arrivals import Poisson
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.catalog import load_board, load_model
-from polythrottle.clock import VirtualClock
-from polythrottle.daemon.signals import Target
-from polythrottle.daemon.traffic.lately import LEAST, Lately
+from polythrottle.daemon.control.events import Target
+from polythrottle.daemon.traffic.local_sources import LEAST, LatencyWindow
 from polythrottle.daemon.traffic.simulated import SimulatedSite, open_site
-from polythrottle.errors import InvalidInput, KnobRejected, PolythrottleError
-from polythrottle.measurement import EnergyKind, Latency
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.arrivals import Poisson
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import InvalidInput, KnobRejected, PolythrottleError
+from polythrottle.domain.measurement import EnergyKind, Latency
+from polythrottle.domain.space import OperatingPoint
 
 
 def _site(times_s: Sequence[float], clock: VirtualClock, **rest: object) -> SimulatedSite:
@@ -181,7 +181,7 @@ def test_batches_beside_those_of_the_workload_can_be_asked_for() -> None:
 
 def test_lately_is_the_latency_of_the_last_minute() -> None:
     """The window's p99 is that of `Latency` on what lies in it, and unknown of fewer than twenty requests."""
-    lately, latencies_s = Lately(60.0), [0.01 * (1 + 7 * number % 100) for number in range(500)]
+    lately, latencies_s = LatencyWindow(60.0), [0.01 * (1 + 7 * number % 100) for number in range(500)]
     for number, latency_s in enumerate(latencies_s):
         lately.add(float(number), latency_s)
         lately.until(float(number))
@@ -196,7 +196,7 @@ def test_lately_is_the_latency_of_the_last_minute() -> None:
 
 def test_a_few_late_requests_at_the_start_are_no_p99_of_a_minute() -> None:
     """Before the window is full no more of its p99 is certain than the late ones make of all of it."""
-    lately = Lately(60.0)
+    lately = LatencyWindow(60.0)
     for number in range(120):  # four seconds of 30/s, in which a switch delays five
         lately.add(number / 30, 0.2 if number in range(100, 105) else 0.03)
     assert (lately.p99_s, lately.p99_least_s) == (0.2, 0.03)
@@ -217,7 +217,7 @@ def test_a_few_late_requests_at_the_start_are_no_p99_of_a_minute() -> None:
 @pytest.mark.parametrize("count", [LEAST, LEAST + 1, 99, 101, 250])
 def test_what_a_p99_comes_to_at_least_is_known_at_any_moment(count: int) -> None:
     """However much of the window has passed, it is one of the latencies or nothing, and never above the p99."""
-    lately = Lately(60.0)
+    lately = LatencyWindow(60.0)
     for number in range(count):
         lately.add(0.01 * number, 0.001 * (number + 1))
     for tenths in range(30, 590):
@@ -227,7 +227,7 @@ def test_what_a_p99_comes_to_at_least_is_known_at_any_moment(count: int) -> None
 
 def test_lately_is_bounded() -> None:
     """At most so many requests are remembered, the newest."""
-    lately = Lately(60.0, most=50)
+    lately = LatencyWindow(60.0, most=50)
     for number in range(1000):
         lately.add(0.0, float(number + 1))
     assert len(lately) == 50

@@ -17,18 +17,15 @@ from polythrottle.backends import open_device
 from polythrottle.backends.cpu import CpuDevice
 from polythrottle.backends.jetson import JetsonDevice
 from polythrottle.backends.simulated import SimulatedDevice
-from polythrottle.catalog import archives, load_board, load_model
-from polythrottle.catalog.archives import read_archive
+from polythrottle.catalog import documents, load_board, load_model
+from polythrottle.catalog.documents import read_archive
 from polythrottle.cli.commands import run
-from polythrottle.clock import VirtualClock
-from polythrottle.errors import BadFile, InvalidInput, PolythrottleError, StorageError, UnknownName
-from polythrottle.setup import slug
-from polythrottle.snapshot import take, unpack
-from polythrottle.snapshot.archive import packed
-from polythrottle.snapshot.collect import MOST_FILE_BYTES, collect
-from polythrottle.snapshot.scrub import GONE, Scrubber
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError, UnknownName
+from polythrottle.inspect.snapshot import GONE, MOST_FILE_BYTES, Scrubber, collect, packed, take, unpack
 from polythrottle.testing import BOARDS, plant
 from polythrottle.testing.nvml import FakeNvml, compiler
+from polythrottle.tuning.setup import slug
 
 NANO = "jetson-orin-nano"
 
@@ -59,6 +56,7 @@ def everything(path: Path) -> bytes:
     return b"\n".join(name.encode() + (each.link or "").encode() + each.content for name, each in members.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOARDS)
 def test_a_board_opens_again_as_the_tree_it_was(name: str, tmp_path: Path) -> None:
     """Space, presets, findings, boundary and readings of the unpacked tree are those of the board."""
@@ -76,6 +74,7 @@ def test_a_board_opens_again_as_the_tree_it_was(name: str, tmp_path: Path) -> No
     assert taken.unread == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOARDS)
 def test_a_board_opens_as_a_simulated_one(name: str, tmp_path: Path) -> None:
     """sim: takes the archive: the board's own knobs, the nearest board's coefficients, marked as assumed."""
@@ -91,7 +90,10 @@ def test_a_board_opens_as_a_simulated_one(name: str, tmp_path: Path) -> None:
         point[knob] in simulated.board.knob(knob).levels for point in simulated.presets.values() for knob in point
     )
     text = read_archive(path)["board.toml"].content.decode()
-    assert f"that of {'-'.join(part for part in name.split('-') if not part.startswith(('jp', 'carrier')))}," in text
+    assert (
+        f"that of {'-'.join(part for part in name.split('-') if not part.startswith(('jp', 'carrier', 'super')))},"
+        in text
+    )
     sources = [line for line in text.partition("[simulation.")[2].splitlines() if line.startswith("source")]
     assert sources
     assert all("assumed" in line for line in sources)
@@ -154,6 +156,7 @@ def test_what_cannot_be_read_is_named_with_the_reason(board: Path, monkeypatch: 
     assert "not offered here" in taken.members["board.toml"].content.decode()
 
 
+@pytest.mark.slow
 def test_a_user_without_rights_can_take_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever cannot look into debugfs still gets tree and simulated board, and is told what is missing."""
     with TemporaryDirectory() as folder:  # a place that others may look into, as pytest's own is not
@@ -312,6 +315,7 @@ def test_a_processor_opens_again_as_a_tree(tmp_path: Path) -> None:
     assert b"deadbeef" not in everything(path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="no C compiler, so the stand-in NVIDIA driver cannot be built")
 @pytest.mark.parametrize("gpu", ["a100", "v100"])
 def test_a_card_is_kept_as_tables_and_as_a_simulated_board(gpu: str, tmp_path: Path) -> None:
@@ -355,6 +359,7 @@ def test_an_archive_is_written_whole_or_not_at_all(board: Path, tmp_path: Path) 
     assert not list(tmp_path.glob(".board*"))
 
 
+@pytest.mark.slow
 def test_from_the_command_line(board: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Snapshot writes, snapshot --unpack opens, each says how to go on; --json is one document."""
     device = f"jetson?root={board}"
@@ -402,7 +407,7 @@ def link(name: str, to: str) -> tuple[tarfile.TarInfo, bytes]:
     return entry(name, kind=tarfile.SYMTYPE, to=to)
 
 
-BOMB = b"\0" * (archives.MOST_BYTES + 1)
+BOMB = b"\0" * (documents.MOST_BYTES + 1)
 HOSTILE: dict[str, Callable[[Path], object]] = {
     "absolute": lambda path: tarred(path, entry("/etc/passwd")),
     "up": lambda path: tarred(path, entry("../evil")),
@@ -430,7 +435,7 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
     "empty": lambda path: path.write_bytes(b""),
     "folder": lambda path: path.mkdir(),
     "cut": lambda path: path.write_bytes(tarred(path, entry("a", os.urandom(9000))).read_bytes()[:5000]),
-    "too many": lambda path: tarred(path, *(entry(str(i), b"") for i in range(archives.MOST_MEMBERS + 1))),
+    "too many": lambda path: tarred(path, *(entry(str(i), b"") for i in range(documents.MOST_MEMBERS + 1))),
 }
 
 
@@ -455,6 +460,7 @@ def test_a_hostile_archive_is_refused_whole(hostile: Path, tmp_path: Path) -> No
     assert isinstance(again.value, BadFile | UnknownName)
 
 
+@pytest.mark.slow
 def test_a_damaged_archive_is_refused_or_lies_where_it_should(archive: Path, tmp_path: Path) -> None:
     """Whatever byte is wrong in it, nothing but its own folder is written, and no error but ours comes out."""
     plain, random = gzip.decompress(archive.read_bytes()), Random(7)

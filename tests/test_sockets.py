@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.daemon import sockets
-from polythrottle.daemon.sockets import check_folder, listen_at
-from polythrottle.errors import PermissionDenied
+from polythrottle.actuation.server import unix_socket
+from polythrottle.actuation.server.unix_socket import check_folder, listen_at
+from polythrottle.domain.errors import PermissionDenied
 
 
 def test_a_folder_of_ones_own_is_fine(tmp_path: Path) -> None:
@@ -46,9 +46,11 @@ def test_a_group_of_others_is_refused_and_one_of_nobody_else_is_not(
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o1770)
-    monkeypatch.setattr(sockets, "_alone", lambda user, group: (user, group) == (os.geteuid(), folder.stat().st_gid))
+    monkeypatch.setattr(
+        unix_socket, "_alone", lambda user, group: (user, group) == (os.geteuid(), folder.stat().st_gid)
+    )
     check_folder(folder / "a.sock")
-    monkeypatch.setattr(sockets, "_alone", lambda user, group: False)
+    monkeypatch.setattr(unix_socket, "_alone", lambda user, group: False)
     with pytest.raises(PermissionDenied, match="shared is open to others"):
         check_folder(folder / "a.sock")
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polythrottle.errors import InvalidInput, UnknownName
-from polythrottle.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.domain.errors import InvalidInput, UnknownName
+from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
 
 CLOCKS = Knob("gpu_max_hz", (300, 600, 900))
 FLOORS = Knob("gpu_min_hz", (300, 600, 900))
@@ -92,6 +92,7 @@ def test_an_unknown_knob_names_the_nearest() -> None:
     assert pairs().knob("gpu_max_mhz") == pairs().knob("gpu max") == pairs().knob("gpu_max_hz")
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("abc"), st.floats(0, 9)), min_size=1, unique=True))
 def test_every_point_is_found_again(rows: list[tuple[int, str, float]]) -> None:
     """Index and item are inverse, whatever the points."""

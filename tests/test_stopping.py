@@ -4,9 +4,10 @@ from dataclasses import replace
 import pytest
 from builders import Listed, study
 
-from polythrottle.errors import InvalidInput
-from polythrottle.stopping import Budget, Outlook, Rule, show_span, span_s
-from polythrottle.study import Cost, Study
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.study import Cost, Study
+from polythrottle.domain.units import show_span, span_s
+from polythrottle.tuning.stopping import Budget, Outlook, Rule
 
 
 def costly(trials: int, *constraints: str, energy_j: float = 1.0) -> Study:

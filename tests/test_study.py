@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from builders import measured, problem, study
 
-from polythrottle.measurement import EnergyKind, Interval
-from polythrottle.profile import Profile
-from polythrottle.study import Cost, Study, Trial
+from polythrottle.domain.measurement import EnergyKind, Interval
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.study import Cost, Study, Trial
 
 SOME = study("p99<=20ms", energies=(2.0, 1.5, 1.0, 0.8), latencies=(0.01, 0.012, 0.015, 0.02))
 

@@ -13,14 +13,14 @@ import pytest
 from daemons import LADDER, TUNED, House
 
 from polythrottle.catalog.profiles import write_profile
-from polythrottle.clock import SystemClock
-from polythrottle.daemon.record import Record
-from polythrottle.daemon.studying import Ended, Studies
-from polythrottle.daemon.wishes import StartStudy, StopStudy
-from polythrottle.errors import DeviceError, InvalidInput
-from polythrottle.ladder import Ladder
-from polythrottle.measurement import Latency, Measurement
-from polythrottle.profile import Profile
+from polythrottle.daemon.commands import StartStudy, StopStudy
+from polythrottle.daemon.history_store import HistoryStore
+from polythrottle.daemon.study_process import Studies, StudyOutcome
+from polythrottle.domain.clock import SystemClock
+from polythrottle.domain.errors import DeviceError, InvalidInput
+from polythrottle.domain.ladder import Ladder
+from polythrottle.domain.measurement import Latency, Measurement
+from polythrottle.domain.profile import Profile
 
 POINT = LADDER.rungs[2].service.point
 SCRIPT = """
@@ -68,6 +68,9 @@ def profile(ladder: Ladder | None = LADDER) -> Profile:
     return replace(made, workload_knobs=("batch_size",))
 
 
+_TUNED_HERE = replace(TUNED, profile=profile())
+
+
 def program(folder: Path, end: str) -> tuple[str, ...]:
     """Return a stand-in for ``polythrottle`` that ends in some way."""
     text = SCRIPT.replace("MARK", repr(str(folder / "mark.json"))).replace("END", end)
@@ -97,14 +100,12 @@ def lender() -> Lender:
 def studies(folder: Path, lender: Lender, words: tuple[str, ...]) -> Studies:
     """Return studies of a model."""
     folder.mkdir(exist_ok=True)
-    made = Studies(folder, lender, Record(folder / "daemon.db"), SystemClock(), words)
-    made.tuned = replace(TUNED, profile=profile())
-    return made
+    return Studies(folder, lender, HistoryStore(folder / "daemon.db"), SystemClock(), words)
 
 
-def ended(study: Studies) -> Ended:
+def ended(study: Studies) -> StudyOutcome:
     """Return how a study came out."""
-    found: list[Ended] = []
+    found: list[StudyOutcome] = []
     until(lambda: (how := study.poll()) is not None and (found.append(how) or True))
     return found[0]
 
@@ -112,7 +113,7 @@ def ended(study: Studies) -> Ended:
 def test_a_study_is_followed_and_ends_with_a_profile(tmp_path: Path, lender: Lender) -> None:
     """Trials are counted, the best is the cheapest that holds the limit, and the loan is given back."""
     study = studies(tmp_path, lender, finds(tmp_path))
-    study.start("drift")
+    study.start("drift", _TUNED_HERE)
     assert study.runs
     how = ended(study)
     assert how.profile is not None
@@ -128,7 +129,7 @@ def test_the_child_gets_what_it_needs(tmp_path: Path, lender: Lender) -> None:
     """It is told device, workload, SLO, the older profile and options, has the token, and stands back."""
     study = studies(tmp_path, lender, finds(tmp_path))
     study.ask(7, {"risk": "0.05"})
-    study.start("asked")
+    study.start("asked", _TUNED_HERE)
     ended(study)
     told = json.loads((tmp_path / "mark.json").read_text())
     words = told["words"]
@@ -143,7 +144,7 @@ def test_the_child_gets_what_it_needs(tmp_path: Path, lender: Lender) -> None:
 def test_a_study_that_is_stopped_is_continued(tmp_path: Path, lender: Lender) -> None:
     """Stopped, its process is interrupted and the board taken back at once; the next goes on with its journal."""
     study = studies(tmp_path, lender, program(tmp_path, "time.sleep(600)"))
-    study.start("drift")
+    study.start("drift", _TUNED_HERE)
     until((tmp_path / "mark.json").exists)
     journal = study.shown.journal if study.shown else ""
     until(lambda: Path(journal).exists())
@@ -151,7 +152,7 @@ def test_a_study_that_is_stopped_is_continued(tmp_path: Path, lender: Lender) ->
     assert (study.runs, lender.back) == (False, 1)
     assert study.shown is not None
     assert study.shown.state == "stopped"
-    study.start("drift")
+    study.start("drift", _TUNED_HERE)
     assert study.shown.journal == journal
     study.close()
 
@@ -159,7 +160,7 @@ def test_a_study_that_is_stopped_is_continued(tmp_path: Path, lender: Lender) ->
 def test_a_study_that_does_not_end_is_killed(tmp_path: Path, lender: Lender) -> None:
     """A child that ignores the interruption is gone after the daemon has ended."""
     study = studies(tmp_path, lender, program(tmp_path, "signal.signal(2, signal.SIG_IGN); line(x=1); time.sleep(600)"))
-    study.start("drift")
+    study.start("drift", _TUNED_HERE)
     assert study._child is not None
     process, journal = study._child.process, study._child.journal
     until(lambda: journal.exists() and '"x"' in journal.read_text())
@@ -183,7 +184,7 @@ def test_a_study_that_does_not_end_is_killed(tmp_path: Path, lender: Lender) -> 
 def test_every_end_is_told(tmp_path: Path, lender: Lender, end: str, failed: bool, words: str) -> None:
     """A study that finds nothing, fails or is killed says so, and the board comes back."""
     study = studies(tmp_path, lender, program(tmp_path, end))
-    study.start("drift")
+    study.start("drift", _TUNED_HERE)
     how = ended(study)
     assert (how.profile, how.failed) == (None, failed)
     assert words in how.words
@@ -195,7 +196,7 @@ def test_a_study_after_one_that_ended_is_another(tmp_path: Path, lender: Lender)
     study = studies(tmp_path, lender, finds(tmp_path))
     journals = set()
     for _ in range(2):
-        study.start("drift")
+        study.start("drift", _TUNED_HERE)
         assert study.shown is not None
         journals.add(study.shown.journal)
         ended(study)
@@ -206,7 +207,7 @@ def test_what_cannot_be_lent_is_not_studied(tmp_path: Path) -> None:
     """A board that cannot be lent is an error, and no process runs."""
     study = studies(tmp_path, Lender(DeviceError("it is gone")), finds(tmp_path))
     with pytest.raises(DeviceError, match="it is gone"):
-        study.start("drift")
+        study.start("drift", _TUNED_HERE)
     assert not study.runs
 
 
@@ -214,7 +215,7 @@ def test_a_program_that_is_not_there_gives_the_board_back(tmp_path: Path, lender
     """A study that cannot be started is an error of the device, and the loan is ended."""
     study = studies(tmp_path, lender, (str(tmp_path / "none"),))
     with pytest.raises(DeviceError, match="no study could be started"):
-        study.start("drift")
+        study.start("drift", _TUNED_HERE)
     assert (study.runs, lender.back) == (False, 1)
 
 
@@ -228,6 +229,7 @@ def test_options_that_are_the_daemons_are_refused(tmp_path: Path, lender: Lender
         studies(tmp_path, lender, finds(tmp_path)).ask(5, options)
 
 
+@pytest.mark.slow
 def test_the_loop_compares_what_a_study_finds_with_what_it_had(tmp_path: Path) -> None:
     """A study asked for runs, its profile is followed in turns with the old one, and kept as it draws no more."""
     house = House(tmp_path / "daemon", program=finds(tmp_path))

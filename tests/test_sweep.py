@@ -7,12 +7,12 @@ import pytest
 from builders import FakeDevice, FakeWorkload
 
 from polythrottle import tune
-from polythrottle.arrivals import Arrivals
 from polythrottle.backends.replay import ReplayDevice
-from polythrottle.errors import BadFile, InvalidInput, TrialError
-from polythrottle.measurement import EnergyKind, Query, Window
-from polythrottle.parameter_sweep import Swept, sweep
-from polythrottle.space import Knob, SearchSpace
+from polythrottle.domain.arrivals import Arrivals
+from polythrottle.domain.errors import BadFile, InvalidInput, TrialError
+from polythrottle.domain.measurement import EnergyKind, Query, Window
+from polythrottle.domain.space import Knob, SearchSpace
+from polythrottle.tuning.sweep import Swept, sweep
 
 
 class Gathering(FakeWorkload):
@@ -42,6 +42,7 @@ def test_a_sweep_is_a_replay_table(tmp_path: Path) -> None:
     assert replay.recall(replay.space.default).energy_j == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 def test_a_sweep_that_was_cut_short_goes_on(tmp_path: Path) -> None:
     """Rows that are there are kept, a torn one is measured again, and the table ends the same."""
     run(tmp_path / "whole.csv")
@@ -123,6 +124,7 @@ def test_another_table_is_never_overwritten(tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["t.csv", "t.parquet", "u.parquet"]
 
 
+@pytest.mark.slow
 def test_points_that_do_not_keep_up_are_marked_and_never_best(tmp_path: Path) -> None:
     """Of arrivals at 50/s three quarters serve; the table says by how much the queue grew, and tune leaves them out."""
     device, path = FakeDevice(), tmp_path / "t.csv"

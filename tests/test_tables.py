@@ -6,10 +6,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from polythrottle import parquet, tables
-from polythrottle.cells import Cells
-from polythrottle.errors import BadFile, InvalidInput, StorageError
-from polythrottle.tables import lines
+from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
+from polythrottle.storage import cells as parquet
+from polythrottle.storage import tables
+from polythrottle.storage.cells import Cells
+from polythrottle.storage.tables import lines
 
 PLAIN = "gpu,steps,step_s\nA,3,0.5\nB,4,0.25\n"
 NAMES = ("gpu", "steps", "step_s")

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from builders import measured, study
 
-from polythrottle.cli.documents import tune_document
-from polythrottle.cli.texts import _about, print_measurement, print_tuning, show_boundary
-from polythrottle.measurement import EnergyKind, Interval, Measurement
-from polythrottle.outcome import Tuning
-from polythrottle.setup import Setup
-from polythrottle.space import OperatingPoint
+from polythrottle.api.outcome import Tuning
+from polythrottle.cli.render.documents import tune_document
+from polythrottle.cli.render.text import _about, print_measurement, print_tuning, show_boundary
+from polythrottle.domain.measurement import EnergyKind, Interval, Measurement
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.tuning.setup import Setup
 
 
 def printed(capsys: pytest.CaptureFixture[str], found: Measurement, arrivals: str | None = None) -> str:

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from polythrottle import threads
-from polythrottle.errors import DeviceError
-from polythrottle.threads import Thread
+from polythrottle.domain import clock
+from polythrottle.domain.clock import Thread
+from polythrottle.domain.errors import DeviceError
 
 
 def test_a_thread_runs_and_is_joined() -> None:
@@ -20,7 +20,7 @@ def test_a_thread_runs_and_is_joined() -> None:
 
 def test_a_thread_that_dies_before_its_first_sign_of_life_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does that has no memory for its first call; Python's own waits for good."""
-    monkeypatch.setattr(threads, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(clock, "_PATIENCE_S", 0.01)
     monkeypatch.setattr(Thread, "_bootstrap", lambda self: None)
     thread = Thread(target=print, name="polythrottle-power")
     with pytest.raises(DeviceError, match="cannot start the thread polythrottle-power: no memory"):

@@ -11,14 +11,14 @@ from builders import measured
 from daemons import LADDER
 from scripted import Script, daemon
 
+from polythrottle.api.deployment import same_device
 from polythrottle.catalog.profiles import write_profile
 from polythrottle.cli.commands import run
-from polythrottle.client import default_socket
-from polythrottle.daemon.wishes import ApplyProfile, Confirm, Release
-from polythrottle.deployment import same_device
-from polythrottle.errors import DeviceError
-from polythrottle.profile import Profile
-from polythrottle.space import OperatingPoint
+from polythrottle.daemon.client import default_socket
+from polythrottle.daemon.commands import ApplyProfile, Confirm, Release
+from polythrottle.domain.errors import DeviceError
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import OperatingPoint
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from scripted_daemon import Daemon, serving, status
 
-from polythrottle.cli import topview
 from polythrottle.cli.commands import run
-from polythrottle.cli.topscreen import TopScreen
-from polythrottle.client import Client
+from polythrottle.cli.render import status as topview
+from polythrottle.cli.render.status_screen import TopScreen
+from polythrottle.daemon.client import Client
 from polythrottle.daemon.status import FinetuningShown, GuardShown, Happened, SavedShown, Status, StudyShown
 
 _COLUMN = 12.2
@@ -153,10 +153,10 @@ def test_a_daemon_that_goes_is_waited_for(script: Daemon) -> None:
 
 def test_a_control_loop_that_stands_still_is_noticed(script: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures that do not change any more are called old after five seconds."""
-    from polythrottle.cli import topscreen
+    from polythrottle.cli.render import status_screen
 
-    real, gone_s = topscreen.time.monotonic, [0.0]
-    monkeypatch.setattr(topscreen.time, "monotonic", lambda: real() + gone_s[0])
+    real, gone_s = status_screen.time.monotonic, [0.0]
+    monkeypatch.setattr(status_screen.time, "monotonic", lambda: real() + gone_s[0])
 
     async def play(screen: Watched) -> None:
         await screen.until("live")
@@ -253,6 +253,7 @@ def test_help_and_quit(script: Daemon) -> None:
     watch(script, play)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(40, 12), (60, 18), (200, 60)])
 @pytest.mark.parametrize("shown", [Status(turn=1, device="nvml:0"), status(4600)], ids=["unknown", "known"])
 def test_any_size_and_any_status_can_be_shown(size: tuple[int, int], shown: Status) -> None:
@@ -362,7 +363,7 @@ def test_a_token_is_read_from_its_file(tmp_path: Path, capsys: pytest.CaptureFix
 def test_textual_is_loaded_by_the_screen_alone() -> None:
     """The command line, and top where there is no terminal, do not load textual."""
     code = (
-        "import sys, polythrottle.cli.commands, polythrottle.cli.top, polythrottle.cli.topview\n"
+        "import sys, polythrottle.cli.commands, polythrottle.cli.daemon, polythrottle.cli.render.status\n"
         "sys.exit('textual' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

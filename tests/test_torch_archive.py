@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from polythrottle.cli.commands import run
-from polythrottle.errors import BadFile
-from polythrottle.finetune.trainer.network import Network
+from polythrottle.domain.errors import BadFile
+from polythrottle.training.beside.trainer.network import Network
 from polythrottle.workloads import open_workload
 from polythrottle.workloads.torch_archive import load_export, load_script, load_tensors
+from polythrottle.workloads.torch_model import _names
 
 MARKER = "ran"
 CODE = f"__import__('os').mkdir('{MARKER}')"
@@ -302,3 +303,12 @@ def test_a_hostile_model_is_one_line_on_the_command_line(model: Path, capsys: py
     assert run(["measure", "-d", "cpu", "-w", "evil.pt2"]) == 4
     shown = capsys.readouterr()
     assert (shown.out, len(shown.err.splitlines())) == ("", 1)
+
+
+@pytest.mark.parametrize("load", [load_export, load_script, load_tensors, _names], ids=lambda load: load.__name__)
+def test_a_pipe_is_not_waited_for(load: Callable[..., object], tmp_path: Path) -> None:
+    """Nor is the kernel's own file: both are told before anything opens them."""
+    os.mkfifo(tmp_path / "m.pt")
+    for path in (tmp_path / "m.pt", Path("/proc/kmsg")):
+        with pytest.raises(BadFile, match="no plain file"):
+            load(path)

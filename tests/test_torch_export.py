@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from polythrottle.errors import BadFile, InvalidInput, TrialError, UnknownName
-from polythrottle.ports import Workload
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.errors import BadFile, InvalidInput, TrialError, UnknownName
+from polythrottle.domain.ports import Workload
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.testing.contracts import WorkloadContract
 from polythrottle.workloads import open_workload
 

@@ -17,18 +17,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from polythrottle.daemon.ports import Seen, Traffic
-from polythrottle.daemon.signals import Target
-from polythrottle.daemon.traffic import open_traffic
-from polythrottle.daemon.traffic.batching import Batching
-from polythrottle.daemon.traffic.exposition import TRITON, VLLM, Counts, counts_of, named, quantile
-from polythrottle.daemon.traffic.fetching import Fetcher
-from polythrottle.daemon.traffic.logged import LoggedTraffic
-from polythrottle.daemon.traffic.reported import ReportedTraffic
-from polythrottle.daemon.traffic.running import RunningTraffic
-from polythrottle.daemon.traffic.scraped import ScrapedTraffic
-from polythrottle.errors import InvalidInput, PolythrottleError
-from polythrottle.space import OperatingPoint
+from polythrottle.daemon.control.events import Target
+from polythrottle.daemon.observation import RequestStats, Traffic
+from polythrottle.daemon.traffic.local_sources import LoggedTraffic, ProcessTraffic, ReportedTraffic
+from polythrottle.daemon.traffic.server_metrics import (
+    TRITON,
+    VLLM,
+    Counts,
+    Fetcher,
+    ScrapedTraffic,
+    counts_of,
+    named,
+    quantile,
+)
+from polythrottle.daemon.traffic.sources import open_traffic
+from polythrottle.daemon.traffic.triton_batcher import TritonBatcher
+from polythrottle.domain.errors import InvalidInput, PolythrottleError
+from polythrottle.domain.space import OperatingPoint
 
 
 class _Server:
@@ -122,14 +127,14 @@ def test_reports_are_folded_and_none_for_long_means_down() -> None:
     """Counts of several reports are added, the slowest counts; after five seconds without one the workload is down."""
     traffic = ReportedTraffic()
     assert traffic.look(0.0) is None
-    traffic.report(Seen(3, 2, 0, 5, 0.1, 0.05, "a", 0.08), 1.0)
-    traffic.report(Seen(4, 4, 1, 1, 0.09, 0.06, "", 0.2), 1.5)
-    assert traffic.look(2.0) == Seen(7, 6, 1, 1, 0.1, 0.06, "a", 0.2)
+    traffic.report(RequestStats(3, 2, 0, 5, 0.1, 0.05, "a", 0.08), 1.0)
+    traffic.report(RequestStats(4, 4, 1, 1, 0.09, 0.06, "", 0.2), 1.5)
+    assert traffic.look(2.0) == RequestStats(7, 6, 1, 1, 0.1, 0.06, "a", 0.2)
     quiet = traffic.look(6.0)
     assert quiet is not None
     assert (quiet.arrived, quiet.waiting, quiet.p99_s, quiet.worst_s) == (0, 1, 0.1, None)
     assert traffic.look(6.6) is None
-    traffic.report(Seen(1), 100.0)
+    traffic.report(RequestStats(1), 100.0)
     assert traffic.look(100.0) is not None
 
 
@@ -138,12 +143,12 @@ def test_a_report_every_other_turn_is_no_rate_that_jumps() -> None:
     traffic, counted = ReportedTraffic(), []
     for turn in range(1, 9):
         if turn % 2:
-            traffic.report(Seen(10, 10), float(turn))
+            traffic.report(RequestStats(10, 10), float(turn))
         seen = traffic.look(float(turn))
         assert seen is not None
         counted.append(seen.arrived)
     assert counted == [10, 0, 5, 5, 5, 5, 5, 5]
-    assert [(traffic.look(at_s) or Seen(-1)).arrived for at_s in (8.5, 11.5, 12.5)] == [None, 0, -1]
+    assert [(traffic.look(at_s) or RequestStats(-1)).arrived for at_s in (8.5, 11.5, 12.5)] == [None, 0, -1]
 
 
 def test_a_process_is_up_while_it_runs_and_nothing_else_is_known() -> None:
@@ -151,7 +156,7 @@ def test_a_process_is_up_while_it_runs_and_nothing_else_is_known() -> None:
     name = f"poly{os.getpid()}"[:15]
     script = Path(name)
     script.write_text("import sys; print(flush=True); sys.stdin.read()")
-    traffic = RunningTraffic(name)
+    traffic = ProcessTraffic(name)
     assert traffic.look(0.0) is None
     words = [sys.executable, str(script)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -175,7 +180,7 @@ def test_a_pid_file_names_a_process_and_not_a_later_one_of_its_number(tmp_path: 
         (proc / "42" / "stat").write_text(f"42 (a) b) {state} {' '.join(['0'] * 18)} {ticks} 0\n")
 
     born(7)
-    traffic = RunningTraffic(str(pid_file), proc)
+    traffic = ProcessTraffic(str(pid_file), proc)
     assert traffic.look(0.0) is None
     pid_file.write_text("42\n")
     assert traffic.look(5.0) is not None
@@ -212,8 +217,8 @@ def test_a_log_is_followed_from_its_end(tmp_path: Path) -> None:
     assert seen.mean_s == pytest.approx(0.3)
     assert seen.p99_s is None
     _append(path, "7 0.1\n" * 30)
-    assert (traffic.look(2.0) or Seen()).p99_s == 0.5
-    assert (traffic.look(61.5) or Seen()).p99_s == 0.1
+    assert (traffic.look(2.0) or RequestStats()).p99_s == 0.5
+    assert (traffic.look(61.5) or RequestStats()).p99_s == 0.1
     assert traffic.look(700.0) is None
     traffic.close()
 
@@ -226,7 +231,7 @@ def test_a_torn_line_waits_for_its_rest(tmp_path: Path) -> None:
     arrived = []
     for piece in ("1.0 0.", "25", "\n2.0 0.5", "\n"):
         _append(path, piece)
-        arrived.append((traffic.look(1.0) or Seen()).arrived)
+        arrived.append((traffic.look(1.0) or RequestStats()).arrived)
     assert arrived == [0, 0, 1, 1]
     assert traffic.note == ""
 
@@ -242,11 +247,11 @@ def test_a_rotated_or_cut_log_loses_no_request(tmp_path: Path) -> None:
     assert first is not None
     assert first.arrived == 2
     path.write_text("3 0.3\n4 0.4\n")
-    assert (traffic.look(2.0) or Seen()).arrived == 2
+    assert (traffic.look(2.0) or RequestStats()).arrived == 2
     shutil.copy(path, tmp_path / "requests.log.2")
     os.truncate(path, 0)
     _append(path, "5 0.5\n")
-    assert (traffic.look(3.0) or Seen()).arrived == 1
+    assert (traffic.look(3.0) or RequestStats()).arrived == 1
     path.unlink()
     assert traffic.look(4.0) is not None
     assert traffic.look(9.5) is None
@@ -261,20 +266,20 @@ def test_a_deleted_log_is_unknown_not_a_load_that_falls(tmp_path: Path) -> None:
     with path.open("a") as writer:
         writer.write("1 0.1\n2 0.1\n")
         writer.flush()
-        assert (traffic.look(1.0) or Seen()).arrived == 2
+        assert (traffic.look(1.0) or RequestStats()).arrived == 2
         path.unlink()
         writer.write("3 0.1\n")
         writer.flush()
-        assert (traffic.look(2.0) or Seen()).arrived == 1
+        assert (traffic.look(2.0) or RequestStats()).arrived == 1
     seen = traffic.look(3.0)
     assert seen is not None
     assert (seen.arrived, seen.answered, seen.failed, seen.worst_s) == (None, None, None, None)
     assert "unknown" in traffic.note
     path.write_text("4 0.1\n5 0.1\n")
-    assert (traffic.look(4.0) or Seen()).arrived == 2
+    assert (traffic.look(4.0) or RequestStats()).arrived == 2
     assert traffic.note == ""
     path.unlink()
-    assert (traffic.look(5.0) or Seen()).arrived is None
+    assert (traffic.look(5.0) or RequestStats()).arrived is None
     assert traffic.look(9.5) is None
     traffic.close()
 
@@ -487,11 +492,11 @@ def _triton_server(server: _Server, most: int = 8) -> dict[str, Any]:
     return config
 
 
-def _batching(server: _Server) -> Batching:
-    return Batching(ReportedTraffic(), "127.0.0.1", server.port, "m", every_s=60.0)
+def _batching(server: _Server) -> TritonBatcher:
+    return TritonBatcher(ReportedTraffic(), "127.0.0.1", server.port, "m", every_s=60.0)
 
 
-def _settled(batching: Batching) -> None:
+def _settled(batching: TritonBatcher) -> None:
     while batching._work is not None and batching._work.is_alive():
         time.sleep(0.001)
 

@@ -14,15 +14,15 @@ import torch
 from torch import nn
 from trainer_jobs import WIDTH, Tiny, data_folder, exported, job
 
-from polythrottle.errors import BadFile, DeviceError, InvalidInput, PolythrottleError, StorageError, TrialError
-from polythrottle.finetune.trainer import Task, checkpoint, read_progress
-from polythrottle.finetune.trainer.ledger import counted
-from polythrottle.finetune.trainer.listing import Listing
-from polythrottle.finetune.trainer.network import Network, begun, scores_of
-from polythrottle.finetune.trainer.reading import Unreadable, read_sample
-from polythrottle.finetune.trainer.serving import Desk
-from polythrottle.finetune.trainer.validating import Validation
-from polythrottle.finetune.trainer.worker import Worker
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PolythrottleError, StorageError, TrialError
+from polythrottle.storage.atomic_file import replace_file
+from polythrottle.training.beside.trainer import checkpoints
+from polythrottle.training.beside.trainer.job_folder import Listing, read_progress
+from polythrottle.training.beside.trainer.network import Network, begun, scores_of
+from polythrottle.training.beside.trainer.protocol import Task
+from polythrottle.training.beside.trainer.samples import Unreadable, counted_entries, read_sample
+from polythrottle.training.beside.trainer.server import RequestHandler, Validation
+from polythrottle.training.beside.trainer.worker import Worker
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_a_job_resumes_exactly(where: Path, archive: Path) -> None:
         if ended:
             break
     assert all(torch.equal(stormy[name], calm[name]) for name in calm)
-    epochs = counted(where / "job", read_progress(where / "job").place.step)
+    epochs = counted_entries(where / "job", read_progress(where / "job").place.step)
     train = worker.epoch.listing.split(0.1)[0]
     assert [sorted(row for entry in epochs[number] for row in entry.seen) for number in (0, 1)] == [train, train]
 
@@ -154,7 +154,7 @@ def test_a_python_module_gets_a_head_that_fits(where: Path, monkeypatch: pytest.
     with working(job(where, Path("mine:model"))) as worker:
         assert (worker.network.output, worker.opened.classes) == (3, {"cat": 0, "cow": 1, "dog": 2})
         worker.slice(8)
-    monkeypatch.setattr("polythrottle.finetune.trainer.opening.begun", None)
+    monkeypatch.setattr("polythrottle.training.beside.trainer.worker.begun", None)
     with working(job(where, Path("mine:model"))) as worker:
         assert worker.place.step == 1
 
@@ -244,7 +244,7 @@ def test_another_job_in_the_folder_is_refused(where: Path, archive: Path) -> Non
 
 def test_two_trainers_never_share_a_folder(where: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one says so; whoever looks sees that one works."""
-    monkeypatch.setattr("polythrottle.finetune.trainer.opening._PATIENCE_S", 0.0)
+    monkeypatch.setattr("polythrottle.training.beside.trainer.worker._PATIENCE_S", 0.0)
     with working(job(where, archive)):
         assert read_progress(where / "job").runs
         with pytest.raises(DeviceError, match="another trainer"):
@@ -260,7 +260,7 @@ def test_a_sample_that_goes_is_named(where: Path, archive: Path) -> None:
         told = worker.slice(8)
         assert told["left_out"] == [{"file": gone, "why": "it is gone"}]
         assert f"1 gone: {gone}" in notices([told])
-    entry = counted(where / "job", 1)[0][0]
+    entry = counted_entries(where / "job", 1)[0][0]
     assert entry.left_out == (row,)
     assert len(entry.seen) == 7
 
@@ -275,7 +275,7 @@ def test_the_next_epoch_goes_by_the_folder_as_it_is(where: Path, archive: Path) 
         said = notices(trained(worker))
     assert "this epoch goes by what it held before" in said
     assert "epoch 2 goes by the data folder as it is now (1 new: 0/new.npy)" in said
-    epochs = counted(where / "job", worker.place.step)
+    epochs = counted_entries(where / "job", worker.place.step)
     assert [len(Listing.load(where / "job", epochs[n][0].listing).samples) - first for n in (0, 1)] == [0, 1]
 
 
@@ -305,7 +305,7 @@ def test_a_broken_sample_is_left_out(where: Path, archive: Path) -> None:
 
 def test_diverged_training_keeps_its_last_good_checkpoint(where: Path, archive: Path) -> None:
     """A loss that is no number stops the job; what was learnt before is on disk, and no later request goes on."""
-    desk = Desk()
+    desk = RequestHandler()
     desk.answer({"verb": "hello", "task": job(where, archive).document()})
     assert desk.answer({"verb": "slice", "samples": 8, "write": True})["step"] == 1
     worker = desk._open
@@ -358,21 +358,21 @@ def test_a_checkpoint_may_wait_for_a_better_moment(where: Path, archive: Path) -
 
 def test_a_full_disk_is_told_and_tried_again(where: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step stays in memory until it can be written; no step is done on top of it."""
-    real = checkpoint.put
+    real = replace_file
 
     def full(path: Path, data: bytes) -> None:
         raise StorageError(f"{path} cannot be written: No space left on device")
 
     with working(job(where, archive)) as worker:
         worker.slice(8)
-        monkeypatch.setattr(checkpoint, "put", full)
+        monkeypatch.setattr(checkpoints, "replace_file", full)
         for _ in range(3):
             with pytest.raises(StorageError):
                 worker.slice(8)
         assert read_progress(where / "job").place.step == 1
-        monkeypatch.setattr(checkpoint, "put", real)
+        monkeypatch.setattr(checkpoints, "replace_file", real)
         assert worker.slice(8)["step"] == 3
-    assert len(counted(where / "job", 3)[0]) == 3
+    assert len(counted_entries(where / "job", 3)[0]) == 3
 
 
 def test_nothing_is_left_to_do_at_the_end(where: Path, archive: Path) -> None:
@@ -385,20 +385,21 @@ def test_nothing_is_left_to_do_at_the_end(where: Path, archive: Path) -> None:
         assert not worker.finished
 
 
-def told_by(desk: Desk, samples: int = 100) -> dict[str, Any]:
+def told_by(desk: RequestHandler, samples: int = 100) -> dict[str, Any]:
     """Validate, and return the verdict."""
     while (result := desk.answer({"verb": "validate", "samples": samples})["result"]) is None:
         pass
     return dict(result)
 
 
-def opened(task: Task) -> Desk:
+def opened(task: Task) -> RequestHandler:
     """Return a desk whose job is open."""
-    desk = Desk()
+    desk = RequestHandler()
     desk.answer({"verb": "hello", "task": task.document()})
     return desk
 
 
+@pytest.mark.slow
 def test_a_better_model_is_served_and_taken_back(where: Path, archive: Path) -> None:
     """Only after it was validated, and only as it was; going back serves the one before."""
     served = where / "served.pt2"
@@ -458,7 +459,7 @@ def test_a_worse_model_is_not_served() -> None:
 
 def test_a_slower_model_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its median is held against that of the served one."""
-    times = "polythrottle.finetune.trainer.validating._medians_s"
+    times = "polythrottle.training.beside.trainer.server._medians_s"
     monkeypatch.setattr(times, lambda models, inputs: [0.2, 0.1])
     assert "2.00 times as long" in judged(right, wrong, slower=1.5)[1]
     assert judged(right, wrong, slower=2.5)[0]
@@ -484,16 +485,16 @@ def test_a_slower_model_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_request_that_makes_no_sense_is_refused(request_: dict[str, Any]) -> None:
     """Unknown verbs, wrong fields, and anything before hello."""
     with pytest.raises(InvalidInput):
-        Desk().answer(request_)
+        RequestHandler().answer(request_)
 
 
 def test_what_cannot_be_counted_is_not_zero(where: Path, archive: Path) -> None:
     """A model's operations are counted where they can be; TorchScript's cannot, and the reason is given."""
-    desk = Desk()
+    desk = RequestHandler()
     told = desk.answer({"verb": "hello", "task": job(where, archive).document()})
     assert told["operations"] == 2 * (WIDTH * 8 + 8 * 3)
     desk._open.close()
-    desk = Desk()
+    desk = RequestHandler()
     model = script(where / "tiny.pt")
     told = desk.answer({"verb": "hello", "task": job(where, model, folder=str(where / "other")).document()})
     assert told["operations"] is None or told["operations"] > 0
@@ -528,7 +529,7 @@ def test_a_checkpoint_of_another_model_is_refused(where: Path, archive: Path) ->
     """Rather than trained from half of it."""
     with working(job(where, archive)) as worker:
         worker.slice(8)
-        found, _ = checkpoint.newest(where / "job")
+        found, _ = checkpoints.newest_checkpoint(where / "job")
         assert found is not None
         state = torch.load(io.BytesIO(found.learnt), weights_only=True)
         state["free"] = {"other": torch.ones(1)}
@@ -555,6 +556,6 @@ def test_begun_says_what_a_missing_model_is(tmp_path: Path) -> None:
 )
 def test_only_memory_that_ran_out_is_called_so(error: Exception, told: bool) -> None:
     """Torch says it in a RuntimeError's words; nobody else's words count."""
-    from polythrottle.finetune.trainer.learning import out_of_memory
+    from polythrottle.training.beside.trainer.network import out_of_memory
 
     assert out_of_memory(error) is told

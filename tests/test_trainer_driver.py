@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from trainer_jobs import data_folder, exported, job
 
-from polythrottle.errors import InvalidInput, PolythrottleError, TrialError
-from polythrottle.finetune.trainer import Trainer, read_progress
-from polythrottle.finetune.wire import TrainerLost
+from polythrottle.domain.errors import InvalidInput, PolythrottleError, TrialError
+from polythrottle.training.beside.trainer.driver import Trainer
+from polythrottle.training.beside.trainer.job_folder import read_progress
+from polythrottle.training.beside.trainer.protocol import TrainerLost
 
 pytestmark = pytest.mark.slow  # each starts trainers, which load torch
 
@@ -188,7 +189,7 @@ def test_a_trainer_ends_with_its_driver(where: Path, archive: Path, last: str) -
     """Whoever drives it is killed: the trainer leaves the folder to the next one, suspended or not."""
     code = (
         "import sys, time\nfrom trainer_jobs import job\nfrom pathlib import Path\n"
-        "from polythrottle.finetune.trainer import Trainer\n"
+        "from polythrottle.training.beside.trainer.driver import Trainer\n"
         f"trainer = Trainer(job(Path({str(where)!r}), Path({str(archive)!r})))\n"
         f"trainer.start()\nstep = trainer.slice(8).step\n{last}\n"
         "sys.stdout.write(str(step) + '\\n'); sys.stdout.flush()\n"

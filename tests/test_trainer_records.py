@@ -10,12 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polythrottle.errors import BadFile, InvalidInput, StorageError
-from polythrottle.finetune.trainer import Task, checkpoint, files, ledger, read_progress
-from polythrottle.finetune.trainer.checkpoint import Checkpoint, Place, moved
-from polythrottle.finetune.trainer.files import put_json, roll_back, swap
-from polythrottle.finetune.trainer.ledger import Entry
-from polythrottle.finetune.trainer.listing import Listing, Sample, classes_of
+from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
+from polythrottle.storage.atomic_file import replace_file
+from polythrottle.training.beside.trainer import checkpoints, samples
+from polythrottle.training.beside.trainer.checkpoints import (
+    Checkpoint,
+    JobPosition,
+    next_position,
+    put_json,
+    roll_back_model,
+    swap_model,
+)
+from polythrottle.training.beside.trainer.job_folder import Listing, Sample, classes_of, read_progress
+from polythrottle.training.beside.trainer.protocol import Task
+from polythrottle.training.beside.trainer.samples import Entry
 
 
 def listing(*names: str) -> Listing:
@@ -178,60 +186,60 @@ def test_numbers_are_classes_where_the_model_has_them(labels: str, output: int, 
 def test_a_step_done_again_counts_once(tmp_path: Path) -> None:
     """The later line of a step counts, and none after the checkpoint's step."""
     for entry in (Entry(1, 0, "d", (0, 1)), Entry(2, 0, "d", (2,)), Entry(2, 0, "d", (2, 3)), Entry(3, 1, "d", (0,))):
-        ledger.append(tmp_path, entry)
-    assert {epoch: [entry.seen for entry in entries] for epoch, entries in ledger.counted(tmp_path, 2).items()} == {
-        0: [(0, 1), (2, 3)]
-    }
+        samples.append_entry(tmp_path, entry)
+    assert {
+        epoch: [entry.seen for entry in entries] for epoch, entries in samples.counted_entries(tmp_path, 2).items()
+    } == {0: [(0, 1), (2, 3)]}
 
 
 def test_a_torn_line_does_no_harm(tmp_path: Path) -> None:
     """Wherever a line was cut off, it is passed over and the next one is whole."""
-    ledger.append(tmp_path, Entry(1, 0, "d", (0, 1)))
-    path = tmp_path / ledger.NAME
+    samples.append_entry(tmp_path, Entry(1, 0, "d", (0, 1)))
+    path = tmp_path / samples.NAME
     whole = path.read_bytes()
     for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
-        ledger.append(tmp_path, Entry(1, 0, "d", (5,)))
-        assert ledger.counted(tmp_path, 1)[0][0].seen == (5,)
+        samples.append_entry(tmp_path, Entry(1, 0, "d", (5,)))
+        assert samples.counted_entries(tmp_path, 1)[0][0].seen == (5,)
 
 
 def test_a_step_that_is_missing_is_told(tmp_path: Path) -> None:
     """A checkpoint that counts a step nobody noted is an error, not a silent gap."""
-    ledger.append(tmp_path, Entry(2, 0, "d", (0,)))
+    samples.append_entry(tmp_path, Entry(2, 0, "d", (0,)))
     with pytest.raises(BadFile, match="step 1"):
-        ledger.counted(tmp_path, 2)
+        samples.counted_entries(tmp_path, 2)
 
 
 def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
     """The newest counts."""
     for step in range(1, 6):
-        checkpoint.write(tmp_path, Checkpoint(Place(step), b"learnt"))
+        checkpoints.write_checkpoint(tmp_path, Checkpoint(JobPosition(step), b"learnt"))
     assert sorted(path.stem for path in tmp_path.glob("*.checkpoint")) == ["000000004", "000000005"]
-    assert checkpoint.newest(tmp_path) == (Checkpoint(Place(5), b"learnt"), ())
+    assert checkpoints.newest_checkpoint(tmp_path) == (Checkpoint(JobPosition(5), b"learnt"), ())
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     """Cut off or changed anywhere, the one before it counts and the damage is named; if none is whole, that is said."""
     for step in (1, 2):
-        checkpoint.write(tmp_path, Checkpoint(Place(step), b"learnt" * 3))
+        checkpoints.write_checkpoint(tmp_path, Checkpoint(JobPosition(step), b"learnt" * 3))
     path = tmp_path / "000000002.checkpoint"
     whole = path.read_bytes()
     flipped = (bytes([*whole[:at], whole[at] ^ 1, *whole[at + 1 :]]) for at in range(len(whole)))
     for data in (*(whole[:cut] for cut in range(len(whole))), *flipped):
         path.write_bytes(data)
-        found, damaged = checkpoint.newest(tmp_path)
+        found, damaged = checkpoints.newest_checkpoint(tmp_path)
         assert found is not None
         assert (found.place.step, damaged) == (1, (path.name,))
     (tmp_path / "000000001.checkpoint").write_bytes(b"")
     with pytest.raises(BadFile, match="no checkpoint"):
-        checkpoint.newest(tmp_path)
+        checkpoints.newest_checkpoint(tmp_path)
 
 
 def test_the_last_step_of_an_epoch_begins_the_next() -> None:
     """Position goes back to 0 and no listing holds any more."""
-    place = moved(Place(4, 1, 8, "d"), 8, 20, "d")
-    assert place == Place(5, 1, 16, "d")
-    assert moved(place, 4, 20, "d") == Place(6, 2, 0, "")
+    place = next_position(JobPosition(4, 1, 8, "d"), 8, 20, "d")
+    assert place == JobPosition(5, 1, 16, "d")
+    assert next_position(place, 4, 20, "d") == JobPosition(6, 2, 0, "")
 
 
 def full(path: Path, data: bytes) -> None:
@@ -241,22 +249,22 @@ def full(path: Path, data: bytes) -> None:
 
 def test_a_full_disk_keeps_the_older_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says so, and what was there still counts."""
-    checkpoint.write(tmp_path, Checkpoint(Place(1), b"learnt"))
-    monkeypatch.setattr(checkpoint, "put", full)
+    checkpoints.write_checkpoint(tmp_path, Checkpoint(JobPosition(1), b"learnt"))
+    monkeypatch.setattr(checkpoints, "replace_file", full)
     with pytest.raises(StorageError, match="No space left"):
-        checkpoint.write(tmp_path, Checkpoint(Place(2), b"learnt"))
-    assert checkpoint.newest(tmp_path)[0] == Checkpoint(Place(1), b"learnt")
+        checkpoints.write_checkpoint(tmp_path, Checkpoint(JobPosition(2), b"learnt"))
+    assert checkpoints.newest_checkpoint(tmp_path)[0] == Checkpoint(JobPosition(1), b"learnt")
 
 
 def test_swapping_keeps_what_was_served(tmp_path: Path) -> None:
     """Going back serves it again; without one there is nothing to go back to."""
     served = tmp_path / "model.pt2"
-    assert swap(served, b"first") is None
+    assert swap_model(served, b"first") is None
     with pytest.raises(BadFile, match="nothing to go back to"):
-        roll_back(served)
-    assert swap(served, b"second") == tmp_path / "model.previous.pt2"
+        roll_back_model(served)
+    assert swap_model(served, b"second") == tmp_path / "model.previous.pt2"
     assert served.read_bytes() == b"second"
-    roll_back(served)
+    roll_back_model(served)
     assert served.read_bytes() == b"first"
 
 
@@ -264,15 +272,15 @@ def test_a_full_disk_leaves_the_served_model(tmp_path: Path, monkeypatch: pytest
     """What was served before is served still."""
     served = tmp_path / "model.pt2"
     served.write_bytes(b"first")
-    monkeypatch.setattr(files, "replace_file", full)
+    monkeypatch.setattr(checkpoints, "replace_file", full)
     with pytest.raises(StorageError):
-        swap(served, b"second")
+        swap_model(served, b"second")
     assert served.read_bytes() == b"first"
 
 
 def test_a_file_is_never_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes its place in one move: until that, the old one stands, and a failed one leaves nothing behind."""
-    files.put(tmp_path / "file", b"old")
+    replace_file(tmp_path / "file", b"old")
 
     def no_move(*_: Any) -> None:
         assert (tmp_path / "file").read_bytes() == b"old"
@@ -280,7 +288,7 @@ def test_a_file_is_never_half_written(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("os.replace", no_move)
     with pytest.raises(StorageError, match="Input/output"):
-        files.put(tmp_path / "file", b"new")
+        replace_file(tmp_path / "file", b"new")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
 
 
@@ -299,7 +307,7 @@ def test_progress_is_read_without_torch(tmp_path: Path) -> None:
     put_json(tmp_path / "task.json", {"task": task.document(), "classes": {"a": 0}, "shape": [2]})
     found = listing(*(f"a/{number}.npy" for number in range(10)))
     found.save(tmp_path)
-    checkpoint.write(tmp_path, Checkpoint(Place(3, 1, 4, found.digest, 0.5), b""))
+    checkpoints.write_checkpoint(tmp_path, Checkpoint(JobPosition(3, 1, 4, found.digest, 0.5), b""))
     progress = read_progress(tmp_path)
     assert (progress.task, progress.place.step, progress.samples) == (task, 3, len(found.split(0.1)[0]))
     assert (progress.finished, progress.runs, progress.validation) == (False, False, None)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from polythrottle.measurement import Latency, Measurement
+from polythrottle.domain.measurement import Latency, Measurement
+from polythrottle.domain.problem import Constraint, Problem
+from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
+from polythrottle.domain.study import Study, Trial
 from polythrottle.optimize import Options, make_optimizer
-from polythrottle.problem import Constraint, Problem
-from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
-from polythrottle.study import Study, Trial
 
 GPU_HZ = tuple(range(200_000_000, 1_400_000_000, 100_000_000))
 MEM_HZ = (204_000_000, 665_600_000, 2_133_000_000, 3_199_000_000)
@@ -94,11 +94,13 @@ def mean_arrival(history: Sequence[Study]) -> float:
     return float(np.mean([arrival(visit, history) for visit in WORKLOADS]))
 
 
+@pytest.mark.slow
 def test_related_studies_save_trials() -> None:
     """Three earlier studies of thirty trials each, of other workloads on the same board, leave fewer to make."""
     assert mean_arrival([earlier(visit, seed=i) for i, visit in enumerate(RELATED)]) < mean_arrival(())
 
 
+@pytest.mark.slow
 def test_a_misleading_study_costs_at_most_a_trial() -> None:
     """A study whose measurements belong to other points is noticed."""
     misled = [earlier(shuffled(RELATED[0], 1), trials=len(board()))]
@@ -106,12 +108,14 @@ def test_a_misleading_study_costs_at_most_a_trial() -> None:
     assert float(np.mean(worse)) <= 1.0
 
 
+@pytest.mark.slow
 def test_the_same_workload_again_takes_fewer_trials() -> None:
     """A study of the very same question leads to the optimum sooner than none."""
     again = [arrival(visit, [earlier(visit, trials=60)]) for visit in WORKLOADS]
     assert float(np.mean(again)) < mean_arrival(())
 
 
+@pytest.mark.slow
 def test_other_units_of_a_knob_mean_the_same() -> None:
     """A study in megahertz, under the other name of the clock, leads where the one in hertz does."""
 
@@ -123,6 +127,7 @@ def test_other_units_of_a_knob_mean_the_same() -> None:
         assert arrival(visit, [earlier(in_mhz, space)]) == arrival(visit, [earlier(RELATED[0])])
 
 
+@pytest.mark.slow
 def test_a_suggestion_with_history_is_a_function_of_the_study() -> None:
     """Asked again, by an optimiser that reads its history afresh, the answer is the same."""
     study = Study(asked(board(), "mean<=1.6x"))
@@ -184,14 +189,14 @@ def test_a_percentile_is_learnt_from_the_mean() -> None:
 
 def test_a_clock_of_another_chip_counts_from_its_highest_level() -> None:
     """Half of one chip's clock is taken for half of another's, the same watts and batches for the same."""
-    from polythrottle.optimize.transfer_map import common
+    from polythrottle.optimize.features import shared_coordinates
 
     def space(top: int) -> SearchSpace:
         knobs = [Knob("gpu_max_hz", (top // 4, top // 2, top)), Knob("batch_size", (1, 2, top // 100))]
         return SearchSpace.grid(knobs, {"gpu_max_hz": top, "batch_size": 1})
 
     here, there = Problem(space(800), device="a"), Problem(space(1400), device="b")
-    where = common(there, here).where
+    where = shared_coordinates(there, here).where
     clocks = where.offset[: len(there.space), 0].reshape(3, 3)[:, 0]
     batches = where.offset[: len(there.space), 1].reshape(3, 3)[0]
     np.testing.assert_allclose(clocks, np.log([0.25, 0.5, 1.0]), atol=0.01)

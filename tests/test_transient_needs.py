@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from polythrottle.cli.commands import run
-from polythrottle.errors import BadFile
-from polythrottle.reproduce.transient_needs import check_tables
+from polythrottle.domain.errors import BadFile
+from polythrottle.lab.reproduce.transient_lifetimes import check_tables
 
 STEPS, SPEEDS = "training_speed_by_network_cmdare.csv", "training_speed_by_cluster_size_cmdare.csv"
 CHECKPOINTS, STARTS = "gcp_checkpoint_times_cmdare.csv", "gcp_startup_times_cmdare.csv"

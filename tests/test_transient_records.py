@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from polythrottle.cli.commands import run
-from polythrottle.reproduce.transient_records import records
+from polythrottle.lab.reproduce.transient import records
 
 KINDS = {"predicted", "fitted", "given", "derived", "recorded"}
 
@@ -15,7 +15,7 @@ KINDS = {"predicted", "fitted", "given", "derived", "recorded"}
 @pytest.fixture(scope="module")
 def found(transient: Path) -> list[dict[str, Any]]:
     """Return the records of the published tables."""
-    from polythrottle.reproduce.transient import document
+    from polythrottle.lab.reproduce.transient import document
 
     return records(document(transient))
 

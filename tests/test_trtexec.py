@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polythrottle.errors import BadFile, DeviceError, InvalidInput, TrialError, Unanswered, UnknownName
-from polythrottle.measurement import Latency
-from polythrottle.placement import Target
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, TrialError, Unanswered, UnknownName
+from polythrottle.domain.measurement import Latency
+from polythrottle.domain.ports import Target
 from polythrottle.workloads import open_workload, trtexec
 from polythrottle.workloads.trtexec import Trtexec, spread
 
@@ -284,6 +284,7 @@ def without_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_python")
 def test_an_engine_is_run_by_trtexec_where_the_package_is_not_here(program: Path) -> None:
     """With shapes by name, the batch is a knob; without, it is the engine's own."""

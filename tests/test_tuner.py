@@ -4,17 +4,17 @@ from pathlib import Path
 import pytest
 from builders import FakeDevice, FakeWorkload, Listed
 
-from polythrottle.errors import KnobAbsent, TrialError
-from polythrottle.journal import Journal, ending, is_finished, read
-from polythrottle.measurement import Query
+from polythrottle.domain.errors import KnobAbsent, TrialError
+from polythrottle.domain.measurement import Query
+from polythrottle.domain.ports import Optimizer
+from polythrottle.domain.problem import Constraint, Problem
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.domain.study import Study, TrialState
 from polythrottle.optimize import ConstrainedBayes, Options, make_optimizer
-from polythrottle.ports import Optimizer
-from polythrottle.problem import Constraint, Problem
-from polythrottle.remarks import meanwhile
-from polythrottle.space import OperatingPoint
-from polythrottle.stopping import Budget, Rule
-from polythrottle.study import Study, TrialState
-from polythrottle.tuner import FAILURES_IN_A_ROW, compare, tune
+from polythrottle.storage.journal import Journal, ending, is_finished, read
+from polythrottle.tuning.remarks import meanwhile
+from polythrottle.tuning.stopping import Budget, Rule
+from polythrottle.tuning.tuner import FAILURES_IN_A_ROW, compare, tune
 
 NEVER, LISTED = Rule(early=False), Listed()
 

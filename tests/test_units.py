@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polythrottle.errors import InvalidInput
-from polythrottle.units import knob_name, parse_quantity, show, show_level, show_name, to_file, to_si
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.units import knob_name, parse_quantity, show, show_level, show_name, to_file, to_si
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ import pytest
 from actuators import BOARD, MEM, running, until
 
 from polythrottle.actuation import Limits
-from polythrottle.actuation.wire import Line
-from polythrottle.backports import tomllib
-from polythrottle.daemon.actuator import permits
-from polythrottle.daemon.actuator.permits import Permits
-from polythrottle.daemon.peers import Peer
+from polythrottle.actuation.client.connection import Line
+from polythrottle.actuation.server import permits
+from polythrottle.actuation.server.permits import Permits
+from polythrottle.actuation.server.unix_socket import Peer
+from polythrottle.domain.backports import tomllib
 from polythrottle.testing import FakeKernel, plant
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -241,7 +241,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from polythrottle.backends.cpu import CpuDevice
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.space import OperatingPoint
 device = CpuDevice(root=sys.argv[1], knobs=("cpu_max_hz",))
 device._actuator._guarded = False  # nobody but the unit is to restore here
 device.__enter__()
@@ -287,7 +287,7 @@ def changed(tmp_path: Path, state_folder: Path) -> Path:
     return folder / "scaling_max_freq"
 
 
-RESTORE = ("-m", "polythrottle.actuation.restoring", "--boot")
+RESTORE = ("-m", "polythrottle.actuation.restore", "--boot")
 
 
 @pytest.mark.tools("unshare")
@@ -332,7 +332,7 @@ def test_the_actuator_works_inside_the_sandbox(tmp_path: Path, state_folder: Pat
     root, path = plant(BOARD, tmp_path / "b"), state_folder / "a.sock"
     state_folder.mkdir()
     before, trace = FakeKernel(root).snapshot(), state_folder / "trace"
-    words = ("-m", "polythrottle.daemon.actuator", "--socket", str(path), "--device", f"jetson?root={root}")
+    words = ("-m", "polythrottle.actuation.server", "--socket", str(path), "--device", f"jetson?root={root}")
     tracing = ["strace", "-f", "-qq", "-o", str(trace), sys.executable, "-W", "ignore", *words]
     for command in (confinement(root, state_folder, "-W", "ignore", *words), tracing):
         with running(command, cwd="/", stderr=subprocess.PIPE, text=True) as child:

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from polythrottle.errors import InvalidInput
-from polythrottle.meter.rounding import slope_variance, step_of
-from polythrottle.meter.trailing import Slowness, Trace, lagging
-from polythrottle.meter.wall import WallFit, fit_wall
-from polythrottle.sensors import Sensor
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.ports import Sensor
+from polythrottle.metering.lag_model import EnergyCurve, MeterLag, lagging, slope_variance, step_of
+from polythrottle.metering.wall_calibration import WallFit, fit_wall
 
 Log = list[tuple[float, float]]
 FACTOR, CONSTANT_W = 1.1, 3.0
@@ -85,6 +84,7 @@ def test_a_slow_meter_gives_the_same_factor(meter: Meter) -> None:
     assert fit.lag_s == pytest.approx(meter.lag_s + meter.average_s / 2, abs=0.6)
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_factor_holds() -> None:
     """Of twelve meters with lags of 0 to 5 s nearly all; 400 each held in 96 to 97 of 100."""
     held = [holds(fit_wall(*logs(Meter(lag_s=(0.0, 0.5, 2.0, 5.0)[seed % 4]), seed))) for seed in range(12)]
@@ -172,9 +172,9 @@ def test_a_trace_shows_a_step_as_a_meter_would() -> None:
     """An average climbs in a straight line, a lag by 1 - 1/e in its time constant, and both keep the joules."""
     times_s = np.arange(0.0, 40.0, 0.01)
     energy = np.column_stack([times_s, 10.0 * np.maximum(0.0, times_s - 10.0)])
-    trace = Trace(np.concatenate([[[-1e-9, -1e-9]], energy]), 0.5)
+    trace = EnergyCurve(np.concatenate([[[-1e-9, -1e-9]], energy]), 0.5)
     after_s = np.array([11.0, 12.0, 30.0])
-    assert trace.shown_w(after_s, Slowness(0.0, 1), np.full(3, 2.0)) == pytest.approx([5.0, 10.0, 10.0], abs=0.1)
-    lagged_w = trace.shown_w(after_s, Slowness(2.0, 1), np.zeros(3))
+    assert trace.shown_w(after_s, MeterLag(0.0, 1), np.full(3, 2.0)) == pytest.approx([5.0, 10.0, 10.0], abs=0.1)
+    lagged_w = trace.shown_w(after_s, MeterLag(2.0, 1), np.zeros(3))
     assert lagged_w == pytest.approx(10 * (1 - np.exp(-np.array([0.5, 1.0, 10.0]))), abs=0.1)
-    assert trace.shown_w(after_s, Slowness(2.0, 2), np.zeros(3))[0] < lagged_w[0]
+    assert trace.shown_w(after_s, MeterLag(2.0, 2), np.zeros(3))[0] < lagged_w[0]

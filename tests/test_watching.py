@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from daemons import EPOCH_S, LADDER, TUNED, House
 
-from polythrottle.daemon.contest import TURN_S, Contest
-from polythrottle.daemon.drift import MINUTE_S, Chart, Offsets, Quantity
-from polythrottle.daemon.looking import Sight
-from polythrottle.daemon.ports import Seen
-from polythrottle.daemon.record import Record
-from polythrottle.daemon.watching import Watching
-from polythrottle.ladder import Rung
+from polythrottle.daemon.control.drift_detector import MINUTE_S, Chart, Offsets, Quantity
+from polythrottle.daemon.history_store import HistoryStore
+from polythrottle.daemon.loop.drift_monitor import DriftMonitor
+from polythrottle.daemon.loop.profile_selector import TURN_S, Contest
+from polythrottle.daemon.observation import ControlPeriod, RequestStats
+from polythrottle.domain.ladder import Rung
 
 RUNG = LADDER.rungs[1]
 RATE_PER_S = 40.0
@@ -30,21 +29,21 @@ def sight(
     mean_s: float = 0.03,
     length_s: float = MINUTE_S,
     rung: Rung = RUNG,
-) -> Sight:
+) -> ControlPeriod:
     """Return a time of load, a minute unless said, that drew so many times what a rung predicts."""
     joules = factor * rung.power_at(rate_per_s) * length_s
-    seen = Seen(int(rate_per_s * length_s), int(rate_per_s * length_s), 0, 0, 0.05, mean_s)
-    return Sight(now_s, length_s, seen, None, joules / length_s, None, joules)
+    seen = RequestStats(int(rate_per_s * length_s), int(rate_per_s * length_s), 0, 0, 0.05, mean_s)
+    return ControlPeriod(now_s, length_s, seen, None, joules / length_s, None, joules)
 
 
-def watching(folder: Path) -> Watching:
+def watching(folder: Path) -> DriftMonitor:
     """Return a watch over the ladder that has learnt nothing yet."""
-    watch = Watching(Record(folder / "daemon.db", lambda: EPOCH_S))
+    watch = DriftMonitor(HistoryStore(folder / "daemon.db", lambda: EPOCH_S))
     watch.over(LADDER)
     return watch
 
 
-def minutes(watch: Watching, random_: random.Random, factor: float, count: int) -> int | None:
+def minutes(watch: DriftMonitor, random_: random.Random, factor: float, count: int) -> int | None:
     """Return after how many minutes of load a drift was found; None if it was not."""
     for number in range(1, count + 1):
         mean_s = 0.03 * math.exp(random_.gauss(0, NOISE))
@@ -69,7 +68,9 @@ class Moving:
         self._factors, self._stay_s, self._random = factors, stay_s, random.Random(seed)
         self._number, self._left_s, self._now_s = 0, 0.0, 0.0
 
-    def go(self, watch: Watching, length_s: float, factor: Callable[[float], float] = lambda _: 1.0) -> float | None:
+    def go(
+        self, watch: DriftMonitor, length_s: float, factor: Callable[[float], float] = lambda _: 1.0
+    ) -> float | None:
         """Let a time pass; return after how long a drift was found, None if it was not.
 
         Args:
@@ -116,6 +117,7 @@ def test_a_load_that_moves_hides_no_drift(tmp_path: Path, factor: float, stay_s:
         assert "energy" in watch.words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.75, 1.25])
 def test_a_rung_never_held_before_is_no_drift(tmp_path: Path, factor: float) -> None:
     """A rung that is off by a quarter more than the others raises no alarm when the load first gets there."""
@@ -127,6 +129,7 @@ def test_a_rung_never_held_before_is_no_drift(tmp_path: Path, factor: float) -> 
         assert watch._energy.at(2)[0] == pytest.approx(math.log(factor), abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_board_that_warms_up_is_no_drift(tmp_path: Path) -> None:
     """One that draws 6 % more at first, and less as it cools within minutes, raises no alarm in four hours."""
     for seed in range(5):
@@ -182,18 +185,18 @@ def test_a_mean_latency_counts_for_a_minute_on_one_rung(tmp_path: Path) -> None:
 
 def test_what_was_learnt_survives_a_restart(tmp_path: Path) -> None:
     """A watch over the same ladder goes on from what it knew; one over another begins anew."""
-    record = Record(tmp_path / "daemon.db", lambda: EPOCH_S)
-    first, random_ = Watching(record), random.Random(3)
+    record = HistoryStore(tmp_path / "daemon.db", lambda: EPOCH_S)
+    first, random_ = DriftMonitor(record), random.Random(3)
     first.over(LADDER)
     minutes(first, random_, 1.0, 25)
     record.close()
-    again = Record(tmp_path / "daemon.db", lambda: EPOCH_S)
-    second = Watching(again)
+    again = HistoryStore(tmp_path / "daemon.db", lambda: EPOCH_S)
+    second = DriftMonitor(again)
     second.over(LADDER)
     assert second._energy.offsets == first._energy.offsets
     assert second._latency.spread == first._latency.spread
     assert minutes(second, random_, 1.1, 10) is not None
-    other = Watching(again)
+    other = DriftMonitor(again)
     other.over(replace(LADDER, slo_s=0.2))
     assert minutes(other, random_, 1.1, 10) is None
     again.close()
@@ -201,13 +204,13 @@ def test_what_was_learnt_survives_a_restart(tmp_path: Path) -> None:
 
 def test_what_is_to_be_forgotten_stays_forgotten(tmp_path: Path) -> None:
     """A watch that was told to learn anew does so after a restart too, however soon that comes."""
-    record = Record(tmp_path / "daemon.db", lambda: EPOCH_S)
-    watch = Watching(record)
+    record = HistoryStore(tmp_path / "daemon.db", lambda: EPOCH_S)
+    watch = DriftMonitor(record)
     watch.over(LADDER)
     minutes(watch, random.Random(5), 1.0, 30)
     watch.anew()
     record.close()
-    again = Watching(Record(tmp_path / "daemon.db", lambda: EPOCH_S))
+    again = DriftMonitor(HistoryStore(tmp_path / "daemon.db", lambda: EPOCH_S))
     again.over(LADDER)
     assert again._energy.offsets.learnt == {}
 
@@ -231,9 +234,9 @@ _RUNGS = {"1": [30.0, 0.1]}
 )
 def test_what_cannot_be_read_any_more_is_forgotten(tmp_path: Path, kept: dict[str, object]) -> None:
     """What an earlier version kept, or what is broken, makes the watch begin anew and go on."""
-    record = Record(tmp_path / "daemon.db", lambda: EPOCH_S)
+    record = HistoryStore(tmp_path / "daemon.db", lambda: EPOCH_S)
     record.keep("watch", {"key": zlib.crc32(repr(LADDER).encode()), **kept})
-    watch = Watching(record)
+    watch = DriftMonitor(record)
     watch.over(LADDER)
     assert watch._energy.offsets.learnt == {}
     assert minutes(watch, random.Random(1), 1.0, 30) is None
@@ -272,7 +275,7 @@ def contested(new: float, old: float, seed: int = 0, trouble: bool = False) -> t
     for number in range(200 * 65):
         factor = (new if contest.turn is contest.new else old) * math.exp(random_.gauss(0, 0.02 * math.sqrt(60)) / 60)
         power_w = factor * LADDER.rungs[LADDER.best(RATE_PER_S, RATE_PER_S)].power_at(RATE_PER_S)
-        seen = Sight(float(number), 1.0, Seen(int(RATE_PER_S)), None, power_w, None, power_w)
+        seen = ControlPeriod(float(number), 1.0, RequestStats(int(RATE_PER_S)), None, power_w, None, power_w)
         contest.seen(seen, trouble and contest.turn is contest.new and number % 130 == 10)
         if contest.over is not None:
             return contest.over, int(number // (TURN_S + 5))
@@ -285,6 +288,7 @@ def test_a_worse_profile_is_rolled_back() -> None:
     assert contested(0.94, 1.0)[0] is True
 
 
+@pytest.mark.slow
 def test_one_that_is_as_good_is_kept() -> None:
     """Without a difference the new one is kept in nearly all contests."""
     assert sum(contested(1.0, 1.0, seed)[0] is True for seed in range(20)) >= 18
@@ -299,11 +303,12 @@ def test_nothing_is_compared_without_load() -> None:
     """Idle time decides nothing and changes no sides."""
     contest = Contest(TUNED, replace(TUNED, name="b.toml"))
     for number in range(1000):
-        contest.seen(Sight(float(number), 1.0, Seen(0), None, 10.0, None, 10.0), False)
+        contest.seen(ControlPeriod(float(number), 1.0, RequestStats(0), None, 10.0, None, 10.0), False)
     assert contest.over is None
     assert contest.turn is contest.new
 
 
+@pytest.mark.slow
 def test_the_loop_asks_for_a_study_when_energy_drifts(tmp_path: Path) -> None:
     """A board that draws 8 % more than it did is noticed by the loop itself, within five minutes of load."""
     house = House(tmp_path / "daemon")
@@ -317,4 +322,4 @@ def test_the_loop_asks_for_a_study_when_energy_drifts(tmp_path: Path) -> None:
     house.turns(5 * 60)
     assert len(house.words("drift")) == 1
     assert "energy" in house.desk.status.drift
-    assert house.runner.acting.state.study_wanted or house.words("study")
+    assert house.runner.executor.state.study_wanted or house.words("study")

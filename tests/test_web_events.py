@@ -13,8 +13,8 @@ from scripted import Script, daemon, until
 from test_web_routes import Line, ask
 
 from polythrottle.daemon.status import StudyShown
-from polythrottle.daemon.web import Server
-from polythrottle.daemon.web import stream as streams
+from polythrottle.daemon.web import ApiServer
+from polythrottle.daemon.web import event_stream as streams
 
 
 class Followed:
@@ -46,7 +46,7 @@ class Followed:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Script, Server, Path]]:
+def served(tmp_path: Path) -> Iterator[tuple[Script, ApiServer, Path]]:
     """Return a scripted control loop, what serves it, and where."""
     with daemon(tmp_path / "d.sock") as (script, server):
         yield script, server, tmp_path / "d.sock"
@@ -64,7 +64,7 @@ def numbers(followed: Followed, count: int) -> list[int]:
     return found
 
 
-def test_each_event_comes_once_and_in_order(served: tuple[Script, Server, Path]) -> None:
+def test_each_event_comes_once_and_in_order(served: tuple[Script, ApiServer, Path]) -> None:
     """Those that were missed first, then those that happen."""
     script, _, where = served
     script.tell("a", "b", "c")
@@ -75,7 +75,7 @@ def test_each_event_comes_once_and_in_order(served: tuple[Script, Server, Path])
     followed.close()
 
 
-def test_a_follower_takes_up_where_it_was(served: tuple[Script, Server, Path]) -> None:
+def test_a_follower_takes_up_where_it_was(served: tuple[Script, ApiServer, Path]) -> None:
     """Last-Event-ID goes before the address, which a browser keeps from its first connection."""
     script, _, where = served
     script.tell("a", "b", "c")
@@ -84,7 +84,7 @@ def test_a_follower_takes_up_where_it_was(served: tuple[Script, Server, Path]) -
     followed.close()
 
 
-def test_a_number_from_another_count_begins_anew(served: tuple[Script, Server, Path]) -> None:
+def test_a_number_from_another_count_begins_anew(served: tuple[Script, ApiServer, Path]) -> None:
     """Where the daemon lost its record, a follower who knows event 900 is told the first again."""
     script, _, where = served
     script.tell("a")
@@ -93,7 +93,7 @@ def test_a_number_from_another_count_begins_anew(served: tuple[Script, Server, P
     followed.close()
 
 
-def test_words_with_line_ends_stay_one_message(served: tuple[Script, Server, Path]) -> None:
+def test_words_with_line_ends_stay_one_message(served: tuple[Script, ApiServer, Path]) -> None:
     """Nobody can make up events with words of his own."""
     script, _, where = served
     script.tell("a\n\nevent: status\ndata: {}\n\n")
@@ -105,7 +105,7 @@ def test_words_with_line_ends_stay_one_message(served: tuple[Script, Server, Pat
 
 
 def test_statuses_come_once_a_second_at_most(
-    served: tuple[Script, Server, Path], monkeypatch: pytest.MonkeyPatch
+    served: tuple[Script, ApiServer, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of many turns between two messages only the last is shown."""
     monkeypatch.setattr(streams, "_STATUS_S", 0.2)
@@ -127,7 +127,7 @@ def test_a_quiet_stream_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert b": nothing new\n" in found
 
 
-def test_a_study_is_followed_to_its_end(served: tuple[Script, Server, Path]) -> None:
+def test_a_study_is_followed_to_its_end(served: tuple[Script, ApiServer, Path]) -> None:
     """Then the stream ends."""
     script, _, where = served
     script.show(study=StudyShown("s1", "running", 1, 3))
@@ -142,7 +142,7 @@ def test_a_study_is_followed_to_its_end(served: tuple[Script, Server, Path]) -> 
     assert found == [("running", 1), ("ended", 3)]
 
 
-def test_closing_the_server_ends_every_stream(served: tuple[Script, Server, Path]) -> None:
+def test_closing_the_server_ends_every_stream(served: tuple[Script, ApiServer, Path]) -> None:
     """The reader sees the end of the stream, not a broken line."""
     _, server, where = served
     followed = Followed(where)
@@ -153,7 +153,7 @@ def test_closing_the_server_ends_every_stream(served: tuple[Script, Server, Path
     followed.close()
 
 
-def test_followers_are_bounded(served: tuple[Script, Server, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_followers_are_bounded(served: tuple[Script, ApiServer, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """One too many is told to come back, and there is room again when another has left."""
     monkeypatch.setattr(streams, "FOLLOWERS_MOST", 2)
     _, _, where = served
@@ -172,10 +172,10 @@ def test_followers_are_bounded(served: tuple[Script, Server, Path], monkeypatch:
 
 
 def test_who_never_reads_is_dropped_and_holds_up_nobody(
-    served: tuple[Script, Server, Path], monkeypatch: pytest.MonkeyPatch
+    served: tuple[Script, ApiServer, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its line is cut once the buffers are full, while others are answered."""
-    monkeypatch.setattr("polythrottle.daemon.web.connection.STALLED_S", 0.2)
+    monkeypatch.setattr("polythrottle.daemon.web.server.STALLED_S", 0.2)
     script, server, where = served
     mute = socket.socket(socket.AF_UNIX)
     mute.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -12,16 +12,15 @@ import pytest
 from scripted import Script, daemon, until
 from test_web_routes import ask
 
-from polythrottle.daemon.web import Server
-from polythrottle.daemon.web import connection as connections
-from polythrottle.daemon.web.options import Tcp
-from polythrottle.daemon.web.rights import Doorkeeper, Role, Visitor
+from polythrottle.daemon.web import ApiServer
+from polythrottle.daemon.web import server as connections
+from polythrottle.daemon.web.access import AccessControl, Role, Tcp, Visitor
 
 HEAD = b"GET /v1/status HTTP/1.1\r\nHost: x\r\n"
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Script, Server, Path]]:
+def served(tmp_path: Path) -> Iterator[tuple[Script, ApiServer, Path]]:
     """Return a scripted control loop, what serves it, and where."""
     with daemon(tmp_path / "d.sock") as (script, server):
         yield script, server, tmp_path / "d.sock"
@@ -60,7 +59,7 @@ def answered(where: Path, data: bytes) -> bytes:
         HEAD + b"Host: y\r\n\r\n",
     ],
 )
-def test_what_is_no_http_is_told_so_and_closed(served: tuple[Script, Server, Path], data: bytes) -> None:
+def test_what_is_no_http_is_told_so_and_closed(served: tuple[Script, ApiServer, Path], data: bytes) -> None:
     """400 as JSON, and the daemon goes on."""
     found = answered(served[2], data)
     assert found.startswith(b"HTTP/1.1 400 ")
@@ -77,19 +76,19 @@ def test_what_is_no_http_is_told_so_and_closed(served: tuple[Script, Server, Pat
         b"GET /v1/events?after=" + b"1" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
 )
-def test_a_head_has_sixteen_kilobytes_at_most(served: tuple[Script, Server, Path], data: bytes) -> None:
+def test_a_head_has_sixteen_kilobytes_at_most(served: tuple[Script, ApiServer, Path], data: bytes) -> None:
     """Whether it is one long line or many, and though it comes in one piece."""
     assert answered(served[2], data).startswith(b"HTTP/1.1 431 ")
 
 
-def test_a_body_that_turns_to_garbage_cuts_the_line(served: tuple[Script, Server, Path]) -> None:
+def test_a_body_that_turns_to_garbage_cuts_the_line(served: tuple[Script, ApiServer, Path]) -> None:
     """A chunk of no size in the middle of a body is the end."""
     head = b"POST /v1/take HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert answered(served[2], head + b"zz\r\n{}\r\n0\r\n\r\n") == b""
     assert served[0].wishes == []
 
 
-def test_a_body_of_unknown_length_is_bounded(served: tuple[Script, Server, Path]) -> None:
+def test_a_body_of_unknown_length_is_bounded(served: tuple[Script, ApiServer, Path]) -> None:
     """What comes in chunks is counted."""
     head = b"POST /v1/take HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     found = answered(served[2], head + b"8000\r\n" + b" " * 0x8000 + b"\r\n8001\r\n" + b" " * 0x8001 + b"\r\n")
@@ -106,7 +105,7 @@ def test_a_body_of_unknown_length_is_bounded(served: tuple[Script, Server, Path]
     ],
 )
 def test_half_a_request_is_given_up(
-    served: tuple[Script, Server, Path], data: bytes, monkeypatch: pytest.MonkeyPatch
+    served: tuple[Script, ApiServer, Path], data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever sends no more is cut off after a while, wherever it stopped."""
     monkeypatch.setattr(connections, "REQUEST_S", 0.1)
@@ -116,7 +115,7 @@ def test_half_a_request_is_given_up(
 
 
 def test_a_request_that_trickles_is_given_up(
-    served: tuple[Script, Server, Path], monkeypatch: pytest.MonkeyPatch
+    served: tuple[Script, ApiServer, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A letter now and then does not prolong the time a request may take."""
     monkeypatch.setattr(connections, "REQUEST_S", 0.2)
@@ -137,7 +136,7 @@ def test_a_request_that_trickles_is_given_up(
 
 
 def test_an_answer_nobody_takes_is_given_up(
-    served: tuple[Script, Server, Path], monkeypatch: pytest.MonkeyPatch
+    served: tuple[Script, ApiServer, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests in a row whose answers are not read fill a buffer, and then the line is cut."""
     monkeypatch.setattr(connections, "STALLED_S", 0.1)
@@ -153,7 +152,7 @@ def test_an_answer_nobody_takes_is_given_up(
     assert ask(where, "GET", "/v1/status")[0] == 200
 
 
-def test_one_too_many_is_told_to_come_back(served: tuple[Script, Server, Path]) -> None:
+def test_one_too_many_is_told_to_come_back(served: tuple[Script, ApiServer, Path]) -> None:
     """64 lines are kept, and room is there again as soon as one ends."""
     _, server, where = served
     lines = [connected(where) for _ in range(64)]
@@ -169,7 +168,7 @@ def test_one_too_many_is_told_to_come_back(served: tuple[Script, Server, Path]) 
 def test_others_cannot_lock_the_owner_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last eight lines are kept for root and the daemon's own user."""
     peers = iter([*[Visitor(Role.READ)] * 57, Visitor(Role.CONTROL, trusted=True)])
-    monkeypatch.setattr(Doorkeeper, "admitted", lambda self, connection: next(peers))
+    monkeypatch.setattr(AccessControl, "admitted", lambda self, connection: next(peers))
     with daemon(tmp_path / "d.sock") as (_, server):
         lines = [connected(tmp_path / "d.sock") for _ in range(56)]
         until(lambda: len(server._house.state.connections) == 56)
@@ -181,7 +180,7 @@ def test_others_cannot_lock_the_owner_out(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_who_comes_over_tcp_takes_no_room_of_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody may connect there before a token is asked for: 32 at once, and the socket's own places stay free."""
-    monkeypatch.setattr(Doorkeeper, "admitted", lambda self, connection: Visitor(Role.READ))
+    monkeypatch.setattr(AccessControl, "admitted", lambda self, connection: Visitor(Role.READ))
     path, token = tmp_path / "d.sock", tmp_path / "token"
     token.write_text("t" * 40)
     token.chmod(0o600)
@@ -206,7 +205,7 @@ def test_who_comes_over_tcp_takes_no_room_of_the_socket(tmp_path: Path, monkeypa
 
 def test_strangers_take_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight may wait to be told that they may not, the others are closed at once."""
-    monkeypatch.setattr(Doorkeeper, "admitted", lambda self, connection: Visitor(Role.NOTHING))
+    monkeypatch.setattr(AccessControl, "admitted", lambda self, connection: Visitor(Role.NOTHING))
     monkeypatch.setattr(connections, "STRANGER_S", 0.2)
     with daemon(tmp_path / "d.sock") as (_, server):
         lines = [connected(tmp_path / "d.sock") for _ in range(30)]
@@ -217,7 +216,7 @@ def test_strangers_take_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-def test_ten_thousand_fast_connections_leave_nothing(served: tuple[Script, Server, Path]) -> None:
+def test_ten_thousand_fast_connections_leave_nothing(served: tuple[Script, ApiServer, Path]) -> None:
     """Some say nothing, some garbage, some half a request; no line, task or follower is left."""
     script, server, where = served
     chance = random.Random(7)
@@ -249,7 +248,7 @@ def test_ten_thousand_fast_connections_leave_nothing(served: tuple[Script, Serve
     assert script.wishes == []
 
 
-def test_two_requests_in_one_go_are_answered_in_order(served: tuple[Script, Server, Path]) -> None:
+def test_two_requests_in_one_go_are_answered_in_order(served: tuple[Script, ApiServer, Path]) -> None:
     """Pipelining works, though nobody needs it."""
     close = b"GET /v1/devices HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     found = answered(served[2], HEAD + b"\r\n" + close)
@@ -257,7 +256,7 @@ def test_two_requests_in_one_go_are_answered_in_order(served: tuple[Script, Serv
     assert found.index(b'"turn"') < found.index(b'"devices"')
 
 
-def test_an_upgrade_is_not_taken(served: tuple[Script, Server, Path]) -> None:
+def test_an_upgrade_is_not_taken(served: tuple[Script, ApiServer, Path]) -> None:
     """A web socket's request is answered as any other."""
     upgrade = b"Connection: close, upgrade\r\nUpgrade: websocket\r\n\r\n"
     assert answered(served[2], HEAD + upgrade).startswith(b"HTTP/1.1 200 ")

@@ -17,12 +17,11 @@ import pytest
 from scripted import Script, daemon
 from test_web_routes import ask
 
-from polythrottle.client import Client
-from polythrottle.daemon.desk import Desk
-from polythrottle.daemon.web import Server, Tcp, WebOptions, own_page, serve
-from polythrottle.daemon.web.options import is_loopback
-from polythrottle.daemon.web.rights import Doorkeeper, Role, Visitor
-from polythrottle.errors import BadFile, DeviceError, InvalidInput, PermissionDenied, StorageError
+from polythrottle.daemon.client import Client
+from polythrottle.daemon.loop.mailbox import Mailbox
+from polythrottle.daemon.web import ApiServer, Tcp, WebOptions, own_page, serve
+from polythrottle.daemon.web.access import AccessControl, Role, Visitor, is_loopback
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PermissionDenied, StorageError
 
 TOKEN = "0123456789abcdef-secret"
 
@@ -51,7 +50,7 @@ def token(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def over_tcp(tmp_path: Path, token: Path) -> Iterator[tuple[Script, Server, int]]:
+def over_tcp(tmp_path: Path, token: Path) -> Iterator[tuple[Script, ApiServer, int]]:
     """Return a scripted daemon on TCP with a token, and its port."""
     tcp = Tcp("127.0.0.1", 0, token_file=token)
     with daemon(tmp_path / "d.sock", lambda options: replace(options, tcp=tcp)) as (script, server):
@@ -113,7 +112,7 @@ def test_a_socket_without_groups_is_closed_to_others(open_folder: Path) -> None:
 
 def test_roles_follow_from_groups() -> None:
     """Root and the own user may everything."""
-    door = Doorkeeper(frozenset({1}), frozenset({2}))
+    door = AccessControl(frozenset({1}), frozenset({2}))
     assert door.judged(0, frozenset()) == Visitor(Role.CONTROL, trusted=True)
     assert door.judged(os.geteuid(), frozenset()) == Visitor(Role.CONTROL, trusted=True)
     stranger = os.geteuid() + 1
@@ -125,12 +124,12 @@ def test_roles_follow_from_groups() -> None:
 def test_a_group_may_be_named_or_numbered() -> None:
     """One that is not there is an error, for it would let in nobody."""
     name = grp.getgrgid(os.getgid()).gr_name
-    assert Doorkeeper.of((name,), ("77",)) == Doorkeeper(frozenset({os.getgid()}), frozenset({77}))
+    assert AccessControl.of((name,), ("77",)) == AccessControl(frozenset({os.getgid()}), frozenset({77}))
 
 
 def test_a_refused_peer_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking and changing are refused alike, and strangers take nobody's place."""
-    monkeypatch.setattr(Doorkeeper, "admitted", lambda self, connection: Visitor(Role.NOTHING))
+    monkeypatch.setattr(AccessControl, "admitted", lambda self, connection: Visitor(Role.NOTHING))
     with daemon(tmp_path / "d.sock") as (script, server):
         status, answer, headers = ask(tmp_path / "d.sock", "GET", "/v1/status")
         assert (status, answer["error"]["kind"], headers["connection"]) == (403, "PermissionDenied", "close")
@@ -139,7 +138,7 @@ def test_a_refused_peer_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert server._house.strangers == 0
 
 
-def test_tcp_asks_for_the_token(over_tcp: tuple[Script, Server, int]) -> None:
+def test_tcp_asks_for_the_token(over_tcp: tuple[Script, ApiServer, int]) -> None:
     """Without it, with another, or with another scheme it is 401; with it all may be done."""
     script, _, port = over_tcp
     assert get(port) == 401
@@ -152,14 +151,14 @@ def test_tcp_asks_for_the_token(over_tcp: tuple[Script, Server, int]) -> None:
     assert len(script.wishes) == 1
 
 
-def test_the_page_itself_needs_no_token(over_tcp: tuple[Script, Server, int]) -> None:
+def test_the_page_itself_needs_no_token(over_tcp: tuple[Script, ApiServer, int]) -> None:
     """It tells nothing, and asks for the token."""
     assert get(over_tcp[2], "/") == 200
     assert get(over_tcp[2], "/openapi.json") == 401
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::1].evil", ""])
-def test_a_name_that_is_not_this_machines_is_refused(over_tcp: tuple[Script, Server, int], host: str) -> None:
+def test_a_name_that_is_not_this_machines_is_refused(over_tcp: tuple[Script, ApiServer, int], host: str) -> None:
     """A foreign page whose name was bound to this address gets nothing, token or not."""
     port = over_tcp[2]
     assert get(port, "/", Host=host) == 421
@@ -167,7 +166,7 @@ def test_a_name_that_is_not_this_machines_is_refused(over_tcp: tuple[Script, Ser
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:80", "192.168.0.7"])
-def test_addresses_and_the_own_name_are_taken(over_tcp: tuple[Script, Server, int], host: str) -> None:
+def test_addresses_and_the_own_name_are_taken(over_tcp: tuple[Script, ApiServer, int], host: str) -> None:
     """An address cannot be bound to another."""
     assert get(over_tcp[2], Host=host, Authorization=f"Bearer {TOKEN}") == 200
 
@@ -276,7 +275,7 @@ def test_a_token_that_is_none_or_known_is_refused(
         path.write_text(text)
         path.chmod(stat.S_IFREG | mode)
     with pytest.raises(error, match=word):
-        serve(Desk(), WebOptions(tmp_path / "d.sock", tcp=Tcp("127.0.0.1", 0, token_file=path)))
+        serve(Mailbox(), WebOptions(tmp_path / "d.sock", tcp=Tcp("127.0.0.1", 0, token_file=path)))
     assert not (tmp_path / "d.sock").exists()
 
 
@@ -284,7 +283,7 @@ def test_a_token_that_is_none_or_known_is_refused(
 def test_a_certificate_that_is_none_is_refused(tmp_path: Path, token: Path, certificate: tuple[Path, Path]) -> None:
     """So are a key of another certificate, and one with a password, which nobody is there to type."""
     with pytest.raises(BadFile, match="no certificate and its key"):
-        serve(Desk(), WebOptions(tmp_path / "d.sock", tcp=Tcp("127.0.0.1", 0, token, token)))
+        serve(Mailbox(), WebOptions(tmp_path / "d.sock", tcp=Tcp("127.0.0.1", 0, token, token)))
     locked = tmp_path / "locked.pem"
     command = ["openssl", "ec", "-in", str(certificate[1]), "-aes256", "-passout", "pass:secret", "-out", str(locked)]
     subprocess.run(command, check=True, capture_output=True)
@@ -294,10 +293,10 @@ def test_a_certificate_that_is_none_is_refused(tmp_path: Path, token: Path, cert
 
 def test_an_old_kernel_is_asked_for_the_users_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where SO_PEERGROUPS is missing, the user's groups of now count."""
-    monkeypatch.setattr("polythrottle.daemon.peers._PEERGROUPS", 9999)
+    monkeypatch.setattr("polythrottle.actuation.server.unix_socket._PEERGROUPS", 9999)
     near, far = socket.socketpair()
     with near, far:
-        assert Doorkeeper().admitted(near).trusted
+        assert AccessControl().admitted(near).trusted
 
 
 @pytest.mark.tools("openssl")
@@ -305,7 +304,7 @@ def test_who_shakes_hands_for_ever_holds_up_neither_files_nor_the_socket(
     tmp_path: Path, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sixteen may at once; they are cut off, and then others get through."""
-    monkeypatch.setattr("polythrottle.daemon.web.serving._SHAKE_S", 0.5)
+    monkeypatch.setattr("polythrottle.daemon.web.server._SHAKE_S", 0.5)
     tcp = Tcp("127.0.0.1", 0, *certificate)
     with daemon(tmp_path / "d.sock", lambda options: replace(options, tcp=tcp)) as (_, server):
         before = len(os.listdir("/proc/self/fd"))

@@ -16,14 +16,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripted import FIRST, Script, daemon
 
 from polythrottle.catalog.profiles import write_profile
-from polythrottle.daemon.desk import Desk
+from polythrottle.daemon.commands import ApplyProfile, Report, SetBudget, StartStudy, StopStudy
+from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.status import StudyShown
 from polythrottle.daemon.web import WebOptions, serve
-from polythrottle.daemon.web.bodies import TUNE_OPTIONS
-from polythrottle.daemon.web.checking import Malformed, check
-from polythrottle.daemon.web.plain import plain, schema_of, to_json
-from polythrottle.daemon.wishes import ApplyProfile, Report, SetBudget, StartStudy, StopStudy
-from polythrottle.errors import (
+from polythrottle.daemon.web.json_schema import SchemaViolation, check, plain, schema_of, to_json
+from polythrottle.daemon.web.messages import TUNE_OPTIONS
+from polythrottle.domain.errors import (
     BadFile,
     DeviceError,
     KnobRejected,
@@ -32,8 +31,8 @@ from polythrottle.errors import (
     SloUnmet,
     StorageError,
 )
-from polythrottle.profile import Profile
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import OperatingPoint
 
 
 class Line(http.client.HTTPConnection):
@@ -96,7 +95,7 @@ def test_device_and_workload_are_listed(script: Script, where: Path) -> None:
 
 def test_a_daemon_whose_loop_stands_still_is_not_healthy(where: Path) -> None:
     """Before the first turn healthz says 503, after it 200."""
-    desk = Desk()
+    desk = Mailbox()
     with serve(desk, WebOptions(where)):
         assert ask(where, "GET", "/healthz")[0] == 503
         desk.publish(replace(FIRST, turn=1))
@@ -307,7 +306,7 @@ def test_a_busy_loop_is_told_of_instead_of_waited_for(
     script: Script, where: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wish that is not answered in time ends with 503, and is taken back."""
-    monkeypatch.setattr("polythrottle.daemon.web.answering._PATIENCE_S", 0.05)
+    monkeypatch.setattr("polythrottle.daemon.web.handlers._PATIENCE_S", 0.05)
     script.deaf = True
     assert ask(where, "POST", "/v1/take", {})[0] == 503
     assert script.desk.wishes() == []
@@ -343,5 +342,5 @@ def test_values_become_json_whatever_they_hold() -> None:
 )
 def test_a_schema_refuses_what_it_does_not_describe(value: Any, schema: dict[str, Any]) -> None:
     """Each keyword is kept."""
-    with pytest.raises(Malformed):
+    with pytest.raises(SchemaViolation):
         check(value, schema)

@@ -13,8 +13,7 @@ from test_web_routes import ask
 
 from polythrottle.daemon.status import StudyShown
 from polythrottle.daemon.web import Tcp
-from polythrottle.daemon.web.document import document
-from polythrottle.daemon.web.operations import OPERATIONS
+from polythrottle.daemon.web.routes import OPERATIONS, document
 
 pytestmark = pytest.mark.schema
 TOKEN = "0123456789abcdef-secret"

@@ -13,9 +13,9 @@ import pytest
 from scripted import FIRST, daemon
 from test_web_routes import ask
 
-from polythrottle.daemon.desk import Desk
+from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.web import Tcp, WebOptions, serve
-from polythrottle.errors import DeviceError, InvalidInput, StorageError
+from polythrottle.domain.errors import DeviceError, InvalidInput, StorageError
 
 
 def web_threads() -> list[str]:
@@ -27,7 +27,7 @@ def test_nothing_is_left_after_close(tmp_path: Path) -> None:
     """No thread, no socket file, no open file; and closing again does nothing."""
     path = tmp_path / "run" / "d.sock"
     before = len(os.listdir("/proc/self/fd"))
-    server = serve(Desk(), WebOptions(path))
+    server = serve(Mailbox(), WebOptions(path))
     assert web_threads()
     assert ask(path, "GET", "/v1/status")[0] == 200
     server.close()
@@ -38,7 +38,7 @@ def test_nothing_is_left_after_close(tmp_path: Path) -> None:
 
 def test_publishing_after_close_hurts_nobody(tmp_path: Path) -> None:
     """The control loop goes on without its API."""
-    desk = Desk()
+    desk = Mailbox()
     serve(desk, WebOptions(tmp_path / "d.sock")).close()
     desk.publish(FIRST)
     desk.tell([])
@@ -59,7 +59,7 @@ def test_a_living_daemons_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "d.sock"
     with daemon(path):
         with pytest.raises(DeviceError, match="another daemon answers at"):
-            serve(Desk(), WebOptions(path))
+            serve(Mailbox(), WebOptions(path))
         assert ask(path, "GET", "/v1/status")[0] == 200
 
 
@@ -68,26 +68,26 @@ def test_what_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "d.sock"
     path.write_text("mine")
     with pytest.raises(StorageError, match="no socket"):
-        serve(Desk(), WebOptions(path))
+        serve(Mailbox(), WebOptions(path))
     assert path.read_text() == "mine"
 
 
 def test_a_socket_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     """A path too long, a file where a folder should be, an unknown group, a port in use."""
     with pytest.raises(InvalidInput, match="at most 107 bytes"):
-        serve(Desk(), WebOptions(tmp_path / ("x" * 120)))
+        serve(Mailbox(), WebOptions(tmp_path / ("x" * 120)))
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be made"):
-        serve(Desk(), WebOptions(tmp_path / "file" / "d.sock"))
+        serve(Mailbox(), WebOptions(tmp_path / "file" / "d.sock"))
     with pytest.raises(InvalidInput, match="there is no group"):
-        serve(Desk(), WebOptions(tmp_path / "d.sock", readers=("no-such-group",)))
+        serve(Mailbox(), WebOptions(tmp_path / "d.sock", readers=("no-such-group",)))
     token = tmp_path / "token"
     token.write_text("0123456789abcdef")
     token.chmod(0o600)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         tcp = Tcp("127.0.0.1", taken.getsockname()[1], token_file=token)
         with pytest.raises(InvalidInput, match="cannot be listened on"):
-            serve(Desk(), WebOptions(tmp_path / "d.sock", tcp=tcp))
+            serve(Mailbox(), WebOptions(tmp_path / "d.sock", tcp=tcp))
     assert not (tmp_path / "d.sock").exists()
     assert web_threads() == []
 
@@ -111,7 +111,7 @@ def test_serving_loads_neither_numpy_nor_torch(tmp_path: Path) -> None:
     """Not even when everything has been asked for once."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
-        "from pathlib import Path; from scripted import daemon; from polythrottle.client import Client\n"
+        "from pathlib import Path; from scripted import daemon; from polythrottle.daemon.client import Client\n"
         "with daemon(Path(sys.argv[1])):\n"
         "    c = Client(Path(sys.argv[1])); c.status(); c.profiles(); c.seconds(); c.history(); c.take()\n"
         "    c.apply('sim/bert')\n"

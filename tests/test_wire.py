@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polythrottle import errors
 from polythrottle.actuation import wire
-from polythrottle.actuation.wire import Later, LeaseOver, Lent, Line, decode, encode, error_from, error_line
-from polythrottle.errors import (
+from polythrottle.actuation.client import connection
+from polythrottle.actuation.client.connection import Line
+from polythrottle.actuation.wire import Later, LeaseOver, Lent, error_from, error_line
+from polythrottle.domain import errors
+from polythrottle.domain.errors import (
     DeviceError,
     InvalidInput,
     KnobAbsent,
@@ -25,7 +27,9 @@ from polythrottle.errors import (
     PolythrottleError,
     UnknownName,
 )
-from polythrottle.space import Knob, SearchSpace
+from polythrottle.domain.space import Knob, SearchSpace
+from polythrottle.storage.json_lines import decode, encode
+from polythrottle.storage.space_codec import space_document
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -118,9 +122,9 @@ def test_a_search_space_arrives_whole() -> None:
     """Knobs, points, default and the label of names; what is none is refused."""
     knobs = [Knob("gpu_max_hz", (1, 2, 3)), Knob("power_mode", ("15W", "MAXN"), label=True)]
     space = SearchSpace.grid(knobs, {"gpu_max_hz": 3, "power_mode": "MAXN"}, lambda point: point["gpu_max_hz"] != 2)
-    line = json.loads(json.dumps(wire.space_line(space)))
+    line = json.loads(json.dumps(space_document(space)))
     assert wire.space_from(line).fingerprint == space.fingerprint
-    assert wire.space_from(wire.space_line(SearchSpace.unit())).fingerprint == SearchSpace.unit().fingerprint
+    assert wire.space_from(space_document(SearchSpace.unit())).fingerprint == SearchSpace.unit().fingerprint
     for bad in ({}, {**line, "rows": "x"}, {**line, "size": 1}, {**line, "default": {}}):
         with pytest.raises(DeviceError, match="no search space"):
             wire.space_from(bad)
@@ -167,7 +171,7 @@ def test_a_server_that_is_no_actuator_is_told_apart(answer: bytes, says: str, tm
 
 def test_an_answer_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither memory nor time without bounds."""
-    monkeypatch.setattr(wire, "MOST_ANSWER", 1000)
+    monkeypatch.setattr(connection, "MOST_ANSWER", 1000)
     with answering(tmp_path / "s", b"x" * 100_000):
         line = Line(tmp_path / "s")
         with pytest.raises(DeviceError, match="too long"):
@@ -197,7 +201,7 @@ def test_whom_nobody_answers_is_told_what_to_do(tmp_path: Path) -> None:
 
 def test_an_actuator_with_too_many_at_its_door_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is waited for a little while; as soon as there is room one is let in."""
-    monkeypatch.setattr(wire, "_AT_THE_DOOR_S", 0.05)
+    monkeypatch.setattr(connection, "_AT_THE_DOOR_S", 0.05)
     with socket.socket(socket.AF_UNIX) as listener, ExitStack() as waiting:
         listener.bind(os.fspath(tmp_path / "s"))
         listener.listen(0)

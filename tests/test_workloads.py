@@ -16,14 +16,13 @@ import torch
 from actuators import until
 from onnx import TensorProto, helper, numpy_helper
 
-from polythrottle.backends.cpu.busy import busy_s
-from polythrottle.errors import BadFile, DeviceError, InvalidInput, KnobRejected, TrialError, UnknownName
-from polythrottle.ports import Workload
-from polythrottle.space import OperatingPoint
+from polythrottle.backends.cpu.energy import busy_s
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, KnobRejected, TrialError, UnknownName
+from polythrottle.domain.ports import Workload
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.testing.contracts import WorkloadContract
 from polythrottle.workloads import open_workload
-from polythrottle.workloads.knobs import processors
-from polythrottle.workloads.tensors import Input, parse_inputs, random_array
+from polythrottle.workloads.inputs import Input, parse_inputs, processors, random_array
 
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 
@@ -537,6 +536,7 @@ def running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_hanging_command_is_killed_with_its_whole_group(folder: Path) -> None:
     """After the timeout neither the command nor what it started is left."""
     with pytest.raises(TrialError, match=r"did not end within 2 s and was killed"):

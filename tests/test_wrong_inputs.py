@@ -11,11 +11,11 @@ import pytest
 from builders import study
 
 import polythrottle
-from polythrottle import api
+from polythrottle.api import search
+from polythrottle.api.outcome import find_study
 from polythrottle.cli.commands import run
-from polythrottle.cli.snapshot import free_name
-from polythrottle.errors import InvalidInput
-from polythrottle.outcome import find_study
+from polythrottle.cli.inspect import free_name
+from polythrottle.domain.errors import InvalidInput
 from polythrottle.testing.__main__ import main as plant_or_run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,6 +69,15 @@ WRONG: list[tuple[str, int, str]] = [
     ("measure -d sim:jetson-nano?speed=2", 3, "did you mean seed or noise?"),
     ("measure -d sim:jetson-nano?seed=x", 2, "not a whole number"),
     ("measure -d sim:jetson-nano?noise=nan", 2, "0 <= noise < 1"),
+    ("measure -d sim:jetson-nano?meter=", 2, "names no meter; it is one of shelly:HOST"),
+    ("measure -d sim:jetson-nano?meter=shely:h -w resnet50", 3, "did you mean shelly"),
+    ("measure -d sim:jetson-nano?meter=csv:none.csv -w resnet50", 4, "none.csv cannot be read"),
+    (
+        "measure -d sim:jetson-nano?meter=shelly:127.0.0.1:1 -w resnet50",
+        6,
+        "the meter shelly:127.0.0.1:1 cannot",
+    ),
+    ("measure -d sim:jetson-nano?meter=cmd:none -w resnet50", 2, "'none' is not a program"),
     ("measure -d replay:", 2, "replay: needs the path of a table"),
     ("measure -d replay:none.csv", 4, "none.csv does not exist"),
     ("measure -d replay:folder", 4, "no file that a table can be read from"),
@@ -249,6 +258,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_wrong_input_is_one_helpful_line(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the exit code of its kind, nothing on standard output, and no file made or changed."""
     before = _tree(files)
@@ -285,7 +295,7 @@ def test_bad_options_are_found_before_what_takes_seconds_is_imported(
 ) -> None:
     """The packages of the search are the last that is looked at."""
     imported: list[str] = []
-    monkeypatch.setattr(api, "_check_packages", imported.append)
+    monkeypatch.setattr(search, "_check_packages", imported.append)
     for words in ("--slo p99<=25W", "--risk 3", "--objective speed", "--batch 3 --seconds nan", "--horizon 3"):
         assert run(shlex.split(f"tune {SIM} {words}")) in (2, 3)
     assert imported == []
@@ -311,6 +321,7 @@ def test_values_of_a_wrong_kind_are_invalid_input(call: Callable[[Any], object])
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_study_is_found_by_its_profile_and_by_its_name(
     files: Path, state_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -370,6 +381,7 @@ def test_a_limit_in_the_wrong_unit_is_asked_back(files: Path, capsys: pytest.Cap
     assert "continuing with trial 1 of 2" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_one_of_several_profiles_is_said(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Which a bare name means, and how another is named; a name with its SLO needs no word."""
     for slo in ("p99<=100ms", "p99<=90ms"):

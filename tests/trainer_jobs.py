@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from polythrottle.finetune.trainer import Task
+from polythrottle.training.beside.trainer.protocol import Task
 
 WIDTH = 6
 

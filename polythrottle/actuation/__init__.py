@@ -1,11 +1,28 @@
-"""The only code that writes to a device: originals saved first, written, read back, restored."""
+"""The only code that writes to a device: originals saved first, written, read back, restored.
 
-from polythrottle.actuation.actuator import Actuator
-from polythrottle.actuation.controls import UNREADABLE, Control, Controls, Setting, SysFiles, span
-from polythrottle.actuation.limits import Limits
-from polythrottle.actuation.putting_back import Difference, Outcome
-from polythrottle.actuation.restoring import Standing, confirm, restore_all, standing
-from polythrottle.actuation.system import SystemControls
+Names are looked up when they are first used (PEP 562): the guard and the keeper, processes of their own that last as
+long as a device stands changed, import modules of this package and not the writer with them, a megabyte each.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polythrottle.actuation.actuator import Actuator
+    from polythrottle.actuation.drivers.controls import UNREADABLE, Control, Controls, Setting, SysFiles, span
+    from polythrottle.actuation.drivers.system import SystemControls
+    from polythrottle.actuation.limits import Limits
+    from polythrottle.actuation.restore import Standing, confirm, restore_all, standing
+    from polythrottle.actuation.rollback import Difference, Outcome
+
+_HOMES = {
+    "actuator": ("Actuator",),
+    "drivers.controls": ("UNREADABLE", "Control", "Controls", "Setting", "SysFiles", "span"),
+    "drivers.system": ("SystemControls",),
+    "limits": ("Limits",),
+    "restore": ("Standing", "confirm", "restore_all", "standing"),
+    "rollback": ("Difference", "Outcome"),
+}
 
 __all__ = [
     "UNREADABLE",
@@ -24,3 +41,10 @@ __all__ = [
     "span",
     "standing",
 ]
+
+
+def __getattr__(name: str) -> object:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"polythrottle.actuation.{home}"), name)
+    raise AttributeError(f"module 'polythrottle.actuation' has no attribute {name!r}")

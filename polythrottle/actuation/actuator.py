@@ -9,19 +9,27 @@ from types import TracebackType
 
 from typing_extensions import Self
 
-from polythrottle.actuation.audit import Audit
-from polythrottle.actuation.boot import boot_id as running_boot_id
-from polythrottle.actuation.claims import claimed
-from polythrottle.actuation.controls import UNREADABLE, Control, Controls, Setting, present_start
-from polythrottle.actuation.descriptor_store import DescriptorStore
-from polythrottle.actuation.lease import LEASE_S, Fence, Stuck, hold, name_holder, one_line, start_of
+from polythrottle.actuation.drivers.controls import UNREADABLE, Control, Controls, Setting, present_start
+from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.limits import Limits
-from polythrottle.actuation.putting_back import Difference, Outcome, patiently, put_back
-from polythrottle.actuation.record import Kept, Record
-from polythrottle.actuation.site import Site
-from polythrottle.actuation.system import SystemControls
-from polythrottle.actuation.watch import Watch, start_guard
-from polythrottle.errors import BadFile, DeviceError, KnobRejected, PolythrottleError, StorageError
+from polythrottle.actuation.rollback import Audit, Difference, Outcome, patiently, put_back
+from polythrottle.actuation.state.lease import (
+    LEASE_S,
+    Fence,
+    Stuck,
+    boot_s,
+    claimed,
+    hold,
+    name_holder,
+    one_line,
+    start_of,
+)
+from polythrottle.actuation.state.record import Kept, Record
+from polythrottle.actuation.state.site import Site
+from polythrottle.actuation.state.site import boot_id as running_boot_id
+from polythrottle.actuation.systemd import DescriptorStore
+from polythrottle.actuation.watchdog import Watchdog, start_guard
+from polythrottle.domain.errors import BadFile, DeviceError, KnobRejected, PolythrottleError, StorageError
 
 
 class Actuator:
@@ -65,7 +73,7 @@ class Actuator:
         self._token = 0
         self._dirty = False
         self._wrote: dict[str, str] = {}
-        self._watch: Watch | None = None
+        self._watch: Watchdog | None = None
         self._audit = Audit(self._site.audit, device)
         self._store = DescriptorStore(self._site)
 
@@ -87,7 +95,9 @@ class Actuator:
             return entry.original
         # A power mode that was switched has rewritten controls which no line names.
         switched = any(each.persistent for each in record.entries.values())
-        return record.originals[key] if switched and key in record.originals else self.live(key)
+        if switched and key in record.originals:
+            return record.originals[key]
+        return self.live(key)
 
     def live(self, key: str) -> str:
         """Return what a control holds now; `UNREADABLE` where nobody can know.
@@ -103,7 +113,8 @@ class Actuator:
         Raises:
             DeviceError: If none of them can be reached any more.
         """
-        changed, lost = [], []
+        changed = []
+        lost = []
         for key, text in self._wrote.items():
             follows = self._allowed[key].follows
             try:
@@ -118,7 +129,9 @@ class Actuator:
         return tuple(changed)
 
     def _boot(self) -> str:
-        return self._boot_id if self._boot_id is not None else running_boot_id()
+        if self._boot_id is not None:
+            return self._boot_id
+        return running_boot_id()
 
     def __enter__(self) -> Self:
         self._site.prepare()
@@ -147,7 +160,8 @@ class Actuator:
             record.adopt(self._audit.entries(left.token))
         self._token = fence.take(self._holder, LEASE_S if self._guarded else None)
         self._site.left.unlink(missing_ok=True)
-        self._record, self._dirty = record, False
+        self._record = record
+        self._dirty = False
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -179,10 +193,12 @@ class Actuator:
         if self._watch is not None and self._fence is not None:
             self._watch.forsake()
             self._fence.let_go()
-            self._watch, self._fence = None, None
+            self._watch = None
+            self._fence = None
 
     def _release(self) -> None:
-        taken, left = self._record is not None, self._record is not None and bool(self._record.entries)
+        taken = self._record is not None
+        left = self._record is not None and bool(self._record.entries)
         self._record = None
         self._store.end(forget=not left)
         self._free_spare()
@@ -241,7 +257,9 @@ class Actuator:
     def _before(self, key: str, held: str) -> str:
         """Return what a control held, as the text that puts it back."""
         neutral = self._allowed[key].neutral
-        return neutral if neutral is not None and held == UNREADABLE else held
+        if neutral is not None and held == UNREADABLE:
+            return neutral
+        return held
 
     def _check(self, setting: Setting) -> None:
         control = self._allowed.get(setting.key)
@@ -256,7 +274,7 @@ class Actuator:
             for setting in moved
         ]
         if self._guarded and self._watch is None and self._fence is not None:
-            self._watch = Watch(self._site, self._fence, self._token, self._boot(), lambda: record.text)
+            self._watch = Watchdog(self._site, self._fence, self._token, self._boot(), lambda: record.text)
         if self._fence is not None and self._fence.handle is not None:
             self._store.begin(self._fence.handle, self._token, record.text)
         record.listener = self._tell
@@ -294,7 +312,8 @@ class Actuator:
         return found
 
     def _put(self, record: Record, setting: Setting, before: str) -> None:
-        key, text = setting.key, setting.text
+        key = setting.key
+        text = setting.text
         self._audit.intend(self._token, key, self._before(key, before), text)
         patiently(f"cannot write {text} to {key}", lambda: self._controls.write(key, text))
         kept = self.live(key)
@@ -351,25 +370,31 @@ class Actuator:
         if self._record is None or self._fence is None or self._lock is None:
             raise DeviceError(f"{self.device} must be entered before it is handed over")
         if self._watch is not None:
-            self._watch.stop()
-            self._watch = None
+            self._watch.rest()  # its guard goes on: until the next one has begun it reverts, should this process die
         holder = one_line(holder)
         name_holder(self._lock, holder)
         with self._fence.closed(self._token):
             self._record.keep(self._to_stand(self._record))
+        expires_s = None if seconds is None else boot_s() + LEASE_S
         self._fence.change(
-            self._token, holder=holder, applied=True, kept=seconds is None, expires_s=None, pid=0, started=0
+            self._token, holder=holder, applied=True, kept=seconds is None, expires_s=expires_s, pid=0, started=0
         )
-        if seconds is not None:
-            self._fence.renew(self._token, seconds)
+        begun: dict[str, object] = {}
         if seconds is not None or self._record.kept:
             lock = None if seconds is None else self._lock  # for good it stands by its lease alone
             pid = start_guard(self._site, self._token, self._boot(), lock=lock, known=self._record.text)
-            self._fence.change(self._token, pid=pid, started=start_of(pid) or 0, confirmed_s=confirmed_s)
+            begun = {"pid": pid, "started": start_of(pid) or 0, "confirmed_s": confirmed_s}
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        expires_s = None if seconds is None else boot_s() + seconds
+        self._fence.change(self._token, expires_s=expires_s, **begun)
         self._fence.let_go()
         self._free_spare()
         os.close(self._lock)
-        self._lock, self._fence, self._record = None, None, None
+        self._lock = None
+        self._fence = None
+        self._record = None
 
     def _to_stand(self, record: Record) -> dict[str, Kept]:
         """Return what the controls that were changed are to hold, and since which start of their driver."""
@@ -391,7 +416,8 @@ def _starved() -> bool:
 
 def _needed(settings: Sequence[Setting], held: dict[str, str]) -> list[Setting]:
     """Return the writes that change something, given what holds before the first."""
-    now, moved = dict(held), []
+    now = dict(held)
+    moved = []
     for setting in settings:
         if now[setting.key] != setting.text:
             moved.append(setting)

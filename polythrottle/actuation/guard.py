@@ -2,7 +2,7 @@
 
 Started by the writer as ``python -m polythrottle.actuation.guard FOLDER STEM BOOT_ID TOKEN PID``; with ``-HANDLE`` for
 the process it holds the device itself, by the lock that is open there, for a profile applied by hand; once that is to
-stand for good, or with ``-`` alone at once, the guard becomes its keeper (`polythrottle.actuation.keeping`). Standard
+stand for good, or with ``-`` alone at once, the guard becomes its keeper (`polythrottle.actuation.keeper`). Standard
 library only, but for what the device's own driver needs. On its standard input the writer tells it what goes on record,
 so that it can restore where record and lease are damaged, deleted, or on a disk that has failed.
 """
@@ -16,19 +16,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from polythrottle.actuation.lease import Fence, Lease, Stuck, boot_s
-from polythrottle.actuation.record import FORGET, NOW, Record
-from polythrottle.actuation.restoring import take_over
-from polythrottle.actuation.site import Site
-from polythrottle.actuation.system import SystemControls
-from polythrottle.errors import PolythrottleError, StorageError
+from polythrottle.actuation.drivers.system import SystemControls
+from polythrottle.actuation.keeper import StateCopy
+from polythrottle.actuation.restore import take_over
+from polythrottle.actuation.state.lease import Fence, Lease, Stuck, boot_s
+from polythrottle.actuation.state.record import FORGET, NOW, Record
+from polythrottle.actuation.state.site import Site
+from polythrottle.domain.errors import PolythrottleError, StorageError
 
-_KEEPER = "polythrottle.actuation.keeping"
+_KEEPER = "polythrottle.actuation.keeper"
 _LOOK_S = 0.25
 _AGAIN_S = (0.1, 0.4, 1.5, 3.0, None)
 
 
-class Told:
+class WriterPipe:
     """What the writer has told through a pipe.
 
     Args:
@@ -44,7 +45,9 @@ class Told:
     @property
     def handles(self) -> list[int]:
         """What to wait for; empty once the writer has closed it."""
-        return [] if self._handle is None else [self._handle]
+        if self._handle is None:
+            return []
+        return [self._handle]
 
     def hear(self) -> None:
         """Take what has come."""
@@ -70,7 +73,9 @@ class Told:
         return Record(site.record, None, boot_id, self._text.removesuffix(NOW).rpartition(FORGET)[2])
 
 
-def watch(site: Site, boot_id: str, token: int, ended: Callable[[float], bool]) -> bool:
+def wait_for_end(
+    site: Site, boot_id: str, token: int, ended: Callable[[float], bool], look: Callable[[], None] = lambda: None
+) -> bool:
     """Wait until a lease ends by itself, and say whether the device is to be restored then.
 
     Args:
@@ -78,9 +83,12 @@ def watch(site: Site, boot_id: str, token: int, ended: Callable[[float], bool]) 
         boot_id: Of the running kernel.
         token: Of the lease.
         ended: Waits at most so many seconds for the process that holds it, and says whether that has ended.
+        look: Is called before each look at the lease.
     """
-    fence, lease = Fence(site.lease, boot_id), Lease(token, boot_id)
+    fence = Fence(site.lease, boot_id)
+    lease = Lease(token, boot_id)
     while True:
+        look()
         try:
             found = fence.read()
             if found.has_passed(token):
@@ -99,7 +107,9 @@ def watch(site: Site, boot_id: str, token: int, ended: Callable[[float], bool]) 
 
 
 def _left_s(lease: Lease) -> float:
-    return math.inf if lease.expires_s is None else lease.expires_s - boot_s()
+    if lease.expires_s is None:
+        return math.inf
+    return lease.expires_s - boot_s()
 
 
 def _never(wait_s: float) -> bool:
@@ -107,7 +117,7 @@ def _never(wait_s: float) -> bool:
     return False
 
 
-def _end_of(pid: int, told: Told) -> Callable[[float], bool]:
+def _end_of(pid: int, told: WriterPipe) -> Callable[[float], bool]:
     """Return what waits for the end of the process that started this one, or for it to say that it leaves."""
 
     def heard(wait_s: float, writer: list[int]) -> list[int]:
@@ -137,13 +147,16 @@ def main(arguments: list[str]) -> None:
     folder, stem, boot_id, token, pid = arguments
     if pid == "-":  # it stands for good from the beginning
         _become_keeper(arguments)
-    site, controls, told = Site(Path(folder), stem), SystemControls(), Told(sys.stdin.fileno())
+    site = Site(Path(folder), stem)
+    controls = SystemControls()
+    told = WriterPipe(sys.stdin.fileno())
     told.hear()
     alone = pid.startswith("-")
     if alone:
         os.set_inheritable(int(pid[1:]), False)  # a keeper holds no lock: its lease says that the device is taken
         _keep_open(site, boot_id, controls)
-    if watch(site, boot_id, int(token), _never if alone else _end_of(int(pid), told)):
+    look = StateCopy(site, boot_id, int(token), locked=True).look if alone else lambda: None
+    if wait_for_end(site, boot_id, int(token), _never if alone else _end_of(int(pid), told), look):
         _restore(site, boot_id, int(token), controls, told)
     elif alone and Fence(site.lease, boot_id).read().kept:
         _become_keeper(arguments)
@@ -154,7 +167,7 @@ def _become_keeper(arguments: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", _KEEPER, *arguments[:4]])
 
 
-def _restore(site: Site, boot_id: str, token: int, controls: SystemControls, told: Told) -> None:
+def _restore(site: Site, boot_id: str, token: int, controls: SystemControls, told: WriterPipe) -> None:
     pauses = iter(_AGAIN_S)
     while True:
         try:

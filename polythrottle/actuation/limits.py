@@ -21,10 +21,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from polythrottle.actuation.controls import Controls, factory
-from polythrottle.errors import BadFile, DeviceError, KnobRejected
-from polythrottle.plainfile import toml_of
-from polythrottle.units import to_file, to_si
+from polythrottle.actuation.drivers.controls import Controls, factory
+from polythrottle.domain.errors import BadFile, DeviceError, KnobRejected
+from polythrottle.domain.units import to_file, to_si
+from polythrottle.storage.untrusted import read_toml
 
 _FILE = "/etc/polythrottle/limits.toml"
 _BEYOND = 1e15
@@ -40,8 +40,15 @@ _NVML = {"gpu_clocks": ("gpu_max_hz", 1e6), "mem_clocks": ("mem_hz", 1e6), "powe
 """The knob behind a control, by the last part of its key, and what one of the control's units is of the knob's."""
 KINDS = ("jetson", "nvml", "cpu")
 KNOBS = (
-    *("gpu_min_hz", "gpu_max_hz", "mem_hz", "cpu_min_hz", "cpu_max_hz"),
-    *("cpu_cores", "power_limit_w", "power_mode", "power_profile"),
+    "gpu_min_hz",
+    "gpu_max_hz",
+    "mem_hz",
+    "cpu_min_hz",
+    "cpu_max_hz",
+    "cpu_cores",
+    "power_limit_w",
+    "power_mode",
+    "power_profile",
 )
 """The knobs of real devices that have numbers to bound."""
 Bounds = tuple[float, float]
@@ -69,7 +76,7 @@ class Limits:
         try:
             if not file.exists() and not file.is_symlink():
                 return cls()
-            tables = toml_of(file, _MOST_BYTES)
+            tables = read_toml(file, _MOST_BYTES)
         except BadFile as err:
             raise BadFile(f"the administrator's limits: {err}") from err
         except (OSError, ValueError, RecursionError) as err:
@@ -106,10 +113,16 @@ class Limits:
         last = text.rpartition(",")[2]
         if not name or not last.isdecimal() or not self.bounds:
             return ""
-        kinds = ("nvml",) if key.startswith("nvml:") else ("jetson", "cpu") if name.startswith("cpu_") else ("jetson",)
+        if key.startswith("nvml:"):
+            kinds = ["nvml"]
+        elif name.startswith("cpu_"):
+            kinds = ["jetson", "cpu"]  # both write the same files of cpufreq
+        else:
+            kinds = ["jetson"]
         spans = [self.span(kind, name, place.removeprefix("nvml:")) for kind in kinds]
-        low, high = max(each[0] for each in spans), min(each[1] for each in spans)
-        if low <= int(last) * unit <= high:
+        low = max(each[0] for each in spans)
+        high = min(each[1] for each in spans)
+        if low <= float(last) * unit <= high:
             return ""
         with suppress(OSError, DeviceError, KnobRejected):
             if factory(controls, key) == text:

@@ -16,19 +16,14 @@ from typing import Any, TypeVar
 
 from typing_extensions import Self
 
-from polythrottle.actuation.wire import MOST_S, Later, LeaseOver, Line, space_from
-from polythrottle.clock import Clock, SystemClock
-from polythrottle.errors import DeviceError, PolythrottleError
-from polythrottle.findings import Finding
-from polythrottle.measurement import EnergyKind, Reading
-from polythrottle.ports import Offer
-from polythrottle.sensors import Sensor, usual
-from polythrottle.space import Knob, OperatingPoint, SearchSpace
-from polythrottle.state import ACTUATOR_SOCKET, socket_path
-from polythrottle.threads import Thread
-
-TOKEN = "POLYTHROTTLE_TOKEN"
-"""The environment variable with the token of a loan, which a process that starts a study gives it."""
+from polythrottle.actuation.client.connection import TOKEN, Line, left_from, reading_from
+from polythrottle.actuation.wire import MOST_S, Later, LeaseOver, space_from
+from polythrottle.domain.clock import Clock, SystemClock, Thread
+from polythrottle.domain.errors import DeviceError, PolythrottleError
+from polythrottle.domain.measurement import EnergyKind, Reading
+from polythrottle.domain.ports import Finding, Offer, Sensor, usual_sensor
+from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path
 
 _TRIES = 5
 T = TypeVar("T")
@@ -64,8 +59,10 @@ class RemoteDevice:
         patience_s: float = 60.0,
     ) -> None:
         self._path = Path(path) if path else socket_path(ACTUATOR_SOCKET)
-        self._device, self._knobs = device, None if knobs is None else tuple(knobs)
-        self._line, self._turn = Line(self._path, patience_s), threading.Lock()
+        self._device = device
+        self._knobs = None if knobs is None else tuple(knobs)
+        self._line = Line(self._path, patience_s)
+        self._turn = threading.Lock()
         self._lent = token or os.environ.get(TOKEN, "")
         self._token = ""
         self._lost: PolythrottleError | None = None
@@ -90,7 +87,8 @@ class RemoteDevice:
             PolythrottleError: As the constructor does.
         """
         given = dict(options or {})
-        token, device = given.pop("token", ""), given.pop("device", "")
+        token = given.pop("token", "")
+        device = given.pop("device", "")
         rest = "".join(f"&{name}={value}" for name, value in given.items())
         return cls(path, f"{device}{rest}", knobs=knobs, token=token)
 
@@ -150,7 +148,7 @@ class RemoteDevice:
     def averaging(self) -> Sensor:
         """What the device there says of its sensor; what is usual for its kind where it says nothing."""
         if "sensor" not in self._told:
-            return usual(self.uri)
+            return usual_sensor(self.uri)
         return self._part("sensor", lambda fields: Sensor(**fields))
 
     @property
@@ -208,12 +206,8 @@ class RemoteDevice:
             DeviceError: If they cannot be read.
             TrialError: If the joules are not known.
         """
-        line = self._ask("read", device=self._device)
-        try:
-            line.pop("anew", None)  # how often the counter began anew, which concerns the daemon alone
-            return Reading(**line)
-        except TypeError as err:
-            raise DeviceError(f"the actuator at {self._path} is of another version: {err}") from err
+        # How often the counter began anew concerns the daemon alone.
+        return reading_from(self._ask("read", device=self._device))[0]
 
     def restore(self) -> None:
         """Restore everything to how it was found.
@@ -224,7 +218,7 @@ class RemoteDevice:
         self._note_left(self._under("restore"))
 
     def _note_left(self, answer: Mapping[str, Any]) -> None:
-        self.left += tuple(map(str, answer.get("left", ())))
+        self.left += left_from(answer)
 
     def _under(self, verb: str, **fields: Any) -> dict[str, Any]:
         """Ask for something under the lease.
@@ -268,7 +262,8 @@ class RemoteDevice:
         if self._beat is not None:
             self._beat.join()
             self._beat = None
-        token, self._token = self._token, ""
+        token = self._token
+        self._token = ""
         try:
             if token and self._lost is None:
                 # A loan is the lender's to end: a study enters the device more than once.

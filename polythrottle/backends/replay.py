@@ -8,6 +8,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,22 +17,24 @@ from types import TracebackType
 import numpy as np
 from typing_extensions import Self
 
-from polythrottle.cells import Cells
-from polythrottle.clock import VirtualClock
-from polythrottle.errors import BadFile, InvalidInput, KnobRejected, TrialError
-from polythrottle.measurement import METRICS, EnergyKind, Latency, Measurement, Query, Reading
-from polythrottle.space import Level, OperatingPoint, SearchSpace
-from polythrottle.tables import read
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import BadFile, InvalidInput, KnobRejected, TrialError
+from polythrottle.domain.measurement import METRICS, EnergyKind, Latency, Measurement, Query, Reading
+from polythrottle.domain.space import BATCH_SIZE, Level, OperatingPoint, SearchSpace
+from polythrottle.storage.cells import Cells
+from polythrottle.storage.tables import header, read
 
 _LATENCIES = {"mean": "latency_s", **{name: f"latency_{name}_s" for name in ("p50", "p90", "p95", "p99")}}
 _REQUIRED = ("latency_s", "energy_j")
+_INSTEAD = ("latency_s", "power_w")
 _MEASURED = (*_LATENCIES.values(), "latency_std_s", "throughput_per_s", "power_w", "energy_j", "temperature_c")
 _NOTES = ("energy_per_request_j", "epoch_time_s", "mean_batch_size", "observed_gpu_freq_hz", "core_mask", "n_repeats")
 _LABELS = frozenset({"cpu_cluster"})
-_LEAST, _MOST = 1e-15, 1e15
+_LEAST = 1e-15
+_MOST = 1e15
 _SLOWEST_HZ = 1_000_000
 _MAY_BE_ZERO = ("temperature_c", "latency_std_s")
-_SMALL_IS_STOCK = frozenset({"batch_size", "gpu_min_hz"})
+_SMALL_IS_STOCK = frozenset({BATCH_SIZE, "gpu_min_hz"})
 
 
 @dataclass(frozen=True)
@@ -42,37 +45,44 @@ class Table:
         path: Where it was read from.
         points: The configuration of each row, distinct.
         measurements: What was recorded there, in the same order.
+        remarks: What a user should know of its figures, a line each.
     """
 
     path: Path
     points: tuple[OperatingPoint, ...]
     measurements: tuple[Measurement, ...]
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> "Table":
         """Return the table in a CSV file, gzip-compressed or not, or in a Parquet file.
 
-        The columns before the first measurement are the knobs. Columns behind it that are not known are kept out.
+        The columns before the first measurement are the knobs. Columns behind it that are not known are kept out. Where
+        no energy was recorded but power was, an item's energy is power over throughput.
 
         Raises:
             BadFile: If there is no such file, or it is no table: names the line and the column.
         """
         if not path.exists():
             raise BadFile(f"{path} does not exist; replay: takes the path of a .csv, .csv.gz or .parquet table")
-        table = read(path, _REQUIRED)
+        table = read(path, _needed(path))
         knobs = _knob_columns(path, table.names)
         kind, boundary = _provenance(path)
+        if "energy_j" not in table.names:
+            kind = EnergyKind.ESTIMATED
+            boundary = f"power over throughput, {boundary}"
         points: dict[OperatingPoint, Cells] = {}
         measurements = []
         for cells in table.rows():
             row = _Row(cells)
             point = OperatingPoint({name: row.level(name) for name in knobs})
             if point in points:
-                first, again = points[point].line, cells.line
+                first = points[point].line
+                again = cells.line
                 raise BadFile(f"{path}, line {again}: repeats the configuration of line {first}")
             points[point] = cells
             measurements.append(row.measurement(kind, boundary))
-        return cls(path, tuple(points), tuple(measurements))._checked()
+        return cls(path, tuple(points), tuple(measurements), _remarks(path, table.names))._checked()
 
     def _checked(self) -> "Table":
         try:
@@ -125,7 +135,9 @@ class ReplayDevice:
             raise InvalidInput(f"noise is a fraction between 0 and 1, not {noise}")
         self._table = Table.read(path)
         self._space = self._table.space if knobs is None else _searched(self._table.space, knobs)
-        self._noise, self._seed, self._trial = noise, seed, 0
+        self._noise = noise
+        self._seed = seed
+        self._trial = 0
         self._row = self._table.space.index(self._space.default)
         self._energy_j = 0.0
         self.clock = VirtualClock()
@@ -149,7 +161,9 @@ class ReplayDevice:
     @property
     def energy_kind(self) -> EnergyKind:
         """How the recorded joules came about; with noise put on them they are simulated."""
-        return EnergyKind.SIMULATED if self._noise else self._table.measurements[0].energy_kind
+        if self._noise:
+            return EnergyKind.SIMULATED
+        return self._table.measurements[0].energy_kind
 
     @property
     def boundary(self) -> str:
@@ -202,7 +216,9 @@ class ReplayDevice:
         measured = self._table.measurements[self._row]
         self.clock.sleep(measured.latency.mean_s)
         self._energy_j += measured.energy_j
-        return measured if self._noise == 0 else self._disturbed(measured)
+        if self._noise == 0:
+            return measured
+        return self._disturbed(measured)
 
     def _disturbed(self, measured: Measurement) -> Measurement:
         name = zlib.crc32(repr(self._table.space[self._row]).encode())
@@ -257,13 +273,32 @@ def _knob_columns(path: Path, header: Sequence[str]) -> tuple[str, ...]:
     return knobs
 
 
+def _needed(path: Path) -> tuple[str, ...]:
+    """Return which measurements a table must have: energy, or power where it has that alone."""
+    with suppress(BadFile):  # what a table lacks is said of what it should have
+        if "energy_j" not in header(path, _INSTEAD):
+            return _INSTEAD
+    return _REQUIRED
+
+
+def _remarks(path: Path, names: Sequence[str]) -> tuple[str, ...]:
+    """Return how energy is worked out where none was recorded."""
+    if "energy_j" in names:
+        return ()
+    if "throughput_per_s" in names:
+        how = "power_w / throughput_per_s"
+    else:
+        how = f"power_w * latency_s{' / batch_size' * ('batch_size' in names)} (closed loop)"
+    return (f"{path.name} has no energy_j: energy per item is {how}",)
+
+
 def _provenance(path: Path) -> tuple[EnergyKind, str]:
     """Return how the energy came about, by the manifest beside the table if it lists the table."""
     try:
         entries = json.loads((path.parent / "manifest.json").read_text(encoding="utf-8"))["tables"]
         entry = next(entry for entry in entries if entry["file"] == path.name)
     except (OSError, ValueError, KeyError, TypeError, StopIteration):
-        return EnergyKind.MEASURED, f"as recorded in {path.name}"
+        return EnergyKind.RECORDED, f"as recorded in {path.name}"
     kind = EnergyKind.RELATIVE if entry.get("energy_scale") == "relative" else EnergyKind.MEASURED
     return kind, f"as recorded by {entry.get('source', 'the source')} on {entry.get('device', 'the device')}"
 
@@ -292,7 +327,9 @@ class _Row:
         if name.endswith("_hz") and value < _SLOWEST_HZ:
             hint = f"; {text} MHz are {value * 1e6:.0f}" if value > 0 else ""
             raise BadFile(f"{self._where(name)}: {text} is no clock in Hz, of which the least is {_SLOWEST_HZ:,}{hint}")
-        return int(value) if value == int(value) else value
+        if value == int(value):
+            return int(value)
+        return value
 
     def number_in(self, name: str) -> float | None:
         """Return a measurement, or None if the field is empty or the column absent."""
@@ -318,10 +355,12 @@ class _Row:
 
     def measurement(self, kind: EnergyKind, boundary: str) -> Measurement:
         """Return what the row recorded; its own ``energy_kind`` column overrides ``kind``."""
-        mean_s, energy_j = self.needed("latency_s"), self.needed("energy_j")
+        mean_s = self.needed("latency_s")
         percentiles = {f"{name}_s": self.number_in(column) for name, column in _LATENCIES.items() if name != "mean"}
-        power_w = self.number_in("power_w")
         throughput = self.number_in("throughput_per_s") or self._batch() / mean_s
+        recorded = "energy_j" in self.cells.cells
+        power_w = self.number_in("power_w") if recorded else self.needed("power_w")
+        energy_j = self.needed("energy_j") if recorded or power_w is None else power_w / throughput
         return Measurement(
             Latency(mean_s, **percentiles, std_s=self.number_in("latency_std_s")),  # type: ignore[arg-type]
             energy_j,
@@ -335,7 +374,7 @@ class _Row:
         )
 
     def _batch(self) -> float:
-        return self.number_in("batch_size") or 1.0
+        return self.number_in(BATCH_SIZE) or 1.0
 
     def _kind(self, kind: EnergyKind) -> EnergyKind:
         text = self.text("energy_kind") or kind
@@ -348,14 +387,23 @@ class _Row:
 
 
 def _number(level: Level) -> float:
-    return 0.0 if isinstance(level, str) else float(level)
+    if isinstance(level, str):
+        return 0.0
+    return float(level)
 
 
 class RecordedWorkload:
-    """The workload a replay table brings: it was served when the table was recorded, and is not served again."""
+    """The workload a replay table brings: it was served when the table was recorded, and is not served again.
+
+    Args:
+        notes: What a user should read beside the figures.
+    """
 
     uri = "recorded"
     space = SearchSpace.unit()
+
+    def __init__(self, notes: tuple[str, ...] = ()) -> None:
+        self.notes = notes
 
     def apply(self, point: OperatingPoint) -> None:
         """Do nothing: a table's knobs all belong to the device."""

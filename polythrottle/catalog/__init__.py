@@ -1,7 +1,7 @@
 """Finds and parses the files of devices/ and profiles/."""
 
 from polythrottle.catalog.boards import Board, load_board
+from polythrottle.catalog.documents import names
 from polythrottle.catalog.models import Model, load_model
-from polythrottle.catalog.places import names
 
 __all__ = ["Board", "Model", "load_board", "load_model", "names"]

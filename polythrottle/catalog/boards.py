@@ -1,15 +1,206 @@
-"""Boards: what can be set on a device, in which combinations, what its rails are, and the figures that simulate it."""
+"""Boards: their knobs and allowed combinations, their rails, and the coefficients in SI that simulate them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from polythrottle.catalog.entry import Entry
-from polythrottle.catalog.places import locate, names
-from polythrottle.catalog.simulation import Simulation
-from polythrottle.errors import InvalidInput
-from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
-from polythrottle.units import knob_name, show_level, show_name, to_si, unknown_knob
+from polythrottle.catalog.documents import locate, names, read_document
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
+from polythrottle.domain.units import knob_name, show_level, show_name, to_si, unknown_knob
+from polythrottle.storage.documents import TomlTable
+
+# The coefficients a board is simulated with, in SI; the equations they go into are in ``backends/simulated``.
+
+PRECISIONS = ("fp32", "fp16", "int8")
+
+
+def _above_zero(record: object, *names: str) -> None:
+    for name in names:
+        if not getattr(record, name) > 0:
+            raise InvalidInput(f"{name} must be above 0")
+
+
+@dataclass(frozen=True)
+class Voltage:
+    """A voltage curve: flat up to a knee, then linear to the top clock.
+
+    Args:
+        knee: Where the rise begins, as a fraction of the top clock.
+        swing: Voltage at the top clock over the flat voltage.
+    """
+
+    knee: float
+    swing: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.knee < 1 and self.swing >= 1):
+            raise InvalidInput("a voltage curve needs 0 < knee < 1 <= swing")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """How the GPU computes and what that draws.
+
+    Args:
+        lanes: CUDA cores: how much work is in flight at once.
+        fp32_ops_per_clock: Operations per clock at full rate, a multiply-add counted as two.
+        fp16_ops_per_clock: The same in half precision, without sparsity.
+        tensor: Whether half precision runs on tensor cores.
+        tensor_fp32: Whether single precision runs on tensor cores too (TF32).
+        hold: Share of its power limit that a limited card draws.
+        int8_ops_per_clock: Operations per clock in whole numbers of eight bits; 0 where the file states none.
+        launch_cycles: CPU cycles the GPU waits for each kernel.
+        power_w: Dynamic power at the top clock with all lanes at work.
+        floor: Share of ``power_w`` that a busy GPU draws whatever its lanes do.
+        idle: Share of ``power_w`` that a waiting GPU draws at the clock it waits at.
+        voltage: Its voltage curve.
+    """
+
+    lanes: float
+    fp32_ops_per_clock: float
+    fp16_ops_per_clock: float
+    tensor: bool
+    launch_cycles: float
+    power_w: float
+    floor: float
+    idle: float
+    voltage: Voltage
+    tensor_fp32: bool = False
+    hold: float = 1.0
+    int8_ops_per_clock: float = 0.0
+
+    def __post_init__(self) -> None:
+        _above_zero(self, "lanes", "fp32_ops_per_clock", "fp16_ops_per_clock", "power_w")
+        if not (self.floor < 1 and self.idle < 1 and 0 < self.hold <= 1):
+            raise InvalidInput("floor and idle are shares below 1, hold a share above 0")
+
+    def ops_per_clock(self, precision: str) -> float:
+        """Return the operations per clock at full rate in a precision.
+
+        Raises:
+            InvalidInput: If its file states no such rate.
+        """
+        rates = {"fp32": self.fp32_ops_per_clock, "fp16": self.fp16_ops_per_clock, "int8": self.int8_ops_per_clock}
+        if rates[precision] <= 0:
+            raise InvalidInput(f"its file states no rate for {precision}; take a model in fp32 or fp16")
+        return rates[precision]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """How memory moves bytes and what that draws.
+
+    Args:
+        bandwidth_bytes_per_s: Peak at the top memory clock.
+        achieved: Share of the peak that kernels reach.
+        power_w: Power at the top clock without traffic, clocking and SoC fabric included.
+        exponent: ``power_w`` goes with (clock / top clock) to this power.
+        energy_j_per_byte: Energy of one byte moved.
+        spill: Growth of the traffic of one item as caches overflow, times the square of the batch's doublings.
+    """
+
+    bandwidth_bytes_per_s: float
+    achieved: float
+    power_w: float
+    exponent: float
+    energy_j_per_byte: float
+    spill: float
+
+    def __post_init__(self) -> None:
+        _above_zero(self, "bandwidth_bytes_per_s", "achieved")
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """What the CPU draws.
+
+    Args:
+        clock_hz: Clock if the board has no CPU knob, and the clock ``core_w`` is for.
+        core_w: Dynamic power of one busy core at ``clock_hz``.
+        wait: Share of ``core_w`` drawn by the core that waits for the GPU.
+        voltage: Its voltage curve.
+    """
+
+    clock_hz: int
+    core_w: float
+    wait: float
+    voltage: Voltage
+
+    def __post_init__(self) -> None:
+        _above_zero(self, "clock_hz")
+
+
+@dataclass(frozen=True)
+class Thermal:
+    """Heat: static power that grows with temperature, and a body that warms up.
+
+    Args:
+        static_w: Power at ``reference_c`` that no knob changes.
+        reference_c: Temperature ``static_w`` is for.
+        leakage_per_c: Relative growth of ``static_w`` per degree.
+        ambient_c: Temperature of the air.
+        start_c: Temperature every trial starts from.
+        resistance_c_per_w: Rise over ambient per watt once settled.
+        time_constant_s: Time to 63 % of a rise.
+        limit_c: Temperature at which the board slows itself down.
+    """
+
+    static_w: float
+    reference_c: float
+    leakage_per_c: float
+    ambient_c: float
+    start_c: float
+    resistance_c_per_w: float
+    time_constant_s: float
+    limit_c: float
+
+    def __post_init__(self) -> None:
+        _above_zero(self, "static_w", "resistance_c_per_w", "time_constant_s")
+        if self.leakage_per_c * (self.reference_c - min(self.ambient_c, self.start_c)) >= 1:
+            raise InvalidInput("leakage_per_c is so high that leakage ends within the temperatures of the board")
+
+
+@dataclass(frozen=True)
+class Governor:
+    """The stock governor: how slowly the GPU clock follows its load between the lowest and highest allowed.
+
+    Args:
+        rise_s: Time to 63 % of the way up while the GPU is busy; 0 is immediate.
+        fall_s: Time to 63 % of the way down while it waits.
+    """
+
+    rise_s: float
+    fall_s: float
+
+    def __post_init__(self) -> None:
+        if self.rise_s > 0:
+            _above_zero(self, "fall_s")
+
+
+@dataclass(frozen=True)
+class Actuation:
+    """How long a change takes effect after, by what is changed."""
+
+    gpu_s: float
+    memory_s: float
+    cpu_s: float
+    power_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """All coefficients of one board."""
+
+    gpu: Gpu
+    memory: Memory
+    cpu: Cpu
+    thermal: Thermal
+    governor: Governor
+    actuation: Actuation
+
+
+# Boards: what can be set on a device, in which combinations, what its rails are, and the figures that simulate it.
 
 MOST_LEVELS = 10_000
 """Levels of one knob."""
@@ -55,7 +246,8 @@ class Ordered:
 
     def broken_by(self, point: Mapping[str, Level]) -> str | None:
         """Return why a point breaks this rule, or None."""
-        low, high = point.get(self.low), point.get(self.high)
+        low = point.get(self.low)
+        high = point.get(self.high)
         if isinstance(low, str) or isinstance(high, str) or low is None or high is None or low <= high:
             return None
         return f"{self.low} {show_level(self.low, low)} lies above {self.high} {show_level(self.high, high)}"
@@ -106,7 +298,9 @@ class Rails:
     @property
     def boundary(self) -> str:
         """What the joules of the total cover, in words."""
-        return f"{' + '.join(self.total)} ({self.note})" if self.total else self.note
+        if self.total:
+            return f"{' + '.join(self.total)} ({self.note})"
+        return self.note
 
 
 @dataclass(frozen=True)
@@ -203,7 +397,9 @@ class Board:
 
 
 def _involved(rule: Ordered | Dependent) -> tuple[str, str]:
-    return (rule.low, rule.high) if isinstance(rule, Ordered) else (rule.knob, rule.limited)
+    if isinstance(rule, Ordered):
+        return (rule.low, rule.high)
+    return (rule.knob, rule.limited)
 
 
 def _nearest(knob: BoardKnob, level: Level) -> str:
@@ -220,7 +416,7 @@ def load_board(name: str) -> Board:
         UnknownName: If there is no such file; names the nearest.
         BadFile: If the file does not hold what it should; names the key and what was expected.
     """
-    entry = _whole(Entry.of_file(locate("devices", "device", name)))
+    entry = _whole(read_document(locate("devices", "device", name)))
     knobs = tuple(_knob(key, table) for key, table in entry.each("knobs"))
     if not knobs:
         raise entry.wrong("knobs", "is missing; expected a table per knob, such as [knobs.gpu_max_mhz]")
@@ -234,18 +430,18 @@ def load_board(name: str) -> Board:
     )
 
 
-def _whole(entry: Entry) -> Entry:
+def _whole(entry: TomlTable) -> TomlTable:
     """Return a file with the tables it does not have itself taken from the shipped board that it ``extends``."""
     base = entry.values.get("extends")
     if base is None:
         return entry
     if not isinstance(base, str) or base not in names("devices"):
         raise entry.wrong("extends", f"must name a board of devices/, not {base!r}")
-    inherited = Entry.of_file(locate("devices", "device", base))
+    inherited = read_document(locate("devices", "device", base))
     if "extends" in inherited.values:
         raise entry.wrong("extends", f"must name a board that does not extend another, not {base}")
     own = {key: value for key, value in entry.values.items() if key != "extends"}
-    return Entry(entry.file, entry.place, {**inherited.values, **own})
+    return TomlTable(entry.file, entry.place, {**inherited.values, **own})
 
 
 @dataclass(frozen=True)
@@ -267,7 +463,7 @@ class _KnobTable:
         return tuple(first + i * step for i in range(round((last - first) / step) + 1))
 
 
-def _knob(key: str, entry: Entry) -> BoardKnob:
+def _knob(key: str, entry: TomlTable) -> BoardKnob:
     table = entry.fill(_KnobTable)
     try:
         levels = tuple(sorted({_level(key, level)[1] for level in table.spread()}))
@@ -290,17 +486,17 @@ class _DependentTable:
     most: float
 
 
-def _ordered(entry: Entry) -> Ordered:
+def _ordered(entry: TomlTable) -> Ordered:
     rule = entry.fill(Ordered)
     return Ordered(to_si(rule.low, 1)[0], to_si(rule.high, 1)[0])
 
 
-def _dependent(entry: Entry) -> Dependent:
+def _dependent(entry: TomlTable) -> Dependent:
     table = entry.fill(_DependentTable)
     return Dependent(*_level(table.knob, table.level), *_level(table.limited, table.most))
 
 
-def _preset(entry: Entry, name: str) -> OperatingPoint:
+def _preset(entry: TomlTable, name: str) -> OperatingPoint:
     entry.check_sources()
     figures = {key: value for key, value in entry.values.items() if key != "source"}
     for key, value in figures.items():

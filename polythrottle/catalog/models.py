@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from polythrottle.catalog.entry import Entry
-from polythrottle.catalog.places import locate
-from polythrottle.catalog.simulation import PRECISIONS
-from polythrottle.errors import InvalidInput
-from polythrottle.space import Knob, SearchSpace
+from polythrottle.catalog.boards import PRECISIONS
+from polythrottle.catalog.documents import locate, read_document
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.space import BATCH_SIZE, Knob, SearchSpace
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Model:
                 "take a smaller model or a larger device"
             )
         default = self.batch_default if self.batch_default in sizes else sizes[0]
-        return SearchSpace.grid([Knob("batch_size", sizes)], {"batch_size": default})
+        return SearchSpace.grid([Knob(BATCH_SIZE, sizes)], {BATCH_SIZE: default})
 
 
 def load_model(name: str) -> Model:
@@ -100,4 +99,4 @@ def load_model(name: str) -> Model:
         BadFile: If the file does not hold what it should; names the key and what was expected.
     """
     given: Mapping[str, object] = {"name": name}
-    return Entry.of_file(locate("profiles/workloads", "workload", name)).fill(Model, **given)
+    return read_document(locate("profiles/workloads", "workload", name)).fill(Model, **given)

@@ -1,7 +1,8 @@
-"""Tuned profiles as TOML files: ``profiles/tuned/<device>/<workload>@<SLO>.toml`` in the state folder."""
+"""Tuned profiles and their ladders as TOML files: profiles/tuned/<device>/<workload>@<SLO>.toml in the state folder."""
 
 import contextlib
 import glob
+import math
 import os
 import re
 import tempfile
@@ -11,18 +12,160 @@ from typing import Any
 
 import tomli_w
 
-from polythrottle.catalog.ladders import ladder_of, levels_of, point_of, table_of
-from polythrottle.catalog.places import catalogue_dir
-from polythrottle.errors import BadFile, PolythrottleError, StorageError, UnknownName
-from polythrottle.measurement import EnergyKind, Interval, Latency, Measurement
-from polythrottle.plainfile import contents, toml
-from polythrottle.problem import Constraint, Objective, Problem
-from polythrottle.profile import Profile
-from polythrottle.state import state_dir
+from polythrottle.catalog.documents import catalogue_dir
+from polythrottle.domain.errors import BadFile, PolythrottleError, StorageError, UnknownName
+from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
+from polythrottle.domain.problem import Constraint, Objective, Problem
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import BATCH_SIZE, Level, OperatingPoint
+from polythrottle.domain.units import to_file, to_si
+from polythrottle.storage.atomic_file import replace_file
+from polythrottle.storage.paths import state_dir
+from polythrottle.storage.untrusted import parse_toml, read_plain
+
+# Points and ladders of points as tables of TOML: ``[point]`` and ``[ladder]`` of a tuned profile.
+
+_MILLI = 1e3
+
+
+def levels_of(point: OperatingPoint) -> dict[str, Level]:
+    """Return a point's levels as files hold them: ``gpu_max_mhz``."""
+    pairs = (to_file(name, level) if not isinstance(level, str) else (name, level) for name, level in point.items())
+    return dict(pairs)
+
+
+def point_of(levels: Mapping[str, Any]) -> OperatingPoint:
+    """Return the point that levels of a file mean.
+
+    Raises:
+        TypeError: If one is neither a finite number nor a word.
+    """
+    return OperatingPoint(dict(_level(name, level) for name, level in levels.items()))
+
+
+def _level(name: str, level: Any) -> tuple[str, Level]:
+    """Return one level in SI."""
+    if isinstance(level, str):
+        return name, level
+    if type(level) not in (int, float) or not math.isfinite(level):
+        raise TypeError(f"{name} has no level {level!r}")
+    return to_si(name, level)
+
+
+def ladder_table(ladder: Ladder) -> dict[str, Any]:
+    """Return a ladder as a file holds it."""
+    return {"slo_ms": _to_ms(ladder.slo_s), "rungs": [_rung_table(rung) for rung in ladder.rungs]}
+
+
+def _rung_table(rung: Rung) -> dict[str, Any]:
+    service = rung.service
+    return {
+        "rate_per_s": rung.rate_per_s,
+        "gather_ms": _to_ms(rung.gather_s),
+        "power_w": rung.power_w,
+        "p99_ms": _to_ms(rung.p99_s),
+        **({} if rung.relief_w_per_s is None else {"relief_w_per_ms": round(rung.relief_w_per_s / _MILLI, 9)}),
+        "batch": service.batch,
+        "interval_ms": _to_ms(service.interval_s),
+        "latency_ms": _to_ms(service.latency_s),
+        "tail_ms": _to_ms(service.tail_s),
+        "batch_j": service.batch_j,
+        "idle_w": service.idle_w,
+        "point": levels_of(service.point),
+    }
+
+
+def ladder_from_table(table: Any, point: OperatingPoint) -> Ladder:
+    """Return the ladder that a table of a file means.
+
+    Args:
+        table: With ``slo_ms`` and ``rungs``.
+        point: Of the profile, whose knobs every rung sets.
+
+    Raises:
+        BadFile: If it is no ladder; names the key.
+        InvalidInput: If its figures make none, such as rates that do not rise.
+    """
+    slo_s = _time_s(table, "slo_ms", "ladder")
+    rungs = _value(table, "rungs", "ladder")
+    if not isinstance(rungs, list):
+        raise BadFile("ladder.rungs is not a list of tables")
+    return Ladder(slo_s, tuple(_rung(rung, f"ladder.rungs[{number}]", point) for number, rung in enumerate(rungs)))
+
+
+def _rung(table: Any, where: str, point: OperatingPoint) -> Rung:
+    interval_s, latency_s, tail_s = (_time_s(table, key, where) for key in ("interval_ms", "latency_ms", "tail_ms"))
+    batch_j = _number(table, "batch_j", where)
+    idle_w = _number(table, "idle_w", where, least=0.0)
+    batch = _batch(table, where)
+    service = Service(_point(table, where, point), batch, interval_s, latency_s, tail_s, batch_j, idle_w)
+    if int(service.point.get(BATCH_SIZE, service.batch)) != service.batch:
+        raise BadFile(f"{where}.batch is {service.batch}, and its point says {service.point[BATCH_SIZE]}")
+    rate_per_s, power_w = (_number(table, key, where) for key in ("rate_per_s", "power_w"))
+    gather_s = _time_s(table, "gather_ms", where, least=0.0)
+    p99_s = _time_s(table, "p99_ms", where)
+    return Rung(rate_per_s, service, gather_s, power_w, p99_s, _relief_w_per_s(table, where))
+
+
+def _relief_w_per_s(table: Mapping[str, Any], where: str) -> float | None:
+    if "relief_w_per_ms" not in table:
+        return None
+    return round(_number(table, "relief_w_per_ms", where, least=0.0) * _MILLI, 6)
+
+
+def _point(table: Any, where: str, like: OperatingPoint) -> OperatingPoint:
+    levels = _value(table, "point", where)
+    if not isinstance(levels, dict):
+        raise BadFile(f"{where}.point is not a table of levels")
+    try:
+        point = point_of(levels)
+    except TypeError as error:
+        raise BadFile(f"{where}.point: {error}") from error
+    if set(point) != set(like):
+        raise BadFile(f"{where}.point sets {', '.join(point) or 'nothing'}, and the profile's {', '.join(like)}")
+    return point
+
+
+def _batch(table: Any, where: str) -> int:
+    batch = _value(table, "batch", where)
+    if type(batch) is not int or batch < 1:
+        raise BadFile(f"{where}.batch is {batch!r}; it must be a whole number of at least 1")
+    return batch
+
+
+def _time_s(table: Any, key: str, where: str, least: float | None = None) -> float:
+    return round(_number(table, key, where, least) / _MILLI, 9)
+
+
+def _to_ms(time_s: float) -> float:
+    """Return a time that is held to the nanosecond in milliseconds, so that `_time_s` gives it back exactly."""
+    return round(time_s * _MILLI, 6)
+
+
+def _number(table: Any, key: str, where: str, least: float | None = None) -> float:
+    """Return a figure that is finite and positive, or not below the least."""
+    value = _value(table, key, where)
+    if type(value) not in (int, float) or not math.isfinite(value) or not (value > 0 if least is None else value >= 0):
+        raise BadFile(
+            f"{where}.{key} is {value!r}; it must be a number {'above' if least is None else 'of at least'} 0"
+        )
+    return float(value)
+
+
+def _value(table: Any, key: str, where: str) -> Any:
+    if not isinstance(table, dict):
+        raise BadFile(f"{where} is not a table")
+    if key not in table:
+        raise BadFile(f"it lacks {where}.{key}")
+    return table[key]
+
+
+# Tuned profiles as TOML files: ``profiles/tuned/<device>/<workload>@<SLO>.toml`` in the state folder.
 
 TUNED = "profiles/tuned"
-DIGEST = "[0-9a-f]" * 8
-"""How a file's name ends that tells one model from another of its name, as a pattern of paths."""
+_DIGESTS = ("", "-" + "[0-9a-f]" * 8)
+"""How a name may end: that of a model, table or board that is a file tells it from others of its name."""
 _MOST_BYTES = 1_000_000
 _FIRST = "# Tuned by polythrottle."
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "std")
@@ -46,7 +189,7 @@ def write_profile(profile: Profile, path: Path) -> None:
         **({} if profile.default is None else {"default": _measured(profile.default)}),
         "provenance": dict(profile.provenance),
         **({"identity": dict(profile.identity)} if profile.identity else {}),
-        **({} if profile.ladder is None else {"ladder": table_of(profile.ladder)}),
+        **({} if profile.ladder is None else {"ladder": ladder_table(profile.ladder)}),
     }
     kind = profile.measurement.energy_kind
     replace_file(path, f"{_FIRST} Energy is {kind}.\n{tomli_w.dumps(document)}".encode())
@@ -58,11 +201,11 @@ def read_profile(path: Path) -> Profile:
     Raises:
         BadFile: If there is no such file, it is no plain one of at most 1 MB, or not a profile: names the key.
     """
-    data = contents(path, _MOST_BYTES)
+    data = read_plain(path, _MOST_BYTES)
     try:
-        document = toml(data)
+        document = parse_toml(data)
         point = point_of(document["point"])
-        if isinstance(batch := point.get("batch_size", 1), str) or batch < 1 or batch != int(batch):
+        if isinstance(batch := point.get(BATCH_SIZE, 1), str) or batch < 1 or batch != int(batch):
             raise ValueError(f"point.batch_size is {batch!r}; it must be a whole number of at least 1")
         return Profile(
             device=_word(document["device"]),
@@ -71,10 +214,10 @@ def read_profile(path: Path) -> Profile:
             measurement=_measurement(document["measured"]),
             default=_measurement(document["default"]) if "default" in document else None,
             slo=tuple(document["slo"]),
-            provenance=document["provenance"],
+            provenance=_table(document["provenance"], "provenance"),
             identity=_identity(document.get("identity", {})),
-            workload_knobs=_names(document.get("workload_knobs")),
-            ladder=ladder_of(document["ladder"], point) if "ladder" in document else None,
+            workload_knobs=_names(document.get("workload_knobs"), "workload_knobs"),
+            ladder=ladder_from_table(document["ladder"], point) if "ladder" in document else None,
         )
     except UnicodeDecodeError as error:
         raise BadFile(f"{path} is not a profile: it is not text in UTF-8") from error
@@ -127,23 +270,31 @@ def named_profiles(name: str) -> tuple[Path, ...]:
     """Return the profiles that a name such as ``<device>/<workload>`` means, the newest first.
 
     They lie in the state folder, in ``profiles/tuned`` of the working folder, or in the catalogue, which comes last.
-    One SLO of several is named behind an @, as in ``sim-jetson-nano/resnet50@p99<=25ms``. Of a model that is a file the
-    name may leave the digest out: ``cpu/model`` for ``cpu/model-1c9f0a77``.
+    One SLO of several is named behind an @, as in ``sim-jetson-nano/resnet50@p99<=25ms``. Of a model, table or board
+    that is a file the name may leave the digest out: ``cpu/model`` for ``cpu/model-1c9f0a77``.
 
     Args:
         name: Of device and workload, and the SLO where it matters.
     """
     base, _, slo = name.removesuffix(".toml").partition("@")
-    base = re.sub(r"^(sim|nvml|replay):", r"\1-", base)
     if not re.fullmatch(r"[^/]+/[^/]+", base) or base.startswith("."):
         return ()
     *own, shipped = _folders()
     asked = [f"@{glob.escape(_slug(slo))}.toml"] if slo else [".toml", "@*.toml"]
-    endings = [f"{digest}{each}" for digest in ("", f"-{DIGEST}") for each in asked]
-    patterns = [f"{glob.escape(base)}{which}" for which in endings]
+    patterns = [f"{each}{which}" for each in named_patterns(base) for which in asked]
     mine = {path for folder in own for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
     newest = sorted(mine, key=lambda path: (path.stat().st_mtime_ns, str(path)), reverse=True)
     return (*newest, *(path for pattern in patterns for path in sorted(shipped.glob(pattern))))
+
+
+def named_patterns(name: str) -> list[str]:
+    """Return patterns of paths for a name such as ``<device>/<workload>``, whose digests may be left out.
+
+    Args:
+        name: With one slash; the device's scheme may end in a colon or a hyphen.
+    """
+    device, workload = (glob.escape(re.sub(r"^(sim|nvml|replay):", r"\1-", part)) for part in name.split("/"))
+    return [f"{device}{one}/{workload}{other}" for one in _DIGESTS for other in _DIGESTS]
 
 
 def _folders() -> list[Path]:
@@ -156,7 +307,9 @@ def _folders() -> list[Path]:
 
 def _some(known: Iterable[str]) -> str:
     some = sorted(known)[:3]
-    return f" such as {', '.join(some)}" if some else ""
+    if some:
+        return f" such as {', '.join(some)}"
+    return ""
 
 
 def _question(constraints: Iterable[Constraint], objective: Objective) -> str:
@@ -189,16 +342,22 @@ def _word(text: Any) -> str:
 
 
 def _identity(table: Mapping[str, Any]) -> dict[str, str]:
-    if not all(isinstance(text, str) for text in table.values()):
+    if not all(isinstance(text, str) for text in _table(table, "identity").values()):
         raise TypeError("its identity holds something else than text")
     return dict(table)
 
 
-def _names(values: Any) -> tuple[str, ...] | None:
+def _table(values: Any, name: str) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise TypeError(f"{name} is not a table")
+    return values
+
+
+def _names(values: Any, name: str) -> tuple[str, ...] | None:
     if values is None:
         return None
-    if not isinstance(values, list) or not all(isinstance(name, str) for name in values):
-        raise TypeError("workload_knobs is not a list of names")
+    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+        raise TypeError(f"{name} is not a list of texts")
     return tuple(values)
 
 
@@ -216,29 +375,6 @@ def check_replaceable(path: Path) -> None:
             pass  # what rights alone do not tell: a folder of the kernel's, a file system that is read-only or full
         if path.exists() and not (path.is_file() and path.read_bytes()[: len(_FIRST)] in (_FIRST.encode(), b"")):
             raise StorageError(f"{path} is there already and not a profile; name another file with --out")
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, through a temporary one beside it; its folders are made.
-
-    Raises:
-        StorageError: If it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(draft, 0o644)
-            os.replace(draft, path)
-        except BaseException:
-            os.unlink(draft)
-            raise
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
 
@@ -262,11 +398,15 @@ def _measured(measurement: Measurement) -> dict[str, Any]:
 
 
 def _ends(interval: Interval | None) -> list[float] | None:
-    return None if interval is None or not interval.known else [interval.low, interval.high]
+    if interval is None or not interval.known:
+        return None
+    return [interval.low, interval.high]
 
 
 def _intervals(ends: Any) -> dict[str, Interval]:
-    return {} if ends is None else {"energy": Interval(*map(float, ends))}
+    if ends is None:
+        return {}
+    return {"energy": Interval(*map(float, ends))}
 
 
 def _measurement(values: Mapping[str, Any]) -> Measurement:

@@ -4,11 +4,12 @@ import os
 import sys
 from typing import TextIO
 
-from polythrottle.printable import NEVER_SHOWN
+from polythrottle.storage.untrusted import NEVER_SHOWN
 
 
 def main() -> None:
     """Run ``polythrottle`` with the arguments of this process, and exit with the code of what happened."""
+    # Imported here, so that what imports a module of this package does not load every command.
     from polythrottle.cli.commands import run
 
     for name in ("stdout", "stderr"):

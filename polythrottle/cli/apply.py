@@ -8,17 +8,62 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polythrottle.cli.answers import answer, say_which
 from polythrottle.cli.options import JsonOption, OtherModelOption
-from polythrottle.cli.through import NoDaemonOption, followed_document, print_followed, print_said, said_document
-from polythrottle.clock import SystemClock
-from polythrottle.errors import DeviceError, InvalidInput, UnknownName
+from polythrottle.cli.output import answer, complain, optional, say_which
+from polythrottle.domain.clock import SystemClock
+from polythrottle.domain.errors import DeviceError, InvalidInput, UnknownName
 
 if TYPE_CHECKING:
     from polythrottle.actuation import Outcome
-    from polythrottle.actuation.restoring import Standing
-    from polythrottle.applying import Applied
-    from polythrottle.deployment import Restored
+    from polythrottle.actuation.restore import Standing
+    from polythrottle.api.deployment import DaemonReply, Followed, Restored
+    from polythrottle.tuning.apply import Applied
+
+# What commands say that went through the daemon, because it holds the device.
+
+NoDaemonOption = Annotated[
+    bool, typer.Option("--no-daemon", help="Do not go through the daemon, though it holds the device.")
+]
+
+
+def followed_document(followed: "Followed") -> dict[str, Any]:
+    """Return the document of a profile that the daemon follows."""
+    said = followed.said
+    point = followed.point
+    served = followed.served
+    return {
+        "profile": followed.profile,
+        "device": said.device,
+        "through": said.through,
+        "words": said.words,
+        "point": optional(dict, point),
+        "workload_point": optional(dict, served),
+        "rungs": followed.rungs,
+        "simulated": followed.simulated,
+        "confirm_within_s": followed.stay.within_s,
+    }
+
+
+def print_followed(followed: "Followed") -> None:
+    """Print what the daemon did with a profile."""
+    print_said(followed.said)
+    if followed.simulated:
+        typer.echo("simulated: no hardware was set")
+    if followed.stay.within_s is not None:
+        typer.echo(f"confirm with: polythrottle apply --confirm (within {followed.stay.within_s:g} s)", err=True)
+
+
+def said_document(said: "DaemonReply") -> dict[str, Any]:
+    """Return the document of what the daemon said."""
+    return {"device": said.device, "through": said.through, "words": said.words}
+
+
+def print_said(said: "DaemonReply") -> None:
+    """Print what the daemon said."""
+    typer.echo(f"through the daemon at {said.through}: {said.words}")
+
+
+# `polythrottle apply` and `polythrottle restore`: leave a profile's settings in place, and give the device back.
 
 
 def apply(
@@ -53,13 +98,14 @@ def apply(
         return
     if profile is None:
         raise InvalidInput("say which profile: a file, or <device>/<workload> such as jetson/resnet50")
-    from polythrottle import deployment
+    from polythrottle.api import deployment
     from polythrottle.catalog.profiles import find_profile
 
     say_which(profile)
     path = find_profile(profile)
     applied = deployment.apply(
-        *(path, device),
+        path,
+        device,
         confirm_within_s=confirm_within,
         lasting=lasting,
         keep=keep,
@@ -74,6 +120,7 @@ def apply(
     within_s = applied.stay.within_s
     if applied.stands_as is None or within_s is None:
         return
+    # A script is never asked: it would wait for an answer until the settings revert.
     if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
         typer.echo(f"confirm with: polythrottle apply --confirm (within {within_s:g} s)", err=True)
     else:
@@ -95,13 +142,23 @@ def restore(
 
     Where the daemon holds the device, it puts it back and leaves it alone until it is told to take it again.
     """
-    from polythrottle import deployment
+    from polythrottle.api import deployment
 
     found = deployment.restore(device, force=force, daemon=not no_daemon, told=_warn)
-    through = {} if found.released is None else {"released": said_document(found.released)}
-    document = {**through, "restored": [asdict(each) for each in found.outcomes], "clean": found.clean}
-    answer(document, as_json, lambda _: _print_restored(found))
+    document: dict[str, Any] = {}
+    if found.released is not None:
+        document["released"] = said_document(found.released)
+    document |= {"restored": [asdict(each) for each in found.outcomes], "clean": found.clean}
+    try:
+        heard = answer(document, as_json, lambda _: _print_restored(found))
+    # Whether the board was put back counts for more than whether that could be printed.
+    except OSError:  # a full disk behind standard output
+        if found.clean:
+            raise
+        heard = False
     if not found.clean:
+        if not heard:
+            complain("; ".join(f"{each.device}: left {line}" for each in found.outcomes for line in each.left))
         raise typer.Exit(DeviceError.exit_code)
 
 
@@ -117,10 +174,10 @@ def _print_restored(found: "Restored") -> None:
 
 
 def _confirm(device: str | None, no_daemon: bool, as_json: bool) -> None:
-    from polythrottle import deployment
+    from polythrottle.api import deployment
 
     done = deployment.confirm(device, daemon=not no_daemon, told=_warn)
-    if isinstance(done, deployment.Said):
+    if isinstance(done, deployment.DaemonReply):
         answer(done, as_json, print_said, said_document)
     else:
         answer(done, as_json, _print_confirmed, _confirmed_document)
@@ -128,6 +185,9 @@ def _confirm(device: str | None, no_daemon: bool, as_json: bool) -> None:
 
 def _document(found: "tuple[Applied, str]") -> dict[str, Any]:
     applied, path = found
+    stay: dict[str, float | None] = {"confirm_within_s": None, "for_s": None}
+    if applied.stands_as:
+        stay = {"confirm_within_s": applied.stay.within_s, "for_s": applied.stay.then_s}
     return {
         "profile": path,
         "device": applied.device,
@@ -135,20 +195,20 @@ def _document(found: "tuple[Applied, str]") -> dict[str, Any]:
         "workload_point": dict(applied.served),
         "simulated": applied.simulated,
         "stands_as": applied.stands_as,
-        "confirm_within_s": applied.stay.within_s if applied.stands_as else None,
-        "for_s": applied.stay.then_s if applied.stands_as else None,
+        **stay,
         "remark": applied.remark or None,
     }
 
 
 def _print_applied(found: "tuple[Applied, str]") -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    from polythrottle.cli.texts import named_lines, show_point
+    from polythrottle.api.outcome import show_point
+    from polythrottle.cli.render.console import plain_console
+    from polythrottle.cli.render.text import named_lines
 
     applied, path = found
-    console = Console(highlight=False, markup=False)
+    console = plain_console()
     console.print(Text(applied.title, "bold"))
     lines = {"device": applied.device, "profile": path, "set": show_point(applied.point)}
     if applied.served:
@@ -160,13 +220,20 @@ def _print_applied(found: "tuple[Applied, str]") -> None:
 
 
 def _how_long(applied: "Applied") -> str:
-    from polythrottle.stopping import show_span
+    from polythrottle.domain.units import show_span
 
     if applied.stands_as is None:
-        return "simulated: nothing was kept" if applied.point else "nothing was changed on the device"
+        if applied.point:
+            return "simulated: nothing was kept"
+        return "nothing was changed on the device"
     stay = applied.stay
-    then = "until polythrottle restore or a reboot" if stay.then_s is None else f"for {show_span(stay.then_s)}"
-    return then if stay.within_s is None else f"for {show_span(stay.within_s)}; once confirmed, {then}"
+    if stay.then_s is None:
+        then = "until polythrottle restore or a reboot"
+    else:
+        then = f"for {show_span(stay.then_s)}"
+    if stay.within_s is None:
+        return then
+    return f"for {show_span(stay.within_s)}; once confirmed, {then}"
 
 
 def _confirmed_document(found: "tuple[Standing, ...]") -> dict[str, Any]:
@@ -174,11 +241,14 @@ def _confirmed_document(found: "tuple[Standing, ...]") -> dict[str, Any]:
 
 
 def _print_confirmed(found: "tuple[Standing, ...]") -> None:
-    from polythrottle.stopping import show_span
+    from polythrottle.domain.units import show_span
 
     for each in found:
         left_s = each.expires_in_s
-        then = "until polythrottle restore or a reboot" if left_s is None else f"for {show_span(left_s)}"
+        if left_s is None:
+            then = "until polythrottle restore or a reboot"
+        else:
+            then = f"for {show_span(left_s)}"
         typer.echo(f"{each.device} stands {then}")
 
 
@@ -186,7 +256,7 @@ def _print_outcomes(outcomes: "tuple[Outcome, ...]") -> None:
     if not outcomes:
         typer.echo("nothing stands changed")
     for outcome in outcomes:
-        left = [*map(str, outcome.failed), *map(str, outcome.foreign), *outcome.damage]
+        left = outcome.left
         typer.echo(f"{outcome.device}: {len(outcome.restored)} put back, {len(left)} left")
         for key in outcome.restored:
             typer.echo(f"  put back  {key}")
@@ -204,11 +274,12 @@ def _ask(name: str, within_s: float) -> None:
     try:
         kept = _answered(within_s)
         if kept:
-            from polythrottle.deployment import confirm
+            from polythrottle.api.deployment import confirm
 
             stands = confirm(name, daemon=False)
             assert isinstance(stands, tuple), "without the daemon nobody else can answer"
             _print_confirmed(stands)
+    # Also after Ctrl-C: settings nobody confirmed must not stay.
     finally:
         if not kept:
             _revert(name)
@@ -217,6 +288,7 @@ def _ask(name: str, within_s: float) -> None:
 def _answered(within_s: float) -> bool:
     clock = SystemClock()
     ends_s = clock.now() + within_s
+    # Looks once a second, to count down; the guard that reverts is a process of its own and does not wait for this.
     while (left_s := ends_s - clock.now()) > 0:
         sys.stderr.write(f"\rkeep? [y/N] {left_s:4.0f} s ")
         sys.stderr.flush()
@@ -227,9 +299,12 @@ def _answered(within_s: float) -> bool:
 
 
 def _revert(name: str) -> None:
-    from polythrottle import deployment
+    from polythrottle.api import deployment
 
     outcomes: tuple[Outcome, ...] = ()
     with contextlib.suppress(UnknownName):  # the guard was faster
         outcomes = deployment.restore(name, daemon=False).outcomes
-    _print_outcomes(outcomes) if outcomes else typer.echo(f"{name}: reverted")
+    if outcomes:
+        _print_outcomes(outcomes)
+    else:
+        typer.echo(f"{name}: reverted")

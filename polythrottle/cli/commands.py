@@ -1,26 +1,27 @@
 """The commands of ``polythrottle``: each parses, calls, prints, and imports what is heavy only when it runs."""
 
+import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polythrottle.cli.answers import answer, complain, own_stdout
 from polythrottle.cli.apply import apply, restore
-from polythrottle.cli.attributing import AttributeOption, Attributing
-from polythrottle.cli.benchmark import app as benchmarks
-from polythrottle.cli.calibrate import calibrate
-from polythrottle.cli.cluster import app as clusters
-from polythrottle.cli.comparing import RequireOption, check, run_comparison
+from polythrottle.cli.bench import app as benchmarks
+from polythrottle.cli.cluster.commands import app as clusters
+from polythrottle.cli.compare import AttributeOption, RequestTable, RequireOption, check, run_comparison
 from polythrottle.cli.daemon import app as daemons
-from polythrottle.cli.demo import demo, lay_examples
-from polythrottle.cli.doctor import doctor
+from polythrottle.cli.daemon import top
 from polythrottle.cli.finetune import app as finetunes
-from polythrottle.cli.help_pages import (
+from polythrottle.cli.inspect import calibrate, doctor, profile_model, snapshot
+from polythrottle.cli.options import (
     BEGIN,
     BOARDS,
     KEEP,
@@ -28,19 +29,181 @@ from polythrottle.cli.help_pages import (
     RESULTS,
     TUNE,
     USE,
+    BudgetOptions,
     CommandGroup,
+    JsonOption,
+    SetupOptions,
+    StudyOptions,
     examples,
+    levels,
+    spread,
 )
-from polythrottle.cli.options import JsonOption, SetupOptions, levels, spread
-from polythrottle.cli.profiling import profile_model
+from polythrottle.cli.output import answer, complain, optional, own_stdout, say_which
 from polythrottle.cli.reproduce import app as reproductions
-from polythrottle.cli.snapshot import snapshot
-from polythrottle.cli.top import top
-from polythrottle.cli.tuning import tune
-from polythrottle.errors import DeviceError, InvalidInput, PolythrottleError, StorageError
+from polythrottle.domain.errors import INTERRUPTED, DeviceError, InvalidInput, PolythrottleError, SloUnmet, StorageError
 
-INTERRUPTED = 130
+if TYPE_CHECKING:
+    from polythrottle.api.outcome import Tuning
+
+# `polythrottle demo` and `polythrottle examples`: what can be tried without a board, from an installed package too.
+
+_DEVICE = "sim:jetson-agx-orin"
+_WORKLOAD = "efficientnet-b4"
+_SLO = "p99<=1.2x"
+
+
+def demo(
+    folder: Annotated[
+        Path, typer.Option("--folder", metavar="FOLDER", help="Where profile, journal and report go.")
+    ] = Path("demo"),
+    as_json: JsonOption = False,
+) -> None:
+    """Tune EfficientNet-B4 on a simulated Jetson AGX Orin, in seconds."""
+    from polythrottle.api import search
+    from polythrottle.api.progress import LiveStudy
+    from polythrottle.cli.render.documents import tune_document
+    from polythrottle.cli.render.text import print_tuning
+
+    # Whoever tries the demonstration is to find all of it in one folder, and nothing of it among real studies.
+    os.environ["POLYTHROTTLE_STATE_DIR"] = str(folder)
+    with LiveStudy() as live, own_stdout():
+        tuning = search.tune(_DEVICE, _WORKLOAD, _SLO, out=folder / "profile.toml", watcher=live)
+    answer(tuning, as_json, print_tuning, tune_document)
+    for problem in tuning.unwritten:
+        complain(problem)
+    if tuning.unmet:
+        raise typer.Exit(complain(tuning.unmet, SloUnmet.exit_code))
+    if tuning.unwritten:
+        raise typer.Exit(StorageError.exit_code)
+
+
+def lay_examples(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where they go.", show_default=False)] = Path(
+        "examples"
+    ),
+    as_json: JsonOption = False,
+) -> None:
+    """Write the examples that come with polythrottle into ./examples, or into FOLDER; a file that is there stays."""
+    written: list[str] = []
+    kept: list[str] = []
+    for source in sorted(path for path in _shipped().iterdir() if path.is_file()):
+        target = folder / source.name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Mode x: a file that somebody has edited is never replaced, even by a second call at the same time.
+            with target.open("xb") as file:
+                file.write(source.read_bytes())
+            written.append(str(target))
+        except FileExistsError:
+            if not folder.is_dir():
+                raise StorageError(f"{folder} is no folder") from None
+            kept.append(str(target))
+        except OSError as err:
+            raise StorageError(f"{target} cannot be written: {err.strerror}") from err
+    answer({"written": written, "kept": kept}, as_json, _print_examples)
+
+
+def _print_examples(found: dict[str, list[str]]) -> None:
+    for path in found["written"]:
+        typer.echo(path)
+    if found["kept"]:
+        typer.echo(f"{len(found['kept'])} that were there are left as they are")
+
+
+def _shipped() -> Path:
+    """Return the folder of the examples: in an installed package, or beside it in a checkout.
+
+    Raises:
+        StorageError: If this installation has none.
+    """
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "shipped" / "examples", package.parent / "examples"):
+        if folder.is_dir():
+            return folder
+    raise StorageError("this installation lacks the examples; take them from the source of this version")
+
+
+# `polythrottle tune`: begin a study, or continue one.
+
+
+@spread
+def tune(
+    setup: SetupOptions,
+    study: StudyOptions,
+    budget: BudgetOptions,
+    resume: Annotated[Path | None, typer.Option("--resume", metavar="FILE", help="Continue a journal alone.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where the profile goes.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a profile that is better than the answer.")] = False,
+    sure: Annotated[
+        bool, typer.Option("--yes", "-y", help="Ask nothing: take a limit that looks as if its unit were wrong.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the operating point of least energy, or best by another objective, that holds the SLO.
+
+    An unfinished study of the same problem is continued. Exit code 5 means that no tried point holds the SLO.
+    """
+    from polythrottle.cli.render.documents import tune_document
+    from polythrottle.cli.render.text import print_tuning
+
+    if resume is not None and (setup.given() or study.given()):
+        raise InvalidInput(
+            "--resume takes everything from the journal; beside it only --trials, --minutes, --joules, --horizon, "
+            "--no-early-stop, --out, --force and --json count"
+        )
+    for name in study.as_prior or ():
+        say_which(name)
+    if resume is None:
+        tuning = _begun(setup, study, budget, out, force, sure)
+    else:
+        tuning = _continued(resume, budget, out, force)
+    answer(tuning, as_json, print_tuning, tune_document)
+    for problem in tuning.unwritten:
+        again = shlex.join(["polythrottle", "tune", "--resume", str(tuning.journal_path), "--out", "FILE"])
+        complain(f"{problem}; nothing is lost: {again} writes it elsewhere")
+    if tuning.unmet:
+        raise typer.Exit(complain(tuning.unmet, SloUnmet.exit_code))
+    if tuning.unwritten:
+        raise typer.Exit(StorageError.exit_code)
+
+
+def _begun(
+    setup: SetupOptions, study: StudyOptions, budget: BudgetOptions, out: Path | None, force: bool, sure: bool
+) -> "Tuning":
+    from polythrottle.api import search
+    from polythrottle.api.progress import LiveStudy
+
+    confirm = None
+    if not sure:
+        confirm = partial(typer.confirm, err=True)
+    with LiveStudy(confirm) as live, own_stdout():
+        return search.tune(
+            setup=setup.setup(),
+            trials=30 if budget.trials is None else budget.trials,
+            minutes=budget.minutes,
+            joules=budget.joules,
+            horizon=budget.horizon,
+            early_stop=budget.early_stop is not False,
+            out=out,
+            force=force,
+            watcher=live,
+            **study.words(),
+        )
+
+
+def _continued(journal: Path, budget: BudgetOptions, out: Path | None, force: bool) -> "Tuning":
+    from polythrottle.api import search
+    from polythrottle.api.progress import LiveStudy
+
+    with LiveStudy() as live, own_stdout():
+        return search.resume(journal, out=out, force=force, watcher=live, **vars(budget))
+
+
+# The commands of ``polythrottle``: each parses, calls, prints, and imports what is heavy only when it runs.
+
 _STUDY = "A study's journal, finished or not, its profile, or <device>/<workload> for the newest."
+_KINDS = {"integer": "it takes a whole number", "number": "it takes a number"}
+# typer brings a click of its own in newer versions; its base class is reached through what typer exports.
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
@@ -63,7 +226,7 @@ def version(
 ) -> None:
     """Find the operating point that serves a model for the least energy within its latency limit."""
     if show:
-        from polythrottle.outcome import polythrottle_version
+        from polythrottle.api.outcome import polythrottle_version
 
         typer.echo(f"polythrottle {polythrottle_version()}")
     elif context.invoked_subcommand is None:
@@ -92,7 +255,7 @@ def devices(
     as_json: JsonOption = False,
 ) -> None:
     """List the devices that can be tuned here, and the models simulated boards can serve."""
-    from polythrottle.cli.catalogue import details, listing, print_details, print_listing
+    from polythrottle.cli.render.devices import details, listing, print_details, print_listing
 
     if device is None:
         answer(listing(), as_json, print_listing)
@@ -142,9 +305,9 @@ def measure(
     as_json: JsonOption = False,
 ) -> None:
     """Measure latency and energy at one operating point, or compare two in turns."""
-    from polythrottle import api
-    from polythrottle.cli.documents import measure_document
-    from polythrottle.cli.texts import print_measurement
+    from polythrottle.api import search
+    from polythrottle.cli.render.documents import measure_document
+    from polythrottle.cli.render.text import print_measurement
 
     if sides:
         _check_two_sides(point, preset, attribute)
@@ -152,19 +315,25 @@ def measure(
         return
     if require:
         raise InvalidInput("--require belongs to a comparison, such as: polythrottle measure default profile.toml")
-    words, table = setup.setup(), None if attribute is None else Attributing(attribute)
-    kept = None if table is None else table.keep
+    words = setup.setup()
+    table = optional(RequestTable, attribute)
+    kept = optional(attrgetter("keep"), table)
     with own_stdout():
-        where, measured = api.measure(point=levels(point), preset=preset, setup=words, told=complain, kept=kept)
-    failed = None if table is None else table.written(measured)
-    besides = {} if table is None else table.lines(measured)
-    document = {} if table is None else table.document
+        where, measured = search.measure(point=levels(point), preset=preset, setup=words, told=complain, kept=kept)
+    failed = None
+    besides: dict[str, str] = {}
+    document: dict[str, Any] = {}
+    if table is not None:
+        failed = table.written(measured)
+        besides = table.lines(measured)
+        document = table.document
     answer(
         (words, where, measured),
         as_json,
         lambda found: print_measurement(found, besides),
         lambda found: {**measure_document(found), **document},
     )
+    # Raised last: the measurement is answered even where its table cannot be kept.
     if failed is not None:
         raise failed
 
@@ -187,10 +356,10 @@ def sweep(
     as_json: JsonOption = False,
 ) -> None:
     """Measure every point of the space and write a table that replay: can serve; continues a table it began."""
-    from polythrottle.cli.documents import sweep_document
-    from polythrottle.cli.live import LiveSweep
-    from polythrottle.cli.texts import print_sweep
-    from polythrottle.experiments import swept as run_sweep
+    from polythrottle.api.experiments import swept as run_sweep
+    from polythrottle.api.progress import LiveSweep
+    from polythrottle.cli.render.documents import sweep_document
+    from polythrottle.cli.render.text import print_sweep
 
     words = setup.setup()
     with LiveSweep() as live, own_stdout():
@@ -226,9 +395,9 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Make one self-contained HTML page of a study: figures, the chosen point, every trial."""
-    from polythrottle.journal import read
-    from polythrottle.outcome import profile_of, report_facts, report_path
+    from polythrottle.api.outcome import profile_of, report_facts, report_path
     from polythrottle.report import write_report
+    from polythrottle.storage.journal import read
 
     journal = _found_study(study)
     path = out or report_path(journal)
@@ -246,9 +415,8 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Say what binds at a study's best point, what each knob saved, and what another limit would buy."""
-    from polythrottle import api
-    from polythrottle.cli.explain import print_explanation
-    from polythrottle.cli.explained import explain_document
+    from polythrottle.api import search as api
+    from polythrottle.cli.render.explanation import explain_document, print_explanation
 
     answer(api.explain(_found_study(study)), as_json, print_explanation, explain_document)
 
@@ -284,7 +452,7 @@ app.add_typer(reproductions, name="reproduce", rich_help_panel=RESEARCH)
 
 def _found_study(name: str) -> Path:
     """Return the journal that a name means; says on standard error which, where it is another file than was named."""
-    from polythrottle.outcome import find_study
+    from polythrottle.api.outcome import find_study
 
     found = find_study(name)
     if found != Path(name):
@@ -294,9 +462,11 @@ def _found_study(name: str) -> Path:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; every foreseeable failure becomes one line on standard error."""
+    # A service manager ends with SIGTERM and a lost SSH session with SIGHUP; either must restore the device.
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGHUP, _terminate)
     try:
+        # A working folder that was removed fails here, in one line, and not deep inside a study.
         Path.cwd()
         code = app(args=list(arguments), prog_name="polythrottle", standalone_mode=False)
     except PolythrottleError as error:
@@ -315,14 +485,16 @@ def run(arguments: Sequence[str]) -> int:
         return complain(words, StorageError.exit_code)
     if code == INTERRUPTED:  # typer returns it where it meets the interrupt itself
         complain("interrupted; what was measured is kept")
-    return code if isinstance(code, int) else 0
+    if isinstance(code, int):
+        return code
+    return 0
 
 
 def _usage(error: Any) -> str:
     """Return what was wrong with the words of a command line, and which help page lists the right ones."""
     text = re.sub(
         r"Input should be a valid (integer|number), unable to parse string as an? \w+",
-        lambda found: "it takes a whole number" if found[1] == "integer" else "it takes a number",
+        lambda match: _KINDS[match[1]],
         error.format_message().rstrip("."),
     )
     command = "polythrottle" if error.ctx is None else error.ctx.command_path

@@ -1,4 +1,4 @@
-"""`polythrottle daemon`: run it, look at it, end it, start its privileged half, install it as a service."""
+"""`polythrottle daemon` and `polythrottle top`: run the daemon, look at it, end it, install it as a service."""
 
 import os
 import shlex
@@ -11,15 +11,84 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polythrottle.cells import iso_time
-from polythrottle.cli.answers import answer, say_which
-from polythrottle.cli.help_pages import CommandGroup, examples
-from polythrottle.cli.options import JsonOption, OptionGroup, spread
-from polythrottle.errors import DeviceError, PolythrottleError, StorageError
+from polythrottle.cli.options import CommandGroup, JsonOption, OptionGroup, examples, spread
+from polythrottle.cli.output import answer, formatted, optional, say_which, suffix
+from polythrottle.domain.errors import BadFile, DeviceError, PolythrottleError, StorageError
+from polythrottle.storage.cells import iso_time
+from polythrottle.storage.untrusted import check_plain
+
+if TYPE_CHECKING:
+    from polythrottle.daemon.client import Client
+    from polythrottle.daemon.status import Status
+
+# `polythrottle top`: a daemon on the terminal, or once as text where there is none.
+
+
+def top(
+    socket: Annotated[
+        Path | None, typer.Option("--socket", metavar="PATH", help="Of the daemon; this machine's by default.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="Of a daemon on TCP, such as http://127.0.0.1:9280.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="Holds the token a daemon on TCP asks for.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch the daemon: power, p99, load, clocks, savings, events; keys start a study or give the board back.
+
+    Without a terminal, and with --json, its present status is printed once.
+    """
+    with _client(socket, url, token_file) as client:
+        status = client.status()
+        if not as_json and sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+            from polythrottle.cli.render.status_screen import TopScreen
+
+            TopScreen(client, status).run()
+        else:
+            answer(status, as_json, _print, _document)
+
+
+def _client(socket: Path | None, url: str | None, token_file: Path | None) -> "Client":
+    from polythrottle.daemon.client import Client
+
+    return Client(socket, url, optional(_token, token_file))
+
+
+def _token(path: Path) -> str:
+    check_plain(path)
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadFile(
+            f"no token can be read from {path}: {getattr(error, 'strerror', None) or 'it is not text'}"
+        ) from error
+
+
+def _document(status: "Status") -> dict[str, Any]:
+    return status.document
+
+
+def _print(status: "Status") -> None:
+    from rich.text import Text
+
+    from polythrottle.cli.render.console import plain_console
+    from polythrottle.cli.render.status import clock_time, status_lines
+    from polythrottle.cli.render.text import named_lines
+    from polythrottle.storage.untrusted import printable
+
+    console = plain_console()
+    title = printable(status.title or status.device or "no device")
+    console.print(Text.assemble((title, "bold"), suffix(status.at and clock_time(status.at), ", at {}")))
+    console.print(named_lines(status_lines(status)))
+
+
+# `polythrottle daemon`: run it, look at it, end it, start its privileged half, install it as a service.
 
 app = typer.Typer(
     name="daemon",
@@ -32,7 +101,7 @@ _DEMO_TRAFFIC = "day:48/s"
 _WAIT_S = 20.0
 _HUNG_S = 5.0
 _LAST_WORDS_S = 5.0
-_ACTUATOR = "polythrottle.daemon.actuator"
+_ACTUATOR = "polythrottle.actuation.server"
 SocketOption = Annotated[Path | None, typer.Option("--socket", metavar="PATH", help="Unix socket of the daemon's API.")]
 
 
@@ -128,13 +197,14 @@ def run_daemon(
 
     To see it without hardware: polythrottle daemon demo.
     """
-    from polythrottle.cli.serving import become
+    # First of all, for these are the options and nothing else yet.
+    words = {name: value for name, value in locals().items() if name != "allowed"} | asdict(allowed)
+    from polythrottle.cli.daemon_process import exec_daemon
 
     if profile is not None:
         say_which(profile)
-    words = {name: value for name, value in locals().items() if name not in ("allowed", "become")} | asdict(allowed)
-    words["page"] = None if page is None else "yes" if page else "no"
-    become({name: str(value) if isinstance(value, Path) else value for name, value in words.items()})
+    words["page"] = optional({True: "yes", False: "no"}.get, page)
+    exec_daemon({name: str(value) if isinstance(value, Path) else value for name, value in words.items()})
 
 
 @app.command(epilog=examples("polythrottle daemon demo --day 2min"))
@@ -146,13 +216,16 @@ def demo(
 
     A day of requests passes in a few minutes. Nothing is set on this machine. Ctrl-C ends it.
     """
-    from polythrottle.arrivals import Arrivals
-    from polythrottle.cli.serving import become
-    from polythrottle.state import DAEMON_SOCKET, run_dir, state_dir
+    from polythrottle.cli.daemon_process import exec_daemon as become
+    from polythrottle.domain.arrivals import Arrivals
+    from polythrottle.storage.paths import DAEMON_SOCKET, run_dir, state_dir
 
     arrivals = Arrivals.parse(f"{_DEMO_TRAFFIC}?length={day}")
     where = socket or run_dir() / DAEMON_SOCKET
-    look = "polythrottle top" if socket is None else f"polythrottle top --socket {shlex.quote(str(socket))}"
+    if socket is None:
+        look = "polythrottle top"
+    else:
+        look = f"polythrottle top --socket {shlex.quote(str(socket))}"
     typer.echo(f"A simulated board serves a day of requests in {day}; all figures are simulated.", err=True)
     typer.echo(f"Look at it: open the page below in a browser, or in another terminal: {look}", err=True)
     os.environ["POLYTHROTTLE_STATE_DIR"] = str(state_dir() / "demo")
@@ -166,7 +239,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show what the daemon does now."""
-    from polythrottle.client import Client
+    from polythrottle.daemon.client import Client
 
     with Client(socket) as client:
         if not follow:
@@ -179,12 +252,13 @@ def status(
 @app.command(epilog=examples("polythrottle daemon stop"))
 def stop(socket: SocketOption = None, as_json: JsonOption = False) -> None:
     """End the daemon: stop its study, restore the board, and show its last words."""
-    from polythrottle.client import Client
+    from polythrottle.daemon.client import Client
 
     with Client(socket) as client, Client(socket) as listener:
         last = max((each.number for each in client.events()), default=0)
         said: list[str] = []
         listening = threading.Event()
+        # Listens before it stops: the last words come once and are kept nowhere but in the log.
         hearing = threading.Thread(target=_hear, args=(listener, last, said, listening), daemon=True)
         hearing.start()
         listening.wait(timeout=_LAST_WORDS_S)
@@ -192,7 +266,7 @@ def stop(socket: SocketOption = None, as_json: JsonOption = False) -> None:
         if not _gone(client):
             raise DeviceError(f"the daemon at {client.where} was told to end and has not within {_WAIT_S:g} s")
         hearing.join(timeout=_LAST_WORDS_S)
-        words = said[0] if said else "the daemon has ended; what became of the board, its log says"
+        words = next(iter(said), "the daemon has ended; what became of the board, its log says")
         answer({"stopped": client.where, "words": words}, as_json, lambda _: typer.echo(words))
 
 
@@ -204,8 +278,8 @@ def budget(
     as_json: JsonOption = False,
 ) -> None:
     """Show, change or lift the power budget of a running daemon; it is kept until it is changed again."""
-    from polythrottle.cli.serving import budget_of
-    from polythrottle.client import Client
+    from polythrottle.cli.daemon_process import budget_of
+    from polythrottle.daemon.client import Client
 
     wish = budget_of(asdict(allowed))
     with Client(socket) as client:
@@ -226,6 +300,7 @@ def actuator(context: typer.Context) -> None:
     """Run the privileged process that sets the board; it needs the rights, such as those of root."""
     sys.stdout.flush()
     try:
+        # In place of this process, so that the privileged one holds nothing of the command line.
         os.execv(sys.executable, [sys.executable, "-m", _ACTUATOR, *context.args])
     except OSError as error:
         raise DeviceError(f"the actuator cannot be started: {sys.executable}: {error.strerror}") from error
@@ -239,11 +314,15 @@ def install(
     as_json: JsonOption = False,
 ) -> None:
     """Install the systemd units; without root, print the command that does."""
-    script, bin_dir = _installer(), Path(sys.argv[0]).resolve().parent
+    script = _installer()
+    # The units name the program by its path: services have no PATH of a user.
+    bin_dir = Path(sys.argv[0]).resolve().parent
     if not (bin_dir / "polythrottle").exists():
         bin_dir = Path(sys.executable).parent
     words = ["sh", str(script)]
-    settings = {"BINDIR": str(bin_dir), **({} if root is None else {"DESTDIR": str(root.absolute())})}
+    settings = {"BINDIR": str(bin_dir)}
+    if root is not None:
+        settings["DESTDIR"] = str(root.absolute())
     if root is None and os.geteuid() != 0:
         shown = " ".join([*(f"{name}={value}" for name, value in settings.items()), *words])
         document = {"installed": False, "command": f"sudo {shown}"}
@@ -266,7 +345,7 @@ def _installer() -> Path:
 
 def _hear(client: Any, after: int, said: list[str], listening: threading.Event) -> None:
     """Note the words with which a daemon ends; returns when it has ended, and says when the first of it is heard."""
-    from polythrottle.client import Gone
+    from polythrottle.daemon.client import Gone
     from polythrottle.daemon.status import Happened
 
     with suppress(PolythrottleError):
@@ -283,6 +362,7 @@ def _gone(client: Any) -> bool:
     while time.monotonic() < until_s:
         try:
             client.status()
+        # Nobody listens on its socket any more.
         except DeviceError:
             return True
         except PolythrottleError:
@@ -295,29 +375,36 @@ def _followed(client: Any, as_json: bool) -> Iterator[str]:
     """Yield a line for each status and each event."""
     import json
 
-    from polythrottle.cli.serving import WIDTH, line_of
-    from polythrottle.client import Gone
+    from polythrottle.cli.daemon_process import WIDTH, line_of
+    from polythrottle.daemon.client import Gone
     from polythrottle.daemon.status import Happened, Status
 
-    for found in client.follow():
-        if isinstance(found, Status):
-            at = f"{found.at[11:19]} "
-            yield json.dumps({"status": found.document}) if as_json else f"{at}{line_of(found, WIDTH - len(at))}"
-        elif isinstance(found, Happened):
-            plain = f"{found.at[11:19]} {found.kind}: {found.words}"
-            yield json.dumps({"event": vars(found)}) if as_json else plain
-        elif isinstance(found, Gone):
-            yield json.dumps({"gone": found.words}) if as_json else f"{found.words}; trying again"
+    for news in client.follow():
+        if isinstance(news, Status):
+            at = f"{news.at[11:19]} "
+            document: dict[str, Any] = {"status": news.document}
+            line = f"{at}{line_of(news, WIDTH - len(at))}"
+        elif isinstance(news, Happened):
+            document = {"event": vars(news)}
+            line = f"{news.at[11:19]} {news.kind}: {news.words}"
+        elif isinstance(news, Gone):
+            document = {"gone": news.words}
+            line = f"{news.words}; trying again"
+        else:
+            continue
+        if as_json:
+            line = json.dumps(document)
+        yield line
 
 
 def _print_status(status: Any) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    from polythrottle.cli.texts import named_lines
-    from polythrottle.units import show
+    from polythrottle.cli.render.console import plain_console
+    from polythrottle.cli.render.text import named_lines
+    from polythrottle.domain.units import show
 
-    console = Console(highlight=False, markup=False)
+    console = plain_console()
     if hung := _hung(status.at):
         console.print(Text(hung, "bold"))
     console.print(Text(status.title or status.device, "bold"))
@@ -327,15 +414,18 @@ def _print_status(status: Any) -> None:
 def _hung(at: str) -> str:
     """Say for how long the status is old already, where that is longer than a turn can take; "" if it is not."""
     with suppress(ValueError):
+        # Wall clock on both sides: the daemon may run on another machine, whose monotonic clock is its own.
         age_s = time.time() - iso_time(at).timestamp()
-        return f"the control loop has not turned for {age_s:.0f} s" if age_s > _HUNG_S else ""
+        if age_s > _HUNG_S:
+            return f"the control loop has not turned for {age_s:.0f} s"
+        return ""
     return ""
 
 
 def _lines(status: Any, show: Any) -> Iterator[tuple[str, str]]:
-    from polythrottle.cli.texts import show_point
-    from polythrottle.cli.topview import finetuning_words
-    from polythrottle.space import OperatingPoint
+    from polythrottle.api.outcome import show_point
+    from polythrottle.cli.render.status import finetuning_words
+    from polythrottle.domain.space import OperatingPoint
 
     yield "phase", f"{status.phase}: {status.reason}"
     if status.workload is not None:
@@ -349,14 +439,17 @@ def _lines(status: Any, show: Any) -> Iterator[tuple[str, str]]:
             "point",
             f"{status.rung.number + 1} of {status.rung.of} of the ladder, for up to {status.rung.rate_per_s:.3g}/s",
         )
-    waiting = "–" if status.waiting is None else status.waiting
-    yield "requests", "" if status.rate_per_s is None else f"{status.rate_per_s:.3g}/s, {waiting} waiting"
-    yield "p99", "" if status.p99_s is None else f"{show(status.p99_s, 's')} (limit {show(status.limit_s, 's')})"
-    yield "power", "" if status.power_w is None else f"{show(status.power_w, 'W')} ({status.energy_kind})"
-    yield "temperature", "" if status.temperature_c is None else f"{status.temperature_c:.1f} °C"
+    waiting = formatted(status.waiting, unknown="–")
+    yield "requests", formatted(status.rate_per_s, f"{{:.3g}}/s, {waiting} waiting")
+    if status.p99_s is not None:
+        yield "p99", f"{show(status.p99_s, 's')} (limit {show(status.limit_s, 's')})"
+    if status.power_w is not None:
+        yield "power", f"{show(status.power_w, 'W')} ({status.energy_kind})"
+    yield "temperature", formatted(status.temperature_c, "{:.1f} °C")
     yield "saved", _saved(status.saved, show)
     yield "budget", status.budget.words
-    yield "study", "" if status.study is None else f"{status.study.id} {status.study.state}: {status.study.words}"
+    if status.study is not None:
+        yield "study", f"{status.study.id} {status.study.state}: {status.study.words}"
     yield "training", finetuning_words(status)
     yield "drift", status.drift
     for fault in status.faults:

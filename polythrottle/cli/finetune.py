@@ -11,30 +11,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polythrottle.cli.answers import answer, own_stdout
-from polythrottle.cli.help_pages import CommandGroup, examples
-from polythrottle.cli.options import JsonOption, OptionGroup, counts, spread
-from polythrottle.errors import InvalidInput, PolythrottleError
-from polythrottle.state import state_dir
+from polythrottle.cli.options import CommandGroup, JsonOption, OptionGroup, counts, examples, spread
+from polythrottle.cli.output import answer, own_stdout
+from polythrottle.domain.errors import INTERRUPTED, InvalidInput, PolythrottleError
+from polythrottle.storage.paths import state_dir
 
 if TYPE_CHECKING:
-    from polythrottle.arrivals import Arrivals
-    from polythrottle.finetune.coruns import Profiled
-    from polythrottle.finetune.hours import Hours
-    from polythrottle.finetune.job import Job
-    from polythrottle.finetune.opening import Place
-    from polythrottle.finetune.options import Menu
-    from polythrottle.finetune.result import Result
-    from polythrottle.finetune.terms import Terms
-    from polythrottle.finetune.trainer.task import Task
+    from polythrottle.domain.arrivals import Arrivals
+    from polythrottle.training.beside.corun_bench import CoRunProfile
+    from polythrottle.training.beside.options import Job, Menu
+    from polythrottle.training.beside.preparation import ServingPlace
+    from polythrottle.training.beside.result import Result
+    from polythrottle.training.beside.scheduler import Hours, Terms
+    from polythrottle.training.beside.trainer.protocol import Task
 
 app = typer.Typer(
     cls=CommandGroup, help="Fine-tune a model beside its inference, within the latency limit.", rich_markup_mode=None
 )
 _SIMULATED = "-d sim:jetson-agx-orin -w efficientnet-b4 \\\n  --slo 'p99<=700ms' --rate 8/s"
 _ENDLESS = 1_000_000
-_INTERRUPTED = 130
-_COUNT_MOST, _REQUESTS_MOST = 10**9, 100_000
+_COUNT_MOST = 10**9
+_REQUESTS_MOST = 100_000
 _HOURS_MOST = 87_660.0
 """Ten years, as `finetune.terms` has them."""
 
@@ -42,7 +39,7 @@ _HOURS_MOST = 87_660.0
 class _Unkept(PolythrottleError):
     """A simulation was interrupted, of which nothing is kept."""
 
-    exit_code = _INTERRUPTED
+    exit_code = INTERRUPTED
 
 
 @app.callback()
@@ -69,13 +66,13 @@ class PlaceOptions(OptionGroup):
         list[str] | None, typer.Option("--input", metavar="SHAPE", help="Shape of an input without its batch.")
     ] = None
 
-    def place(self) -> "Place":
+    def place(self) -> "ServingPlace":
         """Return the place these words mean.
 
         Raises:
             InvalidInput: If no workload is named, or a count is none.
         """
-        from polythrottle.finetune.opening import Place
+        from polythrottle.training.beside.preparation import ServingPlace as Place
 
         if not self.workload:
             raise InvalidInput("say what is served: --workload package.module:callable, or a name on a simulated board")
@@ -118,7 +115,7 @@ class JobOptions(OptionGroup):
             InvalidInput: If a count is below 1 or beyond a billion, the learning rate is none, or words belong to real
                 jobs.
         """
-        from polythrottle.finetune.job import Job
+        from polythrottle.training.beside.options import Job
 
         if self.data or self.job or self.model or self.served:
             raise InvalidInput(
@@ -132,13 +129,13 @@ class JobOptions(OptionGroup):
             raise InvalidInput(f"a simulated job counts to {_COUNT_MOST:,} at most, not to {str(most)[:20]}")
         return Job(self.samples, self.step, self.epochs, self.output, model)
 
-    def task(self, place: "Place", job: str | None = None) -> "Task":
+    def task(self, place: "ServingPlace", job: str | None = None) -> "Task":
         """Return the real job.
 
         Raises:
             InvalidInput: If data or folder is missing, or a value out of its range.
         """
-        from polythrottle.finetune.trainer.task import ADAPTERS, HEAD, Task
+        from polythrottle.training.beside.trainer.protocol import ADAPTERS, HEAD, Task
 
         folder = job or self.job
         if not self.data or not folder:
@@ -178,7 +175,7 @@ class TrafficOptions(OptionGroup):
             InvalidInput: If the limit is no p99, the requests are none, or hours or power make no sense.
             UnknownName: If there is no such policy.
         """
-        from polythrottle.finetune.terms import Terms
+        from polythrottle.training.beside.scheduler import Terms
 
         if self.seed < 0:
             raise InvalidInput(f"--seed must be 0 or more, not {self.seed}")
@@ -186,7 +183,7 @@ class TrafficOptions(OptionGroup):
         return Terms(self._slo_s(), self._arrivals(), policy, seconds, self.seed, *kept)
 
     def _slo_s(self) -> float:
-        from polythrottle.problem import Constraint
+        from polythrottle.domain.problem import Constraint
 
         if not self.slo:
             raise InvalidInput("say the limit of a request: --slo 'p99<=700ms'")
@@ -196,12 +193,14 @@ class TrafficOptions(OptionGroup):
         return limit.limit
 
     def _arrivals(self) -> "Arrivals":
-        from polythrottle.arrivals import Arrivals, Poisson
-        from polythrottle.units import parse_quantity
+        from polythrottle.domain.arrivals import Arrivals, Poisson
+        from polythrottle.domain.units import parse_quantity
 
         if bool(self.per_s) == bool(self.arrivals):
             raise InvalidInput("say how requests come: --rate 8/s, or --arrivals uniform:8/s, and only one of the two")
-        return Poisson(parse_quantity(str(self.per_s), "per_s")) if self.per_s else Arrivals.parse(str(self.arrivals))
+        if self.per_s:
+            return Poisson(parse_quantity(str(self.per_s), "per_s"))
+        return Arrivals.parse(str(self.arrivals))
 
 
 @dataclass(frozen=True)
@@ -224,16 +223,20 @@ class WithinOptions(OptionGroup):
     @property
     def hours(self) -> "Hours | None":
         """At which to fine-tune; None to go by the load."""
-        from polythrottle.finetune.hours import Hours
+        from polythrottle.training.beside.scheduler import Hours
 
-        return None if self.between is None else Hours.parse(self.between)
+        if self.between is None:
+            return None
+        return Hours.parse(self.between)
 
     @property
     def power_w(self) -> float | None:
         """That is not to be exceeded on average; None for any."""
-        from polythrottle.units import parse_quantity
+        from polythrottle.domain.units import parse_quantity
 
-        return None if self.power is None else parse_quantity(self.power, "w")
+        if self.power is None:
+            return None
+        return parse_quantity(self.power, "w")
 
     def day_s(self) -> float:
         """Return the time of day at which all begins, since midnight: now, or what a simulated board is told.
@@ -241,11 +244,13 @@ class WithinOptions(OptionGroup):
         Raises:
             InvalidInput: If it is told none.
         """
-        from polythrottle.finetune.hours import day_time_s, wall_day_s
+        from polythrottle.training.beside.scheduler import day_time_s, wall_day_s
 
-        return wall_day_s(time.time()) if self.begin is None else day_time_s(self.begin)
+        if self.begin is None:
+            return wall_day_s(time.time())
+        return day_time_s(self.begin)
 
-    def check(self, place: "Place") -> None:
+    def check(self, place: "ServingPlace") -> None:
         """Check that only a simulated board is told what time it is.
 
         Raises:
@@ -286,26 +291,32 @@ def run_both(
     The same command goes on with a job that is not done. Exit code 5: inference alone cannot hold the limit. Where
     fine-tuning fails, requests are answered all the same, and the exit code is that of the failure: 8 for a full disk.
     """
-    from polythrottle.cli.finetuned import print_result
+    from polythrottle.cli.render.finetune import print_result
 
     where = place.place()
     within.check(where)
     if figure is not None:
-        from polythrottle.report.race import check_figure
+        from polythrottle.cli.render.figures import check_figure
 
         check_figure(figure)
     if seconds is not None and by is not None:
         raise InvalidInput("--seconds and --by both say when to end; leave one out")
     day_s = within.day_s()
-    terms = traffic.terms(policy, seconds if by is None else _until_s(by, day_s), within, day_s)
-    found = _simulated(where, terms, job) if where.simulated else _real(where, terms, job)
+    if by is not None:
+        seconds = _until_s(by, day_s)
+    terms = traffic.terms(policy, seconds, within, day_s)
+    serve = _real
+    if where.simulated:
+        serve = _simulated
+    found = serve(where, terms, job)
     answer(found, as_json, print_result, lambda each: each.document())
     if figure is not None:
-        from polythrottle.report.beside import write_beside
+        from polythrottle.cli.render.figures import write_beside
 
         write_beside(found, figure)
+    # After the answer: what was served until Ctrl-C is told like any other run.
     if found.interrupted:
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
     if found.training.exit_code:
         raise typer.Exit(found.training.exit_code)
 
@@ -323,22 +334,23 @@ def _unkept() -> Iterator[None]:
         raise _Unkept("interrupted; nothing is kept of a simulation, the same command begins it anew") from err
 
 
-def _simulated(place: "Place", terms: "Terms", job: JobOptions) -> "Result":
-    from polythrottle.finetune.simulated_run import run_simulated
+def _simulated(place: "ServingPlace", terms: "Terms", job: JobOptions) -> "Result":
+    from polythrottle.training.beside.simulation import run_simulated
 
     seeded = replace(terms, seed=terms.seed or place.seed)
     with _unkept():
         return run_simulated(place.scene(job.simulated(place.workload)), seeded)
 
 
-def _real(place: "Place", terms: "Terms", job: JobOptions) -> "Result":
-    from polythrottle.cli.finetuned import LiveRun
-    from polythrottle.daemon.finetuning import leave_link
-    from polythrottle.finetune.running import run
-    from polythrottle.finetune.trainer.driver import Trainer
+def _real(place: "ServingPlace", terms: "Terms", job: JobOptions) -> "Result":
+    from polythrottle.cli.render.finetune import LiveRun
+    from polythrottle.daemon.trainer_monitor import leave_link
+    from polythrottle.training.beside.live_run import run
+    from polythrottle.training.beside.trainer.driver import Trainer
 
     task = job.task(place)
     device, server = place.open()
+    # The daemon finds the job by that link and takes it into account.
     leave_link(Path(task.folder), state_dir() / "finetune")
     with contextlib.closing(server.workload), own_stdout(), LiveRun(terms) as live:
         return run(device, server, Trainer(task), terms, live.told, live.noted)
@@ -363,30 +375,34 @@ def plan(
 
     On a real device what batches and slices take is measured first, for which the job is really begun.
     """
-    from polythrottle.cli.finetuned import Foretold, plan_document, print_plan
-    from polythrottle.daemon.horizon import Stretch
-    from polythrottle.finetune.planning import plan as foretell
-    from polythrottle.finetune.scheduler import OffPeak
+    from polythrottle.cli.render.finetune import FinetunePlan, plan_document, print_plan
+    from polythrottle.domain.load.energy_ration import LoadInterval
+    from polythrottle.training.beside.plan import plan as foretell
+    from polythrottle.training.beside.scheduler import OffPeak
 
-    where, day_s = place.place(), within.day_s()
+    where = place.place()
+    day_s = within.day_s()
     terms = traffic.terms(policy, None, within, day_s)
     within.check(where)
     if (by is None) == (hours is None):
         raise InvalidInput("say by when: --by 06:00, or --hours 8, and only one of the two")
     if hours is not None and not 0 < hours <= _HOURS_MOST:
         raise InvalidInput(f"--hours must be above 0, and {_HOURS_MOST:g} (ten years) at most, not {hours:g}")
-    length_s = _until_s(by, day_s) if by is not None else 3600.0 * (hours or 0.0)
+    length_s = 3600.0 * (hours or 0.0)
+    if by is not None:
+        length_s = _until_s(by, day_s)
     menu, planned, energy = _known(where, job)
-    ahead, quiet = [Stretch(length_s, terms.rate_per_s)], OffPeak(hours=terms.hours)
+    ahead = [LoadInterval(length_s, terms.rate_per_s)]
+    quiet = OffPeak(hours=terms.hours)
     made = foretell(menu, planned, ahead, terms.slo_s, policy, terms.power_w, quiet, day_s)
-    told = Foretold(made, length_s, planned, energy, policy, terms.hours, day_s, terms.power_w)
+    told = FinetunePlan(made, length_s, planned, energy, policy, terms.hours, day_s, terms.power_w)
     answer(told, as_json, print_plan, plan_document)
 
 
-def _known(place: "Place", job: JobOptions) -> "tuple[Menu, Job, str]":
+def _known(place: "ServingPlace", job: JobOptions) -> "tuple[Menu, Job, str]":
     """Return what a device can do, the job, and how the joules come about."""
-    from polythrottle.finetune.rehearsing import known
-    from polythrottle.finetune.trainer.driver import Trainer
+    from polythrottle.training.beside.preparation import known
+    from polythrottle.training.beside.trainer.driver import Trainer
 
     if place.simulated:
         simulated = job.simulated(place.workload)
@@ -417,14 +433,14 @@ def profile(
 
     On a real device a job of its own is trained for it and thrown away.
     """
-    from polythrottle.cli.finetuned import print_profile
+    from polythrottle.cli.render.finetune import print_profile
 
     where = place.place()
     if requests > _REQUESTS_MOST:
         raise InvalidInput(f"--requests must be {_REQUESTS_MOST:,} at most, not {str(requests)[:20]}")
     if where.simulated:
-        from polythrottle.finetune.coruns import profile as make
-        from polythrottle.finetune.simulated_coruns import SimulatedBench
+        from polythrottle.training.beside.corun_bench import profile as make
+        from polythrottle.training.beside.simulated_host import SimulatedBench
 
         with _unkept():
             scene = where.scene(job.simulated(where.workload))
@@ -435,9 +451,9 @@ def profile(
     answer(found, as_json, print_profile, lambda each: each.document())
 
 
-def _profiled(place: "Place", job: JobOptions, held_out: int, requests: int) -> "Profiled":
-    from polythrottle.finetune.rehearsing import profiled
-    from polythrottle.finetune.trainer.driver import Trainer
+def _profiled(place: "ServingPlace", job: JobOptions, held_out: int, requests: int) -> "CoRunProfile":
+    from polythrottle.training.beside.preparation import profiled
+    from polythrottle.training.beside.trainer.driver import Trainer
 
     with _folder() as folder:
         task = replace(job.task(place, folder), epochs=_ENDLESS, served="")
@@ -458,8 +474,8 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Say where a real job stands: epochs and samples done, whether it runs, how its last validation went."""
-    from polythrottle.cli.finetuned import print_status, status_document
-    from polythrottle.finetune.trainer.progress import read_progress
+    from polythrottle.cli.render.finetune import print_status, status_document
+    from polythrottle.training.beside.trainer.job_folder import read_progress
 
     answer((job, read_progress(job)), as_json, print_status, status_document)
 
@@ -470,7 +486,7 @@ def _until_s(text: str, day_s: float) -> float:
     Raises:
         InvalidInput: If it is none.
     """
-    from polythrottle.finetune.hours import day_time_s
-    from polythrottle.finetune.planning import until_s
+    from polythrottle.training.beside.plan import until_s
+    from polythrottle.training.beside.scheduler import day_time_s
 
     return until_s(day_s, day_time_s(text))

@@ -1,4 +1,7 @@
-"""Options that several commands take: each group of them is a value that `spread` lays out as a command's own."""
+"""Options that several commands take, as values that `spread` lays out, and help pages.
+
+Groups of commands with examples.
+"""
 
 import functools
 import inspect
@@ -10,16 +13,86 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
-from polythrottle.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from polythrottle.setup import Setup
-    from polythrottle.space import Level
+    from polythrottle.domain.space import Level
+    from polythrottle.tuning.setup import Setup
+
+# Help pages: commands in groups, an example under each, and what a bare group of commands prints.
+
+BEGIN = "Begin here"
+TUNE = "Tune and measure"
+USE = "Use the answer, and undo it"
+RESULTS = "Look at results"
+KEEP = "Keep it tuned"
+BOARDS = "Boards and models"
+RESEARCH = "Research"
+
+
+class CommandGroup(TyperGroup):
+    """Commands under the headings they were registered with; without a command it prints its help.
+
+    A heading is typer's ``rich_help_panel``, which typer itself shows only where it may load rich.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return the words left for a command; where there are none, print the help and end with exit code 0."""
+        # click would end with exit code 2 here (no_args_is_help), as if asking what there is were a mistake.
+        if not args and not self.invoke_without_command and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help())
+            raise typer.Exit
+        return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, a section per heading."""
+        shown = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        sections: dict[str, list[tuple[str, Any]]] = {}
+        for name, command in shown:
+            if command is not None and not command.hidden:
+                sections.setdefault(_heading(command), []).append((name, command))
+        widest = max((len(name) for name, _ in shown), default=0)
+        for heading, commands in sections.items():
+            with formatter.section(heading):
+                rows = [(name.ljust(widest), _summary(each, formatter.width - 6 - widest)) for name, each in commands]
+                formatter.write_dl(rows)
+
+
+def examples(*commands: str) -> str:
+    r"""Return the end of a help page: commands that can be copied; a line that goes on ends in a backslash.
+
+    Args:
+        commands: Each at most 76 columns wide.
+    """
+    lines = "\n".join(f"  {line}" for command in commands for line in command.splitlines())
+    return f"\b\nExample{'s' * (len(commands) > 1)}:\n{lines}"
+
+
+def _heading(command: Any) -> str:
+    heading = command.rich_help_panel
+    if isinstance(heading, str):
+        return heading
+    return "Commands"
+
+
+def _summary(command: Any, width: int) -> str:
+    """Return what a command says of itself in a list: its first clause, or as much of it as fits one line."""
+    text = command.short_help or (command.help or "").partition("\n\n")[0].partition(";")[0]
+    line = " ".join(text.split()).rstrip(".")
+    if len(line) <= width:
+        return line
+    return str(command.get_short_help_str(width))
+
+
+# Options that several commands take: each group of them is a value that `spread` lays out as a command's own.
 
 _COUNTED = re.compile(r"_([kmg]?hz|us|w)$|^(batch_size|threads)$")
 """Knobs whose levels are numbers; those of others may be words."""
 _UNIT = re.compile(r"_([kmg]?)(hz|us|w)$")
+_FILE_UNITS = {"hz": ("mhz", "hz", 1e6), "us": ("us", "s", 1e-6), "w": ("w", "w", 1.0)}
+"""By the unit a name ends in: the one files have, the one it is read in, and how many of that one of the first is."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 OtherModelOption = Annotated[
     bool, typer.Option("--other-model", help="Go on although the model is not the one it was tuned for.")
@@ -43,6 +116,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     Args:
         command: Each parameter annotated with an `OptionGroup` is replaced by the fields of that group.
     """
+    # typer reads a signature, so the groups become one that it can read.
     parameters: list[inspect.Parameter] = []
     groups: dict[str, type[OptionGroup]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
@@ -51,6 +125,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
             groups[parameter.name] = kind
             parameters += _laid_out(kind)
         else:
+            # Keyword-only: one with a default may then come before one without, as help pages order them.
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     @functools.wraps(command)
@@ -147,7 +222,7 @@ class SetupOptions(OptionGroup):
         Raises:
             InvalidInput: If a list of knobs or counts is none.
         """
-        from polythrottle.setup import Setup
+        from polythrottle.tuning.setup import Setup
 
         return Setup(
             self._device() if look else self.device,
@@ -166,12 +241,20 @@ class SetupOptions(OptionGroup):
         )
 
     def _device(self) -> str:
-        if self.device != "auto":
+        if not self.device.startswith("auto"):
             return self.device
         from polythrottle.backends import find_device
+        from polythrottle.backends.meters import meter_apart
 
+        own, meter = meter_apart(self.device)
+        if own != "auto":
+            return self.device
         found = find_device()
         typer.echo(f"device {found.uri}: {found.explanation}", err=True)
+        if meter:
+            # An option more: after others, or the first (RFC 3986, section 3.4).
+            joint = {True: "&", False: "?"}["?" in found.uri]
+            return f"{found.uri}{joint}meter={meter}"
         return found.uri
 
 
@@ -249,18 +332,22 @@ class StudyOptions(OptionGroup):
 
     def _objective(self) -> str:
         """Return the objective two options ask for; a front is asked for by its own option alone."""
-        from polythrottle.problem import Objective
+        from polythrottle.domain.problem import Objective
 
         if self.pareto and self.objective not in (None, Objective.ENERGY, Objective.PARETO):
             raise InvalidInput(
                 f"--pareto is a front of latency and energy; leave it or --objective {self.objective} out"
             )
-        return str(Objective.PARETO if self.pareto else Objective.parse(self.objective or Objective.ENERGY))
+        if self.pareto:
+            return str(Objective.PARETO)
+        return str(Objective.parse(self.objective or Objective.ENERGY))
 
     def _history(self) -> list[str] | None:
         if self.history and self.no_history:
             raise InvalidInput("--history and --no-history exclude each other; leave one out")
-        return [] if self.no_history else self.history or None
+        if self.no_history:
+            return []
+        return self.history or None
 
 
 def knob_names(text: str | None) -> tuple[str, ...] | None:
@@ -269,7 +356,7 @@ def knob_names(text: str | None) -> tuple[str, ...] | None:
     Raises:
         InvalidInput: If it names none, or has a gap.
     """
-    from polythrottle.units import knob_name
+    from polythrottle.domain.units import knob_name
 
     if text is None:
         return None
@@ -315,19 +402,18 @@ def levels(text: str | None) -> "dict[str, Level]":
 
 def _in_its_unit(name: str, value: str) -> tuple[str, str]:
     """Return name and level as files have them: ``gpu max`` and ``0.9GHz`` give ``gpu_max_mhz`` and ``900``."""
-    from polythrottle.units import parse_quantity, spelled
+    from polythrottle.domain.units import parse_quantity, spelled
 
     name = spelled(name)
     unit = _UNIT.search(name)
     if unit is None or not value[-1:].isalpha() or not value[:1].isdigit():
         return name, value
-    known, factor = {"hz": ("hz", 1e6), "us": ("s", 1e-6), "w": ("w", 1.0)}[unit[2]]
-    stem = name[: unit.start()]
-    return f"{stem}_{'mhz' if known == 'hz' else unit[2]}", f"{parse_quantity(value, known) / factor:.12g}"
+    ending, known, factor = _FILE_UNITS[unit[2]]
+    return f"{name[: unit.start()]}_{ending}", f"{parse_quantity(value, known) / factor:.12g}"
 
 
 def _level(part: str, name: str, value: str) -> "tuple[str, Level]":
-    from polythrottle.units import to_si
+    from polythrottle.domain.units import to_si
 
     try:
         number = float(value)
@@ -337,24 +423,45 @@ def _level(part: str, name: str, value: str) -> "tuple[str, Level]":
             raise InvalidInput(f"{part!r}: {value!r} is not a number") from None
         return name, value
     except OverflowError:
-        key, level = name, math.inf
+        key = name
+        level = math.inf
     if not math.isfinite(level):
         raise InvalidInput(f"{part!r} is not a finite level")
     return key, int(level) if level == int(level) else level
 
 
-def share(option: str, text: str | None) -> float | None:
+def share(option: str, text: str | None, example: str = "2%") -> float | None:
     """Return the fraction that a text like ``2%`` or ``0.02`` means; None stays None.
+
+    Args:
+        option: Which takes it.
+        text: As on the command line.
+        example: Of what it takes.
 
     Raises:
         InvalidInput: If it is neither.
     """
     if text is None:
         return None
+    number = text.strip().removesuffix("%")
     try:
-        found = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+        fraction = float(number)
     except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
-        raise InvalidInput(f"{option} {text!r} is not a share; write for example 2%")
-    return found
+        fraction = math.nan
+    if not math.isfinite(fraction):
+        raise InvalidInput(f"{option} {text!r} is not a share; write for example {example}")
+    if text.strip().endswith("%"):
+        return fraction / 100
+    return fraction
+
+
+def share_below_one(option: str, text: str) -> float:
+    """Return the fraction that a text means, from zero to below one.
+
+    Raises:
+        InvalidInput: If it is none, or another.
+    """
+    fraction = share(option, text, "3%") or 0.0
+    if not 0 <= fraction < 1:
+        raise InvalidInput(f"{option} {text!r} is at least 0% and below 100%; write for example 3%")
+    return fraction

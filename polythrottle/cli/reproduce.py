@@ -1,20 +1,291 @@
-"""`polythrottle reproduce`: a paper's figures beside those computed here."""
+"""`polythrottle reproduce`: the papers' figures beside those computed here, in 80 columns."""
 
 import os
+import textwrap
+from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polythrottle.cli.grids import end, grid, say
-from polythrottle.cli.help_pages import CommandGroup, examples
-from polythrottle.cli.transient import transient
-from polythrottle.errors import InvalidInput
+from polythrottle.cli.options import CommandGroup, JsonOption, examples
+from polythrottle.cli.output import answer, end, formatted, grid, percent, say, several
+from polythrottle.domain.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+
+_VERDICTS = {True: ("holds", "green"), False: ("does not hold", "red")}
+
+
+def _print_bars(console: "Console", bars: Iterable[dict[str, Any]], width: int | None = None) -> None:
+    """Print what must hold and whether it does; folded beside the verdict where a width in columns is given."""
+    from rich.text import Text
+
+    for bar in bars:
+        word, style = _VERDICTS[bar["holds"]]
+        text = f"{bar['what']}: {bar['value']}"
+        if width is not None:
+            text = ("\n" + 14 * " ").join(textwrap.wrap(text, width))
+        console.print(Text.assemble((f"{word:<14}", style), text))
+
+
+# `polythrottle reproduce transient`: the papers on transient training beside the models, in 80 columns.
+
+
+def transient(
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="FOLDER", help="The tables; data/transient by default.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print what arXiv 1903.00045 and 2004.03072 report of transient training, and what the models predict of it.
+
+    Everything of ours is predicted, from other machines, other networks or earlier lives than what it stands beside.
+    """
+    from polythrottle.api.progress import LiveSweep
+    from polythrottle.lab.reproduce.transient import document, find_tables, records
+    from polythrottle.lab.reproduce.transient_lifetimes import check_tables
+
+    folder = find_tables(data)
+    check_tables(folder)
+    with LiveSweep("predicting") as live:
+        found = document(folder, live.counted)
+    answer(found, as_json, _show, lambda value: {**value, "records": records(value)})
+
+
+def _show(found: dict[str, Any]) -> None:
+    from polythrottle.cli.render.console import COLUMNS, plain_console
+
+    console = plain_console(COLUMNS)
+    console.print(f"Published: {' and '.join(found['sources'])}. Ours: predicted.\n", style="dim")
+    for section in (_clusters, _beside, _impacts, _regions, _scaling, _bottlenecks, _shares, _later, _starts, _errors):
+        section(console, found)
+    console.print("What is what", style="bold")
+    for note in found["notes"]:
+        say(console, note, "- ")
+    console.print()
+    _print_bars(console, found["bars"])
+
+
+def _clusters(console: "Console", found: dict[str, Any]) -> None:
+    headings = ("cluster", "time", "ours", "off", "cost", "ours", "off", "faster", "saves")
+    table = grid("ICAC's clusters: ResNet-32, 64,000 steps", headings, 1)
+    for one in found["icac"]["table"]:
+        off_time, off_usd = (one[name] / one[f"published_{name}"] - 1 for name in ("time_s", "usd"))
+        table.add_row(
+            one["name"],
+            *(f"{one['published_time_s']:,.0f} s", "given" if one["given"] else f"{one['time_s']:,.0f} s"),
+            *("" if one["given"] else f"{100 * off_time:+.1f} %", f"${one['published_usd']:.2f}", f"${one['usd']:.2f}"),
+            *(f"{100 * off_usd:+.1f} %", f"{one['speed_up']:.2f}", f"{100 * one['saving']:.0f} %"),
+        )
+    head = found["icac"]["headline"]
+    theirs = found["icac"]["published_headline"]
+    end(
+        console,
+        table,
+        f"faster, saves: ours, over one on-demand K80. Eight on-demand K80: {head['speed_up']:.2f} times one "
+        f"(published {theirs['speed_up']:.2f}); eight transient ones save {100 * head['saving']:.1f} % over them "
+        f"(published {100 * theirs['saving']:.1f} %). All but those named on-demand are transient",
+    )
+
+
+def _beside(console: "Console", found: dict[str, Any]) -> None:
+    offs = [(one["name"], one["time_s"] / one["published_time_s"] - 1) for one in found["icac"]["beside"]]
+    if offs:
+        worst = max(offs, key=lambda pair: abs(pair[1]))
+        near = sum(abs(off) <= 0.05 for _, off in offs)
+        text = (
+            f"Recorded beside the table, 2 to 8 workers with 1 or 2 parameter servers (PS): {near} of "
+            f"{several(len(offs), 'time')} within 5 %, worst {worst[0]} {100 * worst[1]:+.1f} %."
+        )
+        say(console, text)
+        console.print()
+
+
+def _impacts(console: "Console", found: dict[str, Any]) -> None:
+    table = grid("Time added by lost K80 workers", ("workers", "lost", "published", "ours"), 0)
+    for one in found["icac"]["revocation_impact"]:
+        counts = (str(one["workers"]), str(one["lost"]))
+        table.add_row(*counts, *(f"{100 * one[name]:+.1f} %" for name in ("published", "slowdown")))
+    end(console, table, "lost while it trains, at the ages at which ICAC's own machines were lost; not replaced")
+
+
+def _regions(console: "Console", found: dict[str, Any]) -> None:
+    headings = ("gpu", "away, of 4", "round trip", "published", "ours")
+    table = grid("Time added by workers elsewhere", headings, 1)
+    for one in found["icac"]["regions"]:
+        shares = (f"{100 * one[name]:+.1f} %" for name in ("published", "slowdown"))
+        table.add_row(one["gpu"], str(one["away"]), f"{1e3 * one['round_trip_s']:.0f} ms", *shares)
+    end(console, table, "in another region; the round trip is fitted to what two of four there add: +25 %, +48 %")
+
+
+def _scaling(console: "Console", found: dict[str, Any]) -> None:
+    table = grid("CM-DARE's clusters: steps per second", ("gpu", "PS", "network", "", *map(str, range(1, 9))), 4)
+    for curve in found["scaling"]["curves"]:
+        names = (curve["gpu"], str(curve["servers"]), curve["network"])
+        for label, key in (("measured", "measured"), ("ours", "predicted")):
+            shown = {one["workers"]: f"{one[key]:.3g}" for one in curve["speeds"]}
+            head = names if key == "measured" else ("", "", "")
+            table.add_row(*head, label, *(shown.get(n, "") for n in range(1, 9)))
+    halves = ", ".join(f"{name} {100 * one:.1f} %" for name, one in found["scaling"]["points"].items())
+    end(
+        console,
+        table,
+        f"1 to 8 workers; ours is fitted to the odd numbers of workers. Mean error on the half left out: {halves}. On "
+        f"whole curves left out, half of them at random, {found['scaling']['splits']} times: "
+        f"{100 * found['scaling']['whole_curves']:.1f} %, worst {100 * found['scaling']['whole_curves_worst']:.1f} %",
+    )
+
+
+def _bottlenecks(console: "Console", found: dict[str, Any]) -> None:
+    headings = ("gpu", "PS", "network", "flagged at workers", "short at 8", "one more PS")
+    table = grid("Bottlenecks, from measured speeds", headings, 4)
+    for one in found["bottlenecks"]["curves"]:
+        more = one["another_server"]
+        names = (one["gpu"], str(one["servers"]), one["network"], " ".join(map(str, one["flagged"])) or "none")
+        table.add_row(
+            *names,
+            f"{100 * one['short_at_most']:.1f} %",
+            _signed_percent(more),
+        )
+    threshold = 100 * found["bottlenecks"]["threshold"]
+    end(console, table, f"flagged: more than {threshold:.1f} % short of so many times a single worker's speed")
+
+
+def _shares(console: "Console", found: dict[str, Any]) -> None:
+    headings = ("gpu", "region", "n", "1 h", "6 h", "12 h", "24 h", "1 h", "6 h", "12 h", "24 h", "best fit")
+    table = grid("Machines lost by an age: published, recorded", headings, 2)
+    for one in found["lifetimes"]["shares"]:
+        sides = (one["published"], one["recorded"])
+        cells = [cell for side in sides for cell in ([f"{100 * x:.0f}" for x in side] if side else [""] * 4)]
+        table.add_row(one["gpu"], one["region"], str(one["machines"] or ""), *cells, one.get("family") or "")
+    end(console, table, "percent; left: CM-DARE 2019, right: ICAC's, February 2019, with their number n")
+
+
+def _later(console: "Console", found: dict[str, Any]) -> None:
+    table = grid("Later machines, predicted from earlier ones", ("gpu", "region", "n", "1 h", "6 h", "12 h", "24 h"), 2)
+    for one in found["lifetimes"]["later"]:
+        cells = [
+            f"{100 * guess:.0f} ({100 * low:.0f}-{100 * high:.0f}){' !' if not good else ''}"
+            for guess, (low, _, high), good in zip(one["predicted"], one["bands"], one["inside"], strict=True)
+        ]
+        table.add_row(one["gpu"], one["region"], str(one["machines"]), *cells)
+    inside, wide = (100 * found["lifetimes"][name] for name in ("inside", "inside_for_bursts"))
+    end(
+        console,
+        table,
+        f"percent surviving, predicted (95 % band of what was seen); {inside:.0f} % inside, {wide:.0f} % if the band "
+        "allows for machines being lost in bursts",
+    )
+
+
+def _starts(console: "Console", found: dict[str, Any]) -> None:
+    headings = ("gpu", "market", "provision", "stage", "boot", "machine", "published", "first step", "warm")
+    table = grid("From order to first step of ResNet-32, s", headings, 2)
+    for one in found["startup"]:
+        names = ("provisioning_s", "staging_s", "booting_s", "machine_s", "published_machine_s", "total_s", "warm_s")
+        market = {True: "transient", False: "on-demand"}[one["transient"]]
+        table.add_row(one["gpu"], market, *(f"{one[name]:.1f}" for name in names))
+    end(console, table, "means of recorded starts; machine: the first three; warm: only the process starts again")
+
+
+def _errors(console: "Console", found: dict[str, Any]) -> None:
+    table = grid("Mean error of predictions", ("of", "model", "published", "ours", "left out", "ours"), 2)
+    steps = found["steps"]
+    for gpu, errors in steps["mape"].items():
+        theirs = {one["model"]: (one["published"], one["left_out"]) for one in steps["published"] if one["gpu"] == gpu}
+        leaks = (steps["mape_published_protocol"] or {}).get(gpu, {})
+        for model, error in errors.items():
+            published, left_out = theirs.get(model, (None, None))
+            cells = (published, leaks.get(model), left_out, error)
+            table.add_row(f"step, {gpu}", model, *map(percent, cells))
+    checks = found["checkpoints"]
+    table.add_row("checkpoint", "polythrottle", "", "", "", percent(checks["mape_of_single"]))
+    for model, published in checks["published"].items():
+        table.add_row("checkpoint", model, percent(published), "", percent(checks["published_left_out"][model]), "")
+    end(
+        console,
+        table,
+        "published protocol (leaks), then whole networks left out; published: CM-DARE's 20 networks, ours: the "
+        "networks of the table here",
+    )
+
 
 _grid = partial(grid, before=1)
+
+# How `polythrottle reproduce scheduler` is printed: policies side by side, in 80 columns.
+
+_POLICIES = {
+    "inference-only": "inference alone",
+    "greedy": "greedy",
+    "paper": "paper",
+    "interleave": "interleave",
+    "off-peak": "off-peak",
+    "greedy-all": "greedy, no drop",
+}
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print the document of `polythrottle.lab.reproduce.scheduler`."""
+    from polythrottle.cli.render.console import COLUMNS, plain_console
+
+    console = plain_console(COLUMNS)
+    console.print(f"Published: {found['source']}. Ours: simulated, {found['replays']} replays of 30 s.\n", style="dim")
+    console.print(_violations(found["records"]))
+    say(console, "late %: requests beyond their limit; ±: standard error; paper: published; no drop: gives up none")
+    console.print(_room(found["throughput"]))
+    say(console, "all idle: what inference alone leaves at default clocks; all told: if all arrivals were known")
+    console.print("\nWhat is assumed", style="bold")
+    for line in found["assumed"]:
+        say(console, line, "- ")
+    console.print()
+    _print_bars(console, found["bars"], 64)
+    console.print("\nRead more strictly", style="bold")
+    _print_bars(console, found["stricter"], 64)
+
+
+def _violations(records: list[dict[str, Any]]) -> "Table":
+    names = ("board", "arrivals", "policy", "late %", "±", "paper", "energy", "tuned")
+    table = _grid("Every policy on every stream", names, 3)
+    for one in records:
+        error = one["violation_error"]
+        paper = one["paper"]
+        done_s = one["finetune_seconds"]
+        table.add_row(
+            *(_board(one["board"]), one["arrivals"], _POLICIES[one["policy"]]),
+            f"{100 * one['violation_rate']:.2f}",
+            _hundredths(error),
+            _hundredths(paper),
+            *(f"{one['energy_j']:.0f} J", formatted(done_s, "{:.0f} s")),
+        )
+    return table
+
+
+def _signed_percent(share: float | None) -> str:
+    if share is None:
+        return ""
+    return f"{100 * share:+.0f} %"
+
+
+def _hundredths(share: float | None) -> str:
+    """Return a share in per cent without its sign, which stands in the heading."""
+    if share is None:
+        return ""
+    return f"{100 * share:.2f}"
+
+
+def _room(throughputs: list[dict[str, Any]]) -> "Table":
+    table = _grid("\nSamples fine-tuned in 30 s", ("board", "arrivals", "interleave", "all idle", "all told"), 2)
+    for one in throughputs:
+        figures = (f"{one[name]:.0f}" for name in ("done", "idle", "clairvoyant"))
+        table.add_row(_board(one["board"]), one["arrivals"], *figures)
+    return table
+
+
+# `polythrottle reproduce`: a paper's figures beside those computed here.
 
 app = typer.Typer(cls=CommandGroup, help="Print a paper's figures beside those computed here.", rich_markup_mode=None)
 
@@ -42,7 +313,7 @@ def paper(
     """
     import json
 
-    from polythrottle.reproduce import document
+    from polythrottle.lab.reproduce import document
 
     if seeds < 1 or jobs < 0:
         raise InvalidInput("--seeds must be at least 1 and --jobs at least 0")
@@ -65,9 +336,8 @@ def scheduler(
     """Print how policies let fine-tuning in on the streams of arXiv 2310.19991; all of ours is simulated."""
     import json
 
-    from polythrottle.cli.live import LiveSweep
-    from polythrottle.cli.schedules import show
-    from polythrottle.reproduce.scheduler import document
+    from polythrottle.api.progress import LiveSweep
+    from polythrottle.lab.reproduce.scheduler import document
 
     if replays < 1:
         raise InvalidInput("--replays must be at least 1")
@@ -87,8 +357,8 @@ app.command(
 
 
 def _trials(seeds: int, jobs: int) -> Any:
-    from polythrottle.cli.live import LiveSweep
-    from polythrottle.reproduce import CELLS, trials
+    from polythrottle.api.progress import LiveSweep
+    from polythrottle.lab.reproduce import CELLS, trials
 
     with LiveSweep("searching") as live:
         return trials(CELLS, seeds, jobs, live.counted)
@@ -96,22 +366,20 @@ def _trials(seeds: int, jobs: int) -> Any:
 
 def _print(found: dict[str, Any]) -> None:
     """Print the document in 80 columns."""
-    from rich.console import Console
-    from rich.text import Text
+    from polythrottle.cli.render.console import COLUMNS, plain_console
 
-    console = Console(highlight=False, markup=False, width=80)
+    console = plain_console(COLUMNS)
     console.print(f"Published: {found['source']}. Ours: simulated, never measured.\n", style="dim")
     for section in (_front, _knobs, _savings):
         section(console, found)
+    # With --quick nothing was searched.
     if any(cell["trials"] for cell in found["cells"]):
         _trial_counts(console, found)
     console.print("Where the paper contradicts itself", style="bold")
     for note in found["contradictions"]:
         say(console, note, "- ")
     console.print(f"\nMean absolute error of the 32 savings: {100 * found['mae_savings']:.2f} percentage points.")
-    for bar in found["bars"]:
-        word, style = ("holds", "green") if bar["holds"] else ("does not hold", "red")
-        console.print(Text.assemble((f"{word:<14}", style), bar["what"], ": ", bar["value"]))
+    _print_bars(console, found["bars"])
 
 
 def _front(console: "Console", found: dict[str, Any]) -> None:
@@ -121,7 +389,8 @@ def _front(console: "Console", found: dict[str, Any]) -> None:
         2,
     )
     for one in found["pareto"]:
-        ours, theirs = one["energy"], one["published_energy"]
+        ours = one["energy"]
+        theirs = one["published_energy"]
         table.add_row(
             *(_board(one["board"]), _network(one["network"]), str(one["batch"])),
             *(f"{one['published_latency']:.2f}", f"{one['latency']:.2f}"),
@@ -155,7 +424,8 @@ def _savings(console: "Console", found: dict[str, Any]) -> None:
         4,
     )
     for cell in found["cells"]:
-        ours, theirs = cell["saving"], cell["published_saving"]
+        ours = cell["saving"]
+        theirs = cell["published_saving"]
         table.add_row(
             *_of(cell),
             str(cell["points"]),

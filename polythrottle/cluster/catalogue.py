@@ -7,41 +7,61 @@
 [machines.<name>.lifetime]  of a spot machine: rate_per_h, or ages_h and survivals, or a table, or published = true
 [machines.<name>.caps]      power caps: the table of a sweep over power limits
 [[machines.<name>.caps]]    or rows: limit_w, slowdown, power_w
-[[jobs]]                    several jobs that share machines; see `polythrottle.cluster.shared`
+[[jobs]]                    several jobs that share machines; see `polythrottle.cluster.plan.job_shares`
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from polythrottle.catalog.entry import Entry
-from polythrottle.cluster.lifetime import HOUR_S, KEPT, Lifetime, Observed, Steady
-from polythrottle.cluster.lifetimes import Limited, published_lifetime, table_lifetime
-from polythrottle.cluster.machine import Cap, MachineType, Market, Network
-from polythrottle.cluster.plan.interval import CheckpointCost
-from polythrottle.cluster.plan.moving import Place
-from polythrottle.cluster.plan.offer import Offer, Server, Work
-from polythrottle.cluster.power import caps_of_table, finer
-from polythrottle.cluster.prices import History, read_histories
-from polythrottle.errors import BadFile, InvalidInput, PolythrottleError
+from polythrottle.cluster.plan.options import Offer, ServerRental, Work
+from polythrottle.cluster.plan.spot_market import PricedPlace
+from polythrottle.cluster.predict.lifetimes import Limited, published_lifetime, table_lifetime
+from polythrottle.cluster.recorded_tables import History, caps_of_table, finer, read_histories
+from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError
+from polythrottle.domain.fleet.transient_machine import (
+    HOUR_S,
+    KEPT,
+    Cap,
+    CheckpointCost,
+    ConstantHazard,
+    Lifetime,
+    MachineType,
+    Market,
+    Network,
+    ObservedLifetime,
+)
+from polythrottle.storage.documents import TomlTable
 
 if TYPE_CHECKING:
-    from polythrottle.cluster.tables import StepRow
+    from polythrottle.cluster.predict.published_tables import StepRow
 
 _Found = TypeVar("_Found")
-_MOST, _MOST_CAPS = 1024, 200
-_SMALLEST, _LARGEST = 1e-12, 1e24
+_MOST_CAPS = 200
 _TOP = ("work", "server", "machines", "source")
 _WORK = ("name", "network", "speeds", "steps", "machine_h", "of", "training", "source")
 _NETWORK = ("flops", "n_tensors", "n_parameters")
 _WORK_TIMES = ("checkpoint_stall_s", "checkpoint_persist_s", "restart_s", "noticed", "usd_per_kwh")
 _SERVER = ("usd_per_h", "power_w", "count", "source")
 _MACHINE = (
-    *("gpu", "region", "gpus", "steps_per_s", "speedups", "most", "startup_s", "idle_w", "writing_w", "host_w"),
-    *("cap_step_w", "usd_per_h", "lifetime", "caps", "source"),
+    "gpu",
+    "region",
+    "gpus",
+    "steps_per_s",
+    "speedups",
+    "most",
+    "startup_s",
+    "idle_w",
+    "writing_w",
+    "host_w",
+    "cap_step_w",
+    "usd_per_h",
+    "lifetime",
+    "caps",
+    "source",
 )
 _PRICE = ("table", "instance_type", "zone", "product", "source")
 _LIFETIME = ("rate_per_h", "ages_h", "survivals", "table", "published", "gpu", "zone", "limit_h", "source")
@@ -64,11 +84,13 @@ class Catalogue:
     offers: tuple[Offer, ...]
     histories: Mapping[str, tuple[History, ...]]
 
-    def places(self, machines: int) -> tuple[Place, ...]:
+    def places(self, machines: int) -> tuple[PricedPlace, ...]:
         """Return every place of the price tables, each with the prices of so many machines."""
         by_name = {offer.machine.name: offer for offer in self.offers if len(offer.speedups) >= machines}
         return tuple(
-            Place(history.times(machines), 1 / offer.together_s(machines), offer.machine.default.power_w * machines)
+            PricedPlace(
+                history.times(machines), 1 / offer.together_s(machines), offer.machine.default.power_w * machines
+            )
             for name, offer in by_name.items()
             for history in self.histories.get(name, ())
         )
@@ -80,16 +102,16 @@ def read_catalogue(file: Path) -> Catalogue:
     Raises:
         BadFile: If it cannot be read, a key is wrong or missing, or a table it names is no such table.
     """
-    top = Entry.of_file(file)
+    top = TomlTable.of_file(file)
     if "jobs" in top.values:
         raise top.wrong("jobs", "is for several jobs, which only cluster plan takes; one job is a table [work]")
-    check_keys(top, _TOP)
+    top.check_keys(_TOP)
     machines = dict(top.each("machines"))
     if not machines:
         raise top.wrong("machines", "holds no machine; add a table [machines.<name>]")
     if "work" not in top.values:
         raise top.wrong("work", "is missing; say what is trained: [work] with steps = … or machine_h = …")
-    check_keys(top.within("work"), (*_WORK, *_NETWORK, *_WORK_TIMES))
+    top.within("work").check_keys((*_WORK, *_NETWORK, *_WORK_TIMES))
     offers: list[Offer] = []
     histories: dict[str, tuple[History, ...]] = {}
     for name, entry in machines.items():
@@ -98,76 +120,77 @@ def read_catalogue(file: Path) -> Catalogue:
     return Catalogue(file, _work(top, offers), tuple(offers), histories)
 
 
-def _work(top: Entry, offers: Iterable[Offer]) -> Work:
+def _work(top: TomlTable, offers: Iterable[Offer]) -> Work:
     entry = top.within("work")
     training = entry.values.get("training", "synchronous")
     if training not in ("synchronous", "asynchronous"):
         raise entry.wrong("training", f"must be synchronous or asynchronous, not {training!r}")
-    noticed = number(entry, "noticed", 0.0)
+    noticed = entry.number("noticed", 0.0)
     if noticed > 1:
         raise entry.wrong("noticed", f"must be a share between 0 and 1, not {noticed:g}")
-    stall_s = number(entry, "checkpoint_stall_s")
+    stall_s = entry.number("checkpoint_stall_s")
     return Work(
-        name=text(entry, "name", text(entry, "network", "the job")),
+        name=entry.text("name", entry.text("network", "the job")),
         steps=_steps(entry, offers),
-        cost=CheckpointCost(stall_s, number(entry, "checkpoint_persist_s", stall_s)),
-        restart_s=number(entry, "restart_s", 0.0),
+        cost=CheckpointCost(stall_s, entry.number("checkpoint_persist_s", stall_s)),
+        restart_s=entry.number("restart_s", 0.0),
         undoes=training == "synchronous",
         noticed=noticed,
         server=_server(top.within("server")),
-        usd_per_kwh=number(entry, "usd_per_kwh", 0.0),
+        usd_per_kwh=entry.number("usd_per_kwh", 0.0),
     )
 
 
-def _steps(entry: Entry, offers: Iterable[Offer]) -> float:
+def _steps(entry: TomlTable, offers: Iterable[Offer]) -> float:
     if ("steps" in entry.values) == ("machine_h" in entry.values):
         raise entry.wrong("", "needs either steps, or machine_h and of: how many hours one of which machine would take")
     if "steps" in entry.values:
-        return number(entry, "steps", above=True)
+        return entry.number("steps", above=True)
     by_name = {offer.machine.name: offer for offer in offers}
-    name = text(entry, "of")
+    name = entry.text("of")
     if name not in by_name:
         raise entry.wrong("of", f"must name a machine of this file: {', '.join(by_name)}, not {name!r}")
-    return number(entry, "machine_h", above=True) * HOUR_S / by_name[name].step_s
+    return entry.number("machine_h", above=True) * HOUR_S / by_name[name].step_s
 
 
-def _server(entry: Entry) -> Server:
-    check_keys(entry, _SERVER)
+def _server(entry: TomlTable) -> ServerRental:
+    entry.check_keys(_SERVER)
     if not entry.values:
-        return Server()
-    return Server(number(entry, "usd_per_h", 0.0), number(entry, "power_w", 0.0), whole(entry, "count", 1))
+        return ServerRental()
+    return ServerRental(entry.number("usd_per_h", 0.0), entry.number("power_w", 0.0), entry.whole("count", 1))
 
 
-def _offer(name: str, entry: Entry, work: Entry) -> tuple[Offer, tuple[History, ...]]:
+def _offer(name: str, entry: TomlTable, work: TomlTable) -> tuple[Offer, tuple[History, ...]]:
     machine, past = machine_of(name, entry)
     lifetime, kept = _lifetime(entry, Market.SPOT in machine.usd_per_h)
     step_s, speed = _step(entry, work)
     known = {"price": "recorded mean" if past else "as written", "lifetime": kept, "speed": speed}
     known["scaling"] = "as written" if "speedups" in entry.values else "assumed even"
     try:
-        return Offer(machine, step_s, _speedups(entry), number(entry, "startup_s"), lifetime, known), past
+        return Offer(machine, step_s, _speedups(entry), entry.number("startup_s"), lifetime, known), past
     except InvalidInput as error:
         raise entry.wrong("", f"does not hold together: {error}") from error
 
 
-def machine_of(name: str, entry: Entry) -> tuple[MachineType, tuple[History, ...]]:
+def machine_of(name: str, entry: TomlTable) -> tuple[MachineType, tuple[History, ...]]:
     """Return the machine type of a table, and its spot prices along time in every zone where a table gives them.
 
     Raises:
         BadFile: If something is wrong or missing.
     """
-    check_keys(entry, _MACHINE)
-    gpus, idle_w = whole(entry, "gpus", 1), number(entry, "idle_w")
+    entry.check_keys(_MACHINE)
+    gpus = entry.whole("gpus", 1)
+    idle_w = entry.number("idle_w")
     prices, past = _prices(entry)
     try:
         machine = MachineType(
             name=name,
-            gpu=text(entry, "gpu"),
+            gpu=entry.text("gpu"),
             usd_per_h=prices,
             caps=_caps(entry, gpus),
             idle_w=idle_w,
-            writing_w=number(entry, "writing_w", idle_w),
-            region=text(entry, "region", ""),
+            writing_w=entry.number("writing_w", idle_w),
+            region=entry.text("region", ""),
             gpus=gpus,
         )
     except InvalidInput as error:
@@ -175,51 +198,57 @@ def machine_of(name: str, entry: Entry) -> tuple[MachineType, tuple[History, ...
     return machine, past
 
 
-def _prices(entry: Entry) -> tuple[dict[Market, float], tuple[History, ...]]:
+def _prices(entry: TomlTable) -> tuple[dict[Market, float], tuple[History, ...]]:
     given = entry.within("usd_per_h")
-    check_keys(given, (*Market, "source"))
+    given.check_keys((*Market, "source"))
     if not any(market in given.values for market in Market):
         raise entry.wrong("usd_per_h", "is missing; give the price per hour of spot, on-demand or both")
     if not isinstance(given.values.get(Market.SPOT), dict):
-        return {market: number(given, market) for market in Market if market in given.values}, ()
+        return {market: given.number(market) for market in Market if market in given.values}, ()
     here, past = _history(given.within(Market.SPOT))
-    others = {market: number(given, market) for market in (Market.ON_DEMAND,) if market in given.values}
+    others = {market: given.number(market) for market in (Market.ON_DEMAND,) if market in given.values}
     return {Market.SPOT: here.mean_usd_per_h, **others}, past
 
 
-def _history(entry: Entry) -> tuple[History, tuple[History, ...]]:
+def _history(entry: TomlTable) -> tuple[History, tuple[History, ...]]:
     """Return the prices of the zone that is named, and those of every zone, the named one first."""
-    check_keys(entry, _PRICE)
-    kind, zone, product = text(entry, "instance_type"), text(entry, "zone", ""), text(entry, "product", "")
+    entry.check_keys(_PRICE)
+    kind = entry.text("instance_type")
+    zone = entry.text("zone", "")
+    product = entry.text("product", "")
     here = _told(entry, lambda: read_histories(table(entry), kind, zone, product))[0]
     every = _told(entry, lambda: read_histories(table(entry), kind, "", product))
     return here, (here, *(history for history in every if history.name != here.name))
 
 
-def _lifetime(entry: Entry, spot: bool) -> tuple[Lifetime, str]:
+def _lifetime(entry: TomlTable, spot: bool) -> tuple[Lifetime, str]:
     given = entry.within("lifetime")
-    check_keys(given, _LIFETIME)
+    given.check_keys(_LIFETIME)
     ways = [key for key in ("rate_per_h", "ages_h", "table", "published") if key in given.values]
     if not spot and not ways:
         return KEPT, "kept"
     if len(ways) != 1:
-        lack = "is missing: it has a spot price, so say how long it is kept" if not ways else "is given twice"
+        if not ways:
+            lack = "is missing: it has a spot price, so say how long it is kept"
+        else:
+            lack = "is given twice"
         raise entry.wrong(
             "lifetime", f"{lack}; give one of rate_per_h, ages_h with survivals, table, or published = true"
         )
     found, how = _lifetime_by(ways[0], given, entry)
     if "limit_h" not in given.values:
         return found, how
-    return Limited(found, number(given, "limit_h", above=True) * HOUR_S), how
+    return Limited(found, given.number("limit_h", above=True) * HOUR_S), how
 
 
-def _lifetime_by(way: str, given: Entry, entry: Entry) -> tuple[Lifetime, str]:
+def _lifetime_by(way: str, given: TomlTable, entry: TomlTable) -> tuple[Lifetime, str]:
     if way == "rate_per_h":
-        return Steady(number(given, way)), "as written"
+        return ConstantHazard(given.number(way)), "as written"
     if way == "ages_h":
-        ages_s = tuple(age * HOUR_S for age in numbers(given, way))
-        return _told(given, lambda: Observed(ages_s, numbers(given, "survivals"))), "as written"
-    gpu, zone = text(given, "gpu", text(entry, "gpu")), text(given, "zone", text(entry, "region", ""))
+        ages_s = tuple(age * HOUR_S for age in given.numbers(way))
+        return _told(given, lambda: ObservedLifetime(ages_s, given.numbers("survivals"))), "as written"
+    gpu = given.text("gpu", entry.text("gpu"))
+    zone = given.text("zone", entry.text("region", ""))
     if way == "table":
         lifetime, machines = _told(given, lambda: table_lifetime(table(given), gpu, zone))
         return lifetime, f"fitted to {machines} machine{'s' * (machines > 1)} and published figures"
@@ -228,15 +257,16 @@ def _lifetime_by(way: str, given: Entry, entry: Entry) -> tuple[Lifetime, str]:
     return published_lifetime(gpu, zone)
 
 
-def _step(entry: Entry, work: Entry) -> tuple[float, str]:
+def _step(entry: TomlTable, work: TomlTable) -> tuple[float, str]:
     """Return the time of a step on one machine in seconds, and how it is known: written, recorded or predicted."""
     if "steps_per_s" in entry.values:
-        return 1 / number(entry, "steps_per_s", above=True), "as written"
+        return 1 / entry.number("steps_per_s", above=True), "as written"
     if "speeds" not in work.values:
         raise entry.wrong("steps_per_s", "is missing; give it, or a table of step times as work.speeds")
-    from polythrottle.cluster.tables import step_rows
+    from polythrottle.cluster.predict.published_tables import step_rows
 
-    gpu, name = text(entry, "gpu"), text(work, "network")
+    gpu = entry.text("gpu")
+    name = work.text("network")
     rows = [row for row in _told(work, lambda: step_rows(table(work, "speeds"))) if row.gpu.lower() == gpu.lower()]
     for row in rows:
         if row.network.name.lower() == name.lower():
@@ -247,44 +277,45 @@ def _step(entry: Entry, work: Entry) -> tuple[float, str]:
     return _predicted_s(rows, work, name), f"predicted from {len(rows)} network{'s' * (len(rows) > 1)}"
 
 
-def _predicted_s(rows: "list[StepRow]", work: Entry, name: str) -> float:
-    from polythrottle.cluster.predict.steps import fit_steps
+def _predicted_s(rows: "list[StepRow]", work: TomlTable, name: str) -> float:
+    from polythrottle.cluster.predict.step_times import fit_steps
 
-    figures = (number(work, "flops", above=True), number(work, "n_tensors", above=True))
-    network = Network(name, *figures, number(work, "n_parameters", 0.0))
+    figures = (work.number("flops", above=True), work.number("n_tensors", above=True))
+    network = Network(name, *figures, work.number("n_parameters", 0.0))
     return _told(work, lambda: fit_steps(rows).predict(network).seconds)
 
 
-def _speedups(entry: Entry) -> tuple[float, ...]:
+def _speedups(entry: TomlTable) -> tuple[float, ...]:
     if "speedups" not in entry.values:
-        return tuple(float(n) for n in range(1, whole(entry, "most", 1) + 1))
-    found = numbers(entry, "speedups")
-    if "most" in entry.values and whole(entry, "most", 1) > len(found):
+        return tuple(float(n) for n in range(1, entry.whole("most", 1) + 1))
+    found = entry.numbers("speedups")
+    if "most" in entry.values and entry.whole("most", 1) > len(found):
         raise entry.wrong(
             "speedups", f"holds {len(found)} speeds, fewer than most; give one for each number of machines"
         )
-    return found[: whole(entry, "most", len(found))]
+    return found[: entry.whole("most", len(found))]
 
 
-def _caps(entry: Entry, gpus: int) -> tuple[Cap, ...]:
-    host_w = number(entry, "host_w", 0.0)
+def _caps(entry: TomlTable, gpus: int) -> tuple[Cap, ...]:
+    host_w = entry.number("host_w", 0.0)
     if isinstance(entry.values.get("caps"), dict):
         given = entry.within("caps")
-        check_keys(given, _CAPS)
-        batch = whole(given, "batch_size", 1) if "batch_size" in given.values else None
-        sizes = (gpus, whole(given, "table_gpus", 1))
+        given.check_keys(_CAPS)
+        batch = given.whole("batch_size", 1) if "batch_size" in given.values else None
+        sizes = (gpus, given.whole("table_gpus", 1))
         caps = _told(given, lambda: caps_of_table(table(given), batch, *sizes, host_w=host_w))
     else:
         caps = _rows(entry, host_w)
     if "cap_step_w" not in entry.values:
         return caps
-    step_w, span_w = number(entry, "cap_step_w", above=True), (caps[0].limit_w or 0) - (caps[-1].limit_w or 0)
+    step_w = entry.number("cap_step_w", above=True)
+    span_w = (caps[0].limit_w or 0) - (caps[-1].limit_w or 0)
     if span_w / step_w > _MOST_CAPS:
         raise entry.wrong("cap_step_w", f"would make more than {_MOST_CAPS} caps of {span_w:g} W; write a larger step")
     return finer(caps, step_w)
 
 
-def _rows(entry: Entry, host_w: float) -> tuple[Cap, ...]:
+def _rows(entry: TomlTable, host_w: float) -> tuple[Cap, ...]:
     """Return caps written as rows; slowdowns count from the first, the default, as steps_per_s does."""
     rows = entry.listed("caps")
     if not 1 <= len(rows) <= _MOST_CAPS:
@@ -296,85 +327,21 @@ def _rows(entry: Entry, host_w: float) -> tuple[Cap, ...]:
     return tuple(replace(cap, slowdown=cap.slowdown / caps[0].slowdown) for cap in caps)
 
 
-def _cap(row: Entry, host_w: float) -> Cap:
-    check_keys(row, ("limit_w", "slowdown", "power_w", "source"))
-    limit_w = number(row, "limit_w", above=True) if "limit_w" in row.values else None
-    slowdown, power_w = number(row, "slowdown", 1.0, above=True), number(row, "power_w", above=True)
+def _cap(row: TomlTable, host_w: float) -> Cap:
+    row.check_keys(("limit_w", "slowdown", "power_w", "source"))
+    limit_w = row.number("limit_w", above=True) if "limit_w" in row.values else None
+    slowdown = row.number("slowdown", 1.0, above=True)
+    power_w = row.number("power_w", above=True)
     return Cap(limit_w, slowdown, power_w + host_w)
 
 
-def check_keys(entry: Entry, keys: Iterable[str]) -> None:
-    """Check that a table has no keys but these.
-
-    Raises:
-        BadFile: If it has.
-    """
-    if unknown := sorted(set(entry.values) - set(keys)):
-        raise entry.wrong(unknown[0], f"is not a key here; expected {', '.join(keys)}")
-
-
-def number(entry: Entry, key: str, default: float | None = None, above: bool = False) -> float:
-    """Return a finite number of at least 0, or above 0.
-
-    Raises:
-        BadFile: If it is something else, or missing without a default.
-    """
-    value = entry.values.get(key, default)
-    if value is None:
-        raise entry.wrong(key, f"is missing; it needs a number {'above' if above else 'of at least'} 0")
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    if not fits or value < 0 or (above and value == 0):
-        raise entry.wrong(key, f"must be a number {'above' if above else 'of at least'} 0, not {_shown(value)}")
-    if value and not _SMALLEST <= value <= _LARGEST:
-        raise entry.wrong(key, f"must be 0 or from {_SMALLEST:g} to {_LARGEST:g}, not {_shown(value)}")
-    return float(value)
-
-
-def numbers(entry: Entry, key: str) -> tuple[float, ...]:
-    """Return a list of numbers of at least 0.
-
-    Raises:
-        BadFile: If it is something else.
-    """
-    values = entry.values.get(key)
-    if not isinstance(values, list) or not 1 <= len(values) <= _MOST:
-        raise entry.wrong(key, f"must be a list of 1 to {_MOST} numbers, not {_shown(values)}")
-    return tuple(number(Entry(entry.file, entry.place, {key: value}), key) for value in values)
-
-
-def whole(entry: Entry, key: str, default: int) -> int:
-    """Return a whole number from 1 to 1024.
-
-    Raises:
-        BadFile: If it is something else.
-    """
-    value = entry.values.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= max(_MOST, default):
-        raise entry.wrong(key, f"must be a whole number from 1 to {_MOST}, not {_shown(value)}")
-    return value
-
-
-def text(entry: Entry, key: str, default: str | None = None) -> str:
-    """Return a text.
-
-    Raises:
-        BadFile: If it is something else, empty, or missing without a default.
-    """
-    value = entry.values.get(key, default)
-    if not isinstance(value, str) or (not value.strip() and value != default):
-        raise entry.wrong(
-            key, f"must be a text, not {_shown(value)}" if value is not None else "is missing; it needs a text"
-        )
-    return value.strip()
-
-
-def table(entry: Entry, key: str = "table") -> Path:
+def table(entry: TomlTable, key: str = "table") -> Path:
     """Return the path of a table, counted from the folder of the catalogue.
 
     Raises:
         BadFile: If it is no text, or there is no such file.
     """
-    path = entry.file.parent / text(entry, key)
+    path = entry.file.parent / entry.text(key)
     try:
         there = path.is_file()
     except OSError as error:
@@ -384,7 +351,7 @@ def table(entry: Entry, key: str = "table") -> Path:
     return path
 
 
-def _told(entry: Entry, read: Callable[[], _Found]) -> _Found:
+def _told(entry: TomlTable, read: Callable[[], _Found]) -> _Found:
     """Return what was read; an error names the catalogue's place too, unless it does."""
     try:
         return read()
@@ -393,8 +360,3 @@ def _told(entry: Entry, read: Callable[[], _Found]) -> _Found:
         raise (
             BadFile(said) if said.startswith(str(entry.file)) else entry.wrong("", f"does not hold: {said}")
         ) from error
-
-
-def _shown(value: object) -> str:
-    said = repr(value)
-    return said if len(said) <= 40 else f"{said[:40]}…"

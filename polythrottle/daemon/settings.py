@@ -7,14 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from polythrottle.daemon.budget import check_wish
-from polythrottle.daemon.guards import Bounds
-from polythrottle.daemon.retuning import Allowance
-from polythrottle.daemon.wishes import SetBudget
-from polythrottle.errors import BadFile, InvalidInput, PolythrottleError, UnknownName
-from polythrottle.plainfile import toml_of
-from polythrottle.problem import Constraint
-from polythrottle.units import parse_quantity
+from polythrottle.daemon.commands import SetBudget
+from polythrottle.daemon.control.events import Bounds
+from polythrottle.daemon.energy_budget import ExplorationAllowance, check_wish
+from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, UnknownName
+from polythrottle.domain.problem import Constraint
+from polythrottle.domain.units import parse_quantity
+from polythrottle.storage.untrusted import read_toml
 
 DEFAULT_FILE = Path("/etc/polythrottle/daemon.toml")
 _MOST_BYTES = 1_000_000
@@ -58,7 +57,7 @@ class Settings:
     slo: tuple[str, ...] = ()
     guards: Bounds = field(default_factory=Bounds)
     budget: SetBudget | None = None
-    allowance: Allowance = field(default_factory=Allowance)
+    allowance: ExplorationAllowance = field(default_factory=ExplorationAllowance)
     tcp: str | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -84,7 +83,7 @@ def read_settings(file: Path) -> Settings:
         BadFile: If it cannot be read or is no TOML, or a key is unknown or has a value it cannot have: names the key.
     """
     try:
-        document = toml_of(file, _MOST_BYTES)
+        document = read_toml(file, _MOST_BYTES)
     except (ValueError, RecursionError) as error:
         raise BadFile(f"{file} is not TOML: {error}") from error
     reader = _Reader(file)
@@ -98,7 +97,7 @@ def read_settings(file: Path) -> Settings:
         **api,
         guards=reader.made("guards", lambda: Bounds(**guards)),
         budget=reader.made("budget", lambda: _budget(budget)) if budget else None,
-        allowance=reader.made("exploring", lambda: Allowance(**exploring)),
+        allowance=reader.made("exploring", lambda: ExplorationAllowance(**exploring)),
     )
     return replace(settings, local=document.get("actuator") is False)
 
@@ -131,11 +130,17 @@ class _Reader:
             raise BadFile(f"{self._file}: [{name}] is to be a table")
         found = {}
         for key, value in table.items():
-            where = f"{name}.{key}" if name else key
+            if name:
+                where = f"{name}.{key}"
+            else:
+                where = key
             if not name and key in _TABLES:
                 continue
             if key not in known:
-                names = [f"{name}.{each}" for each in known] if name else [*known, *(f"[{each}]" for each in _TABLES)]
+                if name:
+                    names = [f"{name}.{each}" for each in known]
+                else:
+                    names = [*known, *(f"[{each}]" for each in _TABLES)]
                 raise BadFile(f"{self._file}: {UnknownName('key', where, names)}")
             to, read = known[key]
             found[to] = self.made(where, lambda read=read, value=value: read(value))  # type: ignore[misc]
@@ -240,7 +245,9 @@ def _path(value: Any) -> Path:
 
 
 def _actuator(value: Any) -> Path | None:
-    return None if value is False else _path(value)
+    if value is False:
+        return None
+    return _path(value)
 
 
 def _texts(value: Any) -> tuple[str, ...]:

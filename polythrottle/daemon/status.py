@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from polythrottle.space import Level
+from polythrottle.domain.space import Level
 
 VERSION = 1
 """Of the shape of what is shown; a reader of the version before must still find its fields."""
@@ -117,7 +117,7 @@ class FinetuningShown:
     """A fine-tuning job beside the workload.
 
     Args:
-        state: running, paused, finished or gone, see `polythrottle.daemon.finetuning`.
+        state: running, paused, finished or gone, see `polythrottle.daemon.trainer_monitor`.
         folder: Of the job; ``model`` what is trained.
         epochs_done: Whole ones; ``epochs`` of so many.
         samples: Done of the epoch that runs, by the newest checkpoint.

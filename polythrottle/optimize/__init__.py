@@ -8,25 +8,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from polythrottle.errors import UnknownName
-from polythrottle.optimize.baselines import CoarseToFine, PresetOrder, RandomOrder
+from polythrottle.domain.errors import UnknownName
+from polythrottle.domain.ports import Optimizer
+from polythrottle.optimize.baselines import (
+    CoarseToFine,
+    GradientSearch,
+    OptunaSearch,
+    PaperSearch,
+    PresetOrder,
+    RandomOrder,
+)
 from polythrottle.optimize.bayes import ConstrainedBayes
-from polythrottle.optimize.gradient import GradientSearch
 from polythrottle.optimize.options import Ingredient, Options
-from polythrottle.optimize.optuna_search import OptunaSearch
-from polythrottle.optimize.paper import PaperSearch
-from polythrottle.ports import Optimizer
-
-__all__ = [
-    "ABLATIONS",
-    "METHODS",
-    "PACKAGES",
-    "CoarseToFine",
-    "ConstrainedBayes",
-    "Options",
-    "RandomOrder",
-    "make_optimizer",
-]
 
 
 def _bayes_without(ingredient: Ingredient, options: Options) -> Optimizer:
@@ -71,3 +64,15 @@ def make_optimizer(name: str, options: Options | None = None) -> Optimizer:
     if name not in METHODS:
         raise UnknownName("search method", name, METHODS)
     return METHODS[name](options or Options())
+
+
+__all__ = [
+    "ABLATIONS",
+    "METHODS",
+    "PACKAGES",
+    "CoarseToFine",
+    "ConstrainedBayes",
+    "Options",
+    "RandomOrder",
+    "make_optimizer",
+]

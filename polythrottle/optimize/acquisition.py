@@ -28,7 +28,9 @@ def log_standard_improvement(z: Tensor) -> Tensor:
 
     Below −1 it is log φ(z) + log(1 − √(π/2) |z| erfcx(|z|/√2)), whose last term tends to −2 log |z|.
     """
-    near, below, far = z.clamp_min(-1.0), z.clamp(_FAR, -1.0), z.clamp_max(-1.0)
+    near = z.clamp_min(-1.0)
+    below = z.clamp(_FAR, -1.0)
+    far = z.clamp_max(-1.0)
     direct = (log_phi(near).exp() + near * log_ndtr(near).exp()).log()
     ratio = 0.5 * math.log(math.pi / 2.0) + (-below).log() + log_erfcx(-below / math.sqrt(2.0))
     tail = torch.where(z > _FAR, (-torch.expm1(ratio)).clamp_min(1e-12).log(), -2.0 * (-far).log())

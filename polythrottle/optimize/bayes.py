@@ -1,27 +1,97 @@
-"""Constrained Bayesian optimisation over a finite space: expected improvement × probability of feasibility.
+"""Constrained Bayesian optimisation over a finite space: expected improvement times probability of feasibility.
 
-After Gardner et al. 2014 (ICML), with energy per item modelled as power × time per item and every point of the space
-scored. A suggestion is a function of the study alone.
+Capped by risk.
 """
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from polythrottle.errors import InvalidInput
-from polythrottle.optimize.choice import beyond_caps, equals
-from polythrottle.optimize.options import Options
-from polythrottle.optimize.remaining import generator, remaining_rows, untried_rows
-from polythrottle.problem import Constraint, Objective
-from polythrottle.space import OperatingPoint
-from polythrottle.study import Study, Trial
+from polythrottle.domain.errors import Exhausted, InvalidInput
+from polythrottle.domain.problem import Constraint, Objective
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.domain.study import Study, Trial
+from polythrottle.optimize.features import Array, Rows, generator, remaining_rows, untried_rows
+from polythrottle.optimize.options import Ingredient, Options
+from polythrottle.optimize.quantities import by_chance
 
 if TYPE_CHECKING:
-    from polythrottle.optimize.worth import Worth
+    from polythrottle.optimize.acquisition_value import AcquisitionValue
+
+# Which point is tried next, given what a trial at each is worth: worth, capped by risk.
+
+RISKS = (0.2, 0.5, 0.8)
+"""How likely a trial may be to break a limit, unless the user says: the first cap within which something is left."""
+SHARE = 0.25
+"""Of the risk a user allows to a whole search, one trial may spend this share."""
+WORTHWHILE = 0.005
+"""A cap leaves something if a trial within it is expected to save this share of the energy."""
+_TIE = 0.03
+"""Points worth less than a thirtieth below the best count as equals: the models are not surer than that."""
+
+
+def best_rows(worth: "AcquisitionValue", rows: Rows, options: Options) -> Rows:
+    """Return the rows that are worth most, given the risk a trial may take, ascending.
+
+    Args:
+        worth: Of every point.
+        rows: Those that have not been tried, at least one.
+        options: The risk; without one the caps of `RISKS` are opened one after the other.
+
+    Raises:
+        Exhausted: If the user's own risk leaves no row.
+    """
+    allowed = _within(worth, rows, options)
+    total = np.nan_to_num(worth.total[allowed], nan=-np.inf)
+    best: Rows = allowed[total >= total.max() - _TIE]
+    return best
+
+
+def beyond_caps(worth: "AcquisitionValue", rows: Rows) -> bool:
+    """Return whether each of some rows is likelier to break a limit than the last of `RISKS`.
+
+    Args:
+        worth: Of every point.
+        rows: At least one.
+    """
+    return not len(_below(RISKS[-1], worth.feasible, rows))
+
+
+def _within(worth: "AcquisitionValue", rows: Rows, options: Options) -> Rows:
+    """Return the rows a trial may go to: all while nothing feasible is known, those within the risk after that."""
+    if not worth.improving or Ingredient.CAP in options.without:
+        return rows
+    if options.risk is None:
+        return _promising(worth, rows, RISKS)
+    allowed = _below(SHARE * options.risk, worth.assured, rows)
+    if not len(allowed):
+        raise Exhausted(f"no point left is safe enough to try at a risk of {options.risk:g}")
+    return allowed
+
+
+def _promising(worth: "AcquisitionValue", rows: Rows, risks: Sequence[float]) -> Rows:
+    """Return the rows within the first cap that leaves something to gain; all of them if none does."""
+    for risk in risks:
+        within = _below(risk, worth.feasible, rows)
+        if len(within) and worth.total[within].max() > math.log(WORTHWHILE):
+            return within
+    return rows
+
+
+def _below(risk: float, feasible: Array, rows: Rows) -> Rows:
+    """Return the rows whose chance to break a limit is at most a risk, given log probabilities to hold them all."""
+    kept: Rows = rows[feasible[rows] >= math.log1p(-risk)]
+    return kept
+
+
+# Constrained Bayesian optimisation over a finite space: expected improvement × probability of feasibility.
+#
+# After Gardner et al. 2014 (ICML), with energy per item modelled as power × time per item and every point of the
+# space scored. A suggestion is a function of the study alone.
 
 
 class ConstrainedBayes:
@@ -33,7 +103,7 @@ class ConstrainedBayes:
 
     def __init__(self, options: Options | None = None) -> None:
         self._options = options or Options()
-        self._newest: tuple[Study, Worth] | None = None
+        self._newest: tuple[Study, AcquisitionValue] | None = None
 
     def suggest(self, study: Study) -> OperatingPoint:
         """Return the default point, then the point whose trial is worth most; the seed chooses between equals.
@@ -42,16 +112,18 @@ class ConstrainedBayes:
             Exhausted: If every point has been tried, or none that is left is within the risk that was asked for.
             InvalidInput: If a constraint is on a quantity that is not measured here.
         """
-        space, rows = study.problem.space, remaining_rows(study)
+        space = study.problem.space
+        rows = remaining_rows(study)
         if space.default not in study.visited:
             return space.default
         if len(rows) == 1 and self._options.risk is None:
             return space[int(rows[0])]
-        return space[int(generator(study).choice(equals(self._worth(study), rows, self._options)))]
+        return space[int(generator(study).choice(best_rows(self._worth(study), rows, self._options)))]
 
     def saving_left(self, study: Study) -> float:
         """Return what one more trial is expected to take off the objective; inf while that is unknown or a front."""
-        best, rows = study.best, untried_rows(study)
+        best = study.best
+        rows = untried_rows(study)
         objective = study.problem.objective
         if best is None or best.measurement is None or objective is Objective.PARETO:
             return math.inf
@@ -67,7 +139,7 @@ class ConstrainedBayes:
         rows = untried_rows(study)
         if not len(rows) or not (worth := self._worth(study)).improving or self._options.risk is not None:
             return False
-        return beyond_caps(worth, equals(worth, rows, self._options))
+        return beyond_caps(worth, best_rows(worth, rows, self._options))
 
     def answer(self, study: Study) -> Trial | None:
         """Return the trial whose point is best as the models have it; None if no trial holds every limit.
@@ -79,27 +151,26 @@ class ConstrainedBayes:
             InvalidInput: If a relative limit has nothing to multiply.
         """
         held = {trial.point for trial in study.completed if study.feasible(trial)}
-        by_chance = any(trial.measurement and trial.measurement.intervals for trial in study.completed)
-        if len(held) < 2 or not by_chance:
+        if len(held) < 2 or not by_chance(study.completed):
             return study.best
         with _quiet():
-            from polythrottle.optimize.answer import likeliest  # loads torch
+            from polythrottle.optimize.acquisition_value import best_visited  # loads torch
 
-            return likeliest(study, self._options)
+            return best_visited(study, self._options)
 
-    def _worth(self, study: Study) -> "Worth":
+    def _worth(self, study: Study) -> "AcquisitionValue":
         """Return what a trial at each point is worth; remembered, because a study is asked about more than once."""
         if self._newest is None or self._newest[0] is not study:
             self._newest = study, _appraise(study, self._options)
         return self._newest[1]
 
 
-def _appraise(study: Study, options: Options) -> "Worth":
+def _appraise(study: Study, options: Options) -> "AcquisitionValue":
     """Return what a trial at each point is worth."""
     with _quiet():
-        from polythrottle.optimize.worth import appraise  # loads torch
+        from polythrottle.optimize.acquisition_value import acquisition_value  # loads torch
 
-        return appraise(study, _constraints(study), options)
+        return acquisition_value(study, _constraints(study), options)
 
 
 @contextmanager

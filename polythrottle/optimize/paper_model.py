@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polythrottle.optimize.acquisition import log_expected_improvement, log_probability_below
 from polythrottle.optimize.features import Array
-from polythrottle.optimize.threads import one_thread
+from polythrottle.optimize.surrogate import one_thread
 
 XI = 0.1
 _BLOCK = 4096

@@ -1,13 +1,13 @@
-"""The model of what was measured: one Gaussian process per quantity over the points of a space.
+"""The model of what was measured: one Gaussian process per quantity around what physics expects.
 
-Each is a trend whose coefficients have normal priors (`trend`), a Matérn-5/2 process for what the trend leaves over,
-and noise: what each window's own interval says, which is given, and what windows differ by besides, which is fitted.
-Scales and length scales are fitted by maximum a posteriori with BoTorch; their priors have units, because
-the quantities are logarithms: 0.1 is ten per cent.
+Fitted on one thread.
 """
 
 import math
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,25 +25,155 @@ from gpytorch.priors import LogNormalPrior
 from linear_operator import LinearOperator
 from linear_operator.operators import DiagLinearOperator
 from linear_operator.utils.cholesky import psd_safe_cholesky
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch import Tensor
 
-from polythrottle.optimize.features import Array
-from polythrottle.optimize.quantities import usual
-from polythrottle.optimize.remaining import Rows
+from polythrottle.domain.space import Knob
+from polythrottle.optimize.features import Array, Coordinates, Rows
+from polythrottle.optimize.options import Ingredient
+from polythrottle.optimize.quantities import DRAW, ENERGY, TIME, usual
 
-RESIDUAL_SD, RESIDUAL_SPREAD = 0.15, 0.7
+# How many threads the numerical libraries use while a suggestion is made: one.
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch and the BLAS libraries on one thread.
+
+    Sums come out in one order, and matrices this small lose far more by waiting for each other than they gain.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with _libraries().limit(limits=1):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+# What physics says before anything is measured: how each kind of knob moves each quantity.
+#
+# Around the default point the logarithm of a quantity is taken as a sum over knobs of
+#
+# slope · x  +  bend · x² / (2 · span)  +  Σ hinge · width · softplus((x − knee) / width),
+#
+# x = log(level / default level),
+#
+# so that the elasticity is ``slope`` at the default, changes by ``bend`` over the knob's span, and by ``hinge`` at
+# each knee: the logarithm of a roofline, t = a/f + c or t = a + c·batch, turns from one slope to another within a
+# factor of about e. All have normal priors, which the Gaussian process integrates out exactly (Rasmussen & Williams
+# 2006, §2.7). The means of slope and bend follow from such a roofline and from power over a flat-then-linear voltage
+# curve, P = P0 + k f V(f)²; hinges have mean 0. A floor under a clock does nothing at its lowest level and more the
+# higher it is.
+
+_POWER = "power"
+_NEUTRAL = (0.0, 0.0)
+_MEANS: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "clock": {"latency": (-0.3, 0.4), TIME: (-0.3, 0.4), _POWER: (0.4, 0.4)},
+    "floor": {"latency": (0.0, -0.3), TIME: (0.0, -0.3), _POWER: (0.0, 0.3)},
+    "limit": {"latency": (-0.2, 0.8), TIME: (-0.2, 0.8), _POWER: (0.5, -0.3)},
+    "batch": {"latency": (0.4, 0.6), TIME: (-0.6, 0.6), _POWER: (0.2, -0.2)},
+}
+"""Prior mean of slope and bend by kind of knob and quantity; kinds and quantities that are absent have no direction."""
+SLOPE_SD = 0.3
+BEND_SD = 0.4
+HINGE_SD = 0.3
+"""Prior deviations of every slope, bend and hinge."""
+_KNEES = (0.2, 0.5, 0.8)
+_KNEE_WIDTH = 0.5
+"""Where hinges sit, as shares of a knob's range, and how soft they are, in units of the logarithm."""
+
+
+def basis(knobs: Sequence[Knob], where: Coordinates, without: Set[Ingredient] = frozenset()) -> Array:
+    """Return the trend's basis functions, each times its coefficient's prior deviation, shape (points, functions).
+
+    The first function is a constant; then, for the ordered knobs, slopes, bends and hinges.
+    """
+    ordered = np.array([knob.ordered for knob in knobs], dtype=bool)
+    slope = where.offset[:, ordered]
+    span = where.span[ordered]
+    columns = [np.ones((len(slope), 1))]
+    if Ingredient.TREND not in without:
+        columns += [SLOPE_SD * slope, BEND_SD * slope**2 / (2.0 * span)]
+    if not {Ingredient.TREND, Ingredient.HINGES} & without:
+        columns += [HINGE_SD * _hinge(slope, slope.min(axis=0) + share * span) for share in _KNEES]
+    return np.hstack(columns)
+
+
+def _hinge(slope: Array, knee: Array) -> Array:
+    """Return a function that is flat below a knee and rises with slope 1 above it, 0 at the default point."""
+    rise = np.logaddexp(0.0, (slope - knee) / _KNEE_WIDTH) - np.logaddexp(0.0, -knee / _KNEE_WIDTH)
+    return np.asarray(_KNEE_WIDTH * rise)
+
+
+def expected(knobs: Sequence[Knob], where: Coordinates, quantities: Sequence[str]) -> Array:
+    """Return the prior mean of each quantity at each point up to a constant, shape (points, quantities)."""
+    means = np.array([[_mean(knob, name) for knob in knobs] for name in quantities]).reshape(len(quantities), -1, 2)
+    bend = where.offset**2 / (2.0 * where.span)
+    total: Array = where.offset @ means[:, :, 0].T + bend @ means[:, :, 1].T
+    return total
+
+
+def _mean(knob: Knob, quantity: str) -> tuple[float, float]:
+    if quantity == ENERGY:
+        time = _mean(knob, TIME)
+        draw = _mean(knob, DRAW)
+        return time[0] + draw[0], time[1] + draw[1]
+    return _MEANS.get(_kind(knob), {}).get(_family(quantity), _NEUTRAL)
+
+
+def _kind(knob: Knob) -> str:
+    if knob.name.endswith("_hz"):
+        if "_min_" in knob.name:
+            return "floor"
+        return "clock"
+    if knob.name.endswith("_w"):
+        return "limit"
+    if "batch" in knob.name:
+        return "batch"
+    return "other"
+
+
+def _family(quantity: str) -> str:
+    if quantity in (DRAW, "power"):
+        return _POWER
+    if quantity in (TIME, "temperature"):
+        return quantity
+    return "latency"
+
+
+# The model of what was measured: one Gaussian process per quantity over the points of a space.
+#
+# Each is a trend whose coefficients have normal priors (`trend`), a Matérn-5/2 process for what the trend leaves
+# over, and noise: what each window's own interval says, which is given, and what windows differ by besides, which is
+# fitted. Scales and length scales are fitted by maximum a posteriori with BoTorch; their priors have units, because
+# the quantities are logarithms: 0.1 is ten per cent.
+
+RESIDUAL_SD = 0.15
+RESIDUAL_SPREAD = 0.7
 """Deviation of what the trend leaves over: mode, and spread of its logarithm, of the log-normal prior."""
-NOISE_SD, NOISE_SPREAD = 0.01, 0.7
+NOISE_SD = 0.01
+NOISE_SPREAD = 0.7
 """Deviation of one measurement besides its own doubt: likewise."""
-LENGTH, LENGTH_SPREAD = 0.55, 0.6
+WINDOW_SPREAD = 0.3
+"""The spread of that where windows tell their doubt: what they leave out is a few per cent at most, so that trials
+whose trend the process does not know yet must not pass for noise."""
+LENGTH = 0.55
+LENGTH_SPREAD = 0.6
 """Length scale in the unit cube: likewise; the mode times the root of the number of columns, as distances grow."""
 _MAX_ITERATIONS = 40
-_JITTER, _LEAST_VARIANCE = 1e-8, 1e-10
+_JITTER = 1e-8
+_LEAST_VARIANCE = 1e-10
 _BLOCK = 8192
 
 
 @dataclass(frozen=True)
-class Belief:
+class QuantityPosterior:
     """What is believed of each quantity at each point.
 
     Args:
@@ -68,7 +198,7 @@ class Belief:
         return self.mean[:, :2].sum(dim=1), self.variance[:, :2].sum(dim=1)
 
 
-def believe(unit: Array, basis: Array, seen: Rows, values: Array, seed: int, doubt: Array) -> Belief:
+def fit_posterior(unit: Array, basis: Array, seen: Rows, values: Array, seed: int, doubt: Array) -> QuantityPosterior:
     """Return the posterior at every point of a space.
 
     Args:
@@ -88,8 +218,9 @@ def believe(unit: Array, basis: Array, seen: Rows, values: Array, seed: int, dou
     with manual_seed(seed):
         model = fitted(everywhere[seen], targets, unit.shape[1], doubt)
         with torch.no_grad():
-            mean, variance = _posterior(model, everywhere[seen], targets, everywhere)
-    return Belief(mean + torch.from_numpy(level), variance, noise_ahead(model, doubt))
+            root = trials_root(model, everywhere[seen], values.shape[1])
+            mean, variance = posterior_at(model, everywhere, everywhere[seen], targets, root)
+    return QuantityPosterior(mean + torch.from_numpy(level), variance, noise_ahead(model, doubt))
 
 
 def noise_ahead(model: SingleTaskGP, doubt: Array) -> Tensor:
@@ -105,7 +236,7 @@ def fitted(inputs: Tensor, targets: Tensor, columns: int, doubt: Array) -> Singl
         inputs: Coordinates and basis functions of each trial's point, shape (trials, columns + functions).
         targets: What was measured, centred, shape (trials, quantities).
         columns: How many of the inputs are coordinates.
-        doubt: As in `believe`.
+        doubt: As in `fit_posterior`.
     """
     model = _process(inputs, targets, columns, doubt)
     start = {name: value.clone() for name, value in model.state_dict().items()}
@@ -131,13 +262,15 @@ class _Noise(GaussianLikelihood):  # type: ignore[misc]  # gpytorch has no types
     """
 
     def __init__(self, doubt: Array, batch: torch.Size) -> None:
-        prior = _log_normal(NOISE_SD**2, 2 * NOISE_SPREAD)
+        prior = _log_normal(NOISE_SD**2, 2 * (WINDOW_SPREAD if doubt.any() else NOISE_SPREAD))
         super().__init__(noise_prior=prior, noise_constraint=_positive(NOISE_SD**2), batch_shape=batch)
         self._known = torch.from_numpy(doubt).T.reshape(*batch, -1) if doubt.any() else None
 
     def _shaped_noise_covar(self, base_shape: torch.Size, *params: Any, **rest: Any) -> Tensor | LinearOperator:
         fitted = super()._shaped_noise_covar(base_shape, *params, **rest)
-        return fitted if self._known is None else fitted + DiagLinearOperator(self._known)
+        if self._known is None:
+            return fitted
+        return fitted + DiagLinearOperator(self._known)
 
 
 def _process(inputs: Tensor, targets: Tensor, columns: int, doubt: Array) -> SingleTaskGP:
@@ -190,21 +323,40 @@ def _log_normal(mode: float, spread: float) -> LogNormalPrior:
     return LogNormalPrior(math.log(mode) + spread**2, spread)
 
 
-def _posterior(model: SingleTaskGP, seen: Tensor, targets: Tensor, everywhere: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance at all points, shape (points, quantities) each (Rasmussen & Williams 2006, eq. 2.25-26).
+def prior_covariance(model: SingleTaskGP, one: Tensor, other: Tensor) -> Tensor:
+    """Return the prior covariance between two lists of points, shape (quantities, one, other)."""
+    found: Tensor = model.covar_module(one, other).to_dense().reshape(-1, len(one), len(other))
+    return found
+
+
+def trials_root(model: SingleTaskGP, seen: Tensor, quantities: int) -> Tensor:
+    """Return the Cholesky factor of the trials' covariance with their noise, shape (quantities, trials, trials)."""
+    noise = noise_of(model, quantities, len(seen)) + _JITTER
+    root: Tensor = psd_safe_cholesky(prior_covariance(model, seen, seen) + torch.diag_embed(noise))
+    return root
+
+
+def posterior_at(
+    model: SingleTaskGP, points: Tensor, seen: Tensor, targets: Tensor, root: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return mean and variance at points, shape (points, quantities) each (Rasmussen & Williams 2006, eq. 2.25-26).
 
     Written out because the library's own posterior builds the joint covariance of all points. Blocks keep the memory
     of 100,000 points small.
+
+    Args:
+        model: The process.
+        points: Inputs of the points, shape (points, inputs).
+        seen: Inputs of the trials, shape (trials, inputs).
+        targets: What was measured, centred, shape (trials, quantities).
+        root: The Cholesky factor of the trials' covariance, as of `trials_root`.
     """
-    kernel, count = model.covar_module, targets.shape[1]
-    gram = kernel(seen).to_dense().reshape(count, len(seen), len(seen))
-    root = psd_safe_cholesky(gram + torch.diag_embed(noise_of(model, count, len(seen)) + _JITTER))
     white = torch.linalg.solve_triangular(root, targets.T.unsqueeze(-1), upper=False)
-    means, variances = [], []
-    for block in torch.split(everywhere, _BLOCK):
-        cross = kernel(seen, block).to_dense().reshape(count, len(seen), len(block))
-        half = torch.linalg.solve_triangular(root, cross, upper=False)
-        prior = kernel(block, diag=True).reshape(count, len(block))
+    means = []
+    variances = []
+    for block in torch.split(points, _BLOCK):
+        half = torch.linalg.solve_triangular(root, prior_covariance(model, seen, block), upper=False)
+        prior = model.covar_module(block, diag=True).reshape(-1, len(block))
         means.append((half * white).sum(dim=1))
         variances.append((prior - half.square().sum(dim=1)).clamp_min(_LEAST_VARIANCE))
     return torch.cat(means, dim=1).T, torch.cat(variances, dim=1).T

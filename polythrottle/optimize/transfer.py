@@ -1,13 +1,6 @@
-"""Learning from earlier studies: each is an opinion, and the trials so far say whose opinion counts.
+"""Learning from earlier studies: each is a Gaussian prior over the points of a space.
 
-For each quantity there are several voices: the physics a cold search starts from, every earlier study, and all earlier
-studies together, whose mean is their precision-weighted mean and whose doubt is how far they lie apart. Each voice is a
-few Gaussian priors that differ in how tightly they hold to it. A voice's weight is its odds times the evidence of the
-trials so far; the belief is the mixture, so that a misleading study loses its say within a few trials (Bayesian model
-averaging; in the spirit of the ranking-weighted ensembles of Feurer et al. 2018 and the stacked residual processes of
-Golovin et al. 2017).
-
-Loads torch.
+Weighed by how well it foretells the trials so far.
 """
 
 import math
@@ -17,20 +10,132 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from polythrottle.measurement import Measurement
-from polythrottle.optimize.features import Array, coordinates
-from polythrottle.optimize.quantities import ENERGY, doubts, table
-from polythrottle.optimize.remaining import Rows
-from polythrottle.optimize.surrogate import Belief
-from polythrottle.optimize.transfer_process import Correlation, Posterior, Prior
+from polythrottle.domain.measurement import Measurement
+from polythrottle.domain.problem import Problem
+from polythrottle.domain.study import Study
+from polythrottle.optimize.features import Array, Rows, coordinates
+from polythrottle.optimize.quantities import ENERGY, doubts, table, usual
+from polythrottle.optimize.surrogate import LENGTH, QuantityPosterior, basis, expected
 from polythrottle.optimize.transfer_surface import Surface, surface
-from polythrottle.optimize.trend import basis, expected
-from polythrottle.problem import Problem
-from polythrottle.study import Study
+
+# A Gaussian prior over the points of a space, how well it foretold the trials, and what it says after them.
+#
+# The prior of one quantity is  m(x) + Σ_j a_j b_j(x) + d(x) r(x) + noise  with a_j ~ N(0, 1) and r a Matérn-5/2
+# process of variance one, so that its covariance is  B Bᵀ + (d dᵀ) ∘ R  (Rasmussen & Williams 2006, §2.7). Nothing is
+# fitted: the scales are part of the prior, and several priors are weighed by their evidence instead.
+
+_JITTER = 1e-9
+_LEAST_VARIANCE = 1e-10
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """A Gaussian prior of one quantity.
+
+    Args:
+        mean: Shape (points,).
+        functions: Each times its coefficient's deviation, shape (points, functions).
+        doubt: Deviation of what the functions leave over, shape (points,).
+        noise_sd: Deviation of one measurement besides its own doubt.
+    """
+
+    mean: Array
+    functions: Array
+    doubt: Array
+    noise_sd: float
+
+
+@dataclass(frozen=True, eq=False)
+class Correlation:
+    """The Matérn-5/2 correlation of the measured points, with each other and with every point.
+
+    Args:
+        seen: Row number of each measured point, shape (trials,).
+        near: Shape (trials, trials).
+        far: Shape (trials, points).
+    """
+
+    seen: Rows
+    near: Array
+    far: Array
+
+    @classmethod
+    def of(cls, unit: Array, seen: Rows) -> "Correlation":
+        """Return the correlations of points with these coordinates, shape (points, columns)."""
+        length = LENGTH * math.sqrt(max(1, unit.shape[1]))
+        squares = (unit[seen] ** 2).sum(axis=1)[:, None] + (unit**2).sum(axis=1) - 2.0 * unit[seen] @ unit.T
+        distance = np.sqrt(5.0 * np.maximum(squares, 0.0)) / length
+        far = (1.0 + distance + distance**2 / 3.0) * np.exp(-distance)
+        return cls(seen, far[:, seen], far)
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """A prior after the trials (Rasmussen & Williams 2006, algorithm 2.1).
+
+    Args:
+        prior: What was believed before.
+        correlation: Of the points.
+        root: Cholesky factor of the covariance of the measurements, shape (trials, trials).
+        white: The measurements less the prior mean, whitened by it, shape (trials,).
+        noise: Variance one more measurement adds.
+    """
+
+    prior: Prior
+    correlation: Correlation
+    root: Array
+    white: Array
+    noise: float
+
+    @classmethod
+    def of(cls, prior: Prior, correlation: Correlation, values: Array, known: Array) -> "Posterior":
+        """Return the posterior given a value at each measured point, and its known variance, shape (trials,) each.
+
+        Raises:
+            numpy.linalg.LinAlgError: If the covariance cannot be decomposed.
+        """
+        seen = correlation.seen
+        functions = prior.functions[seen]
+        doubt = prior.doubt[seen]
+        covariance = functions @ functions.T + np.outer(doubt, doubt) * correlation.near
+        covariance[np.diag_indices(len(seen))] += prior.noise_sd**2 + known + _JITTER
+        root = np.asarray(np.linalg.cholesky(covariance), dtype=float)
+        white = np.linalg.solve(root, values - prior.mean[seen])
+        noise = prior.noise_sd**2 + float(usual(known))
+        return cls(prior, correlation, root, np.asarray(white, dtype=float), noise)
+
+    @property
+    def log_evidence(self) -> float:
+        """Log density of the measurements under the prior, up to a constant (Rasmussen & Williams 2006, eq. 2.30)."""
+        return float(-0.5 * self.white @ self.white - np.log(np.diag(self.root)).sum())
+
+    def predict(self) -> tuple[Array, Array]:
+        """Return mean and variance at every point, shape (points,) each."""
+        prior = self.prior
+        seen = self.correlation.seen
+        cross = (
+            prior.functions[seen] @ prior.functions.T + prior.doubt[seen][:, None] * self.correlation.far * prior.doubt
+        )
+        half = np.linalg.solve(self.root, cross)
+        variance = (prior.functions**2).sum(axis=1) + prior.doubt**2 - (half**2).sum(axis=0)
+        return prior.mean + half.T @ self.white, np.maximum(variance, _LEAST_VARIANCE)
+
+
+# Learning from earlier studies: each is an opinion, and the trials so far say whose opinion counts.
+#
+# For each quantity there are several voices: the physics a cold search starts from, every earlier study, and all
+# earlier studies together, whose mean is their precision-weighted mean and whose doubt is how far they lie apart.
+# Each voice is a few Gaussian priors that differ in how tightly they hold to it. A voice's weight is its odds times
+# the evidence of the trials so far; the belief is the mixture, so that a misleading study loses its say within a few
+# trials (Bayesian model averaging; in the spirit of the ranking-weighted ensembles of Feurer et al. 2018 and the
+# stacked residual processes of Golovin et al. 2017).
+#
+# Loads torch.
 
 MOST_STUDIES = 16
 """Earlier studies that are used, the most related first."""
-COLD_ODDS, STRANGE_COLD_ODDS = 0.1, 0.6
+COLD_ODDS = 0.1
+STRANGE_COLD_ODDS = 0.6
 """Prior weight of the cold search's own physics: if an earlier workload is alike, and if the only one is not."""
 JOINT_ODDS = 0.55
 """Share of the rest for all earlier studies together, if there are several."""
@@ -40,16 +145,23 @@ SCALE_SD = 0.2
 """How much more or less sensitive a workload may be than another: deviation of the factor on a surface."""
 SHARED = 0.5
 """Share of the evidence on the other quantity that counts for one."""
-_DRAW_SD, _FLOOR, _SAME_WORKLOAD = 0.2, 0.05, 0.6
-_TREND_SHARES, _TIGHT, _LOOSE, _TRUST = (0.15, 0.5), 0.1, 0.3, 0.9
-_DOUBTS, _NOISES = (0.03, 0.08, 0.2), (0.007, 0.03)
+_DRAW_SD = 0.2
+_FLOOR = 0.05
+_SAME_WORKLOAD = 0.6
+_TREND_SHARES = (0.15, 0.5)
+_TIGHT = 0.1
+_LOOSE = 0.3
+_TRUST = 0.9
+_DOUBTS = (0.03, 0.08, 0.2)
+_NOISES = (0.007, 0.03)
 _COLD_DOUBTS = (0.08, 0.15, 0.3)
 _APART = 0.05
-_LEAST_VOICE, _LEAST_PRIOR, _LEAST_VARIANCE = 0.003, 0.02, 1e-10
+_LEAST_VOICE = 0.003
+_LEAST_PRIOR = 0.02
 
 
 @dataclass(frozen=True, eq=False)
-class Voice:
+class PriorGroup:
     """Priors that say the same, more and less tightly.
 
     Args:
@@ -64,7 +176,7 @@ class Voice:
 
 
 @dataclass(frozen=True, eq=False)
-class Heard:
+class WeighedGroup:
     """A voice after the trials.
 
     Args:
@@ -74,13 +186,13 @@ class Heard:
         log_evidence: Of the voice.
     """
 
-    voice: Voice
+    voice: PriorGroup
     posteriors: Sequence[Posterior]
     shares: Array
     log_evidence: float
 
     @classmethod
-    def of(cls, voice: Voice, correlation: Correlation, values: Array, doubt: Array) -> "Heard":
+    def of(cls, voice: PriorGroup, correlation: Correlation, values: Array, doubt: Array) -> "WeighedGroup":
         """Return a voice after values at the measured points, and their known variances, shape (trials,) each."""
         posteriors = [Posterior.of(prior, correlation, values, doubt) for prior in voice.priors]
         logs = np.array([posterior.log_evidence for posterior in posteriors])
@@ -90,14 +202,14 @@ class Heard:
         return cls(voice, posteriors, shares / shares.sum(), log_evidence)
 
 
-def informed(
+def transfer_posterior(
     study: Study,
     quantities: tuple[str, ...],
     seen: Rows,
     measurements: Sequence[Measurement],
-    cold: Belief,
+    cold: QuantityPosterior,
     history: Sequence[Study],
-) -> Belief:
+) -> QuantityPosterior:
     """Return the belief of a study that has earlier ones to learn from.
 
     Args:
@@ -114,7 +226,8 @@ def informed(
     sources = [(past, found) for past, found in told if found is not None]
     if not sources:
         return cold
-    values, doubt = table(measurements, quantities), doubts(measurements, names)
+    values = table(measurements, quantities)
+    doubt = doubts(measurements, names)
     whole = np.column_stack([values, values[:, 0] + values[:, 1]])
     likeness = _likeness(sources, problem, seen, whole[:, 1])
     kinship = _kinship(sources, problem, likeness)
@@ -124,7 +237,7 @@ def informed(
     try:
         heard = [
             [
-                Heard.of(voice, correlation, whole[:, k] - level[k], doubt[:, k])
+                WeighedGroup.of(voice, correlation, whole[:, k] - level[k], doubt[:, k])
                 for voice in _voices(problem, surfaces, kinship, likeness, names, k)
             ]
             for k in range(len(names))
@@ -178,7 +291,7 @@ def _kinship(sources: Sequence[tuple[Study, Surface]], problem: Problem, likenes
 
 def _voices(
     problem: Problem, surfaces: Sequence[Surface], kinship: Array, likeness: Array, names: Sequence[str], k: int
-) -> Iterator[Voice]:
+) -> Iterator[PriorGroup]:
     """Yield the voices on quantity ``k``: cold, every earlier study, and all of them together."""
     space = problem.space
     where = coordinates(space)
@@ -189,23 +302,26 @@ def _voices(
     doubts = [np.full(len(space), doubt) for doubt in _COLD_DOUBTS]
     count = len(surfaces)
     cold_odds = COLD_ODDS + (STRANGE_COLD_ODDS - COLD_ODDS) * (1.0 - float(likeness.max())) / count
-    yield Voice(cold_odds, [Prior(mean, functions, doubt, noise) for doubt in doubts for noise in _NOISES], cold=True)
+    yield PriorGroup(
+        cold_odds, [Prior(mean, functions, doubt, noise) for doubt in doubts for noise in _NOISES], cold=True
+    )
     means = np.array([found.mean[:, k] for found in surfaces])
     variances = np.array([found.variance[:, k] for found in surfaces])
     joint = (1.0 - cold_odds) * JOINT_ODDS * (count > 1)
     for share, like, mean, variance in zip(kinship, likeness, means, variances, strict=True):
         shares = (min(1.0, _TIGHT + (1.0 - _TRUST * like) / count), min(1.0, _LOOSE + 1.0 / count))
         priors = _priors(mean, variance, SCALE_SD * mean[:, None], level, trend, shares)
-        yield Voice((1.0 - cold_odds - joint) * share, priors)
+        yield PriorGroup((1.0 - cold_odds - joint) * share, priors)
     if count > 1:
-        yield Voice(joint, _together(means, variances, kinship, level, trend))
+        yield PriorGroup(joint, _together(means, variances, kinship, level, trend))
 
 
 def _together(means: Array, variances: Array, kinship: Array, level: Array, trend: Array) -> list[Prior]:
     """Return the priors of all earlier studies together, given means and variances, shape (studies, points)."""
     weights = kinship[:, None] / (variances + _APART**2)
     weights = weights / weights.sum(axis=0)
-    mean, variance = (weights * means).sum(axis=0), (weights**2 * variances).sum(axis=0)
+    mean = (weights * means).sum(axis=0)
+    variance = (weights**2 * variances).sum(axis=0)
     spread = (means - mean).T * np.sqrt(kinship * len(means) / (len(means) - 1))
     return _priors(mean, variance, np.column_stack([spread, SCALE_SD * mean]), level, trend, _TREND_SHARES)
 
@@ -222,7 +338,7 @@ def _priors(
     ]
 
 
-def _mixture(heard: Sequence[Sequence[Heard]], level: Array, cold: Belief) -> Belief:
+def _mixture(heard: Sequence[Sequence[WeighedGroup]], level: Array, cold: QuantityPosterior) -> QuantityPosterior:
     """Return the mixture of the voices on each quantity, energy last, by its mean and variance."""
     count = cold.mean.shape[1]
     evidence = np.array([[one.log_evidence for one in voices] for voices in heard])
@@ -234,7 +350,7 @@ def _mixture(heard: Sequence[Sequence[Heard]], level: Array, cold: Belief) -> Be
         moments.append(_moments(voices, kept / kept.sum(), level[k], _cold(cold, k)))
     means, variances, noises = (np.array(column) for column in zip(*moments, strict=True))
     points = torch.from_numpy(means).T, torch.from_numpy(variances).T
-    return Belief(
+    return QuantityPosterior(
         points[0][:, :count],
         points[1][:, :count],
         torch.from_numpy(noises[:count]),
@@ -250,10 +366,10 @@ def _counted(evidence: Array, k: int, energy: bool) -> Array:
     """
     if energy:
         return np.asarray((1.0 - SHARED) * evidence[k] + SHARED * evidence[:2].sum(axis=0))
-    return np.asarray(evidence[k] + SHARED * evidence[0 if k == 1 else 1])
+    return np.asarray(evidence[k] + SHARED * evidence[int(k != 1)])
 
 
-def _cold(cold: Belief, k: int) -> tuple[Array, Array, float]:
+def _cold(cold: QuantityPosterior, k: int) -> tuple[Array, Array, float]:
     """Return mean, variance and noise of the cold belief of a quantity; of energy behind the last."""
     if k < cold.mean.shape[1]:
         return cold.mean[:, k].numpy(), cold.variance[:, k].numpy(), float(cold.noise[k])
@@ -261,7 +377,7 @@ def _cold(cold: Belief, k: int) -> tuple[Array, Array, float]:
 
 
 def _moments(
-    voices: Sequence[Heard], weights: Array, level: float, cold: tuple[Array, Array, float]
+    voices: Sequence[WeighedGroup], weights: Array, level: float, cold: tuple[Array, Array, float]
 ) -> tuple[Array, Array, float]:
     """Return mean, variance and noise of a mixture of voices."""
     parts: list[tuple[float, Array, Array, float]] = []

@@ -9,17 +9,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from polythrottle.measurement import Measurement
-from polythrottle.optimize.features import Array, Coordinates
+from polythrottle.domain.measurement import Measurement
+from polythrottle.domain.problem import Problem
+from polythrottle.domain.study import Study
+from polythrottle.optimize.features import Array, Coordinates, Rows, SharedCoordinates, shared_coordinates
 from polythrottle.optimize.quantities import DRAW, doubts, table
-from polythrottle.optimize.remaining import Rows
-from polythrottle.optimize.surrogate import RESIDUAL_SD, believe
-from polythrottle.optimize.transfer_map import Common, common
-from polythrottle.optimize.trend import basis, expected
-from polythrottle.problem import Problem
-from polythrottle.study import Study
+from polythrottle.optimize.surrogate import RESIDUAL_SD, basis, expected, fit_posterior
 
-MOST_ROWS, FEWEST_ROWS = 200, 30
+MOST_ROWS = 200
+FEWEST_ROWS = 30
 """Trials of one earlier study that are used; more add little and cost their cube. Fewer where there are many points."""
 _MOST_PAIRS = 4_000_000
 _STAND_INS = {
@@ -86,7 +84,8 @@ def _surface(question: _Question) -> Surface | None:
     seen = _seen(question.earlier, question.quantities, _most_rows(len(question.target.space)))
     if not len(seen.rows):
         return None
-    shared, start = common(question.earlier.problem, question.target), len(question.earlier.problem.space)
+    shared = shared_coordinates(question.earlier.problem, question.target)
+    start = len(question.earlier.problem.space)
     points = np.arange(start, len(shared.where.unit))
     learnt = _posterior(_only(shared, np.concatenate([seen.rows, points])), question.quantities, seen)
     return learnt and _whole(_only(shared, points), question, learnt, seen.known)
@@ -137,34 +136,39 @@ def _recorded(measurements: Sequence[Measurement], quantities: Sequence[str]) ->
     return names
 
 
-def _only(shared: Common, rows: Rows) -> Common:
+def _only(shared: SharedCoordinates, rows: Rows) -> SharedCoordinates:
     where = shared.where
-    return Common(shared.knobs, Coordinates(where.unit[rows], where.offset[rows], where.span))
+    return SharedCoordinates(shared.knobs, Coordinates(where.unit[rows], where.offset[rows], where.span))
 
 
-def _posterior(shared: Common, quantities: Sequence[str], seen: _Seen) -> tuple[Array, Array] | None:
+def _posterior(shared: SharedCoordinates, quantities: Sequence[str], seen: _Seen) -> tuple[Array, Array] | None:
     """Return mean and variance of what is known, at the points that follow those of the trials; None if there is none.
 
     The first points are those of the trials.
     """
     names = [name for name, known in zip(quantities, seen.known, strict=True) if known]
-    count, prior = len(seen.values), expected(shared.knobs, shared.where, names)
-    functions, first = basis(shared.knobs, shared.where), np.arange(len(seen.values))
+    count = len(seen.values)
+    prior = expected(shared.knobs, shared.where, names)
+    functions = basis(shared.knobs, shared.where)
+    first = np.arange(len(seen.values))
     try:
-        belief = believe(shared.where.unit, functions, first, seen.values - prior[:count], 0, seen.doubt)
+        belief = fit_posterior(shared.where.unit, functions, first, seen.values - prior[:count], 0, seen.doubt)
     except RuntimeError:  # what torch and gpytorch raise when a matrix cannot be decomposed
         return None
     mean = belief.mean.numpy()[count:] + prior[count:]
     fit = bool(np.isfinite(mean).all())
-    return (mean, belief.variance.numpy()[count:]) if fit else None
+    if fit:
+        return (mean, belief.variance.numpy()[count:])
+    return None
 
 
-def _whole(points: Common, question: _Question, learnt: tuple[Array, Array], known: Rows) -> Surface:
+def _whole(points: SharedCoordinates, question: _Question, learnt: tuple[Array, Array], known: Rows) -> Surface:
     """Return the surface; quantities that were not recorded are what physics expects, as surely as it does."""
     default = question.target.space.index(question.target.space.default)
     mean = expected(points.knobs, points.where, question.quantities)
     doubt = (basis(points.knobs, points.where)[:, 1:] ** 2).sum(axis=1) + RESIDUAL_SD**2
-    variance, level = np.repeat(doubt[:, None], mean.shape[1], axis=1), np.full(mean.shape[1], np.nan)
+    variance = np.repeat(doubt[:, None], mean.shape[1], axis=1)
+    level = np.full(mean.shape[1], np.nan)
     mean[:, known], variance[:, known] = learnt
     level[known] = learnt[0][default]
     return Surface(mean - mean[default], variance, level)

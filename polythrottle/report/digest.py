@@ -1,16 +1,84 @@
-"""What a report needs to know about a study, with an answer for everything that can be missing."""
+"""What a report needs to know about a study, with an answer for everything that can be missing.
 
+One unit for a whole axis or column.
+"""
+
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 
-from polythrottle.backports import StrEnum
-from polythrottle.errors import InvalidInput
-from polythrottle.measurement import EnergyKind, Measurement
-from polythrottle.problem import Constraint, Objective
-from polythrottle.report.scale import Scale
-from polythrottle.space import OperatingPoint
-from polythrottle.study import WORTHWHILE, Study, Trial, TrialState, least
+from polythrottle.domain.backports import StrEnum
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.measurement import EnergyKind, Measurement
+from polythrottle.domain.problem import Constraint, Objective
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.domain.study import WORTHWHILE, Study, Trial, TrialState, least
+
+# One unit for a whole axis or column: the prefix and the decimals that keep all of its values readable.
+
+_PREFIXES = ((1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How the values of one quantity are written together.
+
+    Args:
+        unit: With its prefix, or a power of ten; empty for a plain number.
+        factor: What one of that unit is in SI.
+        decimals: Digits after the point: four that say something in a typical value, two in the smallest.
+    """
+
+    unit: str
+    factor: float
+    decimals: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None], unit: str) -> "Scale":
+        """Return the scale that suits positive values in an SI unit; unknown ones are passed over."""
+        known = [value for value in values if value is not None] or [1.0]
+        factor, prefix = _prefix(median(known), unit)
+        decimals = max(3 - _power(median(known) / factor), 1 - _power(min(known) / factor))
+        return cls(f"{prefix}{unit}", factor, min(max(decimals, 0), 6))
+
+    def number(self, value: float | None) -> str:
+        """Return a value without its unit; unknown gives ``–``."""
+        if value is None:
+            return "–"
+        return f"{value / self.factor:.{self.decimals}f}"
+
+    def quantity(self, value: float | None) -> str:
+        """Return a value with its unit; unknown gives ``–``."""
+        if value is None:
+            return self.number(value)
+        return f"{self.number(value)} {self.unit}".strip()
+
+    def titled(self, name: str) -> str:
+        """Return a title with the unit: ``energy (mJ)``."""
+        if self.unit:
+            return f"{name} ({self.unit})"
+        return name
+
+
+def _prefix(typical: float, unit: str) -> tuple[float, str]:
+    if not unit:
+        power = 3 * (_power(typical) // 3)
+        if -1 <= power / 3 <= 1:
+            return (1.0, "")
+        return (10.0**power, f"×10{str(power).translate(_RAISED)}")
+    usable = [(factor, prefix) for factor, prefix in _PREFIXES if (unit, prefix) != ("s", "k")]
+    return next(((factor, prefix) for factor, prefix in usable if typical >= factor), usable[-1])
+
+
+def _power(value: float) -> int:
+    return math.floor(math.log10(value))
+
+
+# What a report needs to know about a study, with an answer for everything that can be missing.
 
 
 class Role(StrEnum):
@@ -158,7 +226,9 @@ class Digest:
     @property
     def energy_unit(self) -> str:
         """``J``, or nothing where energy is only relative."""
-        return "" if any(seen.energy_kind is EnergyKind.RELATIVE for seen in self.seen) else "J"
+        if any(seen.energy_kind is EnergyKind.RELATIVE for seen in self.seen):
+            return ""
+        return "J"
 
     @cached_property
     def energy_scale(self) -> Scale:
@@ -169,7 +239,9 @@ class Digest:
     def objective_name(self) -> str:
         """What is minimised, as it is called in sentences."""
         objective = self.study.problem.objective
-        return objective.words if objective in (Objective.EDP, Objective.LATENCY) else self.energy_name
+        if objective in (Objective.EDP, Objective.LATENCY):
+            return objective.words
+        return self.energy_name
 
     @cached_property
     def objective_scale(self) -> Scale:
@@ -197,6 +269,11 @@ class Digest:
     def boundary(self) -> str:
         """Which rails, devices or processes the joules cover; empty if nobody said."""
         return _listed(seen.boundary for seen in self.seen)
+
+    @property
+    def beside(self) -> str:
+        """What the device's own sensors cover that were read beside a meter; empty if there was none."""
+        return _listed(f"{seen.board.energy_kind}: {seen.board.boundary}" for seen in self.seen if seen.board)
 
     @property
     def latency_metric(self) -> str:

@@ -1,4 +1,7 @@
-"""The figures of a study: the energy–latency plane, convergence, and the tuned point against default and presets."""
+"""The figures of a study: the energy-latency plane, convergence, the tuned point against default and presets.
+
+Energy against each knob.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -11,20 +14,40 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from polythrottle.report.axes import blank, canvas, differ_widely, fit, strip
-from polythrottle.report.digest import Digest, Mark, Role
-from polythrottle.report.ink import CARD, GREEN, INK, MUTED, PURPLE, VERMILLION, Spot, draw
-from polythrottle.report.labels import name_points, short
-from polythrottle.report.scale import Scale
+from polythrottle.domain.space import Knob, Level
+from polythrottle.domain.units import show_name, show_number
+from polythrottle.report.digest import Digest, Mark, Role, Scale
+from polythrottle.report.figure_style import (
+    CARD,
+    GREEN,
+    INK,
+    MUTED,
+    PURPLE,
+    VERMILLION,
+    Spot,
+    blank,
+    canvas,
+    differ_widely,
+    draw,
+    fit,
+    name_points,
+    short,
+    strip,
+)
 
-_WIDTH_PT, _HEIGHT_PT = 310, 232
+# The figures of a study: the energy–latency plane, convergence, and the tuned point against default and presets.
+
+_WIDTH_PT = 310
+_HEIGHT_PT = 232
 _ROW_PT = 24
-_OVERVIEW_PT, _OVERVIEW_GAP_PT = 84, 30
+_OVERVIEW_PT = 84
+_OVERVIEW_GAP_PT = 30
 _REACH = 0.75
 """How far around the trials that hold the SLO the large figure may reach, in their own span."""
 _SQUEEZED = 0.4
 """A figure is cut to its interesting region where that would take less than this share of the whole one's area."""
-_DASHES, _DOTS = (0, (4, 3)), (0, (1, 2))
+_DASHES = (0, (4, 3))
+_DOTS = (0, (1, 2))
 _BAR_COLOURS = {Role.TUNED: GREEN, Role.DEFAULT: MUTED, Role.PRESET: PURPLE}
 
 
@@ -53,7 +76,8 @@ def plane(digest: Digest, energy: Scale) -> Figure:
     _scatter(axes, digest, [mark for mark, _ in shown], [spot for _, spot in shown], bound)
     above = strip(figure, _OVERVIEW_PT)
     _scatter(above, digest, marks, spots, limit, unnamed=[mark for mark, _ in shown])
-    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    left, right = axes.get_xlim()
+    bottom, top = axes.get_ylim()
     frame = Rectangle((left, bottom), right - left, top - bottom, fill=False, edgecolor=MUTED, linewidth=0.8, zorder=7)
     above.add_patch(frame)
     return figure
@@ -115,19 +139,25 @@ def _around(values: Sequence[float], everything: Sequence[float], most: float) -
     if middle > low:
         high = min(high, low + most * (middle - low))
     room = _REACH * (high - low)
-    return (back(low - room), back(high + room)) if room > 0 else None
+    if room > 0:
+        return (back(low - room), back(high + room))
+    return None
 
 
 def _share(values: Sequence[float], everything: Sequence[float]) -> float:
     """Return what share of an axis that shows everything some values take."""
     there, _ = _straightened(everything)
     whole = there(max(everything)) - there(min(everything))
-    return (there(max(values)) - there(min(values))) / whole if whole > 0 else 1.0
+    if whole > 0:
+        return (there(max(values)) - there(min(values))) / whole
+    return 1.0
 
 
 def _straightened(everything: Sequence[float]) -> tuple[Callable[[float], float], Callable[[float], float]]:
     """Return what leads from a value to its place on an axis, and back."""
-    return (math.log, math.exp) if differ_widely(everything) else (float, float)
+    if differ_widely(everything):
+        return (math.log, math.exp)
+    return (float, float)
 
 
 def _scatter(
@@ -154,7 +184,8 @@ def _scatter(
 
 def convergence(digest: Digest) -> Figure:
     """Return the best objective so far against the trial's number, trials that break the SLO or failed marked."""
-    goal, objective = digest.objective_scale, digest.study.problem.objective
+    goal = digest.objective_scale
+    objective = digest.study.problem.objective
     figure, axes = canvas(_WIDTH_PT, _HEIGHT_PT, goal.titled(digest.objective_axis))
     spots = [(float(mark.number or 0), objective.of(mark.measurement) / goal.factor) for mark in digest.trials]
     last = max(len(digest.study.trials) - 1, 1)
@@ -176,7 +207,8 @@ def convergence(digest: Digest) -> Figure:
 
 def comparison(digest: Digest, energy: Scale) -> Figure:
     """Return bars of energy and of latency for the tuned point, the default and the presets."""
-    marks, metric = compared(digest), digest.latency_metric
+    marks = compared(digest)
+    metric = digest.latency_metric
     latencies = [mark.measurement.metric(metric) for mark in marks]
     latency = Scale.of(latencies, "s")
     names = [short(mark.name) for mark in marks]
@@ -234,7 +266,9 @@ def _names(digest: Digest, marks: Sequence[Mark], spots: Sequence[Spot]) -> list
 
 
 def _title(digest: Digest, mark: Mark) -> str:
-    return "default = tuned" if mark.role is Role.TUNED and digest.default_is_best else mark.name
+    if mark.role is Role.TUNED and digest.default_is_best:
+        return "default = tuned"
+    return mark.name
 
 
 def _bars(axes: Axes, marks: Sequence[Mark], values: Sequence[float | None], scale: Scale, limit: float | None) -> None:
@@ -253,3 +287,90 @@ def _bars(axes: Axes, marks: Sequence[Mark], values: Sequence[float | None], sca
         axes.text(1.5 * reach, row, scale.number(value), ha="right", va="center", color=INK)
     if limit is not None and limit / scale.factor <= reach:
         axes.axvline(limit / scale.factor, color=VERMILLION, linewidth=1, linestyle=_DASHES)
+
+
+# Energy against the levels of each knob: one small figure per knob that was free.
+
+_KNOB_WIDTH_PT = 209
+_KNOB_HEIGHT_PT = 150
+_FEW_LEVELS = 8
+_LEVEL_LETTERS = 12
+_ACROSS_PT = 160
+_SLANTED_PT = 26
+_SLANTED_LEVELS = 14
+
+
+def free_knobs(digest: Digest) -> list[Knob]:
+    """Return the knobs that have more than one level among the points of the space."""
+    space = digest.study.problem.space
+    return [knob for i, knob in enumerate(space.knobs) if len(set(space.rows[:, i].tolist())) > 1]
+
+
+def knob_figure(digest: Digest, knob: Knob, energy: Scale) -> Figure:
+    """Return the energy of every trial against the level of one knob."""
+    extra = _SLANTED_PT if _stepped(knob) and _crowded(knob) and not knob.ordered else 0
+    figure, axes = canvas(_KNOB_WIDTH_PT, _KNOB_HEIGHT_PT + extra, energy.titled(digest.energy_name), 36 + extra)
+    knob_panel(axes, digest, knob, energy)
+    return figure
+
+
+def knob_panel(axes: Axes, digest: Digest, knob: Knob, energy: Scale) -> None:
+    """Draw the energy of every trial against the level of one knob."""
+    stepped = _stepped(knob)
+    axes.set_xlabel(titled(knob.name))
+    places = {level: float(i) if stepped else number(knob.name, level) for i, level in enumerate(knob.levels)}
+    if stepped:
+        _ticks(axes, knob)
+    else:
+        fit(axes.xaxis, list(places.values()), ticks=4)
+    marks = [mark for mark in digest.trials if mark.point.get(knob.name) in places]
+    spots = [(places[mark.point[knob.name]], mark.measurement.energy_j / energy.factor) for mark in marks]
+    fit(axes.yaxis, [y for _, y in spots], ticks=4)
+    draw(axes, marks, spots)
+
+
+def _stepped(knob: Knob) -> bool:
+    return not knob.ordered or len(knob.levels) <= _FEW_LEVELS
+
+
+def titled(name: str) -> str:
+    """Return a knob's name with its unit as people write it: ``gpu_max_mhz``."""
+    return show_name(name)
+
+
+def bare(name: str, level: Level) -> str:
+    """Return a level as people write it, without the unit."""
+    return show_number(name, level)
+
+
+def number(name: str, level: Level) -> float:
+    """Return a numeric level in the unit of `titled`."""
+    return float(bare(name, level))
+
+
+def _ticks(axes: Axes, knob: Knob) -> None:
+    """Name every level if there is room, else slanted, or only every few."""
+    texts = _texts(knob)
+    slanted = _crowded(knob) and not knob.ordered
+    if slanted:
+        every = math.ceil(len(texts) / _SLANTED_LEVELS)
+    else:
+        every = math.ceil(_needed_pt(texts) / _ACROSS_PT)
+    axes.set_xticks(range(0, len(texts), every), texts[::every])
+    if slanted:
+        axes.tick_params("x", labelrotation=35)
+        for text in axes.get_xticklabels():
+            text.set(ha="right", rotation_mode="anchor")
+    axes.set_xlim(-0.5, len(texts) - 0.5)
+
+
+def _crowded(knob: Knob) -> bool:
+    return _needed_pt(_texts(knob)) > _ACROSS_PT
+
+
+def _needed_pt(texts: list[str]) -> float:
+    return 5.4 * (max(map(len, texts)) + 1) * len(texts)
+
+
+def _texts(knob: Knob) -> list[str]:
+    return [short(bare(knob.name, level), _LEVEL_LETTERS) for level in knob.levels]

@@ -1,22 +1,222 @@
-"""The report: one HTML file that needs nothing else, made from a study alone."""
+"""The report: one HTML file that needs nothing else, made from a study alone, with its figures and their keys."""
 
-import os
-import secrets
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 
-from polythrottle.errors import StorageError
-from polythrottle.report.digest import Digest
-from polythrottle.report.gallery import gallery
-from polythrottle.report.headline import headline
-from polythrottle.report.ink import styled
+from polythrottle.domain.errors import StorageError
+from polythrottle.domain.space import BATCH_SIZE
+from polythrottle.domain.study import Study, TrialState
+from polythrottle.domain.units import show_name
+from polythrottle.report.digest import Digest, Mark, Role, Scale
+from polythrottle.report.figure_style import (
+    GREEN,
+    INK,
+    LOOKS,
+    MUTED,
+    VERMILLION,
+    MarkerStyle,
+    look,
+    styled,
+    svg,
+    variable,
+)
+from polythrottle.report.figures import compared, comparison, convergence, free_knobs, knob_figure, plane
 from polythrottle.report.markup import Html, joined, tag
-from polythrottle.report.tables import TrialTable, about
-from polythrottle.study import Study
+from polythrottle.report.tables import TrialTable, about, claim, headline, knob_table
+from polythrottle.storage.atomic_file import open_replacement
+from polythrottle.storage.untrusted import check_plain
+
+# The keys to the figures, as HTML, so that they wrap on a phone and never cover a point.
+
+_SHAPES = {
+    "o": "M12.2 8A4.2 4.2 0 1 1 3.8 8A4.2 4.2 0 1 1 12.2 8Z",
+    "x": "M4.5 4.5L11.5 11.5M11.5 4.5L4.5 11.5",
+    "^": "M8 3L13 12.5L3 12.5Z",
+    "D": "M8 2.6L13.4 8L8 13.4L2.6 8Z",
+    "*": "M8 1L9.7 6L15 6L10.7 9.2L12.3 14.4L8 11.2L3.7 14.4L5.3 9.2L1 6L6.3 6Z",
+}
+_NAMES = {
+    Role.FEASIBLE: "holds the SLO",
+    Role.INFEASIBLE: "breaks the SLO",
+    Role.UNJUDGED: "SLO cannot be judged",
+    Role.PRESET: "preset",
+    Role.DEFAULT: "default",
+    Role.TUNED: "tuned",
+}
+
+
+def plane_keys(digest: Digest) -> Html:
+    """Return the keys of the energy–latency plane."""
+    front = front_words(digest)
+    lines = [] if front is None else [_line(front, MUTED)]
+    if (limit := limit_words(digest)) is not None:
+        lines.append(_line(limit, VERMILLION, "4 3"))
+    return _list(_marks(digest, (*digest.trials, *digest.presets)), lines)
+
+
+def front_words(digest: Digest) -> str | None:
+    """Return what the line of the front is; None where there is none."""
+    if sum(bool(mark.verdict) for mark in digest.trials) < 2:
+        return None
+    if digest.study.problem.constraints:
+        return "front of the trials that hold the SLO"
+    return "front of the trials"
+
+
+def limit_words(digest: Digest) -> str | None:
+    """Return what the line of the limit means: ``limit p99 ≤ 25 ms``; None if there is none."""
+    if digest.latency_limit_s is None:
+        return None
+    bounds = (bound for bound in digest.constraints or () if bound.metric == digest.latency_metric)
+    return f"limit {', '.join(str(bound).replace('<=', ' ≤ ') for bound in bounds)}"
+
+
+def convergence_keys(digest: Digest) -> Html:
+    """Return the keys of the convergence figure."""
+    lines = [_line("best so far", GREEN)] if digest.best is not None else []
+    if digest.default is not None:
+        lines.append(_line(f"{digest.study.problem.objective.words} of the default", INK, "1.5 2.5"))
+    if any(trial.failure is not None for trial in digest.study.trials):
+        lines.append(_key(_stroke("M8 3V13", MUTED), "failed"))
+    return _list(_marks(digest, digest.trials), lines)
+
+
+def trial_keys(digest: Digest) -> Html:
+    """Return the keys of figures that show nothing but trials."""
+    return _list(_marks(digest, digest.trials), ())
+
+
+def named_looks(digest: Digest, marks: Iterable[Mark]) -> list[tuple[MarkerStyle, str]]:
+    """Return each marker that occurs, with what it means, in the order of the roles."""
+    looks = {look(mark): mark for mark in marks}
+    ranked = sorted(looks.items(), key=lambda pair: list(LOOKS).index(pair[1].role))
+    names = _NAMES if digest.study.problem.constraints else {**_NAMES, Role.FEASIBLE: "trial"}
+    return [(how, f"{names[mark.role]}{_remark(how, mark)}") for how, mark in ranked]
+
+
+def _marks(digest: Digest, marks: Iterable[Mark]) -> list[Html]:
+    return [_key(_glyph(how), name) for how, name in named_looks(digest, marks)]
+
+
+def _remark(how: MarkerStyle, mark: Mark) -> str:
+    if how == LOOKS[mark.role]:
+        return ""
+    return ", breaks the SLO"
+
+
+def _glyph(how: MarkerStyle) -> Html:
+    if how.shape == "x":
+        return _stroke(_SHAPES["x"], how.edge)
+    return tag("path", d=_SHAPES[how.shape], fill=variable(how.face), stroke=variable(how.edge))
+
+
+def _stroke(path: str, colour: str, dashes: str = "none") -> Html:
+    return tag("path", d=path, fill="none", stroke=variable(colour), stroke_width="1.8", stroke_dasharray=dashes)
+
+
+def _line(text: str, colour: str, dashes: str = "none") -> Html:
+    return _key(_stroke("M0 8H16", colour, dashes), text)
+
+
+def _key(drawing: Html, text: str) -> Html:
+    return tag("li", tag("svg", drawing, viewBox="0 0 16 16", aria_hidden="true"), text)
+
+
+def _list(*groups: Iterable[Html]) -> Html:
+    return tag("ul", joined(key for group in groups for key in group), class_="keys")
+
+
+# The figures on the page: each with its title, what it says in words, its keys and its remarks.
+
+_FAILURES_SHOWN = 5
+
+
+def gallery(digest: Digest) -> Iterator[Html]:
+    """Return the figures of a study in which anything was measured."""
+    energy = digest.energy_scale
+    cards = [_plane(digest, energy)]
+    if digest.trials:
+        cards.append(_convergence(digest))
+    if len(compared(digest)) > 1:
+        cards.append(_comparison(digest, energy))
+    if digest.best is not None and digest.study.problem.space.names:
+        cards.append(tag("section", tag("h2", "What to set"), knob_table(digest), class_="card"))
+    yield tag("div", joined(cards), class_="pair")
+    if len(digest.trials) > 1 and free_knobs(digest):
+        yield _knobs(digest, energy)
+
+
+def _plane(digest: Digest, energy: Scale) -> Html:
+    count = f"{len(digest.trials)} trials and {len(digest.presets)} presets"
+    alt = f"{digest.energy_name} against {digest.latency_metric} latency of {count}. {claim(digest)}."
+    figure = plane(digest, energy)
+    parts = [_note("The small figure shows every point; the large one what its frame holds.")]
+    remarks = (*(parts if len(figure.axes) > 1 else ()), *_unseen(digest), *_failures(digest))
+    return _card("Energy and latency", svg(figure, "plane", alt), plane_keys(digest), *remarks)
+
+
+def _convergence(digest: Digest) -> Html:
+    best = digest.best
+    if best is None:
+        found = "No trial is known to hold the SLO."
+    else:
+        found = f"The best {digest.objective_name} was found in trial {best.number}."
+    alt = f"Best {digest.objective_axis} so far against the number of the trial. {found}"
+    return _card("Convergence", svg(convergence(digest), "convergence", alt), convergence_keys(digest), _note(found))
+
+
+def _comparison(digest: Digest, energy: Scale) -> Html:
+    marks = compared(digest)
+    rows = ", ".join(f"{mark.name} {energy.quantity(mark.measurement.energy_j)}" for mark in marks)
+    alt = f"{digest.energy_name} and {digest.latency_metric} latency side by side: {rows}."
+    broken = [mark for mark in marks if mark.verdict is False]
+    if broken:
+        remarks = [_note(f"Hatched bars break the SLO: {', '.join(mark.name for mark in broken)}.")]
+    else:
+        remarks = []
+    return _card("Tuned, default and presets", svg(comparison(digest, energy), "comparison", alt), *remarks)
+
+
+def _knobs(digest: Digest, energy: Scale) -> Html:
+    panels = [
+        svg(
+            knob_figure(digest, knob, energy),
+            f"knob{i}",
+            f"{digest.energy_name} of every trial against {show_name(knob.name)}.",
+        )
+        for i, knob in enumerate(free_knobs(digest))
+    ]
+    return _card("Energy by knob", tag("div", joined(panels), class_="grid"), trial_keys(digest))
+
+
+def _card(title: str, *content: Html) -> Html:
+    return tag("figure", tag("h2", title), *content, class_="card")
+
+
+def _note(text: str) -> Html:
+    return tag("p", text, class_="note")
+
+
+def _unseen(digest: Digest) -> Iterator[Html]:
+    missing = sum(seen.metric(digest.latency_metric) is None for seen in digest.seen)
+    if missing:
+        yield _note(f"{missing} without a {digest.latency_metric} latency: not drawn here, but in the table.")
+
+
+def _failures(digest: Digest) -> Iterator[Html]:
+    failed = digest.in_state(TrialState.FAILED)
+    shown = [tag("li", f"Trial {trial.number} failed: {trial.failure}") for trial in failed[:_FAILURES_SHOWN]]
+    if len(failed) > len(shown):
+        shown.append(tag("li", f"{len(failed) - len(shown)} more failed; see the table."))
+    if shown:
+        yield tag("ul", joined(shown), class_="failures")
+
+
+# The report: one HTML file that needs nothing else, made from a study alone.
 
 # The page may load nothing at all: what it shows is inside it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -44,17 +244,13 @@ def write_report(
     """
     _check_replaceable(path)
     page = report_html(study, title=title, facts=facts, profile=profile).encode("utf-8", "replace")
-    part = path.parent / f".report-{secrets.token_hex(4)}.html"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _store(page, part)
-        part.replace(path)
+        with open_replacement(path, mode=None) as file:
+            file.write(page)
     except (OSError, ValueError) as err:  # ValueError: a path with a null character.
         why = getattr(err, "strerror", None) or err
         raise StorageError(f"cannot write the report to {path}: {why}; name a file that can be written") from err
-    finally:
-        with suppress(OSError, ValueError):
-            part.unlink(missing_ok=True)
 
 
 def report_html(
@@ -93,7 +289,7 @@ def _sections(digest: Digest, heading: str, facts: Mapping[str, str], profile: P
     yield tag("header", tag("p", "polythrottle report ", kind, class_="over"), tag("h1", heading))
     yield headline(digest)
     if profile is not None and digest.best is not None:
-        yield _apply(profile, served="batch_size" in digest.best.point)
+        yield _apply(profile, served=BATCH_SIZE in digest.best.point)
     if digest.seen:
         yield from gallery(digest)
     if digest.study.trials or digest.study.references:
@@ -133,6 +329,7 @@ def _check_replaceable(path: Path) -> None:
         with suppress(FileNotFoundError, NotADirectoryError):
             if not path.is_file() and path.exists():
                 raise StorageError(f"cannot write the report to {path}: it is not a regular file")
+            check_plain(path)
             with path.open("rb") as file:
                 begun = file.read(15).lower()
             if begun not in (b"", b"<!doctype html>"):
@@ -140,13 +337,6 @@ def _check_replaceable(path: Path) -> None:
     except (OSError, ValueError) as err:
         why = getattr(err, "strerror", None) or err
         raise StorageError(f"cannot write the report to {path}: {why}; name a file that can be written") from err
-
-
-def _store(page: bytes, part: Path) -> None:
-    with part.open("xb") as file:
-        file.write(page)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _part(name: str) -> Html:

@@ -4,9 +4,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from polythrottle.cli.answers import complain
 from polythrottle.cli.commands import run
-from polythrottle.errors import PolythrottleError
+from polythrottle.cli.output import complain
+from polythrottle.domain.errors import PolythrottleError
 from polythrottle.testing import BOARDS, FakeKernel, plant
 
 

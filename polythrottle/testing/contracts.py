@@ -2,12 +2,12 @@
 
 import itertools
 
-from polythrottle.errors import Exhausted, TrialError
-from polythrottle.measurement import EnergyKind, Latency, Measurement, Reading
-from polythrottle.ports import Device, Optimizer, Workload
-from polythrottle.problem import Constraint, Problem
-from polythrottle.space import Knob, OperatingPoint, SearchSpace
-from polythrottle.study import Study, Trial
+from polythrottle.domain.errors import Exhausted, TrialError
+from polythrottle.domain.measurement import EnergyKind, Latency, Measurement, Reading
+from polythrottle.domain.ports import Device, Optimizer, Workload
+from polythrottle.domain.problem import Constraint, Problem
+from polythrottle.domain.space import BATCH_SIZE, Knob, OperatingPoint, SearchSpace
+from polythrottle.domain.study import Study, Trial
 
 
 class DeviceContract:
@@ -91,10 +91,10 @@ class WorkloadContract:
     def test_a_query_carries_its_batch(self) -> None:
         """Where batch size is a knob, a query has that many items."""
         workload = self.make()
-        if "batch_size" in workload.space.names:
+        if BATCH_SIZE in workload.space.names:
             for point in workload.space:
                 workload.apply(point)
-                assert workload.query().items == point["batch_size"]
+                assert workload.query().items == point[BATCH_SIZE]
         workload.close()
 
 
@@ -140,8 +140,8 @@ class OptimizerContract:
 
 
 def _study(*constraints: Constraint) -> Study:
-    knobs = (Knob("gpu_max_hz", (400_000_000, 800_000_000, 1_200_000_000)), Knob("batch_size", (1, 2, 4, 8)))
-    space = SearchSpace.grid(knobs, {"gpu_max_hz": 1_200_000_000, "batch_size": 1})
+    knobs = (Knob("gpu_max_hz", (400_000_000, 800_000_000, 1_200_000_000)), Knob(BATCH_SIZE, (1, 2, 4, 8)))
+    space = SearchSpace.grid(knobs, {"gpu_max_hz": 1_200_000_000, BATCH_SIZE: 1})
     return Study(Problem(space, constraints or (Constraint("mean", 0.05),)))
 
 
@@ -155,7 +155,8 @@ def _explored(optimizer: Optimizer, study: Study, trials: int) -> Study:
 
 
 def _physics(point: OperatingPoint) -> Measurement:
-    clock, batch = float(point["gpu_max_hz"]) / 1e9, int(point["batch_size"])
+    clock = float(point["gpu_max_hz"]) / 1e9
+    batch = int(point[BATCH_SIZE])
     latency_s = 0.004 + 0.006 * batch / clock
     power_w = 5.0 + 8.0 * clock**3
     throughput = batch / latency_s

@@ -4,10 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polythrottle.errors import InvalidInput
-from polythrottle.placement import Target
-from polythrottle.ports import Workload
-from polythrottle.workloads.model_uri import ModelUri
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.ports import Target, Workload
+from polythrottle.workloads.uris import ModelUri
 
 _CALLABLE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
@@ -48,11 +47,11 @@ def open_workload(
         return CommandWorkload(uri, **given, timeout_s=timeout_s, target=target)
     given["inputs"] = inputs
     if uri.startswith(("kserve://", "kserve+grpc://")):
-        from polythrottle.workloads.kserve import KserveWorkload
+        from polythrottle.workloads.services.kserve import KserveWorkload
 
         return KserveWorkload(uri, **given, timeout_s=timeout_s)
     if uri.startswith(("openai://", "openai+https://")):
-        from polythrottle.workloads.openai import OpenaiWorkload
+        from polythrottle.workloads.services.openai import OpenaiWorkload
 
         return OpenaiWorkload(uri, **given, timeout_s=timeout_s)
     return _open_model(uri, given, timeout_s, target)
@@ -62,19 +61,19 @@ def _open_model(uri: str, given: Mapping[str, Any], timeout_s: float, target: Ta
     """Return the workload of a model that runs in this process; raises as `open_workload`."""
     name = ModelUri.parse(uri).name
     if name.lower().endswith(".onnx"):
-        from polythrottle.workloads.onnx_file import OnnxWorkload
+        from polythrottle.workloads.onnx_model import OnnxWorkload
 
         return OnnxWorkload(uri, **given, target=target)
     if name.lower().endswith((".pt2", ".pt")):
-        from polythrottle.workloads.torch_export import open_export
+        from polythrottle.workloads.torch_model import open_export
 
         return open_export(uri, **given, target=target)
     if name.lower().endswith((".engine", ".plan")):
-        from polythrottle.workloads.engine import open_engine
+        from polythrottle.workloads.tensorrt_engine import open_engine
 
         return open_engine(uri, **given, timeout_s=timeout_s, target=target)
     if _CALLABLE.fullmatch(name):
-        from polythrottle.workloads.python_code import open_python
+        from polythrottle.workloads.python_callable import open_python
 
         return open_python(uri, **given, target=target)
     raise InvalidInput(

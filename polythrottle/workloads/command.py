@@ -1,5 +1,7 @@
-"""Any command as a workload: one run is one query, or as many as it prints latencies of."""
+"""Any command as a workload: one run is one query, or as many as the latencies that it prints."""
 
+import json
+import math
 import os
 import re
 import select
@@ -7,22 +9,149 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from polythrottle.errors import InvalidInput, TrialError, Unanswered
-from polythrottle.measurement import Query
-from polythrottle.placement import Placement, Target
-from polythrottle.space import OperatingPoint, SearchSpace
-from polythrottle.workloads.knobs import BATCH_SIZE, THREADS, batch_knob, chosen, count, grid_of, threads_knob
-from polythrottle.workloads.printed import FORMS, Printed
-from polythrottle.workloads.trtexec import PROGRAM, RECONSTRUCTED, Times, Trtexec, Words, runs
+from polythrottle.domain.errors import InvalidInput, TrialError, Unanswered
+from polythrottle.domain.measurement import Query
+from polythrottle.domain.ports import Placement, Target
+from polythrottle.domain.space import BATCH_SIZE, OperatingPoint, SearchSpace
+from polythrottle.domain.units import parse_quantity
+from polythrottle.workloads.inputs import THREADS, batch_knob, chosen, count, grid_of, threads_knob
+from polythrottle.workloads.trtexec import PROGRAM, RECONSTRUCTED, ExportedTimes, Trtexec, TrtexecCommand, runs
+
+# Latencies that a command prints: a number with its unit on a line of its own, or a JSON object with ``latency_s``.
+#
+# 12.5ms {"latency_s": 0.0125, "items": 4}
+#
+# Any other line is passed over, so that a program may say what else it likes.
+
+FORMS = '12.5ms, or {"latency_s": 0.0125}, on a line of its own'
+_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(s|ms|us|µs|μs|min|h)")
+_NUMBER = r"[+-]?(?:\d+(?:[.,]\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
+_TIME = rf"{_NUMBER}\s*(?:[mnuµμ]?s|[mnuµμ]?secs?|min|h|(?:milli|micro|nano)?seconds?)?"
+_OBJECT = r'[\[{].*"[^"]*latency[^"]*"\s*:.*'
+_NEAR = re.compile(
+    rf"(?:[\w ]*latency\w*\s*[:=]?\s*)?{_TIME}|\d[\d.]*\s*[mnuµμ]?s|{_OBJECT}", re.IGNORECASE | re.DOTALL
+)
+_LONGEST_PRINTED_LINE = 4096
+_LOOKED_AT = 256
+_SHOWN = 60
+_LEAST_S = 1e-9
+_MOST = 100_000
+_MOST_ITEMS = 1_000_000
+
+
+@dataclass
+class Printed:
+    """What a run has printed so far.
+
+    Args:
+        latencies: Each in seconds, with its items where the line says them.
+        near: The first line that looks like a latency and is in none of the forms, such as a number without a unit.
+        step_s: The last decimal place that latencies have: what they were rounded to, or cut off at; inf if none were.
+    """
+
+    latencies: list[tuple[float, int | None]] = field(default_factory=list)
+    near: str = ""
+    step_s: float = math.inf
+    _rest: bytes = b""
+    _fault: str = ""
+
+    def feed(self, chunk: bytes) -> None:
+        """Take some more of standard output."""
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            self._line(line)
+        if len(rest) <= _LONGEST_PRINTED_LINE:
+            self._rest = rest
+        else:
+            self._rest = rest[:1] * (_LONGEST_PRINTED_LINE + 1)
+
+    def end(self, elapsed_s: float) -> None:
+        """Take note that the run has ended: what stands after the last line break is a line too.
+
+        Args:
+            elapsed_s: How long the run took.
+
+        Raises:
+            TrialError: If a line is a latency that cannot be.
+        """
+        self._line(self._rest)
+        self._rest = b""
+        longest_s = max((latency_s for latency_s, _ in self.latencies), default=0.0)
+        if longest_s > elapsed_s and not self._fault:
+            self._fault = f"a latency of {longest_s:.4g} s is more than the {elapsed_s:.4g} s the run took"
+        if len(self.latencies) > _MOST:
+            self._fault = f"more than {_MOST:,} latencies in a run are too many"
+        if self._fault:
+            raise TrialError(f"the command prints no latency that can be: {self._fault}; write {FORMS}")
+
+    def _line(self, line: bytes) -> None:
+        if len(line) > _LONGEST_PRINTED_LINE or len(self.latencies) > _MOST:
+            return
+        text = line.decode(errors="replace").strip()
+        try:
+            found = _latency(text)
+        except InvalidInput as error:
+            self._fault = self._fault or str(error)
+            return
+        if found is not None:
+            self.latencies.append(found)
+            self.step_s = min(self.step_s, _step_s(text, found[0]))
+        elif not self.near and any(_NEAR.fullmatch(part.strip()) for part in text[:_LOOKED_AT].split("\r")):
+            self.near = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _latency(text: str) -> tuple[float, int | None] | None:
+    """Return the latency that a line says, and its items if it says them; None if it is some other line.
+
+    Raises:
+        InvalidInput: If it says a latency that is none.
+    """
+    if _QUANTITY.fullmatch(text):
+        if len(text) > _SHOWN:
+            raise InvalidInput(f"{text[:_SHOWN]!r}… has more digits than a time")
+        return _possible(text, parse_quantity(text, "s"), None)
+    if not (text.startswith("{") and '"latency_s"' in text):
+        return None
+    try:
+        said: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidInput(f"{text[:60]!r} is no JSON object") from None
+    if "latency_s" not in said:
+        return None
+    return _possible(text, said.get("latency_s"), said.get("items"))
+
+
+def _step_s(text: str, latency_s: float) -> float:
+    """Return the last decimal place that a line shows of a latency, in seconds."""
+    written = _QUANTITY.fullmatch(text)
+    number, unit = written.groups() if written else (f"{latency_s:.12g}", "s")
+    return parse_quantity(f"1e{Decimal(number).as_tuple().exponent}{unit}", "s")
+
+
+def _possible(text: str, latency_s: Any, items: Any) -> tuple[float, int | None]:
+    number = isinstance(latency_s, int | float) and not isinstance(latency_s, bool)
+    if not (number and 0 < latency_s <= sys.float_info.max):
+        raise InvalidInput(f"{text[:60]!r} is no time above zero")
+    if latency_s < _LEAST_S:
+        raise InvalidInput(f"{text[:60]!r} is less than a nanosecond")
+    if items is not None and (type(items) is not int or not 0 < items <= _MOST_ITEMS):
+        raise InvalidInput(f"{text[:60]!r} has items that are no whole number from 1 to {_MOST_ITEMS:,}")
+    return float(latency_s), items
+
+
+# Any command as a workload: one run is one query, or as many as it prints latencies of.
 
 _NAMES = (BATCH_SIZE, THREADS)
 _PLACE = re.compile(r"(?<![${])\{([A-Za-z_]+)\}(?!\})")
@@ -30,7 +159,7 @@ _PLACE = re.compile(r"(?<![${])\{([A-Za-z_]+)\}(?!\})")
 _DOUBLED = re.compile(r"\{\{([A-Za-z_]+)\}\}")
 _TAIL = 4096
 _PIPE = 1 << 20  # no pipe of an ordinary user holds more (/proc/sys/fs/pipe-max-size)
-_LONGEST_LINE = 200
+_LONGEST_SHOWN_LINE = 200
 
 
 class CommandWorkload:
@@ -41,7 +170,7 @@ class CommandWorkload:
     given. Any other word in braces is refused; braces that are meant are doubled, ``{{word}}``. No shell is involved,
     standard input is empty, and whatever the command leaves running is killed at its end.
 
-    A command that measures itself prints a latency a line (`polythrottle.workloads.printed`): each is then a query of
+    A command that measures itself prints a latency a line (`polythrottle.workloads.command`): each is then a query of
     a batch, and the run is all of them. What else it prints is dropped, and where it prints none a run is one query.
     TensorRT's trtexec is understood (`polythrottle.workloads.trtexec`): it is made to write the latency of each query
     to a file with ``--exportTimes``, unless its words name one; behind another program its percentiles are read.
@@ -69,15 +198,22 @@ class CommandWorkload:
     ) -> None:
         if not 0 < timeout_s < threading.TIMEOUT_MAX:
             raise InvalidInput(f"the timeout of a command must be above zero, not {timeout_s:g} s")
-        self.uri, self._timeout_s = uri, timeout_s
-        self._shown = {"CUDA_VISIBLE_DEVICES": ",".join(target.uuids)} if target is not None and target.uuids else {}
+        self.uri = uri
+        self._timeout_s = timeout_s
+        if target is not None and target.uuids:
+            self._shown = {"CUDA_VISIBLE_DEVICES": ",".join(target.uuids)}
+        else:
+            self._shown = {}
         self._left: deque[Query] = deque()
         self._told = Trtexec()
         self._prints: bool | None = None
         self._near = ""
         self._words = _split(uri)
-        self._trtexec = Words(self._words) if runs(self._words) else None
-        self.placement = None if self._trtexec is None else Placement(PROGRAM, 0 if target is None else target.number)
+        self._trtexec = TrtexecCommand(self._words) if runs(self._words) else None
+        if self._trtexec is None:
+            self.placement = None
+        else:
+            self.placement = Placement(PROGRAM, 0 if target is None else target.number)
         knobs = []
         if batch_sizes is not None or self._mentions(BATCH_SIZE):
             knobs.append(batch_knob(batch_sizes))
@@ -120,7 +256,7 @@ class CommandWorkload:
         with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
             return self._queries(self._trtexec.times(Path(folder)))
 
-    def _queries(self, times: Times | None) -> list[Query]:
+    def _queries(self, times: ExportedTimes | None) -> list[Query]:
         start_s = time.perf_counter()
         run = _Run([*self._command, *(times.added if times else ())], self._environment)
         failure = run.wait(self._timeout_s)
@@ -133,8 +269,10 @@ class CommandWorkload:
         if times is not None and not teller.latencies:
             raise TrialError(f"{self._words[0]} told no latency; does it run the engine (no --skipInference)?")
         self._check_as_before(bool(teller.latencies))
-        self._near, self._told = "" if teller.latencies else run.printed.near, run.trtexec
-        told, size = teller.latencies or [(elapsed_s, None)], count(self._point, BATCH_SIZE)
+        self._near = "" if teller.latencies else run.printed.near
+        self._told = run.trtexec
+        told = teller.latencies or [(elapsed_s, None)]
+        size = count(self._point, BATCH_SIZE)
         step_s = teller.step_s if teller.latencies else 0.0
         return [
             Query(latency_s, items or size, more=number < len(told), step_s=step_s)
@@ -172,7 +310,9 @@ class _Run:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._name = command[0]
-        self._tail, self.printed, self.trtexec = b"", Printed(), Trtexec()
+        self._tail = b""
+        self.printed = Printed()
+        self.trtexec = Trtexec()
         self._over = threading.Event()
         self.timed_out = False
         self.ended_s = 0.0
@@ -231,7 +371,8 @@ class _Run:
     def _drain(self) -> None:
         """Take latencies, and keep the end of standard error; all must be read, or the command would block."""
         stdout, stderr = (stream.fileno() for stream in self._streams)
-        left, over = [stdout, stderr], False
+        left = [stdout, stderr]
+        over = False
         while left and not over:
             # One look after the end suffices; somebody who left the group may hold the other end open for ever.
             over = self._over.is_set()
@@ -250,8 +391,14 @@ class _Run:
             return None
         lines = [line.strip() for line in self._tail.decode(errors="replace").splitlines() if line.strip()]
         errors = [line for line in lines if "] [E] " in line] or lines  # TensorRT may warn after its last error
-        said = "".join(char for char in errors[-1] if char.isprintable())[:_LONGEST_LINE] if errors else ""
-        how = f"exited with code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+        if errors:
+            said = "".join(char for char in errors[-1] if char.isprintable())[:_LONGEST_SHOWN_LINE]
+        else:
+            said = ""
+        if code > 0:
+            how = f"exited with code {code}"
+        else:
+            how = f"was killed by {signal.Signals(-code).name}"
         return f"{self._name} {how}{f': {said}' if said else ''}"
 
 

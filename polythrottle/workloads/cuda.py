@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from polythrottle.errors import DeviceError, TrialError
+from polythrottle.domain.errors import DeviceError, TrialError
 
 LIBRARY = "libcuda.so.1"
-_INVALID_DEVICE, _NO_DEVICE = 101, 100
+_INVALID_DEVICE = 101
+_NO_DEVICE = 100
 _OUT_OF_MEMORY = 2
 
 
@@ -71,7 +72,9 @@ class Driver:
     def _words(self, code: int) -> str:
         text = ctypes.c_char_p()
         unknown = self._library.cuGetErrorString(code, ctypes.byref(text))
-        return "an error without a name" if unknown or text.value is None else text.value.decode(errors="replace")
+        if unknown or text.value is None:
+            return "an error without a name"
+        return text.value.decode(errors="replace")
 
     def number(self, bus_id: str) -> int:
         """Return the number CUDA has for a GPU in this process.
@@ -108,7 +111,8 @@ class Stream:
 
     def __init__(self, driver: Driver, number: int) -> None:
         self._driver = driver
-        self._device, self._context = ctypes.c_int(), ctypes.c_void_p()
+        self._device = ctypes.c_int()
+        self._context = ctypes.c_void_p()
         self._held: list[ctypes.c_uint64] = []
         self._pinned: list[ctypes.c_void_p] = []
         try:

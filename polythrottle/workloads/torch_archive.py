@@ -25,10 +25,12 @@ from typing import IO, Any
 
 import torch
 
-from polythrottle.errors import BadFile, TrialError
-from polythrottle.workloads.call import guarded, one_line
+from polythrottle.domain.errors import BadFile, TrialError
+from polythrottle.storage.untrusted import check_plain
+from polythrottle.workloads.foreign_calls import guarded, one_line
 
-_FORCE, _FORBID = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+_FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+_FORBID = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 _LOADING = threading.RLock()
 _LEGACY = "serialized_exported_program.json"
 _LEGACY_MEMBERS = re.compile(
@@ -73,8 +75,11 @@ _CONSTANTS = {"true", "false", "oo", "int_oo", "zoo", "L", "math"}
 _READ = {"size", "stride", "storage_offset", "shape", "ndim", "dtype", "inf", "isnan"}
 _TREES = {None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"}
 _CLASSES = re.compile(r"__torch__\.torch\.classes\.(?!quantized\b)\w+")
-_LARGEST_POWER, _LARGEST_NUMBER = 8, 2**63
-_MOST_DOCUMENT, _MOST_UNPACKED, _MOST_DEPTH = 256_000_000, 16, 400
+_LARGEST_POWER = 8
+_LARGEST_NUMBER = 2**63
+_MOST_DOCUMENT = 256_000_000
+_MOST_UNPACKED = 16
+_MOST_DEPTH = 400
 _SIGNATURE = b"PK\x03\x04"
 _MALFORMED = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
 
@@ -108,6 +113,8 @@ def load_tensors(file: bytes | Path, device: str = "cpu") -> Any:
         BadFile: If it is no zip archive of them; the older formats are not read.
         Exception: Whatever torch raises if it cannot read it, or if it holds more than tensors and plain values.
     """
+    if isinstance(file, Path):
+        check_plain(file)
     with io.BytesIO(file) if isinstance(file, bytes) else file.open("rb") as stream:
         if stream.read(len(_SIGNATURE)) != _SIGNATURE:
             raise BadFile("it is no archive as torch.save writes them since version 1.6")
@@ -131,6 +138,7 @@ def _weights_only() -> Iterator[None]:
 
 
 def _loaded(path: str | os.PathLike[str], check: Callable[[Path], None], load: Callable[[str], Any]) -> Any:
+    check_plain(path)
     try:
         check(Path(path))
         with quiet("torch raised"), _weights_only():
@@ -306,7 +314,10 @@ def _check_tree(tree: Any, depth: int) -> None:
     """Check how a program's arguments are nested: tuples, lists and dicts with plain keys, which import nothing."""
     nodes = tree[1:] if depth == 0 else [tree]
     for node in nodes:
-        context = json.loads(node["context"]) if isinstance(node["context"], str) else node["context"]
+        if isinstance(node["context"], str):
+            context = json.loads(node["context"])
+        else:
+            context = node["context"]
         keys = context if isinstance(context, list) else [context]
         if node["type"] not in _TREES or not all(key is None or isinstance(key, str | int) for key in keys):
             raise _Unsafe(f"it takes arguments of the type {str(node['type'])[:80]!r}")
@@ -374,7 +385,10 @@ def _check_script(path: Path) -> None:
     reader = torch._C.PyTorchFileReader(str(path))
     for name in reader.get_all_records():
         code = name.startswith("code/") and name.endswith(".py")
-        text = bytes(reader.get_record(name)).decode(errors="replace") if code or name.endswith(".pkl") else ""
+        if code or name.endswith(".pkl"):
+            text = bytes(reader.get_record(name)).decode(errors="replace")
+        else:
+            text = ""
         if found := _CLASSES.search(text):
             raise _Unsafe(f"it uses {found[0]}, which no model needs")
         if code:
@@ -389,7 +403,8 @@ def _check_code(text: IO[str]) -> None:
         raise _Unsafe("its code is none that torch writes") from err
     words = [_word(token) for token in tokens]
     for place, token in enumerate(tokens):
-        before, after = words[place - 1], words[(place + 1) % len(words)]
+        before = words[place - 1]
+        after = words[(place + 1) % len(words)]
         if words[place] in _FILES and (token.type == tokenize.STRING or before == "."):
             raise _Unsafe(f"its code names the operator {words[place]}, which opens files")
         if token.type == tokenize.STRING and tokens[place - 1].type == tokenize.STRING:

@@ -20,9 +20,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from polythrottle.errors import BadFile, InvalidInput, TrialError
-from polythrottle.plainfile import contents
-from polythrottle.workloads.tensors import parse_inputs
+from polythrottle.domain.errors import BadFile, InvalidInput, TrialError
+from polythrottle.storage.untrusted import read_plain
+from polythrottle.workloads.inputs import parse_inputs
 
 PROGRAM = "trtexec"
 USUAL = Path("/usr/src/tensorrt/bin/trtexec")
@@ -38,7 +38,9 @@ _INPUT = re.compile(rf"{_BEGIN}(?:Created input binding for|Input binding for) (
 _STREAMS = re.compile(r"^--(?:infStreams|streams)=(\d+)$")
 _WORDS = (b"Latency: min", b"Timing trace has", b"binding for")
 _EXPORT = "--exportTimes="
-_LONGEST_LINE, _MOST, _MOST_BYTES = 4096, 200_000, 100_000_000
+_LONGEST_LINE = 4096
+_MOST = 200_000
+_MOST_BYTES = 100_000_000
 _STEP_MS = 1e-5
 """C++ prints six significant digits, so of some milliseconds the fifth decimal."""
 
@@ -128,7 +130,8 @@ class Trtexec:
         self._rest = b""
         times_ms = [] if export is None else self._exported(export)
         if not times_ms and self._summary is not None:
-            times_ms, self.reconstructed = spread(*self._summary, self._queries), True
+            times_ms = spread(*self._summary, self._queries)
+            self.reconstructed = True
         if times_ms and not 0 < max(times_ms) <= 1000 * elapsed_s:
             raise TrialError(f"trtexec tells a latency of {max(times_ms):g} ms in a run of {elapsed_s:.4g} s")
         self.latencies = [(max(each / 1000, 1e-9), self._items) for each in times_ms]
@@ -138,7 +141,7 @@ class Trtexec:
         if not path.is_file() or not path.stat().st_size:
             return []
         try:
-            lines: list[Any] = json.loads(contents(path, _MOST_BYTES))
+            lines: list[Any] = json.loads(read_plain(path, _MOST_BYTES))
             times_ms = [float(each["latencyMs"]) for each in lines]
             self.copies = any(float(each.get("h2dMs", 0)) + float(each.get("d2hMs", 0)) > 0 for each in lines)
         except (BadFile, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
@@ -147,7 +150,9 @@ class Trtexec:
             raise TrialError(f"{len(times_ms):,} queries in a run are too many; give --duration=1")
         if not all(math.isfinite(each) and each >= 0 for each in times_ms):
             raise TrialError(f"{path} holds a latency that is no time")
-        return times_ms[-self._queries :] if 0 < self._queries < len(times_ms) else times_ms
+        if 0 < self._queries < len(times_ms):
+            return times_ms[-self._queries :]
+        return times_ms
 
 
 def spread(quantiles: Mapping[float, float], mean: float, count: int) -> list[float]:
@@ -181,7 +186,7 @@ def spread(quantiles: Mapping[float, float], mean: float, count: int) -> list[fl
     return made
 
 
-class Times:
+class ExportedTimes:
     """The file of one run's single latencies.
 
     Args:
@@ -190,13 +195,16 @@ class Times:
     """
 
     def __init__(self, path: Path, added: tuple[str, ...] = ()) -> None:
-        self._path, self.added = path, added
+        self._path = path
+        self.added = added
         self._before = self._state()
 
     @property
     def written(self) -> Path | None:
         """The file, if it was written since; None if it was not."""
-        return self._path if self._state() not in (None, self._before) else None
+        if self._state() not in (None, self._before):
+            return self._path
+        return None
 
     def _state(self) -> tuple[int, int] | None:
         try:
@@ -206,7 +214,7 @@ class Times:
         return found.st_mtime_ns, found.st_size
 
 
-class Words:
+class TrtexecCommand:
     """The words of a command that is trtexec.
 
     Args:
@@ -219,11 +227,11 @@ class Words:
         self._streams = max((int(match[1]) for word in words if (match := _STREAMS.match(word))), default=1)
         self._builds = not any(word.startswith("--loadEngine") for word in words)
 
-    def times(self, folder: Path) -> Times:
+    def times(self, folder: Path) -> ExportedTimes:
         """Return the file of a run that begins now: the one its words name, else one in a folder of our own."""
         if self._named is not None:
-            return Times(self._named)
-        return Times(folder / "times.json", (f"{_EXPORT}{folder / 'times.json'}",))
+            return ExportedTimes(self._named)
+        return ExportedTimes(folder / "times.json", (f"{_EXPORT}{folder / 'times.json'}",))
 
     def notes(self, told: Trtexec) -> tuple[str, ...]:
         """Return what should be read with the figures of a run.

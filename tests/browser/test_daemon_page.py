@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from scripted_daemon import status
 
-from polythrottle.daemon.desk import Desk
+from polythrottle.daemon.commands import Command, StartStudy, StopStudy
+from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.status import Happened, StudyShown
-from polythrottle.daemon.web import Server, Tcp, WebOptions, serve
-from polythrottle.daemon.wishes import StartStudy, StopStudy, Wish
-from polythrottle.errors import DeviceError
+from polythrottle.daemon.web import ApiServer, Tcp, WebOptions, serve
+from polythrottle.domain.errors import DeviceError
 
 pytestmark = pytest.mark.browser
 
@@ -31,8 +31,8 @@ class Loop:
         ended: Ends it.
     """
 
-    desk: Desk = field(default_factory=Desk)
-    asked: list[Wish] = field(default_factory=list)
+    desk: Mailbox = field(default_factory=Mailbox)
+    asked: list[Command] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -47,7 +47,7 @@ class Loop:
             self.desk.publish(status(turn, study=study))
 
     @staticmethod
-    def done(wish: Wish, answer: "Future[Any]", study: StudyShown | None) -> StudyShown | None:
+    def done(wish: Command, answer: "Future[Any]", study: StudyShown | None) -> StudyShown | None:
         """Answer a wish, and return the study there is then."""
         if isinstance(wish, StartStudy):
             answer.set_result({"words": "a study begins", "id": "s1"})
@@ -70,7 +70,7 @@ def loop() -> Iterator[Loop]:
     thread.join()
 
 
-def server(folder: Path, loop: Loop, port: int = 0) -> Server:
+def server(folder: Path, loop: Loop, port: int = 0) -> ApiServer:
     """Serve a control loop over TCP with a token."""
     token = folder / "token"
     token.touch(mode=0o600)

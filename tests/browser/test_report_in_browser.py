@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from polythrottle.measurement import EnergyKind, Interval, Latency, Measurement
-from polythrottle.problem import Constraint, Problem
+from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
+from polythrottle.domain.problem import Constraint, Problem
+from polythrottle.domain.space import Knob, SearchSpace
+from polythrottle.domain.study import Reference, Study, Trial
 from polythrottle.report import write_report
-from polythrottle.space import Knob, SearchSpace
-from polythrottle.study import Reference, Study, Trial
 
 pytestmark = pytest.mark.browser
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from polythrottle.cluster.train import Context
+from polythrottle.training.elastic import Context
 
 hurry = Path(sys.argv[1]).with_name("hurry")
 torch.manual_seed(0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from polythrottle.cluster.train import Context
+from polythrottle.training.elastic import Context
 
 folder, (samples, batch, epochs), pause_s = Path(sys.argv[1]), map(int, sys.argv[2:5]), float(sys.argv[5])
 width = int(sys.argv[6]) if len(sys.argv) > 6 else 8

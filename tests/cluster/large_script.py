@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from polythrottle.cluster.train import Context
+from polythrottle.training.elastic import Context
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(*(torch.nn.Linear(2200, 2200) for _ in range(6)))

@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from polythrottle.cluster.train import Context
+from polythrottle.training.elastic import Context
 
 samples, batch, epochs = map(int, sys.argv[1:4])
 times = dict(word.split("=") for word in sys.argv[4:])

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from actuators import until
 
-from polythrottle.actuation.wire import Line
-from polythrottle.errors import DeviceError
+from polythrottle.actuation.client.connection import Line
+from polythrottle.domain.errors import DeviceError
 from polythrottle.testing.nvml import FakeNvml
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
@@ -20,12 +20,12 @@ LEASE_S = 2.0
 AGENT = """
 import sys, time
 from pathlib import Path
-from polythrottle.clock import SystemClock
-from polythrottle.cluster.fleet.exploring import Exploring
-from polythrottle.cluster.fleet.knowledge import Knowledge
-from polythrottle.cluster.fleet.node import SteeredNode
-from polythrottle.cluster.lifetime import KEPT
-from polythrottle.daemon.boards import ActuatorBoard
+from polythrottle.domain.clock import SystemClock
+from polythrottle.training.elastic.nodes.newcomer import Exploring
+from polythrottle.storage.fleet_knowledge import Knowledge
+from polythrottle.training.elastic.nodes.steered_node import SteeredNode
+from polythrottle.domain.fleet.transient_machine import KEPT
+from polythrottle.actuation.client.board import ActuatorBoard
 board = ActuatorBoard(Path(sys.argv[1]), None, Path(sys.argv[2]), SystemClock(), lease_s=float(sys.argv[3]))
 node = SteeredNode("n", board, Knowledge("A100", "net"), steps=1, exploring=Exploring((200.0,), KEPT, 86400.0))
 told = False

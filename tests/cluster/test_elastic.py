@@ -16,11 +16,11 @@ import psutil
 import pytest
 from cluster.ledgers import counted, steps, undone_s
 
-from polythrottle.clock import SystemClock
-from polythrottle.cluster.train.account import read_events
-from polythrottle.cluster.train.checkpoint import FOLDER
-from polythrottle.cluster.train.running import Local, status_of
-from polythrottle.cluster.train.torchrun import Plan, Torchrun, descendants
+from polythrottle.domain.clock import SystemClock
+from polythrottle.training.elastic.checkpoints import FOLDER
+from polythrottle.training.elastic.engines import Plan, Torchrun, descendants
+from polythrottle.training.elastic.event_log import read_events
+from polythrottle.training.elastic.launcher import LocalJob, status_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 SCRIPT = Path(__file__).with_name("elastic_script.py")
@@ -71,7 +71,7 @@ class Job:
             if part is not None and part(event):
                 part = next(story, None)
 
-        code = Local(self.engine, self.names, replace_s).run(told, lambda: self.engine.exit_code)
+        code = LocalJob(self.engine, self.names, replace_s).run(told, lambda: self.engine.exit_code)
         assert code == 0
         assert part is None, "the story was not told to its end"
 
@@ -146,7 +146,7 @@ def test_thirty_kills_and_joins_lose_and_repeat_nothing(tmp_path: Path) -> None:
             job.hurry()
         return job.engine.exit_code
 
-    assert Local(job.engine, job.names, 1.0).run(told, ended) == 0
+    assert LocalJob(job.engine, job.names, 1.0).run(told, ended) == 0
     assert changes >= 30 + len(job.names)
     assert turns["killed"] >= 12
     job.assert_every_sample_exactly_once()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from cluster.ledgers import counted, steps
 
-from polythrottle.cluster.train.account import read_events
+from polythrottle.training.elastic.event_log import read_events
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,9 +14,9 @@ PYTHON = ROOT / ".ray" / "bin" / "python"
 STORY = """
 import sys
 from pathlib import Path
-from polythrottle.cluster.train.rays import RayEngine
-from polythrottle.cluster.train.running import Local
-from polythrottle.cluster.train.torchrun import Plan
+from polythrottle.training.elastic.ray_engine import RayEngine
+from polythrottle.training.elastic.launcher import LocalJob as Local
+from polythrottle.training.elastic.engines import Plan
 
 if __name__ == "__main__":
     folder, ledger, script = map(Path, sys.argv[1:4])

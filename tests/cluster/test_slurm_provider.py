@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from cluster.slurm_nodes import SlurmNodes
 
-from polythrottle.cluster.provision.provider import Order, Stage
-from polythrottle.cluster.provision.slurm import SlurmProvider, changes, nodes
-from polythrottle.errors import DeviceError
+from polythrottle.cluster.provision.slurm import SlurmProvider, nodes
+from polythrottle.domain.errors import DeviceError
+from polythrottle.domain.fleet.transient_machine import Order, Stage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("slurm")]
 
@@ -37,16 +37,14 @@ def test_a_node_is_rented_lost_and_rented_again(slurm: SlurmNodes, tmp_path: Pat
     provider = SlurmProvider(["sleep", "600"], tmp_path / "out")
     tickets = [provider.request(Order()) for _ in range(2)]
     eventually(lambda: all(each.stage is Stage.RUNNING for each in provider.seen().values()), "both running", slurm)
-    before = nodes()
     where = {rented.node: ticket for ticket, rented in provider.seen().items()}
     assert set(where) == {"n1", "n2"}
     slurm.call("scontrol", "update", "nodename=n2", "state=down", "reason=revoked")
     eventually(lambda: provider.seen()[where["n2"]].stage is Stage.WAITING, "waiting", slurm)
-    assert changes(before, nodes()) == ["n2 is lost: revoked"]
+    assert (nodes()["n2"].usable, nodes()["n2"].reason, nodes()["n1"].usable) == (False, "revoked", True)
     assert provider.seen()[where["n1"]].stage is Stage.RUNNING
-    down = nodes()
     slurm.call("scontrol", "update", "nodename=n2", "state=resume")
-    eventually(lambda: changes(down, nodes()) == ["n2 is back"], "back", slurm)
+    eventually(lambda: nodes()["n2"].usable, "back", slurm)
     eventually(lambda: provider.seen()[where["n2"]].stage is Stage.RUNNING, "running again", slurm)
     assert provider.seen()[where["n2"]].times_lost == 1
     for ticket in tickets:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from cluster.slurm_nodes import SlurmNodes
 
-from polythrottle.cluster.train.account import read_events
-from polythrottle.cluster.train.running import status_of
+from polythrottle.training.elastic.event_log import read_events
+from polythrottle.training.elastic.launcher import status_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("slurm")]
 CURVE = Path(__file__).with_name("curve.py")

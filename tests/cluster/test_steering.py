@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from polythrottle.cluster.fleet.knowledge import Look, Told, keep
-from polythrottle.cluster.store import Store
-from polythrottle.cluster.train.checkpoint import model_digest
-from polythrottle.cluster.train.running import Local, status_of
-from polythrottle.cluster.train.torchrun import Plan, Torchrun
+from polythrottle.storage.fleet_knowledge import CapObservation, NodeReport, keep
+from polythrottle.storage.object_store import Store
 from polythrottle.testing.nvml import FakeNvml
+from polythrottle.training.elastic.checkpoints import model_digest
+from polythrottle.training.elastic.engines import Plan, Torchrun
+from polythrottle.training.elastic.launcher import LocalJob, status_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).with_name("paced_script.py")
@@ -24,8 +24,12 @@ MODEL = "v100"
 
 def seeded(store: Path, title: str) -> None:
     """Keep what another node has learnt before: 200 W takes 5 % longer for a fifth less power."""
-    looks = (Look(None, 0.1, 300.0, 3), Look(200.0, 0.105, 240.0, 3), Look(150.0, 0.2, 200.0, 3))
-    keep(Store(str(store)), Told("former", title, NETWORK, looks))
+    looks = (
+        CapObservation(None, 0.1, 300.0, 3),
+        CapObservation(200.0, 0.105, 240.0, 3),
+        CapObservation(150.0, 0.2, 200.0, 3),
+    )
+    keep(Store(str(store)), NodeReport("former", title, NETWORK, looks))
 
 
 @pytest.fixture
@@ -72,7 +76,7 @@ def test_the_faster_node_is_capped_and_every_board_is_as_found(tmp_path: Path, p
         for slot, name in enumerate(("n1", "n2")):
             engine.plan = Plan(**vars(engine.plan) | {"joining": ("--steer", f"nvml:{slot}", "--look", "0.8")})
             engine.start([name])
-        assert Local(engine, ["n1", "n2"], None).run(told, lambda: engine.exit_code) == 0
+        assert LocalJob(engine, ["n1", "n2"], None).run(told, lambda: engine.exit_code) == 0
         assert waits == []
         assert fake.snapshot() == found
     fast, slow = rows["n1"]["steering"], rows["n2"]["steering"]

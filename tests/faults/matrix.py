@@ -18,11 +18,11 @@ from typing import Any
 
 from faults.steps import AFTER_WRITE, RESTORING, Steps
 from faults.worlds import World, made
-from polythrottle.actuation import lease, record, restore_all, standing
-from polythrottle.actuation.boot import boot_id
-from polythrottle.actuation.restoring import told
-from polythrottle.actuation.site import Site
-from polythrottle.errors import PolythrottleError
+from polythrottle.actuation import restore_all, standing
+from polythrottle.actuation.restore import told
+from polythrottle.actuation.state import lease, record
+from polythrottle.actuation.state.site import Site, boot_id
+from polythrottle.domain.errors import PolythrottleError
 
 ERRORS = ("EIO", "EBUSY", "EAGAIN", "EINVAL")
 MANGLINGS = ("corrupt", "truncated", "duplicated")

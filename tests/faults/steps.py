@@ -5,8 +5,9 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from polythrottle.actuation import Controls, Outcome, actuator, record
-from polythrottle.actuation.record import Record
+from polythrottle.actuation import Controls, Outcome, actuator
+from polythrottle.actuation.state import record
+from polythrottle.actuation.state.record import Record
 
 BEFORE_RECORD, AFTER_RECORD = "before the record", "after the record"
 AFTER_WRITE, AFTER_READ_BACK, RESTORING = "after the write", "after the read-back", "during the restore"

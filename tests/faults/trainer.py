@@ -22,15 +22,13 @@ import numpy as np
 import torch
 from trainer_jobs import data_folder, exported
 
-from polythrottle.finetune.trainer.checkpoint import newest
-from polythrottle.finetune.trainer.files import previous
-from polythrottle.finetune.trainer.ledger import counted
-from polythrottle.finetune.trainer.listing import Listing
-from polythrottle.finetune.trainer.network import scores_of
-from polythrottle.finetune.trainer.progress import read_progress
-from polythrottle.finetune.trainer.serving import serve
-from polythrottle.finetune.trainer.task import Task
-from polythrottle.finetune.wire import MOST_ANSWER, Line
+from polythrottle.storage.json_lines import Channel
+from polythrottle.training.beside.trainer.checkpoints import newest_checkpoint, previous_model
+from polythrottle.training.beside.trainer.job_folder import Listing, read_progress
+from polythrottle.training.beside.trainer.network import scores_of
+from polythrottle.training.beside.trainer.protocol import MOST_ANSWER, Task
+from polythrottle.training.beside.trainer.samples import counted_entries
+from polythrottle.training.beside.trainer.server import serve
 
 SLICE = 3
 PATIENCE_S = 60.0
@@ -82,7 +80,7 @@ class Life:
             os._exit(0)
         its.close()
         self.line, self.task, self.draw, self.answers, self.last_s = (
-            Line(ours, MOST_ANSWER),
+            Channel(ours, MOST_ANSWER),
             task,
             draw,
             answers,
@@ -131,7 +129,7 @@ def intact(task: Task) -> str:
     folder, served = Path(task.folder), Path(task.served)
     if (folder / "task.json").exists() and (damaged := read_progress(folder).damaged):
         return f"torn: {damaged}"
-    for path in (served, previous(served)):
+    for path in (served, previous_model(served)):
         if path.exists():
             scores_of(path)(torch.zeros(1, 6))
     return ""
@@ -140,7 +138,7 @@ def intact(task: Task) -> str:
 def seen_once(task: Task) -> tuple[int, bool]:
     """Return how many epochs are whole, and whether each has seen each of its samples exactly once."""
     folder = Path(task.folder)
-    epochs = counted(folder, read_progress(folder).place.step)
+    epochs = counted_entries(folder, read_progress(folder).place.step)
     whole = [entries for number, entries in epochs.items() if number < task.epochs]
     exact = all(
         sorted(row for entry in entries for row in entry.seen)
@@ -152,7 +150,7 @@ def seen_once(task: Task) -> tuple[int, bool]:
 
 def learnt(folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights of the newest checkpoint."""
-    found, _ = newest(folder)
+    found, _ = newest_checkpoint(folder)
     assert found is not None
     state = torch.load(io.BytesIO(found.learnt), weights_only=True)
     return dict(state["free"])

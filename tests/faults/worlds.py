@@ -1,6 +1,7 @@
 """Boards a session can be run on, and what is compared before and after it."""
 
 import os
+import re
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -9,10 +10,12 @@ from pathlib import Path
 from polythrottle.actuation import Controls, SystemControls
 from polythrottle.backends.jetson import JetsonDevice
 from polythrottle.backends.nvml import NvmlDevice, NvmlGroup
-from polythrottle.ports import Device
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.ports import Device
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.testing import FakeKernel, plant, reboot
 from polythrottle.testing.nvml import FakeNvml
+
+MOST_GPUS = 8  # that the stand-in driver shows
 
 
 class World(ABC):
@@ -185,20 +188,23 @@ class NvmlWorld(World):
 
 
 class GroupWorld(NvmlWorld):
-    """Four GPUs of the stand-in library as one, with a fifth beside them."""
+    """Several GPUs of the stand-in library as one: ``4xh100`` with a fifth beside them, ``8xh100-sxm`` all of them."""
 
     def _made(self) -> FakeNvml:
-        return FakeNvml(self.folder / "nvml", [self.name.removeprefix("4x")] * 5).__enter__()
+        count, _, model = self.name.partition("x")
+        self.count = int(count)
+        self.slots = min(self.count + 1, MOST_GPUS)
+        return FakeNvml(self.folder / "nvml", [model] * self.slots).__enter__()
 
     def open(self, controls: Controls) -> Device:
         """Return the group, on the stand-in's time."""
         clock = self._stand_in.clock()
-        gpus = [self._stand_in.uuid(slot) for slot in range(4)]
+        gpus = [self._stand_in.uuid(slot) for slot in range(self.count)]
         return NvmlGroup([NvmlDevice(uuid, controls=controls, clock=clock) for uuid in gpus])
 
     def renumber(self) -> None:
         """Turn the GPUs' indexes round."""
-        self._stand_in.reorder([4, 3, 2, 1, 0])
+        self._stand_in.reorder([*reversed(range(self.slots))])
 
 
 _NUMBERS = {
@@ -213,5 +219,5 @@ def made(name: str, folder: Path) -> World:
     """Return the world of a board, its state folder named in the environment."""
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["POLYTHROTTLE_STATE_DIR"] = str(folder / "state")
-    kind = GroupWorld if name.startswith("4x") else NvmlWorld
+    kind = GroupWorld if re.match(r"\d+x", name) else NvmlWorld
     return JetsonWorld(name, folder) if name.startswith("jetson") else kind(name, folder)

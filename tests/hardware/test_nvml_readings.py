@@ -6,12 +6,13 @@ import time
 import pynvml
 import pytest
 
-from polythrottle.actuation.nvml_library import NotOffered
+from polythrottle.actuation.drivers.nvml import NotOffered
 from polythrottle.backends.nvml import NvmlDevice
-from polythrottle.backends.nvml.energy import AVERAGE_FIELD, ENERGY_FIELD, INSTANT_FIELD, SCOPES, Counter
-from polythrottle.backends.nvml.gpu import WIDE_BLANK
-from polythrottle.backends.nvml.slowdown import Slowdowns, faults
-from polythrottle.errors import KnobRejected, TrialError
+from polythrottle.backends.nvml.energy import AVERAGE_FIELD, ENERGY_FIELD, INSTANT_FIELD, SCOPES, EnergyCounter
+from polythrottle.backends.nvml.gpu import WIDE_BLANK, Slowdowns, faults
+from polythrottle.domain.errors import KnobRejected, TrialError
+from polythrottle.inspect.assumptions import Agreement
+from polythrottle.inspect.board_record import record_of
 
 pytestmark = pytest.mark.hardware
 SECONDS = 3.0
@@ -50,7 +51,7 @@ def test_the_energy_counter_moves_in_steps(gpu: NvmlDevice, seen: list[str], unp
     """Its step lies where published ones do, between a millisecond and a second."""
     with gpu:
         source = gpu._energy
-        if not isinstance(source, Counter):
+        if not isinstance(source, EnergyCounter):
             unproven.append("the energy counter: there is none")
             return
         step_s = source.step_s(gpu.clock)
@@ -132,6 +133,16 @@ def test_samples_carry_rising_times(gpu: NvmlDevice, seen: list[str], unproven: 
         assert times == sorted(times)
         span_s = (times[-1] - times[0]) / 1e6 if times else 0.0
         seen.append(f"samples of {name}: {len(times)} over {span_s:.3g} s")
+
+
+def test_what_is_assumed_of_gpus_is_held_against_it(gpu: NvmlDevice, seen: list[str], unproven: list[str]) -> None:
+    """Every assumption is a line; one that this GPU contradicts is told, not failed: it is the stand-in that errs."""
+    (found,) = record_of(gpu)
+    for row in found.rows:
+        if row.agreement is Agreement.UNSEEN:
+            unproven.append(f"{row.part}: {row.assumed} ({row.shows})")
+        else:
+            seen.append(f"{row.part}: {row.assumed}: {row.agreement.value}, {row.shows}")
 
 
 def test_the_default_point_needs_no_write(gpu: NvmlDevice, seen: list[str]) -> None:

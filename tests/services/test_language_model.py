@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from services.servers import Installed, Running, free_ports, polythrottle, running, shown
 
-from polythrottle.errors import InvalidInput, TrialError
-from polythrottle.measurement import Query
-from polythrottle.ports import Concurrent
+from polythrottle.domain.errors import InvalidInput, TrialError
+from polythrottle.domain.measurement import Query
+from polythrottle.domain.ports import Concurrent
 from polythrottle.workloads import open_workload
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from services.servers import Installed, Running, free_ports, polythrottle, running
 
-from polythrottle.errors import DeviceError, InvalidInput, TrialError, UnknownName
-from polythrottle.measurement import Query
-from polythrottle.ports import Concurrent
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.errors import DeviceError, InvalidInput, TrialError, UnknownName
+from polythrottle.domain.measurement import Query
+from polythrottle.domain.ports import Concurrent
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.workloads import open_workload
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from services.servers import Installed, Running, free_ports, polythrottle, running, shown
 
-from polythrottle.errors import DeviceError, UnknownName
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.errors import DeviceError, UnknownName
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.workloads import open_workload
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]

@@ -4,6 +4,7 @@ What is counted is compared with what the world itself knows: requests, joules, 
 `Report`; `Report.broken` says in words what did not hold.
 """
 
+import errno
 import gc
 import math
 import sqlite3
@@ -13,21 +14,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polythrottle.daemon.accounts import Accounts
-from polythrottle.daemon.boards import ActuatorBoard
-from polythrottle.daemon.desk import Desk
-from polythrottle.daemon.guards import Bounds
-from polythrottle.daemon.parts import Parts
-from polythrottle.daemon.record import EVENTS_MOST, Record
-from polythrottle.daemon.runner import Runner
-from polythrottle.daemon.showing import resident_bytes
-from polythrottle.daemon.studying import Studies
-from polythrottle.daemon.tuned import read_tuned
-from polythrottle.daemon.wishes import Take
-from soak import faults
+from polythrottle.actuation.client.board import ActuatorBoard
+from polythrottle.actuation.restore import standing
+from polythrottle.daemon.commands import Take
+from polythrottle.daemon.control.events import Bounds
+from polythrottle.daemon.energy_accounts import Accounts
+from polythrottle.daemon.followed_profile import read_tuned
+from polythrottle.daemon.history_store import EVENTS_MOST, HistoryStore
+from polythrottle.daemon.loop.mailbox import Mailbox
+from polythrottle.daemon.loop.runner import LoopComponents, Runner
+from polythrottle.daemon.loop.status_builder import resident_bytes
+from polythrottle.daemon.study_process import Studies
+from soak import board, faults
 from soak.faults import Hit
 from soak.load import SLO_S, profile
-from soak.world import REFUSALS, Eyes, Killed, World
+from soak.world import Eyes, Killed, World
 
 AFTER_S = 60.0
 """How long after a fault a minute is still counted as its."""
@@ -36,6 +37,7 @@ RECLAIM_S = 120.0
 _GUARDS = Bounds(temperature_c=95.0)
 _UNDER_WAY_S = 62.0
 _STRIKE_S = 4.0
+_REFUSALS = (0, errno.EIO, errno.ENODEV)
 
 
 @dataclass
@@ -47,7 +49,7 @@ class Lost:
         requests: Answered, and in no minute on the disk; ``seconds`` likewise.
         seconds: Of control.
         events: Told and not on the disk.
-        full: Whether the disk had been full at some time since it last wrote.
+        full: Whether the disk had taken nothing, or no descriptor had been left, at some time since it last wrote.
     """
 
     at_s: float
@@ -201,9 +203,26 @@ class Day:
                 world.tick()
             case faults.STALL:
                 world.wait(hit.span_s)
+            case faults.RESET:
+                world.write(world.default)
+            case faults.LEASE | faults.RECORD | faults.FOLDER:
+                with world.disk.sound():
+                    self._lose(hit)
             case _:
                 self._begun(hit)
                 self._ends.append((hit.until_s, hit))
+
+    def _lose(self, hit: Hit) -> None:
+        """Take away, or damage, what is kept on the disk about the board."""
+        world = self._world
+        match hit.kind:
+            case faults.LEASE:
+                board.lose_lease(hit.draw, world.state / "lease.token")
+            case faults.RECORD:
+                board.damage(hit.draw)
+            case faults.FOLDER:
+                board.lose_records()
+                world.recordless = True
 
     def _begun(self, hit: Hit) -> None:
         """Begin what lasts for a while, in which the daemon lives."""
@@ -214,12 +233,17 @@ class Day:
             case faults.BLIND:
                 world.blind = True
             case faults.REFUSING:
-                world.refusal = REFUSALS[int(hit.draw * len(REFUSALS))]
+                world.controls.refusal = _REFUSALS[int(hit.draw * len(_REFUSALS))]
             case faults.FOREIGN:
                 points = world.device.space
                 world.interfere(points[int(hit.draw * len(points))])
             case faults.FULL:
-                world.full, self._full_s = True, max(self._full_s, hit.until_s)
+                world.disk.full, self._full_s = True, max(self._full_s, hit.until_s)
+            case faults.READONLY:
+                world.disk.readonly, self._full_s = True, max(self._full_s, hit.until_s)
+            case faults.STARVED:
+                world.starved = "daemon" if hit.draw < 0.5 else "actuator"
+                self._full_s = max(self._full_s, hit.until_s)
 
     def _ended(self, now_s: float) -> None:
         over = [each for each in self._ends if each[0] <= now_s]
@@ -236,11 +260,15 @@ class Day:
             case faults.BLIND:
                 world.blind = hit.kind in still
             case faults.REFUSING if hit.kind not in still:
-                world.refusal = None
+                world.controls.refusal = None
             case faults.FOREIGN if hit.kind not in still:
                 world.withdraw()
             case faults.FULL:
-                world.full = hit.kind in still
+                world.disk.full = hit.kind in still
+            case faults.READONLY:
+                world.disk.readonly = hit.kind in still
+            case faults.STARVED if hit.kind not in still:
+                world.starved = ""
 
     def _kill(self, hit: Hit) -> None:
         """Kill the daemon between two turns, or in one: before or after the actuator answers it something."""
@@ -265,14 +293,14 @@ class Day:
     def _start(self) -> None:
         world, report = self._world, self._report
         report.starts += 1
-        self._desk = Desk()
-        self._record = Record(world.state / "daemon.db", world.wall)
+        self._desk = Mailbox()
+        self._record = HistoryStore(world.state / "daemon.db", world.wall)
         board = ActuatorBoard(Path("actuator.sock"), None, world.state / "lease.token", world.clock)
         self._accounts = Accounts(self._record, world.wall)
         self._eyes = Eyes(world)
         report.missed += self._eyes.missed
         studies = Studies(world.state, board, self._record, world.clock, ("true",))
-        parts = Parts(
+        parts = LoopComponents(
             *(world.clock, board, self._eyes, self._desk, self._record, self._accounts, studies, _GUARDS),
             identity=board.identity,
             wall=world.wall,
@@ -290,7 +318,8 @@ class Day:
         assert runner is not None
         try:
             began_s, before_s = time.perf_counter(), world.clock.now()
-            runner.turn()
+            with world.descriptors("daemon"):
+                runner.turn()
             report.slowest_s = max(report.slowest_s, time.perf_counter() - began_s)
             report.turns += 1
             self._noted()
@@ -329,11 +358,13 @@ class Day:
     def _died(self) -> None:
         """Leave everything as it is; note what is gone with it."""
         world, report = self._world, self._report
+        world.starved = "" if world.starved == "daemon" else world.starved
         self._told_since()
         counted = self._accounts.requests or 0
         report.between += self._eyes.seen - counted
         self._runner = None
-        world.leave_state()
+        with world.disk.sound():
+            world.leave_state()
         requests, seconds, _ = self._on_disk()
         top = self._top_number()
         gone = [number for number in self._told if number > top]
@@ -366,11 +397,12 @@ class Day:
         self._told_since()
         self._report.between += self._eyes.seen - (self._accounts.requests or 0)
         world.site.catch_up()
-        left = world.site.round()
-        self._report.missed += len(left.ended)
+        unseen = world.site.round()
+        self._report.missed += len(unseen.ended)
         world.minutes.judge(world.clock.now())
         assert world.service is not None
-        world.service.close()
+        left = [f"left at the end: {each}" for each in world.service.close()]
+        self._report.broken += left + [f"still on record: {each}" for each in standing()]
 
     def _hour(self) -> None:
         """Judge minutes, and after each hour weigh the process."""
@@ -420,7 +452,7 @@ class Day:
             broken.append(f"{len(self._twice)} numbers of events were given twice, such as {numbers}")
         if check != "ok":
             broken.append(f"the database is damaged: {check}")
-        if world.point != world.default or world.saved is not None:
+        if world.point != world.default:
             broken.append(f"the board is not as found: {world.point}")
         self._compare_counts()
 

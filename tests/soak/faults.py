@@ -8,6 +8,8 @@ import numpy as np
 DAEMON, ACTUATOR, BOTH = "daemon killed", "actuator killed", "both killed"
 BLIND, REFUSING, FOREIGN, FULL = "sensors lost", "board refuses", "somebody else writes", "disk full"
 WALL, SUSPEND, STALL = "wall clock jumps", "machine sleeps", "daemon stands still"
+READONLY, STARVED, RESET = "disk turns read-only", "no descriptors left", "board's driver starts anew"
+LEASE, RECORD, FOLDER = "lease or token lost", "record damaged", "folder of records deleted"
 SPANS_S: dict[str, tuple[float, float]] = {
     DAEMON: (1, 20),
     ACTUATOR: (1, 20),
@@ -19,6 +21,12 @@ SPANS_S: dict[str, tuple[float, float]] = {
     WALL: (0, 0),
     SUSPEND: (5, 3600),
     STALL: (2, 40),
+    READONLY: (10, 120),
+    STARVED: (5, 60),
+    RESET: (0, 0),
+    LEASE: (0, 0),
+    RECORD: (0, 0),
+    FOLDER: (0, 0),
 }
 """How long each lasts, drawn evenly between; a machine that sleeps does so in no time of its own."""
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from polythrottle.arrivals import Burst
 from polythrottle.backends.simulated import SimulatedDevice, SimulatedWorkload
 from polythrottle.catalog import load_board, load_model
 from polythrottle.catalog.profiles import write_profile
-from polythrottle.ladder import Ladder, Service
-from polythrottle.measurement import Measurement
-from polythrottle.profile import Profile
-from polythrottle.rungs import ladder_of
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.arrivals import Burst
+from polythrottle.domain.ladder import Ladder, Service
+from polythrottle.domain.measurement import Measurement
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.tuning.measured_ladder import ladder_of
 
 BOARD, MODEL, SLO_S = "jetson-agx-orin", "efficientnet-b7", 0.7
 BATCH = "batch_size"

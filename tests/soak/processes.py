@@ -17,15 +17,15 @@ from random import Random
 import psutil
 from actuators import BOARD, GPU, MEM, SERVE, until
 
-from polythrottle.actuation.wire import Line
+from polythrottle.actuation.client.connection import Line
 from polythrottle.catalog.profiles import write_profile
-from polythrottle.client import Client
+from polythrottle.daemon.client import Client
 from polythrottle.daemon.status import Status
-from polythrottle.errors import DeviceError, PolythrottleError
-from polythrottle.ladder import Ladder, Rung, Service
-from polythrottle.measurement import Latency, Measurement
-from polythrottle.profile import Profile
-from polythrottle.space import OperatingPoint
+from polythrottle.domain.errors import DeviceError, PolythrottleError
+from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.measurement import Latency, Measurement
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.testing import FakeKernel, Fault, plant
 
 SLO_S = 0.1

@@ -22,10 +22,7 @@ def lived(folder: Path, hours: float, hits: list[Hit], seed: int = SEED) -> Repo
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Two hours with all kinds of faults."""
-    folder = tmp_path_factory.mktemp("soak")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("POLYTHROTTLE_STATE_DIR", str(folder / "state"))
-        return lived(folder, 2.0, drawn(SEED, 2.0))
+    return lived(tmp_path_factory.mktemp("soak"), 2.0, drawn(SEED, 2.0))
 
 
 def test_nothing_is_lost_and_the_board_is_as_found(report: Report) -> None:

@@ -1,12 +1,13 @@
 """All that is outside the daemon and goes on when it is killed: time, board, requests, actuator, disk, other people.
 
 The board and its requests are simulated. The actuator is the real `Service`, which answers in this process and goes by
-the world's clock: what is asked of it is encoded, decoded and checked as on its socket. The daemon's own parts know
-nothing of this.
+the world's clock: what is asked of it is encoded, decoded and checked as on its socket. It sets the board through the
+real `Actuator`, whose record, lease and audit lie on a real disk. The daemon's own parts know nothing of this.
 """
 
+import os
+import resource
 import sqlite3
-import tempfile
 from array import array
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
@@ -19,19 +20,22 @@ from unittest import mock
 
 from typing_extensions import Self
 
-from polythrottle.actuation.wire import VERSION, decode, encode, error_from, error_line
-from polythrottle.clock import Clock, SystemClock, VirtualClock
-from polythrottle.daemon.actuator.permits import Permits
-from polythrottle.daemon.actuator.requests import Request, request_from
-from polythrottle.daemon.actuator.service import Service
-from polythrottle.daemon.peers import Peer
-from polythrottle.daemon.ports import Seen
-from polythrottle.daemon.signals import Target
+from polythrottle.actuation import Actuator
+from polythrottle.actuation.server.permits import Permits
+from polythrottle.actuation.server.service import Request, Service, request_from
+from polythrottle.actuation.server.unix_socket import Peer
+from polythrottle.actuation.wire import VERSION, error_from, error_line
+from polythrottle.daemon.control.events import Target
+from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.traffic.simulated import SimulatedSite, SimulatedTraffic
-from polythrottle.errors import DeviceError, KnobRejected, PolythrottleError
-from polythrottle.measurement import EnergyKind, Reading
-from polythrottle.ports import Offer
-from polythrottle.space import OperatingPoint, SearchSpace
+from polythrottle.domain.clock import Clock, SystemClock, VirtualClock
+from polythrottle.domain.errors import DeviceError, PolythrottleError
+from polythrottle.domain.measurement import EnergyKind, Reading
+from polythrottle.domain.ports import Offer
+from polythrottle.domain.space import OperatingPoint, SearchSpace
+from polythrottle.storage.json_lines import decode, encode
+from soak import board
+from soak.board import Controls, Disk, Guard
 from soak.load import arrivals, opened
 
 EPOCH_S = 1_700_000_000.0
@@ -78,16 +82,21 @@ class World:
         self.minutes = Minutes()
         self.site = SimulatedSite(device, workload, arrivals(seed), self.clock, "sim:", note=self.minutes.note)
         self.device = device
-        self.point = self.default = device.space.default
-        self.saved: OperatingPoint | None = None
+        self.default = self._set = device.space.default
+        self.controls = Controls(folder / "board", device.space)
+        self.disk = Disk(folder / "state")
+        self.entered: SiteDevice | None = None
         self.applied: OperatingPoint | None = None
         self.foreign: OperatingPoint | None = None
         self.service: Service | None = None
-        self.blind = self.full = False
-        self.refusal: tuple[type[PolythrottleError], str] | None = None
+        self.blind = self.recordless = False
+        self.starved = ""
+        self.left: list[str] = []
+        self._guard: Guard | None = None
+        self._descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.fatal: tuple[str, int] | None = None
         self.asked: Counter[str] = Counter()
-        self._folder, self._state = folder, 0
+        self._folder, self._state = folder / "state", 0
         self._open: list[sqlite3.Connection] = []
         self.state.mkdir(parents=True)
 
@@ -101,8 +110,12 @@ class World:
 
     def tick(self) -> None:
         """Let the actuator end what has run out."""
+        if self._guard is not None:
+            self._restore_by_guard()
         if self.service is not None and (next_s := self.service.next_s) is not None and next_s <= self.boot_s():
-            self.service.tick()
+            with self.descriptors("actuator"):
+                self.service.tick()
+            self.settle()
 
     def wait(self, duration_s: float) -> None:
         """Let time pass without a daemon."""
@@ -112,19 +125,24 @@ class World:
 
     # The board
 
-    def write(self, point: OperatingPoint) -> None:
-        """Set the board."""
-        if point != self.point:
-            self.site.apply(point)
-            self.point = point
+    @property
+    def point(self) -> OperatingPoint:
+        """What the board's controls hold."""
+        with board.fed(self._descriptors):
+            return self.controls.point
 
-    def put_back(self) -> None:
-        """Put back what the record of originals says; what somebody else has set since is left alone."""
-        if self.saved is None or self.applied is None:
-            return
-        kept = {name: self.saved[name] for name in self.applied if self.point[name] == self.applied[name]}
-        self.write(self.point.moved(kept))
-        self.applied = None
+    def settle(self) -> None:
+        """Let the board run as its controls say, once they agree with each other."""
+        point = self.point
+        if point != self._set and point in self.device.space:
+            self.site.apply(point)
+            self._set = point
+
+    def write(self, point: OperatingPoint) -> None:
+        """Set the board past the actuator."""
+        with board.fed(self._descriptors):
+            self.controls.write(point)
+        self.settle()
 
     def interfere(self, point: OperatingPoint) -> None:
         """Write as somebody else does, who takes it back at the end."""
@@ -134,25 +152,51 @@ class World:
     def withdraw(self) -> None:
         """Let somebody else put back what is still as they have set it."""
         if self.foreign is not None:
-            usual = {name: self.default[name] for name in self.foreign if self.point[name] == self.foreign[name]}
-            if self.applied is None or self.point == self.foreign:
-                self.write(self.point.moved(usual))
+            now = self.point
+            usual = {name: self.default[name] for name in self.foreign if now[name] == self.foreign[name]}
+            if self.applied is None or now == self.foreign:
+                self.write(now.moved(usual))
             self.foreign = None
 
     # The actuator
 
     def start_actuator(self) -> None:
         """Start it: what one that was killed has left is put back first."""
-        self.put_back()
-        self.saved = None
         self.service = UnhurriedService((self.device.uri,), Permits([], own=0), self.boot_s)
+        self.left += self.service.start()
+        self.settle()
 
     def kill_actuator(self, guarded: bool) -> None:
-        """End it without a word; its guard, if that lives, puts the board back at once."""
-        self.service = None
-        if guarded:
-            self.put_back()
-            self.saved = None
+        """End it without a word; its guard, if that lives, puts the board back as soon as it can.
+
+        Args:
+            guarded: Whether it lives. Where the records were deleted it does: nobody else knows then what was there.
+        """
+        self.service, entered, self.entered = None, self.entered, None
+        self.applied = None
+        self.starved = "" if self.starved == "actuator" else self.starved
+        if entered is None:
+            return
+        guard = Guard(entered.actuator)
+        board.died(entered.actuator)
+        if guarded or self.recordless:
+            self._guard = guard
+            self._restore_by_guard()
+
+    def _restore_by_guard(self) -> None:
+        if self._guard is not None and self._guard.is_done():
+            self._guard = None
+        self.settle()
+
+    @contextmanager
+    def descriptors(self, who: str) -> Iterator[None]:
+        """Leave the daemon or the actuator none while it runs, if that is what is wrong with it."""
+        with ExitStack() as stack:
+            if self.starved == who:
+                stack.enter_context(board.starved())
+            elif self.starved:
+                stack.enter_context(board.fed(self._descriptors))
+            yield
 
     def ask(self, number: int, verb: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Answer the daemon as the actuator would over its socket.
@@ -168,7 +212,8 @@ class World:
             raise DeviceError("no actuator listens at actuator.sock; start it: polythrottle daemon actuator")
         request = request_from(decode(encode({"v": VERSION, "id": number, "verb": verb, **fields})))
         try:
-            answer = self._answered(request)
+            with self.descriptors("actuator"):
+                answer = self._answered(request)
         except PolythrottleError as err:
             raise error_from(error_line(err)) from None
         self._strike("after")
@@ -223,26 +268,22 @@ class World:
             self._open.append(made)
             return made
 
-        usual = tempfile.mkstemp
-
-        def drafted(*words: Any, **options: Any) -> tuple[int, str]:
-            if self.full:
-                raise OSError(28, "No space left on device")
-            return usual(*words, **options)
-
         with ExitStack() as stack:
+            state = {"POLYTHROTTLE_STATE_DIR": str(self._folder / "actuator")}
+            stack.enter_context(mock.patch.dict(os.environ, state))
             for name, new in (
-                ("polythrottle.daemon.boards.Line", lambda path, patience_s: WorldLine(self)),
-                ("polythrottle.daemon.actuator.holding.opened", lambda uri: SiteDevice(self)),
+                ("polythrottle.actuation.client.board.Line", lambda path, patience_s: WorldLine(self)),
+                ("polythrottle.actuation.server.device_lease.open_served", lambda uri: SiteDevice(self)),
                 ("sqlite3.connect", connected),
-                ("tempfile.mkstemp", drafted),
             ):
                 stack.enter_context(mock.patch(name, new))
+            stack.enter_context(self.controls.installed())
+            stack.enter_context(self.disk.installed())
             yield self
 
 
 class Database(sqlite3.Connection):
-    """A database on a disk that can be full."""
+    """A database on a disk that can be full or read-only."""
 
     world: World | None = None
 
@@ -250,7 +291,7 @@ class Database(sqlite3.Connection):
         """Run a statement.
 
         Raises:
-            sqlite3.OperationalError: If it writes and the disk is full.
+            sqlite3.OperationalError: If it writes and the disk takes nothing.
         """
         words = statement.split(None, 1)[0].upper()
         self._room(words in ("INSERT", "DELETE", "CREATE") or (words == "PRAGMA" and "user_version =" in statement))
@@ -262,7 +303,9 @@ class Database(sqlite3.Connection):
         return super().executescript(script)
 
     def _room(self, writes: bool) -> None:
-        if writes and self.world is not None and self.world.full:
+        if writes and self.world is not None and self.world.disk.readonly:
+            raise sqlite3.OperationalError("attempt to write a readonly database")
+        if writes and self.world is not None and self.world.disk.full:
             raise sqlite3.OperationalError("database or disk is full")
 
 
@@ -287,6 +330,8 @@ class SiteDevice:
     def __init__(self, world: World) -> None:
         self._world = world
         self.clock: Clock = SystemClock()
+        self.actuator = Actuator(board.NAME, guarded=False, holder="the actuator")
+        self.actuator.allow(*world.controls.allowed())
 
     @property
     def uri(self) -> str:
@@ -322,25 +367,23 @@ class SiteDevice:
         """Return its knobs."""
         return self._world.device.offers()
 
+    @property
+    def differences(self) -> tuple[object, ...]:
+        """What was left as somebody else has set it."""
+        return self.actuator.differences
+
     def altered(self) -> tuple[str, ...]:
         """Return what somebody else has set."""
-        world = self._world
-        return tuple(name for name, level in (world.applied or {}).items() if world.point[name] != level)
+        return tuple(self._world.controls.name(key) for key in self.actuator.altered())
 
     def apply(self, point: OperatingPoint) -> None:
-        """Set it, unless it refuses.
-
-        Raises:
-            KnobRejected: If it is told to.
-            DeviceError: Likewise.
-        """
+        """Set it; fails as `Actuator.apply` does."""
         world = self._world
-        if world.refusal is not None:
-            kind, words = world.refusal
-            raise kind(words)
-        assert world.saved is not None, "nothing may be written before it is known what was there"
-        world.applied = world.default.moved(point)
-        world.write(world.applied)
+        whole = world.applied = world.default.moved(point)
+        try:
+            self.actuator.apply(world.controls.settings(whole))
+        finally:
+            world.settle()
 
     def read(self) -> Reading:
         """Return what the sensors say.
@@ -353,20 +396,31 @@ class SiteDevice:
         return self._world.site.board.read()
 
     def restore(self) -> None:
-        """Put back what was found."""
-        self._world.put_back()
+        """Put back what was found; fails as `Actuator.restore` does."""
+        world = self._world
+        world.applied = None
+        try:
+            self.actuator.restore()
+        finally:
+            world.settle()
 
     def __enter__(self) -> Self:
-        self._world.withdraw()
-        if self._world.saved is None:
-            self._world.saved = self._world.point
+        world = self._world
+        world.withdraw()
+        self.actuator.__enter__()
+        world.entered, world.recordless = self, False
+        world.settle()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._world.put_back()
-        self._world.saved = None
+        world = self._world
+        world.applied = world.entered = None
+        try:
+            self.actuator.__exit__(kind, error, trace)
+        finally:
+            world.settle()
 
 
 class Eyes:
@@ -389,7 +443,7 @@ class Eyes:
         """Made up."""
         return self._inner.uri
 
-    def look(self, now_s: float) -> Seen:
+    def look(self, now_s: float) -> RequestStats:
         """Return what has come since the look before, or since the start."""
         found = self._inner.look(now_s)
         assert found is not None, "requests come without end"
@@ -432,10 +486,3 @@ class Minutes:
             found = sorted(self._open.popleft())
             self.counts.append(len(found))
             self.p99_s.append(found[-(-99 * len(found) // 100) - 1] if found else 0.0)
-
-
-REFUSALS: tuple[tuple[type[PolythrottleError], str], ...] = (
-    (KnobRejected, "gpu_max_hz was set to 1300500000 Hz and holds 918000000 Hz"),
-    (DeviceError, "/sys/class/devfreq/17000000.gpu/max_freq cannot be written: Input/output error"),
-)
-"""Made anew each time: an error that is raised twice keeps the frames of both."""

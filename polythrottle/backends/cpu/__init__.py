@@ -1,6 +1,6 @@
 """The processor of this machine: its clock limits where they can be set, its energy counted or estimated."""
 
+from polythrottle.backends.cpu.cpufreq import MAX as KNOB
 from polythrottle.backends.cpu.device import CpuDevice
-from polythrottle.backends.cpu.policies import MAX as KNOB
 
 __all__ = ["KNOB", "CpuDevice"]

@@ -1,12 +1,9 @@
-"""The processor of this machine as a device.
-
-Files hang from ``root``: cpufreq (kHz), powercap (µJ) and thermal zones (m°C) below ``root/sys``, the model's name in
-``root/proc/cpuinfo``.
-"""
+"""The processor of this machine as a device: knobs, readings, temperature, and what works on it and what does not."""
 
 import math
 import os
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -16,22 +13,142 @@ from types import TracebackType
 from typing_extensions import Self
 
 from polythrottle.actuation import Actuator, Controls, Difference, Limits, SystemControls
-from polythrottle.actuation.controls import trust
-from polythrottle.backends.capability import Capability
-from polythrottle.backends.cpu.energy import energy_source
-from polythrottle.backends.cpu.inspection import findings
-from polythrottle.backends.cpu.policies import MAX, MIN, Policies
-from polythrottle.backends.cpu.preference import EPP, Preference
-from polythrottle.backends.cpu.sensors import Sensors
-from polythrottle.backends.cpu.zones import Zones
-from polythrottle.backends.tree import Tree
-from polythrottle.clock import Clock, SystemClock
-from polythrottle.errors import DeviceError, InvalidInput, KnobRejected, UnknownName
-from polythrottle.findings import Finding
-from polythrottle.measurement import EnergyKind, Reading
-from polythrottle.ports import Offer
-from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
-from polythrottle.units import unknown_knob
+from polythrottle.actuation.drivers.controls import text_of, trust
+from polythrottle.backends.cpu.cpufreq import EPP, MAX, MIN, Policies, Preference
+from polythrottle.backends.cpu.energy import PERMISSION, PowercapZone, Zones, energy_source, probed
+from polythrottle.backends.probe import Capability, Tree
+from polythrottle.domain.clock import Clock, SystemClock
+from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, PolythrottleError, UnknownName
+from polythrottle.domain.measurement import EnergyKind, Reading
+from polythrottle.domain.ports import Finding, Offer
+from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
+from polythrottle.domain.units import unknown_knob
+
+# What else a processor says of itself: temperature, running clock, throttling, model.
+
+_SENSOR = re.compile(r"x86_pkg_temp|cpu|soc|tj|acpitz", re.IGNORECASE)
+
+
+class Sensors:
+    """The sensors of a processor; what is absent, asleep or forbidden is unknown, never zero.
+
+    Args:
+        tree: The machine's files.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._throttles = self._throttle_count()
+
+    @cached_property
+    def _zones(self) -> tuple[Path, ...]:
+        zones = self._tree.found("sys/class/thermal/thermal_zone*")
+        return tuple(zone for zone in zones if _SENSOR.search(self._tree.text(zone / "type") or ""))
+
+    @cached_property
+    def _counters(self) -> tuple[Path, ...]:
+        pattern = "sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/package_throttle_count"
+        return tuple(self._tree.found(pattern))
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What is read."""
+        zones = (zone / name for zone in self._zones for name in ("type", "temp"))
+        return (*zones, *self._counters, self._tree.root / "proc/cpuinfo")
+
+    @property
+    def temperature_c(self) -> float | None:
+        """The hottest sensor of the processor."""
+        found = [self._tree.number(zone / "temp") for zone in self._zones]
+        degrees = [milli / 1000 for milli in found if milli is not None]
+        # A switched-off sensor reads far outside what silicon survives.
+        return max((each for each in degrees if -40 < each < 150), default=None)
+
+    def clocks_hz(self, policies: tuple[Path, ...]) -> dict[str, int]:
+        """Return the clock of the fastest core.
+
+        Args:
+            policies: The cpufreq folders.
+        """
+        clocks_khz = [self._tree.number(folder / "scaling_cur_freq") for folder in policies]
+        if clocks := [khz for khz in clocks_khz if khz]:
+            return {"cpu": max(clocks) * 1000}
+        return {}
+
+    @property
+    def throttled(self) -> bool:
+        """Whether heat has slowed it down since this was last asked."""
+        before = self._throttles
+        self._throttles = self._throttle_count()
+        return self._throttles > before
+
+    def _throttle_count(self) -> int:
+        return sum(self._tree.number(path) or 0 for path in self._counters)
+
+    def told(self, *names: str) -> str | None:
+        """Return the first of some lines in ``/proc/cpuinfo`` that is there."""
+        text = self._tree.text(self._tree.root / "proc/cpuinfo") or ""
+        matches = (re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE) for name in names)
+        return next((match[1].strip() for match in matches if match), None)
+
+    @property
+    def virtual(self) -> bool:
+        """Whether this is a virtual machine's processor, which says so in its flags."""
+        return "hypervisor" in (self.told("flags") or "").split()
+
+
+# What works on a processor and what does not, one line each, with what can be done about it.
+
+_VIRTUAL = "; this is a virtual machine, and its host keeps them to itself"
+
+
+def findings(policies: Policies, preference: Preference, zones: Zones, sensors: Sensors) -> tuple[Finding, ...]:
+    """Return what works and what does not, with the reason."""
+    temperature_c = sensors.temperature_c
+    told = "no sensor of the processor" if temperature_c is None else f"{temperature_c:.1f} °C"
+    return (
+        *_knobs(policies, preference, sensors),
+        _energy(zones, sensors),
+        *([_platform(zones.platform)] if zones.platform else []),
+        Finding("temperature", temperature_c is not None, told),
+    )
+
+
+def _knobs(policies: Policies, preference: Preference, sensors: Sensors) -> Iterator[Finding]:
+    virtual = _VIRTUAL if sensors.virtual and not policies.folders else ""
+    try:
+        for each in (policies.upper, policies.lower, preference.capability):
+            finding = each.finding
+            known = finding.works or not virtual
+            yield finding if known else Finding(each.name, False, f"{finding.explanation}{virtual}", finding.remedy)
+    except PolythrottleError as err:
+        yield Finding(MAX, False, " ".join(str(err).split()))
+    if governor := policies.told("scaling_governor"):
+        yield Finding("governor", True, f"{governor}, with driver {policies.told('scaling_driver')}; left alone")
+
+
+def _energy(zones: Zones, sensors: Sensors) -> Finding:
+    counted, reason, remedy = probed(zones)
+    if counted is not None:
+        return Finding("energy", True, counted.boundary)
+    virtual = _VIRTUAL if sensors.virtual and reason == "no RAPL here" else ""
+    return Finding("energy", False, f"{reason}{virtual}; estimated from busy time instead", remedy)
+
+
+def _platform(zone: PowercapZone) -> Finding:
+    try:
+        total_j = int(text_of(zone.energy)) * 1e-6
+    except PermissionError:
+        return Finding("psys", False, "the platform's counter is there but not readable", PERMISSION)
+    except (OSError, ValueError) as err:
+        return Finding("psys", False, f"the platform's counter cannot be read: {' '.join(str(err).split())}")
+    return Finding("psys", True, f"{total_j:.1f} J on the platform's counter; holds the packages, so it is not added")
+
+
+# The processor of this machine as a device.
+#
+# Files hang from ``root``: cpufreq (kHz), powercap (µJ) and thermal zones (m°C) below ``root/sys``, the model's name
+# in ``root/proc/cpuinfo``.
 
 _SETTLE_S = 0.05  # governors look every 10 ms or less (Documentation/admin-guide/pm/cpufreq.rst, sampling_rate)
 _OPTIONS = ("busy", "idle_w", "root", "watts_per_core")
@@ -88,7 +205,8 @@ class CpuDevice:
         controls = controls if controls is not None else SystemControls()
         limits = limits if limits is not None else Limits.read()
         self._tree = Tree(Path(root), controls)
-        self._zones, self._sensors = Zones(self._tree), Sensors(self._tree)
+        self._zones = Zones(self._tree)
+        self._sensors = Sensors(self._tree)
         self._energy = energy_source(self._zones, watts_per_core, idle_w, self.clock, everyone)
         name = "cpu" if self._tree.root == Path("/") else f"cpu {self._tree.root}"
         trust(self._tree.root)
@@ -116,8 +234,10 @@ class CpuDevice:
         if (busy := given.get("busy", _EVERYONE)) != _EVERYONE:
             raise InvalidInput(f"busy={busy[:40]!r} is nobody to count; write busy={_EVERYONE}, or leave it out")
         watts = {name: _number(name, given[name]) for name in ("watts_per_core", "idle_w") if name in given}
-        root, watts_per_core = given.get("root", "/"), watts.get("watts_per_core")
-        idle_w, everyone = watts.get("idle_w", 0.0), "busy" in given
+        root = given.get("root", "/")
+        watts_per_core = watts.get("watts_per_core")
+        idle_w = watts.get("idle_w", 0.0)
+        everyone = "busy" in given
         return cls(root=root, watts_per_core=watts_per_core, idle_w=idle_w, knobs=knobs, everyone=everyone)
 
     @property
@@ -126,7 +246,9 @@ class CpuDevice:
         given = {name: value for name, value in sorted(self._options.items()) if value is not None}
         texts = {name: f"{value:.15g}" if isinstance(value, float) else value for name, value in given.items()}
         query = "&".join(f"{name}={text}" for name, text in texts.items())
-        return f"cpu?{query}" if query else "cpu"
+        if query:
+            return f"cpu?{query}"
+        return "cpu"
 
     @cached_property
     def title(self) -> str:
@@ -193,7 +315,9 @@ class CpuDevice:
             return SearchSpace.unit()
         knobs = [Knob(each.name, each.levels) for each in self._knobs]
         space = SearchSpace.grid(knobs, self._default, _ordered)
-        return space if self._searched is None else space.holding(set(space.names) - set(self._searched))
+        if self._searched is None:
+            return space
+        return space.holding(set(space.names) - set(self._searched))
 
     @cached_property
     def _knobs(self) -> tuple[Capability, ...]:
@@ -259,7 +383,10 @@ class CpuDevice:
 
     def _takes(self, wanted: Mapping[str, Level]) -> bool:
         """Say whether a point is one of the space, which is not computed for that."""
-        searched = {each.name for each in self._knobs} if self._searched is None else set(self._searched)
+        if self._searched is None:
+            searched = {each.name for each in self._knobs}
+        else:
+            searched = set(self._searched)
         levels = {each.name: each.levels if each.name in searched else (each.default,) for each in self._knobs}
         return set(wanted) == set(levels) and all(wanted[name] in levels[name] for name in wanted) and _ordered(wanted)
 
@@ -269,11 +396,12 @@ class CpuDevice:
         Raises:
             DeviceError: If an energy counter has become unreadable.
         """
-        clocks_hz, throttled = self._sensors.clocks_hz(self._policies.folders), self._sensors.throttled
+        clocks_hz = self._sensors.clocks_hz(self._policies.folders)
+        throttled = self._sensors.throttled
         return Reading(self.clock.now(), self._energy.total_j(), self._sensors.temperature_c, clocks_hz, throttled)
 
     def leave_out(self, busy_s: float) -> bool:
-        """Leave processor time that was not the workload's out of an estimate; see `polythrottle.ports.Discounting`."""
+        """Leave processor time of others out of an estimate; see `polythrottle.domain.ports.Discounting`."""
         return self._energy.leave_out(busy_s)
 
     def restore(self) -> None:
@@ -285,7 +413,7 @@ class CpuDevice:
         self._actuator.restore()
 
     def hand_over(self, holder: str, seconds: float | None, confirmed_s: float | None = None) -> str:
-        """Set nothing back: leave the clock limits in place under a guard; see `polythrottle.ports.Lasting`."""
+        """Set nothing back: leave the clock limits in place under a guard; see `polythrottle.domain.ports.Lasting`."""
         self._actuator.hand_over(holder, seconds, confirmed_s)
         return self._actuator.device
 
@@ -312,7 +440,8 @@ class CpuDevice:
 
 
 def _ordered(point: Mapping[str, object]) -> bool:
-    low, high = point.get(MIN), point.get(MAX)
+    low = point.get(MIN)
+    high = point.get(MAX)
     return not (isinstance(low, int) and isinstance(high, int)) or low <= high
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from polythrottle.backends.tree import Tree
+from polythrottle.backends.probe import Tree
 from polythrottle.catalog import Board, load_board
-from polythrottle.errors import DeviceError
+from polythrottle.domain.errors import DeviceError
 
 # By chip, the boards of the catalogue with the words of their model names and the part numbers of their modules, the
 # rarer before those whose words they share (part numbers: jetson_stats, jtop/core/jetson_variables.py).
@@ -35,9 +35,17 @@ _CHIP = re.compile(r"nvidia,(tegra\d+)")
 _RELEASE = re.compile(r"#?\s*R(\d+)\s*\(release\),\s*REVISION:\s*([\d.]+)")
 _PACKAGE = re.compile(r"^Package: nvidia-l4t-core$.*?^Version: ([\d.]+)", re.MULTILINE | re.DOTALL)
 _JETPACK = (
-    *(("32", "4"), ("35", "5"), ("36.4.3", "6.2"), ("36.4.4", "6.2.1"), ("36.4.7", "6.2.1"), ("36.4", "6.1 or 6.2")),
-    *(("36.5", "6.2.2"), ("36", "6")),
-    *(("38", "7.0 or 7.1"), ("39.2", "7.2"), ("39", "7")),
+    ("32", "4"),
+    ("35", "5"),
+    ("36.4.3", "6.2"),
+    ("36.4.4", "6.2.1"),
+    ("36.4.7", "6.2.1"),
+    ("36.4", "6.1 or 6.2"),
+    ("36.5", "6.2.2"),
+    ("36", "6"),
+    ("38", "7.0 or 7.1"),
+    ("39.2", "7.2"),
+    ("39", "7"),
 )
 
 
@@ -79,7 +87,9 @@ class BoardId:
     def title(self) -> str:
         """The model's name; that of the catalogue where the device tree has only a code name, such as quill."""
         told = any(word in self.model.lower() for word in ("nvidia", "orin", "xavier", "thor", "tx", "nano"))
-        return self.model if told or self.entry is None else self.entry.title
+        if told or self.entry is None:
+            return self.model
+        return self.entry.title
 
     @property
     def jetpack(self) -> str | None:
@@ -104,14 +114,18 @@ class BoardId:
         boards = _KNOWN.get(self.chip, {})
         for name, (tokens, _) in boards.items():
             if set(tokens.split()) <= set(words):
-                return None if "nx" in words and "nx" not in tokens.split() else name
+                if "nx" in words and "nx" not in tokens.split():
+                    return None
+                return name
         parts = " ".join(self.compatible)
         return next((name for name, (_, part) in boards.items() if re.search(part, parts)), None)
 
     @cached_property
     def entry(self) -> Board | None:
         """The board's entry in the catalogue, or None."""
-        return load_board(self.name) if self.name else None
+        if self.name:
+            return load_board(self.name)
+        return None
 
 
 def board_files(tree: Tree) -> tuple[Path, ...]:
@@ -125,4 +139,6 @@ def _release(tree: Tree) -> str | None:
     if match:
         return f"{match[1]}.{match[2]}"
     package = _PACKAGE.search(tree.text(tree.root / "var/lib/dpkg/status") or "")
-    return package[1] if package else None
+    if package:
+        return package[1]
+    return None

@@ -11,24 +11,29 @@ from types import TracebackType
 from typing_extensions import Self
 
 from polythrottle.actuation.actuator import Actuator
-from polythrottle.actuation.controls import Controls, trust
+from polythrottle.actuation.drivers.controls import Controls, trust
+from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.limits import Limits
-from polythrottle.actuation.putting_back import Difference
-from polythrottle.actuation.system import SystemControls
+from polythrottle.actuation.rollback import Difference
 from polythrottle.backends.jetson.board import BoardId, board_files
 from polythrottle.backends.jetson.knobs import Knobs, knob_behind
-from polythrottle.backends.jetson.overcurrent import OverCurrent
-from polythrottle.backends.jetson.rails import PowerSource, Rails, Total, averaged_s, find_rails, find_total
-from polythrottle.backends.jetson.sampler import Sampler
-from polythrottle.backends.jetson.thermal import Thermal
-from polythrottle.backends.tree import Tree
-from polythrottle.clock import Clock, SystemClock
-from polythrottle.errors import DeviceError, InvalidInput, TrialError, UnknownName
-from polythrottle.findings import Finding
-from polythrottle.measurement import EnergyKind, Reading
-from polythrottle.ports import Offer
-from polythrottle.sensors import Sensor, usual
-from polythrottle.space import OperatingPoint, SearchSpace
+from polythrottle.backends.jetson.power_rails import (
+    PowerSource,
+    RailSensors,
+    Sampler,
+    Total,
+    averaged_s,
+    find_rails,
+    find_total,
+)
+from polythrottle.backends.jetson.protection import OverCurrent, Thermal
+from polythrottle.backends.probe import Tree
+from polythrottle.catalog import Board
+from polythrottle.domain.clock import Clock, SystemClock
+from polythrottle.domain.errors import DeviceError, InvalidInput, TrialError, UnknownName
+from polythrottle.domain.measurement import EnergyKind, Reading
+from polythrottle.domain.ports import Finding, Offer, Sensor, usual_sensor
+from polythrottle.domain.space import OperatingPoint, SearchSpace
 
 HZ = 10.0
 _OPTIONS = ("factor", "hz", "reader", "root")
@@ -73,7 +78,8 @@ class JetsonDevice:
         controls: Controls | None = None,
     ) -> None:
         _check(root, hz, factor, reader)
-        self._hz, self._cause = hz, ""
+        self._hz = hz
+        self._cause = ""
         self._options = {"factor": factor, "hz": hz, "reader": reader, "root": root}
         self.clock: Clock = clock if clock is not None else SystemClock()
         reached: Controls = controls if controls is not None else SystemControls()
@@ -84,21 +90,24 @@ class JetsonDevice:
         self._actuator = Actuator(name, state=state, controls=reached)
         self._named = knobs
         self._knobs = self._probed()
-        self._thermal, self._overcurrent = Thermal(self._tree), OverCurrent(self._tree, self._board.chip)
+        self._thermal = Thermal(self._tree)
+        self._overcurrent = OverCurrent(self._tree, self._board.chip)
         self._open_power(hz, factor, reader)
-        self._events, self._slowed_s = self._spoiling(), -math.inf
+        self._events = self._spoiling()
+        self._slowed_s = -math.inf
 
     def _open_power(self, hz: float, factor: float, reader: str | None) -> None:
         self._rails = tuple(rail.name for rail in find_rails(self._tree))
         self._total = find_total(self._rails, self._board.entry)
         source: PowerSource | None = None
         if reader == "jtop":
-            from polythrottle.backends.jetson.stats import JetsonStats
+            from polythrottle.backends.jetson.power_rails import JetsonStats
 
             stats = JetsonStats(self._board.entry)
-            self._total, source = stats.total, stats if stats.total.names else None
+            self._total = stats.total
+            source = stats if stats.total.names else None
         elif self._total.names:
-            source = Rails(self._tree, self._total.names)
+            source = RailSensors(self._tree, self._total.names)
         self._sampler = Sampler(source, self.clock, hz, factor) if source is not None else None
 
     @classmethod
@@ -118,7 +127,8 @@ class JetsonDevice:
         for name in given:
             if name not in _OPTIONS:
                 raise UnknownName("option of device jetson", name, _OPTIONS)
-        hz, factor = _number("hz", given.get("hz", HZ)), _number("factor", given.get("factor", 1.0))
+        hz = _number("hz", given.get("hz", HZ))
+        factor = _number("factor", given.get("factor", 1.0))
         return cls(root=given.get("root", "/"), hz=hz, factor=factor, reader=given.get("reader"), knobs=knobs)
 
     @property
@@ -141,6 +151,11 @@ class JetsonDevice:
         return self._board.identity
 
     @property
+    def entry(self) -> Board | None:
+        """The board's entry in the catalogue, or None if it has none."""
+        return self._board.entry
+
+    @property
     def files(self) -> tuple[str, ...]:
         """Every file it reads or may write, as far as it is there."""
         rails = [file for rail in find_rails(self._tree) for file in (*rail.files, *filter(None, [rail.interval]))]
@@ -155,7 +170,9 @@ class JetsonDevice:
     @property
     def energy_kind(self) -> EnergyKind:
         """Measured by the board's own sensors; simulated in a tree elsewhere that no kernel is behind."""
-        return EnergyKind.MEASURED if self._real else EnergyKind.SIMULATED
+        if self._real:
+            return EnergyKind.MEASURED
+        return EnergyKind.SIMULATED
 
     @property
     def _real(self) -> bool:
@@ -178,7 +195,7 @@ class JetsonDevice:
         """
         own = self._options["reader"] is None
         over_s = averaged_s(self._tree, self._total.names) if own else 0.0
-        known = usual("jetson")
+        known = usual_sensor("jetson")
         if over_s < 1 / self._hz:
             return known
         source = f"{known.source}; mean over {over_s * 1000:g} ms by its update_interval"
@@ -226,7 +243,8 @@ class JetsonDevice:
             StorageError: If the originals cannot be saved; nothing is written then.
         """
         self._knobs.apply(point, self.clock)
-        self._events, self._slowed_s = self._spoiling(), -math.inf
+        self._events = self._spoiling()
+        self._slowed_s = -math.inf
 
     def read(self) -> Reading:
         """Return energy so far, the temperature, the running clocks, and whether the board slowed itself down, now.
@@ -247,8 +265,11 @@ class JetsonDevice:
         except TrialError:
             self._slowing(temperature_c if hot else None, self._overcurrent.counts())
             raise
-        now_s, counts, clocks_hz = self.clock.now(), self._overcurrent.counts(), self._knobs.clocks_hz
-        cause, cuts = self._slowing(temperature_c if hot else None, counts), self._overcurrent.cuts(counts)
+        now_s = self.clock.now()
+        counts = self._overcurrent.counts()
+        clocks_hz = self._knobs.clocks_hz
+        cause = self._slowing(temperature_c if hot else None, counts)
+        cuts = self._overcurrent.cuts(counts)
         return Reading(
             time_s=now_s,
             energy_j=energy_j,
@@ -271,12 +292,14 @@ class JetsonDevice:
             hot_c: The temperature, if it is beyond where the kernel begins to slow things down.
             counts: Of over-current events.
         """
-        events, now_s = self._overcurrent.spoiling(counts), self.clock.now()
+        events = self._overcurrent.spoiling(counts)
+        now_s = self.clock.now()
         came = [number for number, count in sorted(events.items()) if count > self._events.get(number, 0)]
         self._events = {number: max(count, self._events.get(number, 0)) for number, count in events.items()}
         if came or hot_c is not None:
             heat = [] if hot_c is None else [f"heat: {hot_c:.1f} °C"]
-            self._cause, self._slowed_s = ", ".join([*heat, *map(self._overcurrent.named, came)]), now_s
+            self._cause = ", ".join([*heat, *map(self._overcurrent.named, came)])
+            self._slowed_s = now_s
         lately = self._cause if now_s - self._slowed_s < _REMEMBER_S else ""
         return ", ".join(filter(None, (lately, self._knobs.held_back(now_s))))
 
@@ -374,7 +397,10 @@ def _number(name: str, text: str | float) -> float:
 def _board_finding(board: BoardId) -> Finding:
     release = f"L4T {board.release}" if board.release else "L4T of unknown release"
     jetpack = f" (JetPack {board.jetpack})" if board.jetpack else ""
-    where = f"devices/{board.name}.toml" if board.name else "not in devices/, so knobs and rails are what probing found"
+    if board.name:
+        where = f"devices/{board.name}.toml"
+    else:
+        where = "not in devices/, so knobs and rails are what probing found"
     return Finding("board", True, f"{board.title}, {board.chip}, {release}{jetpack}; {where}")
 
 
@@ -383,10 +409,16 @@ def _energy_finding(total: Total, rails: Sequence[str], sampler: Sampler | None,
         remedy = "check that the ina3221 driver is loaded; without power there is nothing to tune for"
         return Finding("energy", False, total.note, remedy)
     busy_s, samples = sampler.cost
-    cost = f"; sampling took {busy_s / samples * 1e6:.0f} µs of processor time a sample" if samples else ""
+    if samples:
+        cost = f"; sampling took {busy_s / samples * 1e6:.0f} µs of processor time a sample"
+    else:
+        cost = ""
     others = [name for name in rails if name not in total.names]
     parts = f"; besides there are {', '.join(others)}" if others else ""
-    mean = f"; each value is the mean over {sensor.average_s * 1000:g} ms" if sensor.average_s else ""
+    if sensor.average_s:
+        mean = f"; each value is the mean over {sensor.average_s * 1000:g} ms"
+    else:
+        mean = ""
     return Finding("energy", True, f"{total.boundary}{mean}{parts}{cost}")
 
 

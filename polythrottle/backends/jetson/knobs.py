@@ -12,30 +12,28 @@ from pathlib import Path
 
 from polythrottle.actuation.actuator import Actuator
 from polythrottle.actuation.limits import Limits
-from polythrottle.backends.capability import Capability, thinned
-from polythrottle.backends.jetson.gpu import MAX as GPU_MAX
-from polythrottle.backends.jetson.gpu import MIN as GPU_MIN
-from polythrottle.backends.jetson.gpu import NAMES as GPU_NAMES
-from polythrottle.backends.jetson.gpu import Gpu
-from polythrottle.backends.jetson.memory import NAME as MEMORY
-from polythrottle.backends.jetson.memory import Memory
-from polythrottle.backends.jetson.mode import NAME as MODE
-from polythrottle.backends.jetson.mode import Mode
-from polythrottle.backends.jetson.presets import presets
+from polythrottle.backends.jetson.gpu_clock import MAX as GPU_MAX
+from polythrottle.backends.jetson.gpu_clock import MIN as GPU_MIN
+from polythrottle.backends.jetson.gpu_clock import NAMES as GPU_NAMES
+from polythrottle.backends.jetson.gpu_clock import GpuClock
+from polythrottle.backends.jetson.memory_clock import NAME as MEMORY
+from polythrottle.backends.jetson.memory_clock import MemoryClock
+from polythrottle.backends.jetson.power_modes import NAME as MODE
+from polythrottle.backends.jetson.power_modes import Mode, presets
 from polythrottle.backends.jetson.processors import CORES, Clusters, Cores
 from polythrottle.backends.jetson.processors import MAX as CPU_MAX
-from polythrottle.backends.tree import Tree
+from polythrottle.backends.probe import Capability, Tree, thinned
 from polythrottle.catalog import Board
-from polythrottle.clock import Clock
-from polythrottle.errors import DeviceError, InvalidInput, KnobRejected
-from polythrottle.findings import Finding
-from polythrottle.ports import Offer
-from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
-from polythrottle.units import show_level, show_name, unknown_knob
+from polythrottle.domain.clock import Clock
+from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected
+from polythrottle.domain.ports import Finding, Offer
+from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
+from polythrottle.domain.units import show_level, show_name, unknown_knob
 
 _USUAL = (*GPU_NAMES, MEMORY)
 _NEVER_UNASKED = (CORES, MODE)
-_SETTLE_S, _LOOK_S = 1.0, 0.005
+_SETTLE_S = 1.0
+_LOOK_S = 0.005
 _OWNERS = {
     **{"min_freq": GPU_MIN, "max_freq": GPU_MAX, "online": CORES},
     **{"scaling_min_freq": CPU_MAX, "scaling_max_freq": CPU_MAX},
@@ -61,8 +59,8 @@ class Knobs:
     def __init__(
         self, tree: Tree, actuator: Actuator, limits: Limits, entry: Board | None, searched: Sequence[str] | None
     ) -> None:
-        self._gpu = Gpu(tree, actuator, limits)
-        self._memory = Memory(tree, actuator, limits)
+        self._gpu = GpuClock(tree, actuator, limits)
+        self._memory = MemoryClock(tree, actuator, limits)
         self._clusters = Clusters(tree, actuator, limits)
         self._cores = Cores(tree, actuator, limits)
         self._mode = Mode(tree, actuator, self._gpu.folder)
@@ -95,8 +93,11 @@ class Knobs:
     def findings(self) -> tuple[Finding, ...]:
         """Every knob in one line, and where the presets come from."""
         names = ", ".join(self.presets) or "none within the limits found"
+        governor = self._gpu.governor
+        told = f"{governor}: it chooses between the limits that are set; its parameters are left as found"
         return (
             *(each.finding for each in self.all),
+            *([Finding("GPU governor", True, told)] if governor else []),
             *self._mode.range_findings(self._highest),
             Finding("presets", bool(self.presets), f"{names}; {self._source}"),
         )
@@ -235,7 +236,9 @@ class Knobs:
 
     def _running(self, count: Level | None) -> frozenset[int]:
         """Return the cores that are online at a level of theirs; those that are now if there is none."""
-        return self._cores.online() if count is None else self._cores.chosen(int(count))
+        if count is None:
+            return self._cores.online()
+        return self._cores.chosen(int(count))
 
     def _involved(self, point: Mapping[str, Level]) -> set[str]:
         """Return the knobs a point writes: the GPU's limits go together, and a power mode rewrites the others."""
@@ -252,7 +255,8 @@ class Knobs:
         if (rate := whole.get(MEMORY)) is not None:
             self._memory.apply(int(rate))
             looks.append(lambda: self._memory.unsettled(int(rate)))
-        low, high = whole.get(GPU_MIN), whole.get(GPU_MAX)
+        low = whole.get(GPU_MIN)
+        high = whole.get(GPU_MAX)
         if low is not None or high is not None:
             low_hz, high_hz = self._both(low, high)
             self._gpu.apply(low_hz, high_hz)
@@ -265,7 +269,8 @@ class Knobs:
 
     def _both(self, low: Level | None, high: Level | None) -> tuple[int, int]:
         """Return both limits of the GPU, that which is not set at its default."""
-        lowest, highest = self._known[GPU_MIN].default, self._known[GPU_MAX].default
+        lowest = self._known[GPU_MIN].default
+        highest = self._known[GPU_MAX].default
         return int(lowest if low is None else low), int(highest if high is None else high)
 
     def _settle(self, looks: Sequence[Callable[[], str | None]], clock: Clock) -> None:
@@ -289,4 +294,6 @@ def knob_behind(key: str) -> str | None:
     if key.startswith("nvpmodel:"):
         return MODE
     name = key.rpartition("/")[2]
-    return None if key.endswith("/power/control") else _OWNERS.get(name, MEMORY)
+    if key.endswith("/power/control"):
+        return None
+    return _OWNERS.get(name, MEMORY)

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polythrottle.actuation.actuator import Actuator
-from polythrottle.actuation.controls import Control, Setting
+from polythrottle.actuation.drivers.controls import Control, Setting
 from polythrottle.actuation.limits import Limits
-from polythrottle.backends.capability import Capability, off, within
-from polythrottle.backends.tree import Tree
-from polythrottle.errors import PolythrottleError
+from polythrottle.backends.probe import Capability, Tree, unavailable, within
+from polythrottle.domain.errors import PolythrottleError
 
-MAX, CORES = "cpu_max_hz", "cpu_cores"
+MAX = "cpu_max_hz"
+CORES = "cpu_cores"
 _CPU = "sys/devices/system/cpu"
 _SLACK = 1.05  # some drivers count cycles over a moment instead of telling the clock that was set
-_BEHIND, _BEHIND_LOOKS, _BEHIND_EVERY_S = 0.6, 3, 0.4
+_BEHIND = 0.6
+_BEHIND_LOOKS = 3
+_BEHIND_EVERY_S = 0.4
 _REMEDY = "run as root, or give this user the file with a udev rule"
 
 
@@ -61,7 +63,8 @@ class Clusters:
     """
 
     def __init__(self, tree: Tree, actuator: Actuator, limits: Limits) -> None:
-        self._tree, self._actuator = tree, actuator
+        self._tree = tree
+        self._actuator = actuator
         self._folders = tree.found(f"{_CPU}/cpufreq/policy[0-9]*")
         tables = [tree.numbers(folder / "scaling_available_frequencies") for folder in self._folders]
         self.table = tuple(sorted({khz * 1000 for table in tables for khz in table}))
@@ -75,7 +78,10 @@ class Clusters:
     def files(self) -> tuple[Path, ...]:
         """What it reads and may write."""
         names = (
-            *("scaling_available_frequencies", "scaling_min_freq", "scaling_max_freq", "scaling_cur_freq"),
+            "scaling_available_frequencies",
+            "scaling_min_freq",
+            "scaling_max_freq",
+            "scaling_cur_freq",
             "cpuinfo_cur_freq",
         )
         return tuple(folder / name for folder in self._folders for name in (*names, "related_cpus", "scaling_governor"))
@@ -85,18 +91,18 @@ class Clusters:
 
     def _probed(self, limits: Limits) -> tuple[tuple[Cluster, ...], Capability]:
         if not self._folders:
-            return (), off([MAX], "this kernel has no cpufreq")[0]
+            return (), unavailable([MAX], "this kernel has no cpufreq")[0]
         if refusal := self._tree.refusal(*self._limit_files()):
-            return (), off([MAX], refusal, _REMEDY)[0]
+            return (), unavailable([MAX], refusal, _REMEDY)[0]
         clusters = []
         for folder in self._folders:
             try:
                 clusters.append(self._cluster(folder, limits))
             except (PolythrottleError, ValueError) as err:
-                return (), off([MAX], f"the limits in {folder} cannot be read: {err}")[0]
+                return (), unavailable([MAX], f"the limits in {folder} cannot be read: {err}")[0]
         levels = sorted({khz * 1000 for cluster in clusters for khz in cluster.levels_khz})
         if not all(cluster.levels_khz for cluster in clusters) or len(levels) < 2:
-            return (), off([MAX], "no clocks to choose from lie within the limits found and allowed")[0]
+            return (), unavailable([MAX], "no clocks to choose from lie within the limits found and allowed")[0]
         return tuple(clusters), Capability(MAX, tuple(levels), levels[-1])
 
     def _cluster(self, folder: Path, limits: Limits) -> Cluster:
@@ -148,7 +154,8 @@ class Clusters:
     def unsettled(self, limit_hz: int, online: frozenset[int]) -> str | None:
         """Return which cluster with a core online still runs above its limit, or None."""
         for cluster in (each for each in self.all if each.cores & online):
-            now, cap = self._tree.number(cluster.folder / "scaling_cur_freq"), cluster.cap_khz(limit_hz)
+            now = self._tree.number(cluster.folder / "scaling_cur_freq")
+            cap = cluster.cap_khz(limit_hz)
             if now is not None and now > cap * _SLACK:
                 return f"{cluster.folder.name} runs at {now} kHz, above {cap}"
         return None
@@ -166,7 +173,8 @@ class Cores:
     """
 
     def __init__(self, tree: Tree, actuator: Actuator, limits: Limits) -> None:
-        self._tree, self._actuator = tree, actuator
+        self._tree = tree
+        self._actuator = actuator
         self._files = {
             int(file.parent.name.removeprefix("cpu")): file
             for file in tree.found(f"{_CPU}/cpu[0-9]*/online")
@@ -186,17 +194,17 @@ class Cores:
     def _probed(self, limits: Limits) -> tuple[tuple[int, ...], Capability]:
         others = [core for core in self._files if core != 0]
         if refusal := self._tree.refusal(*(self._files[core] for core in others)):
-            return (0,), off([CORES], refusal, _REMEDY)[0]
+            return (0,), unavailable([CORES], refusal, _REMEDY)[0]
         try:
             online = [core for core in sorted(others) if self._actuator.original(str(self._files[core])) == "1"]
         except PolythrottleError as err:
-            return (0,), off([CORES], f"cannot tell which cores are online: {err}")[0]
+            return (0,), unavailable([CORES], f"cannot tell which cores are online: {err}")[0]
         if not online:
-            return (0,), off([CORES], "no core but the first can be switched")[0]
+            return (0,), unavailable([CORES], "no core but the first can be switched")[0]
         found = (0, *online)
         levels = within(CORES, range(1, len(found) + 1), 1, len(found), limits)
         if len(levels) < 2:
-            return found, off([CORES], "the administrator's limits leave no choice")[0]
+            return found, unavailable([CORES], "the administrator's limits leave no choice")[0]
         return found, Capability(CORES, levels, levels[-1], "searched only if named: offlining breaks pinned programs")
 
     def chosen(self, count: int) -> frozenset[int]:

@@ -2,6 +2,6 @@
 
 from polythrottle.backends.nvml.device import NvmlDevice
 from polythrottle.backends.nvml.group import NvmlGroup, open_nvml
-from polythrottle.backends.nvml.naming import means_several, uuids
+from polythrottle.backends.nvml.members import means_several, uuids
 
 __all__ = ["NvmlDevice", "NvmlGroup", "means_several", "open_nvml", "uuids"]

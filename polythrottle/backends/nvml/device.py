@@ -10,34 +10,54 @@ from types import TracebackType
 from typing_extensions import Self
 
 from polythrottle.actuation import Actuator, Controls, Difference, Limits, Setting
-from polythrottle.actuation.nvml import UNLOCKED, NvmlControls, key_of
-from polythrottle.actuation.nvml_library import PRIVILEGE, Library, NotOffered
-from polythrottle.backends.nvml.choice import searched, space_of
-from polythrottle.backends.nvml.dials import GPU_KNOB, MEM_KNOB, POWER_KNOB, PROFILE_KNOB, Dials
-from polythrottle.backends.nvml.energy import SCOPES, Counter, Source, Whose, covers, energy_source, module_w
-from polythrottle.backends.nvml.gpu import find
-from polythrottle.backends.nvml.inspection import Inspection, identity
-from polythrottle.backends.nvml.probing import probe
-from polythrottle.backends.nvml.rights import may_set
-from polythrottle.backends.nvml.settle import (
+from polythrottle.actuation.drivers.nvml import PRIVILEGE, UNLOCKED, Library, NotOffered, NvmlControls, key_of
+from polythrottle.backends.nvml.energy import (
+    SCOPES,
+    CounterScope,
+    EnergyCounter,
+    EnergySource,
+    covers,
+    energy_source,
+    module_w,
+)
+from polythrottle.backends.nvml.gpu import (
+    FAULTS,
     GRAPHICS,
     MEMORY,
     Overrun,
-    Wanted,
+    RequestedClocks,
+    Slowdowns,
+    Thermometer,
     check_power,
     check_profiles,
     clock_hz,
+    find,
     settle,
 )
-from polythrottle.backends.nvml.slowdown import FAULTS, Slowdowns
-from polythrottle.backends.nvml.warmth import Thermometer
-from polythrottle.clock import Clock, SystemClock
-from polythrottle.errors import DeviceError, InvalidInput, KnobAbsent, KnobRejected, PermissionDenied, UnknownName
-from polythrottle.findings import Finding
-from polythrottle.measurement import EnergyKind, Reading
-from polythrottle.ports import Offer
-from polythrottle.sensors.lookout import Lookout
-from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
+from polythrottle.backends.nvml.inspection import Inspection, identity, may_set
+from polythrottle.backends.nvml.knobs import (
+    GPU_KNOB,
+    MEM_KNOB,
+    POWER_KNOB,
+    PROFILE_KNOB,
+    Dials,
+    probe,
+    searched_knobs,
+    space_of,
+)
+from polythrottle.backends.power_integrator import BackgroundSampler
+from polythrottle.domain.clock import Clock, SystemClock
+from polythrottle.domain.errors import (
+    DeviceError,
+    InvalidInput,
+    KnobAbsent,
+    KnobRejected,
+    PermissionDenied,
+    UnknownName,
+)
+from polythrottle.domain.measurement import EnergyKind, Reading
+from polythrottle.domain.ports import Finding, Offer
+from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
 
 _OPTIONS = ("hz", "scope")
 _HZ = 10.0
@@ -97,13 +117,17 @@ class NvmlDevice:
         self.clock: Clock = clock if clock is not None else SystemClock()
         self._library = library if library is not None else Library(self.clock)
         self._gpu = find(self._library, name)
-        self._scope, self._hz, self._searched, self._limits = scope, hz, knobs, limits
+        self._scope = scope
+        self._hz = hz
+        self._searched = knobs
+        self._limits = limits
         self._privileged = may_set() if privileged is None else privileged
-        self._slowdowns, self._thermometer = Slowdowns(self._gpu), Thermometer(self._gpu)
+        self._slowdowns = Slowdowns(self._gpu)
+        self._thermometer = Thermometer(self._gpu)
         self._overrun = Overrun(self._gpu)
         own = NvmlControls(self._library) if controls is None else controls
         self._actuator = Actuator(f"nvml {self._gpu.uuid}", state=state, controls=own)
-        self._lookout: Lookout | None = None
+        self._background = BackgroundSampler(self._look, 1.0 / self._hz, self.clock, "polythrottle-lookout")
         self._locked: set[str] = set()
 
     @classmethod
@@ -160,7 +184,9 @@ class NvmlDevice:
         # NVML writes 00000000:3B:00.0, the kernel 0000:3b:00.0.
         domain, _, rest = self.identity.get("pci", "").lower().partition(":")
         gpu = f"/proc/driver/nvidia/gpus/{domain[-4:]}:{rest}/information"
-        return ("/proc/driver/nvidia/version", gpu) if rest else ("/proc/driver/nvidia/version",)
+        if rest:
+            return ("/proc/driver/nvidia/version", gpu)
+        return ("/proc/driver/nvidia/version",)
 
     @property
     def energy_kind(self) -> EnergyKind:
@@ -173,16 +199,22 @@ class NvmlDevice:
         source = self._energy
         if isinstance(source, str):
             return f"unknown: this GPU reports neither energy nor power ({source})"
-        sampled = "" if isinstance(source, Counter) else f", taken {self._hz:g} times a second and integrated"
+        if isinstance(source, EnergyCounter):
+            sampled = ""
+        else:
+            sampled = f", taken {self._hz:g} times a second and integrated"
         whose = covers(source, self._scope)
-        if whose is Whose.MODULE:
+        if whose is CounterScope.MODULE:
             narrower = "" if self._scope == "module" else " (the GPU alone is not told)"
             whole = f"the whole module, GPU, its memory and processor{narrower}"
             return f"{source.made_of}{sampled}: {whole}; the rest excluded"
         with self._library:
-            fixed = "" if self.dials.on else "; nothing on it can be set, and polythrottle doctor says why"
+            if self.dials.on:
+                fixed = ""
+            else:
+                fixed = "; nothing on it can be set, and polythrottle doctor says why"
             beside = "the rest of its module and " if module_w(self._gpu) is not None else ""
-        if whose is Whose.UNTOLD:
+        if whose is CounterScope.UNTOLD:
             either = "the GPU with its memory or the whole module, which readings do not tell apart"
             return f"{source.made_of}{sampled}: {either}; the host excluded{fixed}"
         return f"{source.made_of}{sampled}: the whole GPU with its memory; {beside}the host excluded{fixed}"
@@ -211,11 +243,13 @@ class NvmlDevice:
 
     @property
     def _hint(self) -> str:
-        return "" if isinstance(self._energy, str) else "; it can be measured all the same"
+        if isinstance(self._energy, str):
+            return ""
+        return "; it can be measured all the same"
 
     @cached_property
     def _default(self) -> OperatingPoint:
-        names = searched(self.dials, self._searched, self.title, self._hint)
+        names = searched_knobs(self.dials, self._searched, self.title, self._hint)
         return OperatingPoint({name: self.dials.knobs[name].found for name in names})
 
     def offers(self) -> tuple[Offer, ...]:
@@ -236,7 +270,7 @@ class NvmlDevice:
         return tuple(each.name for each in self.dials.on if key_of(self.uuid, each.what) in changed)
 
     @cached_property
-    def _energy(self) -> Source | str:
+    def _energy(self) -> EnergySource | str:
         with self._library:
             return energy_source(self._gpu, self.clock, self._scope)
 
@@ -270,7 +304,7 @@ class NvmlDevice:
             self._locked |= {setting.key for setting in settings}
             with self._telling_what_lacks():
                 self._actuator.apply(settings)
-            self._overrun.expect(Wanted(None, None))
+            self._overrun.expect(RequestedClocks(None, None))
             settle(self._gpu, self._targets(wanted), self._slowdowns, self.clock)
             self._check_enforced(wanted)
             self._overrun.expect(self._targets(wanted))
@@ -296,16 +330,17 @@ class NvmlDevice:
         # Of a lock nobody can tell whether it holds, so one is only lifted if it was made here.
         return setting.text == UNLOCKED or self._actuator.live(setting.key) == setting.text
 
-    def _targets(self, wanted: Mapping[str, Level]) -> Wanted:
+    def _targets(self, wanted: Mapping[str, Level]) -> RequestedClocks:
         held = {
             name: int(wanted[name])
             for name in (GPU_KNOB, MEM_KNOB)
             if name in wanted and self.dials.text(name, wanted) != UNLOCKED
         }
-        return Wanted(held.get(GPU_KNOB), held.get(MEM_KNOB))
+        return RequestedClocks(held.get(GPU_KNOB), held.get(MEM_KNOB))
 
     def _check_enforced(self, wanted: Mapping[str, Level]) -> None:
-        power, profile = self.dials.knobs[POWER_KNOB], self.dials.knobs[PROFILE_KNOB]
+        power = self.dials.knobs[POWER_KNOB]
+        profile = self.dials.knobs[PROFILE_KNOB]
         if power.default is not None:
             found_mw = int(self._actuator.original(key_of(self.uuid, power.what)))
             check_power(self._gpu, int(self.dials.text(POWER_KNOB, wanted)), found_mw)
@@ -325,7 +360,8 @@ class NvmlDevice:
         with self._library:
             self._slowdowns.look()
             self._overrun.look()
-            temperature_c, clocks_hz = self._thermometer.hottest_c(), self._clocks_hz()
+            temperature_c = self._thermometer.hottest_c()
+            clocks_hz = self._clocks_hz()
             throttled = bool(self._slowdowns.take() & sum(FAULTS))
             energy_j = self._energy.total_j()
         overrun = self._overrun.take()
@@ -341,7 +377,7 @@ class NvmlDevice:
         Raises:
             DeviceError: If something cannot be put back; names each.
         """
-        self._overrun.expect(Wanted(None, None))
+        self._overrun.expect(RequestedClocks(None, None))
         with self._library:
             self._actuator.restore()
         self._locked.clear()
@@ -376,12 +412,11 @@ class NvmlDevice:
     def sampling(self) -> Iterator[None]:
         """Look at the GPU in the background as when entered, without becoming its writer."""
         with self._library:
-            lookout = Lookout(self._look, self._hz)
-            lookout.start()
+            self._background.start()
             try:
                 yield
             finally:
-                lookout.stop()
+                self._background.stop()
 
     def __enter__(self) -> Self:
         self._library.__enter__()
@@ -392,19 +427,17 @@ class NvmlDevice:
             self._library.__exit__(None, None, None)
             raise
         if isinstance(self.clock, SystemClock):
-            self._lookout = Lookout(self._look, self._hz)
-            self._lookout.start()
+            self._background.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._lookout is not None:
-            self._lookout.stop()
-            self._lookout = None
+        if isinstance(self.clock, SystemClock):
+            self._background.stop()
         try:
             self._actuator.__exit__(kind, error, trace)
         finally:
             self._locked.clear()
-            self._overrun.expect(Wanted(None, None))
+            self._overrun.expect(RequestedClocks(None, None))
             self._library.__exit__(kind, error, trace)

@@ -18,14 +18,12 @@ from typing import TypeVar
 from typing_extensions import Self
 
 from polythrottle.actuation import Difference, restore_all
-from polythrottle.actuation.nvml_library import Library
-from polythrottle.backends.nvml.choice import searched, space_of
-from polythrottle.backends.nvml.common import common, differing, joined, listed
+from polythrottle.actuation.drivers.nvml import Library
 from polythrottle.backends.nvml.device import NvmlDevice
-from polythrottle.backends.nvml.dials import PROFILE_KNOB, Dials
-from polythrottle.backends.nvml.naming import chosen, means_several
-from polythrottle.clock import Clock
-from polythrottle.errors import (
+from polythrottle.backends.nvml.knobs import PROFILE_KNOB, Dials, searched_knobs, space_of
+from polythrottle.backends.nvml.members import chosen, common, differing, joined, joined_labels, means_several
+from polythrottle.domain.clock import Clock
+from polythrottle.domain.errors import (
     DeviceError,
     InvalidInput,
     KnobAbsent,
@@ -34,10 +32,9 @@ from polythrottle.errors import (
     PolythrottleError,
     StorageError,
 )
-from polythrottle.findings import Finding
-from polythrottle.measurement import EnergyKind, Reading
-from polythrottle.ports import Offer
-from polythrottle.space import Knob, OperatingPoint, SearchSpace
+from polythrottle.domain.measurement import EnergyKind, Reading
+from polythrottle.domain.ports import Finding, Offer
+from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
 
 T = TypeVar("T")
 _GRAVEST = (StorageError, PermissionDenied, DeviceError)
@@ -63,7 +60,9 @@ def open_nvml(
         return NvmlDevice.open(name, options, knobs)
     labels = chosen(Library(), name)
     members = [NvmlDevice.open(uuid, options, knobs) for uuid in labels]
-    return members[0] if len(members) == 1 else NvmlGroup(members, list(labels.values()), knobs)
+    if len(members) == 1:
+        return members[0]
+    return NvmlGroup(members, list(labels.values()), knobs)
 
 
 class NvmlGroup:
@@ -96,7 +95,8 @@ class NvmlGroup:
             raise InvalidInput("a group is of two GPUs at least, each named once")
         self.members = tuple(members)
         self.labels = tuple(labels) or tuple(each.uuid for each in members)
-        self._searched, self._state = knobs, state
+        self._searched = knobs
+        self._state = state
         self._pool: ThreadPoolExecutor | None = None
 
     @property
@@ -174,7 +174,7 @@ class NvmlGroup:
 
     @cached_property
     def _default(self) -> OperatingPoint:
-        names = searched(self.dials, self._searched, self.title)
+        names = searched_knobs(self.dials, self._searched, self.title)
         return OperatingPoint({name: self.dials.knobs[name].found for name in names})
 
     def offers(self) -> tuple[Offer, ...]:
@@ -210,7 +210,7 @@ class NvmlGroup:
     def _alike(self) -> Finding:
         if len(self._models) == 1:
             return Finding("GPUs", True, f"{self.title}: set together, to one level")
-        models = "; ".join(f"{listed(labels)}: {name}" for name, labels in self._models.items())
+        models = "; ".join(f"{joined_labels(labels)}: {name}" for name, labels in self._models.items())
         return Finding("GPUs", None, f"they differ: {models}; only the levels that all of them have are set")
 
     def _of(self, subject: str, every: Sequence[Sequence[Finding]]) -> Iterator[Finding]:
@@ -227,7 +227,7 @@ class NvmlGroup:
                 if found.subject == subject:
                     said.setdefault(_roughly(found), (found, []))[1].append(label)
         for found, labels in said.values():
-            where = "" if len(labels) == len(self.members) else f"{listed(labels)}: "
+            where = "" if len(labels) == len(self.members) else f"{joined_labels(labels)}: "
             yield Finding(found.subject, found.works, f"{where}{found.explanation}", found.remedy)
 
     def apply(self, point: OperatingPoint) -> None:
@@ -323,7 +323,10 @@ class NvmlGroup:
             PolythrottleError: If one of them fails; says which, and of how many.
         """
         with ExitStack() as stack:
-            pool = self._pool if self._pool is not None else stack.enter_context(_threads(len(self.members)))
+            if self._pool is not None:
+                pool = self._pool
+            else:
+                pool = stack.enter_context(_threads(len(self.members)))
             futures = [pool.submit(work, each) for each in self.members]
             interrupted = _finished(futures)
         if interrupted is not None:
@@ -385,7 +388,8 @@ def _threads(count: int) -> ThreadPoolExecutor:
     Raises:
         DeviceError: If they cannot be started.
     """
-    pool, met = ThreadPoolExecutor(count, "polythrottle-gpu"), threading.Barrier(count)
+    pool = ThreadPoolExecutor(count, "polythrottle-gpu")
+    met = threading.Barrier(count)
     try:
         wait([pool.submit(met.wait) for _ in range(count)])
     except RuntimeError as err:
@@ -416,4 +420,6 @@ def _joined(errors: Mapping[str, BaseException]) -> BaseException:
     if kinds:
         return kinds[0](told)
     absent = next((error for error in errors.values() if isinstance(error, KnobAbsent)), None)
-    return KnobRejected(told) if absent is None else KnobAbsent(told, absent.knob)
+    if absent is None:
+        return KnobRejected(told)
+    return KnobAbsent(told, absent.knob)

@@ -1,18 +1,107 @@
-"""What works on a GPU and what does not, found by reading alone."""
+"""What works on a GPU and what does not, found by reading alone.
 
-from collections.abc import Callable, Mapping
+The rights it takes, and the power of a Grace superchip beside it.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from polythrottle.actuation.nvml_library import PRIVILEGE, NotOffered
-from polythrottle.backends.nvml.dials import MEM_KNOB, POWER_KNOB, Dial, Dials
-from polythrottle.backends.nvml.energy import Counter, Source, Whose, module_w
-from polythrottle.backends.nvml.gpu import BLACKWELL, Gpu
-from polythrottle.backends.nvml.slowdown import POWER_CAP, Slowdowns, faults
-from polythrottle.clock import Clock
-from polythrottle.errors import TrialError
-from polythrottle.findings import Finding
-from polythrottle.units import show_level
+from polythrottle.actuation.drivers.controls import text_of
+from polythrottle.actuation.drivers.nvml import PRIVILEGE, NotOffered
+from polythrottle.actuation.drivers.system import SystemControls
+from polythrottle.backends.nvml.energy import CounterScope, EnergyCounter, EnergySource, module_w
+from polythrottle.backends.nvml.gpu import BLACKWELL, POWER_CAP, Gpu, Slowdowns, faults
+from polythrottle.backends.nvml.knobs import MEM_KNOB, POWER_KNOB, Dial, Dials
+from polythrottle.backends.probe import Tree
+from polythrottle.domain.clock import Clock
+from polythrottle.domain.errors import TrialError
+from polythrottle.domain.ports import Finding
+from polythrottle.domain.units import show_level
+
+# Whether this process may set anything on a GPU, judged without trying.
+
+_SYS_ADMIN = 21  # include/uapi/linux/capability.h
+
+
+def may_set(status: Path = Path("/proc/self/status")) -> bool:
+    """Return whether this process has CAP_SYS_ADMIN, which NVIDIA's driver asks for before it sets anything.
+
+    In a user namespace of its own a process can have it and still be refused.
+
+    Args:
+        status: Where the kernel lists the capabilities of this process; if it does not, root is taken to have them all.
+    """
+    try:
+        match = re.search(r"^CapEff:\s*([0-9a-fA-F]+)$", text_of(status), re.MULTILINE)
+    except OSError:
+        match = None
+    if match:
+        return bool(int(match[1], 16) >> _SYS_ADMIN & 1)
+    return os.geteuid() == 0
+
+
+# The power of a Grace superchip beside its GPU: CPU, SoC and module, by the ACPI power meters of its firmware.
+#
+# The kernel's ``power_meter`` driver shows each as a hwmon device whose ``device/power1_oem_info`` names the
+# boundary, ``Module Power Socket 0``, ``Grace Power Socket 0``, ``CPU Power Socket 0``, ``SysIO Power Socket 0``,
+# beside ``power1_average`` in microwatts and ``power1_average_interval`` in milliseconds, 50 or 1000 (NVIDIA Grace
+# Performance Tuning Guide, "Power Telemetry"; Linux Documentation/hwmon/acpi_power_meter.rst; ACPI tables of NVIDIA's
+# UEFI). The module's covers regulators, GPU, HBM and memory (Alumet's user book, "Grace Hopper plugin").
+
+_LABEL = re.compile(r"(Module|Grace|CPU|SysIO) Power Socket (\d+)")
+_COVERS = {
+    "Module": "the whole module: GPU, its memory, processor and regulators",
+    "Grace": "the Grace socket",
+    "CPU": "the rail of the cores",
+    "SysIO": "the rail of the SoC",
+}
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One power meter of a superchip.
+
+    Args:
+        label: As the firmware names it.
+        covers: What its watts are of, in words.
+        file: Of microwatts.
+        power_w: What it tells now.
+        averaged_s: Over how long each value is the mean; None if nobody tells.
+    """
+
+    label: str
+    covers: str
+    file: Path
+    power_w: float
+    averaged_s: float | None
+
+
+def channels(root: Path = Path("/")) -> tuple[Channel, ...]:
+    """Return the power meters of a Grace superchip, by label; none on another machine, or where none answers.
+
+    Args:
+        root: Where ``sys`` hangs.
+    """
+    return tuple(sorted(_found(Tree(root, SystemControls())), key=lambda each: each.label))
+
+
+def _found(tree: Tree) -> Iterator[Channel]:
+    # Kernels before the driver was rewritten have the files in the parent's folder alone.
+    for file in tree.found("sys/class/hwmon/hwmon*/device/power1_oem_info", "sys/class/hwmon/hwmon*/power1_oem_info"):
+        match = _LABEL.fullmatch(" ".join((tree.text(file) or "").split()))
+        microwatts = tree.number(file.with_name("power1_average"))
+        if match is None or microwatts is None:
+            continue
+        interval_ms = tree.number(file.with_name("power1_average_interval"))
+        averaged_s = interval_ms / 1000 if interval_ms else None
+        yield Channel(match[0], _COVERS[match[1]], file.with_name("power1_average"), microwatts / 1e6, averaged_s)
+
+
+# What works on a GPU and what does not, found by reading alone.
 
 _HELD_DOWN = (
     "on a GeForce of this generation a locked memory clock was seen to hold other clocks down too, and performance by "
@@ -49,7 +138,17 @@ def _answer(ask: Callable[[], Any]) -> Any:
 
 
 def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return str(value)
+
+
+def _superchip() -> Iterator[Finding]:
+    """Yield what the power meters around the GPU of a Grace superchip tell; they are no part of the GPU's joules."""
+    for each in channels():
+        mean = f", mean over {each.averaged_s * 1000:g} ms" if each.averaged_s else ""
+        told = f"{each.power_w:.1f} W of {each.covers}{mean}, by {each.file}; not counted in the GPU's joules"
+        yield Finding(each.label, True, told)
 
 
 @dataclass(frozen=True)
@@ -66,14 +165,15 @@ class Inspection:
 
     gpu: Gpu
     dials: Dials
-    energy: Source | str
+    energy: EnergySource | str
     slowdowns: Slowdowns
     privileged: bool
 
     def findings(self, clock: Clock) -> tuple[Finding, ...]:
         """Return everything found, knobs first; measuring the energy counter's step takes up to a second."""
         knobs = tuple(self._knob(dial) for dial in self.dials.knobs.values())
-        return (self._rights(), *knobs, self._energy(clock), *self._module(), *self._enforced(), *self._state())
+        beside = (*self._module(), *_superchip(), *self._enforced())
+        return (self._rights(), *knobs, self._energy(clock), *beside, *self._state())
 
     def _rights(self) -> Finding:
         if self.privileged:
@@ -100,11 +200,17 @@ class Inspection:
     def _energy(self, clock: Clock) -> Finding:
         if isinstance(self.energy, str):
             return Finding("energy", False, _line(f"neither energy nor power is reported: {self.energy}"))
-        if not isinstance(self.energy, Counter):
+        if not isinstance(self.energy, EnergyCounter):
             return Finding("energy", True, f"no energy counter; integrated from {self.energy.made_of}")
         step_s = self.energy.step_s(clock)
-        pace = "did not move twice in a second" if step_s is None else f"moves every {step_s * 1000:.3g} ms"
-        longer = "" if step_s is None else f"windows of {max(0.5, 100 * step_s):.2g} s or more see a hundred steps"
+        if step_s is None:
+            pace = "did not move twice in a second"
+        else:
+            pace = f"moves every {step_s * 1000:.3g} ms"
+        if step_s is None:
+            longer = ""
+        else:
+            longer = f"windows of {max(0.5, 100 * step_s):.2g} s or more see a hundred steps"
         return Finding("energy", step_s is not None, f"{self.energy.made_of} {pace}", longer)
 
     def _module(self) -> tuple[Finding, ...]:
@@ -112,7 +218,7 @@ class Inspection:
         if watts is None:
             return ()
         drawn = f"the module around the GPU draws {watts:.0f} W"
-        if isinstance(self.energy, Counter) and self.energy.whose is not Whose.GPU:
+        if isinstance(self.energy, EnergyCounter) and self.energy.whose is not CounterScope.GPU:
             return (Finding("power scope", True, f"{drawn}; the energy counter covers {self.energy.whose.value}"),)
         remedy = "?scope=module counts the whole module"
         return (Finding("power scope", True, f"{drawn}; only the GPU's part is counted", remedy),)

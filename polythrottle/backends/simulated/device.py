@@ -1,24 +1,298 @@
-"""A board of the catalogue that is computed instead of wired up: same knobs, virtual time, energy and heat."""
+"""A board of the catalogue that is computed instead of wired up.
 
-from collections.abc import Iterable, Mapping, Sequence
+Its state in virtual time, its workload, and the ground truth.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from types import TracebackType
+from typing import NamedTuple
 
+import numpy as np
 from typing_extensions import Self
 
 from polythrottle.backends.simulated.engine import Engine
-from polythrottle.backends.simulated.noise import Noise
-from polythrottle.backends.simulated.state import State
-from polythrottle.backends.simulated.truth import expected
-from polythrottle.backends.simulated.workload import SimulatedWorkload
+from polythrottle.backends.simulated.physics import Noise, QueryCycle, static_w, typical, warmed_c
 from polythrottle.catalog.boards import Board
 from polythrottle.catalog.models import Model
-from polythrottle.clock import VirtualClock
-from polythrottle.errors import InvalidInput, KnobRejected
-from polythrottle.measurement import EnergyKind, Measurement, Query, Reading
-from polythrottle.ports import Offer
-from polythrottle.space import Knob, Level, OperatingPoint, SearchSpace
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import InvalidInput, KnobRejected
+from polythrottle.domain.measurement import EnergyKind, Latency, Measurement, Query, Reading
+from polythrottle.domain.ports import Offer
+from polythrottle.domain.space import BATCH_SIZE, Knob, Level, OperatingPoint, SearchSpace
 
-_SEED, _NOISE = 0, 0.02
+# A model of the catalogue served on a simulated board.
+
+
+class SimulatedWorkload:
+    """A served model; satisfies the port ``Workload``. Made by `SimulatedDevice.serve`.
+
+    Args:
+        model: From the catalogue.
+        space: The batch sizes that fit.
+        answer: Serves one query of so many items.
+    """
+
+    def __init__(self, model: Model, space: SearchSpace, answer: Callable[[Model, int], Query]) -> None:
+        self.model = model
+        self._space = space
+        self._answer = answer
+        self._batch_size = self.batch_size(space.default)
+
+    @property
+    def uri(self) -> str:
+        """The name or path of the model's file."""
+        return self.model.name
+
+    @property
+    def space(self) -> SearchSpace:
+        """The batch sizes that fit into the board's memory."""
+        return self._space
+
+    def batch_size(self, point: Mapping[str, Level]) -> int:
+        """Return the batch size of a point, the default if it names none.
+
+        Raises:
+            KnobRejected: If the model cannot be served in batches of that size.
+        """
+        level = point.get(BATCH_SIZE, self._space.default[BATCH_SIZE])
+        if level not in (sizes := self._space.knob(BATCH_SIZE).levels):
+            raise KnobRejected(
+                f"{self.model.title} cannot run at {BATCH_SIZE} {level}; it can at {', '.join(map(str, sizes))}"
+            )
+        return int(level)
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Set the batch size.
+
+        Raises:
+            KnobRejected: If the workload has no such knob or batch size.
+        """
+        if unknown := sorted(set(point) - {BATCH_SIZE}):
+            raise KnobRejected(f"{self.model.title} has no knob {unknown[0]}; it has {BATCH_SIZE}")
+        self._batch_size = self.batch_size(point)
+
+    def query(self) -> Query:
+        """Serve one query in virtual time and return how long it took."""
+        return self._answer(self.model, self._batch_size)
+
+    def close(self) -> None:
+        """Release nothing; there is nothing."""
+
+
+# The state of a simulated board: levels, virtual time, energy so far, heat.
+
+_RECOVERY_C = 2.0
+"""How far a board that slowed itself down must cool before it stops doing so; assumed."""
+
+
+_STEPS_PER_OCTAVE = 2
+_LONG_S = 10.0
+_SHORT_S = 1e-5
+
+
+def _rounded_s(waited_s: float) -> float:
+    """Return an idle time in steps of √2, so that what follows from it need not be computed each time."""
+    if waited_s <= 0 or waited_s > _LONG_S:
+        if waited_s > 0:
+            return math.inf
+        return 0.0
+    return float(2 ** (round(_STEPS_PER_OCTAVE * math.log2(max(waited_s, _SHORT_S))) / _STEPS_PER_OCTAVE))
+
+
+class BoardClock(VirtualClock):
+    """Virtual time in which a board exists: whoever sleeps on it lets the board idle."""
+
+    def __init__(self, idle: Callable[[float], None]) -> None:
+        super().__init__()
+        self._idle = idle
+
+    def sleep(self, duration_s: float) -> None:
+        """Move the virtual time on while the board idles."""
+        if duration_s > 0:
+            self._idle(duration_s)
+
+    def advance(self, duration_s: float) -> None:
+        """Move the virtual time on while the board works."""
+        self._now_s += duration_s
+
+    def reset(self) -> None:
+        """Start again at 0, so that later sums round as the first ones did."""
+        self._now_s = 0.0
+
+
+class QueryOutcome(NamedTuple):
+    """One cycle, as plain numbers, which are faster to add up than arrays; see `Cycle`."""
+
+    latency_s: float
+    interval_s: float
+    dynamic_j: float
+    gpu_hz: float
+
+    @classmethod
+    def of(cls, cycle: QueryCycle) -> Self:
+        """Return the cycle at its only point."""
+        return cls(cycle.latency_s.item(), cycle.interval_s.item(), cycle.dynamic_j.item(), cycle.gpu_hz.item())
+
+
+class State:
+    """What a simulated board is like now; every call moves its own clock on.
+
+    ``factors`` multiply the time and the power of everything served until they are replaced.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.clock = BoardClock(self._idle)
+        self.reset(engine.board.default)
+
+    def reset(self, levels: OperatingPoint) -> None:
+        """Start again: time 0, no energy, the start temperature, and these levels."""
+        self.clock.reset()
+        self.factors = (1.0, 1.0)
+        self._energy_j = 0.0
+        self._temperature_c = self._engine.simulation.thermal.start_c
+        self._hot = False
+        self._settle(levels)
+
+    def _settle(self, levels: OperatingPoint) -> None:
+        self._levels = levels
+        self._columns = self._engine.columns([levels])
+        self._answers: dict[tuple[int, int, float, bool], tuple[QueryOutcome, Model]] = {}
+        self._idle_w = self._engine.idle_w(self._columns).item()
+        self._last: QueryOutcome | None = None
+        self._waited_s = math.inf
+
+    def move(self, levels: OperatingPoint) -> None:
+        """Set the level of every knob and idle until the change has taken effect."""
+        delay_s = self._delay_s(levels)
+        self._settle(levels)
+        self.clock.sleep(delay_s)
+
+    def _delay_s(self, levels: Mapping[str, Level]) -> float:
+        times = self._engine.simulation.actuation
+        by_knob = {
+            ("gpu_min_hz", "gpu_max_hz"): times.gpu_s,
+            ("mem_hz",): times.memory_s,
+            ("cpu_max_hz",): times.cpu_s,
+            ("power_limit_w",): times.power_s,
+        }
+        changed = {name for name, level in levels.items() if level != self._levels[name]}
+        return sum(delay_s for names, delay_s in by_knob.items() if changed.intersection(names))
+
+    def _idle(self, duration_s: float) -> None:
+        self._last = None
+        self._waited_s += duration_s
+        self._draw(self._idle_w * duration_s, duration_s, 1.0)
+
+    def serve(self, model: Model, batch_size: int, factor: float) -> float:
+        """Answer one query and return how long its sender waited, in seconds.
+
+        Args:
+            model: What is served.
+            batch_size: Items in the query.
+            factor: On its time.
+        """
+        answer = self._answer(model, batch_size)
+        time, power = self.factors
+        self._draw(answer.dynamic_j, answer.interval_s * time * factor, power)
+        self._last = answer
+        self._waited_s = 0.0
+        return answer.latency_s * time * factor
+
+    def _answer(self, model: Model, batch_size: int) -> QueryOutcome:
+        key = (id(model), batch_size, _rounded_s(self._waited_s), self._hot)
+        if key not in self._answers:
+            cycle = self._engine.cycle(model, np.array([float(batch_size)]), self._columns, key[2], key[3])
+            self._answers[key] = (QueryOutcome.of(cycle), model)
+        return self._answers[key][0]
+
+    def _draw(self, dynamic_j: float, duration_s: float, power: float) -> None:
+        heat = self._engine.simulation.thermal
+        energy_j = (dynamic_j + static_w(heat, self._temperature_c) * duration_s) * power
+        self._energy_j += energy_j
+        self._temperature_c = warmed_c(heat, self._temperature_c, energy_j / duration_s, duration_s)
+        self._hot = self._temperature_c >= heat.limit_c - (_RECOVERY_C if self._hot else 0.0)
+        self.clock.advance(duration_s)
+
+    def reading(self) -> Reading:
+        """Return energy so far, temperature, clocks, and whether heat slows the board down, now.
+
+        A power limit that somebody set is not throttling: it does what was asked.
+        """
+        clocks = self._engine.clocks(self._columns)
+        gpu_hz = clocks.gpu_min_hz.item() if self._last is None else self._last.gpu_hz
+        running = {
+            "gpu": round(gpu_hz),
+            "mem": round(clocks.memory_hz.item()),
+            "cpu": round(clocks.cpu_hz.item()),
+        }
+        return Reading(self.clock.now(), self._energy_j, self._temperature_c, running, self._hot)
+
+
+# What an endless window of a settled board would measure: the ground truth that regret is counted from.
+
+
+@lru_cache(maxsize=8)
+def _stretch(noise: float) -> Latency:
+    """Return the statistics of query times at a noise level, for a query that takes 1 s without noise."""
+    return Latency.of(typical(noise).tolist())
+
+
+def expected(
+    engine: Engine, model: Model, batch_sizes: Sequence[int], points: Sequence[Mapping[str, Level]], noise: float
+) -> tuple[Measurement, ...]:
+    """Return the true measurements of a model.
+
+    Args:
+        engine: The board's physics.
+        model: What is served.
+        batch_sizes: Items per query, one for each point.
+        points: Levels of the board's knobs; those not named are at their default.
+        noise: Its level.
+    """
+    batch_size = np.array(batch_sizes, dtype=float)
+    cycle, temperature_c = engine.settled(model, batch_size, engine.columns(points))
+    stretch = _stretch(noise)
+    interval_s = cycle.interval_s * stretch.mean_s
+    energy_j = cycle.dynamic_j + static_w(engine.simulation.thermal, temperature_c) * interval_s
+    figures = (cycle.latency_s, energy_j / batch_size, batch_size / interval_s, energy_j / interval_s, temperature_c)
+    return tuple(
+        _measurement(engine, stretch, *row) for row in zip(*(column.tolist() for column in figures), strict=True)
+    )
+
+
+def _measurement(
+    engine: Engine,
+    stretch: Latency,
+    latency_s: float,
+    energy_j: float,
+    throughput_per_s: float,
+    power_w: float,
+    temperature_c: float,
+) -> Measurement:
+    return Measurement(
+        latency=_stretched(stretch, latency_s),
+        energy_j=energy_j,
+        throughput_per_s=throughput_per_s,
+        power_w=power_w,
+        energy_kind=EnergyKind.SIMULATED,
+        boundary=engine.board.rails.boundary,
+        temperature_c=temperature_c,
+    )
+
+
+def _stretched(stretch: Latency, latency_s: float) -> Latency:
+    parts = (stretch.p50_s, stretch.p90_s, stretch.p95_s, stretch.p99_s, stretch.std_s)
+    p50, p90, p95, p99, std = (None if part is None else part * latency_s for part in parts)
+    return Latency(stretch.mean_s * latency_s, p50, p90, p95, p99, std)
+
+
+# A board of the catalogue that is computed instead of wired up: same knobs, virtual time, energy and heat.
+
+_SEED = 0
+_NOISE = 0.02
 
 
 class SimulatedDevice:
@@ -42,7 +316,9 @@ class SimulatedDevice:
     ) -> None:
         if not 0.0 <= noise < 1.0 or seed < 0:
             raise InvalidInput(f"a simulation needs 0 <= noise < 1 and seed >= 0, not noise={noise} and seed={seed}")
-        self._board, self._seed, self._noise = board, seed, noise
+        self._board = board
+        self._seed = seed
+        self._noise = noise
         self._knobs = None if knobs is None else tuple(knobs)
         self._space = board.space(self._knobs)
         self._engine = Engine(board)

@@ -6,15 +6,21 @@ from functools import cached_property
 
 import numpy as np
 
-from polythrottle.backends.simulated.cycle import Cycle, Tops, capped, idle_w
-from polythrottle.backends.simulated.power import Array
-from polythrottle.backends.simulated.thermal import settled_c, sustainable_w
-from polythrottle.backends.simulated.timing import Clocks, Demand
-from polythrottle.catalog.boards import Board
+from polythrottle.backends.simulated.physics import (
+    Array,
+    Clocks,
+    Demand,
+    QueryCycle,
+    TopClocks,
+    capped,
+    idle_w,
+    settled_c,
+    sustainable_w,
+)
+from polythrottle.catalog.boards import Board, Simulation
 from polythrottle.catalog.models import Model
-from polythrottle.catalog.simulation import Simulation
-from polythrottle.errors import InvalidInput
-from polythrottle.space import Level
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.space import Level
 
 
 @dataclass(frozen=True)
@@ -38,9 +44,9 @@ class Engine:
         return self.board.simulation
 
     @cached_property
-    def tops(self) -> Tops:
+    def tops(self) -> TopClocks:
         """The top clock of each domain."""
-        return Tops(float(self._levels("gpu_max_hz")[-1]), float(self._levels("mem_hz")[-1]))
+        return TopClocks(float(self._levels("gpu_max_hz")[-1]), float(self._levels("mem_hz")[-1]))
 
     def _levels(self, name: str) -> tuple[int | float, ...]:
         return self.board.knob(name).levels
@@ -69,7 +75,9 @@ class Engine:
             return levels["power_limit_w"] * self.simulation.gpu.hold
         return np.full_like(levels["gpu_max_hz"], self.board.power_max_w)
 
-    def cycle(self, model: Model, batch_size: Array, levels: Mapping[str, Array], waited_s: float, hot: bool) -> Cycle:
+    def cycle(
+        self, model: Model, batch_size: Array, levels: Mapping[str, Array], waited_s: float, hot: bool
+    ) -> QueryCycle:
         """Return the cycle of one query.
 
         Args:
@@ -89,7 +97,7 @@ class Engine:
         """Return what the board draws besides leakage while nothing is served, in watts."""
         return idle_w(self.simulation, self.tops, self.clocks(levels))
 
-    def settled(self, model: Model, batch_size: Array, levels: Mapping[str, Array]) -> tuple[Cycle, Array]:
+    def settled(self, model: Model, batch_size: Array, levels: Mapping[str, Array]) -> tuple[QueryCycle, Array]:
         """Return the cycle and the temperature in °C once the board has settled under full load."""
         heat = self.simulation.thermal
         free = self.cycle(model, batch_size, levels, waited_s=0.0, hot=False)

@@ -1,17 +1,26 @@
-"""One machine, a deadline, spot that comes and goes: when to rent on demand instead.
+"""One machine and a deadline while spot comes and goes: when to rent on demand instead.
 
-Uniform Progress is that of "Can't Be Late" (NSDI 2024), greedy the rule it is compared with there. Both are pure
-functions of what is known now, so a replay and a controller ask the very same ones.
+Replayed on recorded availability.
 """
 
+import json
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
+from pathlib import Path
+from typing import Any
 
-from polythrottle.cluster.machine import Market
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.recorded_tables import read_trace
+from polythrottle.domain.errors import BadFile, InvalidInput
+from polythrottle.domain.fleet.transient_machine import Market
+from polythrottle.storage.untrusted import check_plain
+
+# One machine, a deadline, spot that comes and goes: when to rent on demand instead.
+#
+# Uniform Progress is that of "Can't Be Late" (NSDI 2024), greedy the rule it is compared with there. Both are pure
+# functions of what is known now, so a replay and a controller ask the very same ones.
 
 _SLACK_FOR_GREEDY = 1.75
 """Deadline over work from which greedy costs less, unless spot is scarce; both published replays cross about here."""
@@ -54,7 +63,7 @@ class Situation:
         return self.work_s * (self.now_s + later_s) / self.deadline_s
 
 
-Policy = Callable[[Situation], Market | None]
+RentalPolicy = Callable[[Situation], Market | None]
 """What to hold next: a market, or None to wait without renting anything."""
 
 
@@ -71,10 +80,14 @@ def uniform_progress(seen: Situation) -> Market | None:
         return Market.ON_DEMAND
     if seen.holding is Market.ON_DEMAND:
         ahead = seen.done_s >= seen.expected_s(2 * seen.delay_s + seen.margin_s)
-        return Market.SPOT if seen.spot and ahead else Market.ON_DEMAND
+        if seen.spot and ahead:
+            return Market.SPOT
+        return Market.ON_DEMAND
     if seen.spot:
         return Market.SPOT
-    return Market.ON_DEMAND if seen.done_s < seen.expected_s() else None
+    if seen.done_s < seen.expected_s():
+        return Market.ON_DEMAND
+    return None
 
 
 def greedy(seen: Situation) -> Market | None:
@@ -83,10 +96,12 @@ def greedy(seen: Situation) -> Market | None:
         return Market.SPOT
     if seen.urgent or seen.holding is Market.ON_DEMAND:
         return Market.ON_DEMAND
-    return Market.SPOT if seen.spot else None
+    if seen.spot:
+        return Market.SPOT
+    return None
 
 
-def policy_for(work_s: float, deadline_s: float, available: float) -> Policy:
+def policy_for(work_s: float, deadline_s: float, available: float) -> RentalPolicy:
     """Return the policy that costs less for a slack: Uniform Progress where it is small or spot is scarce.
 
     Args:
@@ -95,7 +110,9 @@ def policy_for(work_s: float, deadline_s: float, available: float) -> Policy:
         available: Share of time with spot, as far as known.
     """
     roomy = deadline_s / work_s >= _SLACK_FOR_GREEDY
-    return greedy if roomy and available >= _SCARCE else uniform_progress
+    if roomy and available >= _SCARCE:
+        return greedy
+    return uniform_progress
 
 
 @dataclass(frozen=True)
@@ -137,7 +154,7 @@ class Availability:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class RentalReplay:
     """What a policy did on a record, simulated.
 
     Attributes:
@@ -178,14 +195,14 @@ class _Job:
 
 
 def replay(
-    policy: Policy,
+    policy: RentalPolicy,
     record: Availability,
     work_s: float,
     deadline_s: float,
     delay_s: float,
     begin_s: float = 0.0,
     look_s: float = 300.0,
-) -> Replayed:
+) -> RentalReplay:
     """Return what a policy does on a record of availability, decided anew at every look and every change.
 
     Args:
@@ -204,7 +221,8 @@ def replay(
         raise InvalidInput(
             f"{work_s / 3600:.4g} h of work and {delay_s:.4g} s of start cannot be done in {deadline_s / 3600:.4g} h"
         )
-    job, now_s = _Job(), 0.0
+    job = _Job()
+    now_s = 0.0
     while now_s < 10 * deadline_s:
         spot = record.at(begin_s + now_s)
         if job.holding is Market.SPOT and not spot:
@@ -215,15 +233,16 @@ def replay(
         ends_s = max(now_s, job.ready_s) + work_s - job.done_s if job.holding else inf
         _hold(job, now_s, min(until_s, ends_s))
         if ends_s <= until_s:
-            return Replayed(ends_s, job.held_s, job.changes, deadline_s)
+            return RentalReplay(ends_s, job.held_s, job.changes, deadline_s)
         now_s = until_s
-    return Replayed(inf, job.held_s, job.changes, deadline_s)
+    return RentalReplay(inf, job.held_s, job.changes, deadline_s)
 
 
 def _take(job: _Job, wanted: Market | None, now_s: float, delay_s: float) -> None:
     if wanted is not job.holding:
         job.changes += wanted is not None
-        job.holding, job.ready_s = wanted, now_s + delay_s
+        job.holding = wanted
+        job.ready_s = now_s + delay_s
 
 
 def _hold(job: _Job, now_s: float, until_s: float) -> None:
@@ -237,4 +256,71 @@ def _next_look_s(record: Availability, at_s: float, look_s: float) -> float:
     lap_s = at_s // record.ends_s * record.ends_s
     index = bisect_right(record.times_s, at_s - lap_s)
     change_s = lap_s + (record.times_s[index] if index < len(record.times_s) else record.ends_s)
-    return min(at_s + look_s, change_s) if change_s > at_s else at_s + look_s
+    if change_s > at_s:
+        return min(at_s + look_s, change_s)
+    return at_s + look_s
+
+
+# When spot machines could be had, from a recorded cluster or from a trace of SkyPilot's, read in place.
+
+_MOST_POINTS = 5_000_000
+_LONGEST_S = 100 * 365.25 * 86400
+
+
+def read_availability(path: Path, machines: int = 1) -> Availability:
+    """Return when at least so many machines could be had at once.
+
+    Args:
+        path: A table with the columns time_s and n_nodes, or JSON as in github.com/skypilot-org/spot-traces: an object
+            with ``metadata`` and its ``gap_seconds``, and ``data``, one number of machines (or 0 and 1) per gap.
+        machines: How many are wanted.
+
+    Raises:
+        BadFile: If it is neither.
+    """
+    if path.suffix.lower() == ".json":
+        return _of_json(path, machines)
+    trace = read_trace(path)
+    _check_length(path, trace.ends_s)
+    return Availability.of_counts(trace.times_s, trace.counts, trace.ends_s, machines)
+
+
+def _check_length(path: Path, length_s: float) -> None:
+    if length_s > _LONGEST_S:
+        raise BadFile(f"{path} is no trace of availability: it lasts {length_s:.3g} s, more than a century")
+
+
+def _of_json(path: Path, machines: int) -> Availability:
+    check_plain(path)
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        gap_s = float(document["metadata"]["gap_seconds"])
+        data = document["data"]
+        counts = [_count(value) for value in data]
+    except OSError as error:
+        raise BadFile(f"cannot read the trace {path}: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        raise BadFile(
+            f"{path} is no trace of availability: it needs metadata.gap_seconds, a number, and data, a list of whole"
+            " numbers of at least 0"
+        ) from error
+    if not 0 < gap_s < 1e9 or not 0 < len(counts) < _MOST_POINTS:
+        raise BadFile(f"{path} is no trace of availability: a gap above 0 s and at least one point are needed")
+    _check_length(path, len(counts) * gap_s)
+    kept = [index for index, count in enumerate(counts) if not index or count != counts[index - 1]]
+    times_s = [index * gap_s for index in kept]
+    try:
+        return Availability.of_counts(times_s, [counts[index] for index in kept], len(counts) * gap_s, machines)
+    except InvalidInput as error:
+        raise BadFile(f"{path} is no trace of availability: {error}") from error
+
+
+def _count(value: object) -> int:
+    """Return a number of machines.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if not isinstance(value, int | float) or value != int(value) or value < 0:
+        raise ValueError(value)
+    return int(value)

@@ -1,9 +1,8 @@
-"""What training on transient machines will take: times, speeds, lifetimes, whole jobs; every model scored honestly.
+"""What training on transient machines will take: times, speeds, lifetimes, whole jobs.
 
-Modules:
-    steps baselines scoring   time of a step of a network never seen, and how wrong that is
-    speed scaling             a cluster's speed, from its workers' and what they share
-    checkpoints startup       what a checkpoint and a replacement take
-    survival curves pooled bursts prior     how long machines are kept
-    completion                a whole job: seconds, dollars, joules, each with its spread
+step_times         time of a step and of a checkpoint of a network that was never measured
+accuracy           how wrong those predictions are, on networks left out and beside published regressions
+published_tables   the measurements they are learned from
+lifetimes          how long machines are kept
+completion         a cluster's speed, and a whole job: seconds, dollars, joules, each with its spread
 """

@@ -12,9 +12,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polythrottle.cluster.machine import Market
-from polythrottle.cluster.plan.offer import Option
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.plan.options import Option
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import Market
 
 _CLOUDS = {"aws": "aws", "gcp": "gcp", "google": "gcp", "azure": "azure"}
 _AWS_TYPE = re.compile(r"[a-z]+\d+[a-z]*\.\d*x?large|[a-z]+\d+[a-z]*\.(?:metal|micro|small|medium)")
@@ -91,7 +91,8 @@ def training_text(training: Training) -> str:
     The first node is the controller's as well. The token is a secret that is given when the job is launched.
     """
     command = "python -m polythrottle cluster train"
-    serving, joining = shlex.join(["--store", training.store, *training.serving]), shlex.join(training.joining)
+    serving = shlex.join(["--store", training.store, *training.serving])
+    joining = shlex.join(training.joining)
     script = shlex.join([training.script, *(["--", *training.words] if training.words else [])])
     lines = [
         f"name: {json.dumps(_name(training.name))}",
@@ -142,7 +143,8 @@ def _resources(option: Option) -> list[tuple[str, str]]:
 
 def _environment(option: Option) -> list[tuple[str, str]]:
     """Return what the command and the node's own daemon need to know of the plan."""
-    cap_w, every_s = option.choice.cap.limit_w, option.choice.interval_s
+    cap_w = option.choice.cap.limit_w
+    every_s = option.choice.interval_s
     return [
         *([("POLYTHROTTLE_CAP_W", f"{cap_w:g}")] if cap_w is not None else []),
         *([("POLYTHROTTLE_INTERVAL_S", f"{every_s:.0f}")] if every_s < 1e9 else []),
@@ -154,7 +156,9 @@ def _infra(name: str, region: str) -> str:
     """Return cloud and region, as far as a machine's name and region say them."""
     words = re.split(r"[^a-z]+", name.lower())
     cloud = next((_CLOUDS[word] for word in words if word in _CLOUDS), "aws" if _AWS_TYPE.fullmatch(name) else "")
-    return f"{cloud}/{region}" if cloud and region else cloud
+    if cloud and region:
+        return f"{cloud}/{region}"
+    return cloud
 
 
 def _name(work: str) -> str:

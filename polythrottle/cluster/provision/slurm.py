@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polythrottle.cluster.notices.schedulers import seconds_left
-from polythrottle.cluster.provision.provider import Order, Rented, Stage
-from polythrottle.errors import DeviceError, InvalidInput
+from polythrottle.cluster.notices.sources import seconds_left
+from polythrottle.domain.errors import DeviceError, InvalidInput
+from polythrottle.domain.fleet.transient_machine import Order, Rented, Stage
 
 _PATIENCE_S = 30.0
 _STAGES = {
@@ -155,8 +155,11 @@ class SlurmProvider:
 
 def _left_s(fields: Mapping[str, str]) -> float | None:
     """Return the seconds until a job's time limit, from its own run time, so that no two clocks are compared."""
-    limit_s, run_s = seconds_left(fields.get("TimeLimit", "")), seconds_left(fields.get("RunTime", ""))
-    return None if limit_s is None or run_s is None else max(0.0, limit_s - run_s)
+    limit_s = seconds_left(fields.get("TimeLimit", ""))
+    run_s = seconds_left(fields.get("RunTime", ""))
+    if limit_s is None or run_s is None:
+        return None
+    return max(0.0, limit_s - run_s)
 
 
 def nodes(partition: str = "") -> dict[str, NodeSeen]:
@@ -171,18 +174,6 @@ def nodes(partition: str = "") -> dict[str, NodeSeen]:
     words = ["sinfo", "-h", "-N", "-o", "%N|%T|%E", *(["-p", partition] if partition else [])]
     rows = [line.split("|", 2) for line in _slurm(words).splitlines() if line.count("|") >= 2]
     return {name: NodeSeen(name, state, "" if why == "none" else why) for name, state, why in rows}
-
-
-def changes(before: Mapping[str, NodeSeen], now: Mapping[str, NodeSeen]) -> list[str]:
-    """Return what happened between two looks at the nodes, one line each: lost with its reason, back, or new."""
-    told = []
-    for name in sorted({*before, *now}):
-        was, is_ = before.get(name), now.get(name)
-        if was and was.usable and not (is_ and is_.usable):
-            told.append(f"{name} is lost: {is_.reason or is_.state if is_ else 'no longer in Slurm'}")
-        elif is_ and is_.usable and not (was and was.usable):
-            told.append(f"{name} is {'back' if was else 'new'}")
-    return told
 
 
 def parsed(line: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Machines that come and go whatever the job does, as recorded or drawn from lifetimes: a stream of changes."""
+"""The training job that is simulated, and the machines that come and go under it, recorded or drawn from lifetimes."""
 
 import heapq
 from collections.abc import Iterator
@@ -8,9 +8,70 @@ from math import inf
 from random import Random
 from typing import Protocol
 
-from polythrottle.cluster.lifetime import HOUR_S, Lifetime, next_loss_s
-from polythrottle.cluster.simulate.trace import Trace
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.recorded_tables import Trace
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.transient_machine import HOUR_S, CheckpointCost, Lifetime, next_loss_s
+
+# The training job that is simulated: how much work, what interrupts it, and what an interruption takes.
+
+MEASURED = CheckpointCost(1.03, 6.67)
+"""A checkpoint of 204 MB: on the local disk, and after that until it is in the bucket (CM-DARE's files)."""
+
+
+@dataclass(frozen=True)
+class SimulatedJob:
+    """A data-parallel training job on however many machines there are.
+
+    The times have measured defaults: a checkpoint of 204 MB takes 1.03 s on the local disk and 7.7 s until it is in
+    the bucket, and a new machine's framework and data 79 s (CM-DARE's files); torchrun forms a smaller or larger group
+    in 7.8 s (measured, TorchElastic with a keep-alive of 1 s).
+
+    Attributes:
+        work: What is to be done, in seconds of one machine in the middle of its type at its default clock; infinite to
+            train for as long as the simulation lasts.
+        checkpoint: What one checkpoint costs.
+        reform_s: How long all stand still when the group is formed anew, in seconds.
+        cold_s: From a machine's being there until it can join, in seconds.
+        noticed: Share of losses that are announced early enough to write a checkpoint first, in [0, 1].
+        communication: Time of a step that no clock changes (the all-reduce), over the computing time of a machine in
+            the middle at its default.
+        synchronous: Whether all wait for the slowest at each step; else each goes at its own speed (asynchronous, with
+            a parameter server that is not taken away), and a loss undoes nothing.
+        overhead: Largest share of the time that checkpoints may stop training.
+        speedups: Speed with 1, 2, … machines over that of one, where it is known; a larger group keeps the last one's
+            speed per machine. None given is even scaling.
+        verify_s: Training time after which a newcomer is calibrated: two or three windows of steps, in seconds.
+    """
+
+    work: float = inf
+    checkpoint: CheckpointCost = MEASURED
+    reform_s: float = 7.8
+    cold_s: float = 79.0
+    noticed: float = 0.0
+    communication: float = 0.0
+    synchronous: bool = True
+    overhead: float = 0.035
+    verify_s: float = 60.0
+    speedups: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        times = (self.reform_s, self.cold_s, self.communication, self.verify_s)
+        if self.work <= 0 or not all(0 <= each < inf for each in times):
+            raise InvalidInput("a job has work to do, and its times are at least 0 and finite")
+        if not 0 <= self.noticed <= 1:
+            raise InvalidInput(f"the share of announced losses is in [0, 1], not {self.noticed}")
+        if not 0 < self.overhead <= 1:
+            raise InvalidInput(f"the share that checkpoints may take is in (0, 1], not {self.overhead}")
+
+    def share(self, machines: int) -> float:
+        """Return what each of so many machines does of what it would do alone."""
+        if not self.speedups:
+            return 1.0
+        known = min(machines, len(self.speedups))
+        return self.speedups[known - 1] / known
+
+
+# Machines that come and go whatever the job does, as recorded or drawn from lifetimes: a stream of changes.
 
 _SHORTEST_S = 1.0
 """No machine is taken away before it was there for a second: else virtual time would stand still."""
@@ -39,7 +100,7 @@ class Supply(Protocol):
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedSupply:
     """A recorded trace, replayed end to end.
 
     A record says how many machines were there, not which of them were lost: those are drawn, all alike. A fleet smaller
@@ -62,7 +123,8 @@ class Recorded:
     def changes(self, seed: int) -> Iterator[Change]:
         """Yield the changes of every copy of the record in the order of time."""
         chance = Random(seed)
-        left, numbers = self.machines, count()
+        left = self.machines
+        numbers = count()
         copies: list[Iterator[Change]] = []
         while left > 0:
             places = min(left, self.trace.most)
@@ -112,7 +174,7 @@ def _drawn(places: list[int], chance: Random) -> int:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class DrawnSupply:
     """Machines with drawn lifetimes; a lost one is ordered again at once, and shocks take several together.
 
     Attributes:
@@ -137,7 +199,8 @@ class Fitted:
 
     def changes(self, seed: int) -> Iterator[Change]:
         """Yield arrivals, losses and the losses of shocks in the order of time."""
-        chance, machines = Random(seed), count()
+        chance = Random(seed)
+        machines = count()
         there: set[int] = set()
         coming: list[tuple[float, int]] = [(0.0, next(machines)) for _ in range(self.machines)]
         going: list[tuple[float, int]] = []
@@ -163,4 +226,6 @@ class Fitted:
         return max(_SHORTEST_S, next_loss_s(self.lifetime, 0.0, 1 - chance.random()))
 
     def _gap_s(self, chance: Random) -> float:
-        return chance.expovariate(self.shocks_per_h) * HOUR_S if self.shocks_per_h else inf
+        if self.shocks_per_h:
+            return chance.expovariate(self.shocks_per_h) * HOUR_S
+        return inf

@@ -1,31 +1,200 @@
-"""A training job on machines that come and go, event by event in virtual time; everything that comes out is simulated.
+"""A training job on machines that come and go, event by event in virtual time.
 
-Between two events nothing changes, so that progress, checkpoints and joules follow in closed form: an event costs what
-the number of different grades of silicon costs, whatever the number of machines.
+Its checkpoint cycle, its machines, its outcome. Simulated.
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import count
-from math import inf
+from math import floor, inf
 from random import Random
 
-from polythrottle.cluster.fleet.hazard import Learned, known_per_s
-from polythrottle.cluster.fleet.joining import admitted
-from polythrottle.cluster.fleet.policy import Decision, Policy, Situation
-from polythrottle.cluster.fleet.silicon import Silicon, of_grade
-from polythrottle.cluster.fleet.slack import Pace, by_turns, ladder, paced, slowest
-from polythrottle.cluster.ledger import Ledger, Use
-from polythrottle.cluster.lifetime import Lifetime
-from polythrottle.cluster.machine import Cap, MachineType
-from polythrottle.cluster.simulate.cycle import Cycle
-from polythrottle.cluster.simulate.group import Group
-from polythrottle.cluster.simulate.job import Job
-from polythrottle.cluster.simulate.outcome import Outcome
-from polythrottle.cluster.simulate.supply import Supply
-from polythrottle.errors import InvalidInput
+from polythrottle.cluster.ledger import Ledger, SimulatedOutcome, Use
+from polythrottle.cluster.simulate.policies import Decision, LearnedHazard, Policy, Situation, admitted, known_per_s
+from polythrottle.cluster.simulate.supply import SimulatedJob, Supply
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.fleet.gpu_variability import (
+    UNKNOWN,
+    Pace,
+    Silicon,
+    by_turns,
+    grade,
+    ladder,
+    of_grade,
+    paced,
+    slowest,
+)
+from polythrottle.domain.fleet.transient_machine import Cap, Lifetime, MachineType
+
+# Training and checkpoints by turns, without an event for each: where a job is in its cycle after any span of time.
+
+_ROUNDING_S = 1e-9
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """How a job alternates between training and standing still for a checkpoint.
+
+    Attributes:
+        interval_s: Training time between checkpoints, in seconds, > 0; infinite for none.
+        stall_s: How long each stops training, in seconds.
+        persist_s: How much longer it takes until it can be read again, in seconds; training goes on meanwhile.
+    """
+
+    interval_s: float
+    stall_s: float
+    persist_s: float = 0.0
+
+    def trained_s(self, at_s: float) -> float:
+        """Return the training time within the first so many seconds of cycles."""
+        if self.interval_s == inf:
+            return at_s
+        laps, within_s = self._lap(at_s)
+        return laps * self.interval_s + min(within_s, self.interval_s)
+
+    def wall_s(self, trained_s: float) -> float:
+        """Return the first moment by which so much training time has passed, in seconds."""
+        if self.interval_s == inf:
+            return trained_s
+        laps = max(0, floor((trained_s - _ROUNDING_S) / self.interval_s))
+        return trained_s + laps * self.stall_s
+
+    def undone_s(self, at_s: float) -> float:
+        """Return the training time that a loss at a moment undoes, in seconds: all since the newest whole checkpoint.
+
+        What went before the first second of the cycles is taken to be safe.
+        """
+        if self.interval_s == inf:
+            return at_s
+        laps, within_s = self._lap(at_s)
+        since_s = min(within_s, self.interval_s)
+        if laps >= 1 and within_s < self.persist_s:
+            return since_s + self.interval_s
+        return since_s
+
+    def written(self, at_s: float) -> int:
+        """Return how many checkpoints were begun and held training up within the first so many seconds."""
+        if self.interval_s == inf:
+            return 0
+        return self._lap(at_s)[0]
+
+    def _lap(self, at_s: float) -> tuple[int, float]:
+        lap_s = self.interval_s + self.stall_s
+        laps = floor(at_s / lap_s + _ROUNDING_S / lap_s)
+        return laps, max(0.0, at_s - laps * lap_s)
+
+
+# The machines of a simulated job: who is starting, who is ready, who trains, and of which silicon they are.
+
+
+@dataclass
+class Group:
+    """Machines by what they are doing; counts are kept, so that nothing walks over all of them.
+
+    Attributes:
+        silicon: How their GPUs differ.
+        noise: Standard deviation of a calibration, as a fraction of a step.
+        chance: Where silicon and noise are drawn from.
+    """
+
+    silicon: Silicon
+    noise: float
+    chance: Random
+    starting: set[int] = field(default_factory=set)
+    ready: set[int] = field(default_factory=set)
+    training: set[int] = field(default_factory=set)
+    nodes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    _born_s: dict[int, float] = field(default_factory=dict)
+    _grades: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _calibrated: set[int] = field(default_factory=set)
+    _new: set[int] = field(default_factory=set)
+    _rough: set[int] = field(default_factory=set)
+
+    def came(self, machine: int, now_s: float) -> None:
+        """Take a machine in that begins to start now, in seconds of virtual time."""
+        self._born_s[machine] = now_s
+        factor = self.silicon.draw(self.chance)
+        seen = factor * (1 + self.chance.gauss(0.0, self.noise)) if self.noise else factor
+        self._grades[machine] = (grade(seen), grade(factor))
+        self.starting.add(machine)
+
+    def started(self, machine: int) -> bool:
+        """Take note that a machine is ready, and return whether it still is there."""
+        if machine not in self.starting:
+            return False
+        self.starting.discard(machine)
+        self.ready.add(machine)
+        return True
+
+    def lost(self, machine: int) -> bool:
+        """Take a machine out, and return whether it was training."""
+        trained = machine in self.training
+        if trained:
+            self._left(machine)
+        for group in (self.starting, self.ready, self.training, self._calibrated, self._new, self._rough):
+            group.discard(machine)
+        self._grades.pop(machine, None)
+        self._born_s.pop(machine, None)
+        return trained
+
+    def joined(self) -> None:
+        """Let everyone in who is ready."""
+        for machine in self.ready:
+            self.nodes[self._pair(machine)] += 1
+        self.training |= self.ready
+        self._new |= self.ready
+        self.ready.clear()
+
+    def verified(self) -> bool:
+        """Calibrate those who train and were not calibrated, and return whether there was any."""
+        for machine in self._new:
+            self._left(machine)
+            self._calibrated.add(machine)
+            self.nodes[self._pair(machine)] += 1
+        found = bool(self._new)
+        self._rough |= self._new
+        self._new.clear()
+        return found
+
+    def refined(self) -> None:
+        """Believe what many windows have said by now of those who were calibrated from a few: the noise is gone."""
+        for machine in self._rough & self.training:
+            self._left(machine)
+            _, true = self._grades[machine]
+            self._grades[machine] = (true, true)
+            self.nodes[self._pair(machine)] += 1
+        self._rough.clear()
+
+    def ages_s(self, now_s: float, within_s: float) -> Counter[float]:
+        """Return how many train of each age in seconds, rounded to within so many."""
+        return Counter(within_s * round((now_s - self._born_s[machine]) / within_s) for machine in self.training)
+
+    @property
+    def believed(self) -> Counter[int]:
+        """Return how many train of each grade, as far as that is known."""
+        found: Counter[int] = Counter()
+        for (known, _), number in self.nodes.items():
+            found[known] += number
+        return found
+
+    def _left(self, machine: int) -> None:
+        pair = self._pair(machine)
+        self.nodes[pair] -= 1
+        if not self.nodes[pair]:
+            del self.nodes[pair]
+
+    def _pair(self, machine: int) -> tuple[int, int]:
+        seen, true = self._grades[machine]
+        return (seen if machine in self._calibrated else UNKNOWN, true)
+
+
+# A training job on machines that come and go, event by event in virtual time; everything that comes out is simulated.
+#
+# Between two events nothing changes, so that progress, checkpoints and joules follow in closed form: an event costs
+# what the number of different grades of silicon costs, whatever the number of machines.
 
 _DECIDE_S = 600.0
 """How often a fleet decides anew though nothing happens: ages and hazards change."""
@@ -54,7 +223,7 @@ class Scenario:
         lifetime: How long a machine is kept, where the fleet knows it; None where it learns from its interruptions.
     """
 
-    job: Job
+    job: SimulatedJob
     machine: MachineType
     supply: Supply
     policy: Policy
@@ -73,7 +242,7 @@ class Scenario:
 
 def simulate(
     scenario: Scenario, seed: int, horizon_s: float, told: Callable[[float], None] = lambda time_s: None
-) -> Outcome:
+) -> SimulatedOutcome:
     """Return what comes of a job, up to its end or to a horizon. Simulated.
 
     Args:
@@ -108,7 +277,7 @@ class _Training:
         self.group = Group(self.scenario.silicon, self.scenario.noise, Random(chance.random()))
         self.chance = Random(chance.random())
         self.rungs = ladder(self.scenario.machine.caps, self.scenario.machine.idle_w)
-        self.hazard = Learned(self.scenario.prior_per_h)
+        self.hazard = LearnedHazard(self.scenario.prior_per_h)
         self.each_per_s: float | None = None
         self.heap: list[tuple[float, int, int, int]] = []
         self.order = count()
@@ -118,11 +287,12 @@ class _Training:
         self.writing_s = 0.0
         self.pace = Pace(1.0, {}, 0.0, 0.0, 0.0)
         self.rate = 0.0
-        self.cycle, self.at_s = Cycle(inf, 0.0), 0.0
+        self.cycle = Cycle(inf, 0.0)
+        self.at_s = 0.0
         self.decision: Decision | None = None
         self.machine_s = 0.0
 
-    def until(self, horizon_s: float, told: Callable[[float], None]) -> Outcome:
+    def until(self, horizon_s: float, told: Callable[[float], None]) -> SimulatedOutcome:
         """Let it happen."""
         changes = self.scenario.supply.changes(self.seed)
         change = next(changes, None)
@@ -193,7 +363,8 @@ class _Training:
 
     def _consider(self) -> None:
         """Let those who are ready in, if it pays now."""
-        job, group = self.scenario.job, self.group
+        job = self.scenario.job
+        group = self.group
         if not group.ready or self.forming:
             return
         if not job.synchronous and self.running:
@@ -210,8 +381,10 @@ class _Training:
 
         Nothing is lost then; what is still to be persisted is, beside the forming of the group.
         """
-        self.running, self.forming = False, True
-        self.rate, self.writing_s = 0.0, writing_s
+        self.running = False
+        self.forming = True
+        self.rate = 0.0
+        self.writing_s = writing_s
         self.generation += 1
         self._plan(self.now_s + writing_s + self.scenario.job.reform_s, _Event.FORMED, self.generation)
 
@@ -232,9 +405,11 @@ class _Training:
         if not self.running:
             return
         if not self.group.training:
-            self.running, self.rate = False, 0.0
+            self.running = False
+            self.rate = 0.0
             return
-        machine, job = self.scenario.machine, self.scenario.job
+        machine = self.scenario.machine
+        job = self.scenario.job
         believed = self.group.believed
         if self.decision is None:
             self.decision = self.scenario.policy.decide(self._situation(believed))
@@ -248,7 +423,9 @@ class _Training:
 
     def _taken(self, caps: Mapping[int, Cap]) -> Pace:
         """Return the pace under caps of each believed grade."""
-        job, group, machine = self.scenario.job, self.group, self.scenario.machine
+        job = self.scenario.job
+        group = self.group
+        machine = self.scenario.machine
         if job.synchronous:
             return paced(group.nodes, caps, machine.idle_w)
         return _alone(group, caps, job)
@@ -268,7 +445,8 @@ class _Training:
 
     def _hazard_per_s(self) -> float:
         """Return the interruptions to expect per second; of known lifetimes looked up anew every ten minutes."""
-        lifetime, training = self.scenario.lifetime, len(self.group.training)
+        lifetime = self.scenario.lifetime
+        training = len(self.group.training)
         if lifetime is None:
             return self.hazard.per_s(self.now_s)
         if self.each_per_s is None and training:
@@ -281,7 +459,8 @@ class _Training:
             return
         since_s = min(self.cycle.undone_s(self.at_s), every_s) if self.at_s else 0.0
         cost = self.scenario.job.checkpoint
-        self.cycle, self.at_s = Cycle(every_s, cost.stall_s, cost.persist_s), since_s
+        self.cycle = Cycle(every_s, cost.stall_s, cost.persist_s)
+        self.at_s = since_s
 
     # -- time and joules
 
@@ -298,7 +477,8 @@ class _Training:
         span_s = time_s - self.now_s
         if span_s <= 0:
             return
-        group, machine = self.group, self.scenario.machine
+        group = self.group
+        machine = self.scenario.machine
         numbers = len(group.starting), len(group.ready), len(group.training)
         self.machine_s += sum(numbers) * span_s
         if numbers[0]:
@@ -319,7 +499,8 @@ class _Training:
         self._spend(Use.WAITING, machines * (span_s - writing_s), self.scenario.machine.idle_w)
 
     def _trained(self, span_s: float) -> None:
-        group, pace = self.group, self.pace
+        group = self.group
+        pace = self.pace
         trained_s = self.cycle.trained_s(self.at_s + span_s) - self.cycle.trained_s(self.at_s)
         self.at_s += span_s
         self.work += trained_s * self.rate
@@ -342,8 +523,8 @@ class _Training:
             lost_j = (self.pace.power_w - self.pace.waiting_w) * undone_s
             self.ledger.move(Use.USEFUL, Use.REDONE, min(1.0, lost_j / useful.energy_j))
 
-    def _outcome(self, finished: bool) -> Outcome:
-        return Outcome(
+    def _outcome(self, finished: bool) -> SimulatedOutcome:
+        return SimulatedOutcome(
             self.scenario.policy.name,
             self.seed,
             self.now_s,
@@ -357,7 +538,7 @@ class _Training:
         )
 
 
-def _alone(group: Group, caps: Mapping[int, Cap], job: Job) -> Pace:
+def _alone(group: Group, caps: Mapping[int, Cap], job: SimulatedJob) -> Pace:
     """Return the pace of nodes that do not wait for each other: a step is the mean one, communication included."""
     rate = power_w = 0.0
     for (known, true), number in group.nodes.items():

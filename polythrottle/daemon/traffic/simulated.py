@@ -1,6 +1,7 @@
 """A simulated board and the requests that come to it, so that the daemon can be tried without hardware.
 
-Requests arrive as `polythrottle.arrivals` says and are answered in batches by one server on a simulated device, while
+Requests arrive as `polythrottle.domain.arrivals` says and are answered in batches by one server on a simulated
+device, while
 the clock of the control loop, real or virtual, moves on. Everything is simulated, and its joules are called so.
 """
 
@@ -12,19 +13,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from polythrottle.clock import Clock
-from polythrottle.daemon.following import Switching
-from polythrottle.daemon.ports import Seen
-from polythrottle.daemon.traffic.lately import Lately
-from polythrottle.errors import InvalidInput
-from polythrottle.space import OperatingPoint
+from polythrottle.daemon.control.state import Switching
+from polythrottle.daemon.observation import RequestStats
+from polythrottle.daemon.traffic.local_sources import LatencyWindow
+from polythrottle.domain.clock import Clock
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
 
 if TYPE_CHECKING:
     from polythrottle.backends.simulated import SimulatedDevice, SimulatedWorkload
-    from polythrottle.daemon.signals import Target
-    from polythrottle.measurement import EnergyKind, Reading
+    from polythrottle.daemon.control.events import Target
+    from polythrottle.domain.measurement import EnergyKind, Reading
 
-_BATCH = "batch_size"
 _REDRAW_S = 60.0
 """A simulated window's noise in time and power stays as it is drawn until something is applied."""
 _PATIENCE_S = 60.0
@@ -92,17 +92,24 @@ class SimulatedSite:
         patience_s: float = _PATIENCE_S,
         warming: bool = False,
     ) -> None:
-        self.device, self.workload = device, workload
+        self.device = device
+        self.workload = workload
         self.board, self.traffic = SimulatedBoard(self), SimulatedTraffic(self, words)
-        self.idle_s, self.switches = 0.0, 0
+        self.idle_s = 0.0
+        self.switches = 0
         self._clock, self._note, self._switching = clock, note, switching or Switching()
-        self._started_s, self._drawn_s, self._patience_s = clock.now(), 0.0, patience_s
+        self._started_s = clock.now()
+        self._drawn_s = 0.0
+        self._patience_s = patience_s
         self._coming: Iterator[float] = iter(arrivals)
         self._queue: deque[float] = deque()
         self._ended: deque[Ended] = deque()
         self._point = device.space.default
-        self._batch, self._gather_s = workload.batch_size(workload.space.default), 0.0
-        self._begun, self._warms, self._warming = 0, warming, warming
+        self._batch = workload.batch_size(workload.space.default)
+        self._gather_s = 0.0
+        self._begun = 0
+        self._warms = warming
+        self._warming = warming
 
     @property
     def now_s(self) -> float:
@@ -111,7 +118,8 @@ class SimulatedSite:
 
     def catch_up(self) -> None:
         """Let everything happen that happens until now."""
-        until_s, clock = self.now_s, self.device.clock
+        until_s = self.now_s
+        clock = self.device.clock
         while (at_s := clock.now()) < until_s:
             if at_s - self._drawn_s >= _REDRAW_S:
                 self._drawn_s = at_s
@@ -130,7 +138,7 @@ class SimulatedSite:
             KnobRejected: If the device has no such level.
         """
         self.catch_up()
-        own = self.device.space.default.moved({name: level for name, level in point.items() if name != _BATCH})
+        own = self.device.space.default.moved({name: level for name, level in point.items() if name != BATCH_SIZE})
         delay_s = self._switching.delay_s(self._point, own)
         self.device.apply(own)
         self.device.clock.sleep(delay_s)
@@ -156,13 +164,15 @@ class SimulatedSite:
         Raises:
             KnobRejected: If the model cannot be served in such batches.
         """
-        size = OperatingPoint({_BATCH: target.point.get(_BATCH, self.workload.space.default[_BATCH])})
+        size = OperatingPoint({BATCH_SIZE: target.point.get(BATCH_SIZE, self.workload.space.default[BATCH_SIZE])})
         self.workload.apply(size)
-        self._batch, self._gather_s = self.workload.batch_size(size), target.gather_s
+        self._batch = self.workload.batch_size(size)
+        self._gather_s = target.gather_s
 
     def round(self) -> Round:
         """Return what has become of the requests."""
-        now_s, ended = self.now_s, []
+        now_s = self.now_s
+        ended = []
         while self._ended and self._ended[0].at_s <= now_s:
             ended.append(self._ended.popleft())
         self._pull(lambda: self._queue[-1] <= now_s)
@@ -171,7 +181,8 @@ class SimulatedSite:
 
     def _warmed(self) -> None:
         """Forget how long the requests take that came until now."""
-        now_s, self._warming = self.device.clock.now(), False
+        now_s = self.device.clock.now()
+        self._warming = False
         self._pull(lambda: self._queue[-1] <= now_s)
         while self._queue and self._queue[0] <= now_s:
             self._queue.popleft()
@@ -184,7 +195,10 @@ class SimulatedSite:
         self._pull(lambda: len(self._queue) < self._batch)
         if not self._queue:
             return math.inf
-        full_s = self._queue[self._batch - 1] if len(self._queue) >= self._batch else math.inf
+        if len(self._queue) >= self._batch:
+            full_s = self._queue[self._batch - 1]
+        else:
+            full_s = math.inf
         return min(full_s, self._queue[0] + self._gather_s)
 
     def _pull(self, wanted: Callable[[], bool]) -> None:
@@ -274,8 +288,9 @@ class SimulatedTraffic:
     """The requests of a simulated site; satisfies the port ``Traffic``."""
 
     def __init__(self, site: SimulatedSite, words: str) -> None:
-        self._site, self._words = site, words
-        self._lately = Lately()
+        self._site = site
+        self._words = words
+        self._lately = LatencyWindow()
         self._arrived = 0
         self.note = ""
 
@@ -284,7 +299,7 @@ class SimulatedTraffic:
         """The text that opens it again."""
         return self._words
 
-    def look(self, now_s: float) -> Seen | None:
+    def look(self, now_s: float) -> RequestStats | None:
         """Return what was seen since the look before; None after the last request was answered.
 
         Args:
@@ -297,12 +312,13 @@ class SimulatedTraffic:
         self._lately.until(self._site.now_s)
         if seen.over and not seen.ended:
             return None
-        before, self._arrived = self._arrived, seen.begun + seen.waiting
+        before = self._arrived
+        self._arrived = seen.begun + seen.waiting
         failed = sum(not each.answered for each in seen.ended)
         worst_s = max((each.latency_s for each in seen.ended), default=None)
         lately = self._lately
         counts = self._arrived - before, len(seen.ended), failed, seen.waiting
-        return Seen(*counts, lately.p99_s, lately.mean_s, worst_s=worst_s, p99_least_s=lately.p99_least_s)
+        return RequestStats(*counts, lately.p99_s, lately.mean_s, worst_s=worst_s, p99_least_s=lately.p99_least_s)
 
     def forget(self) -> None:
         """Forget how long requests took so far."""
@@ -326,7 +342,7 @@ def open_site(
     """Return a simulated board and its requests.
 
     Args:
-        text: ``sim:<arrivals>`` such as ``sim:poisson:30/s``; see `polythrottle.arrivals`.
+        text: ``sim:<arrivals>`` such as ``sim:poisson:30/s``; see `polythrottle.domain.arrivals`.
         device: URI of a simulated device.
         workload: What it serves: a name in ``profiles/workloads/`` or the path of such a file.
         clock: Of the control loop.
@@ -337,10 +353,10 @@ def open_site(
         InvalidInput: If the device is not simulated, or the text says no arrivals.
         PolythrottleError: If device, workload or a recorded trace cannot be opened.
     """
-    from polythrottle.arrivals import Arrivals
     from polythrottle.backends import open_device
     from polythrottle.backends.simulated import SimulatedDevice
     from polythrottle.catalog import load_model
+    from polythrottle.domain.arrivals import Arrivals
 
     arrivals = Arrivals.parse(text.removeprefix("sim:"))
     if (times := arrivals.times(seed)) is None:

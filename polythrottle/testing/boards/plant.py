@@ -4,12 +4,8 @@ import shutil
 import uuid
 from pathlib import Path
 
-from polythrottle.errors import StorageError, UnknownName
-from polythrottle.testing.boards.clocks import put_clocks
-from polythrottle.testing.boards.described import described
-from polythrottle.testing.boards.layout import Layout
-from polythrottle.testing.boards.sensors import put_sensors
-from polythrottle.testing.boards.system import put_system
+from polythrottle.domain.errors import StorageError, UnknownName
+from polythrottle.testing.boards.tree import Layout, described, put_clocks, put_sensors, put_system
 from polythrottle.testing.kernel.follow import follow
 from polythrottle.testing.kernel.machine import Machine, Memory
 from polythrottle.testing.kernel.modes import mode, switch
@@ -30,7 +26,8 @@ def plant(name: str, folder: Path | str, *, power_mode: int | None = None) -> Pa
         UnknownName: If there is no such board, or it has no such power mode.
         StorageError: If the folder cannot be laid, or holds something.
     """
-    root, board = Path(folder), described(name)
+    root = Path(folder)
+    board = described(name)
     chosen = power_mode if power_mode is not None else int(board["nvpmodel"]["default"])
     if chosen not in (known := [mode["id"] for mode in board["nvpmodel"]["modes"]]):
         raise UnknownName("power mode", str(chosen), map(str, known))
@@ -56,19 +53,22 @@ def reboot(root: Path | str, *, shift: int = 0) -> None:
     """
     machine = Machine(Path(root))
     with machine.held():
-        old, chosen = machine.memory, int(mode(machine))
+        old = machine.memory
+        chosen = int(mode(machine))
     if old.board is None:
         raise StorageError(f"{root} was not planted and cannot be started again")
     for each in machine.root.iterdir():
         shutil.rmtree(each)
     shutil.rmtree(machine.beside / "hidden", ignore_errors=True)
     fresh = Memory(board=old.board, refuses=old.refuses, load=old.load, shift=shift)
-    fresh.boots, fresh.writes = old.boots + 1, old.writes
+    fresh.boots = old.boots + 1
+    fresh.writes = old.writes
     _lay(machine.root, old.board, fresh, chosen)
 
 
 def _lay(root: Path, name: str, memory: Memory, chosen: int) -> None:
-    board, layout = described(name), Layout()
+    board = described(name)
+    layout = Layout()
     put_system(layout, board, str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{name}/{memory.boots}")))
     put_clocks(layout, board)
     put_sensors(layout, board, memory.shift)

@@ -11,19 +11,17 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from polythrottle.actuation import controls, system
-from polythrottle.errors import DeviceError, KnobRejected
-from polythrottle.testing.boards.sensors import EVENT_TICKS, SOCTHERM
-from polythrottle.testing.kernel.faults import Fault, Script
+from polythrottle.actuation.drivers import controls, system
+from polythrottle.domain.errors import DeviceError, KnobRejected
+from polythrottle.testing.boards.tree import EVENT_TICKS, SOCTHERM
+from polythrottle.testing.kernel.faults import Fault, Script, renumber, silence
 from polythrottle.testing.kernel.follow import follow
 from polythrottle.testing.kernel.limits import table
 from polythrottle.testing.kernel.log import Write, WriteLog
 from polythrottle.testing.kernel.machine import Machine, refusal
 from polythrottle.testing.kernel.memory_clock import CLK, memory_levels
 from polythrottle.testing.kernel.modes import mode, switch
-from polythrottle.testing.kernel.renumber import renumber
 from polythrottle.testing.kernel.rules import obey
-from polythrottle.testing.kernel.silence import silence
 from polythrottle.testing.kernel.snapshot import snapshot
 
 _MODE = "nvpmodel:"
@@ -165,7 +163,10 @@ class FakeKernel:
     def _below(self, key: str, text: str) -> str:
         with contextlib.suppress(OSError, ValueError):
             path = self._machine.real(key)
-            listed = memory_levels(self._machine) if path.startswith(CLK) else table(self._machine, path)
+            if path.startswith(CLK):
+                listed = memory_levels(self._machine)
+            else:
+                listed = table(self._machine, path)
             return str(max((level for level in listed if level < int(text)), default=listed[0]))
         return text
 
@@ -190,7 +191,9 @@ class FakeKernel:
 
     def _placed(self, path: str) -> str:
         inside = path.startswith((_MODE, f"{self.root}/"))
-        return path if inside else str(self._machine.place(path))
+        if inside:
+            return path
+        return str(self._machine.place(path))
 
     def fail(self, *faults: Fault) -> None:
         """Add faults to the script of this tree; they hold for every process."""
@@ -281,7 +284,8 @@ class FakeKernel:
         """
         with contextlib.ExitStack() as stack:
             for kind in (controls.SysFiles, system.SystemControls):
-                read, write = _reader(kind.read, self), _writer(kind.write, self)
+                read = _reader(kind.read, self)
+                write = _writer(kind.write, self)
                 stack.enter_context(mock.patch.multiple(kind, read=read, write=write))
             stack.enter_context(silence(FakeKernel(self.root)._silences))
             yield self
@@ -289,7 +293,9 @@ class FakeKernel:
 
 def _reader(usual: Callable[[Any, str], str], kernel: FakeKernel) -> Callable[[Any, str], str]:
     def read(port: Any, key: str) -> str:
-        return kernel.read(key) if kernel.covers(key) else usual(port, key)
+        if kernel.covers(key):
+            return kernel.read(key)
+        return usual(port, key)
 
     return read
 

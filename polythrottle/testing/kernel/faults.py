@@ -1,14 +1,25 @@
-"""Faults that a test scripts: what goes wrong at which read or write; counted on disk, so across processes."""
+"""Faults of a fake kernel: what goes wrong at which access, files that answer EAGAIN.
 
+Folders that get another name.
+"""
+
+import builtins
 import errno
 import fnmatch
+import io
 import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
-from polythrottle.errors import InvalidInput
-from polythrottle.testing.kernel.machine import replace
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.testing.kernel.machine import Machine, refusal, replace
+
+# Faults that a test scripts: what goes wrong at which read or write; counted on disk, so across processes.
 
 _ACTS = ("round", "ignore", "vanish", "renumber", "foreign", "die_before", "die_after")
 
@@ -74,7 +85,8 @@ class Script:
 
     def due(self, on: str, key: str) -> list[Fault]:
         """Count one call and return the faults that happen to it."""
-        lines, due = self._load(), []
+        lines = self._load()
+        due = []
         passed = [line for line in lines if line.get("on", "write") == on]
         for line in passed:
             fault = Fault(**{name: value for name, value in line.items() if name != "passed"})
@@ -86,3 +98,102 @@ class Script:
         if passed:
             replace(self._file, json.dumps(lines, indent=1))
         return due
+
+
+# Files that answer EAGAIN, as those of a gated sensor do: to every reader in this process, as the kernel would.
+#
+# The thermal zones of a sensor that is powered down answer so, and others now and then under load (swsususu/ThorFAN,
+# README; seen on Orin too). ``read(2)`` ends with EAGAIN; CPython's own files take that for "nothing yet" and hand
+# None on, of which text files make ``TypeError: can't concat NoneType to bytes``.
+
+Silent = Callable[[str], bool]
+
+
+@contextmanager
+def silence(silent: Silent) -> Iterator[None]:
+    """Let reads of some files end with EAGAIN: by descriptor, and as CPython's files pass it on.
+
+    Args:
+        silent: Says of a path, links followed, whether it answers so now; asked at every read.
+    """
+    with ExitStack() as stack:
+        for name in ("read", "pread"):
+            stack.enter_context(mock.patch.object(os, name, _refusing(getattr(os, name), silent)))
+        opened = _opening(io.open, silent)
+        stack.enter_context(mock.patch.object(io, "open", opened))
+        stack.enter_context(mock.patch.object(builtins, "open", opened))
+        yield
+
+
+def _refusing(usual: Callable[..., bytes], silent: Silent) -> Callable[..., bytes]:
+    def read(handle: int, *rest: int) -> bytes:
+        try:
+            path = os.readlink(f"/proc/self/fd/{handle}")
+        except OSError:  # the descriptor is closed, or there is no /proc: the usual call says so
+            return usual(handle, *rest)
+        if silent(path):
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return usual(handle, *rest)
+
+    return read
+
+
+class _Gated(io.RawIOBase):
+    """A file whose reads end with EAGAIN, as CPython's own (`io.FileIO`) hands that on."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> None:
+        return None
+
+
+def _opening(usual: Callable[..., Any], silent: Silent) -> Callable[..., Any]:
+    def opened(file: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
+        path = os.path.realpath(os.fspath(file)) if isinstance(file, str | os.PathLike) else ""
+        if not path or set(mode) & set("wax+") or not os.path.isfile(path) or not silent(path):
+            return usual(file, mode, *rest, **options)
+        buffer = io.BufferedReader(_Gated())
+        if "b" in mode:
+            return buffer
+        return io.TextIOWrapper(buffer, encoding="utf-8")
+
+    return opened
+
+
+# Folders that get another name between two boots, or two reads.
+
+
+def renumber(machine: Machine, path: str, name: str) -> None:
+    """Rename the folder that a link in ``/sys/class`` leads to, and the links to it.
+
+    Args:
+        machine: Whose tree.
+        path: The link, such as ``/sys/class/hwmon/hwmon3``.
+        name: What it is called then; another folder of that name takes the old one's place.
+
+    Raises:
+        OSError: If there is no such link.
+    """
+    folder, _, old = path.rpartition("/")
+    if not machine.has(path):
+        raise refusal(errno.ENOENT, path)
+    if machine.has(f"{folder}/{name}"):
+        _move(machine, folder, name, f"{name}-moving")
+        _move(machine, folder, old, name)
+        _move(machine, folder, f"{name}-moving", old)
+    else:
+        _move(machine, folder, old, name)
+
+
+def _move(machine: Machine, folder: str, old: str, name: str) -> None:
+    link = machine.place(f"{folder}/{old}")
+    real = machine.place(machine.inside(f"{folder}/{old}"))
+    target = str(link.readlink())
+    real.rename(real.with_name(name))
+    link.unlink()
+    machine.place(f"{folder}/{name}").symlink_to(f"{target.rpartition('/')[0]}/{name}")
+    short = real.parent.parent / "devfreq_dev"
+    if short.is_symlink():
+        short.unlink()
+        short.symlink_to(f"devfreq/{name}")

@@ -8,13 +8,14 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from polythrottle.catalog.simulation import Simulation, Voltage
-from polythrottle.testing.boards.described import catalogued, described, gpu_levels_hz, memory_levels_hz
+from polythrottle.catalog.boards import Simulation, Voltage
+from polythrottle.testing.boards.tree import catalogued, described, gpu_levels_hz, memory_levels_hz
 from polythrottle.testing.kernel.cores import online_cores
 from polythrottle.testing.kernel.machine import Machine
 from polythrottle.testing.kernel.memory_clock import CLK, govern_memory, memory_rate
 
-_DEVFREQ, _POLICIES = "/sys/class/devfreq", "/sys/devices/system/cpu/cpufreq"
+_DEVFREQ = "/sys/class/devfreq"
+_POLICIES = "/sys/devices/system/cpu/cpufreq"
 _STEADY = ("PMIC-Die",)
 
 
@@ -38,7 +39,8 @@ def follow(machine: Machine) -> None:
 
 
 def _follow_limits(machine: Machine, prefix: str, *clocks: str) -> None:
-    chosen, busy = machine.read(f"{prefix}governor"), machine.memory.load >= 0.5
+    chosen = machine.read(f"{prefix}governor")
+    busy = machine.memory.load >= 0.5
     side = "max" if chosen == "performance" or (busy and chosen != "powersave") else "min"
     clock = machine.number(f"{prefix}{side}_freq")
     for name in clocks:
@@ -81,7 +83,8 @@ def watts(machine: Machine, board: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _cpu_watts(machine: Machine, figures: Simulation, load: float) -> float:
-    online, total = set(online_cores(machine)), 0.0
+    online = set(online_cores(machine))
+    total = 0.0
     for name in machine.names(_POLICIES):
         cores = online & set(machine.numbers(f"{_POLICIES}/{name}/related_cpus"))
         clock = machine.number(f"{_POLICIES}/{name}/scaling_cur_freq") * 1000 / figures.cpu.clock_hz
@@ -104,7 +107,8 @@ def _follow_power(machine: Machine, board: Mapping[str, Any]) -> None:
 
 
 def _put_channel(machine: Machine, chip: Mapping[str, Any], index: int, volt: float, power_w: float) -> None:
-    millivolt, milliamp = round(volt * 1000), round(1000 * power_w / (volt or 1.0))
+    millivolt = round(volt * 1000)
+    milliamp = round(1000 * power_w / (volt or 1.0))
     if chip["kind"] == "iio":
         folder = f"{chip['path']}/iio:device{chip['number']}"
         machine.put(f"{folder}/in_voltage{index}_input", millivolt)

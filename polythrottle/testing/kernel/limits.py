@@ -49,7 +49,9 @@ def table(machine: Machine, path: str) -> list[int]:
 
 def _believe_files(machine: Machine, low: str, high: str) -> None:
     """Forget wishes that the files contradict: a test has written to them without asking the kernel."""
-    wishes, least, most = machine.memory.wishes, machine.number(low), machine.number(high)
+    wishes = machine.memory.wishes
+    least = machine.number(low)
+    most = machine.number(high)
     if wishes.get(high) != most:
         wishes[high] = most
     if min(wishes.get(low, least), most) != least:
@@ -89,7 +91,9 @@ def _fitted(machine: Machine, path: str, wanted: int) -> int:
     if not levels:
         raise refusal(errno.EINVAL, path)
     if wanted < 0 or (side == "max" and wanted == 0):
-        return levels[-1] if side == "max" else levels[0]
+        if side == "max":
+            return levels[-1]
+        return levels[0]
     if scaling and side == "min":
         return next((level for level in levels if level >= wanted), levels[-1])
     return max((level for level in levels if level <= wanted), default=levels[0])

@@ -115,7 +115,9 @@ class Machine:
 
     def numbers(self, path: str) -> list[int]:
         """Return the numbers a file of the board holds, ascending; none if there is no such file."""
-        return sorted(map(int, self.read(path).split())) if self.has(path) else []
+        if self.has(path):
+            return sorted(map(int, self.read(path).split()))
+        return []
 
     def put(self, path: str, value: object) -> None:
         """Change a file of the board in place, so that who holds it open sees it, and never a torn value."""
@@ -130,7 +132,9 @@ class Machine:
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder of the board, sorted; none if there is no such folder."""
         place = self.place(folder)
-        return sorted(os.listdir(place)) if place.is_dir() else []
+        if place.is_dir():
+            return sorted(os.listdir(place))
+        return []
 
 
 def replace(file: Path, text: str) -> None:

@@ -14,10 +14,14 @@ import re
 from polythrottle.testing.kernel.machine import Machine, refusal
 
 CLK = "/sys/kernel/debug/bpmp/debug/clk"
-_EMC, _OVERRIDE = f"{CLK}/emc", "/sys/kernel/debug/clk/override.emc"
-_LIST, _HALT = "/sys/kernel/debug/bpmp/debug/emc/possible_rates", "/sys/kernel/debug/bpmp/debug/bwmgr/bwmgr_halt"
-_OLD_TABLE, _OLD_RATE = "/sys/kernel/debug/clk/emc/clk_possible_rates", "/sys/kernel/debug/clk/emc/clk_rate"
-_NEW_CAP, _ISO_CAP = "/sys/kernel/nvpmodel_clk_cap/emc", "/sys/kernel/nvpmodel_emc_cap/emc_iso_cap"
+_EMC = f"{CLK}/emc"
+_OVERRIDE = "/sys/kernel/debug/clk/override.emc"
+_LIST = "/sys/kernel/debug/bpmp/debug/emc/possible_rates"
+_HALT = "/sys/kernel/debug/bpmp/debug/bwmgr/bwmgr_halt"
+_OLD_TABLE = "/sys/kernel/debug/clk/emc/clk_possible_rates"
+_OLD_RATE = "/sys/kernel/debug/clk/emc/clk_rate"
+_NEW_CAP = "/sys/kernel/nvpmodel_clk_cap/emc"
+_ISO_CAP = "/sys/kernel/nvpmodel_emc_cap/emc_iso_cap"
 _BWMGR = "/sys/class/devfreq/bwmgr/max_freq"
 
 
@@ -40,12 +44,15 @@ def memory_cap(machine: Machine) -> int:
 def memory_rate(machine: Machine) -> int:
     """Return the memory clock, in Hz; 0 where the board shows none."""
     path = f"{_EMC}/rate" if machine.has(f"{_EMC}/rate") else _OLD_RATE
-    return machine.number(path) if machine.has(path) else 0
+    if machine.has(path):
+        return machine.number(path)
+    return 0
 
 
 def govern_memory(machine: Machine) -> None:
     """Give the memory clock to the governor where nobody holds it: the step at 60 % of the cap under load."""
-    levels, cap = memory_levels(machine), memory_cap(machine)
+    levels = memory_levels(machine)
+    cap = memory_cap(machine)
     if not levels:
         return
     share = 0.6 if machine.memory.load >= 0.5 else 0.0
@@ -125,7 +132,8 @@ def put_cap(machine: Machine, path: str, text: str) -> None:
 
 def force_cap(machine: Machine, path: str, text: str) -> None:
     """Write to a cap as nvpmodel does: it can lift it."""
-    levels, wanted = memory_levels(machine), int(text)
+    levels = memory_levels(machine)
+    wanted = int(text)
     if path == _ISO_CAP:
         machine.put(path, max(0, wanted))
     else:

@@ -9,13 +9,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from polythrottle.errors import KnobRejected
+from polythrottle.domain.errors import KnobRejected
 from polythrottle.testing.kernel.cores import put_online
 from polythrottle.testing.kernel.limits import force_limits, table
 from polythrottle.testing.kernel.machine import Machine, refusal
 from polythrottle.testing.kernel.memory_clock import force_cap
 
-_CONF, _STATUS = "/etc/nvpmodel.conf", "/var/lib/nvpmodel/status"
+_CONF = "/etc/nvpmodel.conf"
+_STATUS = "/var/lib/nvpmodel/status"
 _HEADER = re.compile(r"< (PARAM|POWER_MODEL|PM_CONFIG) (.*) >")
 
 
@@ -101,7 +102,9 @@ def _needs_reboot(machine: Machine, path: str, value: str) -> bool:
 
 def _nearest(machine: Machine, path: str, value: str) -> str:
     wanted = int(value)
-    return str(min(table(machine, path), key=lambda level: abs(level - wanted))) if wanted > 0 else value
+    if wanted > 0:
+        return str(min(table(machine, path), key=lambda level: abs(level - wanted)))
+    return value
 
 
 def _set(machine: Machine, place: str, value: str) -> None:

@@ -16,8 +16,7 @@ but for ``advance`` and the sleeps of ``fake.clock()``. Clocks, power and energy
 prove what a program does, not what a board draws.
 """
 
-from polythrottle.testing.nvml.fake import FakeNvml, FakeTime, FaultKind, LoggedCall
-from polythrottle.testing.nvml.library import build, compiler
+from polythrottle.testing.nvml.fake import FakeNvml, FakeTime, FaultKind, LoggedCall, build, compiler
 from polythrottle.testing.nvml.models import MODELS, GpuModel
 
 __all__ = ["MODELS", "FakeNvml", "FakeTime", "FaultKind", "GpuModel", "LoggedCall", "build", "compiler"]

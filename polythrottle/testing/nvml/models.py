@@ -9,9 +9,14 @@ resistance: the stand-in is simulated, and proves what a program does, not what 
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
-from polythrottle.errors import UnknownName
+from polythrottle.domain.errors import UnknownName
 
-VOLTA, AMPERE, ADA, HOPPER, BLACKWELL = 5, 7, 8, 9, 10  # NVML_DEVICE_ARCH_*
+# NVML_DEVICE_ARCH_*
+VOLTA = 5
+AMPERE = 7
+ADA = 8
+HOPPER = 9
+BLACKWELL = 10
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,152 @@
+"""The one client of the actuator, which studies (`RemoteDevice`) and the daemon (`ActuatorBoard`) ask through."""
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from polythrottle.actuation.wire import MOST_ANSWER, MOST_REQUEST, VERSION, error_from
+from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied
+from polythrottle.domain.measurement import Reading
+from polythrottle.storage.json_lines import Channel, encode
+
+TOKEN = "POLYTHROTTLE_TOKEN"
+"""The environment variable with the token of a loan, which a process that starts a study gives it."""
+
+_PATIENCE_S = 60.0
+_AT_THE_DOOR_S = 2.0  # how long to wait where the actuator has not even taken in those who came before
+_IDLE_S = 60.0  # a line not used for this long may have been dropped by the actuator
+
+
+def reading_from(answer: Mapping[str, Any]) -> tuple[Reading, int]:
+    """Return the reading of an answer to ``read``, and how often the counter of energy began anew.
+
+    Raises:
+        DeviceError: If it holds none, as that of an actuator of another version.
+    """
+    try:
+        fields = dict(answer)
+        began_anew = int(fields.pop("anew", 0))
+        temperature_c = fields["temperature_c"]
+        fields["time_s"] = float(fields["time_s"])
+        fields["energy_j"] = float(fields["energy_j"])
+        fields["temperature_c"] = None if temperature_c is None else float(temperature_c)
+        fields["clocks_hz"] = {str(domain): int(hz) for domain, hz in fields["clocks_hz"].items()}
+        fields["throttled"] = bool(fields["throttled"])
+        return Reading(**fields), began_anew
+    except (KeyError, TypeError, ValueError, AttributeError) as err:
+        raise DeviceError(f"the actuator's reading makes no sense, as from one of another version: {err}") from err
+
+
+def left_from(answer: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what an answer to ``restore`` or ``release`` says is not as it was found."""
+    return tuple(map(str, answer.get("left", ())))
+
+
+class Line:
+    """A connection to the actuator; connects when something is asked, and again where that was long ago.
+
+    Not for several threads at once.
+
+    Args:
+        path: Of its socket.
+        patience_s: How long to wait for an answer.
+    """
+
+    def __init__(self, path: Path | str, patience_s: float = _PATIENCE_S) -> None:
+        self._path = Path(path)
+        self._patience_s = patience_s
+        self._channel: Channel | None = None
+        self._number = 0
+        self._used_s = 0.0
+
+    def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
+        """Return the answer to a request.
+
+        Args:
+            verb: One of those in this module's docstring.
+            fields: Of the verb.
+
+        Raises:
+            PermissionDenied: If this user may not ask, or not that.
+            DeviceError: If the actuator cannot be reached or does not answer in time.
+            PolythrottleError: What it refuses with.
+        """
+        self._number += 1
+        request = encode({"v": VERSION, "id": self._number, "verb": verb, **fields})
+        if len(request) > MOST_REQUEST:
+            raise InvalidInput(f"a request of {len(request)} bytes is too long for the actuator")
+        answer = self._answered(request)
+        if "error" in answer:
+            raise error_from(answer["error"])
+        if answer.get("id") != self._number or not isinstance(answer.get("answer"), dict):
+            self.close()
+            raise DeviceError(f"what answers at {self._path} is no actuator of this version")
+        fields_of_answer: dict[str, Any] = answer["answer"]
+        return fields_of_answer
+
+    def _answered(self, request: bytes) -> dict[str, Any]:
+        now_s = time.monotonic()
+        if self._channel is not None and now_s - self._used_s > _IDLE_S:
+            self.close()
+        try:
+            channel = self._channel or self._connected()
+            # A server that refuses us says so and hangs up, perhaps before it has read anything.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                channel.send_line(request, self._patience_s)
+            answer = channel.receive(now_s + self._patience_s - time.monotonic())
+            if answer is None:
+                raise TimeoutError
+        except InvalidInput as err:
+            self.close()
+            raise DeviceError(f"what answers at {self._path} is no actuator: {err}") from err
+        except TimeoutError as err:
+            self.close()
+            raise DeviceError(f"the actuator at {self._path} did not answer within {self._patience_s:g} s") from err
+        except EOFError as err:
+            self.close()
+            raise DeviceError(f"the actuator at {self._path} has hung up: it closed the connection; ask again") from err
+        except OSError as err:
+            self.close()
+            raise DeviceError(f"the actuator at {self._path} has hung up: {err.strerror or err}; ask again") from err
+        self._used_s = time.monotonic()
+        return answer
+
+    def _connected(self) -> Channel:
+        ends_s = time.monotonic() + min(_AT_THE_DOOR_S, self._patience_s)
+        while True:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            connection.settimeout(self._patience_s)
+            try:
+                connection.connect(os.fspath(self._path))
+            except BlockingIOError as err:  # too many are at the door, for which a timeout is no help (unix(7))
+                connection.close()
+                if time.monotonic() > ends_s:
+                    words = f"the actuator at {self._path} is busy: too many wait at its door; ask again later"
+                    raise DeviceError(words) from err
+                time.sleep(0.01)
+            except OSError as err:
+                connection.close()
+                raise _unreachable(self._path, err) from err
+            else:
+                self._channel = Channel(connection, MOST_ANSWER)
+                return self._channel
+
+    def close(self) -> None:
+        """Hang up; the next `ask` connects again."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
+def _unreachable(path: Path, err: OSError) -> DeviceError:
+    if isinstance(err, PermissionError):
+        return PermissionDenied(
+            f"this user may not ask the actuator at {path}; join the group polythrottle, or run as root"
+        )
+    if isinstance(err, FileNotFoundError | ConnectionRefusedError):
+        return DeviceError(f"no actuator listens at {path}; start it: polythrottle daemon actuator")
+    return DeviceError(f"the actuator at {path} cannot be reached: {err.strerror or err}")

@@ -1,0 +1,363 @@
+"""Put back what stands changed, from the records alone: no daemon, no network, no device object.
+
+Also a program of its own, ``polythrottle-restore``, for a service's stop-post command and for the unit at boot.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from polythrottle.actuation.drivers.controls import Controls
+from polythrottle.actuation.drivers.system import SystemControls
+from polythrottle.actuation.keeper import Lapse, lapses
+from polythrottle.actuation.rollback import Audit, Outcome, Rollback, put_back
+from polythrottle.actuation.state.lease import Fence, Lease, boot_s, hold
+from polythrottle.actuation.state.record import Record, named_by, shown
+from polythrottle.actuation.state.site import Site
+from polythrottle.actuation.state.site import boot_id as running_boot_id
+from polythrottle.domain.errors import DeviceError, PolythrottleError, StorageError, UnknownName
+
+_WAIT_S = 2.0
+_PAUSES_S = (0.05, 0.2)
+_MOST_NAMED = 20
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What stands between a device and its originals.
+
+    Args:
+        device: Which.
+        keys: The controls on record.
+        lease: Who holds it; without a holder if nobody does.
+        damage: Lines of the record that could not be read.
+    """
+
+    device: str
+    keys: tuple[str, ...]
+    lease: Lease
+    damage: tuple[str, ...] = ()
+
+    @property
+    def expires_in_s(self) -> float | None:
+        """How long the lease lasts yet, in seconds; None if it has no end or there is none."""
+        if self.lease.expires_s is None:
+            return None
+        return self.lease.expires_s - boot_s()
+
+
+def standing(state: Path | None = None, boot_id: str | None = None) -> tuple[Standing, ...]:
+    """Return every device of this machine that is held or has originals on record.
+
+    Raises:
+        StorageError: If the folder of records cannot be trusted or read.
+    """
+    boot = boot_id if boot_id is not None else running_boot_id()
+    found = []
+    for site in Site.all(state):
+        record = Record(site.record, None, boot)
+        lease = Fence(site.lease, boot).read()
+        if _stands(site, record, lease):
+            damage = record.damage + _lost(site, record, lease)
+            found.append(Standing(record.device, tuple(record.entries), lease, damage))
+    return tuple(found)
+
+
+def lapsed(device: str, state: Path | None = None, controls: Controls | None = None) -> tuple[Lapse, ...]:
+    """Return the controls of a device that no longer hold what was applied to it for good.
+
+    Args:
+        device: By its name on record.
+        state: Folder of the records; by default ``originals`` in `state_dir`.
+        controls: How to reach the device.
+
+    Raises:
+        StorageError: If the folder of records or one of them cannot be trusted or read.
+    """
+    boot = running_boot_id()
+    reached = controls if controls is not None else SystemControls(stays=False)
+    records = [Record(site.record, None, boot) for site in Site.all(state)]
+    return tuple(lapse for record in records if record.device == device for lapse in lapses(record, reached))
+
+
+def _stands(site: Site, record: Record, lease: Lease) -> bool:
+    """Say whether there is something to put back, or somebody who holds the device."""
+    if record.entries or record.damage or lease.kept or lease.alive:
+        return True
+    return bool(_lost(site, record, lease)) or (
+        lease.dirty and bool(Audit(site.audit, record.device).entries(lease.token))
+    )
+
+
+def _lost(site: Site, record: Record, lease: Lease) -> tuple[str, ...]:
+    """Say that a device was steered and that both files which knew its originals are gone; nothing otherwise."""
+    if not lease.dirty or record.entries or record.text or record.void or site.audit.exists():
+        return ()
+    gone = shown(f"{site.record} and {site.audit.name} are gone")
+    return (f"{gone}, though the device was steered: what it held before cannot be known; a reboot forgets most",)
+
+
+def take_over(
+    site: Site, boot_id: str, token: int, controls: Controls | None = None, told: Record | None = None
+) -> Outcome | None:
+    """Restore a device whose lease has ended by itself; None if another has done or is doing so.
+
+    Args:
+        site: Of the device.
+        boot_id: Of the running kernel.
+        token: Of the ended lease.
+        controls: How to reach the device.
+        told: What is on record, as the writer has told; it stands where the record or the lease is damaged or deleted,
+            or their disk has failed.
+
+    Raises:
+        DeviceError: If something could not be put back.
+        StorageError: If record or lease cannot be used.
+    """
+    fence = Fence(site.lease, boot_id)
+    try:
+        if fence.read().has_passed(token):
+            return None
+        return _restored(site, fence, boot_id, controls, force=False, told=told)
+    except StorageError:
+        if told is None:
+            raise
+        return Rollback(told, controls if controls is not None else SystemControls()).run()
+
+
+def _restored(
+    site: Site, fence: Fence, boot_id: str, controls: Controls | None, *, force: bool, told: Record | None = None
+) -> Outcome:
+    before = fence.read()
+    token = fence.take(f"restoring (process {os.getpid()})", None)
+    try:
+        with fence.closed(token, ending=True):
+            record = Record(site.record, None, boot_id)
+            if told is not None:
+                record.adopt(told.entries)
+            lost = _lost(site, record, before)
+            if before.dirty:
+                record.adopt(Audit(site.audit, record.device).entries(before.token))
+            reached = controls if controls is not None else SystemControls()
+            lapsed = [each for each in lapses(record, reached) if before.kept and each.undone(record)]
+            outcome = replace(put_back(record, reached, force=force), lapsed=tuple(map(str, lapsed)))
+            outcome = replace(outcome, damage=outcome.damage + lost)
+            if force and site.left.exists():
+                outcome = outcome.with_more(put_back(Record(site.left, None, boot_id), reached, force=True))
+    finally:
+        with suppress(StorageError):  # what was to say comes first; the next to take it does so whatever it says
+            fence.release(token)
+    Audit(site.audit, record.device).restored(token, outcome)
+    return outcome
+
+
+def restore_all(
+    state: Path | None = None,
+    *,
+    device: str | None = None,
+    force: bool = False,
+    controls: Controls | None = None,
+    boot_id: str | None = None,
+) -> tuple[Outcome, ...]:
+    """Restore every device that stands changed and that nobody alive is steering.
+
+    Args:
+        state: Folder of the records; by default ``originals`` in `state_dir`.
+        device: Only this one.
+        force: Whether to end a living writer's lease, and to put back what someone else has changed since.
+        controls: How to reach the devices.
+        boot_id: Of the running kernel.
+
+    Raises:
+        DeviceError: If one is being steered by a living process and force is not given; the others are restored first.
+        StorageError: If the folder of records or one of them cannot be trusted or read; the others are restored first.
+        UnknownName: If nothing stands for the device named.
+    """
+    boot = boot_id if boot_id is not None else running_boot_id()
+    for pause_s in _PAUSES_S:
+        try:
+            return _all_restored(state, device, force, controls, boot)
+        except StorageError:
+            time.sleep(pause_s)  # a disk that was busy, a signal: what was restored is compared again
+    return _all_restored(state, device, force, controls, boot)
+
+
+def _all_restored(
+    state: Path | None, device: str | None, force: bool, controls: Controls | None, boot: str
+) -> tuple[Outcome, ...]:
+    outcomes: list[Outcome] = []
+    errors: list[DeviceError | StorageError] = []
+    for site in _chosen(state, device, boot, force):
+        fence = Fence(site.lease, boot)
+        try:
+            if not force:
+                _refuse_if_held(site, fence)
+            applied = fence.read().applied
+            outcomes.append(_restored(site, fence, boot, controls, force=force))
+            if applied:
+                _await_guard(site)
+        except DeviceError as err:
+            errors.append(err)
+        except StorageError as err:
+            errors.append(StorageError(f"{err}{_on_record(site, boot)}"))
+        except Exception as err:  # whatever is wrong with one device, the others are put back
+            errors.append(StorageError(f"{_device_of(site)} is not restored: {shown(str(err)) or type(err).__name__}"))
+    if errors:
+        unsaid = any(isinstance(err, StorageError) for err in errors)
+        raise (StorageError if unsaid else DeviceError)("; ".join(map(str, errors)))
+    return tuple(outcomes)
+
+
+def _on_record(site: Site, boot: str) -> str:
+    """Name the controls that a restoring which failed may have left changed, as far as the record can be read."""
+    try:
+        keys = list(Record(site.record, None, boot).entries)
+    except StorageError:
+        return ""
+    more = f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else ""
+    if keys:
+        return f"; on record, and perhaps still changed: {', '.join(keys[:_MOST_NAMED])}{more}"
+    return ""
+
+
+def _chosen(state: Path | None, device: str | None, boot: str, force: bool) -> list[Site]:
+    """Return the sites that stand changed: all, or every one that says it is of this device."""
+    named = [(site, name) for site in Site.all(state) if (name := _standing_name(site, boot, force)) is not None]
+    if device is None:
+        return [site for site, _ in named]
+    if chosen := [site for site, name in named if name == device]:
+        return chosen
+    own = Site.of(device, state)
+    if not any(file.exists() for file in (own.record, own.lease, own.lock)):
+        raise UnknownName("device on record", device, dict.fromkeys(name for _, name in named))
+    # Known by its files, whose names hold its own in part alone: nothing has been changed yet, or nothing is any more.
+    return [site for site, _ in named if site.stem == own.stem and force]
+
+
+def _standing_name(site: Site, boot: str, force: bool) -> str | None:
+    """Return the device of a site that stands changed; None if it does not."""
+    try:
+        record = Record(site.record, None, boot)
+        lease = Fence(site.lease, boot).read()
+        if _stands(site, record, lease):
+            if record.entries:
+                return record.device
+            return _device_of(site)
+        if force and site.left.exists():
+            return Record(site.left, None, boot).device
+        return None
+    except StorageError:
+        return _device_of(site)  # met again by whoever restores it, after the others
+
+
+def _device_of(site: Site) -> str:
+    return named_by(site.stem)
+
+
+def _refuse_if_held(site: Site, fence: Fence) -> None:
+    """Refuse where a living writer has not run out; a profile applied by hand is there to be ended."""
+    ends = time.monotonic() + _WAIT_S
+    while True:
+        lease = fence.read()
+        if lease.applied:
+            return
+        try:
+            os.close(hold(site.lock, _device_of(site), f"restoring (process {os.getpid()})"))
+            return
+        except DeviceError:
+            if lease.expires_s is not None and lease.expires_s < boot_s():
+                return
+            # They go soon: another that restores; a guard whose lease was ended and which has not seen it yet; one that
+            # was about to be started, and holds the lock of a writer that was killed until it is begun.
+            passing = lease.holder.startswith("restoring") or not lease.alive
+            if passing and time.monotonic() < ends:
+                time.sleep(0.05)
+                continue
+            raise
+
+
+def _await_guard(site: Site) -> None:
+    """Wait for the guard of an ended lease to go, so that the next writer is not refused on its account."""
+    ends = time.monotonic() + _WAIT_S
+    while time.monotonic() < ends:
+        try:
+            os.close(hold(site.lock, _device_of(site), f"restoring (process {os.getpid()})"))
+            return
+        except DeviceError:
+            time.sleep(0.02)
+
+
+def confirm(device: str | None = None, state: Path | None = None) -> tuple[Standing, ...]:
+    """Let profiles that were applied by hand stand: for the time they were applied for, else until a restore.
+
+    Returns:
+        What stands now.
+
+    Raises:
+        DeviceError: If nothing waits to be confirmed, or the guard that would revert it is gone.
+    """
+    boot = running_boot_id()
+    confirmed = []
+    for site in Site.all(state):
+        fence = Fence(site.lease, boot)
+        lease = fence.read()
+        if (
+            not lease.applied
+            or lease.kept
+            or device not in (None, _device_of(site), Record(site.record, None, boot).device)
+        ):
+            continue
+        # What was applied for a time stays so, also if it is confirmed twice.
+        if not lease.alive:
+            raise DeviceError(f"what was to revert {lease.holder} has died; polythrottle restore puts it back")
+        ends = None if lease.confirmed_s is None else boot_s() + lease.confirmed_s
+        fence.change(lease.token, kept=ends is None, expires_s=ends)
+        confirmed.append(site)
+    if not confirmed:
+        raise DeviceError("nothing waits to be confirmed: it has reverted already, or nothing was applied")
+    return tuple(each for each in standing(state) if each.lease.applied)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``polythrottle-restore``; returns 0 if all is as found, 6 if something is left, 8 if nobody can tell."""
+    parser = argparse.ArgumentParser(prog="polythrottle-restore", description="Put back every clock and limit.")
+    parser.add_argument("--boot", action="store_true", help="at boot: nobody can be steering yet")
+    parser.add_argument("--force", action="store_true", help="end a living writer's lease; undo others' changes too")
+    given = parser.parse_args(arguments)
+    try:
+        outcomes = restore_all(force=given.force)
+    except PolythrottleError as err:
+        sys.stderr.write(f"polythrottle-restore: {err}\n")
+        if isinstance(err, StorageError):
+            return 8
+        return 6
+    clean = all(outcome.clean for outcome in outcomes)
+    text = "".join(f"{line}\n" for outcome in outcomes for line in told(outcome))
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except (OSError, AttributeError):  # nobody reads it, a full disk, or none at all
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python must not try again at exit
+        if not clean:
+            sys.stderr.write(text)
+    if clean:
+        return 0
+    return 6
+
+
+def told(outcome: Outcome) -> list[str]:
+    """Return what a restoring came to, in lines."""
+    left = outcome.left
+    head = f"{outcome.device}: {len(outcome.restored)} put back" + (f", {len(left)} left" if left else "")
+    blind = [f"{key} took its original, which the driver lets nobody read back" for key in outcome.unverified]
+    return [head, *(f"  {line}" for line in [*left, *blind, *outcome.lapsed])]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

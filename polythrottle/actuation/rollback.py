@@ -1,0 +1,330 @@
+"""Every control put back to its original, compared first, past errors, in an order the driver accepts.
+
+The audit of all writes.
+"""
+
+import errno
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from polythrottle.actuation.drivers.controls import UNREADABLE, Controls
+from polythrottle.actuation.limits import Limits
+from polythrottle.actuation.state.record import Entry, Record, is_plain, shown
+from polythrottle.actuation.state.site import contents
+from polythrottle.domain.errors import (
+    BadFile,
+    DeviceError,
+    KnobRejected,
+    PermissionDenied,
+    PolythrottleError,
+    StorageError,
+)
+from polythrottle.storage.untrusted import printable
+
+# Put every control back to its original, compared first, past errors, in an order the driver accepts.
+
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_GONE = (errno.ENOENT, errno.ENODEV, errno.ENXIO)
+_PASSING = (errno.EAGAIN, errno.EBUSY, errno.EINTR)
+_PAUSES_S = (0.001, 0.01, 0.05)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A control that is not as it was found, and why it was left so."""
+
+    key: str
+    original: str
+    found: str | None
+    reason: str
+
+    def __str__(self) -> str:
+        found = shown(self.found) if self.found else "nothing readable"
+        return f"{self.key} holds {found}, was {self.original}: {printable(self.reason)}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What restoring a device came to.
+
+    Args:
+        device: Which.
+        restored: The controls that were written back.
+        foreign: Those left alone because someone else changed them since.
+        failed: Those that could not be put back; they stay on record.
+        damage: Lines of the record that could not be read.
+        unverified: Controls that took their original but cannot be read back, so that nobody can know.
+        lapsed: What no longer held what was applied for good, and holds its original already.
+    """
+
+    device: str
+    restored: tuple[str, ...] = ()
+    foreign: tuple[Difference, ...] = ()
+    failed: tuple[Difference, ...] = ()
+    damage: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
+    lapsed: tuple[str, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        """Whether everything is as it was found."""
+        return not self.left
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """What is not as it was found, each in a line."""
+        return (*map(str, self.failed), *map(str, self.foreign), *self.damage)
+
+    def with_more(self, other: "Outcome") -> "Outcome":
+        """Return what this restoring and another of the same device came to together."""
+        return Outcome(
+            other.device,
+            self.restored + other.restored,
+            self.foreign + other.foreign,
+            self.failed + other.failed,
+            self.damage + other.damage,
+            self.unverified + other.unverified,
+            self.lapsed + other.lapsed,
+        )
+
+
+def translated(what: str, err: OSError) -> PolythrottleError:
+    """Return what an error of the kernel is in our terms."""
+    if err.errno in _FORBIDDEN:
+        return PermissionDenied(f"{what}: {err.strerror}; run as root, or grant this user the file with a udev rule")
+    if err.errno in _GONE:
+        return DeviceError(f"{what}: {err.strerror}; the device or its driver is gone")
+    return KnobRejected(f"{what}: {err.strerror}")
+
+
+def patiently(what: str, call: Callable[[], T], pause: Callable[[float], None] = time.sleep) -> T:
+    """Return what a call on a control returns, tried again a few times while the driver is busy.
+
+    Raises:
+        KnobRejected: If the value is refused.
+        PermissionDenied: If this process may not.
+        DeviceError: If the device is gone.
+    """
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            return call()
+        except OSError as err:
+            if err.errno not in _PASSING or pause_s is None:
+                raise translated(what, err) from err
+            pause(pause_s)
+        except ValueError as err:  # a name that no file can have
+            raise KnobRejected(f"{what}: {err}") from err
+    raise AssertionError("unreachable")
+
+
+class Rollback:
+    """One restoring of one record.
+
+    Args:
+        record: What to put back.
+        controls: How to reach the device.
+        force: Whether to put back what someone else has changed too.
+    """
+
+    def __init__(self, record: Record, controls: Controls, *, force: bool = False) -> None:
+        self._record = record
+        self._controls = controls
+        self._force = force
+        self._limits = _limits()
+        self._failed: dict[str, Difference] = {}
+        self._foreign: dict[str, Difference] = {}
+        self._restored: dict[str, None] = {}
+        self._unverified: dict[str, None] = {}
+        # A power mode rewrites the other controls, so that after one all of them are ours to put back.
+        self._rewritten = any(entry.persistent for entry in record.entries.values())
+
+    def run(self) -> Outcome:
+        """Put everything back and return what came of it; again is the same as once."""
+        for entry in self._record.entries.values():
+            entry.done = entry.done and entry.neutral is not None  # what can be read is compared again
+        # A control may only accept its original after another has its own (a minimum below a maximum).
+        self._pass()
+        progress = True
+        while (self._failed or self._foreign) and progress:
+            before = len(self._restored)
+            self._pass()
+            progress = len(self._restored) > before
+        self._look_at_the_rest()
+        return Outcome(
+            self._record.device,
+            tuple(key for key in self._restored if key not in self._failed),
+            tuple(self._foreign.values()),
+            tuple(self._failed.values()),
+            self._record.damage,
+            tuple(self._unverified),
+        )
+
+    def _pass(self) -> None:
+        self._failed.clear()
+        self._foreign.clear()
+        for key, entry in self._ordered():
+            self._one(key, entry)
+
+    def _ordered(self) -> list[tuple[str, Entry]]:
+        latest_first = list(reversed(self._record.entries.items()))
+        return sorted(latest_first, key=lambda item: not item[1].persistent)
+
+    def _one(self, key: str, entry: Entry) -> None:
+        found = None
+        try:
+            if entry.done:
+                return
+            found = self._read(key)
+            if found == entry.original or self._is_moot(entry):
+                return
+            if not self._is_ours(found, entry):
+                reason = "changed by someone else since, left alone"
+                self._foreign[key] = Difference(key, entry.original, found, reason)
+                return
+            if not self._force and (why := self._limits.refusal(key, entry.original, self._controls)):
+                self._foreign[key] = Difference(key, entry.original, found, f"{why}: left alone")
+                return
+            self._write(key, entry, found)
+        except (DeviceError, KnobRejected) as err:
+            self._failed[key] = Difference(key, entry.original, found, str(err))
+
+    def _is_ours(self, found: str, entry: Entry) -> bool:
+        return self._force or self._rewritten or found == UNREADABLE or found in entry.written
+
+    def _is_moot(self, entry: Entry) -> bool:
+        """Say whether the value means nothing once the control it follows is back."""
+        if entry.follows is None:
+            return False
+        key, free = entry.follows
+        known = self._record.entries.get(key)
+        return (known.original if known else self._record.originals.get(key, self._read(key))) == free
+
+    def _write(self, key: str, entry: Entry, found: str) -> None:
+        patiently(f"cannot write {entry.original} to {key}", lambda: self._controls.write(key, entry.original))
+        self._restored[key] = None
+        kept = self._read(key)
+        if kept in (entry.original, UNREADABLE):
+            if kept == UNREADABLE:
+                self._unverified[key] = None
+                entry.done = True
+            self._record.mark_restored(key)
+            return
+        entry.written.add(kept)
+        self._failed[key] = Difference(key, entry.original, kept, "the original was not accepted")
+
+    def _read(self, key: str) -> str:
+        return patiently(f"cannot read {key}", lambda: self._controls.read(key))
+
+    def _look_at_the_rest(self) -> None:
+        """Name what differs though no line says we wrote it; put it back where a mode switch rewrote it."""
+        for key, original in self._record.originals.items():
+            if key in self._record.entries:
+                continue
+            try:
+                found = self._read(key)
+            except (DeviceError, KnobRejected) as err:
+                self._failed[key] = Difference(key, original, None, str(err))
+                continue
+            if found in (original, UNREADABLE):
+                continue
+            if self._rewritten or self._force:
+                self._one(key, Entry(original, {found}))
+            else:
+                reason = "no line on record says who changed it, left alone; restore --force puts it back"
+                self._foreign[key] = Difference(key, original, found, reason)
+
+
+def _limits() -> Limits:
+    """Return the administrator's limits; none where nobody can tell what they are, for then nothing is set but here."""
+    try:
+        return Limits.read()
+    except BadFile:
+        return Limits()
+
+
+def put_back(record: Record, controls: Controls, *, force: bool = False) -> Outcome:
+    """Put every control of a record back, and forget the record where nothing failed.
+
+    Args:
+        record: The originals.
+        controls: How to reach the device.
+        force: Whether to put back what someone else has changed since too.
+
+    Raises:
+        StorageError: If everything is back but the record cannot be removed.
+    """
+    outcome = Rollback(record, controls, force=force).run()
+    if not outcome.failed:
+        try:
+            record.remove(left=bool(outcome.foreign))
+        except StorageError as err:
+            raise StorageError("; ".join([str(err), *map(str, outcome.foreign)])) from err
+    return outcome
+
+
+# The audit: who wrote what to a device, when, under which lease; appended, for people to read.
+
+_MOST_BYTES = 4_000_000
+# Not blocking, for a pipe in the place of the file must not hang its writer.
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Audit:
+    """The audit file of one device. It is evidence, not state: where it cannot be written, work goes on.
+
+    Args:
+        file: Where; at 4 MB it is put aside as ``.audit.1`` and begun anew.
+        device: Whose.
+    """
+
+    def __init__(self, file: Path, device: str) -> None:
+        self._file = file
+        self._device = device
+
+    def intend(self, token: int, key: str, before: str, text: str) -> None:
+        """Append one write to come: what the control holds, what will be written."""
+        self._append({"event": "set", "token": token, "key": key, "before": before, "to": text})
+
+    def found(self, token: int, key: str, before: str, found: str) -> None:
+        """Append what was read back after a write."""
+        self._append({"event": "found", "token": token, "key": key, "before": before, "to": found})
+
+    def restored(self, token: int, outcome: Outcome) -> None:
+        """Append what a restoring came to."""
+        left = [str(each) for each in (*outcome.foreign, *outcome.failed)]
+        self._append({"event": "restore", "token": token, "restored": list(outcome.restored), "left": left})
+
+    def note(self, token: int, event: str) -> None:
+        """Append something that happened to the lease."""
+        self._append({"event": event, "token": token})
+
+    def entries(self, token: int) -> dict[str, Entry]:
+        """Return what was written under a lease and what was there before, as far as this file tells."""
+        found: dict[str, Entry] = {}
+        with suppress(OSError, StorageError):
+            for text in (contents(self._file) or b"").splitlines():
+                with suppress(ValueError, KeyError, TypeError, RecursionError):
+                    line = json.loads(text)
+                    texts = (line["key"], line["before"], line["to"])
+                    if line["event"] in ("set", "found") and line["token"] == token and all(map(is_plain, texts)):
+                        found.setdefault(line["key"], Entry(line["before"])).written.add(line["to"])
+        return found
+
+    def _append(self, line: dict[str, Any]) -> None:
+        text = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid(), **line}) + "\n"
+        with suppress(OSError):
+            handle = os.open(self._file, _FLAGS, 0o600)
+            try:
+                if os.fstat(handle).st_size > _MOST_BYTES:
+                    self._file.rename(self._file.with_suffix(".audit.1"))
+                os.write(handle, text.encode())
+            finally:
+                os.close(handle)

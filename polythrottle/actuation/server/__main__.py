@@ -1,0 +1,8 @@
+"""``python -m polythrottle.actuation.server``."""
+
+import sys
+
+from polythrottle.actuation.server.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,423 @@
+"""Leave a tuned profile on a device, let it stand, and give the device back: through the daemon where it holds it."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polythrottle.actuation import restore as restoring
+from polythrottle.actuation.drivers.controls import trust
+from polythrottle.actuation.restore import Standing
+from polythrottle.actuation.rollback import Outcome
+from polythrottle.domain.errors import (
+    BadFile,
+    DeviceError,
+    InvalidInput,
+    PermissionDenied,
+    PolythrottleError,
+    UnknownName,
+)
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.domain.units import span_s
+from polythrottle.storage.identity import content_digest
+from polythrottle.tuning.apply import CONFIRM_WITHIN_S, Applied, Stay, apply_profile, split_point
+
+if TYPE_CHECKING:
+    from polythrottle.api.outcome import Tuning
+    from polythrottle.daemon.client import Client
+    from polythrottle.daemon.status import Status
+
+Told = Callable[[str], object]
+_PATIENCE_S = 30.0
+_ON_RECORD = re.compile(r"(jetson|cpu|nvml)\b[^ ]*")
+
+
+@dataclass(frozen=True)
+class DaemonReply:
+    """What the daemon did with its device, in its words.
+
+    Args:
+        device: URI of the device.
+        through: Where the daemon was reached.
+        words: What it did.
+    """
+
+    device: str
+    through: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A profile that the daemon follows from now on.
+
+    Args:
+        said: What it answered.
+        profile: The profile's file.
+        point: The device's knobs; None where the load decides which of several points is set.
+        served: The workload's knobs, to be set where the model is served; likewise.
+        rungs: How many points there are for the load to decide among; None if there is one.
+        simulated: Whether there is no hardware behind it.
+        stay: When it reverts unless it is confirmed.
+    """
+
+    said: DaemonReply
+    profile: str
+    point: OperatingPoint | None
+    served: OperatingPoint | None
+    rungs: int | None
+    simulated: bool
+    stay: Stay
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What giving devices back came to.
+
+    Args:
+        outcomes: Of each device that stood changed.
+        released: What the daemon said of the device it holds; None if none holds one of these.
+    """
+
+    outcomes: tuple[Outcome, ...] = ()
+    released: DaemonReply | None = None
+
+    @property
+    def clean(self) -> bool:
+        """Whether everything is as it was found."""
+        return all(outcome.clean for outcome in self.outcomes)
+
+
+def apply(
+    profile: "str | Path | Profile | Tuning",
+    device: str | None = None,
+    *,
+    confirm_within_s: float | None = None,
+    lasting: str | None = None,
+    keep: bool = False,
+    other_model: bool = False,
+    daemon: bool = True,
+    told: Told = lambda line: None,
+) -> Applied | Followed:
+    """Set a tuned profile's device knobs and leave them in place; they revert by themselves unless confirmed.
+
+    Knobs of the workload, such as batch size, are returned as ``served``: they are to be set where the model is served.
+
+    Args:
+        profile: Its file, ``<device>/<workload>``, a profile, or what `tune` returned.
+        device: Device URI; the one the profile was tuned on if None.
+        confirm_within_s: Seconds after which it reverts unless `confirm` is called; if None, 60, or never where
+            ``lasting`` or ``keep`` is given.
+        lasting: How long it stands then, such as ``2h``; until a restore or a reboot if None.
+        keep: Whether it stands without confirmation.
+        other_model: Whether to apply it although the model's file is not as it was when it was tuned.
+        daemon: Whether to have the daemon follow the profile where it holds the device.
+        told: Called with each line a user should read.
+
+    Returns:
+        What stands now, or what the daemon follows.
+
+    Raises:
+        UnknownName: If there is no such profile.
+        BadFile: If it is for other hardware or firmware, for levels the device does not have, or for a model whose file
+            has changed since.
+        InvalidInput: If ``lasting`` and ``keep`` are both given, or the device is a recorded table.
+        DeviceError: If the device cannot be steered, is held by another, or cannot be left changed.
+    """
+    stay = _stay(confirm_within_s, lasting, keep)
+    path, found = _opened(profile)
+    if not other_model:
+        _check_same_model(found)
+    held = None
+    if daemon:
+        target = device
+        if target is None:
+            target = found.device
+        held = holder(target, told)
+    if held is None:
+        return apply_profile(found, stay, device)
+    if path is None:
+        raise InvalidInput("the daemon holds the device and reads profiles itself; give the profile's file")
+    return _follow(*held, found, path, stay)
+
+
+def confirm(
+    device: str | None = None, *, daemon: bool = True, told: Told = lambda line: None
+) -> tuple[Standing, ...] | DaemonReply:
+    """Let stand what was applied before.
+
+    Args:
+        device: Only this one, by its URI or its name on record; everything if None.
+        daemon: Whether to ask the daemon where it waits for a confirmation.
+        told: Called with each line a user should read.
+
+    Returns:
+        What stands now, or what the daemon said.
+
+    Raises:
+        DeviceError: If nothing waits to be confirmed, or the guard that would revert it is gone.
+    """
+    held = None
+    if daemon:
+        held = holder(device, told)
+    if held is not None:
+        client, status = held
+        try:
+            return DaemonReply(status.device, client.where, client.confirm()["words"])
+        except PolythrottleError:
+            if status.unconfirmed:
+                raise
+    return _confirmed(_on_record(device))
+
+
+def restore(
+    device: str | None = None, *, force: bool = False, daemon: bool = True, told: Told = lambda line: None
+) -> Restored:
+    """Put back everything that stands changed; what could not be put back is in the outcomes.
+
+    Where the daemon holds the device, it puts it back and leaves it alone until it is told to take it again.
+
+    Args:
+        device: Only this one, by its URI or its name on record; everything if None.
+        force: Whether to end a living holder's hold, and to undo what others have changed since.
+        daemon: Whether to go through the daemon; never with ``force``.
+        told: Called with each line a user should read.
+
+    Raises:
+        DeviceError: If a device is being steered by a living process and ``force`` is not given.
+        StorageError: If the records cannot be trusted or read.
+        UnknownName: If nothing stands for the device named.
+        InvalidInput: If the folder of a planted board that is named is not there, and nothing stands for it.
+    """
+    if device is not None:
+        _trust_roots(device)
+    released = _released(device, told) if daemon and not force else None
+    if released is None:
+        named = _on_record(device) if device is None or restoring.standing() else ()
+        if device is not None:
+            _check_roots(device, named)
+        return Restored(_all_restored(named, force=force))
+    # What the daemon does not hold is put back here, unless one device was named.
+    if device is not None:
+        names = []
+    else:
+        names = [each.device for each in restoring.standing() if each.lease.applied or not each.lease.alive]
+    each_once = dict.fromkeys(names)
+    return Restored(tuple(outcome for name in each_once for outcome in restoring.restore_all(device=name)), released)
+
+
+def _confirmed(names: Sequence[str | None]) -> tuple[Standing, ...]:
+    """Confirm what stands under each name, or of a group nothing: what was confirmed is put back if one cannot be."""
+    stands: tuple[Standing, ...] = ()
+    try:
+        for name in names:
+            stands = restoring.confirm(name)
+    except PolythrottleError:
+        if len(names) > 1:
+            _all_restored(names, force=False)
+        raise
+    return stands
+
+
+def _all_restored(names: Sequence[str | None], *, force: bool) -> tuple[Outcome, ...]:
+    """Put back what stands under each name, past the errors of others; None is everything.
+
+    Raises:
+        PolythrottleError: If one of them could not be put back, after the others; says why.
+    """
+    outcomes: list[Outcome] = []
+    errors: list[PolythrottleError] = []
+    for name in dict.fromkeys(names):
+        try:
+            outcomes += restoring.restore_all(device=name, force=force)
+        except UnknownName:
+            if len(names) == 1:
+                raise  # of a group, the guard of this GPU was faster
+        except PolythrottleError as err:
+            errors.append(err)
+    if len(errors) > 1:
+        raise DeviceError("; ".join(map(str, errors)))
+    if errors:
+        raise errors[0]
+    return tuple(outcomes)
+
+
+def _stay(confirm_within_s: float | None, lasting: str | None, keep: bool) -> Stay:
+    if keep and lasting is not None:
+        raise InvalidInput("--for (lasting) and --keep exclude each other; leave one out")
+    sure = keep or lasting is not None
+    within_s = confirm_within_s
+    if within_s is None and not sure:
+        within_s = CONFIRM_WITHIN_S
+    if lasting is None:
+        return Stay(within_s, None)
+    return Stay(within_s, span_s(lasting))
+
+
+def _check_same_model(profile: Profile) -> None:
+    """Refuse a profile whose model is here and has other content now; one that is served elsewhere nobody can check."""
+    file = profile.model_path
+    tuned = profile.model_digest
+    if file is None or tuned is None or not file.is_file():
+        return
+    if (digest := content_digest(file)) != tuned:
+        raise BadFile(
+            f"{file} has changed since this profile was tuned for it: its content is {digest[:8]}, not {tuned[:8]}; "
+            "tune again, or add --other-model (other_model=True) to apply it all the same"
+        )
+
+
+def _opened(profile: "str | Path | Profile | Tuning") -> tuple[Path | None, Profile]:
+    """Return a profile and the file it is in, if it is in one."""
+    from polythrottle.catalog.profiles import find_profile, read_profile
+
+    if isinstance(profile, Profile):
+        return None, profile
+    if not isinstance(profile, str | Path):  # a tuning: its answer, or the profile that is better and stays
+        if not hasattr(profile, "profile_path"):
+            raise InvalidInput(f"a profile's file or name, a profile or a tuning can be applied, not {profile!r}")
+        if profile.profile is None:
+            raise InvalidInput(f"this tuning has no profile to apply: {profile.unmet}")
+        if profile.profile_path is None:
+            return None, profile.profile
+        profile = profile.profile_path
+    path = find_profile(str(profile))
+    return path, read_profile(path)
+
+
+def holder(device: str | None, told: Told = lambda line: None) -> "tuple[Client, Status] | None":
+    """Return the daemon that holds a device, with its status; None if none does, or does not answer.
+
+    Args:
+        device: Its URI; None for whichever the daemon holds.
+        told: Called if one runs but may not be asked.
+    """
+    from polythrottle.daemon.client import Client, default_socket
+
+    if not default_socket().exists():
+        return None
+    client = Client(timeout_s=_PATIENCE_S)
+    try:
+        status = client.status()
+    except PermissionDenied as error:
+        told(f"a daemon runs, but {error}; going on without it")
+        return None
+    except DeviceError:  # its socket is left over, or it hangs: the device is reached without it
+        return None
+    if device is None or same_device(device, status.device):
+        return (client, status)
+    return None
+
+
+def same_device(one: str, other: str) -> bool:
+    """Return whether two URIs mean one device: name and root agree, whatever a simulation's seed and noise are."""
+    return _named(one) == _named(other)
+
+
+def _named(uri: str) -> tuple[str, str]:
+    body, _, query = uri.partition("?")
+    roots = _roots(query)
+    if body.partition(":")[0] == "nvml":
+        body = f"nvml:{','.join(sorted(_uuids(body.partition(':')[2])))}"
+    return body, str(Path(roots[0]).resolve()) if roots else ""
+
+
+def _roots(query: str) -> list[str]:
+    return [part[5:] for part in query.split("&") if part.startswith("root=")]
+
+
+def _follow(client: "Client", status: "Status", profile: Profile, path: Path, stay: Stay) -> Followed:
+    if stay.then_s is not None:
+        raise InvalidInput("the daemon keeps a profile until another is applied; leave --for out, or give --no-daemon")
+    answer: Mapping[str, str] = client.apply(path, stay.within_s)
+    own, served = split_point(profile)
+    # One of its rungs is set, by the load, and not its one point.
+    rungs = None if profile.ladder is None else len(profile.ladder.rungs)
+    return Followed(
+        said=DaemonReply(status.device, client.where, answer["words"]),
+        profile=str(path),
+        point=own if rungs is None else None,
+        served=served if rungs is None else None,
+        rungs=rungs,
+        simulated=status.energy_kind == "simulated",
+        stay=stay,
+    )
+
+
+def _released(device: str | None, told: Told) -> DaemonReply | None:
+    """Have the daemon put back what it holds; where it cannot, that is said, and done without it."""
+    try:
+        held = holder(device, told)
+        if held is None:
+            return None
+        client, status = held
+        return DaemonReply(status.device, client.where, client.release("polythrottle restore")["words"])
+    except PolythrottleError as error:
+        told(f"the daemon could not put it back: {error}")
+        return None
+
+
+def _on_record(device: str | None) -> Sequence[str | None]:
+    """Return the names under which a device stands on record: as given, or what its URI stands under.
+
+    Those of a group are the names of its GPUs that stand there; one name, which restoring then refuses, where none do.
+
+    Args:
+        device: None for everything.
+    """
+    if device is None or not _ON_RECORD.fullmatch(device):
+        if device is None or not device.startswith("nvml "):
+            return [device]
+        return device.split(", ")
+    body, _, query = device.partition("?")
+    if body.partition(":")[0] == "nvml":
+        return _gpus_on_record(body)
+    roots = _roots(query)
+    if roots:
+        return [f"{body} {Path(roots[0]).resolve()}"]
+    return [body.replace(":", " ")]
+
+
+def _gpus_on_record(body: str) -> Sequence[str]:
+    standing = [each.device for each in restoring.standing() if each.device.startswith("nvml ")]
+    name = body.partition(":")[2]
+    if name == "all":
+        return standing or ["nvml all"]
+    if re.fullmatch(r"\d*", name) and len(standing) == 1:
+        return standing  # which GPU that is only its driver knows; one on record leaves no choice
+    named = [f"nvml {uuid}" for uuid in _uuids(name)]
+    return [each for each in named if each in standing] or named[:1]
+
+
+def _uuids(name: str) -> Sequence[str]:
+    """Return the UUIDs of the GPUs a name means, as the driver counts now; the name itself where it does not say."""
+    from polythrottle.backends.nvml import uuids
+
+    try:
+        return uuids(name)
+    except PolythrottleError:
+        return (name or "0").split(",")
+
+
+def _trust_roots(device: str) -> None:
+    """Let a planted board be restored that the user has named, by its URI or its name on record."""
+    for root in _planted(device):
+        trust(Path(root))
+
+
+def _check_roots(device: str, named: Sequence[str | None]) -> None:
+    """Refuse a planted board that is not there, unless something stands on record for it, by one of the given names."""
+    gone = [root for root in _planted(device) if not Path(root).is_dir()]
+    if gone and not any(each.device in named for each in restoring.standing()):
+        raise InvalidInput(f"there is no folder {gone[0]!r} to look for a board in")
+
+
+def _planted(device: str) -> Sequence[str]:
+    """Return the folders of a planted board that its URI or its name on record says."""
+    named = device.partition(" ")[2]
+    roots = tuple(_roots(device.partition("?")[2]))
+    if named.startswith("/"):  # the name on record of a planted board: its kind, and the root of its tree
+        return (named, *roots)
+    return roots

@@ -1,0 +1,331 @@
+"""What a tuning came to, and the files it leaves: the profile, the report, and which of two profiles stays."""
+
+import contextlib
+import datetime
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from polythrottle.domain.errors import BadFile, SloUnmet, StorageError, UnknownName
+from polythrottle.domain.measurement import EnergyKind, Measurement
+from polythrottle.domain.ports import Device, Recorded
+from polythrottle.domain.problem import Problem
+from polythrottle.domain.profile import Profile, Verdict, verdict
+from polythrottle.domain.study import Study, card_html
+from polythrottle.domain.units import show, show_name, show_number
+from polythrottle.storage import journal as journals
+from polythrottle.storage.identity import disagreement, identity_of
+from polythrottle.storage.journal import Journal
+from polythrottle.storage.paths import state_dir
+from polythrottle.tuning.plan import StudyPlan
+from polythrottle.tuning.setup import RUNS_ON, device_name, workload_name
+from polythrottle.tuning.study_store import PriorStudies, PriorStudy
+
+_NAME = re.compile(r"[^/.@][^/@]*/[^/]+")
+
+
+@dataclass(frozen=True, repr=False)
+class Tuning:
+    """What a tuning came to.
+
+    Args:
+        study: Every trial.
+        profile: The answer, or None if no trial held the SLO.
+        unmet: If so, which trial came closest and by how much.
+        profile_path: Where a profile is now: the answer, or an older one that is better; None if there is none.
+        journal_path: The study's journal.
+        report_path: The HTML report.
+        boundary: What the joules cover.
+        unwritten: Why the profile or the report could not be written; empty if both were.
+        ended: Why there were no more trials.
+        history: The earlier studies it learnt from.
+        risk: Highest chance of breaking a limit that a trial might have; None if that was left to the method.
+        older: What became of a profile that was there before, and why; None if there was none to speak of.
+        kept: Whether that one stays, so that the answer is in journal and report alone.
+        unladdered: Why the answer holds no points along load; empty if it does.
+    """
+
+    study: Study
+    profile: Profile | None
+    unmet: str | None
+    profile_path: Path | None
+    journal_path: Path
+    report_path: Path | None
+    boundary: str
+    unwritten: tuple[str, ...] = ()
+    ended: str | None = None
+    history: tuple[PriorStudy, ...] = ()
+    risk: float | None = None
+    older: str | None = None
+    kept: bool = False
+    unladdered: str = ""
+
+    def __repr__(self) -> str:
+        where = f" -> {self.profile_path}" if self.profile_path is not None and not self.kept else ""
+        return f"<Tuning: {self.study!r}{where}>"
+
+    def _repr_html_(self) -> str:
+        problem = self.study.problem
+        kinds = (trial.measurement.energy_kind for trial in self.study.completed if trial.measurement is not None)
+        return card_html(f"{problem.workload} on {problem.device}, tuned", self.lines(), kinds)
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield what a person wants to know of the tuning, each with its name: the study's lines, then the files."""
+        yield from self.study.lines()
+        yield "no answer", self.unmet or ""
+        yield "ended", self.ended or ""
+        for name, path in (
+            ("profile", self.profile_path),
+            ("journal", self.journal_path),
+            ("report", self.report_path),
+        ):
+            yield name, str(path or "")
+        for problem in self.unwritten:
+            yield "not written", problem
+
+
+def conclude(journal: Journal, board: Device, plan: StudyPlan, past: PriorStudies, force: bool) -> Tuning:
+    """Write profile and report of a study that has ended; what cannot be written is said, and loses nothing else.
+
+    Args:
+        journal: Of the study.
+        board: What it ran on.
+        plan: What was intended.
+        past: What it learnt from.
+        force: Whether to replace a profile that is better.
+    """
+    from polythrottle.report import write_report
+
+    study = journal.study
+    page = report_path(journal.path)
+    recorded = {"window": "as recorded"} if isinstance(board, Recorded) else {}
+    facts = {**StudyPlan.of(journal.plan).facts(journal.finished, study.problem.content.get(RUNS_ON)), **recorded}
+    answer = _Answer.of(study, board, journal.path, plan, force)
+    applicable = answer.path
+    if answer.kept:  # an older profile stands there, of which this report knows nothing
+        applicable = None
+    unreported = _refusal(partial(write_report, facts=facts, profile=applicable), study, page)
+    return Tuning(
+        study=study,
+        profile=answer.profile,
+        unmet=answer.unmet,
+        profile_path=answer.path,
+        journal_path=journal.path,
+        report_path=page if unreported is None else None,
+        boundary=board.boundary,
+        unwritten=tuple(why for why in (answer.unwritten, unreported) if why is not None),
+        ended=journal.finished,
+        history=past.lessons,
+        risk=plan.risk,
+        older=answer.older,
+        kept=answer.kept,
+        unladdered=answer.unladdered,
+    )
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The profile of a study, and what became of it and of the one that was there; the fields are those of `Tuning`."""
+
+    profile: Profile | None = None
+    unmet: str | None = None
+    path: Path | None = None
+    unwritten: str | None = None
+    older: str | None = None
+    kept: bool = False
+    unladdered: str = ""
+
+    @classmethod
+    def of(cls, study: Study, board: Device, journal: Path, plan: StudyPlan, force: bool) -> "_Answer":
+        """Return the answer of a study, written unless a better one is there."""
+        from polythrottle.catalog.profiles import write_profile
+        from polythrottle.tuning.measured_ladder import LadderOffer
+
+        try:
+            profile = _marked(Profile.of(study, {**_model(plan), **_provenance(journal)}), board)
+        except SloUnmet as error:
+            return cls(unmet=str(error))
+        offer = LadderOffer.of(study)
+        profile = replace(profile, ladder=offer.ladder)
+        out = plan.out or usual_path(study.problem)
+        older, kept = _older(study, profile, journal, out, force)
+        unwritten = None if kept else _refusal(write_profile, profile, out)
+        return cls(profile, None, out if unwritten is None else None, unwritten, older, kept, offer.why)
+
+
+def _marked(profile: Profile, board: Device) -> Profile:
+    """Return a profile that says what it is for: which hardware, and which knobs are not the hardware's."""
+    served = tuple(name for name in profile.point if name not in board.space.names)
+    return replace(profile, identity=identity_of(board), workload_knobs=served)
+
+
+def _older(study: Study, profile: Profile, journal: Path, out: Path, force: bool) -> tuple[str | None, bool]:
+    """Return what there is to say of a profile that is there already, and whether it stays."""
+    from polythrottle.catalog.profiles import read_profile
+
+    if not out.exists():
+        return None, False
+    try:
+        found = read_profile(out)
+    except BadFile:
+        return "a file that could not be read as a profile", False
+    if found.provenance.get("journal") == str(journal):
+        return None, False
+    other = None
+    if found.identity:
+        other = disagreement(found.identity, profile.identity)
+    if other is None:
+        between = verdict(found, study)
+    else:
+        between = Verdict(False, f"it was for {other}")
+    kept = between.keeps and not force
+    return f"the profile of {found.provenance.get('date', 'before')}: {between.words}", kept
+
+
+def find_study(name: str | Path) -> Path:
+    """Return the journal of a study: a journal's path, a profile's file or name, or ``<device>/<workload>``.
+
+    A bare ``<device>/<workload>`` means the newest study of both in the state folder.
+
+    Args:
+        name: Which study.
+
+    Raises:
+        UnknownName: If there is none of that name; names the nearest.
+        BadFile: If it is a profile whose journal is not here.
+    """
+    from polythrottle.catalog.profiles import named_patterns, named_profiles
+
+    path = Path(name)
+    text = str(name)
+    if path.is_file():
+        if path.suffix == ".toml":
+            return _journal_behind(path)
+        return path
+    if path.suffix == ".jsonl" or not _NAME.fullmatch(text):
+        return path  # a path that reading says is not there
+    profiles: list[Path] = []
+    if "@" in text:
+        profiles += named_profiles(text)
+    if profiles:
+        return _journal_behind(profiles[0])
+    folder = state_dir() / "studies"
+    journals_here = [
+        each for pattern in named_patterns(text.partition("@")[0]) for each in folder.glob(f"{pattern}/*.jsonl")
+    ]
+    if journals_here and "@" not in text:
+        return max(journals_here, key=lambda each: (each.stat().st_mtime_ns, str(each)))
+    known = {each.relative_to(folder).as_posix() for each in folder.glob("*/*") if each.is_dir()}
+    raise UnknownName("study", text, known, hint="(a study is its journal, a profile, or <device>/<workload>)")
+
+
+def _journal_behind(profile: Path) -> Path:
+    """Return the journal of the study that a profile is the answer of."""
+    from polythrottle.catalog.profiles import read_profile
+
+    journal = read_profile(profile).provenance.get("journal")
+    if isinstance(journal, str) and Path(journal).is_file():
+        return Path(journal)
+    raise BadFile(f"{profile} is a profile whose study is not here ({journal or 'it names no journal'})")
+
+
+def report_path(journal: Path) -> Path:
+    """Return where the report of a journal goes: beside it, ``.html`` in place of ``.jsonl``."""
+    if journal.suffix == ".html":
+        return journal.with_name(journal.name + ".report.html")
+    return journal.with_name(journal.name.removesuffix(".jsonl") + ".html")
+
+
+def report_facts(journal: Path) -> dict[str, str]:
+    """Return what a journal tells that is not in its study: why it ended, the risk taken, what was learnt from."""
+    with contextlib.suppress(BadFile):
+        heading = journals.heading(journal)
+        return StudyPlan.of(heading["plan"]).facts(journals.ending(journal), _runs_on(heading))
+    return {}
+
+
+def _runs_on(heading: Mapping[str, Any]) -> str | None:
+    content = heading.get("content")
+    told = None
+    if isinstance(content, dict):
+        told = content.get(RUNS_ON)
+    if isinstance(told, str):
+        return told
+    return None
+
+
+def profile_of(journal: Path) -> Path | None:
+    """Return the file that holds a study's answer; None if it is not there, or holds that of another study."""
+    from polythrottle.catalog.profiles import read_profile
+
+    with contextlib.suppress(BadFile):
+        path = StudyPlan.of(journals.heading(journal)["plan"]).out or usual_path(journals.read(journal).problem)
+        if Path(str(read_profile(path).provenance.get("journal"))).absolute() == journal.absolute():
+            return path
+    return None
+
+
+def polythrottle_version() -> str:
+    """Return the version of the installed package, or ``unknown`` in a bare checkout."""
+    try:
+        return version("polythrottle")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _refusal(write: Callable[[Any, Path], None], what: object, path: Path) -> str | None:
+    """Write something and return None, or why it could not be written."""
+    try:
+        write(what, path)
+    except StorageError as error:
+        return str(error)
+    return None
+
+
+def _model(plan: StudyPlan) -> dict[str, str]:
+    """Return where the model lies that was served, as `check` finds it from any folder; nothing if it is no file."""
+    file = plan.setup.model_file
+    if file is None:
+        return {}
+    return {"model": str(file.absolute())}
+
+
+def _provenance(journal: Path) -> dict[str, str | int]:
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    return {"journal": str(journal), "date": today, "polythrottle": polythrottle_version()}
+
+
+def usual_path(problem: Problem) -> Path:
+    """Return where the profile of a problem goes unless another file is named.
+
+    Raises:
+        StorageError: If the user has no home folder.
+    """
+    from polythrottle.catalog.profiles import tuned_path
+
+    return tuned_path(device_name(problem), workload_name(problem), problem)
+
+
+# How a study, a point and a measurement are written, by commands and by whatever shows progress.
+
+
+def energy_kind(study: Study) -> EnergyKind | None:
+    """Return how the joules of a study came about, or None while nothing is measured."""
+    return next((trial.measurement.energy_kind for trial in study.completed if trial.measurement), None)
+
+
+def show_point(point: Mapping[str, float | int | str]) -> str:
+    """Return a point as ``--point`` takes it: ``batch_size=4, gpu_max_mhz=828.75``."""
+    levels = (f"{show_name(name)}={show_number(name, level)}" for name, level in point.items())
+    return ", ".join(levels) or "nothing to set"
+
+
+def show_joules(measurement: Measurement) -> str:
+    """Return energy per item alone, for columns whose heading says how it came about."""
+    if measurement.energy_kind is EnergyKind.RELATIVE:
+        return f"{measurement.energy_j:.4g}"
+    return show(measurement.energy_j, "J")

@@ -1,0 +1,322 @@
+"""Progress of a study or a sweep: a live table on a terminal, plain lines elsewhere, HTML in a notebook's cell.
+
+Imported where something is shown only, for it needs rich.
+"""
+
+import contextlib
+import io
+import shlex
+import sys
+import textwrap
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+from typing_extensions import Self
+
+from polythrottle.api.outcome import energy_kind, show_joules, show_point
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.measurement import EnergyKind
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.domain.study import Study, Trial, TrialState
+from polythrottle.domain.units import show, show_name, show_number
+from polythrottle.tuning.remarks import loose_limit
+
+# A progress bar on standard error: drawn on a terminal alone.
+
+
+class LiveBar:
+    """A bar with one task, shown while it is entered; elsewhere than on a terminal nothing is drawn.
+
+    Args:
+        doing: What the task is called.
+        columns: What the bar is made of.
+    """
+
+    def __init__(self, doing: str, *columns: ProgressColumn) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._progress = Progress(*columns, console=self._console)
+        self._task = self._progress.add_task(doing, total=None)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._progress.stop()
+
+
+# What is shown on standard error while a study or a sweep runs: a live table on a terminal, plain lines elsewhere.
+
+_SHOWN = 10
+_TIE = "\N{NO-BREAK SPACE}"
+
+
+def resume_with(journal: Path) -> str:
+    """Return the command that continues a study."""
+    return f"resume with: polythrottle tune --resume {shlex.quote(str(journal))}"
+
+
+class LiveStudy:
+    """Shows a study as it grows, and says how to resume it when it is interrupted.
+
+    Args:
+        confirm: Asks whether a limit is meant that looks as if its unit were wrong; None takes every limit as it was
+            written.
+        to_go_on: Returns how it is resumed, by the journal.
+    """
+
+    def __init__(
+        self, confirm: Callable[[str], bool] | None = None, to_go_on: Callable[[Path], str] = resume_with
+    ) -> None:
+        self._confirm = confirm
+        self._to_go_on = to_go_on
+        self._console = Console(stderr=True, highlight=False)
+        self._progress = Progress(*columns(), console=self._console)
+        self._task = self._progress.add_task("tuning", total=None)
+        self._live = Live(console=self._console, transient=True, auto_refresh=self._console.is_terminal)
+        self._journal: Path | None = None
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+        if kind is KeyboardInterrupt and self._journal is not None:
+            self._say(self._to_go_on(self._journal))
+
+    def opened(self, study: Study, journal: Path, trials: int) -> None:
+        """Take note of a study that begins or goes on."""
+        self._journal = journal
+        made = len(study.trials)
+        self._progress.update(self._task, total=min(trials, len(study.problem.space)), completed=made)
+        if 0 < made < trials:
+            self.told(f"continuing with trial {made} of {trials} from {journal}")
+
+    def changed(self, study: Study) -> None:
+        """Show the newest trial.
+
+        Raises:
+            InvalidInput: If a limit looks as if its unit were wrong, and nobody says that it is not.
+        """
+        done = [trial for trial in study.trials if trial.state is not TrialState.RUNNING]
+        self._progress.update(self._task, completed=len(done))
+        if self._console.is_terminal:
+            self._live.update(Group(newest(study), self._progress))
+        elif study.trials and study.trials[-1].state is not TrialState.RUNNING and not study.references:
+            self.told(_plain(study, study.trials[-1]))
+        if self._confirm is not None and study.default is not None:
+            confirm = self._confirm
+            self._confirm = None  # asked once: the limits of a study do not change
+            self._ask(study, confirm)
+
+    def _ask(self, study: Study, confirm: Callable[[str], bool]) -> None:
+        """Ask on a terminal whether a limit is meant as it was written; elsewhere nobody can be asked."""
+        if (doubt := loose_limit(study)) is None:
+            return
+        if not (self._console.is_terminal and sys.stdin.isatty()):
+            raise InvalidInput(f"{doubt} If not, add --yes to search with it")
+        self._live.stop()
+        self._say(doubt)
+        if not confirm("search with it as it is?"):
+            raise InvalidInput("nothing was searched; write the limit anew")
+        self._live.start()
+
+    def told(self, text: str) -> None:
+        """Print a line that stays."""
+        self._say(folded(text, self._console.width))
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk behind standard error must not end a study
+            self._console.print(text, soft_wrap=True, markup=False)
+
+
+class LiveSweep(LiveBar):
+    """Shows how far a sweep, or other work that can be counted, has come."""
+
+    def __init__(self, doing: str = "sweeping") -> None:
+        super().__init__(doing, *columns())
+
+    def advanced(self, done: int, total: int, point: OperatingPoint) -> None:
+        """Show that ``done`` of ``total`` points are in the table."""
+        self._progress.update(self._task, completed=done, total=total)
+        if not self._console.is_terminal and (done % max(1, total // 20) == 0 or done == total):
+            line = folded(f"{done} of {total}: {_tied(point)}", self._console.width)
+            self._console.print(line, soft_wrap=True, markup=False)
+
+    def counted(self, done: int, total: int) -> None:
+        """Show that ``done`` of ``total`` pieces of work are done."""
+        self._progress.update(self._task, completed=done, total=total)
+
+
+def folded(text: str, width: int) -> str:
+    """Return a line folded between words to a width in columns, what follows indented."""
+    lines = textwrap.wrap(text, width, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
+    return "\n".join(lines).replace(_TIE, " ")
+
+
+def _tied(point: OperatingPoint) -> str:
+    """Return a point as people write it, to be folded only between its knobs."""
+    return ", ".join(level.replace(" ", _TIE) for level in show_point(point).split(", "))
+
+
+def columns() -> tuple[ProgressColumn, ...]:
+    """Return what a bar is made of."""
+    return TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+
+
+def newest(study: Study) -> Table:
+    """Return the newest trials and the best so far: a column per knob, which fits 80 columns up to six knobs."""
+    names = sorted(study.problem.space.names)
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    kind = energy_kind(study)
+    for heading in ("trial", *map(_heading, names), "mean", "p99", f"energy\n{kind or ''}"):
+        table.add_column(heading, justify="right", overflow="fold")
+    best = study.best
+    shown = study.trials[-_SHOWN:]
+    if best is not None and best not in shown:
+        shown = (*shown, best)
+    for trial in shown:
+        number, _, *measured = _cells(trial)
+        levels = [show_number(name, trial.point[name]) for name in names]
+        table.add_row(number, *levels, *measured, style=_style(study, trial, best))
+    return table
+
+
+def _heading(name: str) -> str:
+    stem, _, ending = show_name(name).rpartition("_")
+    return f"{stem}\n_{ending}"
+
+
+def _style(study: Study, trial: Trial, best: Trial | None) -> str:
+    if best is not None and trial.number == best.number:
+        return "bold green"
+    if trial.state is TrialState.RUNNING:
+        return "dim"
+    if study.feasible(trial):
+        return ""
+    return "yellow"
+
+
+def _cells(trial: Trial) -> tuple[str, ...]:
+    measured = trial.measurement
+    if measured is None:
+        return (str(trial.number), show_point(trial.point), "", "", trial.failure or "…")
+    times = (show(measured.latency.mean_s, "s"), show(measured.latency.p99_s, "s"))
+    return (str(trial.number), show_point(trial.point), *times, show_joules(measured))
+
+
+def _plain(study: Study, trial: Trial) -> str:
+    number, _, mean, p99, energy = _cells(trial)
+    point = _tied(trial.point)
+    if trial.measurement is None:
+        return f"trial {number}: failed: {trial.failure} ({point})"
+    if trial.measurement.energy_kind is EnergyKind.MEASURED:
+        kind = ""
+    else:
+        kind = f" {trial.measurement.energy_kind}"
+    verdict = ""
+    if not study.feasible(trial):
+        verdict = f", breaks the SLO{', stopped early' * trial.measurement.censored}"
+    return f"trial {number}: {energy}{kind} per item, mean {mean}, p99 {p99}{verdict} ({point})"
+
+
+# Progress in a notebook's cell: what a terminal would show, as HTML that is replaced, with IPython alone.
+
+_WIDTH = 110
+_MOST_LINES = 5
+_FRAME = '<pre style="line-height:1.2;white-space:pre;overflow-x:auto">{code}</pre>'
+
+
+class Cell:
+    """A place in a notebook's cell whose content is replaced."""
+
+    def __init__(self) -> None:
+        self._display = import_module("IPython.display")
+        self._handle: Any = None
+
+    def show(self, *parts: RenderableType) -> None:
+        """Show something in place of what was there."""
+        console = Console(file=io.StringIO(), record=True, width=_WIDTH, force_jupyter=False, highlight=False)
+        console.print(Group(*parts))
+        page = self._display.HTML(console.export_html(inline_styles=True, code_format=_FRAME))
+        if self._handle is None:
+            self._handle = self._display.display(page, display_id=True)
+        else:
+            self._handle.update(page)
+
+
+class _Bar:
+    """A bar with one task, in a cell of its own."""
+
+    def __init__(self, doing: str) -> None:
+        self._cell = Cell()
+        self._progress = Progress(*columns(), console=Console(file=io.StringIO(), force_jupyter=False))
+        self._task = self._progress.add_task(doing, total=None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave what was shown last."""
+
+
+class NotebookStudy(_Bar):
+    """Shows a study as it grows."""
+
+    def __init__(self) -> None:
+        super().__init__("tuning")
+        self._lines: list[str] = []
+        self._study: Study | None = None
+
+    def opened(self, study: Study, journal: Path, trials: int) -> None:
+        """Take note of a study that begins or goes on."""
+        self._progress.update(self._task, total=min(trials, len(study.problem.space)), completed=len(study.trials))
+        self.changed(study)
+
+    def changed(self, study: Study) -> None:
+        """Show the newest trials."""
+        done = sum(trial.state is not TrialState.RUNNING for trial in study.trials)
+        self._progress.update(self._task, completed=done)
+        self._study = study
+        self._show()
+
+    def told(self, text: str) -> None:
+        """Show a line below the trials, in place of the oldest if there are many."""
+        self._lines = [*self._lines, text][-_MOST_LINES:]
+        self._show()
+
+    def _show(self) -> None:
+        trials = []
+        if self._study is not None:
+            trials.append(newest(self._study))
+        self._cell.show(*trials, self._progress.get_renderable(), *map(Text, self._lines))
+
+
+class NotebookSweep(_Bar):
+    """Shows how far a sweep has come."""
+
+    def __init__(self) -> None:
+        super().__init__("sweeping")
+
+    def advanced(self, done: int, total: int, point: OperatingPoint) -> None:
+        """Show that ``done`` of ``total`` points are in the table."""
+        self._progress.update(self._task, completed=done, total=total)
+        self._cell.show(self._progress.get_renderable())

@@ -1,0 +1,188 @@
+"""The URIs of devices: taken apart, and opened as the device they mean."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polythrottle.backends.meters import meter_apart, metered, open_meter
+from polythrottle.backends.probe import find_device
+from polythrottle.domain.errors import InvalidInput, UnknownName
+from polythrottle.domain.ports import Device, Recorded
+from polythrottle.domain.units import knob_name
+
+FORMS = (
+    "sim:<board>[?seed=7&noise=0.02], replay:<table.csv[.gz]>, jetson, nvml:<index, UUID, 0-7, 0,2 or all>, cpu, auto, "
+    "actuator:[<socket>][?device=<one of these>]; each with ?meter=<a meter>"
+)
+_SCHEMES = ("auto", "cpu", "sim", "replay", "jetson", "nvml", "actuator")
+
+
+@dataclass(frozen=True)
+class DeviceURI:
+    """A device URI taken apart: ``sim:jetson-agx-orin?seed=7`` is scheme, name and options, and its meter's URI."""
+
+    scheme: str
+    name: str
+    options: Mapping[str, str]
+    meter: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> "DeviceURI":
+        """Return the parts of a device URI.
+
+        Raises:
+            InvalidInput: If an option is not of the form ``key=value`` or is given twice.
+            UnknownName: If the scheme is not known.
+        """
+        own, meter = meter_apart(text)
+        body, _, query = own.partition("?")
+        scheme, _, name = body.partition(":")
+        if scheme not in _SCHEMES:
+            _check_board(own, body)
+            raise UnknownName("device", text, _SCHEMES, hint=f"(a device is one of {FORMS})")
+        options: dict[str, str] = {}
+        for part in filter(None, query.split("&")):
+            key, found, value = part.partition("=")
+            if not (key and found and value) or key in options:
+                raise InvalidInput(f"{part!r} in {text!r} is not an option; write for example ?seed=7&noise=0.02")
+            options[key] = value
+        return cls(scheme, name, options, meter)
+
+    @property
+    def several(self) -> bool:
+        """Whether it names a group of GPUs: ``nvml:0-7``, ``nvml:0,2``, ``nvml:all``."""
+        from polythrottle.backends.nvml import means_several
+
+        return self.scheme == "nvml" and means_several(self.name)
+
+    def only(self, *known: str) -> None:
+        """Check that no option but the known ones is given.
+
+        Raises:
+            UnknownName: If another is.
+        """
+        for key in self.options:
+            if key not in known:
+                raise UnknownName(f"option of {self.scheme}:", key, known)
+
+    def number(self, key: str, fallback: float) -> float:
+        """Return a numeric option.
+
+        Raises:
+            InvalidInput: If it is not a number.
+        """
+        try:
+            return float(self.options.get(key, fallback))
+        except ValueError:
+            raise InvalidInput(f"{key}={self.options[key]} is not a number") from None
+
+    def count(self, key: str, fallback: int) -> int:
+        """Return an option that is a whole number, not negative.
+
+        Raises:
+            InvalidInput: If it is not.
+        """
+        text = self.options.get(key, str(fallback))
+        if not text.isdecimal():
+            raise InvalidInput(f"{key}={text} is not a whole number of 0 or more")
+        return int(text)
+
+
+def _check_board(text: str, name: str) -> None:
+    """Say how a board of the catalogue is written, where its bare name was given."""
+    from polythrottle.catalog import names
+
+    if name in names("devices"):
+        raise UnknownName(
+            "device", text, (), hint=f"(for the simulated board write sim:{text}; jetson is the real one)"
+        )
+
+
+def open_device(text: str, knobs: Sequence[str] | None = None) -> Device:
+    """Return the device a URI means; nothing on it is touched until it is entered.
+
+    Args:
+        text: One of `FORMS`; ``auto`` takes the real board, GPU or processor that is there, in that order. With
+            ``meter=`` as its last option its joules are those of a meter (`polythrottle.backends.meters.FORMS`).
+        knobs: Which knobs to search; the others stay at their default. All that the device searches by default if None.
+
+    Raises:
+        InvalidInput: If the URI is malformed.
+        UnknownName: If there is no such scheme, board, option or knob.
+        BadFile: If the file it names is not what it should be.
+        DeviceError: If the device is not there or cannot be steered.
+    """
+    uri = DeviceURI.parse(text)
+    meter = uri.meter
+    if uri.scheme == "auto":
+        uri = DeviceURI.parse(find_device().uri)
+    device = _OPENERS[uri.scheme](uri, None if knobs is None else [knob_name(name) for name in knobs])
+    if meter and isinstance(device, Recorded):
+        raise InvalidInput(f"{device.uri} is a recorded table with joules of its own; leave the meter out")
+    if meter:
+        return metered(device, open_meter(meter))
+    return device
+
+
+def _simulated(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
+    from polythrottle.backends.simulated import SimulatedDevice
+    from polythrottle.catalog import load_board
+
+    uri.only("seed", "noise", "knobs")
+    if not uri.name:
+        raise InvalidInput("sim: needs the name of a board; polythrottle devices lists them")
+    if "knobs" in uri.options:
+        named = [knob_name(name) for name in uri.options["knobs"].split(",")]
+    else:
+        named = None
+    searched = knobs if knobs is not None else named
+    return SimulatedDevice(load_board(uri.name), uri.count("seed", 0), uri.number("noise", 0.02), searched)
+
+
+def _replay(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
+    from polythrottle.backends.replay import ReplayDevice
+
+    uri.only("seed", "noise")
+    if not uri.name:
+        raise InvalidInput("replay: needs the path of a table, for example replay:examples/cpu-convnet-sweep.csv")
+    noise = uri.number("noise", 0.0)
+    seed = uri.count("seed", 0)
+    return ReplayDevice(Path(uri.name), noise=noise, seed=seed, knobs=knobs)
+
+
+def _cpu(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
+    from polythrottle.backends.cpu import CpuDevice
+
+    if uri.name:
+        raise InvalidInput(f"cpu is this machine's processor and takes no name, such as {uri.name!r}")
+    return CpuDevice.open(uri.options, knobs)
+
+
+def _jetson(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
+    from polythrottle.backends.jetson import JetsonDevice
+
+    if uri.name:
+        raise InvalidInput(f"jetson is the board this runs on and takes no name, such as {uri.name!r}")
+    return JetsonDevice.open(uri.options, knobs)
+
+
+def _nvml(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
+    from polythrottle.backends.nvml import open_nvml
+
+    return open_nvml(uri.name, uri.options, knobs)
+
+
+def _actuator(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
+    from polythrottle.backends.remote import RemoteDevice
+
+    return RemoteDevice.open(uri.name, uri.options, knobs)
+
+
+_OPENERS: Mapping[str, Callable[[DeviceURI, Sequence[str] | None], Device]] = {
+    "sim": _simulated,
+    "replay": _replay,
+    "jetson": _jetson,
+    "nvml": _nvml,
+    "cpu": _cpu,
+    "actuator": _actuator,
+}

@@ -1,0 +1,177 @@
+"""The devices behind the actuator: opened, described, read."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from typing import Any
+
+from polythrottle.backends import DeviceURI, open_device
+from polythrottle.domain.clock import SystemClock, VirtualClock
+from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, UnknownName
+from polythrottle.domain.ports import Averaging, Device, Offer, Offering, Sampled, findings_of
+from polythrottle.storage.identity import identity_of
+
+_SCHEMES = ("jetson", "nvml", "cpu", "sim")
+_WHERE_KNOWN = ("cause", "cuts", "cut_s", "overrun")
+"""What a reading tells only where the device knows it."""
+
+
+def served_uri(text: str) -> str:
+    """Return the URI under which a device is served.
+
+    Of a processor without counters everybody's time counts: the actuator itself serves no model.
+
+    Raises:
+        InvalidInput: If a device of that kind cannot be served.
+        UnknownName: If there is no such kind.
+    """
+    uri = DeviceURI.parse(text)
+    if uri.scheme not in _SCHEMES:
+        raise InvalidInput(f"{text} cannot be served: an actuator serves {', '.join(_SCHEMES)}")
+    if uri.meter:
+        raise InvalidInput(f"{text} cannot be served with a meter; who measures names it: actuator:?meter={uri.meter}")
+    if uri.scheme != "cpu" or "busy" in uri.options or "watts_per_core" in uri.options:
+        return text
+    return f"{text}{'&' if uri.options else '?'}busy=everyone"
+
+
+def given_uri(uri: str) -> str:
+    """Return the URI that an administrator gave for a device that is served."""
+    head, found, rest = uri.partition("busy=everyone")
+    if rest or not found:
+        return uri
+    return head.rstrip("?&")
+
+
+def open_served(uri: str) -> Device:
+    """Return a device with every knob that works on it to be set; nothing is written.
+
+    Raises:
+        PolythrottleError: As `open_device` does.
+    """
+    device = open_device(uri)
+    if DeviceURI.parse(uri).scheme != "cpu":
+        return device
+    names = [offer.knob.name for offer in offers_of(device)]  # a processor sets only what it was opened with
+    if names:
+        return open_device(uri, names)
+    return device
+
+
+def why_missing(uri: str) -> str:
+    """Return why a device is not there yet, such as for want of its driver; empty if it is there.
+
+    Raises:
+        InvalidInput: If there can never be one: the URI is malformed, or names a folder that is none.
+        UnknownName: Likewise, of a simulated board, an option, or a GPU beside those that the driver knows.
+        BadFile: Likewise, where a file it names is not what it should be.
+    """
+    try:
+        open_served(uri)
+    except (InvalidInput, UnknownName, BadFile):
+        raise
+    except PolythrottleError as error:
+        return str(error)
+    return ""
+
+
+def offers_of(device: Device) -> tuple[Offer, ...]:
+    """Return every knob that works on a device."""
+    if isinstance(device, Offering):
+        return device.offers()
+    return ()
+
+
+def description_of(device: Device) -> dict[str, Any]:
+    """Return what a device is and has, ready for JSON; its knobs with every level."""
+    findings = findings_of(device)
+    return {
+        "uri": device.uri,
+        "title": device.title,
+        "identity": dict(identity_of(device)),
+        "energy_kind": str(device.energy_kind),
+        "boundary": device.boundary,
+        **({"sensor": asdict(device.averaging)} if isinstance(device, Averaging) else {}),
+        "presets": {name: dict(point) for name, point in device.presets.items()},
+        "findings": [asdict(each) for each in findings],
+        "knobs": [_knob_line(offer) for offer in offers_of(device)],
+    }
+
+
+def _knob_line(offer: Offer) -> dict[str, Any]:
+    knob = offer.knob
+    return {
+        "name": knob.name,
+        "levels": list(knob.levels),
+        "label": knob.label,
+        "default": offer.default,
+        "searched": offer.searched,
+    }
+
+
+class ContinuousReadings:
+    """Readings of one device after another, as of one: their energy never falls, a virtual clock follows the real one.
+
+    What is drawn while no device is open is not known and not in the total.
+    """
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self._total_j = 0.0
+        self._last_j: float | None = None
+        self._seen_s: float | None = None
+        self._anew = 0
+
+    def begin(self) -> None:
+        """Go on with another device."""
+        self._last_j = self._seen_s = None
+
+    def advance(self, device: Device) -> None:
+        """Let the time of a simulated device pass as it has passed here since the last call."""
+        if not isinstance(device.clock, VirtualClock):
+            return
+        now_s = self._clock.now()
+        device.clock.sleep(0.0 if self._seen_s is None else now_s - self._seen_s)
+        self._seen_s = now_s
+
+    def read(self, device: Device) -> dict[str, Any]:
+        """Return a reading, ready for JSON.
+
+        Raises:
+            DeviceError: If the device cannot be read.
+            TrialError: If its joules are not known.
+        """
+        self.advance(device)
+        reading = device.read()
+        self._add(reading.energy_j)
+        virtual = isinstance(device.clock, VirtualClock)
+        return {
+            "time_s": self._clock.now() if virtual else reading.time_s,
+            "energy_j": self._total_j,
+            "temperature_c": reading.temperature_c,
+            "clocks_hz": dict(reading.clocks_hz),
+            "throttled": reading.throttled,
+            **{name: told for name in _WHERE_KNOWN if (told := getattr(reading, name)) not in ("", None)},
+            "anew": self._anew,
+        }
+
+    def _add(self, energy_j: float) -> None:
+        if self._last_j is not None:
+            self._total_j += max(0.0, energy_j - self._last_j)
+            self._anew += energy_j < self._last_j
+        self._last_j = energy_j
+
+    def end(self, device: Device) -> None:
+        """Take the last joules of a device that is about to be closed."""
+        with suppress(PolythrottleError):
+            self.read(device)
+        self.begin()
+
+
+@contextmanager
+def background_sampling(device: Device) -> Iterator[None]:
+    """Look at a device in the background, without becoming its writer."""
+    with ExitStack() as stack:
+        if isinstance(device, Sampled):
+            stack.enter_context(device.sampling())
+        yield

@@ -1,0 +1,1 @@
+"""``polythrottle cluster``: training on machines that can be taken away."""

@@ -1,0 +1,320 @@
+"""The daemon's own process: `python -m polythrottle.cli.daemon_process` with the settings of `polythrottle daemon run`.
+
+It is another program than the command line, into which ``daemon run`` turns itself, so that what parses options does
+not stay in memory for as long as the daemon lives.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from polythrottle.actuation.systemd import Supervisor
+from polythrottle.daemon.commands import SetBudget
+from polythrottle.daemon.energy_budget import check_wish
+from polythrottle.daemon.loop.mailbox import Mailbox
+from polythrottle.daemon.loop.runner import Runner
+from polythrottle.daemon.settings import DEFAULT_FILE, Settings, read_settings, seconds, watt_hours, watts
+from polythrottle.daemon.startup import WakingClock, alone, build
+from polythrottle.daemon.status import Status
+from polythrottle.domain.errors import INTERRUPTED, DeviceError, InvalidInput, PolythrottleError
+from polythrottle.domain.units import show
+from polythrottle.storage.paths import DAEMON_SOCKET, run_dir, state_dir
+from polythrottle.storage.untrusted import printable
+
+if TYPE_CHECKING:
+    from polythrottle.daemon.web import Tcp
+
+WIDTH = 79
+"""Of a line, for the narrowest of terminals."""
+_MODULE = "polythrottle.cli.daemon_process"
+_CLEAR = "\r\x1b[K"
+"""To the beginning of the line, which is erased (ECMA-48: CR, EL)."""
+_PAGE_TOKEN = "page.token"
+"""In the state folder, for as long as the daemon lives; it is this user's alone."""
+
+
+def exec_daemon(words: Mapping[str, Any]) -> None:
+    """Turn this process into the daemon; returns only by an error.
+
+    Args:
+        words: The options of ``daemon run`` by name, as they were given; those not given may be left out.
+
+    Raises:
+        PolythrottleError: If they make no settings.
+        DeviceError: If the program cannot be started.
+    """
+    settings_of(words)
+    # exec drops what Python has buffered.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    given = json.dumps({name: value for name, value in words.items() if value})
+    try:
+        # Docstrings take a megabyte and a half of the sixty that both processes may have.
+        os.execv(sys.executable, [sys.executable, "-OO", "-m", _MODULE, given])
+    except OSError as error:
+        raise DeviceError(f"the daemon cannot be started: {sys.executable}: {error.strerror}") from error
+
+
+def settings_of(words: Mapping[str, Any]) -> Settings:
+    """Return the settings that options make, over those of a file.
+
+    Raises:
+        PolythrottleError: If one is not what it should be; says which.
+    """
+    file = words.get("config")
+    if not file and not words.get("profile") and DEFAULT_FILE.exists():
+        file = str(DEFAULT_FILE)
+    settings = Settings()
+    if file:
+        settings = read_settings(Path(file))
+    paths = {name: Path(words[name]) for name in _PATHS if words.get(name)}
+    plain = {name: words.get(name) for name in ("profile", "workload", "device", "tcp")}
+    budget = budget_of(words)
+    traffic = words.get("traffic")
+    if not traffic and words.get("arrivals"):
+        traffic = f"sim:{words['arrivals']}"
+    local = bool(words.get("no_actuator"))
+    if local:
+        settings = settings.without_actuator()
+    finetune = tuple(Path(folder).absolute() for folder in words.get("finetune") or ())
+    slo = tuple(words.get("slo") or ())
+    settings = settings.over(**plain, **paths, traffic=traffic, slo=slo, budget=budget, local=local, finetune=finetune)
+    if words.get("page") is None:
+        return settings
+    return replace(settings, page=words["page"] == "yes")
+
+
+_PATHS = ("actuator", "socket", "tls_cert", "tls_key", "token_file")
+
+
+def budget_of(words: Mapping[str, Any]) -> SetBudget | None:
+    """Return the budget that options make; None if none was given.
+
+    Args:
+        words: The options by name, as they were given.
+
+    Raises:
+        InvalidInput: If one is not what it should be, or some exclude each other.
+    """
+    read = {
+        "power_w": ("power", watts, "10W"),
+        "battery_wh": ("battery", watt_hours, "80Wh"),
+        "last_s": ("last", seconds, "9h"),
+        "wh_per_day": ("wh_per_day", watt_hours, ""),  # its unit is in its name
+    }
+    for name, _, example in read.values():
+        if example and _is_number(words.get(name)):
+            raise InvalidInput(f"--{name} {words[name]} has no unit; write for example {example}")
+    found = {to: parse(words[name]) for to, (name, parse, _) in read.items() if words.get(name) is not None}
+    carbon = words.get("carbon")
+    if words.get("no_budget"):
+        if found or carbon:
+            raise InvalidInput("--no-budget lifts every limit; leave it out, or the limits")
+        return SetBudget()
+    if not found and not carbon:
+        return None
+    if carbon:  # the daemon's working folder is not that of whoever names the file
+        carbon = str(Path(carbon).absolute())
+    wish = SetBudget(**found, carbon=carbon or None)
+    check_wish(wish)
+    return wish
+
+
+def _is_number(text: Any) -> bool:
+    with suppress(TypeError, ValueError):
+        float(text)
+        return True
+    return False
+
+
+def main() -> int:
+    """Run the daemon with the settings in the first argument until it is ended; returns an exit code."""
+    try:
+        return _served(settings_of(json.loads(sys.argv[1])))
+    except PolythrottleError as error:
+        with suppress(OSError):
+            sys.stderr.write(f"polythrottle: {' '.join(str(error).split())}\n")
+        return error.exit_code
+
+
+def _served(settings: Settings) -> int:
+    from polythrottle.daemon.web import Tcp, WebOptions, own_page, serve
+
+    tcp = None
+    if settings.tcp is not None:
+        tcp = Tcp.parse(settings.tcp, settings.tls_cert, settings.tls_key, settings.token_file)
+    socket = settings.socket or run_dir() / DAEMON_SOCKET
+    clock = WakingClock()
+    desk = Mailbox()
+    supervisor = Supervisor()
+    terminal = sys.stderr.isatty()
+    with ExitStack() as ends:
+        # First of all: a second daemon must end before it touches the board of the first.
+        ends.enter_context(alone(state_dir()))
+        if tcp is None and (terminal if settings.page is None else settings.page):
+            token_file = state_dir() / _PAGE_TOKEN
+            tcp = own_page(token_file)
+            # The token lives as long as the page it opens.
+            ends.callback(token_file.unlink, missing_ok=True)
+        runner, record = build(settings, clock, desk, supervisor, _version())
+        ended = _until_signalled(runner, clock)
+        options = WebOptions(socket, settings.readers, settings.writers, tcp, record.history, state_dir())
+        server = serve(desk, options)
+        ends.callback(server.close)
+        desk.on_wish(clock.wake)
+        teller = EventPrinter(desk, sys.stderr)
+        ends.callback(teller.close)
+        for line in addresses(socket, tcp, server.port, terminal):
+            _say(line)
+        runner.run()
+    if signal.SIGINT in ended:
+        return INTERRUPTED
+    return 0
+
+
+def addresses(socket: Path, tcp: "Tcp | None", port: int | None, terminal: bool) -> Iterator[str]:
+    """Yield where the daemon is met, a line each.
+
+    Args:
+        socket: Of the API.
+        tcp: How it is served over TCP; None if it is not.
+        port: That is listened on there.
+        terminal: Whether the lines go to the terminal of whoever started it: only there the token is shown.
+    """
+    yield f"API      {socket}"
+    if tcp is None or port is None:
+        return
+    yield f"page     {tcp.address(port, token=terminal)}"
+    if tcp.token_file is not None and not terminal:
+        yield f"token    in {tcp.token_file}; the page asks for it"
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    with suppress(PackageNotFoundError):
+        return version("polythrottle")
+    return ""
+
+
+def _until_signalled(runner: Runner, clock: WakingClock) -> list[int]:
+    """Have signals end the loop after the turn under way; a second one does not cut the restoring short.
+
+    Returns:
+        The signals that came.
+    """
+    came: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        runner.stop()
+        clock.wake()
+
+    # The handler notes it and wakes the loop: restoring belongs to the loop, which may be writing just now.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+    return came
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+class EventPrinter:
+    """Writes each event since the daemon began in a line of its own.
+
+    In a terminal what goes on is in a last line, which is written over.
+
+    It has a thread of its own: a terminal that does not take its lines must not hold up the control loop.
+
+    Args:
+        desk: Where the control loop shows what goes on.
+        out: Where to write.
+    """
+
+    def __init__(self, desk: Mailbox, out: TextIO) -> None:
+        self._desk, self._out, self._live = desk, out, out.isatty()
+        self._bell = threading.Event()
+        self._over = False
+        events = desk.events()
+        # Events of an earlier daemon come before the start of this one, and are not repeated.
+        begun = [each.number for each in events if each.kind == "start"] or [each.number for each in events]
+        self._after = [0, *begun][-1]
+        self._end = desk.listen(self._bell.set)
+        self._thread = threading.Thread(target=self._told, name="polythrottle-teller", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what is left and end; a terminal that is stuck is not waited for."""
+        self._over = True
+        self._bell.set()
+        # A terminal that is stopped with Ctrl-S takes no line, and the board must be restored all the same.
+        self._thread.join(timeout=1.0)
+        self._end()
+
+    def _told(self) -> None:
+        try:
+            while not self._over:
+                self._bell.wait()
+                self._bell.clear()
+                self._write()
+            self._out.write(_CLEAR * self._live)
+            self._out.flush()
+        except (OSError, ValueError):  # nobody reads any more
+            return
+
+    def _write(self) -> None:
+        for event in self._desk.events(self._after):
+            self._after = event.number
+            self._out.write(f"{_CLEAR * self._live}{event.at[11:19]} {event.kind:<8} {printable(event.words)}\n")
+        if self._live:
+            self._out.write(f"{_CLEAR}{line_of(self._desk.status)}")
+        self._out.flush()
+
+
+def line_of(status: Status, width: int = WIDTH) -> str:
+    """Return what goes on in one line; what does not fit is left out whole, and whether something is wrong is first.
+
+    Args:
+        status: As the daemon shows it.
+        width: How many columns there are.
+    """
+    line, *rest = _parts(status)
+    for part in rest:
+        if len(line) + 2 + len(part) > width:
+            break
+        line = f"{line}  {part}"
+    return line
+
+
+def _parts(status: Status) -> list[str]:
+    """Return what goes on, the most important first."""
+    simulated = " (simulated)" if status.energy_kind == "simulated" else ""
+    fault = ["FAULT"] * bool(status.faults)
+    parts = [*fault, status.phase, f"{show(status.power_w, 'W')}{simulated}"]
+    if status.rate_per_s is not None:
+        parts.append(f"{status.rate_per_s:.3g}/s")
+    if status.p99_s is not None:
+        p99 = f"p99 {show(status.p99_s, 's')}"
+        if status.limit_s is not None:
+            p99 += f" of {show(status.limit_s, 's')}"
+        parts.append(p99)
+    if status.rung is not None:
+        parts.append(f"rung {status.rung.number + 1}/{status.rung.of}")
+    if status.saved.joules is not None:
+        parts.append(f"saved {show(status.saved.joules, 'J')} today")
+    return parts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,8 +1,0 @@
-"""``python -m polythrottle.daemon.actuator``."""
-
-import sys
-
-from polythrottle.daemon.actuator.main import main
-
-if __name__ == "__main__":
-    sys.exit(main())

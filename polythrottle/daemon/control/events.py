@@ -1,0 +1,363 @@
+"""Events and actions of the controller: what it is told, what it says is to be done.
+
+The guards that trip on what is observed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from polythrottle.domain.backports import StrEnum
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.ladder import Ladder
+from polythrottle.domain.space import OperatingPoint
+
+# Limits that are held whatever the ladder says: who trips, and why.
+
+
+class Guard(StrEnum):
+    """What is watched."""
+
+    P99 = "p99"
+    ERRORS = "errors"
+    POWER = "power"
+    PEAK = "peak power"
+    TEMPERATURE = "temperature"
+    THROTTLE = "throttling"
+
+    @property
+    def hardware(self) -> bool:
+        """Whether it is for the device's sake, which goes before the users'."""
+        return self not in (Guard.P99, Guard.ERRORS)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the guards hold; None is not watched.
+
+    Args:
+        p99_s: Of requests; ``power_w`` mean power, ``peak_w`` its highest sample, ``temperature_c`` the hottest sensor.
+        errors: The share of requests that may fail.
+        throttling: Whether the device may throttle.
+        hold_s: How long the safe point is held after everything is well again; doubled when a guard trips soon after.
+
+    Raises:
+        InvalidInput: If a limit is not positive.
+    """
+
+    p99_s: float | None = None
+    power_w: float | None = None
+    peak_w: float | None = None
+    temperature_c: float | None = None
+    errors: float | None = None
+    throttling: bool = False
+    hold_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        limits = (self.p99_s, self.power_w, self.peak_w, self.temperature_c, self.hold_s)
+        if any(limit is not None and not limit > 0 for limit in limits) or not (
+            self.errors is None or self.errors >= 0
+        ):
+            raise InvalidInput("the limit of a guard must be positive")
+
+
+@dataclass(frozen=True)
+class Trip:
+    """A guard that tripped, and why."""
+
+    guard: Guard
+    words: str
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was seen over a control period; what is not known is None, and no guard trips on it.
+
+    Args:
+        now_s: When, on a monotonic clock.
+        period_s: Since the look before.
+        rate_per_s: Requests that arrived per second; unlike the others, the forecast waits for it.
+        waiting: Requests that wait to be sent.
+        p99_s: Of the requests answered lately, over as long a time as the SLO is meant for.
+        power_w: Mean; ``peak_w`` the highest sample.
+        temperature_c: Hottest sensor.
+        throttled: Whether the device throttles.
+        errors: The share of requests that failed.
+        worst_s: The longest that a request took which was answered since the look before.
+        p99_least_s: What the p99 comes to at least once it is of as long a time as the SLO is meant for; None where
+            that has passed, or is not known.
+    """
+
+    now_s: float
+    period_s: float = 1.0
+    rate_per_s: float | None = 0.0
+    waiting: int = 0
+    p99_s: float | None = None
+    power_w: float | None = None
+    peak_w: float | None = None
+    temperature_c: float | None = None
+    throttled: bool | None = None
+    errors: float | None = None
+    worst_s: float | None = None
+    p99_least_s: float | None = None
+
+    @property
+    def broken_s(self) -> float | None:
+        """The p99 that the guard goes by: no more of it than is certain."""
+        if self.p99_least_s is None:
+            return self.p99_s
+        return self.p99_least_s
+
+
+def tripped(bounds: Bounds, seen: Observation) -> tuple[Trip, ...]:
+    """Return the guards that trip; none on what was not seen.
+
+    A p99 looks back: it does not trip on what is over, once requests are answered in time again.
+    """
+    return tuple(trip for trip in _tripped(bounds, seen) if trip.guard is not Guard.P99 or not _over(bounds, seen))
+
+
+def _over(bounds: Bounds, seen: Observation) -> bool:
+    return seen.worst_s is not None and bounds.p99_s is not None and seen.worst_s <= bounds.p99_s
+
+
+def _tripped(bounds: Bounds, seen: Observation) -> Iterator[Trip]:
+    rows = (
+        (Guard.P99, seen.broken_s, bounds.p99_s, 1e3, "ms"),
+        (Guard.ERRORS, seen.errors, bounds.errors, 1e2, "% of requests"),
+        (Guard.POWER, seen.power_w, bounds.power_w, 1.0, "W"),
+        (Guard.PEAK, seen.peak_w, bounds.peak_w, 1.0, "W"),
+        (Guard.TEMPERATURE, seen.temperature_c, bounds.temperature_c, 1.0, "°C"),
+    )
+    for guard, value, limit, scale, unit in rows:
+        # A value that is no number is a broken sensor, not a good one.
+        if value is not None and limit is not None and not value <= limit:
+            yield Trip(guard, f"{guard} is {value * scale:.4g} {unit}, above {limit * scale:.4g}")
+    if seen.throttled and not bounds.throttling:
+        yield Trip(Guard.THROTTLE, "the device throttles")
+
+
+# What the controller is told, and what it says is to be done: plain values.
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to hold: a point, and how long the server may keep a request waiting for others, in seconds."""
+
+    point: OperatingPoint
+    gather_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class ControlPlan:
+    """What is known about a workload.
+
+    Args:
+        ladder: Its points along load; None if its model has none that is valid, so that it stays at the safe point.
+        safe: Where latency and errors are surely all right, such as the device's default.
+        cool: Where power and heat surely are.
+        bounds: What the guards hold.
+    """
+
+    ladder: Ladder | None
+    safe: Target
+    cool: Target
+    bounds: Bounds
+
+
+@dataclass(frozen=True)
+class WorkloadUp:
+    """A workload has started, or has been replaced by another."""
+
+    plan: ControlPlan
+
+
+@dataclass(frozen=True)
+class WorkloadDown:
+    """The workload has ended."""
+
+
+@dataclass(frozen=True)
+class PowerBudget:
+    """The most mean power from now on, in watts; None if there is no such limit."""
+
+    limit_w: float | None
+
+
+@dataclass(frozen=True)
+class Suspend:
+    """The machine goes to sleep."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The machine is awake again."""
+
+
+@dataclass(frozen=True)
+class DriverReload:
+    """The driver was loaded anew, so that nothing may hold any more."""
+
+
+@dataclass(frozen=True)
+class ForeignWrite:
+    """Somebody else has changed what this daemon set."""
+
+    now_s: float
+    knobs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reclaim:
+    """A person wants the daemon to set the board again after it gave way."""
+
+
+@dataclass(frozen=True)
+class ModelChanged:
+    """The served model is another one, with a ladder of its own or none."""
+
+    ladder: Ladder | None
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """The same workload is to be followed by another profile: what is known of its load stays known."""
+
+    plan: ControlPlan
+
+
+@dataclass(frozen=True)
+class DriftFound:
+    """The profile's predictions no longer hold."""
+
+    words: str
+
+
+@dataclass(frozen=True)
+class StudyOffered:
+    """There is time, energy and room for violations to explore."""
+
+
+@dataclass(frozen=True)
+class StudyAsked:
+    """Somebody wants a study now, whatever else says that there is time."""
+
+    words: str
+
+
+@dataclass(frozen=True)
+class StudyEnded:
+    """A study has ended, with a better ladder or none."""
+
+    ladder: Ladder | None
+
+
+@dataclass(frozen=True)
+class TrainerChanged:
+    """A trainer beside the workload has begun or ceased to work; ``runs`` is whether it does, ``words`` say it."""
+
+    runs: bool
+    words: str
+
+
+@dataclass(frozen=True)
+class ApplyRefused:
+    """What was to be applied could not be: the device refused it, or is not there."""
+
+    words: str
+
+
+@dataclass(frozen=True)
+class LeaseLost:
+    """The right to write is gone; whoever keeps it has restored the board or does so. ``words`` say what happened."""
+
+    words: str = "the right to set the board is lost"
+
+
+@dataclass(frozen=True)
+class LeaseGained:
+    """The right to write is there again."""
+
+
+Event = (
+    WorkloadUp
+    | WorkloadDown
+    | Observation
+    | PowerBudget
+    | Suspend
+    | Resume
+    | DriverReload
+    | ForeignWrite
+    | Reclaim
+    | ModelChanged
+    | Replanned
+    | DriftFound
+    | StudyOffered
+    | StudyAsked
+    | StudyEnded
+    | TrainerChanged
+    | ApplyRefused
+    | LeaseLost
+    | LeaseGained
+)
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Set a point of the ladder."""
+
+    target: Target
+    reason: str
+
+
+@dataclass(frozen=True)
+class GoSafe:
+    """Set the safe or the cool point, before anything else is done."""
+
+    target: Target
+    reason: str
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Put everything back to how it was found."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Find the device again and read back what holds, before anything is written."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class StartStudy:
+    """Let a study continue from its journal; it sets the board until it ends."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class StopStudy:
+    """End the study at once; its journal keeps what it knows."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Tell people.
+
+    Args:
+        kind: One word for machines.
+        words: For people.
+        trips: The guards that tripped, if that is what happened.
+    """
+
+    kind: str
+    words: str
+    trips: tuple[Trip, ...] = ()
+
+
+Action = Apply | GoSafe | Restore | Verify | StartStudy | StopStudy | Alert

@@ -1,0 +1,226 @@
+"""From the daemon's settings to a control loop that is ready to run, the only one on its state folder.
+
+The clock that wakes it.
+"""
+
+import fcntl
+import os
+import select
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from polythrottle.actuation.client.board import ActuatorBoard, Board, LocalBoard, SeparateLender
+from polythrottle.actuation.systemd import Supervisor
+from polythrottle.backends.meters import meter_apart
+from polythrottle.catalog.profiles import find_profile, read_profile
+from polythrottle.daemon.energy_accounts import Accounts
+from polythrottle.daemon.followed_profile import FollowedProfile, changed, check_kind, read_tuned, untuned
+from polythrottle.daemon.history_store import HistoryStore
+from polythrottle.daemon.loop.mailbox import Mailbox
+from polythrottle.daemon.loop.runner import LoopComponents, Runner
+from polythrottle.daemon.observation import Traffic
+from polythrottle.daemon.settings import Settings, check
+from polythrottle.daemon.study_process import Lender, Studies
+from polythrottle.daemon.traffic.sources import open_traffic
+from polythrottle.daemon.trainer_monitor import TrainerMonitor
+from polythrottle.domain.clock import Clock, SystemClock
+from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, StorageError
+from polythrottle.domain.ports import Device, Recorded
+from polythrottle.domain.space import BATCH_SIZE
+from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path, state_dir
+
+# The machine's clock with a sleep that another thread or a signal can end.
+
+
+class WakingClock(SystemClock):
+    """A system clock whose `sleep` ends early when `wake` is called; use as the control loop's."""
+
+    def __init__(self) -> None:
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def sleep(self, duration_s: float) -> None:
+        """Sleep for ``duration_s`` seconds, or until somebody wakes it."""
+        if select.select([self._bell], [], [], max(0.0, duration_s))[0]:
+            os.eventfd_read(self._bell)
+
+    def wake(self) -> None:
+        """End the sleep under way, or the next one; may be called from any thread and from a signal handler."""
+        os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """Release the bell; nobody may wake it any more."""
+        os.close(self._bell)
+
+
+# From what a daemon was told to a control loop that is ready to turn.
+
+_LATELY = "report"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A board, the requests that come to it, who lends it, and what it says it is."""
+
+    board: Board
+    traffic: Traffic
+    lender: Lender
+    identity: Callable[[], Mapping[str, str]]
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Be the only daemon that keeps its state in a folder.
+
+    Raises:
+        DeviceError: If another does.
+        StorageError: If the folder cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(folder / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be used: {error.strerror}; see POLYTHROTTLE_STATE_DIR") from error
+    try:
+        try:
+            # The kernel drops the lock with the process, however that ends: no stale lock is to be removed by hand.
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DeviceError(
+                f"another daemon keeps its state in {folder}; end it with polythrottle daemon stop, "
+                "or set POLYTHROTTLE_STATE_DIR to another folder"
+            ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def build(
+    settings: Settings,
+    clock: Clock,
+    desk: Mailbox,
+    supervisor: Supervisor | None = None,
+    version: str = "",
+    wall: Callable[[], float] = time.time,
+) -> tuple[Runner, HistoryStore]:
+    """Return a control loop, and its record for the API to read; nothing is set before it turns.
+
+    Args:
+        settings: What it was told.
+        clock: It goes by.
+        desk: Where it is met.
+        supervisor: The service manager, if there is one.
+        version: Of polythrottle.
+        wall: Wall time, seconds since the epoch.
+
+    Raises:
+        PolythrottleError: If what it was told cannot be: says what, and what would do.
+    """
+    check(settings)
+    folder = state_dir()
+    device, workload = _asked(settings)
+    site = _site(settings, device, workload, clock, folder)
+    tuned, unfit = _tuned(settings, workload, site.identity())
+    record = HistoryStore(folder / "daemon.db", wall)
+    accounts = Accounts(record, wall, settings.allowance)
+    parts = LoopComponents(
+        clock,
+        site.board,
+        site.traffic,
+        desk,
+        record,
+        accounts,
+        Studies(folder, site.lender, record, clock),
+        settings.guards,
+        settings.slo,
+        site.identity,
+        wall,
+        supervisor=supervisor or Supervisor({}),
+        version=version,
+        finetuning=TrainerMonitor((folder / "finetune", *settings.finetune), wall),
+    )
+    runner = Runner(parts, tuned)
+    if unfit:
+        runner.unfit(unfit)
+    if settings.budget is not None and not accounts.goes_on(settings.budget):
+        runner.commands.answer(settings.budget)
+    runner.go_on()
+    return runner, record
+
+
+def _asked(settings: Settings) -> tuple[str | None, str]:
+    """Return device and workload: as said, or as the profile has them."""
+    if settings.profile is None:
+        return settings.device, settings.workload or ""
+    profile = read_profile(find_profile(settings.profile))
+    if settings.workload not in (None, profile.workload):
+        raise InvalidInput(f"the profile is of {profile.workload}, not of {settings.workload}; leave --workload out")
+    return settings.device or meter_apart(profile.device)[0], profile.workload
+
+
+def _batches(settings: Settings) -> set[int]:
+    """Return the batches that the profile will ask for."""
+    if settings.profile is None:
+        return set()
+    profile = read_profile(find_profile(settings.profile))
+    points = [profile.point, *(rung.service.point for rung in (profile.ladder.rungs if profile.ladder else ()))]
+    return {int(point[BATCH_SIZE]) for point in points if BATCH_SIZE in point}
+
+
+def _site(settings: Settings, device: str | None, workload: str, clock: Clock, folder: Path) -> Site:
+    text = settings.traffic or _LATELY
+    if text.startswith("sim:"):
+        if not (device or "").startswith("sim:"):
+            raise InvalidInput(f"{text} makes up requests for a simulated board; give --device sim:<board>")
+        if not workload:
+            raise InvalidInput("say what the simulated board serves: --profile, or --workload")
+        from polythrottle.daemon.traffic.simulated import open_site
+
+        simulated = open_site(text, str(device), workload, clock, _batches(settings))
+        uri = simulated.board.uri
+        return Site(simulated.board, simulated.traffic, SeparateLender(uri), lambda: {"board": uri.partition("?")[0]})
+    traffic = open_traffic(text)
+    simulated_alone = (device or "").startswith("sim:") and settings.actuator is None
+    if settings.local or simulated_alone:
+        if device is None:
+            raise InvalidInput("say which device: --device, or --profile")
+        local = LocalBoard(_settable(device), clock)
+        lender: Lender = SeparateLender(local.uri) if local.uri.startswith("sim:") else local
+        return Site(local, traffic, lender, local.identity)
+    if settings.device is not None and meter_apart(settings.device)[1]:
+        raise InvalidInput("the actuator reads the device's own sensors; ?meter= goes with --no-actuator")
+    socket = settings.actuator or socket_path(ACTUATOR_SOCKET)
+    board = ActuatorBoard(socket, settings.device, folder / "lease.token", clock, settings.lease_s)
+    return Site(board, traffic, board, board.identity)
+
+
+def _settable(uri: str) -> Device:
+    """Return a device with every knob that this process may set.
+
+    Raises:
+        PermissionDenied: If it may set none.
+        PolythrottleError: If there is no such device.
+    """
+    from polythrottle.backends.served_devices import open_served
+
+    device = open_served(uri)
+    if not isinstance(device, Recorded) and not device.space.names:
+        raise PermissionDenied(
+            f"this process may set nothing on {device.uri}: run it as root, or leave --no-actuator out and let "
+            "polythrottle daemon actuator set the board"
+        )
+    return device
+
+
+def _tuned(settings: Settings, workload: str, identity: Mapping[str, str]) -> tuple[FollowedProfile | None, str]:
+    """Return what is followed, and why that is not the profile that was asked for; empty if it is."""
+    if settings.profile is None:
+        return (untuned(workload, settings.guards, settings.slo) if workload else None), ""
+    path = find_profile(settings.profile)
+    profile = read_profile(path)
+    if words := changed(profile):
+        check_kind(profile, identity)
+        return untuned(workload, settings.guards, settings.slo or profile.slo, str(path)), words
+    return read_tuned(settings.profile, identity, settings.guards, settings.slo), ""

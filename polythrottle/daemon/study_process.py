@@ -1,0 +1,377 @@
+"""A study in a process of its own: `polythrottle tune` under the daemon's lease, followed by what its journal says.
+
+The child loads what the daemon never does (NumPy, the optimiser), and everything of it ends with it. One that was
+stopped goes on from its journal the next time; one that has ended is followed by a new study of the same question,
+which knows the older ones from the state folder as every study does.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from polythrottle.daemon.followed_profile import FollowedProfile
+from polythrottle.daemon.history_store import HistoryStore
+from polythrottle.daemon.status import StudyShown
+from polythrottle.domain.clock import Clock
+from polythrottle.domain.errors import DeviceError, InvalidInput, StorageError
+from polythrottle.domain.space import Level
+
+_TRIALS = 30
+_NICE = 10
+_KILL_S = 5.0
+_KEPT = "study"
+_LINES_MOST = 4096
+_UNMET = 5
+_OWN = ("device", "workload", "journal", "out", "json", "force", "trials", "resume", "fresh", "slo")
+"""Options of ``tune`` that are the daemon's to give."""
+
+
+class Lender(Protocol):
+    """Whoever can hand the board to a study for as long as that runs."""
+
+    def lend(self) -> tuple[str, Mapping[str, str]]:
+        """Return the URI under which the study opens the device, and what its environment needs besides.
+
+        Raises:
+            DeviceError: If the board cannot be lent.
+        """
+
+    def take_back(self) -> None:
+        """End the loan at once; the board is as found then.
+
+        Raises:
+            DeviceError: If the actuator does not answer.
+        """
+
+
+@dataclass(frozen=True)
+class StudyOutcome:
+    """How a study came out.
+
+    Args:
+        profile: Its file; None if there is none.
+        words: For people.
+        failed: Whether something went wrong.
+    """
+
+    profile: Path | None
+    words: str
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class StudyRequest:
+    """What the next study is to be like.
+
+    Args:
+        trials: At most.
+        options: Further words of ``tune``, by name.
+    """
+
+    trials: int = _TRIALS
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class _Child:
+    process: "subprocess.Popen[bytes]"
+    errors: IO[bytes]
+    out: Path
+    journal: Path
+    offset: int = 0
+    torn: bytes = b""
+    kill_at_s: float | None = None
+    limit_s: float | None = None
+    visits: tuple[int, dict[str, Level]] = (-1, {})
+
+
+class Studies:
+    """Starts, follows and stops one study at a time.
+
+    Args:
+        folder: The daemon's state; journals go to ``studies/daemon`` in it, profiles to ``profiles/tuned/daemon``.
+        lender: Hands the board over.
+        record: Remembers which study was interrupted.
+        clock: Of the control loop.
+        program: What runs a study, before the words of ``tune``.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        lender: Lender,
+        record: HistoryStore,
+        clock: Clock,
+        program: Sequence[str] = (sys.executable, "-m", "polythrottle"),
+    ) -> None:
+        self.shown: StudyShown | None = None
+        self._journals = folder / "studies" / "daemon"
+        self._profiles = folder / "profiles" / "tuned" / "daemon"
+        self._lender = lender
+        self._record = record
+        self._clock = clock
+        self._program = tuple(program)
+        self._child: _Child | None = None
+        self._stopping: _Child | None = None
+        self.asked = StudyRequest()
+
+    @property
+    def costless(self) -> bool:
+        """Whether a study takes nothing from those who are served, as where it simulates a board of its own."""
+        return getattr(self._lender, "costless", False) is True
+
+    @property
+    def runs(self) -> bool:
+        """Whether a study does."""
+        return self._child is not None
+
+    def ask(self, trials: int, options: Mapping[str, str]) -> StudyRequest:
+        """Note what the next study is to be like.
+
+        Returns:
+            What it was to be like before, for `ask_again`.
+
+        Raises:
+            InvalidInput: If that cannot be.
+        """
+        if not 1 <= trials <= 10_000:
+            raise InvalidInput(f"a study has between 1 and 10000 trials, not {trials}")
+        for name, value in options.items():
+            word = name.replace("_", "-")
+            if word in _OWN or not word.replace("-", "").isalnum() or word.startswith("-"):
+                raise InvalidInput(f"{name[:40]!r} is not an option of a study that can be given here")
+            if not isinstance(value, str) or value.startswith("-"):
+                raise InvalidInput(f"{name} cannot be {str(value)[:40]!r}")
+        before = self.asked
+        self.asked = StudyRequest(trials, dict(options))
+        return before
+
+    def ask_again(self, request: StudyRequest) -> None:
+        """Have the next study be as it was asked for before."""
+        self.asked = request
+
+    def start(self, reason: str, tuned: FollowedProfile | None) -> None:
+        """Start a study of what is followed, or continue the one that was interrupted.
+
+        Args:
+            reason: Why, for people.
+            tuned: What is followed.
+
+        Raises:
+            DeviceError: If the board cannot be lent, or the process cannot be started.
+            InvalidInput: If nothing is known of the workload.
+            StorageError: If its folder cannot be written.
+        """
+        if self._child is not None:
+            return
+        if tuned is None or not tuned.workload:
+            raise InvalidInput("nothing is known of the workload; start the daemon with a profile, or with --workload")
+        self._end_stopping(wait=True)
+        name = self._name()
+        journal = self._journals / f"{name}.jsonl"
+        out = self._profiles / f"{name}.toml"
+        device, environment = self._lender.lend()
+        try:
+            self._child = self._begun(self._words(tuned, device, journal, out), environment, journal, out)
+        except (OSError, StorageError) as error:
+            self._take_back()
+            raise DeviceError(f"no study could be started: {error}") from error
+        self.shown = StudyShown(name, "running", 0, self.asked.trials, journal=str(journal), words=reason)
+        self._remember(done=False)
+
+    def poll(self) -> StudyOutcome | None:
+        """Follow the study; return how it came out, once, when it has ended."""
+        self._end_stopping(wait=False)
+        if (child := self._child) is None:
+            return None
+        self._follow(child)
+        if (code := child.process.poll()) is None:
+            return None
+        self._follow(child)
+        self._child = None
+        self._take_back()
+        ended = self._came_out(child, code)
+        self._show("failed" if ended.failed else "ended", ended.words)
+        self._remember(done=not ended.failed)
+        if not ended.failed:
+            self.asked = StudyRequest()
+        child.errors.close()
+        return ended
+
+    def stop(self, reason: str) -> None:
+        """End the study at once: the board is taken back, its process interrupted, and killed if it does not end."""
+        if (child := self._child) is None:
+            return
+        self._child = None
+        self._take_back()
+        with contextlib.suppress(OSError):
+            child.process.send_signal(signal.SIGINT)
+        # The board is back already: its process may take a while to end, and is killed if it takes longer.
+        child.kill_at_s = self._clock.now() + _KILL_S
+        self._stopping = child
+        self._show("stopped", reason)
+        self._remember(done=False)
+
+    def close(self) -> None:
+        """End the study and wait until its process has ended."""
+        self.stop("the daemon ends")
+        self._end_stopping(wait=True)
+
+    def _name(self) -> str:
+        """Return the name of the study to run: the interrupted one's, or the next."""
+        kept = self._record.kept(_KEPT)
+        if isinstance(kept, dict):
+            last = kept
+        else:
+            last = {}
+        name = last.get("name")
+        if isinstance(name, str) and last.get("done") is False and (self._journals / f"{name}.jsonl").exists():
+            return name
+        if isinstance(name, str) and name[-1:].isdecimal():
+            number = int(name.rpartition("-")[2]) + 1
+        else:
+            number = 1
+        return f"study-{number}"
+
+    def _words(self, tuned: FollowedProfile, device: str, journal: Path, out: Path) -> list[str]:
+        slo = [word for text in tuned.slo for word in ("--slo", text)]
+        if tuned.profile is not None and "as-prior" not in self.asked.options:
+            prior = ["--as-prior", tuned.name]
+        else:
+            prior = []
+        extra = [word for name, value in self.asked.options.items() for word in (f"--{name.replace('_', '-')}", value)]
+        where = ["--device", device, "--workload", tuned.workload, "--journal", str(journal), "--out", str(out)]
+        return [
+            *self._program,
+            "tune",
+            *where,
+            *slo,
+            *prior,
+            *extra,
+            "--trials",
+            str(self.asked.trials),
+            "--force",
+            "--yes",
+            "--json",
+        ]
+
+    def _begun(self, words: list[str], environment: Mapping[str, str], journal: Path, out: Path) -> _Child:
+        for folder in (journal.parent, out.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        errors = open(journal.with_suffix(".log"), "w+b")  # noqa: SIM115 - closed when the child has ended
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env={**os.environ, **environment},
+                # A Ctrl-C in the daemon's terminal must not reach it: the board is taken back before it ends.
+                start_new_session=True,
+            )
+        except OSError:
+            errors.close()
+            raise
+        with contextlib.suppress(OSError):
+            # Its own computing must not slow down what is served on the same cores.
+            os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
+        return _Child(process, errors, out, journal)
+
+    def _follow(self, child: _Child) -> None:
+        """Read what the journal has gained."""
+        try:
+            with child.journal.open("rb") as file:
+                file.seek(child.offset)
+                data = file.read(1 << 20)
+        except OSError:
+            return
+        child.offset += len(data)
+        *lines, child.torn = (child.torn + data).split(b"\n")
+        for line in lines[-_LINES_MOST:]:
+            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+                self._read(child, json.loads(line))
+
+    def _read(self, child: _Child, line: Any) -> None:
+        shown = self.shown
+        assert shown is not None
+        match line["event"]:
+            case "study":
+                limits = [each for each in line["constraints"] if each["metric"] == "p99" and not each["relative"]]
+                child.limit_s = min((float(each["limit"]) for each in limits), default=None)
+            case "started":
+                child.visits = int(line["number"]), dict(line["point"])
+            case "completed":
+                best = _better(child, shown, line)
+                self.shown = replace(shown if best is None else best, trials=shown.trials + 1)
+            case "failed":
+                self.shown = replace(shown, trials=shown.trials + 1)
+
+    def _came_out(self, child: _Child, code: int) -> StudyOutcome:
+        if code == 0 and child.out.is_file():
+            return StudyOutcome(child.out, "the study has ended")
+        if code in (0, _UNMET):
+            return StudyOutcome(None, "the study has ended; no point that was tried is to be followed")
+        if code < 0:
+            return StudyOutcome(None, f"the study failed: it was ended by signal {-code}", failed=True)
+        return StudyOutcome(None, f"the study failed: {_last_line(child.errors) or f'exit code {code}'}", failed=True)
+
+    def _show(self, state: str, words: str) -> None:
+        if self.shown is not None:
+            self.shown = replace(self.shown, state=state, words=words)
+
+    def _remember(self, done: bool) -> None:
+        if self.shown is not None:
+            self._record.keep(_KEPT, {"name": self.shown.id, "done": done})
+
+    def _take_back(self) -> None:
+        # An actuator that does not answer has lost the loan with everything else, or ends it when its time is over.
+        with contextlib.suppress(DeviceError):
+            self._lender.take_back()
+
+    def _end_stopping(self, wait: bool) -> None:
+        # One at a time may be ending: the next is not started before (see `start`).
+        if (child := self._stopping) is None:
+            return
+        late = child.kill_at_s is not None and self._clock.now() >= child.kill_at_s
+        if wait and not late:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(timeout=_KILL_S)
+        if child.process.poll() is None and (late or wait):
+            child.process.kill()
+            child.process.wait()
+        if child.process.poll() is not None:
+            child.errors.close()
+            self._stopping = None
+
+
+def _better(child: _Child, shown: StudyShown, line: Any) -> StudyShown | None:
+    """Return what is shown after a trial that holds the limit and beats the best so far; None if it does not."""
+    number, point = child.visits
+    seen = line["measurement"]
+    p99_s = line["measurement"]["latency"].get("p99_s")
+    energy_j = float(seen["energy_j"])
+    holds = child.limit_s is None or (p99_s is not None and p99_s <= child.limit_s)
+    if seen.get("censored") or not holds or number != line["number"]:
+        return None
+    if shown.best_j is None or energy_j < shown.best_j:
+        return replace(shown, best=point, best_j=energy_j)
+    return None
+
+
+def _last_line(errors: IO[bytes]) -> str:
+    """Return the last line a study has said, as people may read it."""
+    with contextlib.suppress(OSError, ValueError):
+        errors.seek(0, os.SEEK_END)
+        errors.seek(max(0, errors.tell() - 4096))
+        lines = errors.read().decode(errors="replace").strip().splitlines()
+        if lines:
+            return lines[-1][:300].removeprefix("polythrottle: ")
+        return ""
+    return ""

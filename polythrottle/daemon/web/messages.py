@@ -1,0 +1,364 @@
+"""Bodies of requests and of responses: what may be sent, its reading, and the status that each error becomes."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from polythrottle.daemon.energy_budget import LEAST_S, LEAST_W, LEAST_WH, MOST_S, MOST_W, MOST_WH
+from polythrottle.daemon.web.json_schema import Schema, SchemaViolation, check, to_json
+from polythrottle.domain.errors import (
+    BadFile,
+    ClaimFailed,
+    DeviceError,
+    InvalidInput,
+    PermissionDenied,
+    PolythrottleError,
+    SloUnmet,
+    StorageError,
+    TrialError,
+    UnknownName,
+)
+from polythrottle.storage.untrusted import printable
+
+# What a request is answered when it cannot be done: a status and one line, by the class of the error.
+
+HEADERS = {
+    "cache-control": "no-store",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+"""Of every answer."""
+
+_STATUS: tuple[tuple[type[PolythrottleError], int], ...] = (
+    (InvalidInput, 400),
+    (UnknownName, 404),
+    (BadFile, 409),
+    (SloUnmet, 409),
+    (PermissionDenied, 403),
+    (DeviceError, 503),
+    (TrialError, 409),
+    (StorageError, 507),
+    (ClaimFailed, 409),
+)
+_MOST_WORDS = 2000
+
+REFUSAL: Schema = {
+    "type": "object",
+    "description": "Why not: a class of the project's errors, and one line for people.",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {"kind": {"type": "string"}, "words": {"type": "string"}},
+            "required": ["kind", "words"],
+        }
+    },
+    "required": ["error"],
+}
+
+
+class Refusal(Exception):
+    """A request that is not carried out.
+
+    Args:
+        status: Of HTTP.
+        kind: The class a client raises.
+        words: For people.
+        headers: That the status asks for.
+    """
+
+    def __init__(self, status: int, kind: type[PolythrottleError], words: str, **headers: str) -> None:
+        super().__init__(words)
+        self.status = status
+        self.kind = kind
+        self.headers = headers
+
+    def reply(self) -> Response:
+        """Return what is answered."""
+        return refused(self.status, self.kind.__name__, str(self), self.headers)
+
+
+def json_reply(value: Any, status: int = 200) -> Response:
+    """Return an answer in JSON."""
+    return Response(value if isinstance(value, bytes) else to_json(value), status, HEADERS, "application/json")
+
+
+def error_reply(error: PolythrottleError) -> Response:
+    """Return what an error is answered."""
+    status = next((code for kind, code in _STATUS if isinstance(error, kind)), 409)
+    headers = {}
+    if status == 503:
+        headers["retry-after"] = "1"
+    return refused(status, type(error).__name__, str(error), headers)
+
+
+def refused(status: int, kind: str, words: str, headers: dict[str, str] | None = None) -> Response:
+    """Return an answer that says why not."""
+    body = to_json({"error": {"kind": kind, "words": printable(words[:_MOST_WORDS])}})
+    named = {name.replace("_", "-"): value for name, value in (headers or {}).items()}
+    return Response(body, status, {**HEADERS, **named}, "application/json")
+
+
+# What may be sent: a schema for each body and each query, and the reading of them.
+
+BODY_BYTES_MOST = 64 * 1024
+_DEEPEST = 32
+
+_DAY_S = 86_400
+_WORDS = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]*$"
+"""Neither controls, separators of lines, nor what turns the direction of writing."""
+
+
+def _object(properties: Mapping[str, Schema], *required: str) -> Schema:
+    named = {}
+    if required:
+        named["required"] = list(required)
+    return {"type": "object", "properties": dict(properties), **named, "additionalProperties": False}
+
+
+def _number(most: float, words: str, least: float | None = None, **further: Any) -> Schema:
+    bound: Schema = {"exclusiveMinimum": 0}
+    if least is not None:
+        bound = {"minimum": least}
+    return {"type": ["number", "null"], **bound, "maximum": most, "description": words, **further}
+
+
+def _count(most: int, words: str, least: int = 0, kinds: str | list[str] = "integer") -> Schema:
+    return {"type": kinds, "minimum": least, "maximum": most, "description": words}
+
+
+def _text(pattern: str, words: str = "") -> Schema:
+    return {"type": "string", "pattern": pattern, "maxLength": 64, **({"description": words} if words else {})}
+
+
+_FIGURE = r"^[0-9]+(\.[0-9]+)?$"
+
+TUNE_OPTIONS: dict[str, Schema] = {
+    "risk": _text(_FIGURE),
+    "seed": _text(r"^[0-9]{1,9}$"),
+    "method": _text(r"^[a-z][a-z0-9-]*$"),
+    "objective": _text(r"^[a-z]+$"),
+    "minutes": _text(_FIGURE),
+    "joules": _text(_FIGURE),
+    "horizon": _text(r"^[0-9]+(\.[0-9]+)?(s|m|h|d)$"),
+    "precision": _text(r"^[0-9]+(\.[0-9]+)?%$"),
+    "seconds": _text(_FIGURE),
+    "queries": _text(r"^[1-9][0-9]{0,8}$"),
+}
+"""Words of ``polythrottle tune`` a client may add. No file, device or workload among them: a workload can be any
+command, and would run as the daemon's user."""
+
+APPLY = _object(
+    {
+        "profile": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": 240,
+            "pattern": _WORDS,
+            "description": "A file the daemon can read, or <device>/<workload>.",
+        },
+        "within_s": _number(_DAY_S, "The profile before comes back then unless confirmed; null keeps it.", default=60),
+    },
+    "profile",
+)
+RELEASE = _object({"reason": {"type": "string", "maxLength": 200, "pattern": _WORDS, "description": "For people."}})
+NOTHING = _object({})
+_NULL: Schema = {"type": "null"}
+
+
+def _supply(*names: str) -> Schema:
+    """Return the schema of a budget with these fields and not the others'; without any it has no carbon either."""
+    others = {"battery_wh", "last_s", "wh_per_day", *(() if names else ("carbon",))} - set(names)
+    given: Schema = {name: {"type": "number"} for name in names}
+    return {"required": list(names), "properties": {**given, **dict.fromkeys(sorted(others), _NULL)}}
+
+
+BUDGET = {
+    **_object(
+        {
+            "power_w": _number(MOST_W, "Most mean power.", LEAST_W),
+            "battery_wh": _number(MOST_WH, "What there is.", LEAST_WH),
+            "last_s": _number(MOST_S, "How long it must last.", LEAST_S),
+            "wh_per_day": _number(MOST_WH, "Most energy a day.", LEAST_WH),
+            "carbon": {
+                "type": ["string", "null"],
+                "minLength": 1,
+                "maxLength": 240,
+                "pattern": _WORDS,
+                "description": "A CSV file of carbon intensity along time that the daemon can read.",
+            },
+        }
+    ),
+    "description": "power_w, battery_wh with last_s or wh_per_day, or power_w beside one of these two, which carbon "
+    "shares out.",
+    "anyOf": [_supply(), _supply("battery_wh", "last_s"), _supply("wh_per_day")],
+}
+STUDY = _object(
+    {
+        "trials": {**_count(10_000, "At most.", 1), "default": 30},
+        "options": {**_object(TUNE_OPTIONS), "description": "Further words of polythrottle tune."},
+    }
+)
+_PERHAPS = ["integer", "null"]
+_MOST_REQUESTS = 10**7
+"""Of one report: no board answers as many within the seconds from one to the next."""
+_MEAN_MOST = 100.0
+"""Times the p99 that a mean may be: the slowest hundredth would have to take ten thousand times the p99 otherwise."""
+REPORT = _object(
+    {
+        "arrived": _count(_MOST_REQUESTS, "Requests that came since the report before."),
+        "answered": _count(_MOST_REQUESTS, "Requests that ended since, also those that failed.", kinds=_PERHAPS),
+        "failed": _count(_MOST_REQUESTS, "Of those that ended since, how many failed.", kinds=_PERHAPS),
+        "waiting": _count(_MOST_REQUESTS, "Requests that wait now.", kinds=_PERHAPS),
+        "p99_s": _number(1e6, "Of the requests answered lately.", 0),
+        "mean_s": _number(1e6, "Likewise.", 0),
+        "model": {"type": "string", "maxLength": 200, "pattern": _WORDS, "description": "The model's contents' name."},
+        "worst_s": _number(1e6, "The longest of those answered since.", 0),
+    }
+)
+
+
+def check_report(sent: Mapping[str, Any]) -> None:
+    """Refuse a report whose figures contradict each other.
+
+    Raises:
+        Refusal: If more failed than ended, or how many ended is not said beside how many failed, or the mean is so far
+            above the p99 that no hundredth of the requests could make it up.
+    """
+    answered = sent.get("answered")
+    failed = sent.get("failed")
+    if failed and answered is None:
+        raise _contradiction(f"failed is {failed}, of how many says answered, which is missing")
+    if failed is not None and answered is not None and failed > answered:
+        raise _contradiction(f"of {answered} requests that ended (answered) {failed} cannot have failed")
+    mean_s = sent.get("mean_s")
+    p99_s = sent.get("p99_s")
+    if mean_s is not None and p99_s is not None and mean_s > _MEAN_MOST * p99_s:
+        raise _contradiction(f"a mean of {mean_s:g} s cannot go with a p99 of {p99_s:g} s; are both in seconds?")
+
+
+def _contradiction(words: str) -> Refusal:
+    # No 422, for that is what a body that does not hold its schema is answered, and no schema compares two fields.
+    return Refusal(409, InvalidInput, f"the report contradicts itself: {words}")
+
+
+EVENTS_QUERY = {
+    "after": _count(2**53, "Number of the last event that is known; without it, the last ones are meant."),
+    "limit": {**_count(1000, "At most so many.", 1), "default": 1000},
+}
+LAST_EVENT: Schema = {"type": "string", "pattern": "^[0-9]{1,15}$"}
+HISTORY_QUERY = {"minutes": {**_count(60 * 24 * 30, "How many.", 1), "default": 60}}
+
+
+async def read_body(request: Request, schema: Schema) -> dict[str, Any]:
+    """Return the document of a request.
+
+    Raises:
+        Refusal: If it is not called JSON, too large, no JSON, or not what the schema says.
+    """
+    _check_type(request)
+    data = await _read(request)
+    try:
+        document = json.loads(data or b"{}", parse_constant=_no_number)
+        if _depth(document) > _DEEPEST:
+            raise ValueError("nested too deep")
+    except (ValueError, RecursionError):
+        raise Refusal(400, InvalidInput, "the body is no JSON document") from None
+    _checked(document, schema, "the body")
+    return {name: _read_as(schema["properties"][name], value) for name, value in document.items()}
+
+
+def read_query(request: Request, schemas: Mapping[str, Schema]) -> dict[str, Any]:
+    """Return the whole numbers of a query; those that are not there have their default, or are None.
+
+    Raises:
+        Refusal: If one is none, is repeated, or is not known.
+    """
+    found: dict[str, Any] = {}
+    for name, text in request.query_params.multi_items():
+        if name in found:
+            raise Refusal(422, InvalidInput, f"{name[:40]} is given twice")
+        digits = text.removeprefix("-")
+        found[name] = int(text) if digits.isascii() and digits.isdecimal() and len(digits) < 20 else text
+    _checked(found, _object(schemas), "the query")
+    return {name: found.get(name, schema.get("default")) for name, schema in schemas.items()}
+
+
+def _check_type(request: Request) -> None:
+    """Demand JSON by its name, which a foreign page cannot send without being allowed to first (CSRF)."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" or request.headers.get("content-encoding", "identity").lower() != "identity":
+        words = "what changes something is sent as Content-Type: application/json, not compressed"
+        raise Refusal(415, InvalidInput, words, connection="close")
+
+
+def _read_as(schema: Schema, value: Any) -> Any:
+    """Return a whole number as one, however it is written: to JSON 3.0 is one too."""
+    whole = "integer" in schema.get("type", ()) and isinstance(value, float)
+    if whole:
+        return int(value)
+    return value
+
+
+def last_event(request: Request) -> int | None:
+    """Return the number of the last event a client that comes back knows; None if it is new.
+
+    Raises:
+        Refusal: If it is no number.
+    """
+    text = request.headers.get("last-event-id")
+    if text is None:
+        return None
+    _checked({"Last-Event-ID": text}, _object({"Last-Event-ID": LAST_EVENT}), "the head")
+    return int(text)
+
+
+async def _read(request: Request) -> bytes:
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared[:20]) > BODY_BYTES_MOST:
+        raise _large()
+    data = bytearray()
+    try:
+        async for part in request.stream():
+            data += part
+            if len(data) > BODY_BYTES_MOST:
+                raise _large()
+    except ClientDisconnect:
+        raise Refusal(400, InvalidInput, "the body ends too early") from None
+    return bytes(data)
+
+
+def _large() -> Refusal:
+    return Refusal(413, InvalidInput, f"the body is larger than {BODY_BYTES_MOST // 1024} KiB", connection="close")
+
+
+def _checked(document: Any, schema: Schema, where: str) -> None:
+    try:
+        check(document, {"type": "object", **schema}, where)
+    except SchemaViolation as malformed:
+        raise Refusal(422, InvalidInput, str(malformed)) from None
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(name)
+
+
+def _depth(document: Any) -> float:
+    deepest = 0
+    level = [document]
+    while level and deepest <= _DEEPEST:
+        deepest += 1
+        level = [each for outer in level if isinstance(outer, (dict, list)) for each in _inside(outer)]
+    if not level:
+        return deepest
+    return math.inf
+
+
+def _inside(outer: dict[str, Any] | list[Any]) -> list[Any]:
+    if isinstance(outer, dict):
+        return list(outer.values())
+    return outer

@@ -1,0 +1,352 @@
+"""One examination: every real device of a machine, its sensors, the machine itself, its other programs.
+
+What still stands changed.
+"""
+
+import itertools
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from polythrottle.actuation import Limits, Standing, standing
+from polythrottle.actuation.drivers.controls import file_systems
+from polythrottle.actuation.restore import lapsed
+from polythrottle.actuation.state.site import machine
+from polythrottle.backends import DeviceURI, open_device
+from polythrottle.backends.meters import Metered, unmetered
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import PolythrottleError
+from polythrottle.domain.measurement import EnergyKind, Reading
+from polythrottle.domain.ports import Device, Finding, Inspectable, Recorded, Sampled, findings_of
+from polythrottle.domain.units import show
+from polythrottle.inspect.machine import System, is_jetson, machine_findings, others_steering
+from polythrottle.storage.identity import identity_of
+from polythrottle.storage.paths import state_dir
+from polythrottle.storage.untrusted import printable
+
+# What stands changed on this machine, and whether the place where originals are kept can be trusted.
+
+_RESTORE = "polythrottle restore"
+_LEAST_BYTES = 1_000_000
+_FORGETFUL = {"tmpfs", "ramfs"}
+_REMOTE = {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs"}
+
+
+def record_findings() -> tuple[Finding, ...]:
+    """Return what stands changed, by whom and until when, and whether the state folder is fit to keep it."""
+    try:
+        stands = tuple(_told(each) for each in standing())
+    except PolythrottleError as err:
+        stands = (Finding("originals", False, _line(err)),)
+    return (*(stands or (Finding("originals", True, "nothing stands changed"),)), *_state(), _limits())
+
+
+def _told(each: Standing) -> Finding:
+    lease = each.lease
+    count = f"{len(each.keys)} control{'s' * (len(each.keys) != 1)}"
+    since = f" since {lease.since}" * bool(lease.since)
+    # A planted board is restored only where it is named.
+    restore = _RESTORE
+    if " /" in each.device:
+        restore = f"{_RESTORE} --device '{each.device}'"
+    if each.damage:
+        return Finding(each.device, False, f"the record of originals is damaged: {each.damage[0]}", restore)
+    if lease.applied and lease.kept:
+        return _kept(each, f"{lease.holder} stands{since} ({count})", f"{restore} gives it back")
+    if lease.applied and each.expires_in_s is not None and each.expires_in_s > 0:
+        told = f"{lease.holder} stands{since} ({count}) and reverts in {each.expires_in_s:.0f} s"
+        return Finding(each.device, None, told, "polythrottle apply --confirm lets it stand")
+    if lease.alive:
+        return Finding(each.device, None, f"is being steered by {lease.holder}{since} ({count} changed)")
+    by = "a process that is gone"
+    if lease.holder:
+        by = f"{lease.holder}, which is dead"
+    return Finding(each.device, False, f"{count} changed by {by},{since or ' some time ago'}", restore)
+
+
+def _kept(each: Standing, told: str, remedy: str) -> Finding:
+    """Tell of what was applied for good: whether it still holds, and whether somebody keeps it."""
+    if lapses := lapsed(each.device):
+        return Finding(each.device, False, f"{told}, but {printable('; '.join(map(str, lapses)))}", remedy)
+    if each.keys and not each.lease.alive:
+        told += "; its keeper has died, so that nothing sets it anew should a driver or a GPU start anew"
+    return Finding(each.device, None, told, remedy)
+
+
+def _state() -> Iterator[Finding]:
+    """Tell whether originals can be kept: the folder, or the nearest one above it that is there."""
+    try:
+        folder = state_dir()
+        here = next(each for each in (folder, *folder.parents) if each.exists())
+        found = here.stat()
+        room = os.statvfs(here)
+    except (PolythrottleError, OSError) as err:
+        yield Finding("state folder", False, _line(err))
+        return
+    made = " (it will be made)" if here != folder else ""
+    choose = "set POLYTHROTTLE_STATE_DIR to a folder of your own"
+    if not stat.S_ISDIR(found.st_mode) or not os.access(here, os.W_OK | os.X_OK):
+        yield Finding("state folder", False, f"{here} cannot be written", choose)
+    elif found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        yield Finding("state folder", False, f"anyone may write in {here}", f"chmod o-w {here}, or {choose}")
+    elif room.f_bavail * room.f_frsize < _LEAST_BYTES:
+        yield Finding("state folder", False, f"the disk that holds {here} is full", "make room there")
+    else:
+        yield Finding("state folder", True, f"{folder}{made}")
+        yield from _promises(here)
+
+
+def _promises(folder: Path) -> Iterator[Finding]:
+    """Tell which promise does not hold here because of where originals are kept, and why."""
+    try:
+        kind = file_systems().get(folder.stat().st_dev, "")
+    except (OSError, ValueError):
+        return
+    move = "set POLYTHROTTLE_STATE_DIR to a folder on this machine's disk"
+    if kind in _FORGETFUL:
+        told = f"{folder} is on {kind}: what outlives a reboot (a power mode) is not put back after a power cut"
+        yield Finding("promise", None, told, move)
+    elif kind == "overlay":
+        told = f"{folder} is a container's own: what is on record is lost with the container"
+        yield Finding("promise", None, told, "mount a folder of the host's there, as docs/deploy.md shows")
+    elif kind in _REMOTE:
+        told = f"{folder} is on {kind}: two writers may not see each other's locks, and a server away stops steering"
+        yield Finding("promise", None, told, move)
+    if machine().startswith("boot-"):
+        told = "/etc/machine-id says nothing, so that after a reboot nobody knows whose a power mode on record is"
+        yield Finding("promise", None, told, "systemd-machine-id-setup makes one")
+
+
+def _limits() -> Finding:
+    try:
+        bounds = Limits.read().bounds
+    except PolythrottleError as err:
+        return Finding("limits", False, _line(err))
+    told = ", ".join(f"{kind} ({', '.join(table)})" for kind, table in bounds.items())
+    if not told:
+        return Finding("limits", True, "the administrator set none")
+    return Finding("limits", True, f"the administrator's are kept: {told}")
+
+
+def _line(err: Exception) -> str:
+    return " ".join(str(err).split())
+
+
+# The sensors' self-test: read for a second, and see whether what they say can be true.
+
+_LOOKS_EVERY_S = 0.01
+_LOOKS = 100
+_MOST_W = 3000.0
+_COLDEST_C = -40.0
+_HOTTEST_C = 125.0
+_IDLE_S = 1.0
+_BUDGET = 0.005
+_STEPS = 4.0
+_WARY = "do not trust it; report it"
+
+
+def sensor_findings(device: Device) -> tuple[Finding, ...]:
+    """Return what a device's sensors say of themselves in a second, and what looking at them costs us.
+
+    Args:
+        device: Not entered; nothing is written to it.
+    """
+    if isinstance(device, Recorded):
+        return (Finding("energy reading", None, "a recorded table has no sensors to test"),)
+    sampled = device.sampling() if isinstance(device, Sampled) else nullcontext()
+    try:
+        with sampled:
+            cost: tuple[Finding, ...] = ()
+            if not isinstance(device.clock, VirtualClock):
+                cost = (_overhead(device),)
+            readings = list(_looked_at(device))
+    except PolythrottleError as err:
+        return (Finding("energy reading", False, " ".join(str(err).split())),)
+    return (_energy(device, readings), _temperature(readings), *_throttling(readings), *cost)
+
+
+def _looked_at(device: Device) -> Iterator[Reading]:
+    device.read()  # the first opens what the others find open
+    slow_s = 0.0
+    if isinstance(device, Metered):
+        slow_s = _STEPS * device.averaging.step_s
+    for _ in range(_LOOKS):
+        yield device.read()
+        device.clock.sleep(max(_LOOKS_EVERY_S, slow_s / _LOOKS))
+
+
+def _energy(device: Device, readings: Sequence[Reading]) -> Finding:
+    first = readings[0]
+    last = readings[-1]
+    span_s = last.time_s - first.time_s
+    grown_j = last.energy_j - first.energy_j
+    if any(late.energy_j < early.energy_j for early, late in itertools.pairwise(readings)):
+        return Finding("energy reading", False, "the counter went backwards while it was read", _WARY)
+    if grown_j <= 0 or span_s <= 0:
+        told = f"the counter did not move in {span_s:.2g} s"
+        return Finding("energy reading", False, told, "it is frozen, or the device sleeps: try again under load")
+    power_w = grown_j / span_s
+    if power_w > _MOST_W * (device.uri.count(",") + 1):  # a group names each of its GPUs
+        return Finding("energy reading", False, f"{show(power_w, 'W')} cannot be true", _WARY)
+    kind = f", {device.energy_kind}" if device.energy_kind is not EnergyKind.MEASURED else ""
+    return Finding("energy reading", True, f"rises by {show(power_w, 'W')} now{kind}; {_step(readings)}")
+
+
+def _step(readings: Sequence[Reading]) -> str:
+    """Return how often a counter moves, as far as looking every 10 ms can tell."""
+    moves = [late.time_s for early, late in itertools.pairwise(readings) if late.energy_j > early.energy_j]
+    if len(moves) >= 0.8 * (len(readings) - 1):
+        return f"it moves at every look, {show(_LOOKS_EVERY_S, 's')} apart"
+    if len(moves) < 3:
+        return f"it moved {len(moves)} times in {show(readings[-1].time_s - readings[0].time_s, 's')}"
+    return f"it moves every {show((moves[-1] - moves[0]) / (len(moves) - 1), 's')}"
+
+
+def _temperature(readings: Sequence[Reading]) -> Finding:
+    degrees = next((each.temperature_c for each in reversed(readings) if each.temperature_c is not None), None)
+    if degrees is None:
+        return Finding("temperature reading", None, "no sensor can be read, so a trial that runs hot is not seen")
+    if not _COLDEST_C < degrees < _HOTTEST_C:
+        return Finding("temperature reading", False, f"{degrees:.4g} °C cannot be true", _WARY)
+    return Finding("temperature reading", True, f"{degrees:.4g} °C")
+
+
+def _throttling(readings: Sequence[Reading]) -> Iterator[Finding]:
+    slowed = [reading for reading in readings if reading.throttled]
+    if slowed:
+        told = slowed[-1].cause or "heat or current slows the device now"
+        yield Finding("throttling", False, told, "let it cool down, look at its supply; if it stays so, restart it")
+
+
+def _overhead(device: Device) -> Finding:
+    """Tell what sampling in the background takes of a core while nothing else is done, and what a reading takes."""
+    start_s = device.clock.now()
+    busy_s = time.process_time()
+    device.clock.sleep(_IDLE_S)
+    share = (time.process_time() - busy_s) / (device.clock.now() - start_s)
+    busy_s = time.process_time()
+    device.read()
+    within = share <= _BUDGET
+    told = f"sampling takes {share:.2%} of a core, one reading {show(time.process_time() - busy_s, 's')} of its time"
+    # A busy machine makes it dearer, which keeps nothing from working.
+    if within:
+        return Finding("our overhead", True, told)
+    return Finding("our overhead", None, f"{told}, more than {_BUDGET:.1%}")
+
+
+# One examination: every real device of a machine, the machine itself, its other programs, and what stands changed.
+
+
+@dataclass(frozen=True)
+class ExaminedDevice:
+    """One device and what was found about it.
+
+    Args:
+        uri: What opens it.
+        title: The name people know it by; empty if it could not be opened.
+        identity: Hardware and firmware.
+        findings: What works and what does not.
+    """
+
+    uri: str
+    title: str = ""
+    identity: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found, in four parts.
+
+    Args:
+        devices: Each device.
+        machine: What in kernel, firmware and container keeps something closed.
+        others: Who else steers clocks.
+        records: What stands changed, and the state folder.
+    """
+
+    devices: tuple[ExaminedDevice, ...]
+    machine: tuple[Finding, ...] = ()
+    others: tuple[Finding, ...] = ()
+    records: tuple[Finding, ...] = ()
+
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        """Everything that does not work."""
+        every = (*self.machine, *self.others, *self.records, *(each for one in self.devices for each in one.findings))
+        return tuple(finding for finding in every if finding.works is False)
+
+
+def examine(device: str | None = None) -> Examination:
+    """Examine one device or all real ones, and the machine around them; writes nothing and runs nothing.
+
+    Args:
+        device: URI; every real device that is here if None. With ``?root=PATH`` the machine is the one in that folder.
+
+    Raises:
+        InvalidInput: If the URI is malformed.
+        UnknownName: If its scheme is not known, or there is no simulated board of that name.
+        BadFile: If a simulated board's or a recorded table's file cannot be read.
+    """
+    given = None
+    system = System(Path("/"))
+    uris: tuple[str, ...] = ()
+    if device is not None and device != "auto":
+        given = DeviceURI.parse(device)
+        system = System(Path(given.options.get("root", "/")))
+        uris = (device,)
+    uris = uris or real_devices(system)
+    patients = tuple(_patient(uri) for uri in uris)
+    if given is not None and given.scheme in ("sim", "replay"):
+        return Examination(patients)
+    return Examination(patients, machine_findings(system), others_steering(system), record_findings())
+
+
+def real_devices(system: System) -> tuple[str, ...]:
+    """Return the URIs of the real devices that are here: a Jetson, each NVIDIA GPU, the processor.
+
+    Args:
+        system: Where to look.
+    """
+    if is_jetson(system):  # whose GPU is on the same chip and is no GPU of NVML's
+        return ("jetson", "cpu")
+    return (*_gpus(system), "cpu")
+
+
+def _gpus(system: System) -> tuple[str, ...]:
+    folders = system.found("proc/driver/nvidia/gpus/*/information")  # by PCI address, as NVML counts
+    return tuple(f"nvml:{number}" for number in range(len(folders)))
+
+
+def groups(uris: Sequence[str]) -> tuple[str, ...]:
+    """Return the URIs of what can be steered as one besides: all NVIDIA GPUs, where there are several.
+
+    Args:
+        uris: Of the real devices that are here.
+    """
+    if sum(uri.startswith("nvml:") for uri in uris) > 1:
+        return ("nvml:all",)
+    return ()
+
+
+def _patient(uri: str) -> ExaminedDevice:
+    try:
+        board = open_device(uri)
+        told = findings_of(board)
+        own = told if isinstance(unmetered(board), Inspectable) else (*_knobs(board), *told)
+        return ExaminedDevice(board.uri, board.title, identity_of(board), (*own, *sensor_findings(board)))
+    except PolythrottleError as err:
+        if uri.partition(":")[0] in ("sim", "replay"):  # not a device that fails, but a name that is wrong
+            raise
+        return ExaminedDevice(uri, findings=(Finding("device", False, " ".join(str(err).split())),))
+
+
+def _knobs(board: Device) -> tuple[Finding, ...]:
+    """Return what can be set on a device that does not say so itself."""
+    if not board.space.knobs:
+        return (Finding("knobs", None, "nothing can be set on this device"),)
+    return tuple(Finding(knob.name, True, f"{len(knob.levels)} levels") for knob in board.space.knobs)

@@ -1,0 +1,375 @@
+"""What a trial at each point is worth, for energy, energy times delay, delay or a front of both.
+
+Which visited point is the answer.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polythrottle.domain.measurement import Measurement
+from polythrottle.domain.problem import Constraint, Objective
+from polythrottle.domain.study import Study, Trial, TrialState
+from polythrottle.optimize.acquisition import log_expected_improvement, log_probability_below, log_standard_improvement
+from polythrottle.optimize.features import Array
+from polythrottle.optimize.options import Ingredient, Options
+from polythrottle.optimize.posterior import posterior_given, prior_mean, rows_of, study_posterior
+from polythrottle.optimize.quantities import DRAW, ENERGY, TIME, Bound, bound, by_chance, names, table
+from polythrottle.optimize.surrogate import QuantityPosterior, one_thread
+
+# What a trial adds to a front of two quantities that are both to be small.
+#
+# Loads torch.
+
+_LEAST = 1e-300
+_BLOCK = 512
+"""Points at a time: what a processor's cache holds of them and thirty strips."""
+
+
+def front_of(values: Tensor) -> Tensor:
+    """Return the rows that no other row beats in both columns, the first column ascending, shape (front, 2)."""
+    kept: list[Tensor] = []
+    for row in sorted(values, key=lambda row: (float(row[0]), float(row[1]))):
+        if not kept or row[1] < kept[-1][1]:
+            kept.append(row)
+    if kept:
+        return torch.stack(kept)
+    return values.new_zeros((0, 2))
+
+
+def hypervolume(values: Tensor, reference: Tensor) -> float:
+    """Return the area between some values and a reference point that is worse in both, overlaps counted once.
+
+    Args:
+        values: Shape (values, 2).
+        reference: Shape (2,); values beyond it count nothing.
+    """
+    edges, heights = _strips(values, reference)
+    return float(((reference[1] - heights) * edges.diff())[1:].sum())
+
+
+def log_improvement(mean: Tensor, std: Tensor, values: Tensor, reference: Tensor) -> Tensor:
+    """Return the log of by how much a trial is expected to enlarge the area `hypervolume` measures.
+
+    The quantities are independent normals a and b. Between two neighbours of the front, from edge aᵢ to aᵢ₊₁, the front
+    has height bᵢ, and a trial adds width × height there: E[(aᵢ₊₁ − max(a, aᵢ))⁺] · E[(bᵢ − b)⁺]. Both are expected
+    improvements or differences of such, so the sum over strips is exact (Yang et al. 2019, in the strips of Daulton et
+    al. 2020), and in logarithms it does not vanish far away (Ament et al. 2023).
+
+    Args:
+        mean: Of both quantities at each point, shape (points, 2).
+        std: Likewise, > 0.
+        values: What was seen, shape (values, 2); it need not be a front.
+        reference: What nothing worse than counts, shape (2,).
+
+    Returns:
+        Finite logarithms, shape (points,).
+    """
+    edges, heights = _strips(values, reference)
+    blocks = zip(torch.split(mean, _BLOCK), torch.split(std, _BLOCK), strict=True)
+    return torch.cat([_log_area(*block, edges, heights) for block in blocks])
+
+
+def _log_area(mean: Tensor, std: Tensor, edges: Tensor, heights: Tensor) -> Tensor:
+    """Return the log of the area each point is expected to add to the strips, shape (points,)."""
+    upto = _log_improvement(edges[1:], mean[:, :1], std[:, :1])
+    below = torch.full_like(upto, -torch.inf)
+    below[:, 1:] = upto[:, :-1]
+    width = upto + (-torch.expm1(below - upto)).clamp_min(_LEAST).log()
+    return torch.logsumexp(width + _log_improvement(heights, mean[:, 1:], std[:, 1:]), dim=1)
+
+
+def _strips(values: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the edges of the strips, the first at minus infinity, shape (strips + 1,), and their heights (strips,)."""
+    inside = front_of(values[(values < reference).all(dim=1)])
+    edges = torch.cat([values.new_tensor([-torch.inf]), inside[:, 0], reference[:1]])
+    return edges, torch.cat([reference[1:], inside[:, 1]])
+
+
+def _log_improvement(best: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Return log E[(best − y)⁺] for y ~ N(mean, std²) of every point (rows) against every best (columns)."""
+    return std.log() + log_standard_improvement((best - mean) / std)
+
+
+# What is to be improved on, as sums of modelled logarithms: energy, energy × delay, delay, or a front of both.
+#
+# Loads torch.
+
+_MARGIN = 0.1
+"""How far beyond the front's worst its reference point lies, as a share of its extent, so that its ends count too."""
+_LEAST_EXTENT = 0.01
+Normal = tuple[Tensor, Tensor]
+"""Mean and variance at each point, shape (points,) each."""
+
+
+def delay(study: Study) -> str | None:
+    """Return which latency the objective needs a model of, beside energy; None for energy alone."""
+    objective = study.problem.objective
+    if objective is Objective.PARETO:
+        return study.front_metric
+    if objective is Objective.ENERGY:
+        return None
+    return "mean"
+
+
+def terms(study: Study) -> tuple[str, ...]:
+    """Return the quantities whose sum is the logarithm of the objective; of a front, that of energy."""
+    objective = study.problem.objective
+    if objective is Objective.LATENCY:
+        return ("mean",)
+    if objective is Objective.EDP:
+        return (TIME, DRAW, "mean")
+    return (TIME, DRAW)
+
+
+def log_objective(study: Study, belief: QuantityPosterior, quantities: Sequence[str], energy: Normal) -> Normal:
+    """Return mean and variance of the logarithm of what is minimised; of a front, that of energy.
+
+    Args:
+        study: Says what that is.
+        belief: Of the quantities.
+        quantities: Their names.
+        energy: Mean and variance of log energy per item.
+    """
+    if study.problem.objective not in (Objective.EDP, Objective.LATENCY):
+        return energy
+    late = _of(belief, quantities, "mean")
+    if study.problem.objective is Objective.LATENCY:
+        return late
+    return (energy[0] + late[0], energy[1] + late[1])
+
+
+def log_gain(
+    study: Study,
+    belief: QuantityPosterior,
+    quantities: Sequence[str],
+    energy: Normal,
+    held: Sequence[Measurement],
+    bounds: Sequence[Bound],
+) -> Tensor:
+    """Return the log of what a trial is expected to improve, shape (points,).
+
+    For one objective that is its logarithm; for a front it is the area below the front of log energy over log latency,
+    per unit of the latter, so that both are shares of an energy.
+
+    Args:
+        study: Says what is minimised.
+        belief: Of the quantities.
+        quantities: Their names.
+        energy: Mean and variance of log energy per item.
+        held: What was seen at the trials that hold the limits, at least one.
+        bounds: The limits; beyond one on the front's latency nothing counts.
+    """
+    objective = study.problem.objective
+    if objective is not Objective.PARETO:
+        mean, variance = log_objective(study, belief, quantities, energy)
+        best = min(objective.of(one) for one in held)
+        return log_expected_improvement(mean, variance.sqrt(), math.log(best))
+    late = _of(belief, quantities, study.front_metric)
+    mean = torch.stack([late[0], energy[0]], dim=1)
+    std = torch.stack([late[1], energy[1]], dim=1).sqrt()
+    parts = torch.from_numpy(table(held, (study.front_metric, TIME, DRAW)))
+    seen = torch.stack([parts[:, 0], parts[:, 1] + parts[:, 2]], dim=1)
+    limit = min((one.limit for one in bounds if one.quantity == study.front_metric), default=math.inf)
+    reference, extent = _reference(mean, seen, limit)
+    return log_improvement(mean, std, seen, reference) - extent[0].log()
+
+
+def _of(belief: QuantityPosterior, quantities: Sequence[str], name: str) -> Normal:
+    k = list(quantities).index(name)
+    return belief.mean[:, k], belief.variance[:, k]
+
+
+def _reference(mean: Tensor, seen: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """Return a point worse than the whole front, as seen and as foretold, and the front's extent; shape (2,) each.
+
+    The front reaches from the fastest point to the one of least energy: the worst of these two in each quantity, but
+    no latency beyond its limit.
+    """
+    ends = torch.cat([seen, mean[mean.argmin(dim=0)]])
+    worst = ends.max(dim=0).values
+    best = ends.min(dim=0).values
+    reference = worst + _MARGIN * (worst - best).clamp_min(_LEAST_EXTENT)
+    reference = torch.minimum(reference, reference.new_tensor([limit, math.inf]))
+    return reference, (reference - best).clamp_min(_LEAST_EXTENT)
+
+
+# What a trial at each point of a space is worth, given what a study has seen.
+#
+# Loads torch; `bayes` imports it when a suggestion needs a model.
+
+WIDER = 1.5
+"""Models of few trials are surer than they should be: deviations are this much wider where a limit must not break."""
+SURE = 0.8
+"""How probably a point must hold every limit to be the answer where windows differ by chance."""
+_FAILED = 0.3
+"""What stands for a failure where the models' scales are those of logarithms: a third."""
+
+
+@dataclass(frozen=True, eq=False)
+class AcquisitionValue:
+    """What a trial at each point promises; logarithms, shape (points,) each.
+
+    Args:
+        gain: Expected improvement of the log objective, of a front per unit of log latency; while no feasible point is
+            known, less the log objective.
+        feasible: Probability that it holds every limit, model's doubt and noise counted.
+        sound: Probability that it does not fail.
+        improving: Whether there is a feasible trial to improve on.
+        assured: As ``feasible``, with the doubt widened by `WIDER`: for searches that must not break a limit.
+    """
+
+    gain: Array
+    feasible: Array
+    sound: Array
+    improving: bool
+    assured: Array
+
+    @property
+    def total(self) -> Array:
+        """Gain, if it holds and does not fail."""
+        return self.gain + self.feasible + self.sound
+
+
+@one_thread()
+def acquisition_value(study: Study, constraints: Sequence[Constraint], options: Options) -> AcquisitionValue:
+    """Return what a trial at each point is worth.
+
+    While no feasible point is known there is nothing to improve on, and feasibility leads.
+
+    Args:
+        study: What has been seen.
+        constraints: What must hold, with absolute limits.
+        options: Earlier studies to learn from, and which ingredients to leave out.
+
+    Raises:
+        InvalidInput: If a constraint is on a quantity that is not measured here.
+    """
+    held = _held(study, constraints)
+    bounds = [bound(constraint) for constraint in constraints]
+    quantities = modelled(bounds, delay(study), options)
+    sound = _log_sound(study, options)
+    belief = study_posterior(study, quantities, options)
+    if belief is None:
+        gain = -prior_mean(study, terms(study), options).sum(dim=1)
+        unknown = np.zeros(len(gain))
+        return AcquisitionValue(_array(gain), unknown, _array(sound), improving=False, assured=unknown)
+    feasible = log_feasible(belief, quantities, bounds)
+    energy = log_energy(belief, options)
+    trusted = _trusted(study, held, feasible)
+    if trusted:
+        gain = log_gain(study, belief, quantities, energy, trusted, bounds)
+    else:
+        gain = -log_objective(study, belief, quantities, energy)[0]
+    assured = _array(log_feasible(belief, quantities, bounds, WIDER))
+    return AcquisitionValue(_array(gain), _array(feasible), _array(sound), improving=bool(trusted), assured=assured)
+
+
+def modelled(bounds: Sequence[Bound], delay: str | None, options: Options) -> tuple[str, ...]:
+    """Return every quantity to model; without keeping time and draw apart, energy for itself is the last."""
+    found = tuple(dict.fromkeys((*names(bounds), *(() if delay is None else (delay,)))))
+    if Ingredient.APART not in options.without:
+        return found
+    return (*found, ENERGY)
+
+
+def log_energy(belief: QuantityPosterior, options: Options) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of log energy per item, shape (points,) each."""
+    if Ingredient.APART not in options.without:
+        return belief.energy
+    return (belief.mean[:, -1], belief.variance[:, -1])
+
+
+def _array(worth: Tensor) -> Array:
+    return np.asarray(worth.numpy(), dtype=float)
+
+
+def _held(study: Study, constraints: Sequence[Constraint]) -> list[Trial]:
+    """Return the trials that hold the constraints."""
+    seen = [(trial, trial.measurement) for trial in study.completed if trial.measurement is not None]
+    return [t for t, m in seen if min((constraint.slack(m) for constraint in constraints), default=0.0) >= 0.0]
+
+
+def _trusted(study: Study, held: list[Trial], log_hold: Tensor) -> list[Measurement]:
+    """Return what was seen at those of the trials that hold whose point may be the answer; at all if there is none.
+
+    A window that held its limits by luck is nothing to improve on.
+    """
+    here = [trial for trial in held if trial.point in study.problem.space]
+    if by_chance(study.completed):
+        chances = log_hold[torch.from_numpy(rows_of(study, here))].tolist()
+        held = [trial for trial, chance in zip(here, chances, strict=True) if chance >= math.log(SURE)] or held
+    return [trial.measurement for trial in held if trial.measurement is not None]
+
+
+def log_feasible(
+    belief: QuantityPosterior, quantities: tuple[str, ...], bounds: Sequence[Bound], wider: float = 1.0
+) -> Tensor:
+    """Return the log probability that a trial holds every bound, shape (points,), quantities taken as independent."""
+    total = torch.zeros(len(belief.mean), dtype=torch.double)
+    for one in bounds:
+        k = quantities.index(one.quantity)
+        std = wider * (belief.variance[:, k] + belief.noise[k]).sqrt()
+        total = total + log_probability_below(belief.mean[:, k], std, one.limit)
+    return total
+
+
+def _log_sound(study: Study, options: Options) -> Tensor:
+    """Return the log probability that a trial does not fail, shape (points,); 0 while none has failed.
+
+    Failing is regressed on like any other quantity, from 0 for a trial that was measured to `_FAILED` for one that
+    failed, and a point is sound below half of that (least-squares classification, Rasmussen & Williams 2006, §6.5).
+    """
+    ended = [
+        trial
+        for trial in study.trials
+        if trial.state is not TrialState.RUNNING and trial.absent is None and trial.point in study.problem.space
+    ]
+    outcome = np.array([[_FAILED * (trial.state is TrialState.FAILED)] for trial in ended])
+    if outcome.any():
+        belief = posterior_given(study, rows_of(study, ended), outcome, options)
+    else:
+        belief = None
+    if belief is None:
+        return torch.zeros(len(study.problem.space), dtype=torch.double)
+    return log_probability_below(belief.mean[:, 0], belief.variance[:, 0].sqrt(), _FAILED / 2.0)
+
+
+# Which of the points that were visited is the answer, as the models have it.
+#
+# The least of many figures that differ by chance is too low, and rarely that of the best point (the optimizer's
+# curse: Smith & Winkler, Management Science 52, 2006). The models know every window, how far each is to be trusted,
+# and what its neighbours saw, so that what they expect at a point has less of its own window's luck.
+#
+# Loads torch.
+
+
+@one_thread()
+def best_visited(study: Study, options: Options) -> Trial | None:
+    """Return the trial whose point the models expect to be best of those that held every limit.
+
+    A point of which they are not `SURE` that it truly holds, although its own window did, is none unless all are so:
+    then it is the one that holds most probably. Of a front it is the point of least energy.
+
+    Args:
+        study: What has been seen; every limit has an absolute value.
+        options: Earlier studies to learn from, and which ingredients to leave out.
+
+    Raises:
+        InvalidInput: If a relative limit has nothing to multiply.
+    """
+    held = [trial for trial in study.completed if study.feasible(trial) and trial.point in study.problem.space]
+    bounds = [bound(constraint) for constraint in study.constraints]
+    quantities = modelled(bounds, delay(study), options)
+    belief = study_posterior(study, quantities, options)
+    if belief is None or not held:
+        return study.best
+    rows = rows_of(study, held)
+    log_hold = log_feasible(belief, quantities, bounds).numpy()[rows]
+    cost = log_objective(study, belief, quantities, log_energy(belief, options))[0].numpy()[rows]
+    sure = log_hold >= math.log(SURE)
+    return held[int(np.argmin(np.where(sure, cost, np.inf)) if sure.any() else np.argmax(log_hold))]

@@ -1,0 +1,57 @@
+"""Which hardware and firmware a device is, and whether two are the same kind; which content a file has."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from polythrottle.domain.errors import BadFile
+from polythrottle.domain.ports import Inspectable, Readable
+from polythrottle.storage.untrusted import check_plain
+
+INDIVIDUAL = frozenset({"uuid", "serial", "pci", "bus", "index"})
+"""What tells one piece of hardware from another of its kind; a profile is for the kind."""
+
+
+def identity_of(device: Readable) -> Mapping[str, str]:
+    """Return what a device is: what it says of itself, else its URI without options."""
+    if isinstance(device, Inspectable):
+        return {name: text for name, text in device.identity.items() if text}
+    return {"board": device.uri.partition("?")[0]}
+
+
+def content_digest(path: Path) -> str:
+    """Return a digest of a file's bytes, by which a model is known again.
+
+    Raises:
+        BadFile: If it cannot be read.
+    """
+    check_plain(path)
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise BadFile(f"{path} cannot be read: {error.strerror}") from error
+
+
+def disagreement(tuned: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+    """Return in which hardware or firmware two identities differ, both named; None if they are of one kind.
+
+    Individuals of a kind do not differ. What only one of them knows does not count, but something must be known to
+    both.
+
+    Args:
+        tuned: Of what a profile was tuned on.
+        here: Of the device at hand.
+    """
+    shared = [name for name in tuned if name in here and name not in INDIVIDUAL]
+    if not shared:
+        return f"{_named(tuned)}, and this is {_named(here)}"
+    other = [name for name in shared if tuned[name] != here[name]]
+    if not other:
+        return None
+    was, now = ({name: which[name] for name in other} for which in (tuned, here))
+    return f"{_named(was)}, and this is {_named(now)}"
+
+
+def _named(identity: Mapping[str, str]) -> str:
+    known = [f"{name} {text}" for name, text in identity.items() if name not in INDIVIDUAL]
+    return ", ".join(known) or "unknown hardware"

@@ -1,0 +1,108 @@
+"""A study as its journal tells it, line by line."""
+
+import json
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from polythrottle.domain.errors import BadFile, PolythrottleError
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.domain.study import Reference, Study, Trial, TrialState
+from polythrottle.storage.journal.lines import check_format, cost_from, measurement_from, study_from, typed
+
+
+@dataclass
+class Fold:
+    """A study as its journal tells it, line by line."""
+
+    study: Study | None = None
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    finished: str | None = None
+    attempts: Counter[int] = field(default_factory=Counter)
+
+    def take(self, line: Mapping[str, Any]) -> None:
+        """Add one line; KeyError, TypeError, ValueError or a PolythrottleError mean that it does not fit."""
+        event = line["event"]
+        if (event == "study") != (self.study is None):
+            raise ValueError("a study begins with exactly one line that describes it")
+        if event == "study":
+            self.study = study_from(line)
+            self.plan = dict(line["plan"])
+            return
+        if event != "reference":
+            self.finished = str(line["reason"]) if event == "finished" else None
+        self.study = self._changed(event, line)
+
+    def _changed(self, event: str, line: Mapping[str, Any]) -> Study:
+        assert self.study is not None
+        if event == "reference":
+            point = OperatingPoint(line["point"])
+            measurement = measurement_from(line["measurement"])
+            return self.study.with_reference(Reference(str(line["name"]), point, measurement))
+        if event == "finished":
+            answer = typed(line["answer"], int) if "answer" in line else None
+            return replace(self.study, answer=answer)
+        number = typed(line["number"], int)
+        trials = self.study.trials
+        if event == "started":
+            if number != len(trials) or self.running is not None:
+                raise ValueError(f"trial {number} cannot start after {len(trials)} trials")
+            point = OperatingPoint(line["point"])
+            self.study.problem.space.index(point)
+            self.attempts[number] += 1
+            return self.study.with_trial(Trial(number, point))
+        running = self.running
+        if running is None or running.number != number:
+            raise ValueError(f"trial {number} is not running")
+        ended = replace(running, cost=cost_from(line.get("cost")))
+        if event == "completed":
+            return self.study.with_trial(replace(ended, measurement=measurement_from(line["measurement"])))
+        if event == "failed":
+            absent = typed(line["absent"], str) if "absent" in line else None
+            return self.study.with_trial(replace(ended, failure=typed(line["failure"], str), absent=absent))
+        if event == "interrupted":
+            return Study(self.study.problem, self.study.method, self.study.seed, trials[:-1], self.study.references)
+        raise ValueError(f"unknown event {event!r}")
+
+    @property
+    def running(self) -> Trial | None:
+        """The trial that has started and not ended, if there is one."""
+        last = self.study.trials[-1] if self.study and self.study.trials else None
+        if last is not None and last.state is TrialState.RUNNING:
+            return last
+        return None
+
+
+def folded(path: Path, data: bytes) -> tuple[int, Fold]:
+    """Return the length of all whole lines in bytes, and the study they tell.
+
+    Args:
+        path: Where the content is from, for messages.
+        data: All of the content, or its beginning.
+
+    Raises:
+        BadFile: If a whole line does not fit; names it.
+    """
+    whole = data.rfind(b"\n") + 1
+    fold = Fold()
+    for number, text in enumerate(data[:whole].split(b"\n")[:-1], start=1):
+        try:
+            line = json.loads(text)
+            check_format(line)
+            fold.take(line)
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            zlib.error,
+            RecursionError,
+            PolythrottleError,
+        ) as error:
+            said = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise BadFile(f"{path} line {number} is not a line of a journal: {said}") from error
+    return whole, fold

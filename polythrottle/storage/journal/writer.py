@@ -1,0 +1,161 @@
+"""Writing a journal: one line per change, on disk before anything else happens."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from polythrottle.domain.errors import BadFile, PolythrottleError
+from polythrottle.domain.study import Reference, Study, Trial
+from polythrottle.storage.append_log import AppendLog
+from polythrottle.storage.journal.fold import Fold, folded
+from polythrottle.storage.journal.lines import FORMAT, cost_line, measurement_line, study_line
+from polythrottle.storage.journal.reader import check_regular
+
+ATTEMPTS = 3
+"""How often a trial may be interrupted before it is given up as failed."""
+_HEADERS = tuple(f'{{"v": {version}, "event": "study"'.encode() for version in range(1, FORMAT + 1))
+
+
+class Journal:
+    """A study's file, open for appending and locked against a second writer.
+
+    `create` starts one, `reopen` continues one; use as a context manager.
+    """
+
+    def __init__(self, path: Path, log: AppendLog, study: Study, plan: Mapping[str, Any], finished: str | None) -> None:
+        self.path = path
+        self.study = study
+        self.plan = plan
+        self.finished = finished
+        self._log = log
+
+    @classmethod
+    def create(cls, path: Path, study: Study, plan: Mapping[str, Any]) -> "Journal":
+        """Start the journal of a study without trials.
+
+        Args:
+            path: A file that does not exist, is empty, or holds nothing but a torn first line; its folders are made.
+            study: What is recorded.
+            plan: What the caller intends, such as the number of trials; kept for resuming, not part of the problem.
+
+        Raises:
+            StorageError: If the file cannot be written or another process has it open.
+            BadFile: If the file holds something else.
+        """
+        check_regular(path)
+        log = AppendLog(path, busy=_busy(path))
+        if not _torn(log.content()):
+            log.close()
+            raise BadFile(f"{path} is not empty and not a journal; a new journal needs a new file")
+        log.cut(0)
+        journal = cls(path, log, study, plan, None)
+        journal._append({"event": "study", "plan": dict(plan), **study_line(study)})
+        return journal
+
+    @classmethod
+    def reopen(cls, path: Path) -> "Journal":
+        """Continue a journal: cut a torn last line off, and note an interrupted trial.
+
+        Raises:
+            BadFile: If it is not a journal, or of a newer format; names the line.
+            StorageError: If it cannot be written or another process has it open.
+        """
+        check_regular(path)
+        if not path.exists():
+            raise BadFile(f"there is no journal {path}; a journal is made by polythrottle tune")
+        log = AppendLog(path, create=False, busy=_busy(path))
+        try:
+            whole, fold = folded(path, log.content())
+            if fold.study is None:
+                raise BadFile(f"{path} holds no study")
+            log.cut(whole)
+        except PolythrottleError:
+            log.close()
+            raise
+        journal = cls(path, log, fold.study, fold.plan, fold.finished)
+        if fold.running is not None:
+            journal._close_running(fold)
+        return journal
+
+    def _close_running(self, fold: Fold) -> None:
+        running = fold.running
+        assert running is not None
+        if fold.attempts[running.number] >= ATTEMPTS:
+            self.failed(Trial(running.number, running.point, failure=f"interrupted {ATTEMPTS} times"))
+            return
+        fold.take({"event": "interrupted", "number": running.number})
+        assert fold.study is not None
+        self._append({"event": "interrupted", "number": running.number})
+        self.study = fold.study
+
+    def started(self, trial: Trial) -> Study:
+        """Record that a trial is about to touch the device, and return the study with it."""
+        self._append({"event": "started", "number": trial.number, "point": dict(trial.point)})
+        return self._with(trial)
+
+    def completed(self, trial: Trial) -> Study:
+        """Record what a trial measured, and return the study with it."""
+        assert trial.measurement is not None
+        line = {"number": trial.number, "measurement": measurement_line(trial.measurement), "cost": cost_line(trial)}
+        self._append({"event": "completed", **line})
+        return self._with(trial)
+
+    def failed(self, trial: Trial) -> Study:
+        """Record why a trial measured nothing, and return the study with it."""
+        line = {"number": trial.number, "failure": trial.failure, "cost": cost_line(trial)}
+        absent = {} if trial.absent is None else {"absent": trial.absent}
+        self._append({"event": "failed", **line, **absent})
+        return self._with(trial)
+
+    def referred(self, reference: Reference) -> Study:
+        """Record a preset measured for comparison, and return the study with it."""
+        line = {
+            "name": reference.name,
+            "point": dict(reference.point),
+            "measurement": measurement_line(reference.measurement),
+        }
+        self._append({"event": "reference", **line})
+        self.study = self.study.with_reference(reference)
+        return self.study
+
+    def finish(self, reason: str, answer: int | None = None) -> None:
+        """Record that the study has ended, and why.
+
+        Args:
+            reason: In words.
+            answer: Number of the trial whose point was chosen; None leaves that to the figures.
+        """
+        if (self.finished, self.study.answer) != (reason, answer):
+            chosen = {} if answer is None else {"answer": answer}
+            self._append({"event": "finished", "reason": reason, **chosen})
+            self.finished = reason
+            self.study = replace(self.study, answer=answer)
+
+    def _with(self, trial: Trial) -> Study:
+        self.study = self.study.with_trial(trial)
+        return self.study
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        self._log.append(json.dumps({"v": FORMAT, **line}, allow_nan=False, ensure_ascii=False).encode())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._log.close()
+
+
+def _torn(begun: bytes) -> bool:
+    """Return whether a file's content is nothing or a torn first line, of any format."""
+    return b"\n" not in begun and any(begun.startswith(header) or header.startswith(begun) for header in _HEADERS)
+
+
+def _busy(path: Path) -> str:
+    return f"{path} is being written by another polythrottle process"

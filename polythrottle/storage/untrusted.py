@@ -1,0 +1,166 @@
+"""What comes from outside: texts made safe to show, and plain files read without waiting and up to a bound."""
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from polythrottle.domain.backports import tomllib
+from polythrottle.domain.errors import BadFile
+
+# Texts from outside as they may be shown: without what steers a terminal, forges a line of a log or reverses words.
+
+_CODES = (*range(0x80, 0xA0), 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+NEVER_SHOWN = MappingProxyType(dict.fromkeys(_CODES, "\N{REPLACEMENT CHARACTER}"))
+"""For `str.translate`: the second set of control characters (ISO 6429), separators of lines, and what changes the
+direction of writing (Unicode Standard Annex 9), none of which this program ever has a reason to print."""
+
+
+def printable(text: str) -> str:
+    """Return a text in one line, with a blank for each character that cannot be printed."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
+# Plain files that somebody else has named: opened without waiting for anybody, and read up to a bound.
+
+_BLOCK = 1 << 20
+_MOST_DOTS = 64
+_TOKEN = re.compile(rb"\"(?:[^\"\\\n]|\\.)*\"?|'[^'\n]*'?|[\w-]+|\.|[ \t]+|[^.]", re.DOTALL)
+_IN_KEYS = b"\"'-_ \t"
+_KERNELS = ("/proc", "/sys/kernel/tracing", "/sys/kernel/debug/tracing")
+"""Where files that are plain to the eye are the kernel's own, and some of them answer when there is news."""
+
+
+def check_plain(path: str | os.PathLike[str]) -> None:
+    """Refuse what a user has named and may keep its reader waiting for ever: pipes, devices, the kernel's own files.
+
+    Whatever opens a file by its name calls this first. What is not there, or forbidden, is left to who opens it.
+
+    Raises:
+        BadFile: If it is no plain file.
+    """
+    try:
+        seen = os.stat(path)
+    except (OSError, ValueError):
+        return
+    if why := _strange(seen):
+        raise BadFile(f"{os.fspath(path)} cannot be read: it is {why}")
+
+
+def _strange(seen: os.stat_result) -> str:
+    """Return what else than a plain file something is; empty if it is one."""
+    if not stat.S_ISREG(seen.st_mode):
+        if stat.S_ISDIR(seen.st_mode):
+            return "a folder"
+        return "no plain file"
+    # /proc/kmsg calls itself a plain file and waits for news; a folder that nothing is mounted on is its parent's.
+    if seen.st_dev in _devices(*_KERNELS) - _devices("/", "/sys", "/sys/kernel/debug"):
+        return "one of the kernel's own, no plain file"
+    return ""
+
+
+def _devices(*folders: str) -> set[int]:
+    found = set()
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            found.add(os.stat(folder).st_dev)
+    return found
+
+
+def read_blocks(path: Path, most_bytes: int) -> Iterator[bytes]:
+    """Yield what is in a plain file, in pieces.
+
+    A pipe, a device and the kernel's own files, which can make whoever reads wait for ever, are refused.
+
+    Args:
+        path: The file, or a link to it.
+        most_bytes: A larger one is refused.
+
+    Raises:
+        BadFile: If it cannot be read, is no plain file, is empty or too large.
+    """
+    try:
+        # A link is followed once: what is put into its place afterwards is not.
+        handle = os.open(os.path.realpath(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    try:
+        seen = os.fstat(handle)
+        if why := _strange(seen):
+            raise BadFile(f"{path} cannot be read: it is {why}")
+        if seen.st_size == 0:
+            raise BadFile(f"{path} cannot be read: it is empty")
+        total = 0
+        while block := os.read(handle, min(_BLOCK, most_bytes + 1 - total)):
+            total += len(block)
+            if max(total, seen.st_size) > most_bytes:
+                raise BadFile(f"{path} cannot be read: it is larger than {_amount(most_bytes)}")
+            yield block
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    finally:
+        os.close(handle)
+
+
+def read_plain(path: Path, most_bytes: int) -> bytes:
+    """Return what is in a plain file.
+
+    Raises:
+        BadFile: As `blocks`.
+    """
+    return b"".join(read_blocks(path, most_bytes))
+
+
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """Return the document in a file of TOML that somebody else has written.
+
+    Raises:
+        ValueError: If it is no TOML, no text in UTF-8, or has a key of absurdly many parts.
+        RecursionError: If it is nested too deep.
+    """
+    # Python's reader keeps every beginning of a dotted key: a line of 256 kB would take more memory than there is.
+    if data.count(b".") > _MOST_DOTS and _dots(data) > _MOST_DOTS:
+        raise ValueError(f"it has a key of more than {_MOST_DOTS} parts")
+    return tomllib.loads(data.decode())
+
+
+def read_toml(path: Path, most_bytes: int) -> dict[str, Any]:
+    """Return the document in a plain file of TOML; an empty one says nothing.
+
+    Raises:
+        BadFile: As `blocks`.
+        ValueError: As `toml`.
+        RecursionError: Likewise.
+    """
+    if path.is_file() and path.stat().st_size == 0:
+        return {}
+    return parse_toml(read_plain(path, most_bytes))
+
+
+def _dots(data: bytes) -> int:
+    """Return how many dots a key may have at most: those with nothing but words, texts and blanks between them."""
+    most = found = 0
+    for match in _TOKEN.finditer(data):
+        token = match[0]
+        if token == b".":
+            found += 1
+            most = max(most, found)
+        elif not (token[:1].isalnum() or token[:1] in _IN_KEYS):
+            found = 0
+    return most
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> BadFile:
+    return BadFile(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}")
+
+
+def _amount(size: int) -> str:
+    if size >= 1_000_000:
+        return f"{size / 1e6:g} MB"
+    return f"{size / 1e3:g} kB"

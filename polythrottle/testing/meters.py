@@ -1,0 +1,327 @@
+"""Stand-ins for meters: each answers as its maker's documentation says, and as wrongly as it is told to.
+
+    with FakeShelly(watts=lambda: 21.5) as plug:
+        polythrottle.measure(f"cpu?meter=shelly:{plug.address}", serve)
+
+Formats are those of public records, named where each is made; how often they answer anew is assumed. ``fault`` is
+taken at the next request: one of `FAULTS`, or none with "".
+"""
+
+import json
+import stat
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from typing_extensions import Self
+
+FAULTS = (
+    "silence",
+    "refusal",
+    "web page",
+    "no object",
+    "no number",
+    "negative",
+    "huge",
+    "elsewhere",
+    "drip",
+    "password",
+)
+_FIGURES = {"power", "apower", "Power", "PowerConsumedWatts", "Reading", "total", "Total"}
+_HUGE = 100 << 20
+_PART = b" " * (1 << 16)
+_SILENT_S = 30.0
+_DRIP_S = 0.2
+
+
+class FakeMeter:
+    """A meter that answers over HTTP on 127.0.0.1, in a thread of its own.
+
+    Args:
+        watts: What is drawn now.
+        now: The time of its own clock, in seconds.
+    """
+
+    def __init__(self, watts: Callable[[], float] = lambda: 20.0, now: Callable[[], float] = time.monotonic) -> None:
+        self.watts = watts
+        self.now = now
+        self.fault = ""
+        self.requests: list[str] = []
+        self._joules = 0.0
+        self._since_s = now()
+        self._last_w = watts()
+        self._guard = threading.Lock()
+        self._over = threading.Event()
+
+    def answer(self, path: str, query: dict[str, list[str]]) -> Any:
+        """Return what stands at a path, ready for JSON; None if nothing does."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Begin its counter anew, as a restart does."""
+        with self._guard:
+            self._joules = 0.0
+            self._since_s = self.now()
+            self._last_w = self.watts()
+
+    def power_w(self) -> float:
+        """Return the watts it shows, and count them up to now."""
+        with self._guard:
+            now_s = self.now()
+            power_w = self.watts()
+            self._joules += (self._last_w + power_w) / 2 * (now_s - self._since_s)
+            self._since_s = now_s
+            self._last_w = power_w
+        return power_w
+
+    def energy_j(self) -> float:
+        """Return its total, counted up to now."""
+        self.power_w()
+        return self._joules
+
+    @property
+    def address(self) -> str:
+        """Where it answers: host and port."""
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        meter = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                meter.serve(self)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Say nothing."""
+
+        self._over.clear()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=lambda: self._server.serve_forever(0.02), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def serve(self, request: BaseHTTPRequestHandler) -> None:
+        """Answer a request, or fail as was asked."""
+        parts = urlsplit(request.path)
+        self.requests.append(request.path)
+        try:
+            if not self._failed(request):
+                self._send(request, self.answer(parts.path, parse_qs(parts.query)))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # whoever asked has heard enough
+
+    def _failed(self, request: BaseHTTPRequestHandler) -> bool:
+        if self.fault == "silence":
+            self._over.wait(_SILENT_S)
+            return True
+        if self.fault in ("refusal", "elsewhere", "password"):
+            request.send_response({"refusal": 500, "elsewhere": 302, "password": 401}[self.fault])
+            request.send_header("Location", "http://192.0.2.7/status")
+            request.send_header("WWW-Authenticate", 'Basic realm="meter"')
+            request.send_header("Content-Length", "0")
+            request.end_headers()
+            return True
+        if self.fault == "dripping headers":
+            request.wfile.write(b"HTTP/1.0 200 OK\r\n")
+            while not self._over.wait(_DRIP_S / 10):
+                request.wfile.write(b"X: y\r\n")
+            return True
+        if self.fault in ("huge", "drip"):
+            request.send_response(200)
+            request.send_header("Content-Length", str(_HUGE))
+            request.end_headers()
+            self._pour(request)
+            return True
+        return False
+
+    def _pour(self, request: BaseHTTPRequestHandler) -> None:
+        for _ in range(_HUGE // len(_PART)):
+            request.wfile.write(_PART if self.fault == "huge" else b" ")
+            if self.fault == "drip" and self._over.wait(_DRIP_S):
+                return
+
+    def _send(self, request: BaseHTTPRequestHandler, found: Any) -> None:
+        if self.fault in ("no number", "negative"):
+            found = _distorted(found, float("nan") if self.fault == "no number" else -1.0)
+        body = json.dumps([1] if self.fault == "no object" else found).encode()
+        if self.fault == "web page":
+            body = b"<!DOCTYPE html><title>Router</title>"
+        request.send_response(404 if found is None else 200)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+
+def _distorted(found: Any, factor: float) -> Any:
+    """Return a document with its power and energy times a factor."""
+    if isinstance(found, list):
+        return [_distorted(each, factor) for each in found]
+    if not isinstance(found, dict):
+        return found
+    return {
+        name: value * factor if name in _FIGURES and isinstance(value, int | float) else _distorted(value, factor)
+        for name, value in found.items()
+    }
+
+
+class FakeShelly(FakeMeter):
+    """A Shelly: https://shelly-api-docs.shelly.cloud/gen1/ and /gen2/ComponentsAndServices/Switch, PM1.
+
+    Args:
+        generation: 1, or 2 and later.
+        component: ``Switch`` or ``PM1``, from generation 2 on.
+        others: As of `FakeMeter`.
+    """
+
+    def __init__(self, generation: int = 2, component: str = "Switch", **others: Any) -> None:
+        super().__init__(**others)
+        self.generation = generation
+        self.component = component
+
+    def answer(self, path: str, query: dict[str, list[str]]) -> Any:
+        """Return the state of its only meter."""
+        if path == "/shelly":  # gen1: "type"; from 2 on: "gen" and "model"
+            if self.generation == 1:
+                return {"type": "SHPLG-S", "auth": False}
+            return {"gen": self.generation, "model": "X"}
+        if self.generation == 1:
+            if path != "/status":
+                return None
+            total = int(self.energy_j() / 60)
+            return {
+                "meters": [{"power": self.power_w(), "is_valid": True, "counters": [0.0, 0.0, 0.0], "total": total}]
+            }
+        if path != f"/rpc/{self.component}.GetStatus" or query.get("id") != ["0"]:
+            return None
+        total_wh = self.energy_j() / 3600
+        return {"id": 0, "apower": self.power_w(), "voltage": 230.1, "aenergy": {"total": round(total_wh, 3)}}
+
+
+class FakeTasmota(FakeMeter):
+    """A plug with Tasmota: https://tasmota.github.io/docs/Commands/.
+
+    Args:
+        command: Which command tells the sensors: ``Status 10``, or ``Status 8`` in old ones.
+        password: Which it wants; none if "".
+        others: As of `FakeMeter`.
+    """
+
+    def __init__(self, command: str = "Status 10", password: str = "", **others: Any) -> None:
+        super().__init__(**others)
+        self.command = command
+        self.password = password
+
+    def answer(self, path: str, query: dict[str, list[str]]) -> Any:
+        """Return what a command says."""
+        if path != "/cm":
+            return None
+        if self.password and query.get("password") != [self.password]:
+            return {"WARNING": "Need user=<username>&password=<password>"}
+        if query.get("cmnd") != [self.command]:
+            return {"Command": "Unknown"}
+        told = round(self.power_w())
+        total_kwh = self.energy_j() / 3.6e6
+        energy = {"Total": round(total_kwh, 3), "Power": told, "ApparentPower": told, "Factor": 1.0, "Voltage": 230}
+        return {"StatusSNS": {"Time": "2026-01-02T10:30:00", "ENERGY": energy}}
+
+
+class FakeRedfish(FakeMeter):
+    """The Redfish service of a server: DMTF's Power 1.7 and EnvironmentMetrics 1.3.
+
+    Args:
+        newer: Whether it tells EnvironmentMetrics too.
+        chassis: Names of its chassis that tell power.
+        others: As of `FakeMeter`.
+    """
+
+    def __init__(self, *, newer: bool = False, chassis: tuple[str, ...] = ("1",), **others: Any) -> None:
+        super().__init__(**others)
+        self.newer = newer
+        self.chassis = chassis
+
+    def answer(self, path: str, query: dict[str, list[str]]) -> Any:
+        """Return a resource."""
+        root = "/redfish/v1/Chassis"
+        if path == root:
+            return {"Members": [{"@odata.id": f"{root}/{name}"} for name in ("Enclosure", *self.chassis)]}
+        links = ("EnvironmentMetrics", "Power") if self.newer else ("Power",)
+        resources: dict[str, Any] = {f"{root}/Enclosure": {"Id": "Enclosure"}}
+        for name in self.chassis:
+            own = f"{root}/{name}"
+            resources[own] = {"Id": name, **{link: {"@odata.id": f"{own}/{link}"} for link in links}}
+            watts = self.power_w()
+            kwh = self.energy_j() / 3.6e6
+            resources[f"{own}/Power"] = {"PowerControl": [{"Name": "System", "PowerConsumedWatts": watts}]}
+            if self.newer:
+                newer = {"PowerWatts": {"Reading": watts}, "EnergykWh": {"Reading": kwh}}
+                resources[f"{own}/EnvironmentMetrics"] = newer
+        return resources.get(path)
+
+
+IPMITOOL = """#!/bin/sh
+# ipmitool's lib/ipmi_dcmi.c prints these lines
+[ "$*" = "dcmi power reading" ] || [ "$3" = "-H" ] || { echo "Invalid command" >&2; exit 1; }
+cat {state}
+"""
+SNMPGET = """#!/bin/sh
+# snmpcmd(1): -Oqv prints the value alone
+cat {state}
+"""
+READING = """
+    Instantaneous power reading:              {watts:>8} Watts
+    Minimum during sampling period:                  6 Watts
+    Maximum during sampling period:                304 Watts
+    Average power reading over sample period:       49 Watts
+    IPMI timestamp:                           Thu Feb 15 08:36:01 2024
+    Sampling period:                          00000001 Seconds.
+    Power reading state is:                   {state}
+
+"""
+
+
+def plant_program(folder: Path, name: str, text: str) -> Path:
+    """Write an executable program.
+
+    Args:
+        folder: Where; put it first in PATH.
+        name: Of the program.
+        text: Of its file; ``{state}`` becomes the path of ``NAME.out`` beside it, which such a program prints.
+
+    Returns:
+        The path of that file.
+    """
+    state = folder / f"{name}.out"
+    program = folder / name
+    program.write_text(text.replace("{state}", str(state)))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return state
+
+
+def plant_hwmon(folder: Path, **files: object) -> Path:
+    """Write a chip of hwmon, as Documentation/hwmon/sysfs-interface.rst has it: ``power1_input=21_500_000``.
+
+    Args:
+        folder: Where it shall stand.
+        files: What stands in each file.
+
+    Returns:
+        The folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in {"name": "ina226", **files}.items():
+        (folder / name).write_text(f"{value}\n")
+    return folder

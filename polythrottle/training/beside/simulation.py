@@ -1,0 +1,564 @@
+"""Requests and a fine-tuning job on a simulated board under a policy, event by event. Simulated."""
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from polythrottle.backends.simulated.engine import Engine
+from polythrottle.backends.simulated.physics import Noise, static_w, warmed_c
+from polythrottle.backends.simulated.shared_gpu import FAIR, co_run
+from polythrottle.catalog.boards import Board
+from polythrottle.catalog.models import Model
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.load.energy_ration import DAY_S
+from polythrottle.domain.load.forecast import Forecast
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.training.beside.corun import CoRun, PaperModel
+from polythrottle.training.beside.options import Job, Menu, Option
+from polythrottle.training.beside.plan import check_held, warnings_before
+from polythrottle.training.beside.result import SLICES_MOST, Result, Training
+from polythrottle.training.beside.scheduler import (
+    ALONE,
+    GENTLE,
+    Decision,
+    MeanPowerLimit,
+    Moment,
+    Policy,
+    Terms,
+    alone,
+    policy,
+    taken,
+)
+from polythrottle.training.beside.simulated_host import Host, Piece, SimulatedBench
+
+# A stream of requests and a fine-tuning job on a simulated board under a policy, event by event. Simulated.
+
+_LOOK_S = 1.0
+"""How often the forecast is told what came."""
+_REST_S = 60.0
+"""So long after the stream it is told no more often than this: nothing changes but the hour."""
+_PATIENCE = 50.0
+"""A job that takes this many times as long as the stream and itself alone is given up: nothing makes it end."""
+_DAYS = 30
+"""For so many days more a job that goes by hours is waited for."""
+_INSTANT_S = 1e-9
+_ASKED = 100
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Requests that are to be answered.
+
+    Args:
+        times_s: When they arrive, ascending.
+        length_s: How long the stream lasts.
+        slo_s: The limit of each from its arrival.
+        rate_per_s: The mean that was announced.
+
+    Raises:
+        InvalidInput: If a request comes after the end, or the limit is not positive and finite.
+    """
+
+    times_s: tuple[float, ...]
+    length_s: float
+    slo_s: float
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        if list(self.times_s) != sorted(self.times_s) or (self.times_s and self.times_s[-1] > self.length_s):
+            raise InvalidInput("requests come one after another, and before the stream ends")
+        if not 0 < self.slo_s < math.inf:
+            raise InvalidInput(f"a limit is above 0 s, not {self.slo_s}")
+
+
+@dataclass(frozen=True)
+class Account:
+    """What came of a stream and a job; everything simulated.
+
+    Args:
+        requests: That arrived.
+        late: Of those, answered after their limit or never.
+        dropped: Of those, never answered.
+        latencies_s: Of those that were answered, in the order of their answers.
+        samples: Fine-tuned until the stream ended.
+        done_s: When the job was done; None if it was not.
+        energy_j: Until both were done, or the stream ended if the job had no end.
+        span_s: How long that took.
+        inference_s: Time the device spent on inference, shared time counted by what was done.
+        room: Samples that the rest of the stream's time would have been enough for at the clocks of then, had
+            fine-tuning got all of it in its best slices.
+        waited_s: How long fine-tuning waited because more power was drawn than allowed; None where any was.
+        arrived_s: When those that were answered had come, in the order of their latencies.
+        slices_s: From when to when slices were under way, of many the last.
+    """
+
+    requests: int
+    late: int
+    dropped: int
+    latencies_s: tuple[float, ...]
+    samples: int
+    done_s: float | None
+    energy_j: float
+    span_s: float
+    inference_s: float
+    room: float
+    waited_s: float | None = None
+    arrived_s: tuple[float, ...] = ()
+    slices_s: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def violation_rate(self) -> float:
+        """The share of requests not answered within their limit."""
+        if self.requests:
+            return self.late / self.requests
+        return 0.0
+
+
+@dataclass
+class _Flight:
+    """A piece under way: what is left of it, and what it is for."""
+
+    piece: Piece
+    left_s: float
+    samples: int = 0
+    arrived_s: tuple[float, ...] = ()
+    began_s: float = 0.0
+
+
+def simulate(
+    host: Host,
+    stream: Stream,
+    policy: Policy,
+    menu: Menu,
+    seed: int = 0,
+    batch: int = 1,
+    endless: bool = False,
+    choose: bool = True,
+    ration: MeanPowerLimit | None = None,
+    day_s: float | None = None,
+) -> Account:
+    """Return what comes of a stream and the host's job under a policy.
+
+    Args:
+        host: The board and both kinds of work.
+        stream: The requests.
+        policy: Who gets the device next.
+        menu: The points; the board starts at the first.
+        seed: Of the noise.
+        batch: The largest batch of policies that choose none.
+        endless: Whether the job never ends, so that the account is of the stream's length.
+        choose: Whether the policy may choose another point than the first.
+        ration: The power to keep to on average; None for any.
+        day_s: Time of day at which the stream begins, since midnight; None for a policy that goes by no hours.
+
+    Raises:
+        InvalidInput: If the policy neither ends nor lets anything happen.
+    """
+    return _World(host, stream, policy, menu, seed, batch, endless, choose, ration, day_s).run()
+
+
+class _World:
+    def __init__(
+        self,
+        host: Host,
+        stream: Stream,
+        policy: Policy,
+        menu: Menu,
+        seed: int,
+        batch: int,
+        endless: bool,
+        choose: bool,
+        ration: MeanPowerLimit | None,
+        day_s: float | None,
+    ) -> None:
+        self._host = host
+        self._stream = stream
+        self._policy = policy
+        self._menu = menu
+        self._batch = batch
+        self._choose = choose
+        self._ration = ration
+        self._day_s = day_s
+        self._weighed_j = 0.0
+        self._waited_s = 0.0
+        self._noise: Iterator[float] | None = Noise(host.noise, seed, 0).queries() if host.noise else None
+        self._total = math.inf if endless else float(host.job.work)
+        self._option = menu.options[0]
+        self._idle_w = host.idle_w(menu.options[0].point)
+        self._ahead = deque(stream.times_s)
+        self._waiting = deque[float]()
+        self._serving: _Flight | None = None
+        self._learning: _Flight | None = None
+        self._now_s = self._joules = self._inference_s = self._room = 0.0
+        self._temperature_c = host.engine.simulation.thermal.start_c
+        self._idle_since_s = -math.inf
+        self._last = ""
+        self._samples = self._in_stream = 0
+        self._done_s: float | None = None
+        self._latencies: list[float] = []
+        self._arrived: list[float] = []
+        self._slices = deque[tuple[float, float]](maxlen=SLICES_MOST)
+        self._late = self._dropped = self._seen = 0
+        self._forecast = Forecast().seen(0.0, stream.rate_per_s, _LOOK_S)
+        self._look_s = _LOOK_S
+        self._period_s = _LOOK_S
+
+    def run(self) -> Account:
+        """Return the account once both are done."""
+        most_s = _PATIENCE * (self._stream.length_s + self._host.job.work * self._menu.options[0].sample_s)
+        most_s += 0.0 if self._day_s is None else _DAYS * DAY_S
+        while not self._over():
+            until_s = self._ask()
+            self._pass(self._next_s(until_s))
+            if self._now_s > most_s:
+                break
+        return Account(
+            len(self._stream.times_s),
+            self._late,
+            self._dropped,
+            tuple(self._latencies),
+            self._in_stream,
+            self._done_s,
+            self._joules,
+            self._now_s,
+            self._inference_s,
+            self._room,
+            None if self._ration is None else self._waited_s,
+            tuple(self._arrived),
+            tuple(self._slices),
+        )
+
+    def _over(self) -> bool:
+        busy = self._ahead or self._waiting or self._serving
+        if busy or self._now_s < self._stream.length_s - _INSTANT_S:
+            return False
+        return math.isinf(self._total) or self._samples >= self._total
+
+    def _left(self) -> int:
+        job = self._host.job
+        if self._samples >= self._total:
+            return 0
+        done = self._samples % job.samples
+        step = done // job.batch
+        return job.step_samples(step) - (done - step * job.batch)
+
+    def _moment(self) -> Moment:
+        serving = self._serving
+        return Moment(
+            self._now_s,
+            tuple(max(0.0, self._now_s - each) for each in self._waiting),
+            self._option,
+            self._stream.slo_s,
+            self._left() if self._may_learn() else 0,
+            self._forecast.demand_per_s,
+            None if serving is None else self._now_s + serving.left_s,
+            self._learning is not None,
+            self._batch,
+            self._menu if self._choose else None,
+            None if self._day_s is None else (self._day_s + self._now_s) % DAY_S,
+            mean_per_s=self._forecast.slow_per_s,
+        )
+
+    def _may_learn(self) -> bool:
+        return self._learning is None and (self._ration is None or self._ration.open)
+
+    def _ask(self) -> float | None:
+        for _ in range(_ASKED):
+            decision = self._policy(self._moment())
+            if decision.idle:
+                return decision.until_s
+            self._do(decision)
+        raise InvalidInput("the policy never comes to rest: it changes the operating point again and again")
+
+    def _do(self, decision: Decision) -> None:
+        if decision.point is not None:
+            self._move(decision.point)
+            return
+        for _ in range(decision.drop):
+            self._waiting.popleft()
+            self._late += 1
+            self._dropped += 1
+        if decision.run is not None:
+            samples = decision.run.samples
+            self._learning = self._start("learning", samples, samples=samples)
+        if decision.batch:
+            arrived = taken(self._waiting, decision)
+            self._serving = self._start("serving", len(arrived), arrived_s=arrived)
+
+    def _start(self, kind: str, size: int, samples: int = 0, arrived_s: tuple[float, ...] = ()) -> _Flight:
+        beside = self._serving is not None or self._learning is not None
+        waited_s = 0.0 if beside else min(10.0, self._now_s - self._idle_since_s)
+        take = self._host.serving if kind == "serving" else self._host.learning
+        piece = take(self._option.point, size, waited_s, beside)
+        warmup_s = self._host.sharing.warmup_s if self._last not in ("", kind) else 0.0
+        self._last = kind
+        factor = next(self._noise) if self._noise is not None else 1.0
+        return _Flight(piece, piece.work_s * factor + warmup_s, samples, arrived_s, self._now_s)
+
+    def _move(self, point: OperatingPoint) -> None:
+        delays = self._host.engine.simulation.actuation
+        before = self._option.point
+        changed = {name for name in point if point[name] != before[name]}
+        delay_s = delays.gpu_s * bool(changed & {"gpu_min_hz", "gpu_max_hz"}) + delays.memory_s * ("mem_hz" in changed)
+        self._option = self._found(point)
+        self._idle_w = self._host.idle_w(point)
+        end_s = self._now_s + delay_s
+        while self._now_s < end_s - _INSTANT_S:
+            self._pass(min(end_s, self._next_s(None)))
+
+    def _found(self, point: OperatingPoint) -> Option:
+        return next(each for each in self._menu.options if each.point == point)
+
+    def _paces(self) -> tuple[float, float]:
+        if self._serving is None or self._learning is None:
+            return 1.0, 1.0
+        both = self._host.paces(self._serving.piece, self._learning.piece)
+        return both.inference, both.training
+
+    def _next_s(self, until_s: float | None) -> float:
+        """Return when something happens next: an arrival, an end, a look, or the time a policy asked for."""
+        inference, training = self._paces()
+        ends = [self._look_s, math.inf if until_s is None else until_s]
+        ends += [self._ahead[0]] if self._ahead else []
+        ends += [self._now_s + self._serving.left_s / inference] if self._serving else []
+        ends += [self._now_s + self._learning.left_s / training] if self._learning else []
+        return max(self._now_s + _INSTANT_S, min(ends))
+
+    def _pass(self, then_s: float) -> None:
+        """Let time pass, and take note of what has ended and arrived."""
+        self._draw(then_s - self._now_s)
+        self._now_s = then_s
+        self._end_serving()
+        self._end_learning()
+        while self._ahead and self._ahead[0] <= self._now_s + _INSTANT_S:
+            self._waiting.append(self._ahead.popleft())
+            self._seen += 1
+        if self._now_s >= self._look_s - _INSTANT_S:
+            self._look()
+
+    def _look(self) -> None:
+        """Tell the forecast what came, and the ration what was drawn; seldom once nothing comes any more."""
+        self._forecast = self._forecast.seen(self._now_s, self._seen / self._period_s, self._period_s)
+        if self._ration is not None:
+            self._waited_s += self._period_s if self._left() and not self._ration.open else 0.0
+            self._ration = self._ration.after(self._joules - self._weighed_j, self._period_s)
+            self._weighed_j = self._joules
+        over = self._now_s > self._stream.length_s + _REST_S and self._ration is None
+        self._period_s = _REST_S if over else _LOOK_S
+        self._seen = 0
+        self._look_s += self._period_s
+
+    def _draw(self, duration_s: float) -> None:
+        """Draw energy for some time, and get that much done."""
+        inference, training = self._paces()
+        power_w = self._idle_w
+        flights = [flight for flight in (self._serving, self._learning) if flight is not None]
+        if flights:
+            power_w = sum(flight.piece.power_w for flight in flights) / len(flights)
+            self._idle_since_s = self._now_s + duration_s
+        heat = self._host.engine.simulation.thermal
+        joules = (power_w + static_w(heat, self._temperature_c)) * duration_s
+        self._joules += joules
+        self._temperature_c = warmed_c(heat, self._temperature_c, joules / duration_s, duration_s)
+        served_s = 0.0 if self._serving is None else duration_s * inference
+        if self._serving is not None:
+            self._serving.left_s -= served_s
+            self._inference_s += served_s
+        if self._now_s < self._stream.length_s:
+            self._room += (duration_s - served_s) / self._option.sample_s
+        if self._learning is not None:
+            self._learning.left_s -= duration_s * training
+
+    def _end_serving(self) -> None:
+        flight = self._serving
+        if flight is None or flight.left_s > _INSTANT_S:
+            return
+        took = [self._now_s + flight.piece.lag_s - arrived_s for arrived_s in flight.arrived_s]
+        self._latencies += took
+        self._arrived += flight.arrived_s
+        self._late += sum(each > self._stream.slo_s for each in took)
+        self._serving = None
+
+    def _end_learning(self) -> None:
+        flight = self._learning
+        if flight is None or flight.left_s > _INSTANT_S:
+            return
+        self._samples += flight.samples
+        self._slices.append((flight.began_s, self._now_s))
+        if self._now_s <= self._stream.length_s:
+            self._in_stream += flight.samples
+        if self._samples >= self._total:
+            self._done_s = self._now_s
+        self._learning = None
+
+
+def least_busy_s(stream: Stream, option: Option) -> float:
+    """Return the least time that inference can take at an option if every request is to be in time.
+
+    All arrivals are known. They are cut into batches in their order; a batch starts when its last request is there and
+    ends before its first is late, by the mean of its time. Batches that would overlap are let, so no schedule
+    leaves more time than this says.
+
+    Args:
+        stream: The requests.
+        option: What is used to answer them.
+    """
+    times_s = stream.times_s
+    best = [0.0] + [math.inf] * len(stream.times_s)
+    for after in range(1, len(times_s) + 1):
+        for service in option.services:
+            first = after - service.batch
+            if first < 0:
+                break
+            in_time = times_s[after - 1] + service.latency_s <= times_s[first] + stream.slo_s
+            if in_time or service is option.services[0]:
+                best[after] = min(best[after], best[first] + service.interval_s)
+    return best[-1]
+
+
+def most_samples(stream: Stream, option: Option) -> float:
+    """Return the most samples that could be fine-tuned in the time that inference leaves; see `least_busy_s`."""
+    return max(0.0, stream.length_s - least_busy_s(stream, option)) / option.sample_s
+
+
+def predicted(menu: Menu, shared_s: Sequence[Sequence[float]]) -> Menu:
+    """Return a menu with latencies predicted beside fine-tuning, for each option one per service."""
+    pairs = zip(menu.options, shared_s, strict=True)
+    return Menu(tuple(replace(option, shared_s=tuple(each)) for option, each in pairs))
+
+
+# Inference and fine-tuning side by side on a simulated board, told as `running` tells of a real one. Simulated.
+
+LENGTH_S = 30.0
+"""For so long requests come if nobody says otherwise."""
+_MOST = 1_000_000
+"""So many requests, seconds or slices are simulated within ten minutes."""
+_STEPS = (16, 32, 64)
+_BATCHES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A board with both kinds of work.
+
+    Args:
+        board: From the catalogue.
+        host: What either kind of work takes there.
+        menu: The points to choose from.
+    """
+
+    board: Board
+    host: Host
+    menu: Menu
+
+    @classmethod
+    def of(cls, board: Board, model: Model, job: Job, noise: float = 0.02, most: int = 8) -> "Scene":
+        """Return a board that serves a model and fine-tunes it.
+
+        Args:
+            board: From the catalogue.
+            model: What is served, and whose backbone is fine-tuned.
+            job: The fine-tuning.
+            noise: Standard deviation of the log of a piece's time.
+            most: The largest batch that requests are answered in.
+
+        Raises:
+            InvalidInput: If the board cannot be simulated or hold the model.
+        """
+        host = Host(Engine(board), model, job, noise, most=most)
+        return cls(board, host, host.menu())
+
+    def foretold(self) -> Menu:
+        """Return the menu with latencies beside fine-tuning at the default point, as the paper's model has them."""
+        first = beside_s(self.host, self.board, self.menu.options[0])
+        unknown = [[math.inf] * len(option.services) for option in self.menu.options[1:]]
+        return predicted(self.menu, [first, *unknown])
+
+
+def beside_s(host: Host, board: Board, option: Option) -> list[float]:
+    """Return the latency of each service beside fine-tuning as the paper's model predicts it, fitted to co-runs."""
+    bench = SimulatedBench(board, host.model, host.job, noise=0.0)
+    whole = host.job.batch
+    steps = [size for size in _STEPS if size <= whole]
+    if len(steps) < 2:
+        steps = sorted({1, max(1, whole // 2), whole})
+    batches = _BATCHES if len(steps) > 1 else range(1, 1 + _BATCHES[-1])
+
+    def case(batch: int, samples: int) -> CoRun:
+        return bench.case(option.point, batch, samples, FAIR)
+
+    def measured(batch: int, samples: int) -> CoRun:
+        found = co_run(host.engine, (host.model, batch), (host.learner, samples), option.point)
+        return replace(case(batch, samples), latency_s=found.latency_s)
+
+    fitted = PaperModel.fit([measured(batch, samples) for batch in batches for samples in steps])
+    return [fitted.predict(case(each.batch, host.job.batch)).mean_s for each in option.services]
+
+
+def run_simulated(scene: Scene, terms: Terms) -> Result:
+    """Return what comes of a stream and a job; after the stream the job is done to its end.
+
+    Args:
+        scene: The board and both kinds of work.
+        terms: What is to be kept to; requests come for `LENGTH_S` if they do not say.
+
+    Raises:
+        SloUnmet: If inference alone does not hold the limit at any point.
+        InvalidInput: If it leaves no power for anything else, the requests end before the hours begin, or there is more
+            to do than can be simulated.
+    """
+    terms = terms if terms.seconds is not None else replace(terms, seconds=LENGTH_S)
+    length_s = terms.seconds or LENGTH_S
+    terms.check_hours(terms.day_s)
+    check_held(scene.menu, terms.rate_per_s, terms.slo_s)
+    _check_sizes(scene, terms, length_s)
+    notes = warnings_before(scene.menu, scene.host.job.work, terms, terms.day_s)
+    times = terms.arrivals.times(terms.seed)
+    assert times is not None
+    within = tuple(itertools.takewhile(lambda at_s: at_s < length_s, times))
+    stream = Stream(within, length_s, terms.slo_s, terms.rate_per_s)
+    menu = scene.foretold() if terms.policy == "paper" else scene.menu
+    chosen = alone if terms.policy == ALONE else policy(terms.policy, terms.hours)
+    chooses = terms.policy in GENTLE
+    endless = terms.policy == ALONE
+    day_s = None if terms.hours is None else terms.day_s
+    how = {"endless": endless, "choose": chooses}
+    account = simulate(scene.host, stream, chosen, menu, terms.seed, 1, **how, ration=terms.ration, day_s=day_s)
+    return _result(scene, terms, account, notes)
+
+
+def _check_sizes(scene: Scene, terms: Terms, length_s: float) -> None:
+    """Check that a run can be simulated in a time that somebody waits for.
+
+    Raises:
+        InvalidInput: If there are too many requests, seconds or slices.
+    """
+    job = scene.host.job
+    piece = scene.menu.options[0].gap(terms.rate_per_s, terms.slo_s)
+    if terms.policy == ALONE:
+        slices = 0.0
+    else:
+        slices = max(job.steps, job.work / (job.batch if piece is None else piece.samples))
+    counts = {"seconds": length_s, "requests": terms.rate_per_s * length_s, "slices of fine-tuning": slices}
+    for what, count in counts.items():
+        if count > _MOST:
+            raise InvalidInput(f"{count:.3g} {what} are too many to simulate, and {_MOST:,} the most; ask for fewer")
+
+
+def _result(scene: Scene, terms: Terms, account: Account, notes: tuple[str, ...]) -> Result:
+    job = scene.host.job
+    finished = account.done_s is not None
+    done = job.work if finished else account.samples
+    title = f"{scene.host.model.title} on {scene.board.title} (simulated)"
+    epoch, rest = divmod(done, job.samples)
+    steps = epoch * job.steps_per_epoch + rest // job.batch
+    training = Training(done, steps, epoch, job.epochs, finished, account.done_s, waited_s=account.waited_s)
+    counts = account.requests, account.late, account.dropped, account.latencies_s, training
+    ran = (title, True, terms.policy, str(terms.arrivals), terms.slo_s, account.span_s)
+    if terms.policy != ALONE:
+        notes = (*notes, f"{account.samples} of {done} samples were trained while requests came")
+    told = Result(*ran, *counts, account.energy_j, "simulated", "the whole board", notes)
+    told = replace(told, arrived_s=account.arrived_s, slices_s=account.slices_s)
+    return replace(told, hours=None if terms.hours is None else str(terms.hours), power_cap_w=terms.power_w)

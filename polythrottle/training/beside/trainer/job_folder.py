@@ -1,0 +1,325 @@
+"""A job's folder read without torch: the listing of its data, and where the job stands."""
+
+import csv
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+from polythrottle.domain.errors import BadFile, InvalidInput
+from polythrottle.storage.untrusted import check_plain
+from polythrottle.training.beside.trainer.checkpoints import JobPosition, newest_checkpoint, put_json, read_json
+from polythrottle.training.beside.trainer.protocol import Task
+
+# What a data folder holds: one file per sample, its label from ``labels.csv`` or from the folder it lies in.
+#
+# ``labels.csv`` has two columns, file (path below the folder) and label, with or without a line ``file,label`` above.
+# Without it each sample lies in a folder named like its label. Order and held-out samples follow from names alone, so
+# that they are the same on every machine and with every version of every library.
+
+SUFFIXES = (".npy", ".pt", ".png", ".jpg", ".jpeg", ".bmp")
+LABELS = "labels.csv"
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One file.
+
+    Args:
+        file: Path below the data folder, with slashes.
+        label: Its label; empty if it has none.
+        size_bytes: Its size when it was listed.
+        changed_ns: When it was changed last, then.
+    """
+
+    file: str
+    label: str
+    size_bytes: int
+    changed_ns: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a data folder held at one time.
+
+    Args:
+        samples: Sorted by name.
+    """
+
+    samples: tuple[Sample, ...]
+
+    @classmethod
+    def scan(cls, folder: Path) -> Self:
+        """Return what a folder holds now; files of other kinds are no samples.
+
+        Raises:
+            BadFile: If the folder or ``labels.csv`` cannot be read.
+        """
+        try:
+            found = sorted(_walk(folder, ""))
+        except OSError as err:
+            raise BadFile(f"the data folder {folder} cannot be read: {err.strerror}") from err
+        table = _table(folder)
+        return cls(tuple(Sample(file, _label(file, table), size, changed) for file, size, changed in found))
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells this listing from others."""
+        rows = [[each.file, each.label, each.size_bytes, each.changed_ns] for each in self.samples]
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+
+    def labelled(self, labels: Iterable[str]) -> Self:
+        """Return the listing with only those samples that have one of some labels."""
+        known = set(labels)
+        return type(self)(tuple(each for each in self.samples if each.label in known))
+
+    def split(self, share: float) -> tuple[list[int], list[int]]:
+        """Return the rows to train on and the rows to validate with; a file stays on its side whatever comes or goes.
+
+        Args:
+            share: Of the samples that are held out; at least one is, and at least one is not.
+        """
+        drawn = [_draw("held out", each.file) for each in self.samples]
+        rows = sorted(range(len(drawn)), key=drawn.__getitem__)
+        count = sum(value < share for value in drawn)
+        count = max(1, min(count, len(rows) - 1))
+        return sorted(rows[count:]), sorted(rows[:count])
+
+    def order(self, rows: Sequence[int], seed: int, epoch: int) -> list[int]:
+        """Return the rows in the order of an epoch."""
+        return sorted(rows, key=lambda row: (_draw(f"{seed}:{epoch}", self.samples[row].file), row))
+
+    def differences(self, now: "Listing") -> str:
+        """Return what has changed since, in words; empty if nothing has."""
+        old, new = ({each.file: each for each in listing.samples} for listing in (self, now))
+        parts = (
+            (sorted(set(new) - set(old)), "new"),
+            (sorted(set(old) - set(new)), "gone"),
+            (sorted(name for name in set(old) & set(new) if old[name] != new[name]), "changed"),
+        )
+        return "; ".join(f"{len(files)} {word}: {shown(files)}" for files, word in parts if files)
+
+    def save(self, folder: Path) -> None:
+        """Write it into a job's folder, named by its digest.
+
+        Raises:
+            StorageError: If it cannot be written.
+        """
+        path = listing_path(folder, self.digest)
+        if not path.exists():
+            put_json(path, [[each.file, each.label, each.size_bytes, each.changed_ns] for each in self.samples])
+
+    @classmethod
+    def load(cls, folder: Path, digest: str) -> Self:
+        """Return the listing of a digest.
+
+        Raises:
+            BadFile: If it is not there or not whole.
+        """
+        path = listing_path(folder, digest)
+        rows: Any = read_json(path)
+        try:
+            found = cls(tuple(Sample(*row) for row in rows))
+        except TypeError:
+            found = cls(())
+        if found.digest != digest:
+            raise BadFile(f"{path} is missing or damaged, so nobody knows which samples were seen; begin a new job")
+        return found
+
+
+def classes_of(labels: Iterable[str], output: int) -> dict[str, int]:
+    """Return the class of each label: its own number where all are numbers the model has, else its place among them.
+
+    Args:
+        labels: Of the samples.
+        output: Dimension of the model's output.
+    """
+    names = sorted(set(labels))
+    if all(name.isdecimal() and name.isascii() and len(name) < 9 and int(name) < output for name in names):
+        return {name: int(name) for name in names}
+    return {name: place for place, name in enumerate(names)}
+
+
+def shown(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many more there are."""
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def listing_path(folder: Path, digest: str) -> Path:
+    """Return where a job's folder keeps the listing of a digest."""
+    return folder / f"listing-{digest}.json"
+
+
+def _walk(folder: Path, below: str) -> Iterable[tuple[str, int, int]]:
+    with os.scandir(folder / below) as entries:
+        for entry in entries:
+            name = f"{below}/{entry.name}" if below else entry.name
+            if entry.name.startswith("."):
+                continue
+            # Labels may be links to folders elsewhere; further down a link could lead in circles.
+            if entry.is_dir(follow_symlinks=not below):
+                yield from _walk(folder, name)
+            elif entry.name.lower().endswith(SUFFIXES) and entry.is_file():
+                state = entry.stat()
+                yield name, state.st_size, state.st_mtime_ns
+
+
+def _table(folder: Path) -> Mapping[str, str] | None:
+    """Return the labels of ``labels.csv``; None if there is no such file."""
+    path = folder / LABELS
+    check_plain(path)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except FileNotFoundError:
+        return None
+    except OSError as err:
+        raise BadFile(f"{path} cannot be read: {err.strerror}") from err
+    except (ValueError, csv.Error) as err:
+        raise BadFile(f"{path} is no table: {err}") from err
+    odd = next((row for row in rows if len(row) != 2), None)
+    if odd is not None:
+        raise BadFile(f"{path}: {','.join(odd)[:60]!r} is not a file and its label")
+    return {file.strip(): label.strip() for file, label in rows if (file, label) != ("file", "label")}
+
+
+def _label(file: str, table: Mapping[str, str] | None) -> str:
+    if table is None:
+        return file.rpartition("/")[0]
+    return table.get(file, "")
+
+
+def _draw(salt: str, file: str) -> float:
+    """Return a number of 0..1 that only the two texts decide."""
+    found = hashlib.blake2b(f"{salt}\0{file}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(found, "big") / 2**64
+
+
+# Where a job stands, read from its folder without the trainer and without torch.
+
+TASK = "task.json"
+VALIDATION = "validation.json"
+LOCK = "lock"
+
+
+@dataclass(frozen=True)
+class JobStart:
+    """What a job began with.
+
+    Args:
+        task: What it is.
+        classes: The class of each label.
+        shape: Of a sample.
+    """
+
+    task: Task
+    classes: dict[str, int]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a job stands.
+
+    Args:
+        task: What it is.
+        classes: The class of each label.
+        place: Of its newest checkpoint.
+        samples: To train on in an epoch, by the listing of the epoch that runs; None between two epochs.
+        runs: Whether a trainer works on it now.
+        validation: What the last validation found; None before the first.
+        damaged: Names of checkpoints that are not whole, newer than the one that counts.
+    """
+
+    task: Task
+    classes: Mapping[str, int]
+    place: JobPosition
+    samples: int | None
+    runs: bool
+    validation: Mapping[str, Any] | None
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are done."""
+        return self.place.epoch >= self.task.epochs
+
+
+def read_progress(folder: Path) -> Progress:
+    """Return where the job of a folder stands.
+
+    Raises:
+        BadFile: If the folder holds no job, or one that is damaged.
+    """
+    begun = read_begun(folder)
+    if begun is None:
+        raise BadFile(f"{folder} holds no fine-tuning job; polythrottle finetune run begins one")
+    found, damaged = newest_checkpoint(folder)
+    place = found.place if found else JobPosition()
+    if place.listing:
+        samples = len(Listing.load(folder, place.listing).split(begun.task.held_out)[0])
+    else:
+        samples = None
+    runs = held(folder / LOCK)
+    return Progress(begun.task, begun.classes, place, samples, runs, read_validation(folder), damaged)
+
+
+def read_validation(folder: Path) -> Mapping[str, Any] | None:
+    """Return what the last validation of a folder's job found; None before the first.
+
+    Raises:
+        BadFile: If what says so is damaged.
+    """
+    found = read_json(folder / VALIDATION)
+    if found is None or (isinstance(found, dict) and _judges(found)):
+        return found
+    raise BadFile(f"{folder / VALIDATION} is damaged")
+
+
+def _judges(found: Mapping[str, Any]) -> bool:
+    """Return whether a document says how many samples were right, and whether the model may be served."""
+    accuracy = found.get("accuracy")
+    samples = found.get("samples")
+    right = isinstance(accuracy, int | float) and not isinstance(accuracy, bool) and 0 <= accuracy <= 1
+    counted = isinstance(samples, int) and not isinstance(samples, bool) and samples >= 0
+    return right and counted and isinstance(found.get("holds"), bool) and isinstance(found.get("why"), str)
+
+
+def read_begun(folder: Path) -> JobStart | None:
+    """Return what a folder's job began with; None if none was begun there.
+
+    Raises:
+        BadFile: If what says so is damaged.
+    """
+    document = read_json(folder / TASK)
+    if document is None:
+        return None
+    try:
+        classes = {str(label): int(place) for label, place in document["classes"].items()}
+        return JobStart(Task.from_document(document["task"]), classes, tuple(int(size) for size in document["shape"]))
+    except (KeyError, TypeError, ValueError, AttributeError, InvalidInput) as err:
+        raise BadFile(f"{folder / TASK} is damaged") from err
+
+
+def held(lock: Path) -> bool:
+    """Return whether a trainer holds the lock of a job's folder; False where it may not be opened."""
+    try:
+        handle = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False

@@ -1,0 +1,378 @@
+"""The trainer itself: opens a job or takes it up again, and does a slice when asked."""
+
+import fcntl
+import os
+import resource
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, StorageError, TrialError
+from polythrottle.storage.atomic_file import replace_file
+from polythrottle.training.beside.trainer import checkpoints
+from polythrottle.training.beside.trainer import samples as ledger
+from polythrottle.training.beside.trainer.checkpoints import (
+    Checkpoint,
+    JobPosition,
+    next_position,
+    previous_model,
+    put_json,
+)
+from polythrottle.training.beside.trainer.job_folder import LABELS, LOCK, SUFFIXES, TASK, Listing, read_begun, shown
+from polythrottle.training.beside.trainer.network import ARCHIVE, SCRIPT, Learner, Network, begun, out_of_memory
+from polythrottle.training.beside.trainer.protocol import Task
+from polythrottle.training.beside.trainer.samples import Entry, Epoch, Unreadable, read_sample
+
+# Beginning a job or taking one up again: its folder, its first listing, its model.
+
+_PATIENCE_S = 10.0
+_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A job that can be trained.
+
+    Args:
+        base: The model it began with.
+        classes: The class of each label.
+        listing: What the data folder holds now, of those labels.
+        shape: Of a sample.
+        notices: What a user should know.
+    """
+
+    base: Path
+    classes: dict[str, int]
+    listing: Listing
+    shape: tuple[int, ...]
+    notices: tuple[str, ...]
+
+
+def hold(folder: Path) -> int:
+    """Make a job's folder and keep other trainers out of it; return the handle that does.
+
+    A trainer whose driver has gone ends after its slice, so that this waits for a while.
+
+    Raises:
+        StorageError: If it cannot be made.
+        DeviceError: If another trainer stays in it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as err:
+        raise StorageError(f"the job's folder {folder} cannot be written: {err.strerror}") from err
+    until_s = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if time.monotonic() > until_s:
+                os.close(handle)
+                raise DeviceError(f"another trainer works in {folder}; wait for it or name another folder") from None
+            time.sleep(_PAUSE_S)
+    clear_drafts(folder)
+    return handle
+
+
+def clear_drafts(folder: Path, name: str = "*") -> None:
+    """Remove what a killed trainer has left of files it was writing."""
+    for draft in folder.glob(f".{name}.{'?' * 8}"):  # as tempfile names them
+        with suppress(OSError):
+            draft.unlink()
+
+
+def open_job(task: Task) -> Opened:
+    """Begin a task's job, or take it up again if its folder holds it; the folder is held.
+
+    Raises:
+        InvalidInput: If the folder holds another job, the data no samples, or some have no label.
+        BadFile: If the data or the model cannot be read, or the folder is damaged.
+        StorageError: If the folder cannot be written.
+        TrialError: If the model fails on the first sample.
+        UnknownName: If a Python module has no such name.
+    """
+    folder = Path(task.folder)
+    known = read_begun(folder)
+    listing = Listing.scan(Path(task.data))
+    if known is None:
+        return _begun(task, folder, listing)
+    classes = known.classes
+    if odd := known.task.differences(task):
+        told = ", ".join(f"{name} {getattr(known.task, name)!r}, not {getattr(task, name)!r}" for name in odd)
+        raise InvalidInput(f"{folder} holds another job ({told}); give the same words or another folder")
+    base = next((folder / f"base{suffix}" for suffix in (ARCHIVE, SCRIPT) if (folder / f"base{suffix}").exists()), None)
+    if base is None:
+        raise BadFile(f"{folder} lacks the model its job began with; begin a new job in another folder")
+    ours = listing.labelled(classes)
+    strangers = [each.file for each in listing.samples if each.label not in classes]
+    notes = [f"{len(strangers)} files left out, whose label the job does not know: {shown(strangers)}"]
+    if len(ours.samples) < 2:
+        raise InvalidInput(f"{task.data} holds too few samples of this job's labels; bring the data back")
+    return Opened(base, classes, ours, known.shape, tuple(notes if strangers else ()))
+
+
+def _begun(task: Task, folder: Path, listing: Listing) -> Opened:
+    bare = [each.file for each in listing.samples if not each.label]
+    if not listing.samples:
+        raise InvalidInput(f"{task.data} holds no samples; one file each is expected: {', '.join(SUFFIXES)}")
+    if bare:
+        where = f"put them into {LABELS}, or each into a folder named like its label"
+        raise InvalidInput(f"{len(bare)} of {len(listing.samples)} samples have no label: {shown(bare)}; {where}")
+    if len({each.label for each in listing.samples}) < 2:
+        raise InvalidInput(
+            f"all samples in {task.data} are labelled {listing.samples[0].label!r}; give two labels or more"
+        )
+    sample = _first(task, listing)
+    data, suffix, classes = begun(task.model, sample, [each.label for each in listing.samples], task.seed)
+    base = folder / f"base{suffix}"
+    replace_file(base, data)
+    put_json(folder / TASK, {"task": task.document(), "classes": classes, "shape": list(sample.shape)})
+    return Opened(base, classes, listing, tuple(sample.shape), ())
+
+
+def _first(task: Task, listing: Listing) -> torch.Tensor:
+    """Return the first sample that can be read.
+
+    Raises:
+        BadFile: If none can.
+    """
+    why = ""
+    for each in listing.samples:
+        try:
+            return read_sample(Path(task.data) / each.file)
+        except Unreadable as err:
+            why = why or f"{each.file}: {err}"
+    raise BadFile(f"no sample in {task.data} can be read; {why}")
+
+
+# The trainer itself: does a slice when asked, and nothing else.
+
+_TOLD = 8
+
+
+class Worker:
+    """A job that is open: its network, where it stands, and the step it is in.
+
+    Args:
+        task: What is to be trained.
+
+    Raises:
+        PolythrottleError: As `polythrottle.training.beside.trainer.worker.hold` and ``open_job`` do.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.folder = Path(task.folder)
+        self._held = hold(self.folder)
+        if task.served:
+            served = Path(task.served)
+            for name in (served.name, previous_model(served).name):
+                clear_drafts(served.parent, name)
+        torch.set_num_threads(task.threads)
+        self.device = _device(task)
+        self.opened = open_job(task)
+        torch.set_num_threads(task.threads)  # opening a model sets its own
+        self.network = Network(
+            self.opened.base, trained=task.trained, rank=task.rank, seed=task.seed, device=self.device
+        )
+        self._learner = Learner(self.network, task.learning_rate)
+        self._notices: list[str] = list(self.opened.notices)
+        self.place = self._resumed()
+        self._saved = True
+        self.at = 0
+        self.most: int | None = None
+        self._entry: Entry | None = None
+        self.epoch = self._epoch()
+        self._rows: list[int] = []
+        self._prepare()
+        self._try_out()
+        _limit(task.memory_bytes, self.device)
+
+    def close(self) -> None:
+        """Let another trainer have the job's folder."""
+        os.close(self._held)
+
+    def _resumed(self) -> JobPosition:
+        found, damaged = checkpoints.newest_checkpoint(self.folder)
+        if damaged:
+            self._notices.append(f"damaged and passed over: {', '.join(damaged)}")
+        if found is None:
+            return JobPosition()
+        self._learner.resume(found.learnt)
+        return found.place
+
+    def _epoch(self) -> Epoch:
+        """Return the epoch that runs: over what it began with, or over what the folder holds now."""
+        digest = self.place.listing
+        listing = Listing.load(self.folder, digest) if digest else self.opened.listing
+        if not digest:
+            listing.save(self.folder)
+        return Epoch(
+            Path(self.task.data),
+            listing,
+            self.opened.classes,
+            held_out=self.task.held_out,
+            seed=self.task.seed,
+            number=self.place.epoch,
+            shape=self.opened.shape,
+            device=self.device,
+        )
+
+    def _prepare(self) -> None:
+        """Have the rows of the step that runs; an epoch begins with its first slice, not with the last one's end."""
+        if self._rows or self.finished:
+            return
+        if self.epoch.number != self.place.epoch:
+            self._next_epoch()
+        first = self.place.position
+        self._rows = self.epoch.order[first : first + self.task.batch]
+        self._seen: list[int] = []
+        self._unread: dict[int, str] = {}
+        self._learner.forget()
+
+    @property
+    def of(self) -> int:
+        """Samples of the step that runs or comes."""
+        return len(self._rows) or min(self.task.batch, len(self.epoch.order) - self.place.position)
+
+    def _try_out(self) -> None:
+        """Run one sample through, so that a model that does not take it is found now."""
+        with torch.no_grad():
+            self.network(torch.zeros((1, *self.opened.shape), dtype=self._kind(), device=self.device))
+
+    def _kind(self) -> torch.dtype:
+        inputs, _, _ = self.epoch.read(self.epoch.order[:1])
+        if inputs is None:
+            return torch.float32
+        return inputs.dtype
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are done."""
+        return self.place.epoch >= self.task.epochs
+
+    def slice(self, samples: int, write: bool = True) -> dict[str, Any]:
+        """Do some samples of the step that runs, and end it with the last of them; `protocol` tells what is answered.
+
+        Raises:
+            InvalidInput: If nothing is left to do, or no sample was asked for.
+            TrialError: If training has diverged, or not even one sample fits into memory.
+            StorageError: If a checkpoint cannot be written; the next slice tries again first.
+            BadFile: If the data folder is gone.
+        """
+        if samples < 1 or self.finished:
+            raise InvalidInput("this job is finished" if self.finished else f"a slice of {samples} samples is none")
+        start_s = time.perf_counter()
+        self.save()
+        self._prepare()
+        rows = self._rows[self.at : self.at + samples]
+        of = self.of
+        loss = None
+        unread = self._gather(rows)
+        self.at += len(rows)
+        if self.at == of:
+            loss = self._end_step()
+            if write:
+                self.save()
+        told = {"samples": len(rows), "of": of, "loss": loss, "left_out": self._named(unread), **self.standing()}
+        return {"took_s": time.perf_counter() - start_s, **told}
+
+    def _gather(self, rows: list[int]) -> dict[int, str]:
+        """Gather some rows, in halves where memory does not hold them at once; return why some could not be read."""
+        unread: dict[int, str] = {}
+        while rows:
+            part = rows[: self.most]
+            try:
+                inputs, classes, missed = self.epoch.read(part)
+                if inputs is not None:
+                    self._learner.gather(inputs, classes)
+            except (RuntimeError, MemoryError) as err:
+                if not out_of_memory(err):
+                    raise TrialError(f"the model raised {type(err).__name__}: {str(err)[:200]}") from err
+                self._halve(len(part))
+                continue
+            unread |= missed
+            self._seen += [row for row in part if row not in missed]
+            rows = rows[len(part) :]
+        self._unread |= unread
+        return unread
+
+    def _halve(self, samples: int) -> None:
+        if samples == 1:
+            raise TrialError("one sample does not fit into memory; allow the trainer more, or take a smaller model")
+        self.most = samples // 2
+        self._notices.append(f"{samples} samples at once do not fit into memory; going on with {self.most}")
+
+    def _end_step(self) -> float | None:
+        """Move the weights and note who was seen; nothing is on disk yet."""
+        loss = self._learner.move()
+        digest = self.epoch.listing.digest
+        further = next_position(self.place, len(self._rows), len(self.epoch.order), digest)
+        self._entry = Entry(further.step, self.place.epoch, digest, tuple(self._seen), tuple(self._unread))
+        self.place = replace(further, loss=loss)
+        self._saved = False
+        self._rows = []
+        self.at = 0
+        changes = self.epoch.changes()
+        self._notices += [changes] if changes else []
+        return loss
+
+    def _next_epoch(self) -> None:
+        opened = open_job(self.task)
+        if found := self.epoch.listing.differences(opened.listing):
+            self._notices.append(f"epoch {self.place.epoch + 1} goes by the data folder as it is now ({found})")
+        self._notices += [note for note in opened.notices if note not in self.opened.notices]
+        self.opened = opened
+        self.epoch = self._epoch()
+
+    def save(self) -> None:
+        """Write the ledger and a checkpoint, where the last step is not on disk yet.
+
+        Raises:
+            StorageError: If they cannot be written.
+        """
+        if self._saved:
+            return
+        if self._entry is not None:
+            ledger.append_entry(self.folder, self._entry)
+            self._entry = None
+        self.place = replace(self.place, written_s=time.time())
+        checkpoints.write_checkpoint(self.folder, Checkpoint(self.place, self._learner.learnt()))
+        self._saved = True
+
+    def standing(self) -> dict[str, Any]:
+        """Return where the job stands, and what was not told yet."""
+        notices = self._notices[:_TOLD]
+        self._notices = self._notices[_TOLD:]
+        place = {"step": self.place.step, "epoch": self.place.epoch, "position": self.place.position}
+        told = {"finished": self.finished, "halved_to": self.most, "notices": notices, "written": self._saved}
+        return {**place, "at": self.at, **told}
+
+    def _named(self, unread: Mapping[int, str]) -> list[dict[str, str]]:
+        files = self.epoch.listing.samples
+        return [{"file": files[row].file, "why": why} for row, why in list(unread.items())[:_TOLD]]
+
+
+def _device(task: Task) -> torch.device:
+    there = torch.cuda.is_available()
+    if task.device == "cuda" and not there:
+        raise InvalidInput("there is no CUDA device here; take device cpu")
+    name = "cuda" if there and task.device != "cpu" else "cpu"
+    if name == "cuda" and task.memory_bytes is not None:
+        raise InvalidInput("memory_bytes limits a trainer on the CPU only")
+    return torch.device(name)
+
+
+def _limit(memory_bytes: int | None, device: torch.device) -> None:
+    """Let this process take no more memory than it has and some."""
+    if memory_bytes is not None and device.type == "cpu":
+        most = psutil.Process().memory_info().vms + memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -1,0 +1,300 @@
+"""What nodes and workers say to the controller: one type per verb, every field checked before anything acts on it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import Self
+
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.training.elastic.worker.process import Fault
+
+_NAME_SIGNS = 80
+_REASON_SIGNS = 200
+"""Names and reasons are written to the job's events and shown, so that no more of them is kept than is of use."""
+_SUCCESSION_TIMES = ("left_s", "wait_s", "overlap_s", "interruption_s")
+
+
+class _Fields:
+    """The fields of one request: each is of its type, or the request is refused by name."""
+
+    def __init__(self, words: Mapping[str, Any]) -> None:
+        self._words = words
+
+    def text(self, name: str, most: int = _NAME_SIGNS, default: str | None = None) -> str:
+        value = self._words.get(name, default)
+        if not isinstance(value, str):
+            raise _garbled(name, "a text")
+        return value[:most]
+
+    def count(self, name: str, default: int | None = None) -> int:
+        value = self._words.get(name, default)
+        if type(value) is not int:  # JSON's true is no number, though Python's is
+            raise _garbled(name, "a whole number")
+        return value
+
+    def seconds(self, name: str) -> float | None:
+        value = self._words.get(name)
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise _garbled(name, "a number of seconds")
+        return float(value)
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        value = self._words.get(name, default)
+        if not isinstance(value, bool):
+            raise _garbled(name, "true or false")
+        return value
+
+    def address(self) -> tuple[str, int]:
+        match self._words.get("address"):
+            case [str(host), int(port)] if 0 <= port < 65536:
+                return host, port
+        raise _garbled("address", "a host and a port")
+
+    def records(self) -> tuple[Mapping[str, Any], ...]:
+        value = self._words.get("records", [])
+        if isinstance(value, list | tuple) and all(isinstance(each, dict) for each in value):
+            return tuple(value)
+        raise _garbled("records", "a list of documents")
+
+
+def _garbled(name: str, expected: str) -> InvalidInput:
+    return InvalidInput(f"the request lacks or garbles {name!r}: it must be {expected}")
+
+
+@dataclass(frozen=True)
+class Join:
+    """A node that comes.
+
+    Attributes:
+        node: Its name.
+        address: Where its workers gather if it is the chief.
+        generation: The newest it has been part of.
+        process: Names its process, which tells a node that began again from one that was only silent.
+    """
+
+    node: str
+    address: tuple[str, int]
+    generation: int
+    process: str
+
+    @classmethod
+    def read(cls, words: Mapping[str, Any]) -> Self:
+        """Return the message of a request.
+
+        Raises:
+            InvalidInput: If a field is missing or of another type.
+        """
+        fields = _Fields(words)
+        generation = fields.count("generation", 0)
+        return cls(fields.text("node"), fields.address(), generation, fields.text("process", default=""))
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A node's sign of life.
+
+    Attributes:
+        node: Its name.
+        process: As in `Join`.
+        measured: What it says of its pace and its boards, which the overseer checks.
+    """
+
+    node: str
+    process: str
+    measured: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, words: Mapping[str, Any]) -> Self:
+        """Return the message of a request.
+
+        Raises:
+            InvalidInput: If a field is missing or of another type.
+        """
+        fields = _Fields(words)
+        return cls(fields.text("node"), fields.text("process", default=""), words)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A node that can begin a generation.
+
+    Attributes:
+        node: Its name.
+        address: As in `Join`.
+        failed: Whether its workers failed in the generation before.
+    """
+
+    node: str
+    address: tuple[str, int]
+    failed: bool
+
+    @classmethod
+    def read(cls, words: Mapping[str, Any]) -> Self:
+        """Return the message of a request.
+
+        Raises:
+            InvalidInput: If a field is missing or of another type.
+        """
+        fields = _Fields(words)
+        return cls(fields.text("node"), fields.address(), fields.flag("failed", False))
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A node that will leave, or leaves.
+
+    Attributes:
+        node: Its name.
+        reason: Why.
+    """
+
+    node: str
+    reason: str
+
+    @classmethod
+    def read(cls, words: Mapping[str, Any]) -> Self:
+        """Return the message of a request.
+
+        Raises:
+            InvalidInput: If a field is missing or of another type.
+        """
+        fields = _Fields(words)
+        return cls(fields.text("node"), fields.text("reason", _REASON_SIGNS))
+
+
+@dataclass(frozen=True)
+class Finish:
+    """A node whose workers have trained to the end.
+
+    Attributes:
+        node: Its name.
+        generation: In which generation.
+    """
+
+    node: str
+    generation: int
+
+    @classmethod
+    def read(cls, words: Mapping[str, Any]) -> Self:
+        """Return the message of a request.
+
+        Raises:
+            InvalidInput: If a field is missing or of another type.
+        """
+        fields = _Fields(words)
+        return cls(fields.text("node"), fields.count("generation"))
+
+
+@dataclass(frozen=True)
+class NoticeGiven:
+    """A notice that a node's machine is about to be taken away.
+
+    Attributes:
+        node: Its name.
+        kind: What the notice says.
+        left_s: Time left, in seconds; None where nobody says.
+        source: Who says so.
+    """
+
+    node: str
+    kind: str
+    left_s: float | None
+    source: str
+
+    @classmethod
+    def read(cls, words: Mapping[str, Any]) -> Self:
+        """Return the message of a request.
+
+        Raises:
+            InvalidInput: If a field is missing or of another type.
+        """
+        fields = _Fields(words)
+        source = fields.text("source", default="")
+        return cls(fields.text("node"), fields.text("kind", 40), fields.seconds("left_s"), source)
+
+
+@dataclass(frozen=True)
+class WorkerFault:
+    """How a worker of a node failed.
+
+    Attributes:
+        node: Its name.
+        fault: How.
+    """
+
+    node: str
+    fault: Fault
+
+    @classmethod
+    def read(cls, words: Mapping[str, Any]) -> Self:
+        """Return the message of a request.
+
+        Raises:
+            InvalidInput: If a field is missing or of another type.
+        """
+        node = _Fields(words).text("node")
+        try:
+            return cls(node, Fault.from_document(words))
+        except (ValueError, TypeError) as err:
+            raise _garbled("exit_code", "how a worker ended") from err
+
+
+@dataclass(frozen=True)
+class SuccessionStep:
+    """What who rents the nodes says of a successor.
+
+    Attributes:
+        done: Whether it has taken over; else it was asked for.
+        order: The order it takes over from.
+        successor: Its own order.
+        times: Times of the succession in seconds, by name, those that are known.
+    """
+
+    done: bool
+    order: str
+    successor: str
+    times: Mapping[str, float]
+
+    @classmethod
+    def read(cls, words: Mapping[str, Any]) -> Self:
+        """Return the message of a request.
+
+        Raises:
+            InvalidInput: If a field is missing or of another type.
+        """
+        fields = _Fields(words)
+        times = {name: fields.seconds(name) for name in _SUCCESSION_TIMES}
+        known = {name: round(value, 3) for name, value in times.items() if value is not None}
+        return cls(fields.flag("done"), fields.text("order"), fields.text("successor"), known)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker reports.
+
+    Attributes:
+        generation: The one it is of.
+        records: Events for the job's log.
+        at: The step it has done and its epoch; None before its first.
+    """
+
+    generation: int
+    records: tuple[Mapping[str, Any], ...]
+    at: tuple[int, int] | None
+
+    @classmethod
+    def read(cls, words: Mapping[str, Any]) -> Self:
+        """Return the message of a request.
+
+        Raises:
+            InvalidInput: If a field is missing or of another type.
+        """
+        fields = _Fields(words)
+        at = None
+        if words.get("step") is not None:
+            at = (fields.count("step"), fields.count("epoch"))
+        return cls(fields.count("generation"), fields.records(), at)

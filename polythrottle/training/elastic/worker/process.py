@@ -1,0 +1,306 @@
+"""A worker's process: forked with torch imported already, and why it failed: exit code, last words, memory."""
+
+import atexit
+import contextlib
+import json
+import multiprocessing
+import os
+import re
+import runpy
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+# Workers that begin at once: forked by a process that has imported torch already (Python's own fork server).
+#
+# Importing torch takes most of the time from a loss to the next first step. The fork server has imported it, and
+# nothing else happens in it: no thread runs there, no GPU is touched, so that a fork of it is as good as a fresh
+# interpreter.
+
+METHOD = "forkserver"
+_LOADED = [
+    "torch",
+    "torch.distributed",
+    "torch.utils.data",
+    "torch._dynamo",
+    "polythrottle.training.elastic.worker.context",
+]
+"""The first optimiser imports torch._dynamo, which takes as long as torch itself (torch 2.13.0)."""
+_KEPT_OFF = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
+
+
+def warm_up() -> None:
+    """Start the fork server of this process, which then imports torch beside what goes on here.
+
+    What is sent to a whole group of processes must not end it: its workers stop in order, and need it to be seen. So it
+    begins with such signals blocked, and each worker unblocks them.
+    """
+    multiprocessing.set_forkserver_preload(_LOADED)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost peer is no news, and torch prints its own stack
+    resource_tracker.ensure_running()  # the fork server would start it, which unblocks signals (Python 3.11 to 3.14)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _KEPT_OFF)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def own_words(environment: Mapping[str, str]) -> str:
+    """Return what a worker has to know of its node's environment as it is now, as one word."""
+    return json.dumps({name: value for name, value in environment.items() if name.startswith("POLYTHROTTLE_")})
+
+
+def have_ended_well(workers: object) -> bool:
+    """Return whether all workers have ended with code 0, by ``os._exit`` too: torch then waits for results for ever.
+
+    Args:
+        workers: What TorchElastic's agent holds of them.
+    """
+    started = getattr(getattr(workers, "_pc", None), "processes", ())
+    return bool(started) and all(process.exitcode == 0 for process in started)
+
+
+def train(known: str, script: str, *words: str) -> None:
+    """Execute a training script in this process as an interpreter of its own would.
+
+    Args:
+        known: What `own_words` returned.
+        script: Path of the script.
+        words: Its arguments.
+
+    Raises:
+        SystemExit: If the script ends with a code other than 0.
+    """
+    import numpy
+    import torch
+
+    for name in _KEPT_OFF:
+        signal.signal(name, signal.default_int_handler if name == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _KEPT_OFF)
+    os.environ.update(json.loads(known))
+    if torch.cuda._is_in_bad_fork():  # something imported has touched a GPU: no fork of that may
+        os.execv(sys.executable, [sys.executable, "-u", script, *words])
+    multiprocessing.set_start_method(None, force=True)  # it is the script's to choose
+    sys.argv = [script, *words]
+    sys.path[0:1] = [str(Path(script).parent)]
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+    numpy.random.seed()  # the state the script may use would be that of every fork
+    _execute(script)
+
+
+def _execute(script: str) -> None:
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as err:
+        if err.code not in (None, 0):
+            raise
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+    finally:
+        atexit._run_exitfuncs()
+
+
+# Why a worker failed: its exit code or signal, what it said last, and whether the kernel was short of memory.
+
+KEPT_BYTES = 8192
+LINES = 12
+WIDTH = 300
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_TRACEBACK = "Traceback (most recent call last):"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """How a worker ended that should not have.
+
+    Attributes:
+        exit_code: What it ended with; None if a signal ended it.
+        signal: Name of the signal that ended it; empty if none did.
+        said: The last lines of its node's standard error, oldest first.
+        short_of_memory: Whether the kernel ended processes for lack of memory meanwhile; None where it does not say.
+    """
+
+    exit_code: int | None = None
+    signal: str = ""
+    said: tuple[str, ...] = ()
+    short_of_memory: bool | None = None
+
+    @property
+    def reason(self) -> str:
+        """Return it as one line."""
+        if self.signal:
+            return f"{self.signal} ended a worker{self._of_memory()}"
+        text = message(self.said)
+        return f"a worker ended with code {self.exit_code}" + (f": {text}" if text else "")
+
+    def _of_memory(self) -> str:
+        if self.short_of_memory:
+            return ": the kernel ended processes for lack of memory meanwhile"
+        unknown = self.short_of_memory is None and self.signal == "SIGKILL"
+        if unknown:
+            return "; lack of memory is the usual reason, see dmesg"
+        return ""
+
+    def document(self) -> dict[str, Any]:
+        """Return it as a document."""
+        known = {"exit_code": self.exit_code, "signal": self.signal or None, "said": list(self.said)}
+        return {"reason": self.reason, **known, "short_of_memory": self.short_of_memory}
+
+    @classmethod
+    def from_document(cls, words: Mapping[str, Any]) -> Self:
+        """Return the fault of a document, of which no more is kept than belongs into one.
+
+        Raises:
+            ValueError: If it is none.
+            TypeError: If it is none.
+        """
+        code = words.get("exit_code")
+        memory = words.get("short_of_memory")
+        said = _plain([str(line) for line in words.get("said") or ()])
+        name = str(words.get("signal") or "")[:20]
+        return cls(None if code is None else int(code), name, said, None if memory is None else bool(memory))
+
+
+def fault_of(exit_code: int, said: Sequence[str] = (), short_of_memory: bool | None = None) -> Fault:
+    """Return the fault of a worker.
+
+    Args:
+        exit_code: As ``subprocess`` gives it: below 0 for a signal.
+        said: The last lines of its node's standard error.
+        short_of_memory: Whether the kernel ended processes for lack of memory meanwhile; None where it does not say.
+    """
+    lines = _plain(said)
+    if exit_code >= 0:
+        return Fault(exit_code, said=lines)
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    return Fault(None, name, lines, short_of_memory)
+
+
+def _plain(said: Sequence[str]) -> tuple[str, ...]:
+    """Return the last lines without colours and other control characters, none too long."""
+    bare = (_COLOUR.sub("", line) for line in said[-LINES:])
+    return tuple("".join(each for each in line if each.isprintable())[:WIDTH] for line in bare)
+
+
+def message(said: Sequence[str]) -> str:
+    """Return the line that says most of a failure: an exception's own of a traceback, else the last."""
+    lines = [line for line in said if line.strip() and not line.startswith("polythrottle:")]
+    starts = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    after = lines[starts[-1] + 1 :] if starts else lines
+    raised = [line for line in after if not line.startswith(" ")] if starts else []
+    return (raised[:1] or after[-1:] or [""])[0].strip()
+
+
+class LastWords:
+    """Passes on what this process and its children write to a descriptor, and keeps the end of it.
+
+    A context manager: leaving it gives the descriptor back.
+
+    Args:
+        descriptor: Which; standard error.
+        kept: How many bytes to keep.
+    """
+
+    def __init__(self, descriptor: int = 2, kept: int = KEPT_BYTES) -> None:
+        self._descriptor = descriptor
+        self._kept = kept
+        self._tail = b""
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._out = os.dup(self._descriptor)
+        self._pipe, writing = os.pipe()
+        os.set_blocking(self._pipe, False)
+        os.dup2(writing, self._descriptor)
+        os.close(writing)
+        self._thread = threading.Thread(target=self._pass_on, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.dup2(self._out, self._descriptor)
+        self._ended.set()
+        self._thread.join()
+        self._drain()
+        os.close(self._pipe)
+        os.close(self._out)
+
+    def lines(self) -> list[str]:
+        """Return the last lines up to now; what a process that has ended wrote is among them."""
+        self._drain()
+        whole = self._tail.decode(errors="replace").replace("\r", "\n")
+        return [line.rstrip() for line in whole.split("\n") if line.strip()][-LINES:]
+
+    def _pass_on(self) -> None:
+        while not self._ended.is_set():
+            if select.select([self._pipe], [], [], 0.1)[0]:
+                self._drain()
+
+    def _drain(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):
+            while part := os.read(self._pipe, 1 << 16):
+                self._tail = (self._tail + part)[-self._kept :]
+                _write(self._out, part)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Write all of it; where nobody reads any more, training goes on unheard."""
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+
+class MemoryWatch:
+    """Tells whether the kernel has ended processes for lack of memory since it was asked last.
+
+    Args:
+        root: Where ``proc`` and ``sys`` hang.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._before = self._counts()
+
+    def killed(self) -> bool | None:
+        """Return whether it has, among this group's processes or on this machine; None where neither is counted."""
+        before = self._before
+        self._before = self._counts()
+        known = [key for key in self._before if key in before]
+        if known:
+            return any(self._before[key] > before[key] for key in known)
+        return None
+
+    def _counts(self) -> dict[str, int]:
+        """Return the counts ``oom_kill`` of the own control group (cgroup v2) and of the machine (/proc/vmstat)."""
+        own = _found(self._root / "proc/self/cgroup", r"^0::/(.*)$") or ""
+        files = {"machine": self._root / "proc/vmstat", "group": self._root / "sys/fs/cgroup" / own / "memory.events"}
+        counts = {name: _found(path, r"^oom_kill (\d+)$") for name, path in files.items()}
+        return {name: int(count) for name, count in counts.items() if count is not None}
+
+
+def _found(path: Path, pattern: str) -> str | None:
+    """Return what a pattern's group finds in a file of the kernel's, None where there is no such file or line."""
+    with contextlib.suppress(OSError):
+        matched = re.search(pattern, path.read_text(), re.MULTILINE)
+        if matched:
+            return matched[1]
+        return None
+    return None

@@ -1,0 +1,180 @@
+"""Apply a tuned profile by hand: check that it is for this device, set the device's knobs, leave them in place."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from polythrottle.backends import open_device
+from polythrottle.backends.meters import meter_apart
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, KnobRejected
+from polythrottle.domain.ports import Device, Inspectable, Lasting, Recorded, findings_of
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import BATCH_SIZE, Level, OperatingPoint
+from polythrottle.domain.units import show_level, show_name, show_number
+from polythrottle.storage.identity import disagreement, identity_of
+
+CONFIRM_WITHIN_S = 60.0
+_MEMORY = "persistence mode"  # what backends/nvml calls the finding
+_WORKLOAD_KNOBS = (BATCH_SIZE, "threads")  # of profiles that do not say which are the workload's
+
+
+@dataclass(frozen=True)
+class Stay:
+    """How long settings stand.
+
+    Args:
+        within_s: When they revert unless they are confirmed; None if they need no confirmation.
+        then_s: How long they stand then; None is until a restore or a reboot.
+
+    Raises:
+        InvalidInput: If a time is not positive.
+    """
+
+    within_s: float | None = CONFIRM_WITHIN_S
+    then_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for seconds in (self.within_s, self.then_s):
+            if seconds is not None and not 0 < seconds < float("inf"):
+                raise InvalidInput(f"settings stand for a time above zero, not {seconds:g} s")
+
+    @property
+    def first_s(self) -> float | None:
+        """When they revert if nobody does anything; None is at a restore or a reboot."""
+        if self.within_s is None:
+            return self.then_s
+        return self.within_s
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What applying a profile came to.
+
+    Args:
+        device: URI of the device.
+        title: The name people know it by.
+        point: The device's knobs, as set.
+        served: The knobs that belong to the workload and are to be set where it is served.
+        simulated: Whether there is no hardware behind it, so that nothing was kept.
+        stands_as: The name under which the device stands on record; None if nothing was left changed.
+        stay: How long it stands.
+        remark: What may end it before; empty if nothing known does.
+    """
+
+    device: str
+    title: str
+    point: OperatingPoint
+    served: OperatingPoint
+    simulated: bool
+    stands_as: str | None
+    stay: Stay
+    remark: str = ""
+
+
+def apply_profile(profile: Profile, stay: Stay, device: str | None = None) -> Applied:
+    """Set a profile's device knobs and leave them in place as long as was asked.
+
+    Args:
+        profile: Of this hardware and firmware.
+        stay: How long.
+        device: URI of the device; the one it was tuned on if None.
+
+    Raises:
+        BadFile: If the profile is for other hardware or firmware, or for levels the device does not have.
+        InvalidInput: If the device is a recorded table.
+        DeviceError: If the device cannot be steered, is held by another, or cannot be left changed.
+    """
+    own, served = split_point(profile)
+    if device is None:
+        device = profile.device
+    board = open_device(meter_apart(device)[0], tuple(own) or None)
+    check_same_kind(profile, board)
+    point = own
+    name = None
+    remark = ""
+    if own:
+        point = board.space.default.moved(_checked(board, own))
+        name = _left(board, point, stay, f"profile {profile.workload}")
+        if name is not None:
+            remark = _remark(board)
+    return Applied(board.uri, board.title, point, served, not isinstance(board, Lasting), name, stay, remark)
+
+
+def split_point(profile: Profile) -> tuple[OperatingPoint, OperatingPoint]:
+    """Return the device's part of a profile's point, and the workload's.
+
+    Args:
+        profile: Tells which knobs are the workload's, if it was noted.
+    """
+    if profile.workload_knobs is None:
+        theirs = set(_WORKLOAD_KNOBS)
+    else:
+        theirs = set(profile.workload_knobs)
+    return profile.point.only(set(profile.point) - theirs), profile.point.only(theirs)
+
+
+def check_same_kind(profile: Profile, board: Device) -> None:
+    """Refuse a profile that is for other hardware or firmware.
+
+    Raises:
+        BadFile: If it is; names both.
+        InvalidInput: If the device is a recorded table.
+    """
+    if isinstance(board, Recorded):
+        raise InvalidInput(f"{board.uri} is a recorded table; there is nothing to apply a profile to")
+    tuned = profile.identity
+    # A simulated board has no hardware to be known by: its URI is its identity.
+    if not tuned and not isinstance(board, Inspectable):
+        tuned = {"board": profile.device.partition("?")[0]}
+    other = disagreement(tuned, identity_of(board))
+    if other is not None:
+        offer = "tune again, with tune --as-prior it begins there"
+        raise BadFile(f"this profile was tuned on {other}; {offer}")
+
+
+def _checked(board: Device, levels: Mapping[str, Level]) -> Mapping[str, Level]:
+    """Return the levels if the device has them."""
+    for name, level in levels.items():
+        if name not in board.space.names:
+            raise BadFile(f"{show_name(name)} cannot be set on {board.title} now{_why(board, name)}")
+        known = board.space.knob(name).levels
+        if level not in known:
+            near = ", ".join(show_level(name, each) for each in _nearest(known, level))
+            raise BadFile(f"{board.title} has no {show_name(name)}={show_number(name, level)} now; the nearest: {near}")
+    if board.space.default.moved(levels) not in board.space:
+        raise BadFile(f"{board.title} does not take the profile's levels together now; tune again")
+    return levels
+
+
+def _why(board: Device, name: str) -> str:
+    found = findings_of(board)
+    return next((f": {each.explanation}" for each in found if each.subject == name), "")
+
+
+def _remark(board: Device) -> str:
+    """Return why the driver may forget what was set, as one without persistence mode does; empty if it does not."""
+    found = findings_of(board)
+    forgetful = [each for each in found if each.subject == _MEMORY and each.works is False]
+    return "; ".join(f"{each.subject} is {each.explanation} ({each.remedy})" for each in forgetful)
+
+
+def _nearest(known: Sequence[Level], level: Level) -> Sequence[Level]:
+    if isinstance(level, str) or isinstance(known[0], str):
+        return known[:3]
+    return sorted(known, key=lambda each: abs(float(each) - float(level)))[:3]
+
+
+def _left(board: Device, point: OperatingPoint, stay: Stay, holder: str) -> str | None:
+    """Set a point and leave it in place, or say that this is not possible; on a simulation nothing is kept."""
+    if not isinstance(board, Lasting):
+        if not isinstance(board.clock, VirtualClock):
+            raise DeviceError(f"{board.title} cannot be left changed: nothing would restore it")
+        with board:
+            board.apply(point)
+        return None
+    with board:
+        try:
+            board.apply(point)
+        except KnobRejected as err:
+            raise DeviceError(f"the profile was not applied, and what was set is restored: {err}") from err
+        return board.hand_over(holder, stay.first_s, stay.then_s)

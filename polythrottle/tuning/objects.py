@@ -1,0 +1,158 @@
+"""Devices, workloads, search methods and meters given as objects: what they must have, and what they are known by."""
+
+import hashlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, TypeAlias
+
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.ports import Device, EnergyMeter, Meter, Optimizer, PowerMeter, Workload
+
+Served: TypeAlias = Workload | Callable[..., object]
+"""What can be served: a workload, a function whose every call is one query, or a torch module."""
+
+
+@dataclass(frozen=True)
+class GivenObjects:
+    """What was given as an object in place of what a name opens; a journal cannot keep it.
+
+    Args:
+        device: In place of the device URI's.
+        workload: In place of the workload URI's.
+        meter: In place of the device's own sensors.
+    """
+
+    device: Device | None = None
+    workload: Served | None = None
+    meter: Meter | None = None
+
+    @classmethod
+    def of(cls, device: object, workload: object, meter: object) -> "GivenObjects":
+        """Return those of some values that are no names.
+
+        Raises:
+            InvalidInput: If one of them is not what it should be; says what it lacks.
+        """
+        return cls(
+            device=None if isinstance(device, str) else checked_device(device),
+            workload=None if workload is None or isinstance(workload, str) else _checked_workload(workload),
+            meter=None if meter is None else _checked_meter(meter),
+        )
+
+    @property
+    def fleeting(self) -> tuple[str, ...]:
+        """Which of them nobody can open again by a name."""
+        gone = {
+            "device": self.device is not None,
+            "workload": self.workload is not None and not reopens(self.workload),
+            "meter": self.meter is not None,
+        }
+        return tuple(name for name, given in gone.items() if given)
+
+    def content(self) -> Mapping[str, str]:
+        """Return what is known of them beyond their names, so that others of the same name make another problem."""
+        found: dict[str, str] = {}
+        if self.workload is not None and not isinstance(self.workload, Workload) and not reopens(self.workload):
+            found["code"] = _digest(self.workload)
+        if self.meter is not None:
+            found["meter"] = f"{type_name(self.meter)}, {self.meter.boundary}"
+        return found
+
+
+def type_name(value: object) -> str:
+    """Return module and name of a value's type: ``__main__:MyBoard``."""
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def name_of(workload: Served) -> str:
+    """Return what a workload is known by: its URI, or the name of the function or of the type."""
+    if isinstance(workload, Workload):
+        return str(workload.uri)
+    named = getattr(workload, "__qualname__", None)
+    if named:
+        return f"{workload.__module__}:{named}"
+    return type_name(workload)
+
+
+def reopens(workload: Served) -> bool:
+    """Return whether ``package.module:callable`` opens this very function."""
+    if isinstance(workload, Workload):
+        return False
+    module, _, path = name_of(workload).partition(":")
+    found: Any = sys.modules.get(module) if module != "__main__" else None
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found is workload
+
+
+def checked_device(device: object) -> Device:
+    """Return a device.
+
+    Raises:
+        InvalidInput: If it is none; says what it lacks.
+    """
+    _see_that_it_has(device, Device, "a device", "write a URI such as 'sim:jetson-agx-orin', or give an object")
+    return device  # type: ignore[return-value]
+
+
+def checked_optimizer(method: object) -> Optimizer:
+    """Return a search method.
+
+    Raises:
+        InvalidInput: If it is none.
+    """
+    _see_that_it_has(method, Optimizer, "a search method", "write a name such as 'bayes', or give an object")
+    return method  # type: ignore[return-value]
+
+
+def _checked_workload(workload: object) -> Served:
+    if isinstance(workload, Workload) or callable(workload):
+        return workload
+    advice = "write a URI such as 'model.onnx', or give a function, a torch module or an object"
+    _see_that_it_has(workload, Workload, "a workload", advice)
+    raise AssertionError
+
+
+def _checked_meter(meter: object) -> Meter:
+    if isinstance(meter, EnergyMeter | PowerMeter):
+        return meter
+    raise InvalidInput(f"{_called(meter)} is not a meter; see polythrottle.domain.ports.EnergyMeter and PowerMeter")
+
+
+def _see_that_it_has(value: object, port: type, what: str, advice: str) -> None:
+    missing = [name for name in vars(port) if not name.startswith("_") and not hasattr(value, name)]
+    if missing or isinstance(value, type):
+        if isinstance(value, type):
+            lacks = "is a class, not an object of it"
+        else:
+            lacks = f"has no {', '.join(missing)}"
+        raise InvalidInput(
+            f"{_called(value)} is not {what}: it {lacks}; {advice} as polythrottle.domain.ports.{port.__name__}"
+        )
+
+
+def _called(value: object) -> str:
+    if isinstance(value, type):
+        return value.__name__
+    return type(value).__name__
+
+
+def _digest(workload: Callable[..., object]) -> str:
+    """Return a digest of a function's code, or of how a torch module or another callable shows itself by its type."""
+    code = getattr(workload, "__code__", None)
+    torch = sys.modules.get("torch")
+    if isinstance(code, CodeType):
+        text = "\n".join(_code_lines(code))
+    elif torch is not None and isinstance(workload, torch.nn.Module):
+        text = str(workload)
+    else:
+        text = type_name(workload)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _code_lines(code: CodeType) -> list[str]:
+    inner = [line for each in code.co_consts if isinstance(each, CodeType) for line in _code_lines(each)]
+    plain = [repr(each) for each in code.co_consts if not isinstance(each, CodeType)]
+    return [code.co_code.hex(), *plain, *code.co_names, *inner]

@@ -1,0 +1,190 @@
+"""What is intended with a study beyond its problem; kept in the journal, so that a study resumes from it alone."""
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from polythrottle.domain.errors import BadFile, InvalidInput
+from polythrottle.domain.space import Level
+from polythrottle.domain.units import span_s
+from polythrottle.optimize import Options, make_optimizer
+from polythrottle.tuning.setup import Setup
+from polythrottle.tuning.stopping import Budget, Rule
+
+LEARNERS = ("bayes",)
+"""The search methods that learn from earlier studies and heed a risk."""
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """What is intended with a study.
+
+    Args:
+        setup: Device and workload, in the words a user gave.
+        budget: What the search may use.
+        rule: When going on is not worth it.
+        presets: Whether to measure the device's presets too.
+        out: The profile's file; None for the usual place.
+        risk: Highest chance of breaking a limit that a trial may have; None leaves it to the method.
+        history: Files and folders of earlier studies; None for the local store, none for no history.
+        lessons: The earlier studies that were found, as `polythrottle.tuning.study_store.PriorStudy.line` describes
+        them. priors: Points of profiles for other boards, to be tried first at the nearest points of this space.
+        objects: Which of device, workload, meter and method were objects that no name opens again.
+    """
+
+    setup: Setup
+    budget: Budget = field(default_factory=Budget)
+    rule: Rule = field(default_factory=Rule)
+    presets: bool = True
+    out: Path | None = None
+    risk: float | None = None
+    history: tuple[str, ...] | None = None
+    lessons: tuple[Mapping[str, str | int], ...] = ()
+    priors: tuple[Mapping[str, Level], ...] = ()
+    objects: tuple[str, ...] = ()
+
+    def check(self, method: str) -> None:
+        """Check that a method can do what is intended.
+
+        Raises:
+            UnknownName: If there is no such method.
+            InvalidInput: If it takes no risk or no history, or the risk is no chance.
+        """
+        if "method" not in self.objects:
+            make_optimizer(method, Options(risk=self.risk))
+        for option, given in (("--history", bool(self.history)), ("--risk", self.risk is not None)):
+            if given and method not in LEARNERS:
+                raise InvalidInput(f"--method {method} takes no {option}; {' and '.join(LEARNERS)} does")
+
+    @property
+    def variant(self) -> str:
+        """A short name for what makes another study of the same problem, method and seed; empty for the usual."""
+        if self.risk is None and self.history is None and not self.priors:
+            return ""
+        priors = [[dict(prior) for prior in self.priors]] if self.priors else []
+        return f"{zlib.crc32(json.dumps([self.risk, self.history, *priors]).encode()):08x}"
+
+    @property
+    def to_go_on(self) -> str:
+        """How a study of objects is continued, which a journal alone cannot be."""
+        return (
+            f"it is a study of objects ({', '.join(self.objects)}) that a journal cannot open again; to go on, call "
+            "polythrottle.tune() again with the same objects and this journal"
+        )
+
+    def changed(
+        self,
+        *,
+        trials: int | None,
+        minutes: float | None,
+        joules: float | None,
+        horizon: str | None,
+        early_stop: bool | None,
+    ) -> "StudyPlan":
+        """Return this plan with other bounds; those that are None stay as they are.
+
+        Raises:
+            InvalidInput: If a bound is not one.
+        """
+        budget = Budget(
+            self.budget.trials if trials is None else trials,
+            self.budget.duration_s if minutes is None else 60 * minutes,
+            self.budget.energy_j if joules is None else joules,
+        )
+        if horizon is not None:
+            return replace(self, budget=budget, rule=Rule(span_s(horizon), early_stop is not False))
+        if early_stop is None:
+            return replace(self, budget=budget)
+        return replace(self, budget=budget, rule=Rule(self.rule.horizon_s if early_stop else None, early_stop))
+
+    def facts(self, ended: str | None, runs_on: str | None = None) -> dict[str, str]:
+        """Return what a report should say of it.
+
+        Args:
+            ended: Why the study has ended; None if it has not.
+            runs_on: What the work runs on, where that is known.
+        """
+        learnt = ", ".join(Path(str(lesson["path"])).name for lesson in self.lessons)
+        if self.risk is None:
+            risk = None
+        else:
+            risk = f"at most {100 * self.risk:g} % chance of breaking a limit per trial"
+        known = {"ended": ended, "runs on": runs_on, "risk": risk, "learnt from": learnt}
+        return {name: text for name, text in known.items() if text}
+
+    def line(self) -> dict[str, Any]:
+        """Return the plan as a journal keeps it."""
+        return {
+            **asdict(self.budget),
+            **asdict(self.rule),
+            "presets": self.presets,
+            "out": None if self.out is None else str(self.out),
+            "risk": self.risk,
+            "history": None if self.history is None else list(self.history),
+            "lessons": [dict(lesson) for lesson in self.lessons],
+            **({"priors": [dict(prior) for prior in self.priors]} if self.priors else {}),
+            **({"objects": list(self.objects), "to_go_on": self.to_go_on} if self.objects else {}),
+            "setup": self.setup.words,
+        }
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> "StudyPlan":
+        """Return the plan a journal keeps; what earlier versions did not keep is as they did it.
+
+        Raises:
+            BadFile: If it holds something else.
+        """
+        setup = Setup.planned(line)
+        try:
+            return cls(
+                setup=setup,
+                budget=Budget(_whole(line.get("trials", 30)), _figure(line, "duration_s"), _figure(line, "energy_j")),
+                rule=Rule(_figure(line, "horizon_s"), line.get("early", False) is not False),
+                presets=line.get("presets") is not False,
+                out=None if line.get("out") is None else Path(line["out"]),
+                risk=_figure(line, "risk"),
+                history=_texts(line.get("history")),
+                lessons=tuple(_lesson(lesson) for lesson in line.get("lessons", ())),
+                priors=tuple(_prior(prior) for prior in line.get("priors", ())),
+                objects=_texts(line.get("objects")) or (),
+            )
+        except (TypeError, KeyError, AttributeError, InvalidInput) as error:
+            raise BadFile(f"the journal's plan cannot be read: {error}") from error
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is not a whole number")
+    return value
+
+
+def _figure(line: Mapping[str, Any], name: str) -> float | None:
+    value = line.get(name)
+    if value is not None and type(value) not in (int, float):
+        raise TypeError(f"{name} is not a number")
+    return value
+
+
+def _texts(values: Sequence[Any] | None) -> tuple[str, ...] | None:
+    if values is None:
+        return None
+    if isinstance(values, str) or not all(isinstance(value, str) for value in values):
+        raise TypeError("history or objects is not a list of names")
+    return tuple(values)
+
+
+def _prior(levels: Mapping[str, Any]) -> Mapping[str, Level]:
+    if not all(type(level) in (int, float, str) for level in levels.values()):
+        raise TypeError("a point to try first is not one")
+    return dict(levels)
+
+
+def _lesson(line: Mapping[str, Any]) -> Mapping[str, str | int]:
+    texts = (line["path"], line["sha256"])
+    counts = (line["bytes"], line["trials"])
+    if not all(type(text) is str for text in texts) or not all(type(count) is int for count in counts):
+        raise TypeError("an earlier study is not described")
+    return dict(line)

@@ -1,0 +1,278 @@
+"""The sides of a comparison: profiles, presets and the default as points of one device, measured in turns or again."""
+
+import contextlib
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from polythrottle.catalog.profiles import find_profile, read_profile
+from polythrottle.domain.arrivals import CLOSED
+from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, UnknownName
+from polythrottle.domain.measurement import Measurement
+from polythrottle.domain.ports import Device, Recorded, Rewindable, Workload
+from polythrottle.domain.problem import Constraint
+from polythrottle.domain.profile import Profile
+from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
+from polythrottle.metering.comparison import MOST_PAIRS, Comparison, ProfileCheck, check_windows, compare
+from polythrottle.metering.meter import measure
+from polythrottle.tuning.apply import check_same_kind, split_point
+from polythrottle.tuning.setup import Setup
+from polythrottle.workloads.inputs import THREADS, processors
+
+DEFAULT = "default"
+_WORDS = {BATCH_SIZE: "--batch", THREADS: "--threads"}
+_AGAIN = 2_000_000
+"""Where the windows of a check start on a device that can start a trial again: apart from those of a search."""
+
+
+def compare_sides(names: Sequence[str], setup: Setup, most_pairs: int = MOST_PAIRS) -> Generator[Comparison]:
+    """Measure two sides in turns; yields the comparison after each pair.
+
+    Args:
+        names: Two of: a profile's file or name, ``default``, a preset of the device.
+        setup: Device and workload; where it names none, those of the first profile.
+        most_pairs: After how many pairs to give up.
+
+    Raises:
+        InvalidInput: If there are not two sides, or they were tuned for different workloads.
+        UnknownName: If a name is none of these.
+        BadFile: If a profile is for other hardware, or for levels that are not there.
+        PolythrottleError: As `polythrottle.measure`.
+    """
+    if len(names) != 2:
+        raise InvalidInput("a comparison has two sides, such as: polythrottle measure default profile.toml")
+    with _opened(names, setup) as (device, workload, points, words):
+        yield from compare(
+            device, workload, points, words.window(device), arrivals=words.traffic, most_pairs=most_pairs
+        )
+
+
+def check_profile(
+    name: str, setup: Setup, most: float, most_windows: int = MOST_PAIRS, *, other_model: bool = False
+) -> Generator[ProfileCheck]:
+    """Measure a profile's point again until it is known whether it still keeps its word; yields after each window.
+
+    Args:
+        name: A profile's file or name.
+        setup: Device and workload; where it names none, the profile's.
+        most: The share by which energy per item may have grown, such as 0.03.
+        most_windows: After how many windows to give up.
+        other_model: Whether to measure another model than the one it was tuned for.
+
+    Raises:
+        InvalidInput: If the share is not a sensible one, or the profile was not tuned at the arrivals given.
+        BadFile: If its limits are none, its joules are not those measured here, or its model is another.
+        PolythrottleError: As `compare_sides`.
+    """
+    if not 0 <= most < 1:
+        raise InvalidInput(
+            f"--max-regress is a share of the energy, from zero to below 100 %, such as 3%, not {most:g}"
+        )
+    profile = read_profile(find_profile(name))
+    _check_arrivals(profile, setup)
+    seen: list[Measurement] = []
+    limits = _limits(name, profile)
+    with _opened((name,), setup, other_model=other_model) as (device, workload, (point,), words):
+        recorded = isinstance(device, Recorded)
+        # A recorded table answers the same at every look: one is all there is.
+        most_windows = 1 if recorded else most_windows
+        found = None
+        while len(seen) < most_windows and not (found and found.settled):
+            if isinstance(device, Rewindable):
+                device.rewind(_AGAIN + len(seen))
+            look = measure(device, workload, point, words.window(device), arrivals=words.traffic, seed=len(seen))
+            _check_same_joules(name, profile.measurement, look)
+            seen.append(look)
+            found = replace(
+                check_windows(profile.measurement, limits, seen, most),
+                device=device.uri,
+                workload=workload.uri,
+                arrivals=str(words.traffic),
+                tuned_at=_arrivals(profile),
+                recorded=recorded,
+            )
+            yield found
+
+
+def _check_arrivals(profile: Profile, setup: Setup) -> None:
+    """Check that a profile is held to no other load than the one it was tuned at."""
+    tuned = _arrivals(profile)
+    if setup.arrivals is None:
+        return
+    if tuned is None:
+        raise InvalidInput("the profile does not say at which load it was tuned; tune again, or leave --arrivals out")
+    if str(setup.traffic) != tuned:
+        raise InvalidInput(
+            f"the profile was tuned at arrivals {tuned}, and promises nothing at {setup.traffic}; leave --arrivals out"
+        )
+
+
+def _arrivals(profile: Profile) -> str | None:
+    """Return when requests were sent while a profile was tuned; None if it does not say, as older ones do not."""
+    said = profile.provenance.get("arrivals")
+    if said is None:
+        return None
+    return str(said)
+
+
+def _limits(name: str, profile: Profile) -> tuple[Constraint, ...]:
+    try:
+        limits = tuple(Constraint.parse(str(text)) for text in profile.slo)
+    except PolythrottleError as error:
+        raise BadFile(f"{name} holds a limit that is none: {error}") from error
+    if multiple := next((limit for limit in limits if limit.relative), None):
+        raise BadFile(f"{name} holds the limit {multiple}, but a profile's limits are absolute, such as p99<=25ms")
+    return limits
+
+
+def _check_same_joules(name: str, then: Measurement, now: Measurement) -> None:
+    """Check that the joules of a profile came about as those measured now, and cover the same."""
+    if then.energy_kind is not now.energy_kind:
+        raise BadFile(
+            f"the joules of {name} are {then.energy_kind} and those here {now.energy_kind}, "
+            "which do not compare; tune again here"
+        )
+    if then.boundary != now.boundary:
+        was, covers = (each.boundary or "nothing that is stated" for each in (then, now))
+        raise BadFile(
+            f"the joules of {name} cover {was}, and those here {covers}, which do not compare; tune again here"
+        )
+
+
+@contextlib.contextmanager
+def _opened(
+    names: Sequence[str], setup: Setup, *, other_model: bool | None = None
+) -> Iterator[tuple[Device, Workload, list[OperatingPoint], Setup]]:
+    profiles = {name: _profile(name) for name in names}
+    tuned = [profile for profile in profiles.values() if profile is not None]
+    words = _completed(setup, tuned)
+    _check_served(names, words, tuned)
+    device, workload = words.open()
+    for profile in () if isinstance(device, Recorded) else tuned:
+        check_same_kind(profile, device)
+        if not other_model:
+            _check_same_model(profile, workload.uri, words.content(device).get("model"), other_model is not None)
+    if not isinstance(device, Recorded) and (wider := _widened(words, workload, tuned)) != words:
+        workload.close()
+        device, workload = wider.open()
+    with contextlib.closing(workload), device:
+        points = [_point(device, workload, name, profiles[name]) for name in names]
+        yield device, workload, points, words
+
+
+def _check_served(names: Sequence[str], setup: Setup, profiles: Sequence[Profile]) -> None:
+    """Check that something says what is measured: without a workload nothing but a profile can be a side."""
+    said = profiles or setup.workload or setup.objects.workload is not None or setup.device.startswith("replay:")
+    if not said and (strange := next((name for name in names if name != DEFAULT), None)) is not None:
+        raise InvalidInput(
+            f"{strange!r} is no profile, neither a file nor <device>/<workload>; of a preset or the default say with "
+            "--device and --workload what is measured"
+        )
+
+
+def _check_same_model(profile: Profile, served: str, digest: str | None, offered: bool) -> None:
+    """Refuse another model than a profile's: by its content where that is known of both, else by its name."""
+    tuned = profile.model_digest
+    if tuned is not None and tuned == digest:
+        return
+    offer = ", or add --other-model to measure it all the same" if offered else ""
+    if served not in (profile.workload, str(profile.model_path)):
+        raise InvalidInput(f"the profile is for {profile.workload}, not for {served}; leave --workload out{offer}")
+    if tuned is not None and digest is not None:
+        raise BadFile(
+            f"{served} is another model than the profile was tuned for, which lay at {profile.model_path or 'a place '}"
+            f"{'' if profile.model_path else 'nobody noted'}: its content is {digest[:8]}, not {tuned[:8]}; "
+            f"tune again{offer}"
+        )
+
+
+def _widened(words: Setup, workload: Workload, profiles: Sequence[Profile]) -> Setup:
+    """Return a setup with the batch sizes and threads of profiles among the workload's own, where nobody gave any.
+
+    A knob that the workload has only if levels are given gets that of no such knob as well, which is the default's.
+    """
+    own = {knob.name: knob.levels for knob in workload.space.knobs}
+    found: dict[str, Any] = {}
+    for name, word, without in ((BATCH_SIZE, "batch_sizes", 1), (THREADS, "threads", processors())):
+        asked = (split_point(profile)[1].get(name) for profile in profiles)
+        levels = set(own.get(name, (without,)))
+        wanted = {level for level in asked if type(level) is int}
+        if getattr(words, word) is None and not wanted <= set(own.get(name, ())):
+            found[word] = tuple(sorted(levels | wanted))
+    return replace(words, **found)
+
+
+def _profile(name: str) -> Profile | None:
+    """Return the profile a name means; None if it is the default or may be a preset."""
+    try:
+        if name == DEFAULT:
+            return None
+        return read_profile(find_profile(name))
+    except UnknownName:
+        if "/" in name or name.endswith(".toml"):
+            raise
+        return None
+
+
+def _completed(setup: Setup, profiles: Sequence[Profile]) -> Setup:
+    """Return a setup with device, workload, knobs and load of the profiles where it says nothing itself."""
+    if not profiles:
+        return setup
+    if len({profile.workload for profile in profiles}) > 1:
+        raise InvalidInput(f"the profiles are for {' and '.join(profile.workload for profile in profiles)}")
+    loads = {load for profile in profiles if (load := _arrivals(profile)) is not None}
+    if setup.arrivals is None and len(loads) > 1:
+        raise InvalidInput(f"the profiles were tuned at {' and '.join(sorted(loads))}; say which with --arrivals")
+    knobs = tuple(dict.fromkeys(knob for profile in profiles for knob in split_point(profile)[0]))
+    device = profiles[0].device if setup.device == "auto" else setup.device
+    replayed = device.startswith("replay:")
+    if replayed and setup.arrivals is None and loads - {str(CLOSED)}:
+        raise InvalidInput(f"the profile was tuned at {loads.pop()}, a load that a recorded table cannot show")
+    workload = setup.workload
+    searched = setup.knobs
+    # A recorded table brings its own workload and knobs; other devices take those of the profiles.
+    if not replayed:
+        workload = workload or _served_by(profiles[0])
+        searched = searched or knobs or None
+    return replace(
+        setup,
+        device=device,
+        workload=workload,
+        knobs=searched,
+        arrivals=setup.arrivals or next(iter(loads), None),
+    )
+
+
+def _served_by(profile: Profile) -> str:
+    """Return the workload of a profile; of a model's file where it lay, whatever the working folder is now."""
+    path = profile.model_path
+    if path is None or not path.is_file():
+        return profile.workload
+    return str(path)
+
+
+def _point(device: Device, workload: Workload, name: str, profile: Profile | None) -> OperatingPoint:
+    space = device.space * workload.space
+    if profile is not None:
+        wanted: OperatingPoint = profile.point
+    elif name == DEFAULT:
+        return space.default
+    elif name in device.presets:
+        return OperatingPoint({**workload.space.default, **device.presets[name]})
+    else:
+        raise UnknownName("profile or preset", name, (DEFAULT, *device.presets))
+    whole = space.default.moved(wanted)
+    if whole not in space:
+        other = next((word for knob, word in _WORDS.items() if not _takes(workload, knob, wanted)), None)
+        if other and profile is not None:
+            offer = f"name its level with {other}, or tune again"
+        else:
+            offer = "tune again"
+        raise InvalidInput(f"{device.title} with this workload does not take the point of {name}; {offer}")
+    return whole
+
+
+def _takes(workload: Workload, name: str, point: OperatingPoint) -> bool:
+    """Return whether a workload that has a knob has the level that a point wants of it."""
+    levels = next((knob.levels for knob in workload.space.knobs if knob.name == name), None)
+    return levels is None or name not in point or point[name] in levels

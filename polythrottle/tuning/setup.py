@@ -1,0 +1,486 @@
+"""The composition root: from a user's words to a device and the workload it serves, and whether that runs there."""
+
+import contextlib
+import re
+import zlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polythrottle.backends import open_device
+from polythrottle.backends.meters import metered, unmetered
+from polythrottle.catalog import names
+from polythrottle.catalog.documents import locate
+from polythrottle.domain.arrivals import CLOSED, Arrivals, Trace
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
+from polythrottle.domain.measurement import LONGEST_S, EnergyKind, Window
+from polythrottle.domain.ports import Concurrent, Device, Meter, Placed, Placement, Target, Workload
+from polythrottle.domain.problem import Problem
+from polythrottle.domain.units import show_name
+from polythrottle.metering.early_stopping import LEAST_QUERIES, SEARCH_PRECISION
+from polythrottle.storage.identity import content_digest, identity_of
+from polythrottle.tuning.objects import GivenObjects, Served, name_of
+
+if TYPE_CHECKING:
+    from polythrottle.backends.simulated import SimulatedDevice
+
+# The GPU that a study tunes, and whether what is served runs there.
+
+RUNS_ON = "runs_on"
+"""The name under which a problem's content says what the work runs on."""
+
+
+def target_of(device: Device) -> Target | None:
+    """Return the GPU that is tuned on a device; None where none is: processors, simulated boards, recorded tables."""
+    if device.uri.startswith("jetson"):
+        return Target(device.title)
+    if not device.uri.startswith("nvml:"):
+        return None
+    identity = identity_of(device)
+    uuids = tuple(uuid for uuid in identity.get("uuid", "").replace(",", " ").split() if uuid)
+    first = identity.get("pci", "").partition(",")[0]  # of a group: what runs in this process runs on one of it
+    return Target(device.title, uuids, lambda: _number(first))
+
+
+def _number(bus_id: str) -> int:
+    """Return the number CUDA has for the GPU at a place NVML names; 0 where there is no CUDA to ask."""
+    from polythrottle.workloads.cuda import Driver
+
+    domain, _, rest = bus_id.lower().partition(":")
+    try:
+        driver = Driver()
+    except DeviceError:
+        return 0
+    # NVML writes the domain in eight digits: 00000000:3B:00.0.
+    if rest:
+        return driver.number(f"{domain[-4:]}:{rest}")
+    return 0
+
+
+def placed(served: Workload) -> Placement | None:
+    """Return what a workload runs on, if it knows."""
+    if isinstance(served, Placed):
+        return served.placement
+    return None
+
+
+def runs_on(device: Device, served: Workload) -> dict[str, str]:
+    """Return what a problem's content says of where the work runs: nothing where no GPU is tuned or nobody knows."""
+    found = placed(served)
+    if found is None or target_of(device) is None:
+        return {}
+    return {RUNS_ON: str(found)}
+
+
+def check_placed(device: Device, served: Workload, *, reopens: bool = True) -> None:
+    """Check that what is tuned is what runs, unless somebody chose otherwise.
+
+    Args:
+        device: Whose knobs are searched.
+        served: What is served.
+        reopens: Whether its URI opens it again, so that an option in the URI helps.
+
+    Raises:
+        InvalidInput: If the knobs searched are a GPU's, and the work runs on the processor or on another GPU.
+        DeviceError: If CUDA does not show the GPU to this process.
+    """
+    target = target_of(device)
+    found = placed(served)
+    if target is None or found is None or found.asked:
+        return
+    knobs = [name for name in device.space.names if target.uuids or name.startswith("gpu_")]
+    if not knobs and not target.uuids:
+        return
+    tuned = f"{' and '.join(map(show_name, knobs)) or 'the energy'} of {target.title}"
+    if found.gpu is None:
+        stay = found.stay if reopens and found.stay else "search other knobs (--knobs)"
+        raise InvalidInput(
+            f"{served.uri} runs on {found}, and {tuned} would be tuned: {found.why}; {found.remedy}; "
+            f"to have it there all the same: {stay}"
+        )
+    if len(target.uuids) == 1 and found.gpu != target.number:
+        raise InvalidInput(
+            f"{served.uri} runs on GPU {found.gpu} of CUDA, and {tuned} would be tuned, which is GPU {target.number} "
+            "of CUDA; move it there"
+        )
+
+
+# The composition root: from the words a user gave to a device and the workload it serves.
+
+_MODEL_FILES = (".onnx", ".pt2", ".pt", ".engine", ".plan", ".toml")
+_SHORT = 8
+"""Digits of a digest in a file's name."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is tuned or measured, in the words a user gave; opens the same device and workload every time.
+
+    Args:
+        device: Device URI.
+        workload: Workload URI, or None for a replay table, which brings its own.
+        knobs: Which device knobs to search; the device's own choice if None.
+        batch_sizes: Batch sizes to search; the workload's own choice if None.
+        threads: Thread counts to search; the workload's own choice if None.
+        inputs: Input shapes of a model that does not state them.
+        timeout_s: When a command's query is given up.
+        queries: How many queries a trial looks at at least; if None, 1,000 in virtual time and 100 in real time.
+        seconds: How long it looks at least, but for 1,000 queries or ``queries`` at most; 2 s if None.
+        arrivals: When requests are meant to be sent, as `polythrottle.domain.arrivals` has it; back to back if None.
+        precision: How far energy may be off, as a fraction, for a trial to end; if None, each looks as long as any.
+        settle_s: How long each trial warms up at least.
+        cool_c: How cool the device must be before each trial; as it is if None.
+        objects: What was given as an object in place of what the names open; a journal does not keep it.
+    """
+
+    device: str = "auto"
+    workload: str | None = None
+    knobs: tuple[str, ...] | None = None
+    batch_sizes: tuple[int, ...] | None = None
+    threads: tuple[int, ...] | None = None
+    inputs: tuple[str, ...] = ()
+    timeout_s: float = 60.0
+    queries: int | None = None
+    seconds: float | None = None
+    arrivals: str | None = None
+    precision: float | None = None
+    settle_s: float = 0.0
+    cool_c: float | None = None
+    objects: GivenObjects = field(default=GivenObjects(), compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("knobs", "batch_sizes", "threads", "inputs"):
+            if isinstance(value := getattr(self, name), str | int):
+                raise InvalidInput(f"{name} takes several, such as ({value!r},), not {value!r}")
+
+    @classmethod
+    def of(
+        cls,
+        device: str | Device = "auto",
+        workload: str | Served | None = None,
+        meter: Meter | None = None,
+        setup: "Setup | None" = None,
+    ) -> "Setup":
+        """Return a setup of URIs or objects.
+
+        Args:
+            device: Device URI or device.
+            workload: Workload URI, workload, function or torch module.
+            meter: An external meter in place of the device's own sensors.
+            setup: All other options; its own names count where nothing but names is given beside it.
+
+        Raises:
+            InvalidInput: If an object or the setup is not what it should be; says what it lacks.
+        """
+        if setup is not None and not isinstance(setup, Setup):
+            raise InvalidInput(
+                f"a setup is made by polythrottle.Setup, such as Setup('cpu', 'model.onnx'), not {setup!r}"
+            )
+        given = GivenObjects.of(device, workload, meter)
+        made = setup or cls(str(device) if given.device is None else "", None if workload is None else str(workload))
+        if given.device is not None:
+            made = replace(made, device=given.device.uri)
+        if given.workload is not None:
+            made = replace(made, workload=name_of(given.workload))
+        if given != GivenObjects():
+            return replace(made, objects=given)
+        return made
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """Every option as a journal keeps it, objects left out."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "objects"}
+
+    @property
+    def searching(self) -> "Setup":
+        """The same for a search: windows that nobody has fixed end once they know enough."""
+        fixed = (self.queries, self.seconds, self.precision)
+        if any(given is not None for given in fixed):
+            return self
+        return replace(self, precision=SEARCH_PRECISION)
+
+    @property
+    def traffic(self) -> Arrivals:
+        """When requests are meant to be sent.
+
+        Raises:
+            InvalidInput: If the words do not say.
+            UnknownName: If there are no such arrivals.
+        """
+        if self.arrivals is None:
+            return CLOSED
+        return Arrivals.parse(self.arrivals)
+
+    def window(self, device: Device) -> Window:
+        """Return how long each trial looks on a device: longer where time is virtual and costs nothing.
+
+        Raises:
+            InvalidInput: If the number of queries or the time is not positive.
+        """
+        virtual = isinstance(device.clock, VirtualClock)
+        if self.queries is not None:
+            queries = self.queries
+        elif self.precision is not None:
+            queries = LEAST_QUERIES
+        else:
+            # Virtual time costs nothing, so a simulated window may be long.
+            queries = 1000 if virtual else 100
+        if self.seconds is not None:
+            duration_s = self.seconds
+        elif virtual and self.precision is not None:
+            duration_s = 0.0
+        else:
+            duration_s = 2.0
+        patience_s = max(3600.0 if virtual else 60.0, 2 * duration_s)
+        around: dict[str, Any] = {"precision": self.precision, "settle_s": self.settle_s, "cool_c": self.cool_c}
+        return Window(queries, duration_s, max(1000, queries), timeout_s=patience_s, **around)
+
+    def content(self, device: Device, served: Workload | None = None) -> dict[str, str]:
+        """Return digests of the files that device and workload are made of, and the input shapes, by name.
+
+        Where a GPU is tuned it is also said what the workload runs on, if that is known.
+
+        Raises:
+            BadFile: If one of the files cannot be read any more.
+        """
+        traffic = self.traffic
+        recorded = {"arrivals": Path(traffic.file)} if isinstance(traffic, Trace) else {}
+        inner = unmetered(device)
+        found = {name: content_digest(path) for name, path in {**self._files(inner), **recorded}.items()}
+        found |= self.objects.content()
+        found |= {} if served is None else runs_on(inner, served)
+        if self.inputs:
+            return {**found, "inputs": " ".join(self.inputs)}
+        return found
+
+    def _files(self, device: Device) -> dict[str, Path]:
+        from polythrottle.backends.replay import ReplayDevice
+        from polythrottle.backends.simulated import SimulatedDevice
+
+        if isinstance(device, ReplayDevice):
+            return {"table": device.table.path}
+        if isinstance(device, SimulatedDevice):
+            if self.objects.device is None:
+                places = {"board": ("devices", "device", device.board.name)}
+            else:
+                places = {}
+            if self.objects.workload is None:
+                places["model"] = ("profiles/workloads", "workload", str(self.workload))
+            return {name: locate(*place) for name, place in places.items()}
+        if self.model_file is None:
+            return {}
+        return {"model": self.model_file}
+
+    @property
+    def model_file(self) -> Path | None:
+        """The file of the model that is served; None where it is no file, but a name, a service, a command or code."""
+        if self.objects.workload is not None or self.workload is None:
+            return None
+        return _file_of(self.workload)
+
+    def check_placed(self, device: Device, served: Workload) -> None:
+        """Check that what is tuned is what runs, unless somebody chose otherwise.
+
+        Raises:
+            InvalidInput: If the knobs searched are a GPU's, and the work runs on the processor or on another GPU.
+        """
+        inner = unmetered(device)
+        check_placed(inner, served, reopens=self.objects.workload is None)
+
+    def open(self) -> tuple[Device, Workload]:
+        """Return device and workload; nothing on the device is touched until it is entered.
+
+        Raises:
+            PolythrottleError: If either cannot be opened; says why and what would do.
+        """
+        if not 0 < self.timeout_s <= LONGEST_S:
+            raise InvalidInput(
+                f"a query is given up after a time above zero and of a day at most, not {self.timeout_s:g} s"
+            )
+        self.traffic.times(0)  # says at once if they are no arrivals, or a table of them that cannot be read
+        device = self._device()
+        served = self._serve(unmetered(device))
+        if self.objects.meter is not None:
+            return metered(device, self.objects.meter), served
+        return self._seeing(device, served) if self.objects.device is None else device, served
+
+    def _device(self) -> Device:
+        if self.objects.device is None:
+            return open_device(self.device, self.knobs)
+        if self.knobs is not None:
+            raise InvalidInput("a device given as an object has the knobs of its space; leave knobs out")
+        return self.objects.device
+
+    def closing(self, served: Workload) -> AbstractContextManager[object]:
+        """Return a context that closes what was opened here, and leaves a workload given as an object to its owner."""
+        if served is self.objects.workload:
+            return contextlib.nullcontext()
+        return contextlib.closing(served)
+
+    def _seeing(self, device: Device, served: Workload) -> Device:
+        """Return the device, or one that sees what is served: a service is a program beside this one."""
+        from polythrottle.backends.cpu import CpuDevice
+
+        blind = (
+            isinstance(device, CpuDevice) and device.energy_kind is EnergyKind.ESTIMATED and "busy=" not in device.uri
+        )
+        if not (blind and isinstance(served, Concurrent)):
+            return device
+        return open_device(f"{device.uri}{'&' if '?' in device.uri else '?'}busy=everyone", self.knobs)
+
+    def _serve(self, device: Device) -> Workload:
+        from polythrottle.backends.replay import RecordedWorkload, ReplayDevice
+        from polythrottle.backends.simulated import SimulatedDevice
+
+        if isinstance(device, ReplayDevice):
+            if self.workload is not None or self.objects.workload is not None:
+                raise InvalidInput("a replay table brings its own workload; leave --workload out")
+            if not self.traffic.closed:
+                raise InvalidInput("a replay table was recorded under the load it had then; leave --arrivals out")
+            if self.batch_sizes or self.threads or self.inputs:
+                raise InvalidInput("a replay table is searched as recorded; leave --batch, --threads and --input out")
+            return RecordedWorkload(device.table.remarks)
+        own = self.objects.workload
+        if isinstance(own, Workload):
+            if self.batch_sizes or self.threads or self.inputs:
+                raise InvalidInput("a workload given as an object has the knobs of its space; leave the options out")
+            return own
+        if isinstance(device, SimulatedDevice):
+            if own is not None:
+                raise InvalidInput(f"{device.title} exists in virtual time and cannot run {self.workload}; cpu does")
+            return self._serve_simulated(device, self.workload)
+        if own is None:
+            return self._serve_real(device, self.workload)
+        return self._serve_object(device, own)
+
+    def _serve_object(self, device: Device, own: Served) -> Workload:
+        from polythrottle.workloads.python_callable import workload_of
+
+        return workload_of(
+            str(self.workload),
+            own,
+            inputs=self.inputs,
+            batch_sizes=self.batch_sizes,
+            threads=self.threads,
+            target=target_of(device),
+        )
+
+    def _serve_simulated(self, device: "SimulatedDevice", name: str | None) -> Workload:
+        from polythrottle.catalog import load_model
+
+        if name is None:
+            raise InvalidInput(f"say what {device.title} serves: --workload {', '.join(names('profiles/workloads'))}")
+        if re.search(r"\.(onnx|pt2?|engine|plan)(\?.*)?$|:", name):
+            raise InvalidInput(
+                f"a simulated board serves descriptions of models, not {name}; polythrottle devices lists them, "
+                f"profile-model makes one, and --device cpu runs real models"
+            )
+        if self.inputs or self.threads:
+            raise InvalidInput("a simulated board has no --input and no --threads; they belong to real models")
+        model = load_model(name)
+        sizes = self.batch_sizes or model.batch_sizes
+        default = model.batch_default if model.batch_default in sizes else min(sizes)
+        return device.serve(replace(model, batch_sizes=sizes, batch_default=default))
+
+    def _serve_real(self, device: Device, name: str | None) -> Workload:
+        from polythrottle.workloads import open_workload
+
+        if name is None:
+            raise InvalidInput(
+                f"say what to serve on {device.title}: --workload model.onnx, package.module:callable, …"
+            )
+        if name in names("profiles/workloads"):
+            raise InvalidInput(f"{name} describes a model for simulated boards; a real device needs the model itself")
+        return open_workload(
+            name,
+            inputs=self.inputs,
+            batch_sizes=self.batch_sizes,
+            threads=self.threads,
+            timeout_s=self.timeout_s,
+            target=target_of(device),
+        )
+
+    @classmethod
+    def planned(cls, plan: Mapping[str, Any]) -> "Setup":
+        """Return the setup that a journal's plan holds.
+
+        Raises:
+            BadFile: If the plan holds something else.
+        """
+        try:
+            words: dict[str, Any] = {
+                name: tuple(value) if isinstance(value, list) else value for name, value in plan["setup"].items()
+            }
+            setup = cls(**words)
+            _check_words(setup)
+            return setup
+        except (KeyError, AttributeError, TypeError, InvalidInput) as error:
+            raise BadFile(f"the journal's plan cannot be read: {error}") from error
+
+
+def _check_words(setup: Setup) -> None:
+    """Raise TypeError if a field that came out of a file is not of the type it should be."""
+    texts = [setup.device, setup.workload or "", *(setup.knobs or ()), *setup.inputs, setup.arrivals or ""]
+    counts = [*(setup.batch_sizes or ()), *(setup.threads or ()), setup.queries or 1]
+    given = (setup.seconds, setup.precision, setup.cool_c)
+    times = [setup.timeout_s, setup.settle_s, *(1.0 if time is None else time for time in given)]
+    if not all(isinstance(text, str) for text in texts) or not all(type(count) is int for count in counts):
+        raise TypeError("a name or a count is not one")
+    if not all(type(time) in (int, float) for time in times):
+        raise TypeError("a time is not a number")
+
+
+def device_name(problem: Problem) -> str:
+    """Return a short file name for a problem's device: of a table or a board's file its stem, and a digest.
+
+    Two files of one name in two folders, or one that was recorded again, are two devices.
+    """
+    scheme, _, place = problem.device.partition("?")[0].partition(":")
+    digest = problem.content.get("table", "")
+    if scheme == "sim" and place.endswith((".toml", ".tar.gz")):
+        digest = problem.content.get("board", "")
+    return "-".join(filter(None, (slug(problem.device), digest[:_SHORT])))
+
+
+def workload_name(problem: Problem) -> str:
+    """Return a short file name for what a problem serves: of a file its stem, and a digest that tells it from others.
+
+    Two files of one name in two folders, or one that was trained again, are two models.
+    """
+    name = slug(problem.workload)
+    digest = problem.content.get("model", "")
+    if digest and _file_of(problem.workload) is not None:
+        return f"{name}-{digest[:_SHORT]}"
+    return name
+
+
+def _file_of(workload: str) -> Path | None:
+    """Return the file of the model that a URI names, its options left out; None if it names no file."""
+    from polythrottle.workloads.uris import ModelUri
+
+    if workload.startswith("cmd:") or "://" in workload:
+        return None
+    name = ModelUri.parse(workload).name
+    if name.lower().endswith(_MODEL_FILES):
+        return Path(name)
+    return None
+
+
+def slug(uri: str) -> str:
+    """Return a short file name for a URI: ``sim:jetson-nano?seed=7`` gives ``sim-jetson-nano``."""
+    body = uri.partition("?")[0] if not uri.startswith("cmd:") else uri
+    if body.startswith(("replay:", "cmd:")):
+        scheme, _, rest = body.partition(":")
+        if scheme == "replay":
+            short = Path(rest).name.removesuffix(".gz").removesuffix(".csv")
+        else:
+            short = rest.split()[0]
+        body = f"{scheme}-{Path(short).name}" + (f"-{zlib.crc32(rest.encode()):08x}" if scheme == "cmd" else "")
+    elif body.startswith("nvml:") and (more := body.count(",")):  # a name of eight UUIDs is longer than a file's may be
+        body = f"nvml-{more + 1}-gpus-{zlib.crc32(body.encode()):08x}"
+    elif body.endswith((*_MODEL_FILES, ".tar.gz")):
+        body = Path(body).stem.removesuffix(".tar")
+    return re.sub(r"[^A-Za-z0-9._]+", "-", body).strip("-.") or "unnamed"

@@ -1,0 +1,203 @@
+"""The tuning loop: suggest, journal, measure, journal, again."""
+
+from collections.abc import Generator
+from dataclasses import replace
+
+from polythrottle.domain.errors import Exhausted, KnobAbsent, TrialError
+from polythrottle.domain.measurement import UNTOLD, Measurement, Reading
+from polythrottle.domain.ports import Chooser, Device, Optimizer, Recorded, Rewindable, Workload
+from polythrottle.domain.problem import Constraint, Objective
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.domain.study import RECORDED_ITEMS, Cost, Reference, Study, Trial, TrialState
+from polythrottle.metering.early_stopping import Goal
+from polythrottle.metering.meter import measure
+from polythrottle.metering.validity import check_reference
+from polythrottle.storage.journal import Journal
+from polythrottle.tuning.stopping import ALL_TRIED, Budget, Outlook, Rule
+
+FAILURES_IN_A_ROW = 5
+_REFERENCE_NUMBERS = 1_000_000
+
+
+def tune(
+    device: Device, workload: Workload, optimizer: Optimizer, journal: Journal, budget: Budget, rule: Rule
+) -> Generator[Study]:
+    """Continue a study until its budget is used or going on is not worth it; yields it when a trial starts or ends.
+
+    The journal is written before the device is touched and again once the trial is known, so a study killed at any
+    moment goes on from there. The device is restored whenever the loop is left, however that happens.
+
+    Args:
+        device: Not entered yet.
+        workload: Serves queries on that device.
+        optimizer: Suggests the next point; if it is a `Forecaster`, it is asked before what that would be worth.
+        journal: Of this problem; holds the trials made so far, and in the end why there are no more.
+        budget: What the study may use in the end, earlier trials counted.
+        rule: When one more trial is not worth it.
+
+    Raises:
+        TrialError: If the default point cannot be measured, or `FAILURES_IN_A_ROW` trials in a row failed.
+        DeviceError: If the device is lost.
+        StorageError: If the journal cannot be written.
+    """
+    # A journal that is reopened may already be hopeless: then the hardware is not touched at all.
+    _give_up_if_hopeless(journal)
+    outlook = Outlook(optimizer)
+    with device:
+        while (used := budget.used(journal.study)) is None:
+            start = _begin(device, len(journal.study.trials))
+            if (enough := rule.reason(journal.study, outlook.saving_left, outlook.dares)) is not None:
+                _finish(journal, optimizer, enough)
+                return
+            try:
+                point = _next(optimizer, journal.study, device)
+            except Exhausted as error:
+                count = len(journal.study.visited)
+                points = len(journal.study.problem.space)
+                _finish(journal, optimizer, f"{ALL_TRIED}: {points}" if count >= points else str(error))
+                return
+            trial = Trial(len(journal.study.trials), point)
+            # On disk before the hardware is touched: a crash then leaves a trial that is known to have failed.
+            yield journal.started(trial)
+            yield _visit(device, workload, journal, trial, start)
+            _give_up_if_hopeless(journal)
+        _finish(journal, optimizer, used)
+
+
+def compare(device: Device, workload: Workload, journal: Journal) -> Generator[Study]:
+    """Measure the presets of the device that the study does not know yet; yields the study after each.
+
+    A preset that cannot be measured is left out: it is there for comparison only.
+    """
+    known = {reference.name for reference in journal.study.references}
+    with device:
+        for number, (name, point) in enumerate(device.presets.items()):
+            if name in known:
+                continue
+            # Numbers of their own, so that a simulated board draws for presets what it draws for no trial.
+            _rewind(device, _REFERENCE_NUMBERS + number)
+            whole = OperatingPoint({**workload.space.default, **point})
+            try:
+                problem = journal.study.problem
+                seen = measure(
+                    device,
+                    workload,
+                    whole,
+                    problem.window,
+                    arrivals=problem.arrivals,
+                    seed=journal.study.seed,
+                    goal=_goal(journal.study, ()),
+                )
+                measurement = _judged(journal.study, seen)
+            # Journalled nowhere, so the next study asks for it again.
+            except TrialError:
+                continue
+            yield journal.referred(Reference(name, whole, measurement))
+
+
+def _finish(journal: Journal, optimizer: Optimizer, reason: str) -> None:
+    """End a study, with the point that its search method chooses, if it does."""
+    if isinstance(optimizer, Chooser) and journal.study.judgeable:
+        chosen = optimizer.answer(journal.study)
+    else:
+        chosen = None
+    journal.finish(reason, None if chosen is None else chosen.number)
+
+
+def _next(optimizer: Optimizer, study: Study, device: Device) -> OperatingPoint:
+    """Return the next point; the default while nothing else tells what relative limits multiply, and once in doubt.
+
+    A recorded window cannot be looked through again.
+    """
+    default = study.problem.space.default
+    # A saving too good to be true is more often a wrong default than a miracle, so that is measured again.
+    if study.doubtful and not isinstance(device, Recorded):
+        return default
+    if not study.judgeable and default not in study.visited:
+        return default
+    return optimizer.suggest(study)
+
+
+def _visit(device: Device, workload: Workload, journal: Journal, trial: Trial, start: Reading) -> Study:
+    study = journal.study
+    try:
+        limits = _limits(study, trial)
+        problem = study.problem
+        seen = measure(
+            device,
+            workload,
+            trial.point,
+            problem.window,
+            limits,
+            arrivals=problem.arrivals,
+            seed=study.seed,
+            goal=_goal(study, limits),
+        )
+        seen = _judged(study, seen)
+        if trial.point == problem.space.default:
+            check_reference(seen, problem.constraints)
+    except TrialError as error:
+        absent = error.knob if isinstance(error, KnobAbsent) and error.knob in trial.point else None
+        return journal.failed(replace(trial, failure=str(error), cost=_cost(device, start, None), absent=absent))
+    return journal.completed(replace(trial, measurement=seen, cost=_cost(device, start, seen)))
+
+
+def _limits(study: Study, trial: Trial) -> tuple[Constraint, ...]:
+    """Return what a trial may be cut short for breaking: nothing at the default, which all others are judged by."""
+    if trial.point == study.problem.space.default or not study.judgeable:
+        return ()
+    return study.constraints
+
+
+def _goal(study: Study, limits: tuple[Constraint, ...]) -> Goal:
+    """Return what a trial is to find out: what others will be judged by, later whether it is any better."""
+    if not limits:
+        return Goal(precise=tuple(constraint.metric for constraint in study.problem.constraints))
+    best = study.best if study.problem.objective is Objective.ENERGY else None
+    return Goal(limits, beat_j=best.measurement.energy_j if best and best.measurement else None)
+
+
+def _judged(study: Study, measurement: Measurement) -> Measurement:
+    """Return a measurement that holds all the study needs to judge it."""
+    for constraint in study.problem.constraints:
+        if measurement.metric(constraint.metric) is None:
+            told = f"{constraint.metric} is not measured here{UNTOLD.get(constraint.metric, '')}"
+            raise TrialError(f"{told}, so {constraint} cannot be judged")
+    return measurement
+
+
+def _begin(device: Device, number: int) -> Reading:
+    """Return the reading from which on a trial costs time and energy."""
+    _rewind(device, number)
+    return device.read()
+
+
+def _cost(device: Device, start: Reading, seen: Measurement | None) -> Cost:
+    """Return what a trial took; on a recorded device, what serving `RECORDED_ITEMS` items there would have taken."""
+    if isinstance(device, Recorded):
+        if seen is None:
+            return Cost()
+        return Cost(RECORDED_ITEMS / seen.throughput_per_s, RECORDED_ITEMS * seen.energy_j)
+    end = device.read()
+    return Cost(max(0.0, end.time_s - start.time_s), max(0.0, end.energy_j - start.energy_j))
+
+
+def _rewind(device: Device, number: int) -> None:
+    if isinstance(device, Rewindable):
+        device.rewind(number)
+
+
+def _give_up_if_hopeless(journal: Journal) -> None:
+    """End a study that has nothing to compare with, or in which nothing works any more."""
+    trials = journal.study.trials
+    if not trials or trials[-1].state is not TrialState.FAILED:
+        return
+    newest = trials[-FAILURES_IN_A_ROW:]
+    if trials[-1].point == journal.study.problem.space.default and journal.study.default is None:
+        reason = f"the default point cannot be measured: {trials[-1].failure}"
+    elif len(newest) == FAILURES_IN_A_ROW and all(trial.state is TrialState.FAILED for trial in newest):
+        reason = f"{FAILURES_IN_A_ROW} trials in a row failed; the last: {trials[-1].failure}"
+    else:
+        return
+    journal.finish(f"given up: {reason}")
+    raise TrialError(reason)

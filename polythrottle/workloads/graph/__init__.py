@@ -1,0 +1,1 @@
+"""What a model computes and moves, counted from the model itself."""
