@@ -1337,6 +1337,25 @@ def test_an_audit_that_says_nonsense_keeps_nothing_from_being_restored(knob: Pat
     assert restore_all()[0].restored == (str(knob),)
 
 
+def test_a_writer_that_dies_before_its_originals_are_safe_has_changed_nothing(
+    knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves no lease that says the device was steered, for which nobody would know the originals."""
+
+    def dies(*_: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(records.Record, "note", dies)
+    dead = board(knob).__enter__()
+    with pytest.raises(SystemExit):
+        dead.write(str(knob), "10")
+    left = dead._site.lease.read_bytes()  # as a kill leaves it
+    dead._release()
+    dead._site.lease.write_bytes(left.replace(f'"pid": {os.getpid()}'.encode(), b'"pid": 99999999'))
+    assert json.loads(dead._site.lease.read_text())["pid"] == 99999999
+    assert standing() == ()
+
+
 def test_whatever_is_wrong_with_one_device_the_others_are_restored(
     knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

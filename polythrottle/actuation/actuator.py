@@ -234,16 +234,16 @@ class Actuator:
             raise self._watch.failure
         for setting in settings:
             self._check(setting)
-        if not self._dirty:
-            self._fence.change(self._token, dirty=True)
-            self._dirty = True
-        with self._fence.closed(self._token):
+        with self._fence.closed(self._token) as lease:
             held = {setting.key: self.live(setting.key) for setting in settings}
             moved = _needed(settings, held)
             self._expect(settings)
             if not moved:
                 return
             self._save(self._record, moved, held)
+            if not self._dirty:  # not before the originals are safe: a writer that dies there has changed nothing
+                self._fence.change_closed(lease, dirty=True)
+                self._dirty = True
             for setting in moved:
                 self._put(self._record, setting, held[setting.key])
                 held[setting.key] = setting.text

@@ -346,6 +346,15 @@ class Fence:
         with self._locked() as handle:
             self._write(handle, replace(self._checked(handle, token, False), **changes))  # type: ignore[arg-type]
 
+    def change_closed(self, lease: Lease, **changes: object) -> None:
+        """Change a lease from within `closed`, by whoever keeps the file open.
+
+        Raises:
+            StorageError: If it cannot be written.
+        """
+        assert self._kept is not None, "the lease file is not kept open"
+        self._write(self._kept, replace(lease, **changes))  # type: ignore[arg-type]
+
     def release(self, token: int) -> None:
         """Give a lease up, if it still is this one."""
         with self._locked() as handle:
