@@ -488,7 +488,7 @@ def test_on_a_simulated_board_the_machine_is_left_out(capsys: pytest.CaptureFixt
     assert isinstance(Sensor().clock, VirtualClock)
 
 
-@pytest.mark.parametrize(("uri", "code"), [("sim:x", 3), ("sim:", 2), ("foo", 3)])
+@pytest.mark.parametrize(("uri", "code"), [("sim:x", 3), ("sim:", 2), ("foo", 3), ("jetson?root=/nowhere", 2)])
 def test_a_device_that_cannot_be_is_an_error_and_no_finding(
     uri: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

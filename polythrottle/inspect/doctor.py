@@ -19,7 +19,7 @@ from polythrottle.actuation.state.site import machine
 from polythrottle.backends import DeviceURI, open_device
 from polythrottle.backends.meters import Metered, unmetered
 from polythrottle.domain.clock import VirtualClock
-from polythrottle.domain.errors import PolythrottleError
+from polythrottle.domain.errors import InvalidInput, PolythrottleError
 from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Device, Finding, Inspectable, Recorded, Sampled, findings_of
 from polythrottle.domain.units import show
@@ -340,7 +340,8 @@ def _patient(uri: str) -> ExaminedDevice:
         own = told if isinstance(unmetered(board), Inspectable) else (*_knobs(board), *told)
         return ExaminedDevice(board.uri, board.title, identity_of(board), (*own, *sensor_findings(board)))
     except PolythrottleError as err:
-        if uri.partition(":")[0] in ("sim", "replay"):  # not a device that fails, but a name that is wrong
+        # Not a device that fails, but a name that is wrong.
+        if isinstance(err, InvalidInput) or uri.partition(":")[0] in ("sim", "replay"):
             raise
         return ExaminedDevice(uri, findings=(Finding("device", False, " ".join(str(err).split())),))
 
