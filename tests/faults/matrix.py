@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy  # noqa: F401  # before the forks: a third of a cell's time went into each child's own import
+
 from faults.steps import AFTER_WRITE, RESTORING, Steps
 from faults.worlds import World, made
 from polythrottle.actuation import restore_all, standing
