@@ -23,6 +23,7 @@ from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.units import span_s
 from polythrottle.storage.identity import content_digest
 from polythrottle.tuning.apply import CONFIRM_WITHIN_S, Applied, Stay, apply_profile, split_point
+from polythrottle.tuning.file_trust import check_device
 
 if TYPE_CHECKING:
     from polythrottle.api.outcome import Tuning
@@ -123,13 +124,16 @@ def apply(
         UnknownName: If there is no such profile.
         BadFile: If it is for other hardware or firmware, for levels the device does not have, or for a model whose file
             has changed since.
-        InvalidInput: If ``lasting`` and ``keep`` are both given, or the device is a recorded table.
+        InvalidInput: If ``lasting`` and ``keep`` are both given, or the device is a recorded table, or one elsewhere,
+            such as a tree of files, that the profile's file names and ``device`` does not.
         DeviceError: If the device cannot be steered, is held by another, or cannot be left changed.
     """
     stay = _stay(confirm_within_s, lasting, keep)
     path, found = _opened(profile)
     if not other_model:
         _check_same_model(found)
+    if device is None and path is not None and isinstance(profile, str | Path):  # not what this process has tuned
+        check_device(path, found.device)
     held = None
     if daemon:
         target = device

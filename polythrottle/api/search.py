@@ -4,7 +4,6 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import import_module
 from numbers import Integral, Real
 from pathlib import Path
@@ -24,6 +23,7 @@ from polythrottle.domain.units import span_s
 from polythrottle.optimize import PACKAGES, Options, make_optimizer
 from polythrottle.optimize.options import WarmStart
 from polythrottle.storage.journal import Journal
+from polythrottle.tuning.file_trust import accept_resumed, begun_on, checked_plan
 from polythrottle.tuning.objects import Served, checked_optimizer, type_name
 from polythrottle.tuning.plan import StudyPlan
 from polythrottle.tuning.remarks import beforehand, meanwhile, narrowed, unsteered
@@ -167,8 +167,8 @@ def _begin(options: "TuneOptions", force: bool, progress: bool | None, watcher: 
         # Imports what takes seconds, and is the last of the checks for that.
         _check_packages(study.method)
         with (
-            open_study(study, options.journal, options.fresh, options.plan) as (kept, past),
-            study_progress(progress, watcher, partial(_to_go_on, options.plan)) as shown,
+            open_study(study, options.journal, options.fresh, begun_on(options.plan, board)) as (kept, past),
+            study_progress(progress, watcher, options.plan.resumed_by) as shown,
         ):
             return _Search(board, served, kept, options.plan, past, shown).run(force, options.optimizer)
 
@@ -290,15 +290,9 @@ def _check_packages(method: str) -> None:
     check_importable(("matplotlib",), "the report", "install it (pip install matplotlib)")
 
 
-def _to_go_on(plan: StudyPlan, journal: Path) -> str:
-    """Return how a study that was interrupted goes on, for people who called `tune`."""
-    if plan.objects:
-        return f"{journal}: {plan.to_go_on}"
-    return f"resume with: polythrottle.resume({str(journal)!r})"
-
-
 def resume(
     journal: Path | str,
+    device: str | None = None,
     *,
     trials: int | None = None,
     minutes: float | None = None,
@@ -314,6 +308,8 @@ def resume(
 
     Args:
         journal: The study's file.
+        device: The device URI that the journal names, once more: needed only of one from elsewhere than the state
+            folder that names a tree of files or a socket.
         trials: How many trials it shall have in the end; this and the next four as first planned if None.
         minutes: How long it may search in all.
         joules: How much energy it may use in all.
@@ -327,6 +323,7 @@ def resume(
     Raises:
         BadFile: If the file is not a journal, the device or workload it names is not the same any more, or they were
             objects, which nobody can open again: says to call `tune` with them.
+        InvalidInput: If it names a device or a place for the profile that the user has to name.
         PolythrottleError: As `tune`.
     """
     journal = Path(journal)
@@ -336,9 +333,11 @@ def resume(
         if begun.objects:
             raise BadFile(f"{journal} cannot be resumed by itself: {begun.to_go_on}")
         plan = begun.changed(trials=trials, minutes=minutes, joules=joules, horizon=horizon, early_stop=early_stop)
-        plan = replace(plan, out=out or plan.out)
-        board, served = plan.setup.open()
-        with contextlib.closing(served), study_progress(progress, watcher, partial(_to_go_on, plan)) as shown:
+        plan = checked_plan(journal, plan, device, out)
+        with contextlib.ExitStack() as stack:
+            shown = stack.enter_context(study_progress(progress, watcher, plan.resumed_by))
+            board, served = plan.setup.open(accept_resumed(journal, kept.study, plan, device, shown.told))
+            stack.enter_context(contextlib.closing(served))
             _check_packages(kept.study.method)
             _check_joules(board, plan.budget)
             plan.setup.check_placed(board, served)
@@ -409,6 +408,7 @@ def check(
     max_regress: float = 0.03,
     setup: Setup | None = None,
     other_model: bool = False,
+    told: Callable[[str], object] = lambda line: None,
     looked: "Callable[[ProfileCheck], object] | None" = None,
 ) -> "ProfileCheck":
     """Measure a profile's point again until it is known whether the profile still keeps its word.
@@ -422,11 +422,13 @@ def check(
         max_regress: The share by which energy per item may have grown, from 0 to below 1.
         setup: Device and workload with all their options; overrides both names.
         other_model: Whether to measure another model than the one it was tuned for.
+        told: Called with what is run because the profile names it, before it is.
         looked: Called after each window with what is known by then.
 
     Raises:
         UnknownName: If there is no such profile.
         BadFile: If it is for other hardware or another model, or its joules are not those measured here.
+        InvalidInput: If it is for a device elsewhere, such as a tree of files, which ``device`` does not name.
         PolythrottleError: As `measure`.
     """
     from polythrottle.tuning.profile_comparison import check_profile
@@ -434,7 +436,8 @@ def check(
     if not isinstance(max_regress, int | float):
         raise InvalidInput(f"max_regress is a share such as 0.03, not {max_regress!r}")
     checked = None
-    for checked in check_profile(str(profile), setup or Setup(device, workload), max_regress, other_model=other_model):
+    words = setup or Setup(device, workload)
+    for checked in check_profile(str(profile), words, max_regress, other_model=other_model, told=told):
         if looked is not None:
             looked(checked)
     assert checked is not None, "a profile is looked at once at least"

@@ -1,6 +1,6 @@
 """Devices: simulated boards, recorded tables, Jetsons, NVIDIA GPUs, this processor, and those behind an actuator."""
 
-from polythrottle.backends.device_uri import FORMS, DeviceURI, open_device
+from polythrottle.backends.device_uri import FORMS, DeviceURI, check_named, open_device
 from polythrottle.backends.probe import find_device
 
-__all__ = ["FORMS", "DeviceURI", "find_device", "open_device"]
+__all__ = ["FORMS", "DeviceURI", "check_named", "find_device", "open_device"]

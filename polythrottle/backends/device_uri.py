@@ -1,9 +1,11 @@
 """The URIs of devices: taken apart, and opened as the device they mean."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from polythrottle.actuation.drivers.controls import roots
 from polythrottle.backends.meters import meter_apart, metered, open_meter
 from polythrottle.backends.probe import find_device
 from polythrottle.domain.errors import InvalidInput, UnknownName
@@ -15,6 +17,8 @@ FORMS = (
     "actuator:[<socket>][?device=<one of these>]; each with ?meter=<a meter>"
 )
 _SCHEMES = ("auto", "cpu", "sim", "replay", "jetson", "nvml", "actuator")
+_HERE = ("auto", "cpu", "sim", "replay", "jetson", "nvml")
+"""The schemes of what is on this machine, wherever a URI comes from."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +102,49 @@ def _check_board(text: str, name: str) -> None:
         )
 
 
-def open_device(text: str, knobs: Sequence[str] | None = None) -> Device:
+def check_named(text: str, file: Path | str) -> None:
+    """Refuse the device URI of a file that leads to something only the file names: whoever wrote it may be a stranger.
+
+    This machine's own devices are there to be named by anybody. A tree of files that stands for a machine's own, a
+    socket and another machine are not, unless the user names them; a tree that this process was told of has been named.
+
+    Args:
+        text: The device URI.
+        file: Where it was read.
+
+    Raises:
+        InvalidInput: If it does; says how the user names it.
+    """
+    own, _ = meter_apart(text)
+    body, _, query = own.partition("?")
+    scheme, _, name = body.partition(":")
+    trees = [part.partition("=")[2] for part in query.split("&") if part.startswith("root=")]
+    if strange := next((tree for tree in trees if not _is_named(Path(tree).resolve())), None):
+        what = f"the files in {strange}"
+    elif scheme in _SCHEMES and scheme not in _HERE and name:
+        what = f"what answers at {name}"
+    else:
+        return
+    raise InvalidInput(
+        f"{file} would steer {what}, which nobody but that file has named; if that is meant, name it too: "
+        f"--device {shlex.quote(text)}"
+    )
+
+
+def _is_named(tree: Path) -> bool:
+    return tree == Path("/") or any(tree.is_relative_to(root) for root in roots())
+
+
+def open_device(
+    text: str, knobs: Sequence[str] | None = None, accept: Callable[[Device], object] = lambda device: None
+) -> Device:
     """Return the device a URI means; nothing on it is touched until it is entered.
 
     Args:
         text: One of `FORMS`; ``auto`` takes the real board, GPU or processor that is there, in that order. With
             ``meter=`` as its last option its joules are those of a meter (`polythrottle.backends.meters.FORMS`).
         knobs: Which knobs to search; the others stay at their default. All that the device searches by default if None.
+        accept: Is called with the device before its meter is opened, which may be a program; raises if it will not do.
 
     Raises:
         InvalidInput: If the URI is malformed.
@@ -117,6 +157,7 @@ def open_device(text: str, knobs: Sequence[str] | None = None) -> Device:
     if uri.scheme == "auto":
         uri = DeviceURI.parse(find_device().uri)
     device = _OPENERS[uri.scheme](uri, None if knobs is None else [knob_name(name) for name in knobs])
+    accept(device)
     if meter and isinstance(device, Recorded):
         raise InvalidInput(f"{device.uri} is a recorded table with joules of its own; leave the meter out")
     if meter:

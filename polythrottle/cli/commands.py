@@ -6,6 +6,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -146,17 +147,18 @@ def tune(
     from polythrottle.cli.render.documents import tune_document
     from polythrottle.cli.render.text import print_tuning
 
-    if resume is not None and (setup.given() or study.given()):
+    if resume is not None and (replace(setup, device="auto").given() or study.given()):
         raise InvalidInput(
             "--resume takes everything from the journal; beside it only --trials, --minutes, --joules, --horizon, "
-            "--no-early-stop, --out, --force and --json count"
+            "--no-early-stop, --out, --force, --json and the journal's own --device count"
         )
     for name in study.as_prior or ():
         say_which(name)
     if resume is None:
         tuning = _begun(setup, study, budget, out, force, sure)
     else:
-        tuning = _continued(resume, budget, out, force)
+        device = None if setup.device == "auto" else setup.device
+        tuning = _continued(resume, device, budget, out, force)
     answer(tuning, as_json, print_tuning, tune_document)
     for problem in tuning.unwritten:
         again = shlex.join(["polythrottle", "tune", "--resume", str(tuning.journal_path), "--out", "FILE"])
@@ -191,12 +193,12 @@ def _begun(
         )
 
 
-def _continued(journal: Path, budget: BudgetOptions, out: Path | None, force: bool) -> "Tuning":
+def _continued(journal: Path, device: str | None, budget: BudgetOptions, out: Path | None, force: bool) -> "Tuning":
     from polythrottle.api import search
     from polythrottle.api.progress import LiveStudy
 
     with LiveStudy() as live, own_stdout():
-        return search.resume(journal, out=out, force=force, watcher=live, **vars(budget))
+        return search.resume(journal, device, out=out, force=force, watcher=live, **vars(budget))
 
 
 # The commands of ``polythrottle``: each parses, calls, prints, and imports what is heavy only when it runs.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polythrottle.cli.options import JsonOption, OtherModelOption, SetupOptions, share, spread
-from polythrottle.cli.output import answer, finite, own_stdout, say_which, suffix
+from polythrottle.cli.output import answer, complain, finite, own_stdout, say_which, suffix
 from polythrottle.domain.errors import ClaimFailed, InvalidInput, StorageError
 from polythrottle.domain.units import show
 
@@ -142,7 +142,7 @@ def run_comparison(names: list[str], setup: SetupOptions, require: bool, as_json
     words = setup.setup(look=False)
     found = None
     with own_stdout(), _status() as say:
-        for found in compare_sides(names, words):
+        for found in compare_sides(names, words, told=complain):
             say(f"{len(found.pairs)} pairs: {_saving_words(found.saving)}")
     assert found is not None
     answer((names, found, words.precision), as_json, _print_comparison, _comparison_document)
@@ -176,6 +176,7 @@ def check(
             max_regress=most,
             setup=words,
             other_model=other_model,
+            told=complain,
             looked=lambda seen: say(f"{seen.windows} windows: {_times(seen.energy)}"),
         )
     answer((profile, found, words.precision), as_json, _print_check, _check_document)

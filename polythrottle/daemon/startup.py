@@ -31,6 +31,7 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDeni
 from polythrottle.domain.ports import Device, Recorded
 from polythrottle.domain.space import BATCH_SIZE
 from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path, state_dir
+from polythrottle.tuning.file_trust import check_device
 
 # The machine's clock with a sleep that another thread or a signal can end.
 
@@ -154,7 +155,10 @@ def _asked(settings: Settings) -> tuple[str | None, str]:
     """Return device and workload: as said, or as the profile has them."""
     if settings.profile is None:
         return settings.device, settings.workload or ""
-    profile = read_profile(find_profile(settings.profile))
+    path = find_profile(settings.profile)
+    profile = read_profile(path)
+    if settings.device is None:
+        check_device(path, profile.device)
     if settings.workload not in (None, profile.workload):
         raise InvalidInput(f"the profile is of {profile.workload}, not of {settings.workload}; leave --workload out")
     return settings.device or meter_apart(profile.device)[0], profile.workload

@@ -33,6 +33,7 @@ class StudyPlan:
         lessons: The earlier studies that were found, as `polythrottle.tuning.study_store.PriorStudy.line` describes
         them. priors: Points of profiles for other boards, to be tried first at the nearest points of this space.
         objects: Which of device, workload, meter and method were objects that no name opens again.
+        identity: Hardware and firmware it was begun on; empty where the problem says it, or in older journals.
     """
 
     setup: Setup
@@ -45,6 +46,7 @@ class StudyPlan:
     lessons: tuple[Mapping[str, str | int], ...] = ()
     priors: tuple[Mapping[str, Level], ...] = ()
     objects: tuple[str, ...] = ()
+    identity: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, method: str) -> None:
         """Check that a method can do what is intended.
@@ -74,6 +76,12 @@ class StudyPlan:
             f"it is a study of objects ({', '.join(self.objects)}) that a journal cannot open again; to go on, call "
             "polythrottle.tune() again with the same objects and this journal"
         )
+
+    def resumed_by(self, journal: Path) -> str:
+        """Return how a study that was interrupted goes on, for people who called `polythrottle.tune`."""
+        if self.objects:
+            return f"{journal}: {self.to_go_on}"
+        return f"resume with: polythrottle.resume({str(journal)!r})"
 
     def changed(
         self,
@@ -127,6 +135,7 @@ class StudyPlan:
             "lessons": [dict(lesson) for lesson in self.lessons],
             **({"priors": [dict(prior) for prior in self.priors]} if self.priors else {}),
             **({"objects": list(self.objects), "to_go_on": self.to_go_on} if self.objects else {}),
+            **({"identity": dict(self.identity)} if self.identity else {}),
             "setup": self.setup.words,
         }
 
@@ -150,6 +159,7 @@ class StudyPlan:
                 lessons=tuple(_lesson(lesson) for lesson in line.get("lessons", ())),
                 priors=tuple(_prior(prior) for prior in line.get("priors", ())),
                 objects=_texts(line.get("objects")) or (),
+                identity=_identity(line.get("identity", {})),
             )
         except (TypeError, KeyError, AttributeError, InvalidInput) as error:
             raise BadFile(f"the journal's plan cannot be read: {error}") from error
@@ -174,6 +184,12 @@ def _texts(values: Sequence[Any] | None) -> tuple[str, ...] | None:
     if isinstance(values, str) or not all(isinstance(value, str) for value in values):
         raise TypeError("history or objects is not a list of names")
     return tuple(values)
+
+
+def _identity(told: Mapping[str, Any]) -> Mapping[str, str]:
+    if not all(type(text) is str for text in told.values()):
+        raise TypeError("its identity holds something else than text")
+    return dict(told)
 
 
 def _prior(levels: Mapping[str, Any]) -> Mapping[str, Level]:

@@ -1,8 +1,9 @@
 """The sides of a comparison: profiles, presets and the default as points of one device, measured in turns or again."""
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from polythrottle.catalog.profiles import find_profile, read_profile
@@ -16,39 +17,51 @@ from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
 from polythrottle.metering.comparison import MOST_PAIRS, Comparison, ProfileCheck, check_windows, compare
 from polythrottle.metering.meter import measure
 from polythrottle.tuning.apply import check_same_kind, split_point
+from polythrottle.tuning.file_trust import announcement, check_device
 from polythrottle.tuning.setup import Setup
 from polythrottle.workloads.inputs import THREADS, processors
 
+Told = Callable[[str], object]
 DEFAULT = "default"
 _WORDS = {BATCH_SIZE: "--batch", THREADS: "--threads"}
 _AGAIN = 2_000_000
 """Where the windows of a check start on a device that can start a trial again: apart from those of a search."""
 
 
-def compare_sides(names: Sequence[str], setup: Setup, most_pairs: int = MOST_PAIRS) -> Generator[Comparison]:
+def compare_sides(
+    names: Sequence[str], setup: Setup, most_pairs: int = MOST_PAIRS, told: Told = lambda line: None
+) -> Generator[Comparison]:
     """Measure two sides in turns; yields the comparison after each pair.
 
     Args:
         names: Two of: a profile's file or name, ``default``, a preset of the device.
         setup: Device and workload; where it names none, those of the first profile.
         most_pairs: After how many pairs to give up.
+        told: Called with what is run because a profile names it, before it is.
 
     Raises:
-        InvalidInput: If there are not two sides, or they were tuned for different workloads.
+        InvalidInput: If there are not two sides, they were tuned for different workloads, or for a device that the
+            user has to name.
         UnknownName: If a name is none of these.
         BadFile: If a profile is for other hardware, or for levels that are not there.
         PolythrottleError: As `polythrottle.measure`.
     """
     if len(names) != 2:
         raise InvalidInput("a comparison has two sides, such as: polythrottle measure default profile.toml")
-    with _opened(names, setup) as (device, workload, points, words):
+    with _opened(names, setup, told) as (device, workload, points, words):
         yield from compare(
             device, workload, points, words.window(device), arrivals=words.traffic, most_pairs=most_pairs
         )
 
 
 def check_profile(
-    name: str, setup: Setup, most: float, most_windows: int = MOST_PAIRS, *, other_model: bool = False
+    name: str,
+    setup: Setup,
+    most: float,
+    most_windows: int = MOST_PAIRS,
+    *,
+    other_model: bool = False,
+    told: Told = lambda line: None,
 ) -> Generator[ProfileCheck]:
     """Measure a profile's point again until it is known whether it still keeps its word; yields after each window.
 
@@ -58,6 +71,7 @@ def check_profile(
         most: The share by which energy per item may have grown, such as 0.03.
         most_windows: After how many windows to give up.
         other_model: Whether to measure another model than the one it was tuned for.
+        told: Called with what is run because the profile names it, before it is.
 
     Raises:
         InvalidInput: If the share is not a sensible one, or the profile was not tuned at the arrivals given.
@@ -72,7 +86,7 @@ def check_profile(
     _check_arrivals(profile, setup)
     seen: list[Measurement] = []
     limits = _limits(name, profile)
-    with _opened((name,), setup, other_model=other_model) as (device, workload, (point,), words):
+    with _opened((name,), setup, told, other_model=other_model) as (device, workload, (point,), words):
         recorded = isinstance(device, Recorded)
         # A recorded table answers the same at every look: one is all there is.
         most_windows = 1 if recorded else most_windows
@@ -141,22 +155,34 @@ def _check_same_joules(name: str, then: Measurement, now: Measurement) -> None:
 
 @contextlib.contextmanager
 def _opened(
-    names: Sequence[str], setup: Setup, *, other_model: bool | None = None
+    names: Sequence[str], setup: Setup, told: Told, *, other_model: bool | None = None
 ) -> Iterator[tuple[Device, Workload, list[OperatingPoint], Setup]]:
-    profiles = {name: _profile(name) for name in names}
-    tuned = [profile for profile in profiles.values() if profile is not None]
+    files = {name: file for name in names if (file := _file(name)) is not None}
+    profiles = {name: read_profile(file) for name, file in files.items()}
+    tuned = list(profiles.values())
     words = _completed(setup, tuned)
     _check_served(names, words, tuned)
-    device, workload = words.open()
+    file = next(iter(files.values()), None)  # what the user leaves out is taken from the first profile
+    if file is not None and words.device != setup.device:
+        check_device(file, words.device)
+
+    def accept(found: Device) -> None:
+        """Compare the hardware before anything is run on it, then say what will be."""
+        for profile in () if isinstance(found, Recorded) else tuned:
+            check_same_kind(profile, found)
+        theirs = (_unless(words.workload, setup.workload), _unless(words.device, setup.device))
+        if file is not None and (line := announcement(file, found, *theirs)):
+            told(line)
+
+    device, workload = words.open(accept)
     for profile in () if isinstance(device, Recorded) else tuned:
-        check_same_kind(profile, device)
         if not other_model:
             _check_same_model(profile, workload.uri, words.content(device).get("model"), other_model is not None)
     if not isinstance(device, Recorded) and (wider := _widened(words, workload, tuned)) != words:
         workload.close()
         device, workload = wider.open()
     with contextlib.closing(workload), device:
-        points = [_point(device, workload, name, profiles[name]) for name in names]
+        points = [_point(device, workload, name, profiles.get(name)) for name in names]
         yield device, workload, points, words
 
 
@@ -202,12 +228,17 @@ def _widened(words: Setup, workload: Workload, profiles: Sequence[Profile]) -> S
     return replace(words, **found)
 
 
-def _profile(name: str) -> Profile | None:
-    """Return the profile a name means; None if it is the default or may be a preset."""
+def _unless(text: str | None, given: str | None) -> str | None:
+    """Return a word that a profile says; None if it is the one the user has given."""
+    return None if text == given else text
+
+
+def _file(name: str) -> Path | None:
+    """Return the file of the profile a name means; None if it is the default or may be a preset."""
     try:
         if name == DEFAULT:
             return None
-        return read_profile(find_profile(name))
+        return find_profile(name)
     except UnknownName:
         if "/" in name or name.endswith(".toml"):
             raise

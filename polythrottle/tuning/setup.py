@@ -3,7 +3,7 @@
 import contextlib
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -290,8 +290,12 @@ class Setup:
         inner = unmetered(device)
         check_placed(inner, served, reopens=self.objects.workload is None)
 
-    def open(self) -> tuple[Device, Workload]:
+    def open(self, accept: Callable[[Device], object] = lambda device: None) -> tuple[Device, Workload]:
         """Return device and workload; nothing on the device is touched until it is entered.
+
+        Args:
+            accept: Is called with the device before its meter and the workload are opened, each of which may be a
+                program; raises if it will not do.
 
         Raises:
             PolythrottleError: If either cannot be opened; says why and what would do.
@@ -301,17 +305,18 @@ class Setup:
                 f"a query is given up after a time above zero and of a day at most, not {self.timeout_s:g} s"
             )
         self.traffic.times(0)  # says at once if they are no arrivals, or a table of them that cannot be read
-        device = self._device()
+        device = self._device(accept)
         served = self._serve(unmetered(device))
         if self.objects.meter is not None:
             return metered(device, self.objects.meter), served
         return self._seeing(device, served) if self.objects.device is None else device, served
 
-    def _device(self) -> Device:
+    def _device(self, accept: Callable[[Device], object]) -> Device:
         if self.objects.device is None:
-            return open_device(self.device, self.knobs)
+            return open_device(self.device, self.knobs, accept)
         if self.knobs is not None:
             raise InvalidInput("a device given as an object has the knobs of its space; leave knobs out")
+        accept(self.objects.device)
         return self.objects.device
 
     def closing(self, served: Workload) -> AbstractContextManager[object]:
