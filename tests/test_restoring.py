@@ -39,6 +39,7 @@ from polythrottle.domain.errors import (
     DeviceError,
     InvalidInput,
     KnobRejected,
+    PermissionDenied,
     PolythrottleError,
     StorageError,
     UnknownName,
@@ -1412,6 +1413,74 @@ def test_a_record_that_names_a_file_without_end_ends(state: Path, key: str) -> N
     (outcome,) = restore_all()
     assert [(each.key, each.found) for each in outcome.failed] == [(key, None)]
     (state / f"aaa@{machine()}.jsonl").unlink()
+
+
+@pytest.mark.parametrize("key", ["{folder}/secret", "{folder}/tree/link", "secret", "/proc/self/environ"])
+def test_a_record_has_no_other_file_read(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    """What a file of the machine holds is neither shown nor noted, also through a link out of a tree that is named."""
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "secret").write_text("hunter2")
+    (tmp_path / "tree" / "link").symlink_to(tmp_path / "secret")
+    monkeypatch.setenv("POLYTHROTTLE_ROOTS", str(tmp_path / "tree"))
+    monkeypatch.setenv("HUNTER", "hunter2")
+    key = key.format(folder=tmp_path)
+    file = planted(state, "aaa", head("aaa", {key: "5"}), written(key))
+    (outcome,) = restore_all()
+    assert [(each.key, each.found) for each in outcome.failed] == [(key, None)]
+    assert run(["restore"]) == 6
+    assert "hunter2" not in (told := capsys.readouterr().out)
+    assert "is no control of a device" in " ".join(told.split())
+    assert b"hunter2" not in b"".join(each.read_bytes() for each in state.iterdir())
+    file.unlink()
+
+
+def test_a_record_has_no_power_mode_of_elsewhere_read(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tree whose note is read has to be named."""
+    (tmp_path / "var/lib/nvpmodel").mkdir(parents=True)
+    (tmp_path / "var/lib/nvpmodel/status").write_text("pmode:0003")
+    planted(state, "aaa", head("aaa"), written(f"nvpmodel:{tmp_path}", persistent=True))
+    assert restore_all()[0].failed[0].found == "3"
+    monkeypatch.setenv("POLYTHROTTLE_ROOTS", str(tmp_path / "elsewhere"))
+    (left,) = restore_all()[0].failed
+    assert (left.found, "is not this machine's" in left.reason) == (None, True)
+
+
+def test_a_copy_is_not_laid_through_a_link(knob: Path, state: Path, tmp_path: Path) -> None:
+    """Whoever may write to the state folder cannot have a keeper write to a file elsewhere."""
+    with board(knob) as actuator:
+        actuator.write(str(knob), "10")
+        actuator.hand_over("a profile", None)
+    (before,) = standing()
+    os.kill(before.lease.pid, signal.SIGKILL)
+    site = Site.of("board")
+    copy = StateCopy(site, before.lease.boot_id, before.lease.token, locked=False)
+    copy.look()
+    victim = tmp_path / "victim"
+    victim.write_text("as it was")
+    for file in (site.record, site.lease):
+        file.unlink()
+        file.with_name(f"{file.name}.{os.getpid()}").symlink_to(victim)
+    copy.look()
+    assert victim.read_text() == "as it was"
+    assert standing() == (before,)
+    assert restore_all()[0].clean
+
+
+@pytest.mark.parametrize("name", ["remove", "driver_override", "module"])
+def test_what_takes_a_device_away_is_no_control(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Though the kernel shows it among its devices."""
+    file = tmp_path / name
+    file.write_text("0")
+    files = SysFiles()
+    monkeypatch.setattr(files, "_is_kernel_s", lambda handle: True)
+    for act in (lambda: files.located(str(file)), lambda: files.write(str(file), "1")):
+        with pytest.raises(PermissionDenied, match="is no control"):
+            act()
+    assert file.read_text() == "0"
 
 
 def test_no_more_is_read_than_any_file_holds(knob: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from polythrottle.actuation.drivers.controls import read_recorded
 from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.keeper import StateCopy
 from polythrottle.actuation.restore import take_over
@@ -139,7 +140,7 @@ def _keep_open(site: Site, boot_id: str, controls: SystemControls) -> None:
     """Become a client of the drivers concerned: NVIDIA's may forget its locks when the last one leaves."""
     for key in Record(site.record, None, boot_id).entries:
         with suppress(PolythrottleError, OSError):
-            controls.read(key)
+            read_recorded(controls, key)
 
 
 def main(arguments: list[str]) -> None:

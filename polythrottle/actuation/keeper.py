@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from polythrottle.actuation.drivers.controls import UNREADABLE, Controls, Start, present_start
+from polythrottle.actuation.drivers.controls import UNREADABLE, Controls, Start, present_start, read_recorded
 from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.limits import Limits
 from polythrottle.actuation.rollback import Audit, patiently
@@ -69,8 +69,10 @@ class StateCopy:
             os.set_inheritable(lock, False)  # for as long as this process lives
         for file, text in ((self._site.record, self._record), (self._site.lease, self._lease)):
             new = file.with_name(f"{file.name}.{os.getpid()}")
-            new.write_bytes(text)
-            new.chmod(0o600)
+            new.unlink(missing_ok=True)  # one that was killed here, or a link that somebody has planted
+            handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with os.fdopen(handle, "wb") as copy:
+                copy.write(text)
             with suppress(FileExistsError):  # somebody has begun anew meanwhile
                 os.link(new, file)
             new.unlink()
@@ -152,7 +154,7 @@ def _lapse(record: Record, controls: Controls, key: str, kept: Kept) -> Lapse | 
 
 
 def _read(controls: Controls, key: str) -> str:
-    return patiently(f"cannot read {key}", lambda: controls.read(key))
+    return patiently(f"cannot read {key}", lambda: read_recorded(controls, key))
 
 
 def _start(controls: Controls, key: str) -> Start:

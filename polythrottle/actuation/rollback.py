@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from polythrottle.actuation.drivers.controls import UNREADABLE, Controls
+from polythrottle.actuation.drivers.controls import UNREADABLE, Controls, read_recorded
 from polythrottle.actuation.limits import Limits
 from polythrottle.actuation.state.record import Entry, Record, is_plain, shown
 from polythrottle.actuation.state.site import contents
@@ -221,7 +221,7 @@ class Rollback:
         self._failed[key] = Difference(key, entry.original, kept, "the original was not accepted")
 
     def _read(self, key: str) -> str:
-        return patiently(f"cannot read {key}", lambda: self._controls.read(key))
+        return patiently(f"cannot read {key}", lambda: read_recorded(self._controls, key))
 
     def _look_at_the_rest(self) -> None:
         """Name what differs though no line says we wrote it; put it back where a mode switch rewrote it."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from polythrottle.actuation.drivers.controls import roots
+from polythrottle.actuation.drivers.controls import is_named
 from polythrottle.backends.meters import meter_apart, metered, open_meter
 from polythrottle.backends.probe import find_device
 from polythrottle.domain.errors import InvalidInput, UnknownName
@@ -119,7 +119,7 @@ def check_named(text: str, file: Path | str) -> None:
     body, _, query = own.partition("?")
     scheme, _, name = body.partition(":")
     trees = [part.partition("=")[2] for part in query.split("&") if part.startswith("root=")]
-    if strange := next((tree for tree in trees if not _is_named(Path(tree).resolve())), None):
+    if strange := next((tree for tree in trees if not _is_here(Path(tree).resolve())), None):
         what = f"the files in {strange}"
     elif scheme in _SCHEMES and scheme not in _HERE and name:
         what = f"what answers at {name}"
@@ -131,8 +131,8 @@ def check_named(text: str, file: Path | str) -> None:
     )
 
 
-def _is_named(tree: Path) -> bool:
-    return tree == Path("/") or any(tree.is_relative_to(root) for root in roots())
+def _is_here(tree: Path) -> bool:
+    return tree == Path("/") or is_named(tree)
 
 
 def open_device(

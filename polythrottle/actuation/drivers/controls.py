@@ -108,6 +108,11 @@ def roots() -> tuple[Path, ...]:
     return tuple(dict.fromkeys(each for each in (*named, *sorted(_trusted)) if each != Path("/")))
 
 
+def is_named(tree: Path) -> bool:
+    """Say whether a tree stands below one of those that may be written to."""
+    return any(tree.is_relative_to(root) for root in roots())
+
+
 def read_whole(handle: int) -> bytes:
     """Return all that an open file holds; that it has nothing ready yet is an error (EAGAIN), and not its end.
 
@@ -136,6 +141,17 @@ def text_of(path: str | Path) -> str:
         return read_whole(handle).decode(errors="replace").strip()
     finally:
         os.close(handle)
+
+
+def read_recorded(controls: Controls, key: str) -> str:
+    """Return what a control on record holds; no other file is read, for whoever can write records may have named it.
+
+    Raises:
+        OSError: If it cannot be read, or an error of ours.
+        PermissionDenied: If it is no control.
+    """
+    known = getattr(controls, "located", None)
+    return controls.read(key if known is None else known(key))
 
 
 def present_start(controls: Controls, key: str) -> Start:
@@ -172,7 +188,7 @@ def factory(controls: Controls, key: str) -> str | None:
     place, _, name = key.rpartition("/")
     beside, end = _FACTORY.get(name, ("", max))
     if beside:
-        numbers = [int(each) for each in controls.read(f"{place}/{beside}").split() if each.isdecimal()]
+        numbers = [int(each) for each in read_recorded(controls, f"{place}/{beside}").split() if each.isdecimal()]
     else:
         numbers = []
     if numbers:
@@ -190,12 +206,31 @@ class SysFiles:
         """Return what a file holds, without the newline the kernel adds.
 
         Raises:
-            PermissionDenied: If it is a device node: some have no end, and opening alone starts a watchdog's clock.
+            PermissionDenied: If it is a device node: some have no end, and opening alone starts a watchdog's clock. Or
+                if it has no absolute path: what that is depends on the working folder.
         """
+        if not key.startswith("/"):
+            raise PermissionDenied(f"{key} is no control of a device, so it is not read")
         kind = os.stat(key).st_mode
         if stat.S_ISCHR(kind) or stat.S_ISBLK(kind):
             raise PermissionDenied(f"{key} is no control of a device, so it is not read")
         return text_of(key)
+
+    def located(self, key: str) -> str:
+        """Return where a control on record lies, by a path that nobody but the kernel can lead elsewhere meanwhile.
+
+        Raises:
+            OSError: If it is not there.
+            PermissionDenied: If the kernel shows no device there, and no tree that was named holds it.
+        """
+        if not key.startswith("/"):
+            return key  # no file
+        handle = os.open(key, os.O_PATH | os.O_CLOEXEC)  # opens nothing: no driver hears of it
+        try:
+            self._check(key, handle)
+            return os.readlink(f"/proc/self/fd/{handle}") if self._is_kernel_s(handle) else key
+        finally:
+            os.close(handle)
 
     def start(self, key: str) -> Start:
         """Return the file's number: a driver loaded anew makes its files anew (fs/kernfs/inode.c, kernfs_get_inode)."""
@@ -221,11 +256,11 @@ class SysFiles:
         if self._is_kernel_s(handle):
             if not _FORBIDDEN.intersection(place.parts):
                 return
-        elif any(place.is_relative_to(root) for root in roots()):
+        elif is_named(place):
             return
         raise PermissionDenied(
-            f"{key} is no control of a device, so nothing is written there; should it belong to a planted board, name "
-            "that board: polythrottle restore --device 'jetson?root=FOLDER'"
+            f"{key} is no control of a device, so nothing is written there, nor read; should it belong to a planted "
+            "board, name that board: polythrottle restore --device 'jetson?root=FOLDER'"
         )
 
     def _is_kernel_s(self, handle: int) -> bool:
@@ -237,8 +272,18 @@ class SysFiles:
 
 
 _KINDS = {"sysfs", "debugfs"}  # not procfs: no clock or limit lies there, but /proc/sys/kernel/core_pattern does
-_FORBIDDEN = {"uevent_helper", "firmware", "module", "provoke-crash"}
-"""Parts of paths in sysfs and debugfs below which nothing is ever tuned, and much can be broken."""
+_FORBIDDEN = {
+    "uevent_helper",
+    "firmware",
+    "module",
+    "provoke-crash",
+    "bind",
+    "unbind",
+    "new_id",
+    "remove_id",
+    "reset",
+} | {"driver_override", "remove", "rescan", "delete", "authorized", "sriov_numvfs"}
+"""Parts of paths in sysfs and debugfs at or below which nothing is ever tuned, and much can be broken or taken away."""
 
 
 def file_systems() -> dict[int, str]:

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from polythrottle.actuation.drivers.controls import Controls, Start, SysFiles, factory, present_start, text_of
+from polythrottle.actuation.drivers.controls import Controls, Start, SysFiles, factory, is_named, present_start, text_of
 from polythrottle.domain.errors import DeviceError, KnobRejected, PermissionDenied
 
 # A Jetson's power mode as a control: read from where nvpmodel notes it, switched by nvpmodel itself.
@@ -50,6 +50,19 @@ class Nvpmodel:
         if match is None:
             raise OSError(errno.EINVAL, f"{file} names no power mode")
         return match[1]
+
+    def located(self, key: str) -> str:
+        """Return the key of a mode on record: of this machine, or of a tree that was named.
+
+        Raises:
+            PermissionDenied: If it is of another tree: whoever can write records could have any file read then.
+        """
+        root = Path(_root(key)).resolve()
+        if root != Path("/") and not is_named(root):
+            raise PermissionDenied(
+                f"the power mode in {root} is not this machine's, so it is not read; name that board"
+            )
+        return key
 
     def _noted(self, key: str) -> str | None:
         try:
@@ -135,6 +148,11 @@ class SystemControls:
     def write(self, key: str, text: str) -> None:
         """Write to a control."""
         self._port(key).write(key, text)
+
+    def located(self, key: str) -> str:
+        """Return where a control on record lies; refuses what is no control."""
+        known = getattr(self._port(key), "located", None)
+        return key if known is None else str(known(key))
 
     def start(self, key: str) -> Start:
         """Return what tells the present start of a control's driver from the next."""
