@@ -748,8 +748,10 @@ def test_a_lease_or_record_of_absurd_size_is_not_read(knob: Path, state: Path) -
     applied(knob, None)
     (record,) = state.glob("*.jsonl")
     os.truncate(record, 1 << 40)
+    ((why,),) = (each.damage for each in standing())
+    assert "larger than 16 MB" in why
     with pytest.raises(StorageError, match="larger than 16 MB"):
-        standing()
+        restore_all()
     record.unlink()
     (lease,) = state.glob("*.lease")
     lease.unlink()
@@ -1377,6 +1379,45 @@ def test_whatever_is_wrong_with_one_device_the_others_are_restored(
         restore_all()
     assert (knob.read_text(), other.read_text()) == ("1", "2")
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "lease"])
+def test_what_cannot_be_read_of_one_device_hides_no_other(
+    knob: Path, state: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """It is listed by its name with why, beside the others; doctor and restore tell of both."""
+    dead, other = two_written(knob)
+    dead._release()
+    file = planted(state, "aaa", head("aaa"), written("/sys/nowhere")).with_suffix(f".{kind}")
+    file.touch()
+    file.chmod(0o666)
+    assert [(each.device, each.keys) for each in standing()] == [("aaa", ()), ("board", (str(knob), str(other)))]
+    (why,) = standing()[0].damage
+    assert f"{file} is not a plain file that only this user may write" in why
+    told = {each.subject: each for each in record_findings()}
+    assert (told["aaa"].works, why in told["aaa"].explanation) == (False, True)
+    assert "2 controls changed by a process that is gone" in told["board"].explanation
+    assert program.lapsed("board") == ()
+    assert run(["restore"]) == StorageError.exit_code
+    assert str(file) in capsys.readouterr().err
+    assert (knob.read_text(), other.read_text()) == ("1", "2")
+    file.chmod(0o600)
+    restore_all()
+    (state / f"aaa@{machine()}.jsonl").unlink()
+
+
+def test_what_cannot_be_read_of_one_device_keeps_no_other_from_being_confirmed(knob: Path, state: Path) -> None:
+    """Where nothing can be confirmed, it is said."""
+    file = planted(state, "aaa", head("aaa"))
+    file.chmod(0o666)
+    with pytest.raises(StorageError, match="is not a plain file"):
+        confirm()
+    with board(knob) as actuator:
+        actuator.write(str(knob), "10")
+        actuator.hand_over("a profile", 60.0)
+    assert [each.device for each in confirm()] == ["board"]
+    assert restore_all(device="board")[0].clean
+    file.unlink()
 
 
 def test_two_records_of_one_device_are_both_restored(knob: Path, state: Path) -> None:

@@ -35,7 +35,7 @@ class Standing:
         device: Which.
         keys: The controls on record.
         lease: Who holds it; without a holder if nobody does.
-        damage: Lines of the record that could not be read.
+        damage: What could not be read: lines of the record, or all of it.
     """
 
     device: str
@@ -52,20 +52,25 @@ class Standing:
 
 
 def standing(state: Path | None = None, boot_id: str | None = None) -> tuple[Standing, ...]:
-    """Return every device of this machine that is held or has originals on record.
+    """Return every device of this machine that is held or has originals on record, or whose record cannot be read.
 
     Raises:
         StorageError: If the folder of records cannot be trusted or read.
     """
     boot = boot_id if boot_id is not None else running_boot_id()
-    found = []
-    for site in Site.all(state):
+    return tuple(each for site in Site.all(state) if (each := _standing(site, boot)) is not None)
+
+
+def _standing(site: Site, boot: str) -> Standing | None:
+    """Return what stands of one device; None if nothing does."""
+    try:
         record = Record(site.record, None, boot)
         lease = Fence(site.lease, boot).read()
-        if _stands(site, record, lease):
-            damage = record.damage + _lost(site, record, lease)
-            found.append(Standing(record.device, tuple(record.entries), lease, damage))
-    return tuple(found)
+    except StorageError as err:  # the others are listed all the same
+        return Standing(_device_of(site), (), Lease(0, boot), (shown(str(err)),))
+    if _stands(site, record, lease):
+        return Standing(record.device, tuple(record.entries), lease, record.damage + _lost(site, record, lease))
+    return None
 
 
 def lapsed(device: str, state: Path | None = None, controls: Controls | None = None) -> tuple[Lapse, ...]:
@@ -77,12 +82,16 @@ def lapsed(device: str, state: Path | None = None, controls: Controls | None = N
         controls: How to reach the device.
 
     Raises:
-        StorageError: If the folder of records or one of them cannot be trusted or read.
+        StorageError: If the folder of records cannot be trusted or read.
     """
     boot = running_boot_id()
     reached = controls if controls is not None else SystemControls(stays=False)
-    records = [Record(site.record, None, boot) for site in Site.all(state)]
-    return tuple(lapse for record in records if record.device == device for lapse in lapses(record, reached))
+    found: list[Lapse] = []
+    for site in Site.all(state):
+        with suppress(StorageError):  # one that cannot be read is nobody's by name; `standing` tells of it
+            record = Record(site.record, None, boot)
+            found += lapses(record, reached) if record.device == device else ()
+    return tuple(found)
 
 
 def _stands(site: Site, record: Record, lease: Lease) -> bool:
@@ -300,17 +309,20 @@ def confirm(device: str | None = None, state: Path | None = None) -> tuple[Stand
 
     Raises:
         DeviceError: If nothing waits to be confirmed, or the guard that would revert it is gone.
+        StorageError: If a lease or a record cannot be read, and nothing that can be waits to be confirmed.
     """
     boot = running_boot_id()
     confirmed = []
+    unread: list[StorageError] = []
     for site in Site.all(state):
         fence = Fence(site.lease, boot)
-        lease = fence.read()
-        if (
-            not lease.applied
-            or lease.kept
-            or device not in (None, _device_of(site), Record(site.record, None, boot).device)
-        ):
+        try:
+            lease = fence.read()
+            named = (None, _device_of(site), Record(site.record, None, boot).device)
+        except StorageError as err:
+            unread.append(err)
+            continue
+        if not lease.applied or lease.kept or device not in named:
             continue
         # What was applied for a time stays so, also if it is confirmed twice.
         if not lease.alive:
@@ -318,6 +330,8 @@ def confirm(device: str | None = None, state: Path | None = None) -> tuple[Stand
         ends = None if lease.confirmed_s is None else boot_s() + lease.confirmed_s
         fence.change(lease.token, kept=ends is None, expires_s=ends)
         confirmed.append(site)
+    if unread and not confirmed:
+        raise unread[0]
     if not confirmed:
         raise DeviceError("nothing waits to be confirmed: it has reverted already, or nothing was applied")
     return tuple(each for each in standing(state) if each.lease.applied)

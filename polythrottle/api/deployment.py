@@ -208,8 +208,7 @@ def restore(
         names = []
     else:
         names = [each.device for each in restoring.standing() if each.lease.applied or not each.lease.alive]
-    each_once = dict.fromkeys(names)
-    return Restored(tuple(outcome for name in each_once for outcome in restoring.restore_all(device=name)), released)
+    return Restored(_all_restored(names, force=False), released)
 
 
 def _confirmed(names: Sequence[str | None]) -> tuple[Standing, ...]:
