@@ -1447,6 +1447,28 @@ def test_a_device_whose_record_and_audit_are_gone_is_told_of(knob: Path, state: 
     assert program.main([]) == 0
 
 
+def test_tuned_values_are_not_taken_for_originals_without_a_word(
+    knob: Path, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whose lease says that it was steered, and whose record and audit are gone, is refused until that was said."""
+    dead = board(knob).__enter__()
+    dead.write(str(knob), "10")
+    lease = dead._site.lease
+    text = lease.read_text()
+    dead._release()
+    lease.write_text(text)
+    dead._site.record.unlink()
+    dead._site.audit.unlink()
+    for _ in range(2):
+        with pytest.raises(BadFile, match=r"what it held before cannot be known; .*; run polythrottle restore"):
+            board(knob).__enter__()
+    assert run(["restore"]) == DeviceError.exit_code
+    assert "cannot be known" in " ".join(capsys.readouterr().out.split())
+    with board(knob) as device:
+        device.write(str(knob), "20")
+    assert knob.read_text() == "10"
+
+
 @pytest.mark.parametrize("key", ["/dev/zero", "/dev/urandom", "/proc/self/mem"])
 def test_a_record_that_names_a_file_without_end_ends(state: Path, key: str) -> None:
     """A device node is not even opened; what the record names is left, and said so."""

@@ -20,6 +20,7 @@ from polythrottle.actuation.state.lease import (
     boot_s,
     claimed,
     hold,
+    lost,
     name_holder,
     one_line,
     start_of,
@@ -156,6 +157,8 @@ class Actuator:
         record = Record(self._site.record, self.device, self._boot())
         if record.damage:
             raise BadFile(f"{record.damage[0]}; run polythrottle restore, which puts back what it can")
+        if gone := lost(self._site, record, left):  # what holds now would be taken for the originals
+            raise BadFile(f"{gone[0]}; run polythrottle restore, after which what holds then counts as found")
         if left.dirty:
             record.adopt(self._audit.entries(left.token))
         self._token = fence.take(self._holder, LEASE_S if self._guarded else None)

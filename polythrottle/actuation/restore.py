@@ -16,7 +16,7 @@ from polythrottle.actuation.drivers.controls import Controls
 from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.keeper import Lapse, lapses
 from polythrottle.actuation.rollback import Audit, Outcome, Rollback, put_back
-from polythrottle.actuation.state.lease import Fence, Lease, boot_s, hold
+from polythrottle.actuation.state.lease import Fence, Lease, boot_s, hold, lost
 from polythrottle.actuation.state.record import Record, named_by, shown
 from polythrottle.actuation.state.site import Site
 from polythrottle.actuation.state.site import boot_id as running_boot_id
@@ -69,7 +69,7 @@ def _standing(site: Site, boot: str) -> Standing | None:
     except StorageError as err:  # the others are listed all the same
         return Standing(_device_of(site), (), Lease(0, boot), (shown(str(err)),))
     if _stands(site, record, lease):
-        return Standing(record.device, tuple(record.entries), lease, record.damage + _lost(site, record, lease))
+        return Standing(record.device, tuple(record.entries), lease, record.damage + lost(site, record, lease))
     return None
 
 
@@ -98,17 +98,9 @@ def _stands(site: Site, record: Record, lease: Lease) -> bool:
     """Say whether there is something to put back, or somebody who holds the device."""
     if record.entries or record.damage or lease.kept or lease.alive:
         return True
-    return bool(_lost(site, record, lease)) or (
+    return bool(lost(site, record, lease)) or (
         lease.dirty and bool(Audit(site.audit, record.device).entries(lease.token))
     )
-
-
-def _lost(site: Site, record: Record, lease: Lease) -> tuple[str, ...]:
-    """Say that a device was steered and that both files which knew its originals are gone; nothing otherwise."""
-    if not lease.dirty or record.entries or record.text or record.void or site.audit.exists():
-        return ()
-    gone = shown(f"{site.record} and {site.audit.name} are gone")
-    return (f"{gone}, though the device was steered: what it held before cannot be known; a reboot forgets most",)
 
 
 def take_over(
@@ -149,13 +141,13 @@ def _restored(
             record = Record(site.record, None, boot_id)
             if told is not None:
                 record.adopt(told.entries)
-            lost = _lost(site, record, before)
+            gone = lost(site, record, before)
             if before.dirty:
                 record.adopt(Audit(site.audit, record.device).entries(before.token))
             reached = controls if controls is not None else SystemControls()
             lapsed = [each for each in lapses(record, reached) if before.kept and each.undone(record)]
             outcome = replace(put_back(record, reached, force=force), lapsed=tuple(map(str, lapsed)))
-            outcome = replace(outcome, damage=outcome.damage + lost)
+            outcome = replace(outcome, damage=outcome.damage + gone)
             if force and site.left.exists():
                 outcome = outcome.with_more(put_back(Record(site.left, None, boot_id), reached, force=True))
     finally:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from polythrottle.actuation.drivers.controls import text_of
-from polythrottle.actuation.state.record import Record
+from polythrottle.actuation.state.record import Record, shown
 from polythrottle.actuation.state.site import Site, contents, opened
 from polythrottle.domain.errors import DeviceError, StorageError
 
@@ -432,6 +432,14 @@ def name_holder(handle: int, holder: str) -> None:
         os.pwrite(handle, f"{holder}\n".encode(), 0)
     except OSError as err:
         raise StorageError(f"cannot note who steers the device: {err.strerror}") from err
+
+
+def lost(site: Site, record: Record, lease: Lease) -> tuple[str, ...]:
+    """Say that a device was steered and that both files which knew its originals are gone; nothing otherwise."""
+    if not lease.dirty or record.entries or record.text or record.void or site.audit.exists():
+        return ()
+    gone = shown(f"{site.record} and {site.audit.name} are gone")
+    return (f"{gone}, though the device was steered: what it held before cannot be known; a reboot forgets most",)
 
 
 # One control, one record: the same file may be reached as two devices, such as a Jetson's processor and ``cpu``.
