@@ -1,7 +1,9 @@
 """What was applied for good stays true: set anew after a start of its driver or GPU, never over somebody else's."""
 
+import io
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +14,8 @@ import pytest
 
 from polythrottle.actuation import Actuator, Control, SysFiles, confirm, restore_all, standing
 from polythrottle.actuation import keeper as program
-from polythrottle.actuation.keeper import Keeper
+from polythrottle.actuation import restore as restoring
+from polythrottle.actuation.keeper import Keeper, Lapse
 from polythrottle.actuation.restore import lapsed
 from polythrottle.actuation.state.lease import Lease, Passed
 from polythrottle.actuation.state.site import Site
@@ -164,6 +167,43 @@ def test_the_keeper_looks_again_and_again_until_a_restore(knob: Path, monkeypatc
     program.main([str(site.folder), site.stem, BOOT.read_text().strip(), str(token)])
     assert turns == ["1\n", "10", "10"]
     assert knob.read_text() == "1"
+
+
+def test_what_has_lapsed_is_told_in_one_line_that_can_be_printed(
+    knob: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the control holds and held, and whoever prints it: on a terminal, or one that knows few letters."""
+    odd = "1\u00ad\u200b\ue000" + "x" * 500
+    knob.write_text(odd)
+    kept(knob)
+    start_anew(knob, odd)
+    (lapse,) = lapsed("board")
+    assert str(lapse).isprintable()
+    assert len(str(lapse)) < 500
+    assert str(Lapse("a\u00ad", "b\u200b", "c\x1b\n", anew=True)).isprintable()
+    assert restoring.main([]) == 0
+    told = capsys.readouterr().out
+    assert "was set to 10: its driver or device has started anew" in told
+    assert all(line.isprintable() for line in told.splitlines())
+    knob.write_text(odd)
+    kept(knob)
+    knob.write_text("9\u00ad\u200b")
+    assert restoring.main([]) == 6
+    told = capsys.readouterr().out
+    assert f"{knob} holds 9" in told
+    assert all(line.isprintable() for line in told.splitlines())
+
+
+def test_what_standard_output_cannot_encode_does_not_hide_what_is_left(
+    knob: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an old locale: the exit code is that of the restoring, and the line is there with its signs spelled out."""
+    kept(knob)
+    knob.write_text("\u2026")
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert restoring.main([]) == 6
+    assert f"{knob} holds \\u2026, was 1".encode() in out.buffer.getvalue()  # type: ignore[attr-defined]
 
 
 class Ordered(SysFiles):

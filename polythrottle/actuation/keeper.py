@@ -16,9 +16,10 @@ from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.limits import Limits
 from polythrottle.actuation.rollback import Audit, patiently
 from polythrottle.actuation.state.lease import Fence, Lease, hold
-from polythrottle.actuation.state.record import Kept, Record
+from polythrottle.actuation.state.record import Kept, Record, shown
 from polythrottle.actuation.state.site import Site, contents
 from polythrottle.domain.errors import BadFile, DeviceError, KnobRejected, PolythrottleError, StorageError
+from polythrottle.storage.untrusted import printable
 
 # The record and the lease of what stands applied, as its guard or keeper saw them last: deleted, they are laid anew.
 #
@@ -113,14 +114,16 @@ class Lapse:
         return self.found in (UNREADABLE, record.entries[self.key].original)
 
     def __str__(self) -> str:
+        key = printable(self.key)
+        applied = shown(self.applied)
         if self.found is None:
-            return f"{self.key} cannot be reached, was set to {self.applied}"
+            return f"{key} cannot be reached, was set to {applied}"
         if self.anew:
             why = "its driver or device has started anew"
         else:
             why = "changed by someone else since"
-        found = "may hold something else" if self.found == UNREADABLE else f"holds {self.found}"
-        return f"{self.key} {found}, was set to {self.applied}: {why}"
+        found = "may hold something else" if self.found == UNREADABLE else f"holds {shown(self.found)}"
+        return f"{key} {found}, was set to {applied}: {why}"
 
 
 def lapses(record: Record, controls: Controls) -> tuple[Lapse, ...]:

@@ -21,6 +21,7 @@ from polythrottle.actuation.state.record import Record, named_by, shown
 from polythrottle.actuation.state.site import Site
 from polythrottle.actuation.state.site import boot_id as running_boot_id
 from polythrottle.domain.errors import DeviceError, PolythrottleError, StorageError, UnknownName
+from polythrottle.storage.untrusted import printable
 
 _WAIT_S = 2.0
 _PAUSES_S = (0.05, 0.2)
@@ -345,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     clean = all(outcome.clean for outcome in outcomes)
     text = "".join(f"{line}\n" for outcome in outcomes for line in told(outcome))
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(_encodable(text))
         sys.stdout.flush()
     except (OSError, AttributeError):  # nobody reads it, a full disk, or none at all
         if sys.stdout is not None:
@@ -357,12 +358,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 6
 
 
+def _encodable(text: str) -> str:
+    """Return a text as standard output takes it: what an old locale has no sign for is spelled out."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def told(outcome: Outcome) -> list[str]:
     """Return what a restoring came to, in lines."""
     left = outcome.left
     head = f"{outcome.device}: {len(outcome.restored)} put back" + (f", {len(left)} left" if left else "")
     blind = [f"{key} took its original, which the driver lets nobody read back" for key in outcome.unverified]
-    return [head, *(f"  {line}" for line in [*left, *blind, *outcome.lapsed])]
+    return [printable(line) for line in (head, *(f"  {each}" for each in [*left, *blind, *outcome.lapsed]))]
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Difference:
 
     def __str__(self) -> str:
         found = shown(self.found) if self.found else "nothing readable"
-        return f"{self.key} holds {found}, was {self.original}: {printable(self.reason)}"
+        return printable(f"{self.key} holds {found}, was {shown(self.original)}: {self.reason}")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from polythrottle.cli.options import JsonOption, OtherModelOption
 from polythrottle.cli.output import answer, complain, optional, say_which
 from polythrottle.domain.clock import SystemClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, UnknownName
+from polythrottle.storage.untrusted import printable
 
 if TYPE_CHECKING:
     from polythrottle.actuation import Outcome
@@ -257,13 +258,13 @@ def _print_outcomes(outcomes: "tuple[Outcome, ...]") -> None:
         typer.echo("nothing stands changed")
     for outcome in outcomes:
         left = outcome.left
-        typer.echo(f"{outcome.device}: {len(outcome.restored)} put back, {len(left)} left")
+        typer.echo(f"{printable(outcome.device)}: {len(outcome.restored)} put back, {len(left)} left")
         for key in outcome.restored:
-            typer.echo(f"  put back  {key}")
+            typer.echo(f"  put back  {printable(key)}")
         for line in left:
             typer.echo(f"  left      {line}")
         for key in outcome.unverified:
-            typer.echo(f"  unproven  {key}: took its original, which the driver lets nobody read back")
+            typer.echo(f"  unproven  {printable(key)}: took its original, which the driver lets nobody read back")
         for line in outcome.lapsed:
             typer.echo(f"  lapsed    {line}")
 
