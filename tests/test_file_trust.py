@@ -94,6 +94,14 @@ def test_what_is_elsewhere_is_the_users_to_name(uri: str, monkeypatch: pytest.Mo
         check_named(uri, "p.toml")
 
 
+def test_a_tree_with_a_name_that_none_can_have_is_refused_in_a_line() -> None:
+    """NUL, which a file may hold, and a loop of links."""
+    Path("loop").symlink_to("loop")
+    for root in ("a\0b", "loop"):
+        with pytest.raises(InvalidInput, match="which nobody but that file has named"):
+            check_named(f"cpu?root={root}", "p.toml")
+
+
 @pytest.mark.parametrize(
     "uri", ["cpu", "jetson?root=/", "cpu?root=/./", "nvml:0,1", "sim:a.toml", "replay:t.csv", "odd"]
 )
@@ -123,6 +131,9 @@ def test_what_a_profile_has_run_is_said_before_it_is(capsys: pytest.CaptureFixtu
     a_profile("p.toml", workload="nosuch:serve")
     assert run(["check", "p.toml", "--workload", "nosuch:serve"]) == InvalidInput.exit_code
     assert "running what" not in capsys.readouterr().err
+    a_profile("p.toml", workload=f"cmd:nosuch {'a ' * 300}the end")
+    assert run(["check", "p.toml"]) == InvalidInput.exit_code
+    assert "a a the end\n" in capsys.readouterr().err  # whole, however long it is
     heard: list[str] = []
     a_profile("p.toml", device="cpu?meter=nosuch:meter")
     with pytest.raises(polythrottle.domain.errors.PolythrottleError):

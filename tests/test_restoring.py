@@ -1469,6 +1469,17 @@ def test_tuned_values_are_not_taken_for_originals_without_a_word(
     assert knob.read_text() == "10"
 
 
+def test_a_folder_in_the_place_of_what_was_left_is_named(knob: Path, state: Path) -> None:
+    """Before the lease is taken, so that nobody seems to hold the device afterwards."""
+    with board(knob) as device:
+        device.write(str(knob), "10")
+    Site.of("board").left.mkdir()
+    with pytest.raises(StorageError, match=r"cannot remove .*\.left: Is a directory; move it away"):
+        board(knob).__enter__()
+    assert not Fence(Site.of("board").lease, boot_id()).read().holder
+    Site.of("board").left.rmdir()
+
+
 @pytest.mark.parametrize("key", ["/dev/zero", "/dev/urandom", "/proc/self/mem"])
 def test_a_record_that_names_a_file_without_end_ends(state: Path, key: str) -> None:
     """A device node is not even opened; what the record names is left, and said so."""

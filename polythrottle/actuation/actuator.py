@@ -161,8 +161,11 @@ class Actuator:
             raise BadFile(f"{gone[0]}; run polythrottle restore, after which what holds then counts as found")
         if left.dirty:
             record.adopt(self._audit.entries(left.token))
+        try:
+            self._site.left.unlink(missing_ok=True)
+        except OSError as err:
+            raise StorageError(f"cannot remove {self._site.left}: {err.strerror}; move it away") from err
         self._token = fence.take(self._holder, LEASE_S if self._guarded else None)
-        self._site.left.unlink(missing_ok=True)
         self._record = record
         self._dirty = False
 

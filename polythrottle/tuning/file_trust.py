@@ -20,8 +20,6 @@ from polythrottle.storage.paths import state_dir
 from polythrottle.storage.untrusted import printable
 from polythrottle.tuning.plan import StudyPlan
 
-_SHOWN = 300
-
 
 def is_own(file: Path) -> bool:
     """Return whether a file lies in the state folder, where nobody but this user writes."""
@@ -137,5 +135,5 @@ def announcement(file: Path, device: Device, workload: str | None, uri: str | No
         named.append(f"the meter {meter}")
     if not named:
         return ""
-    texts = (each if len(each) <= _SHOWN else f"{each[:_SHOWN]}…" for each in map(printable, named))
-    return f"running what {file} names: {' and '.join(texts)}"
+    # Whole, however long: what is cut off is what somebody would hide.
+    return f"running what {file} names: {' and '.join(map(printable, named))}"
