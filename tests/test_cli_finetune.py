@@ -7,12 +7,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from trainer_jobs import data_folder, exported
 
 from polythrottle.cli.commands import run
-from polythrottle.cli.render.finetune import LiveRun
+from polythrottle.cli.render.finetune import LiveRun, _capped
 from polythrottle.domain.arrivals import Poisson
 from polythrottle.storage.paths import state_dir
 from polythrottle.training.beside.live_run import RunProgress
@@ -322,3 +323,10 @@ def test_data_that_cannot_be_used_are_told(real: list[str], capsys: pytest.Captu
         told = capsys.readouterr().err
         assert says in told
         assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(("drawn_w", "word"), [(9.9, "kept"), (10.0, "kept"), (10.1, "exceeded"), (None, "exceeded")])
+def test_a_bound_on_power_is_said_to_be_kept_only_where_it_was(drawn_w: float | None, word: str) -> None:
+    """An unknown mean is no mean below the bound."""
+    found = SimpleNamespace(mean_power_w=drawn_w, training=SimpleNamespace(waited_s=2.0))
+    assert _capped(found, 10.0).startswith(f"10 W on average at most: {word}")  # type: ignore[arg-type]

@@ -266,3 +266,9 @@ def test_status_names_who_was_lost_what_is_waited_for_and_what_was_taken_up(
     assert "waits for 1 node" in shown
     assert "its share of the time is unknown" in shown
     assert "step 256 of a training that was in the store before; it was over, nothing was left to do" in shown
+
+
+@pytest.mark.parametrize(("job", "name"), [("mine", "mine"), ("", "its-folder")])
+def test_a_job_without_a_name_has_that_of_its_folder(job: str, name: str, tmp_path: Path) -> None:
+    """One that was named keeps its own."""
+    assert ControllerOptions(job=job, folder=tmp_path / "its-folder").as_job().name == name

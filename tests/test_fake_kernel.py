@@ -714,3 +714,12 @@ def test_whatever_is_written_limits_are_steps_in_order(
     low, now, high = (number(folder / each) for each in ("min_freq", "cur_freq", "max_freq"))
     assert low <= now <= high
     assert {low, now, high} <= set(levels)
+
+
+@pytest.mark.parametrize(("board", "old"), [("jetson-nano", True), ("jetson-agx-orin-jp6", False)])
+def test_a_kernel_of_version_4_refuses_as_such_do(make: Make, board: str, old: bool) -> None:
+    """What JetPack 4 has refuses a value that later kernels round, from the first look on."""
+    machine = Machine(make(board).root)
+    (machine.beside / "memory.json").unlink(missing_ok=True)
+    machine.recall()
+    assert machine.memory.refuses == old

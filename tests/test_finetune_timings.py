@@ -1,10 +1,12 @@
 """What batches and slices have taken lately: means, tails, and sizes in between."""
 
+from typing import Any
+
 import pytest
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.domain.space import OperatingPoint
-from polythrottle.training.beside.preparation import Timings
+from polythrottle.domain.space import BATCH_SIZE, Knob, OperatingPoint, SearchSpace
+from polythrottle.training.beside.preparation import Server, Timings
 
 
 def _timings() -> Timings:
@@ -74,3 +76,39 @@ def test_slices_end_where_the_guard_says_and_there_are_none_before_the_first() -
     assert [each.samples for each in timings.option(most=2).slices] == [1, 2]
     assert timings.option(most=0).slices == ()
     assert timings.option(shared_s={1: 0.5}).shared_s == (0.5,)
+
+
+class Answering:
+    """A workload that only notes what is applied.
+
+    Args:
+        batches: Its batch sizes; no knob at all if empty.
+    """
+
+    uri = "answering"
+
+    def __init__(self, *batches: int) -> None:
+        knobs = [Knob("threads", (1, 2)), *([Knob(BATCH_SIZE, batches)] if batches else [])]
+        default = {"threads": 2, **({BATCH_SIZE: batches[0]} if batches else {})}
+        self.space = SearchSpace.grid(knobs, default)
+        self.applied: list[OperatingPoint] = []
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Note it."""
+        assert point in self.space
+        self.applied.append(point)
+
+    def query(self) -> None:
+        """Answer."""
+
+
+def test_a_batch_is_applied_where_the_workload_has_batches() -> None:
+    """Each size once until another comes; a workload without batches is left at its default."""
+    several: Any = Answering(1, 4)
+    server = Server(several, (1, 4))
+    for requests in (1, 3, 4, 1):
+        server.answer(requests)
+    assert [point[BATCH_SIZE] for point in several.applied] == [1, 4, 1]
+    alone: Any = Answering()
+    Server(alone).answer(1)
+    assert alone.applied == [OperatingPoint({"threads": 2})]

@@ -7,13 +7,14 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from builders import measured
 
 from polythrottle.catalog.profiles import read_profile
 from polythrottle.cli.commands import run
-from polythrottle.cli.compare import _check_lines
+from polythrottle.cli.compare import _check_lines, _check_verdict
 from polythrottle.domain.backports import tomllib
 from polythrottle.domain.measurement import Interval, Measurement
 from polythrottle.domain.problem import Constraint
@@ -395,3 +396,19 @@ def test_a_corrupt_profile_is_named(capsys: pytest.CaptureFixture[str], tmp_path
     code, _, err = said(capsys, "check", os.fspath(tmp_path / "p.toml"))
     assert code == 4
     assert "p.toml" in err
+
+
+@pytest.mark.parametrize(
+    ("regressed", "broken", "sound", "over", "verdict"),
+    [
+        (True, False, False, True, "does not keep its word"),
+        (False, True, False, False, "does not keep its word"),
+        (False, False, True, False, "keeps its word"),
+        (False, False, False, True, "not proven, some windows speak against it"),
+        (False, False, False, False, "not proven, nothing found against it"),
+    ],
+)
+def test_a_verdict_has_words(regressed: bool, broken: bool, sound: bool, over: bool, verdict: str) -> None:
+    """Either fault is enough to say that a profile does not keep its word."""
+    found = SimpleNamespace(regressed=regressed, broken=broken, sound=sound, over=over)
+    assert _check_verdict(found) == verdict

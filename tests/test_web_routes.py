@@ -22,6 +22,7 @@ from polythrottle.daemon.status import StudyShown
 from polythrottle.daemon.web import WebOptions, serve
 from polythrottle.daemon.web.json_schema import SchemaViolation, check, plain, schema_of, to_json
 from polythrottle.daemon.web.messages import TUNE_OPTIONS
+from polythrottle.daemon.web.routes import OPERATIONS, document
 from polythrottle.domain.errors import (
     BadFile,
     DeviceError,
@@ -344,3 +345,10 @@ def test_a_schema_refuses_what_it_does_not_describe(value: Any, schema: dict[str
     """Each keyword is kept."""
     with pytest.raises(SchemaViolation):
         check(value, schema)
+
+
+def test_the_document_asks_for_a_body_where_one_is_read() -> None:
+    """Nowhere else."""
+    for each in OPERATIONS:
+        described = document()["paths"][each.path][each.method.lower()]
+        assert ("requestBody" in described) == (each.body is not None), each.name
