@@ -17,6 +17,8 @@ SLOW := $(shell grep -rl --include='test_*.py' 'mark\.slow' tests)
 WAITING := $(shell echo $$((2 * $$(nproc))))
 # And where some wait and some compute: half as many more.
 MIXED := $(shell echo $$(((3 * $$(nproc) + 1) / 2)))
+# More words for pytest, as in make test ARGS='-k jetson'.
+ARGS :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo docs check test test-slow test-tools test-faults test-faults-all test-fuzz test-services test-browser test-daemon \
@@ -32,43 +34,43 @@ docs: $(DOCS)  ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 test: $(READY)  ## Run the tests that need Python and make alone
-	$(BIN)/python -m pytest -q -n auto --dist worksteal
+	$(BIN)/python -m pytest -q -n auto --dist worksteal $(ARGS)
 
 test-slow: $(READY)  ## Run those that take longer: real processes that wait for each other, terminals, long searches
-	$(BIN)/python -m pytest -q -n $(MIXED) --dist worksteal -m slow $(SLOW)
+	$(BIN)/python -m pytest -q -n $(MIXED) --dist worksteal -m slow $(SLOW) $(ARGS)
 
 test-tools: $(READY)  ## Check units, rules and TLS with systemd, udev, strace and openssl where they are installed
-	$(BIN)/python -m pytest -q -m tools
+	$(BIN)/python -m pytest -q -m tools $(ARGS)
 
 test-search: $(READY)  ## Run the search over all measured tables (minutes; needs ../shared)
-	$(BIN)/python -m pytest -q -m search tests/test_search_acceptance.py
+	$(BIN)/python -m pytest -q -m search tests/test_search_acceptance.py $(ARGS)
 
 test-faults: $(READY)  ## Kill and break at every third step of a session on every fake board; another third each day
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m faults $(FAULTS)
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m faults $(FAULTS) $(ARGS)
 
 test-faults-all: $(READY)  ## Kill and break at every step
-	POLYTHROTTLE_FAULTS=all $(BIN)/python -m pytest -q -n auto --dist worksteal -m faults $(FAULTS)
+	POLYTHROTTLE_FAULTS=all $(BIN)/python -m pytest -q -n auto --dist worksteal -m faults $(FAULTS) $(ARGS)
 
 test-fuzz: $(READY)  ## Damage every document that is read, FUZZ times for each reader (benchmarks/fuzz.py counts)
-	POLYTHROTTLE_FUZZ=$(or $(FUZZ),1000) $(BIN)/python -m pytest -q -n auto --dist worksteal tests/test_fuzzing.py
+	POLYTHROTTLE_FUZZ=$(or $(FUZZ),1000) $(BIN)/python -m pytest -q -n auto --dist worksteal tests/test_fuzzing.py $(ARGS)
 
 test-services: $(READY)  ## Measure and tune models on real servers, which are installed into .services (minutes)
-	$(BIN)/python -m pytest -q -rfE -m services tests/services
+	$(BIN)/python -m pytest -q -rfE -m services tests/services $(ARGS)
 
 test-browser: $(READY)  ## Look at the daemon's page in Chromium, which must be installed
-	$(BIN)/python -m pytest -q -rfE -m browser tests/browser
+	$(BIN)/python -m pytest -q -rfE -m browser tests/browser $(ARGS)
 
 test-daemon: $(READY)  ## Hours of the daemon with a fault a minute, and its API under schemathesis (minutes)
-	$(BIN)/python -m pytest -q -rfE -n $(WAITING) --dist worksteal -m 'soak or schema' tests/soak tests/test_web_schema.py
+	$(BIN)/python -m pytest -q -rfE -n $(WAITING) --dist worksteal -m 'soak or schema' tests/soak tests/test_web_schema.py $(ARGS)
 
 test-cluster: $(RAY)  ## Kill and bring back real nodes: torchrun, and two Slurm nodes where Slurm is installed (minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rfE -n 2 --dist loadgroup -m cluster tests/cluster
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rfE -n 2 --dist loadgroup -m cluster tests/cluster $(ARGS)
 
 soak: $(READY)  ## A whole simulated day of the daemon with a fault a minute, into benchmarks/soak.md (minutes)
 	$(BIN)/python benchmarks/soak.py --write benchmarks/soak.md
 
 hw-test: $(READY)  ## Check a real NVIDIA GPU by reading alone, and print what that cannot prove
-	$(BIN)/python -m pytest -q -rfE -m hardware tests/hardware
+	$(BIN)/python -m pytest -q -rfE -m hardware tests/hardware $(ARGS)
 
 check: $(READY)  ## Look at one file in seconds: style, types, and the tests nearest to it (make check FILE=polythrottle/…)
 	$(BIN)/ruff check $(FILE)

@@ -311,7 +311,8 @@ class TopScreen(App[None]):
         status = self._status
         wrong = list(troubles(status))
         if self._gone:
-            words = f"{self._gone}; trying again"
+            # The reason comes last: it may be longer than the line.
+            words = f"trying again: {self._gone}"
             style = BAD
         elif old:
             words = f"the daemon's control loop has not turned for {still_s:.0f} s: old figures"
