@@ -219,6 +219,7 @@ def test_times_may_be_numbers_or_dates(tmp_path: Path, text: str, name: str) -> 
         ("arrival_s\n0\n1e308\n", r"goes over 1e\+308 s"), ("arrival_s\n-1e308\n1e308\n", "goes over inf s"),
         ("arrival_s\n0\n1e-320\n", "cannot be stretched to a rate; look at its times"),
         ("arrival_s\n1\n2,5\n", "line 3: '2,5' has 2 fields, the header 1; write 2.5, not 2,5"),
+        ("time_s,user\n,", "holds no rows"),
     ],
 )  # fmt: skip
 def test_a_bad_table_is_one_clear_line(tmp_path: Path, text: str, told: str) -> None:

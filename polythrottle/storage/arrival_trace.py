@@ -38,6 +38,8 @@ def recorded(path: Path) -> NDArray[np.float64]:
     for part in parts(path, (), loose=True, most_rows=_MOST_ARRIVALS):
         column, unit_s = _column(path, part.names)
         times = _times(part, column, unit_s)
+        if not times.size:  # rows of separators alone; the reader refuses a table that ends without any other
+            continue
         if (back := np.flatnonzero(times < np.concatenate(([last_s], times[:-1])))).size:
             line = part.at(int(back[0])).line
             raise BadFile(f"{path}, line {line}: goes back in time; sort the file by arrival first")
