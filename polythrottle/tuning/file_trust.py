@@ -4,9 +4,12 @@ This machine's own devices are compared with what the file was made on. Anything
 user's to name, and what is run is said before it runs. What lies in the state folder this user has written.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polythrottle.backends import check_named
 from polythrottle.backends.meters import meter_apart, unmetered
@@ -18,7 +21,10 @@ from polythrottle.domain.units import show_name
 from polythrottle.storage.identity import disagreement, identity_of
 from polythrottle.storage.paths import state_dir
 from polythrottle.storage.untrusted import printable
-from polythrottle.tuning.plan import StudyPlan
+
+if TYPE_CHECKING:
+    # A plan comes with the search methods and so with NumPy, which neither restoring nor the daemon at rest loads.
+    from polythrottle.tuning.plan import StudyPlan
 
 
 def is_own(file: Path) -> bool:
