@@ -48,6 +48,7 @@ def test_tuning_ends_in_a_profile_with_its_evidence(table: str) -> None:
     assert tuning.report_path.read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.timeout(1200)  # fifteen studies, one after the other
 @pytest.mark.parametrize(
     "method", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("bayes", "grid")), "random"]
 )
