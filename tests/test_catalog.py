@@ -165,6 +165,8 @@ def _changed(tmp_path: Path, old: str, new: str) -> Path:
         ('total = ["VDD_IN"]', 'total = ["VDD_OUT"]', "VDD_OUT"),
         ('low = "gpu_min_mhz"', 'low = "gpu_mim_mhz"', "gpu_mim_mhz"),
         ("mem_mhz = 1331.2", "mem_mhz = 1331.3", "no level"),
+        ("mem_mhz = 1331.2", "mem_mhz = 1e305", "mem_mhz must be a number"),
+        ("mem_mhz = 1331.2", "mem_mhz = nan", "mem_mhz must be a number"),
         ("rise_s =", "rises_s =", "simulation.governor.rises_s is not a key"),
         ("knee =", "knea =", "simulation.gpu.voltage.knea"),
         ("[simulation.gpu.source]\n", '[simulation.gpu.source]\nlanes = ""\n#', "source"),

@@ -71,3 +71,10 @@ def test_a_shown_value_reads_back(value: float) -> None:
     number, unit = show(value, "J").split()
     factor = {"kJ": 1e3, "J": 1.0, "mJ": 1e-3, "µJ": 1e-6, "nJ": 1e-9}[unit]
     assert math.isclose(float(number) * factor, value, rel_tol=1e-3)
+
+
+@pytest.mark.parametrize("value", [1e305, math.inf, -math.inf, math.nan, 10**400])
+def test_a_number_that_no_clock_could_have_is_refused(value: float) -> None:
+    """In one line, also where it would become infinite only as hertz."""
+    with pytest.raises(InvalidInput, match="gpu_max_mhz is no number that a clock"):
+        to_si("gpu_max_mhz", value)

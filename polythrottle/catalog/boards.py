@@ -7,7 +7,7 @@ from functools import cached_property
 from polythrottle.catalog.documents import locate, names, read_document
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
-from polythrottle.domain.units import knob_name, show_level, show_name, to_si, unknown_knob
+from polythrottle.domain.units import MOST_LEVEL, knob_name, show_level, show_name, to_si, unknown_knob
 from polythrottle.storage.documents import TomlTable
 
 # The coefficients a board is simulated with, in SI; the equations they go into are in ``backends/simulated``.
@@ -500,8 +500,8 @@ def _preset(entry: TomlTable, name: str) -> OperatingPoint:
     entry.check_sources()
     figures = {key: value for key, value in entry.values.items() if key != "source"}
     for key, value in figures.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise entry.wrong(key, f"must be a number, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -MOST_LEVEL < value < MOST_LEVEL:
+            raise entry.wrong(key, f"must be a number, not {str(value)[:40]!r}")
     if not figures:
         raise entry.wrong("", f"is empty; preset {name} must set at least one knob")
     return OperatingPoint(dict(_level(key, value) for key, value in figures.items()))

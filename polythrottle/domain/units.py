@@ -19,6 +19,8 @@ _FACTORS: dict[str, dict[str, float]] = {
     "hz": {"Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9},
 }
 _MANY = 10
+MOST_LEVEL = 1e18
+"""Every level of a knob lies below, in whatever unit it is written."""
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*")
 _CLOCK = re.compile(r"(gpu|cpu|mem)(_max|_min|_freq)?")
 _SUFFIX = re.compile(r"(.+)_(hz|khz|mhz|ghz|us)")
@@ -52,10 +54,15 @@ def to_si(key: str, value: float) -> tuple[str, int | float]:
     """Return knob name and level in SI for a file key: ``gpu_max_mhz, 1300.5`` gives ``gpu_max_hz, 1300500000``.
 
     Clocks are whole hertz; ``queue_delay_us`` is in microseconds.
+
+    Raises:
+        InvalidInput: If a clock or a delay is no number that one could be.
     """
     match = _SUFFIX.fullmatch(key)
     if match is None:
         return key, value
+    if not -MOST_LEVEL < value < MOST_LEVEL:  # neither is NaN
+        raise InvalidInput(f"{key} is no number that a clock or a delay could be")
     if match[2] == "us":
         return f"{match[1]}_s", value / 1e6
     factor = {"hz": 1, "khz": 1e3, "mhz": 1e6, "ghz": 1e9}[match[2]]
