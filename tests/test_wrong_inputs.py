@@ -197,6 +197,8 @@ WRONG: list[tuple[str, int, str]] = [
     # The daemon
     ("daemon status", 6, "start one: polythrottle daemon run"),
     ("daemon stop --socket t.csv", 6, "no daemon runs at t.csv"),
+    ("daemon run -d sim:jetson-nano --traffic report --arrivals poisson:3/s", 2, "leave one of them out"),
+    ("daemon run -d sim:jetson-nano -w resnet50 --slo p99<=1s --tcp nope", 2, "127.0.0.1:8080, not 'nope'"),
     ("top --url ftp://x", 2, "write for example http://"),
     ("top --token-file none --url http://127.0.0.1:1", 4, "no token can be read from none: No such file"),
     (f"{BUDGET} --battery 80 --last 9h", 2, "--battery 80 has no unit; write for example 80Wh"),
@@ -211,6 +213,7 @@ WRONG: list[tuple[str, int, str]] = [
     (f"{PLAN} --deadline soon", 2, "write for example 12h"),
     (f"{PLAN} --chance 2", 2, "write for example 95%"),
     (f"{PLAN} --draws 0", 2, "from 10 to 100,000"),
+    (f"{PLAN} --task t.csv", 8, "t.csv is there already; name another file with --task"),
     (f"{PLAN} --minimise fun", 2, "takes energy, cost, time"),
     ("cluster train", 2, "such as examples/elastic_training.py"),
     ("cluster train none.py", 2, "there is no script none.py"),

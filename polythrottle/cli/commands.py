@@ -486,7 +486,7 @@ def run(arguments: Sequence[str]) -> int:
         words = f"{error.filename or 'standard output'}: {error.strerror}" if error.strerror else str(error)
         return complain(words, StorageError.exit_code)
     if code == INTERRUPTED:  # typer returns it where it meets the interrupt itself
-        complain("interrupted; what was measured is kept")
+        complain("interrupted; whatever was measured is kept")
     if isinstance(code, int):
         return code
     return 0

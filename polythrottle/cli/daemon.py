@@ -245,13 +245,17 @@ def status(
         if not follow:
             answer(client.status(), as_json, _print_status, lambda found: found.document)
             return
-        for line in _followed(client, as_json):
-            typer.echo(line)
+        silent = False
+        for line, gone in _followed(client, as_json):
+            # Whoever waits for a daemon needs to be told once, beside the lines that a script reads.
+            if not (gone and silent):
+                typer.echo(line, err=gone)
+            silent = gone
 
 
 @app.command(epilog=examples("polythrottle daemon stop"))
 def stop(socket: SocketOption = None, as_json: JsonOption = False) -> None:
-    """End the daemon: stop its study, restore the board, and show its last words."""
+    """End the daemon and any study; the board is put back."""
     from polythrottle.daemon.client import Client
 
     with Client(socket) as client, Client(socket) as listener:
@@ -371,8 +375,8 @@ def _gone(client: Any) -> bool:
     return False
 
 
-def _followed(client: Any, as_json: bool) -> Iterator[str]:
-    """Yield a line for each status and each event."""
+def _followed(client: Any, as_json: bool) -> Iterator[tuple[str, bool]]:
+    """Yield a line for each status and each event, and for nobody who answers; with whether it is such a one."""
     import json
 
     from polythrottle.cli.daemon_process import WIDTH, line_of
@@ -394,7 +398,7 @@ def _followed(client: Any, as_json: bool) -> Iterator[str]:
             continue
         if as_json:
             line = json.dumps(document)
-        yield line
+        yield line, isinstance(news, Gone)
 
 
 def _print_status(status: Any) -> None:

@@ -79,7 +79,9 @@ def settings_of(words: Mapping[str, Any]) -> Settings:
     plain = {name: words.get(name) for name in ("profile", "workload", "device", "tcp")}
     budget = budget_of(words)
     traffic = words.get("traffic")
-    if not traffic and words.get("arrivals"):
+    if words.get("arrivals"):
+        if traffic:
+            raise InvalidInput("--traffic and --arrivals both say where requests come from; leave one of them out")
         traffic = f"sim:{words['arrivals']}"
     local = bool(words.get("no_actuator"))
     if local:
@@ -87,9 +89,23 @@ def settings_of(words: Mapping[str, Any]) -> Settings:
     finetune = tuple(Path(folder).absolute() for folder in words.get("finetune") or ())
     slo = tuple(words.get("slo") or ())
     settings = settings.over(**plain, **paths, traffic=traffic, slo=slo, budget=budget, local=local, finetune=finetune)
+    tcp_of(settings)  # a bad address is refused before anything heavy is loaded
     if words.get("page") is None:
         return settings
     return replace(settings, page=words["page"] == "yes")
+
+
+def tcp_of(settings: Settings) -> "Tcp | None":
+    """Return where the API is served over TCP; None if it is not.
+
+    Raises:
+        InvalidInput: If it is no address, or too little protects it.
+    """
+    from polythrottle.daemon.web import Tcp
+
+    if settings.tcp is None:
+        return None
+    return Tcp.parse(settings.tcp, settings.tls_cert, settings.tls_key, settings.token_file)
 
 
 _PATHS = ("actuator", "socket", "tls_cert", "tls_key", "token_file")
@@ -146,11 +162,9 @@ def main() -> int:
 
 
 def _served(settings: Settings) -> int:
-    from polythrottle.daemon.web import Tcp, WebOptions, own_page, serve
+    from polythrottle.daemon.web import WebOptions, own_page, serve
 
-    tcp = None
-    if settings.tcp is not None:
-        tcp = Tcp.parse(settings.tcp, settings.tls_cert, settings.tls_key, settings.token_file)
+    tcp = tcp_of(settings)
     socket = settings.socket or run_dir() / DAEMON_SOCKET
     clock = WakingClock()
     desk = Mailbox()

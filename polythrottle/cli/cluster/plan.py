@@ -11,7 +11,7 @@ import typer
 
 from polythrottle.cli.options import JsonOption, OptionGroup, share, spread
 from polythrottle.cli.output import answer, optional
-from polythrottle.domain.errors import InvalidInput, SloUnmet
+from polythrottle.domain.errors import InvalidInput, SloUnmet, StorageError
 
 if TYPE_CHECKING:
     from polythrottle.cli.cluster.alternatives import Replays
@@ -120,7 +120,7 @@ class PlanJobOptions(OptionGroup):
 
         Raises:
             InvalidInput: If a number is out of range, or the figure's ending no format.
-            StorageError: If no figure can be written there.
+            StorageError: If no figure can be written there, or the task would take the place of another file.
         """
         if self.most is not None:
             _at_least("--most", self.most, 1)
@@ -130,6 +130,8 @@ class PlanJobOptions(OptionGroup):
             from polythrottle.cli.render.figures import check_figure
 
             check_figure(self.figure)
+        if self.task is not None and self.task.exists():
+            raise StorageError(f"{self.task} is there already; name another file with --task")
 
     def read(self, file: Path) -> "Catalogue":
         """Return a catalogue, with the price of energy that was given.

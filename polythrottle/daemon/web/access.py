@@ -154,7 +154,7 @@ class Tcp:
         if port.isdecimal() and port.isascii() and len(port) < 6:
             number = int(port)
         else:
-            number = -1
+            raise InvalidInput(f"--tcp takes HOST:PORT such as 127.0.0.1:8080, not {text[:60]!r}")
         bare = host.removeprefix("[").removesuffix("]")
         if ":" in bare and bare == host:
             raise InvalidInput(f"--tcp {text}: an IPv6 address stands in brackets, such as [::1]:8080")
