@@ -15,7 +15,7 @@ from polythrottle.lab.bench import whole_search
 from polythrottle.tuning.setup import Setup
 
 SEARCH = bench.WholeSearch(
-    "a__b__c.csv", "mean<=2x", "bayes", 0, 0, 9, 2, 2000.0, 50.0, 6.0, 0.0, True, 0.3, 0.3, 0.01, "nothing left"
+    "a__b__c.csv", "mean<=2x", "bayes", 0, 0, 9, 2, 2000.0, 50.0, 6.0, 0.0, True, 0.3, 0.3, 0.01, "nothing left", 1
 )
 
 
@@ -42,6 +42,7 @@ def test_a_grid_to_its_end_finds_the_best_and_pays_for_all(table: Path) -> None:
     beyond = sum(not posed.judge.holds(measured) for measured in posed.truth.values())
     assert (found.trials, found.regret, found.holds, found.infeasible) == (12, 0.0, True, beyond)
     assert found.items_beyond == 1000 * beyond
+    assert found.strayed == beyond, "the default, which holds, comes first"
     assert found.saved == found.to_save > 0.1
     assert found.search_j == pytest.approx(1000 * sum(measured.energy_j for measured in posed.truth.values()))
     assert found.promised is None, "a grid does not say what is left"
@@ -94,6 +95,7 @@ def test_a_search_that_finds_nothing_has_no_answer(tmp_path: Path) -> None:
         ({"regret": None, "holds": False}, "unanswered", 0.5),
         ({"regret": 0.005}, "promise_kept", 0.5),
         ({"promised": None}, "promise_kept", 0.0),
+        ({"strayed": 0}, "strayed", 0.5),
     ],
 )
 def test_what_counts_as_a_good_end(changed: dict[str, object], name: str, value: float) -> None:
@@ -143,7 +145,7 @@ def test_the_benchmark_page_leads_with_whole_searches(tmp_path: Path, monkeypatc
     page = (tmp_path / "search.md").read_text()
     lines = page.splitlines()
     assert lines[2] == "## Whole searches"
-    headline = lines.index("| `bayes` | 1 | 100% | 100% | 0% | 0% | 9.0 | 2.0 | 30.0% | 30.0% | 100% |")
-    assert headline < lines.index("| `bayes` | 2 | 50% | 50% | 0% | 50% | 9.0 | 2.0 | 30.0% | 30.0% | 50% |")
+    headline = lines.index("| `bayes` | 1 | 100% | 100% | 0% | 0% | 9.0 | 2.0 | 100% | 30.0% | 30.0% | 100% |")
+    assert headline < lines.index("| `bayes` | 2 | 50% | 50% | 0% | 50% | 9.0 | 2.0 | 100% | 30.0% | 30.0% | 50% |")
     assert page.endswith("## Trials to within 5 %\n\nas before\n")
     assert page.count("How the search methods compare") == 1

@@ -22,7 +22,7 @@ from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study, Trial
 from polythrottle.optimize import METHODS, make_optimizer
-from polythrottle.optimize.bayes import best_rows, beyond_caps
+from polythrottle.optimize.bayes import Account, best_rows, beyond_caps
 from polythrottle.optimize.options import Options
 from polythrottle.optimize.quantities import bound, in_units, table
 from polythrottle.testing import OptimizerContract
@@ -419,6 +419,58 @@ def test_caps_on_risk_are_opened_one_after_the_other(
     """A point beyond them all is known as one, so that a search may end rather than go there for next to nothing."""
     rows = best_rows(worth(*promises), np.arange(len(promises)), Options())
     assert (rows.tolist(), beyond_caps(worth(*promises), rows)) == ([chosen], beyond)
+
+
+@pytest.mark.parametrize(
+    ("promises", "used", "chosen"),
+    [
+        (((0.02, 0.9999), (0.5, 0.97)), 0.0, 0),  # next to no risk leaves something to gain
+        (((0.001, 0.9999), (0.5, 0.97)), 0.0, 1),  # it does not, and half of 0.1 is left for what does
+        (((0.001, 0.9999), (0.5, 0.97)), 0.08, 0),  # of which too much has been used
+        (((0.1, 0.96), (0.12, 0.91)), 0.0, 0),  # the share that is opened last is not needed
+        (((0.1, 0.98), (0.11, 0.96)), 0.0, 0),  # a little more gain is not worth twice the risk
+    ],
+)
+def test_a_risk_is_used_where_it_gains_most(
+    promises: tuple[tuple[float, float], ...], used: float, chosen: int
+) -> None:
+    """A tenth of chance for the whole search: what is left of it pays for trials, but not for little."""
+    assert best_rows(worth(*promises), np.arange(len(promises)), Options(risk=0.1), used).tolist() == [chosen]
+
+
+@pytest.mark.parametrize(
+    ("promises", "told"),
+    [
+        (((0.5, 0.93), (0.5, 0.5)), "the safest that is worth it would be at --risk 0.08"),
+        (((0.001, 0.93),), "and none is worth more"),
+        (((100.0, 0.005),), "safe enough to try at a risk of 0.05"),
+    ],
+)
+def test_what_a_greater_risk_would_allow_is_said(promises: tuple[tuple[float, float], ...], told: str) -> None:
+    """Of 0.05 a hundredth is used: the safest point left counts, if it is worth it."""
+    with pytest.raises(Exhausted, match="safe enough") as caught:
+        best_rows(worth(*promises), np.arange(len(promises)), Options(risk=0.05), 0.01)
+    assert str(caught.value).endswith(told)
+
+
+def test_the_account_of_a_search_follows_from_its_trials_alone() -> None:
+    """Each trial counts with the chance it had when it was begun, asked once, and again where trials are others."""
+    asked: list[int] = []
+
+    def chance(before: Study, trial: Trial) -> float | None:
+        asked.append(len(before.trials))
+        return None if not before.trials else trial.point["gpu_max_hz"] / 100.0
+
+    space = SearchSpace.grid((Knob("gpu_max_hz", tuple(range(1, 9))),), {"gpu_max_hz": 8})
+    trials = tuple(Trial(number, space[number]) for number in range(4))
+    study = Study(Problem(space), "bayes", trials=trials)
+    account = Account(chance)
+    assert account.used(study) == pytest.approx(0.09)
+    assert account.used(replace(study, trials=trials[:3])) == pytest.approx(0.05)
+    assert asked == [0, 1, 2, 3], "nothing is worked out twice"
+    other = replace(study, trials=(*trials[:3], Trial(3, space[7])))
+    assert account.used(other) == pytest.approx(0.13)
+    assert asked[4:] == [3]
 
 
 @pytest.mark.parametrize(("energies", "level"), [((2.0,), 5), ((2.0, 1.0), 3), ((2.0, 3.0), 7), ((2.0, 3.0, 3.0), 8)])

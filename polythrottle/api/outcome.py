@@ -43,7 +43,7 @@ class Tuning:
         unwritten: Why the profile or the report could not be written; empty if both were.
         ended: Why there were no more trials.
         history: The earlier studies it learnt from.
-        risk: Highest chance of breaking a limit that a trial might have; None if that was left to the method.
+        risk: Chance that the search might have of breaking a limit; None if that was left to the method.
         older: What became of a profile that was there before, and why; None if there was none to speak of.
         kept: Whether that one stays, so that the answer is in journal and report alone.
         unladdered: Why the answer holds no points along load; empty if it does.

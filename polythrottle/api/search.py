@@ -115,7 +115,7 @@ def tune(
         early_stop: Whether to end when next to nothing is left to save.
         method: ``bayes``, ``random``, ``grid``, …, or a search method.
         seed: Randomness of the method.
-        risk: Highest chance of breaking a limit a trial may have once a feasible point is known; the method's own
+        risk: Chance that the search breaks a limit once a point is known that holds it; the method's own
             choice if None.
         history: Journals, tables, or folders of them to learn from; if None, the studies of this device or workload in
             the state folder, unless the device is a recorded table; if empty, nothing.

@@ -26,13 +26,14 @@ reached 45, or an eighth more than allowed; ÷: their ratios, with 95 % interval
 late: runs that broke it once two feasible points were known; regret: at the
 end; ms: median suggestion"""
 
-_WHOLE_HEADINGS = ("≤ 2 %", "≤ 5 %", "breaks", "worst", "saves", "of", "trials", "broke", "items", "kept")
+_WHOLE_HEADINGS = ("≤ 2 %", "≤ 5 %", "breaks", "worst", "saves", "of", "trials", "broke", "stray", "items", "kept")
 _WHOLE_NOTES = """\
 ≤ 2 %, ≤ 5 %: answers that hold and take at most so much more than the best
 feasible point; breaks: answers that truly break the SLO; worst: of the answers
 that hold, how much more than the best; saves: of the default's energy, of what
-the best point saves; trials; broke: those that broke the SLO, and the items
-served in them; kept: no more was left than one more trial was said to save"""
+the best point saves; trials; broke: those that broke the SLO; stray: searches
+with one once a point was known that holds; items: those served in trials that
+broke it; kept: no more was left than one more trial was said to save"""
 
 
 @app.callback()
@@ -87,7 +88,8 @@ class RuleOptions(OptionGroup):
         str | None, typer.Option("--history", metavar="DIR|GLOB|leave-one-out", help="Earlier studies to learn from.")
     ] = None
     risk: Annotated[
-        float | None, typer.Option("--risk", metavar="R", help="Highest chance of breaking the SLO a trial may have.")
+        float | None,
+        typer.Option("--risk", metavar="R", help="Chance that a search breaks the SLO, for those who heed it."),
     ] = None
     until: Annotated[
         str | None, typer.Option("--until", metavar="5%", help="End a search there; for a quick look.")
@@ -323,6 +325,7 @@ def _whole_cells(summary: "WholeSummary") -> tuple[str, ...]:
         f"{summary.to_save:.1%}",
         f"{summary.trials:.1f}",
         f"{summary.infeasible:.1f}",
+        formatted(summary.strayed, "{:.0%}", "–"),
         f"{summary.items_beyond:,.0f}",
         formatted(summary.promise_kept, "{:.0%}", "–"),
     )

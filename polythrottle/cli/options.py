@@ -296,7 +296,7 @@ class StudyOptions(OptionGroup):
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Randomness of the method.")] = 0
     risk: Annotated[
         float | None,
-        typer.Option("--risk", metavar="R", help="Chance of breaking the SLO a trial may take; 0.05 in production."),
+        typer.Option("--risk", metavar="R", help="Chance that the search breaks the SLO; 0.05 in production."),
     ] = None
     history: Annotated[
         list[str] | None,

@@ -18,7 +18,8 @@ from polythrottle.optimize.acquisition import log_expected_improvement, log_prob
 from polythrottle.optimize.features import Array
 from polythrottle.optimize.options import Ingredient, Options
 from polythrottle.optimize.posterior import posterior_given, prior_mean, rows_of, study_posterior
-from polythrottle.optimize.quantities import DRAW, ENERGY, TIME, Bound, bound, by_chance, names, table
+from polythrottle.optimize.quantities import DRAW, ENERGY, TIME, Bound, bound, by_chance, doubts, names, table
+from polythrottle.optimize.safety import ceiling, log_below
 from polythrottle.optimize.surrogate import QuantityPosterior, one_thread
 
 # What a trial adds to a front of two quantities that are both to be small.
@@ -202,7 +203,7 @@ def _reference(mean: Tensor, seen: Tensor, limit: float) -> tuple[Tensor, Tensor
 #
 # Loads torch; `bayes` imports it when a suggestion needs a model.
 
-WIDER = 1.5
+WIDER = 1.25
 """Models of few trials are surer than they should be: deviations are this much wider where a limit must not break."""
 SURE = 0.8
 """How probably a point must hold every limit to be the answer where windows differ by chance."""
@@ -265,7 +266,7 @@ def acquisition_value(study: Study, constraints: Sequence[Constraint], options: 
         gain = log_gain(study, belief, quantities, energy, trusted, bounds)
     else:
         gain = -log_objective(study, belief, quantities, energy)[0]
-    assured = _array(log_feasible(belief, quantities, bounds, WIDER))
+    assured = _array(log_assured(study, belief, quantities, bounds))
     return AcquisitionValue(_array(gain), _array(feasible), _array(sound), improving=bool(trusted), assured=assured)
 
 
@@ -315,6 +316,26 @@ def log_feasible(
         k = quantities.index(one.quantity)
         std = wider * (belief.variance[:, k] + belief.noise[k]).sqrt()
         total = total + log_probability_below(belief.mean[:, k], std, one.limit)
+    return total
+
+
+def log_assured(
+    study: Study, belief: QuantityPosterior, quantities: tuple[str, ...], bounds: Sequence[Bound]
+) -> Tensor:
+    """Return as `log_feasible`, with the doubt widened by `WIDER`, of what lies below a `ceiling`, shape (points,)."""
+    trials = [trial for trial in study.completed if trial.point in study.problem.space]
+    measurements = [trial.measurement for trial in trials if trial.measurement]
+    seen = rows_of(study, trials)
+    total = torch.zeros(len(belief.mean), dtype=torch.double)
+    for one in bounds:
+        k = quantities.index(one.quantity)
+        values = table(measurements, (one.quantity,))[:, 0]
+        doubt = np.maximum(doubts(measurements, (one.quantity,))[:, 0], float(belief.noise[k]))
+        told = [place for place, value in enumerate(values) if math.isfinite(value)]
+        kept = [measurements[place] for place in told]
+        above = ceiling(study, seen[told], values[told], doubt[told], kept, one.quantity)
+        std = WIDER * (belief.variance[:, k] + belief.noise[k]).sqrt()
+        total = total + log_below(belief.mean[:, k], std, one.limit, above)
     return total
 
 

@@ -5,14 +5,15 @@ Capped by risk.
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from polythrottle.domain.errors import Exhausted, InvalidInput
-from polythrottle.domain.problem import Constraint, Objective
+from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study, Trial
 from polythrottle.optimize.features import Array, Rows, generator, remaining_rows, untried_rows
@@ -26,27 +27,35 @@ if TYPE_CHECKING:
 
 RISKS = (0.2, 0.5, 0.8)
 """How likely a trial may be to break a limit, unless the user says: the first cap within which something is left."""
-SHARE = 0.25
-"""Of the risk a user allows to a whole search, one trial may spend this share."""
+SHARES = (0.05, 0.2, 0.5, 1.0)
+"""Of the risk that is left of what a user allows to a whole search, one trial may use the first of these shares within
+which something is left; beyond the first only for what is worth it."""
 WORTHWHILE = 0.005
 """A cap leaves something if a trial within it is expected to save this share of the energy."""
+_CERTAIN = 0.999
+_LEAST_RISK = 1e-9
 _TIE = 0.03
 """Points worth less than a thirtieth below the best count as equals: the models are not surer than that."""
 
 
-def best_rows(worth: "AcquisitionValue", rows: Rows, options: Options) -> Rows:
+def best_rows(worth: "AcquisitionValue", rows: Rows, options: Options, used: float = 0.0) -> Rows:
     """Return the rows that are worth most, given the risk a trial may take, ascending.
 
     Args:
         worth: Of every point.
         rows: Those that have not been tried, at least one.
         options: The risk; without one the caps of `RISKS` are opened one after the other.
+        used: What earlier trials have used of the user's own risk.
 
     Raises:
         Exhausted: If the user's own risk leaves no row.
     """
-    allowed = _within(worth, rows, options)
+    allowed = _within(worth, rows, options, used)
     total = np.nan_to_num(worth.total[allowed], nan=-np.inf)
+    if options.risk is not None and worth.improving:
+        # Of what is to be paid for with risk, what gains most for it.
+        chance = -np.expm1(np.minimum(worth.assured[allowed], 0.0))
+        total = total - np.log(np.maximum(chance, SHARES[0] * max(options.risk - used, _LEAST_RISK)))
     best: Rows = allowed[total >= total.max() - _TIE]
     return best
 
@@ -61,16 +70,44 @@ def beyond_caps(worth: "AcquisitionValue", rows: Rows) -> bool:
     return not len(_below(RISKS[-1], worth.feasible, rows))
 
 
-def _within(worth: "AcquisitionValue", rows: Rows, options: Options) -> Rows:
+def _within(worth: "AcquisitionValue", rows: Rows, options: Options, used: float) -> Rows:
     """Return the rows a trial may go to: all while nothing feasible is known, those within the risk after that."""
     if not worth.improving or Ingredient.CAP in options.without:
         return rows
     if options.risk is None:
         return _promising(worth, rows, RISKS)
-    allowed = _below(SHARE * options.risk, worth.assured, rows)
+    allowed = safe_rows(worth, rows, options.risk, used)
     if not len(allowed):
-        raise Exhausted(f"no point left is safe enough to try at a risk of {options.risk:g}")
-    return allowed
+        raise Exhausted(_unsafe(worth, rows, options.risk, used))
+    return _promising(worth, allowed, [share * max(options.risk - used, 0.0) for share in SHARES])
+
+
+def safe_rows(worth: "AcquisitionValue", rows: Rows, risk: float, used: float) -> Rows:
+    """Return the rows that what is left of a user's risk allows: any at next to none, others if they are worth it.
+
+    Args:
+        worth: Of every point.
+        rows: Those that have not been tried.
+        risk: What the whole search may have.
+        used: What earlier trials have used of it.
+    """
+    left = max(risk - used, 0.0)
+    cheap = worth.assured[rows] >= math.log1p(-SHARES[0] * left)
+    dear = worth.assured[rows] >= math.log1p(-min(left, _CERTAIN))
+    kept: Rows = rows[cheap | (dear & (worth.total[rows] > math.log(WORTHWHILE)))]
+    return kept
+
+
+def _unsafe(worth: "AcquisitionValue", rows: Rows, risk: float, used: float) -> str:
+    """Return in words that no row is safe enough, and which risk would have allowed the safest that is worth it."""
+    told = f"no point left is safe enough to try at a risk of {risk:g}"
+    worthy = rows[worth.total[rows] > math.log(WORTHWHILE)]
+    if not len(worthy):
+        return f"{told}, and none is worth more"
+    needed = used - math.expm1(min(float(worth.assured[worthy].max()), 0.0))
+    if needed >= 1.0:
+        return told
+    return f"{told}; the safest that is worth it would be at --risk {math.ceil(1000.0 * needed - 1e-6) / 1000.0:g}"
 
 
 def _promising(worth: "AcquisitionValue", rows: Rows, risks: Sequence[float]) -> Rows:
@@ -86,6 +123,38 @@ def _below(risk: float, feasible: Array, rows: Rows) -> Rows:
     """Return the rows whose chance to break a limit is at most a risk, given log probabilities to hold them all."""
     kept: Rows = rows[feasible[rows] >= math.log1p(-risk)]
     return kept
+
+
+# How much of the risk that a whole search may take was used.
+
+
+class Account:
+    """What each trial of a study was given as its chance to break a limit, when it was begun.
+
+    Nothing is kept that does not follow from the study: what is not remembered is worked out again.
+
+    Args:
+        chance: Of a trial, given the study before it; None while no feasible point was known.
+    """
+
+    def __init__(self, chance: Callable[[Study, Trial], float | None]) -> None:
+        self._chance = chance
+        self._known: list[tuple[Trial, float]] = []
+        self._of: tuple[Problem, int] | None = None
+
+    def used(self, study: Study) -> float:
+        """Return the sum of those chances, which is at least the chance that one of the trials breaks a limit."""
+        if self._of is None or self._of[0] is not study.problem or self._of[1] != study.seed:
+            self._of = (study.problem, study.seed)
+            self._known = []
+        pairs = zip(self._known, study.trials, strict=False)
+        same = next((number for number, (known, trial) in enumerate(pairs) if known[0] != trial), None)
+        if same is not None:
+            del self._known[same:]
+        for number in range(len(self._known), len(study.trials)):
+            before = replace(study, trials=study.trials[:number])
+            self._known.append((study.trials[number], self._chance(before, study.trials[number]) or 0.0))
+        return sum(chance for _, chance in self._known[: len(study.trials)])
 
 
 # Constrained Bayesian optimisation over a finite space: expected improvement × probability of feasibility.
@@ -104,6 +173,7 @@ class ConstrainedBayes:
     def __init__(self, options: Options | None = None) -> None:
         self._options = options or Options()
         self._newest: tuple[Study, AcquisitionValue] | None = None
+        self._account = Account(self._chance)
 
     def suggest(self, study: Study) -> OperatingPoint:
         """Return the default point, then the point whose trial is worth most; the seed chooses between equals.
@@ -118,7 +188,8 @@ class ConstrainedBayes:
             return space.default
         if len(rows) == 1 and self._options.risk is None:
             return space[int(rows[0])]
-        return space[int(generator(study).choice(best_rows(self._worth(study), rows, self._options)))]
+        worth = self._worth(study)
+        return space[int(generator(study).choice(best_rows(worth, rows, self._options, self._used(study))))]
 
     def saving_left(self, study: Study) -> float:
         """Return what one more trial is expected to take off the objective; inf while that is unknown or a front."""
@@ -132,6 +203,10 @@ class ConstrainedBayes:
         worth = self._worth(study)
         if not worth.improving:
             return math.inf
+        if self._options.risk is not None:
+            rows = safe_rows(worth, rows, self._options.risk, self._used(study))
+        if not len(rows):
+            return math.inf  # the next suggestion says so
         return objective.of(best.measurement) * math.exp(min(float(np.nanmax(worth.total[rows])), 0.0))
 
     def dares(self, study: Study) -> bool:
@@ -157,6 +232,22 @@ class ConstrainedBayes:
             from polythrottle.optimize.acquisition_value import best_visited  # loads torch
 
             return best_visited(study, self._options)
+
+    def _used(self, study: Study) -> float:
+        """Return how much of the user's own risk the trials of a study have used; 0 without one."""
+        if self._options.risk is None:
+            return 0.0
+        return self._account.used(study)
+
+    def _chance(self, before: Study, trial: Trial) -> float | None:
+        """Return the chance to break a limit that a trial had when it was begun; None if nothing feasible was known."""
+        space = before.problem.space
+        if trial.point not in space or trial.point in before.visited or before.best is None:
+            return None
+        worth = self._worth(before)
+        if not worth.improving:
+            return None
+        return -math.expm1(min(float(worth.assured[space.index(trial.point)]), 0.0))
 
     def _worth(self, study: Study) -> "AcquisitionValue":
         """Return what a trial at each point is worth; remembered, because a study is asked about more than once."""

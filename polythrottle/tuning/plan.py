@@ -28,7 +28,7 @@ class StudyPlan:
         rule: When going on is not worth it.
         presets: Whether to measure the device's presets too.
         out: The profile's file; None for the usual place.
-        risk: Highest chance of breaking a limit that a trial may have; None leaves it to the method.
+        risk: Chance that the search breaks a limit once one is known to be held; None leaves it to the method.
         history: Files and folders of earlier studies; None for the local store, none for no history.
         lessons: The earlier studies that were found, as `polythrottle.tuning.study_store.PriorStudy.line` describes
         them. priors: Points of profiles for other boards, to be tried first at the nearest points of this space.
@@ -119,7 +119,7 @@ class StudyPlan:
         if self.risk is None:
             risk = None
         else:
-            risk = f"at most {100 * self.risk:g} % chance of breaking a limit per trial"
+            risk = f"at most {100 * self.risk:g} % chance that the search breaks a limit"
         known = {"ended": ended, "runs on": runs_on, "risk": risk, "learnt from": learnt}
         return {name: text for name, text in known.items() if text}
 

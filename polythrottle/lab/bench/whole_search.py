@@ -57,6 +57,7 @@ class WholeSearch:
         to_save: Share that the best point saves.
         promised: Share of the answer's energy that one more trial was expected to save in the end; None if unknown.
         ended: Why it ended, in words.
+        strayed: Infeasible trials once a point had been tried that truly holds: what a risk is meant to bound.
     """
 
     table: str
@@ -75,6 +76,7 @@ class WholeSearch:
     to_save: float
     promised: float | None
     ended: str
+    strayed: int
 
     @property
     def family(self) -> str:
@@ -145,7 +147,8 @@ def run_whole(
 
 
 def _judged(task: Task, posed: Subject, study: Study, promised: float | None, history: int, ended: str) -> WholeSearch:
-    broke = [trial for trial in study.completed if not posed.judge.holds(posed.truth[trial.point])]
+    held = [posed.judge.holds(posed.truth[trial.point]) for trial in study.completed]
+    broke = [trial for trial, one in zip(study.completed, held, strict=True) if not one]
     best = study.best
     default = posed.truth[study.problem.space.default]
     answer = None if best is None else posed.truth[best.point]
@@ -162,6 +165,7 @@ def _judged(task: Task, posed: Subject, study: Study, promised: float | None, hi
         to_save=1.0 - posed.best_j / default.energy_j,
         promised=promised,
         ended=ended,
+        strayed=sum(not one and any(held[:number]) for number, one in enumerate(held)),
     )  # fmt: skip
 
 
@@ -197,6 +201,8 @@ class WholeSummary:
         unanswered: Share without an answer.
         trials: Trials made.
         infeasible: Those that truly broke the limit.
+        strayed: Share of the searches that tried a point which truly breaks it once one had been tried that holds; None
+            in documents from before it was counted.
         items_beyond: Items served in those.
         saved: Share of the default's energy saved by answers that hold; others save nothing.
         to_save: Share that the best points save.
@@ -214,6 +220,7 @@ class WholeSummary:
     unanswered: float
     trials: float
     infeasible: float
+    strayed: float | None
     items_beyond: float
     saved: float
     to_save: float
@@ -241,6 +248,7 @@ def _summary(method: str, some: Sequence[WholeSearch]) -> WholeSummary:
         unanswered=mean(one.regret is None for one in some),
         trials=mean(one.trials for one in some),
         infeasible=mean(one.infeasible for one in some),
+        strayed=mean(one.strayed > 0 for one in some),
         items_beyond=mean(one.items_beyond for one in some),
         saved=mean(one.saved if one.holds else 0.0 for one in some),
         to_save=mean(one.to_save for one in some),
