@@ -221,7 +221,7 @@ class AcquisitionValue:
         feasible: Probability that it holds every limit, model's doubt and noise counted.
         sound: Probability that it does not fail.
         improving: Whether there is a feasible trial to improve on.
-        assured: As ``feasible``, with the doubt widened by `WIDER`: for searches that must not break a limit.
+        assured: As ``feasible``; where a risk is given, as `log_assured` has it.
     """
 
     gain: Array
@@ -266,8 +266,10 @@ def acquisition_value(study: Study, constraints: Sequence[Constraint], options: 
         gain = log_gain(study, belief, quantities, energy, trusted, bounds)
     else:
         gain = -log_objective(study, belief, quantities, energy)[0]
-    assured = _array(log_assured(study, belief, quantities, bounds))
-    return AcquisitionValue(_array(gain), _array(feasible), _array(sound), improving=bool(trusted), assured=assured)
+    assured = feasible if options.risk is None else log_assured(study, belief, quantities, bounds)
+    return AcquisitionValue(
+        _array(gain), _array(feasible), _array(sound), improving=bool(trusted), assured=_array(assured)
+    )
 
 
 def modelled(bounds: Sequence[Bound], delay: str | None, options: Options) -> tuple[str, ...]:

@@ -188,8 +188,8 @@ class ConstrainedBayes:
             return space.default
         if len(rows) == 1 and self._options.risk is None:
             return space[int(rows[0])]
-        worth = self._worth(study)
-        return space[int(generator(study).choice(best_rows(worth, rows, self._options, self._used(study))))]
+        used = self._used(study)  # first, while what the last trial was begun with is remembered
+        return space[int(generator(study).choice(best_rows(self._worth(study), rows, self._options, used)))]
 
     def saving_left(self, study: Study) -> float:
         """Return what one more trial is expected to take off the objective; inf while that is unknown or a front."""
@@ -200,11 +200,12 @@ class ConstrainedBayes:
             return math.inf
         if not len(rows):
             return 0.0
+        used = self._used(study)
         worth = self._worth(study)
         if not worth.improving:
             return math.inf
         if self._options.risk is not None:
-            rows = safe_rows(worth, rows, self._options.risk, self._used(study))
+            rows = safe_rows(worth, rows, self._options.risk, used)
         if not len(rows):
             return math.inf  # the next suggestion says so
         return objective.of(best.measurement) * math.exp(min(float(np.nanmax(worth.total[rows])), 0.0))
@@ -251,9 +252,14 @@ class ConstrainedBayes:
 
     def _worth(self, study: Study) -> "AcquisitionValue":
         """Return what a trial at each point is worth; remembered, because a study is asked about more than once."""
-        if self._newest is None or self._newest[0] is not study:
+        if self._newest is None or not _same(self._newest[0], study):
             self._newest = study, _appraise(study, self._options)
         return self._newest[1]
+
+
+def _same(one: Study, other: Study) -> bool:
+    """Return whether two studies of one problem have come equally far."""
+    return one is other or (one.problem is other.problem and one.seed == other.seed and one.trials == other.trials)
 
 
 def _appraise(study: Study, options: Options) -> "AcquisitionValue":
