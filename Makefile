@@ -22,7 +22,7 @@ ARGS :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo docs check test test-slow test-tools test-faults test-faults-all test-fuzz test-services test-browser test-daemon \
-	test-cluster test-search hw-test soak lint format bench-search install-units wheel test-container clean
+	test-cluster test-search test-ssh hw-test soak lint format bench-search install-units wheel test-container clean
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ test-browser: $(READY)  ## Look at the daemon's page in Chromium, which must be 
 
 test-daemon: $(READY)  ## Hours of the daemon with a fault a minute, and its API under schemathesis (minutes)
 	$(BIN)/python -m pytest -q -rfE -n $(WAITING) --dist worksteal -m 'soak or schema' tests/soak tests/test_web_schema.py $(ARGS)
+
+test-ssh: $(READY)  ## Tune, kill and cut off boards behind a real sshd on loopback (Debian: openssh-server, pypy3)
+	$(BIN)/python -m pytest -q -rfE -m ssh tests/ssh
 
 test-cluster: $(RAY)  ## Kill and bring back real nodes: torchrun, and two Slurm nodes where Slurm is installed (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rfE -n 2 --dist loadgroup -m cluster tests/cluster $(ARGS)

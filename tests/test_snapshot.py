@@ -22,7 +22,8 @@ from polythrottle.catalog.documents import read_archive
 from polythrottle.cli.commands import run
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError, UnknownName
-from polythrottle.inspect.snapshot import GONE, MOST_FILE_BYTES, Scrubber, collect, packed, take, unpack
+from polythrottle.inspect.snapshot import GONE, Scrubber, packed, take, unpack
+from polythrottle.inspect.tree_files import MOST_FILE_BYTES, collect
 from polythrottle.testing import BOARDS, plant
 from polythrottle.testing.nvml import FakeNvml, compiler
 from polythrottle.tuning.setup import slug

@@ -4,6 +4,8 @@ Names are looked up when they are first used (PEP 562): the guard and the keeper
 long as a device stands changed, import modules of this package and not the writer with them, a megabyte each.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
 from typing import TYPE_CHECKING
 

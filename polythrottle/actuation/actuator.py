@@ -1,13 +1,14 @@
 """Write to a device so that every value can be put back, whatever dies in between."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING
 
 from polythrottle.actuation.drivers.controls import UNREADABLE, Control, Controls, Setting, present_start
 from polythrottle.actuation.drivers.system import SystemControls
@@ -31,6 +32,9 @@ from polythrottle.actuation.state.site import boot_id as running_boot_id
 from polythrottle.actuation.systemd import DescriptorStore
 from polythrottle.actuation.watchdog import Watchdog, start_guard
 from polythrottle.domain.errors import BadFile, DeviceError, KnobRejected, PolythrottleError, StorageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Actuator:
@@ -258,7 +262,7 @@ class Actuator:
         """Note what the controls are to hold from now on."""
         if any(self._allowed[each.key].persistent for each in settings if self._wrote.get(each.key) != each.text):
             self._wrote.clear()  # a power mode that is switched rewrites the others
-        self._wrote |= {each.key: each.text for each in settings}
+        self._wrote.update({each.key: each.text for each in settings})
 
     def _before(self, key: str, held: str) -> str:
         """Return what a control held, as the text that puts it back."""

@@ -7,6 +7,8 @@ library only, but for what the device's own driver needs. On its standard input 
 so that it can restore where record and lease are damaged, deleted, or on a disk that has failed.
 """
 
+from __future__ import annotations
+
 import math
 import os
 import select
@@ -71,7 +73,8 @@ class WriterPipe:
     def record(self, site: Site, boot_id: str) -> Record:
         """Return the record as it was told."""
         self.hear()
-        return Record(site.record, None, boot_id, self._text.removesuffix(NOW).rpartition(FORGET)[2])
+        text = self._text[: -len(NOW)] if self.at_once else self._text
+        return Record(site.record, None, boot_id, text.rpartition(FORGET)[2])
 
 
 def wait_for_end(
@@ -127,7 +130,7 @@ def _end_of(pid: int, told: WriterPipe) -> Callable[[float], bool]:
         return ready
 
     try:
-        writer = os.pidfd_open(pid)
+        writer = os.pidfd_open(pid)  # novermin
     except ProcessLookupError:
         return lambda wait_s: True
     except (AttributeError, OSError):

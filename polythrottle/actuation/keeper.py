@@ -3,6 +3,8 @@
 As ``python -m polythrottle.actuation.keeper``.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 import time

@@ -12,6 +12,8 @@ They bind restoring too, for a record says what others may have written into it:
 only where it is what the driver itself begins with, as after a reboot. Nothing is set that could not be put back so.
 """
 
+from __future__ import annotations
+
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -19,9 +21,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Tuple, TypeVar
 
 from polythrottle.actuation.drivers.controls import Controls, factory
+from polythrottle.domain.backports import paired, removeprefix
 from polythrottle.domain.errors import BadFile, DeviceError, KnobRejected
 from polythrottle.domain.units import to_file, to_si
 from polythrottle.storage.untrusted import read_toml
@@ -51,8 +54,8 @@ KNOBS = (
     "power_profile",
 )
 """The knobs of real devices that have numbers to bound."""
-Bounds = tuple[float, float]
-Level = TypeVar("Level", int, float, str, int | float | str)
+Bounds = Tuple[float, float]
+Level = TypeVar("Level", int, float, str, "int | float | str")
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Limits:
     bounds: Mapping[str, Mapping[str, Bounds]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path | None = None) -> "Limits":
+    def read(cls, path: Path | None = None) -> Limits:
         """Return the administrator's limits; none if there is no such file.
 
         Raises:
@@ -119,7 +122,7 @@ class Limits:
             kinds = ["jetson", "cpu"]  # both write the same files of cpufreq
         else:
             kinds = ["jetson"]
-        spans = [self.span(kind, name, place.removeprefix("nvml:")) for kind in kinds]
+        spans = [self.span(kind, name, removeprefix(place, "nvml:")) for kind in kinds]
         low = max(each[0] for each in spans)
         high = min(each[1] for each in spans)
         if low <= float(last) * unit <= high:
@@ -150,8 +153,7 @@ def _bounds(file: Path, where: str, key: str, value: Any) -> tuple[str, Bounds]:
     if name not in KNOBS:
         raise BadFile(f"{file}: {where} is no knob; known: {', '.join(to_file(knob, 0)[0] for knob in KNOBS)}")
     low, high = (
-        to_si(key, value[side])[1] if side in value else bound
-        for side, bound in zip(sides, (-math.inf, math.inf), strict=True)
+        to_si(key, value[side])[1] if side in value else bound for side, bound in paired(sides, (-math.inf, math.inf))
     )
     if low > high:
         raise BadFile(f"{file}: {where} has its minimum above its maximum")

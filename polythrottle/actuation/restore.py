@@ -3,6 +3,8 @@
 Also a program of its own, ``polythrottle-restore``, for a service's stop-post command and for the unit at boot.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import sys

@@ -3,6 +3,8 @@
 The audit of all writes.
 """
 
+from __future__ import annotations
+
 import errno
 import json
 import os
@@ -83,7 +85,7 @@ class Outcome:
         """What is not as it was found, each in a line."""
         return (*map(str, self.failed), *map(str, self.foreign), *self.damage)
 
-    def with_more(self, other: "Outcome") -> "Outcome":
+    def with_more(self, other: Outcome) -> Outcome:
         """Return what this restoring and another of the same device came to together."""
         return Outcome(
             other.device,

@@ -3,6 +3,8 @@
 The lease and record that outlive a crash.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import socket
@@ -119,7 +121,7 @@ def handed_back(environment: MutableMapping[str, str] | None = None) -> dict[str
     if pid != str(os.getpid()) or not count.isdecimal():
         return {}
     found = {}
-    for handle, name in zip(range(_FIRST, _FIRST + int(count)), names.split(":"), strict=False):
+    for handle, name in enumerate(names.split(":")[: int(count)], _FIRST):
         with suppress(OSError):
             os.set_inheritable(handle, False)
             found[name] = handle

@@ -3,6 +3,8 @@
 The guard is told through a pipe what goes on record, and so knows it also when the disk has failed meanwhile.
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import subprocess
@@ -125,7 +127,7 @@ def start_guard(site: Site, token: int, boot_id: str, lock: int | None, known: b
 
 def _spawned(
     site: Site, token: int, boot_id: str, pid: str, known: bytes, lock: int | None = None
-) -> "subprocess.Popen[bytes]":
+) -> subprocess.Popen[bytes]:
     handles = () if lock is None else (lock,)
     where = os.pathsep.join(filter(None, (str(_PACKAGE), os.environ.get("PYTHONPATH"))))
     try:
@@ -152,13 +154,13 @@ def _spawned(
         raise DeviceError(f"cannot start the guard that would restore the device: {err.strerror}") from err
     assert guard.stdin is not None
     with suppress(OSError):  # the usual size does for most boards
-        fcntl.fcntl(guard.stdin, fcntl.F_SETPIPE_SZ if hasattr(fcntl, "F_SETPIPE_SZ") else 1031, _PIPE_BYTES)
+        fcntl.fcntl(guard.stdin, getattr(fcntl, "F_SETPIPE_SZ", 1031), _PIPE_BYTES)
     os.set_blocking(guard.stdin.fileno(), False)  # a guard that is stopped does not hold up its writer
     _tell(guard, known)
     return guard
 
 
-def _tell(guard: "subprocess.Popen[bytes]", text: bytes) -> None:
+def _tell(guard: subprocess.Popen[bytes], text: bytes) -> None:
     """Tell a guard something, or nothing more at all where it does not listen: the disk has it too."""
     if guard.stdin is None or guard.stdin.closed or not text:
         return
@@ -170,7 +172,7 @@ def _tell(guard: "subprocess.Popen[bytes]", text: bytes) -> None:
         _close(guard)
 
 
-def _close(guard: "subprocess.Popen[bytes]") -> None:
+def _close(guard: subprocess.Popen[bytes]) -> None:
     if guard.stdin is not None:
         with suppress(OSError):
             guard.stdin.close()

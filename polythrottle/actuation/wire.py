@@ -65,6 +65,8 @@ ends nothing: whoever comes back in time presents the token. A call under a toke
 the end off by as much, once until it is renewed, for its holder cannot renew meanwhile; nobody else's calls do.
 """
 
+from __future__ import annotations
+
 import zlib
 from collections.abc import Mapping
 from typing import Any

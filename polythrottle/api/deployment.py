@@ -1,22 +1,32 @@
 """Leave a tuned profile on a device, let it stand, and give the device back: through the daemon where it holds it."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polythrottle.actuation import restore as restoring
-from polythrottle.actuation.drivers.controls import trust
 from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.rollback import Outcome
+from polythrottle.backends import DeviceURI
+from polythrottle.backends.on_record import (
+    all_restored,
+    check_roots,
+    confirmed,
+    on_record,
+    roots_of,
+    trust_roots,
+    uuids_of,
+)
+from polythrottle.backends.ssh import SshBoard, is_ssh
+from polythrottle.board.link import Place
 from polythrottle.domain.errors import (
     BadFile,
     DeviceError,
     InvalidInput,
     PermissionDenied,
     PolythrottleError,
-    UnknownName,
 )
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
@@ -32,7 +42,6 @@ if TYPE_CHECKING:
 
 Told = Callable[[str], object]
 _PATIENCE_S = 30.0
-_ON_RECORD = re.compile(r"(jetson|cpu|nvml)\b[^ ]*")
 
 
 @dataclass(frozen=True)
@@ -163,6 +172,9 @@ def confirm(
     Raises:
         DeviceError: If nothing waits to be confirmed, or the guard that would revert it is gone.
     """
+    if is_ssh(device):
+        with closing(_board(device)) as board:
+            return board.confirm_all()
     held = None
     if daemon:
         held = holder(device, told)
@@ -173,7 +185,7 @@ def confirm(
         except PolythrottleError:
             if status.unconfirmed:
                 raise
-    return _confirmed(_on_record(device))
+    return confirmed(on_record(device))
 
 
 def restore(
@@ -195,56 +207,23 @@ def restore(
         UnknownName: If nothing stands for the device named.
         InvalidInput: If the folder of a planted board that is named is not there, and nothing stands for it.
     """
+    if is_ssh(device):
+        with closing(_board(device)) as board:
+            return Restored(board.restore_all(force=force))
     if device is not None:
-        _trust_roots(device)
+        trust_roots(device)
     released = _released(device, told) if daemon and not force else None
     if released is None:
-        named = _on_record(device) if device is None or restoring.standing() else ()
+        named = on_record(device) if device is None or restoring.standing() else ()
         if device is not None:
-            _check_roots(device, named)
-        return Restored(_all_restored(named, force=force))
+            check_roots(device, named)
+        return Restored(all_restored(named, force=force))
     # What the daemon does not hold is put back here, unless one device was named.
     if device is not None:
         names = []
     else:
         names = [each.device for each in restoring.standing() if each.lease.applied or not each.lease.alive]
-    return Restored(_all_restored(names, force=False), released)
-
-
-def _confirmed(names: Sequence[str | None]) -> tuple[Standing, ...]:
-    """Confirm what stands under each name, or of a group nothing: what was confirmed is put back if one cannot be."""
-    stands: tuple[Standing, ...] = ()
-    try:
-        for name in names:
-            stands = restoring.confirm(name)
-    except PolythrottleError:
-        if len(names) > 1:
-            _all_restored(names, force=False)
-        raise
-    return stands
-
-
-def _all_restored(names: Sequence[str | None], *, force: bool) -> tuple[Outcome, ...]:
-    """Put back what stands under each name, past the errors of others; None is everything.
-
-    Raises:
-        PolythrottleError: If one of them could not be put back, after the others; says why.
-    """
-    outcomes: list[Outcome] = []
-    errors: list[PolythrottleError] = []
-    for name in dict.fromkeys(names):
-        try:
-            outcomes += restoring.restore_all(device=name, force=force)
-        except UnknownName:
-            if len(names) == 1:
-                raise  # of a group, the guard of this GPU was faster
-        except PolythrottleError as err:
-            errors.append(err)
-    if len(errors) > 1:
-        raise DeviceError("; ".join(map(str, errors)))
-    if errors:
-        raise errors[0]
-    return tuple(outcomes)
+    return Restored(all_restored(names, force=False), released)
 
 
 def _stay(confirm_within_s: float | None, lasting: str | None, keep: bool) -> Stay:
@@ -319,16 +298,17 @@ def same_device(one: str, other: str) -> bool:
     return _named(one) == _named(other)
 
 
+def _board(uri: str) -> SshBoard:
+    parsed = DeviceURI.parse(uri)
+    return SshBoard(Place.parse(parsed.name, parsed.options))
+
+
 def _named(uri: str) -> tuple[str, str]:
     body, _, query = uri.partition("?")
-    roots = _roots(query)
+    roots = roots_of(query)
     if body.partition(":")[0] == "nvml":
-        body = f"nvml:{','.join(sorted(_uuids(body.partition(':')[2])))}"
+        body = f"nvml:{','.join(sorted(uuids_of(body.partition(':')[2])))}"
     return body, str(Path(roots[0]).resolve()) if roots else ""
-
-
-def _roots(query: str) -> list[str]:
-    return [part[5:] for part in query.split("&") if part.startswith("root=")]
 
 
 def _follow(client: "Client", status: "Status", profile: Profile, path: Path, stay: Stay) -> Followed:
@@ -360,67 +340,3 @@ def _released(device: str | None, told: Told) -> DaemonReply | None:
     except PolythrottleError as error:
         told(f"the daemon could not put it back: {error}")
         return None
-
-
-def _on_record(device: str | None) -> Sequence[str | None]:
-    """Return the names under which a device stands on record: as given, or what its URI stands under.
-
-    Those of a group are the names of its GPUs that stand there; one name, which restoring then refuses, where none do.
-
-    Args:
-        device: None for everything.
-    """
-    if device is None or not _ON_RECORD.fullmatch(device):
-        if device is None or not device.startswith("nvml "):
-            return [device]
-        return device.split(", ")
-    body, _, query = device.partition("?")
-    if body.partition(":")[0] == "nvml":
-        return _gpus_on_record(body)
-    roots = _roots(query)
-    if roots:
-        return [f"{body} {Path(roots[0]).resolve()}"]
-    return [body.replace(":", " ")]
-
-
-def _gpus_on_record(body: str) -> Sequence[str]:
-    standing = [each.device for each in restoring.standing() if each.device.startswith("nvml ")]
-    name = body.partition(":")[2]
-    if name == "all":
-        return standing or ["nvml all"]
-    if re.fullmatch(r"\d*", name) and len(standing) == 1:
-        return standing  # which GPU that is only its driver knows; one on record leaves no choice
-    named = [f"nvml {uuid}" for uuid in _uuids(name)]
-    return [each for each in named if each in standing] or named[:1]
-
-
-def _uuids(name: str) -> Sequence[str]:
-    """Return the UUIDs of the GPUs a name means, as the driver counts now; the name itself where it does not say."""
-    from polythrottle.backends.nvml import uuids
-
-    try:
-        return uuids(name)
-    except PolythrottleError:
-        return (name or "0").split(",")
-
-
-def _trust_roots(device: str) -> None:
-    """Let a planted board be restored that the user has named, by its URI or its name on record."""
-    for root in _planted(device):
-        trust(Path(root))
-
-
-def _check_roots(device: str, named: Sequence[str | None]) -> None:
-    """Refuse a planted board that is not there, unless something stands on record for it, by one of the given names."""
-    gone = [root for root in _planted(device) if not Path(root).is_dir()]
-    if gone and not any(each.device in named for each in restoring.standing()):
-        raise InvalidInput(f"there is no folder {gone[0]!r} to look for a board in")
-
-
-def _planted(device: str) -> Sequence[str]:
-    """Return the folders of a planted board that its URI or its name on record says."""
-    named = device.partition(" ")[2]
-    roots = tuple(_roots(device.partition("?")[2]))
-    if named.startswith("/"):  # the name on record of a planted board: its kind, and the root of its tree
-        return (named, *roots)
-    return roots

@@ -1,5 +1,7 @@
 """Devices: simulated boards, recorded tables, Jetsons, NVIDIA GPUs, this processor, and those behind an actuator."""
 
+from __future__ import annotations
+
 from polythrottle.backends.device_uri import FORMS, DeviceURI, check_named, open_device
 from polythrottle.backends.probe import find_device
 

@@ -1,12 +1,13 @@
 """The URIs of devices: taken apart, and opened as the device they mean."""
 
+from __future__ import annotations
+
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from polythrottle.actuation.drivers.controls import is_named
-from polythrottle.backends.meters import meter_apart, metered, open_meter
 from polythrottle.backends.probe import find_device
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.ports import Device, Recorded
@@ -14,9 +15,10 @@ from polythrottle.domain.units import knob_name
 
 FORMS = (
     "sim:<board>[?seed=7&noise=0.02], replay:<table.csv[.gz]>, jetson, nvml:<index, UUID, 0-7, 0,2 or all>, cpu, auto, "
-    "actuator:[<socket>][?device=<one of these>]; each with ?meter=<a meter>"
+    "actuator:[<socket>][?device=<one of these>], "
+    "ssh://[user@]host[:port][/<a device there>]; each with ?meter=<a meter>"
 )
-_SCHEMES = ("auto", "cpu", "sim", "replay", "jetson", "nvml", "actuator")
+_SCHEMES = ("auto", "cpu", "sim", "replay", "jetson", "nvml", "actuator", "ssh")
 _HERE = ("auto", "cpu", "sim", "replay", "jetson", "nvml")
 """The schemes of what is on this machine, wherever a URI comes from."""
 
@@ -31,14 +33,14 @@ class DeviceURI:
     meter: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> "DeviceURI":
+    def parse(cls, text: str) -> DeviceURI:
         """Return the parts of a device URI.
 
         Raises:
             InvalidInput: If an option is not of the form ``key=value`` or is given twice.
             UnknownName: If the scheme is not known.
         """
-        own, meter = meter_apart(text)
+        own, meter = _apart(text)
         body, _, query = own.partition("?")
         scheme, _, name = body.partition(":")
         if scheme not in _SCHEMES:
@@ -92,6 +94,15 @@ class DeviceURI:
         return int(text)
 
 
+def _apart(text: str) -> tuple[str, str]:
+    """Return a device's URI and its meter's; "" where it has none, so that a board needs no meters."""
+    if "meter=" not in text:
+        return text, ""
+    from polythrottle.backends.meters import meter_apart
+
+    return meter_apart(text)
+
+
 def _check_board(text: str, name: str) -> None:
     """Say how a board of the catalogue is written, where its bare name was given."""
     from polythrottle.catalog import names
@@ -115,7 +126,7 @@ def check_named(text: str, file: Path | str) -> None:
     Raises:
         InvalidInput: If it does; says how the user names it.
     """
-    own, _ = meter_apart(text)
+    own, _ = _apart(text)
     body, _, query = own.partition("?")
     scheme, _, name = body.partition(":")
     trees = [part.partition("=")[2] for part in query.split("&") if part.startswith("root=")]
@@ -158,6 +169,8 @@ def open_device(
     """
     uri = DeviceURI.parse(text)
     meter = uri.meter
+    if meter and uri.scheme == "ssh":
+        raise InvalidInput(f"{text}: a meter is read here, by another clock than the board's; leave it out over SSH")
     if uri.scheme == "auto":
         uri = DeviceURI.parse(find_device().uri)
     device = _OPENERS[uri.scheme](uri, None if knobs is None else [knob_name(name) for name in knobs])
@@ -165,6 +178,8 @@ def open_device(
     if meter and isinstance(device, Recorded):
         raise InvalidInput(f"{device.uri} is a recorded table with joules of its own; leave the meter out")
     if meter:
+        from polythrottle.backends.meters import metered, open_meter
+
         return metered(device, open_meter(meter))
     return device
 
@@ -223,6 +238,12 @@ def _actuator(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
     return RemoteDevice.open(uri.name, uri.options, knobs)
 
 
+def _ssh(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
+    from polythrottle.backends.ssh import SshDevice
+
+    return SshDevice.of(uri.name, uri.options, knobs)
+
+
 _OPENERS: Mapping[str, Callable[[DeviceURI, Sequence[str] | None], Device]] = {
     "sim": _simulated,
     "replay": _replay,
@@ -230,4 +251,5 @@ _OPENERS: Mapping[str, Callable[[DeviceURI, Sequence[str] | None], Device]] = {
     "nvml": _nvml,
     "cpu": _cpu,
     "actuator": _actuator,
+    "ssh": _ssh,
 }

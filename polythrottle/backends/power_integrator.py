@@ -1,5 +1,7 @@
 """Joules out of watts: power readings integrated over time, and a thread that takes them several times a second."""
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Probing: which real device this machine has, the files of a board read safely, and what was found about each knob."""
 
+from __future__ import annotations
+
 import os
 import re
 import stat
@@ -166,7 +168,8 @@ class Tree:
     def holds(self, path: Path) -> bool:
         """Say whether a path really lies in this tree, links followed."""
         try:
-            return path.resolve(strict=True).is_relative_to(self.root)
+            found = path.resolve(strict=True)
+            return self.root == found or self.root in found.parents
         except (OSError, RuntimeError):
             return False
 

@@ -42,6 +42,7 @@ class RemoteDevice:
         knobs: Which knobs to search; those the device searches by default if None.
         token: Of a loan; taken from ``$POLYTHROTTLE_TOKEN`` if "", and if that is not there the device is taken.
         patience_s: How long to wait for an answer.
+        line: To an actuator that is reached in another way than by a socket of this machine.
 
     Raises:
         DeviceError: If the actuator cannot be reached, or the device not be opened there.
@@ -57,11 +58,12 @@ class RemoteDevice:
         knobs: Sequence[str] | None = None,
         token: str = "",
         patience_s: float = 60.0,
+        line: Line | None = None,
     ) -> None:
-        self._path = Path(path) if path else socket_path(ACTUATOR_SOCKET)
+        self._path = Path(path) if path or line is not None else socket_path(ACTUATOR_SOCKET)
         self._device = device
         self._knobs = None if knobs is None else tuple(knobs)
-        self._line = Line(self._path, patience_s)
+        self._line = Line(self._path, patience_s) if line is None else line
         self._turn = threading.Lock()
         self._lent = token or os.environ.get(TOKEN, "")
         self._token = ""
@@ -106,7 +108,11 @@ class RemoteDevice:
                 return self._line.ask(verb, **fields)
             finally:
                 if not self._token:
-                    self._line.close()  # who has not entered need not leave either
+                    self._idle()
+
+    def _idle(self) -> None:
+        """Hang up where the device is not entered: who has not entered need not leave either."""
+        self._line.close()
 
     def _part(self, name: str, take: Callable[[Any], T]) -> T:
         """Return a part of the device's description.
@@ -238,12 +244,16 @@ class RemoteDevice:
             self._ask("renew", token=self._lent, seconds=MOST_S)
             self._token = self._lent
         else:
-            holder = f"process {os.getpid()}"
-            self._token = self._ask("take", device=self._device, seconds=MOST_S, holder=holder)["token"]
+            self._token = self._ask("take", device=self._device, seconds=MOST_S, holder=self._holder)["token"]
         self._ended.clear()
         self._beat = Thread(target=self._keep, name="polythrottle-actuator", daemon=True)
         self._beat.start()
         return self
+
+    @property
+    def _holder(self) -> str:
+        """Who takes the device, for people to read."""
+        return f"process {os.getpid()}"
 
     def _keep(self) -> None:
         while not self._ended.wait(MOST_S / 4):
@@ -271,7 +281,7 @@ class RemoteDevice:
                     self._note_left(self._ask("restore" if self._lent else "release", token=token))
         finally:
             with self._turn:
-                self._line.close()
+                self._idle()
 
 
 def _offer(line: Mapping[str, Any]) -> Offer:

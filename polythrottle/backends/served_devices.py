@@ -1,5 +1,7 @@
 """The devices behind the actuator: opened, described, read."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict

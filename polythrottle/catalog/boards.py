@@ -1,5 +1,7 @@
 """Boards: their knobs and allowed combinations, their rails, and the coefficients in SI that simulate them."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -500,7 +502,7 @@ def _preset(entry: TomlTable, name: str) -> OperatingPoint:
     entry.check_sources()
     figures = {key: value for key, value in entry.values.items() if key != "source"}
     for key, value in figures.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not -MOST_LEVEL < value < MOST_LEVEL:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MOST_LEVEL < value < MOST_LEVEL:
             raise entry.wrong(key, f"must be a number, not {str(value)[:40]!r}")
     if not figures:
         raise entry.wrong("", f"is empty; preset {name} must set at least one knob")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, cast
 
+from polythrottle.domain.backports import removeprefix
 from polythrottle.domain.errors import BadFile, UnknownName
 from polythrottle.storage.documents import TomlTable
 from polythrottle.storage.untrusted import check_plain
@@ -138,7 +139,7 @@ def _member(tar: tarfile.TarFile, info: tarfile.TarInfo, name: str) -> Member:
 
 
 def _checked(name: str) -> str:
-    name = name.removeprefix("./").rstrip("/") or "."
+    name = removeprefix(name, "./").rstrip("/") or "."
     parts = PurePosixPath(name).parts
     long = len(name) > _MOST_NAME or any(len(part.encode(errors="replace")) > _MOST_PART for part in parts)
     if name.startswith("/") or ".." in parts or long or not name.isprintable():

@@ -1,5 +1,7 @@
 """Models: what a served network computes and moves, so that a simulator knows how long it takes on a board."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 

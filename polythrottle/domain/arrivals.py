@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from polythrottle.domain.backports import removesuffix
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.units import parse_quantity
 
@@ -149,7 +150,7 @@ class _Open(Arrivals):
 
     @property
     def _rate_text(self) -> str:
-        return f"{self.rate_per_s!r}".removesuffix(".0") + "/s"
+        return removesuffix(f"{self.rate_per_s!r}", ".0") + "/s"
 
 
 @dataclass(frozen=True)

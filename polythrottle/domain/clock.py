@@ -1,5 +1,7 @@
 """Clocks, through which every wait and every timestamp goes, and threads whose start fails rather than hangs."""
 
+from __future__ import annotations
+
 import threading
 import time
 from typing import Protocol

@@ -18,6 +18,8 @@
 Ctrl-C ends with `INTERRUPTED`. A message says what was wrong, what was expected, and what to do.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 

@@ -1,12 +1,14 @@
 """What is read off a device and a workload: readings, queries, latencies, measurements, and their table columns."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from polythrottle.domain.backports import StrEnum
+from polythrottle.domain.backports import StrEnum, paired
 from polythrottle.domain.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -132,7 +134,7 @@ class Latency:
                 raise InvalidInput(f"a latency must be a positive, finite time, not {value} s")
 
     @classmethod
-    def of(cls, latencies_s: Sequence[float]) -> "Latency":
+    def of(cls, latencies_s: Sequence[float]) -> Latency:
         """Return the statistics of single latencies in seconds.
 
         Percentiles are order statistics that were really observed (inverted empirical distribution), not interpolated.
@@ -210,7 +212,7 @@ class Interval:
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 
-    def scaled(self, factor: float) -> "Interval":
+    def scaled(self, factor: float) -> Interval:
         """Return the interval of the quantity times a positive factor."""
         return Interval(self.low * factor, self.high * factor)
 
@@ -357,7 +359,7 @@ def saving_interval(after: Measurement, before: Measurement) -> Interval | None:
     both = (after.intervals.get("energy"), before.intervals.get("energy"))
     if both[0] is None or both[1] is None or not (both[0].known and both[1].known):
         return None
-    halves = [each.half / seen.energy_j for each, seen in zip(both, (after, before), strict=True) if each is not None]
+    halves = [each.half / seen.energy_j for each, seen in paired(both, (after, before)) if each is not None]
     half = math.hypot(*halves, 1.96 * math.sqrt(2) * BETWEEN_WINDOWS)
     ratio = after.energy_j / before.energy_j
     return Interval(1 - ratio * math.exp(half), 1 - ratio * math.exp(-half))
@@ -484,7 +486,7 @@ def quantity(metric: str) -> tuple[str, str]:
     return _QUANTITIES.get(metric) or (metric, METRICS[metric])
 
 
-def measurement_frame(seen: Sequence[Measurement | None]) -> "pd.DataFrame":
+def measurement_frame(seen: Sequence[Measurement | None]) -> pd.DataFrame:
     """Return a row of figures for each measurement, SI units; a row of unknowns for None.
 
     Every column of a recorded table is there; tokens, arrivals and intervals are where any measurement has them. The

@@ -1,20 +1,23 @@
 """What a device, workload, optimiser and meter must be able to do, and what they tell: sensor, placement, findings."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import TracebackType
-from typing import Protocol, runtime_checkable
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Protocol, Union, runtime_checkable
 
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.measurement import EnergyKind, Measurement, Query, Reading
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study, Trial
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # What an inspection found: one line per subject, and what can be done about it.
 
@@ -446,7 +449,7 @@ class PowerMeter(Protocol):
         """
 
 
-Meter = EnergyMeter | PowerMeter
+Meter = Union[EnergyMeter, PowerMeter]
 """An external meter: joules or watts, what they cover, how often it moves, and what it averages over."""
 
 

@@ -1,5 +1,7 @@
 """What is asked: a space of points, what to minimise, and what must hold."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Mapping
@@ -46,7 +48,7 @@ class Constraint:
             raise InvalidInput(f"the limit on {self.metric} must be above zero and of a size that occurs, not {amount}")
 
     @classmethod
-    def parse(cls, text: str) -> "Constraint":
+    def parse(cls, text: str) -> Constraint:
         """Return the constraint an SLO text means: ``p99<=25ms``, ``p99 < 25 ms``, ``mean≤1.2x``, ``throughput>=30/s``.
 
         Raises:
@@ -90,7 +92,7 @@ class Constraint:
         """The unit of metric and absolute limit, as in `METRICS`."""
         return METRICS[self.metric]
 
-    def resolved(self, reference: float | None) -> "Constraint":
+    def resolved(self, reference: float | None) -> Constraint:
         """Return this constraint with an absolute limit.
 
         Args:
@@ -153,7 +155,7 @@ class Objective(StrEnum):
     """Energy per item and latency at once: a front of points; the best of them is that of least energy."""
 
     @classmethod
-    def parse(cls, text: str) -> "Objective":
+    def parse(cls, text: str) -> Objective:
         """Return the objective of that name.
 
         Raises:

@@ -1,17 +1,23 @@
 """Knobs, operating points, and the finite sets of points that may be applied.
 
-NumPy is loaded with the first space: what only passes points on, as the daemon at rest, does without it.
+NumPy is loaded where a space is asked for as an array: what only passes points on does without it, as the daemon at
+rest and what runs on a board that is reached over SSH.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import sys
+import typing
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, Union
 
+from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.units import knob_name, unknown_knob
 
@@ -19,7 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Level = int | float | str
+_INT32 = "i"
+Level = Union[int, float, str]
 BATCH_SIZE = "batch_size"
 """The knob that workloads, ladders and batchers know by name: items in a query."""
 MOST_POINTS = 1_000_000
@@ -77,7 +84,7 @@ class Knob:
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class OperatingPoint(Mapping[str, Level]):
+class OperatingPoint(typing.Mapping[str, Level]):
     """One level per knob; an immutable mapping from knob name to level, hashable and compared by value."""
 
     items_: tuple[tuple[str, Level], ...]
@@ -115,8 +122,8 @@ class SearchSpace:
     """A finite set of operating points: exactly those that may be applied, never a box around them.
 
     Args:
-        knobs: The knobs, in the order of the columns of ``rows``.
-        rows: For each point and knob the index of its level, shape (points, knobs), distinct rows.
+        knobs: The knobs, in the order of the columns of ``indices``.
+        indices: For each point and knob the index of its level, a distinct row for each point.
         default: The point the device has when nobody tunes it; always one of the points.
 
     Raises:
@@ -124,23 +131,20 @@ class SearchSpace:
     """
 
     knobs: tuple[Knob, ...]
-    rows: NDArray[np.int32]
+    indices: tuple[tuple[int, ...], ...]
     default: OperatingPoint
 
     def __post_init__(self) -> None:
-        import numpy as np
-
         if len({knob.name for knob in self.knobs}) != len(self.knobs):
             raise InvalidInput(f"a knob has two owners among {', '.join(self.names)}")
-        if self.rows.ndim != 2 or self.rows.shape[0] == 0 or self.rows.shape[1] != len(self.knobs):
+        if not self.indices or set(map(len, self.indices)) != {len(self.knobs)}:
             raise InvalidInput("a search space needs at least one point with one level per knob")
-        check_size([len(self.rows)])
-        sizes = np.array([len(knob.levels) for knob in self.knobs], dtype=np.int64)
-        if np.any(self.rows < 0) or np.any(self.rows >= sizes):
-            raise InvalidInput("a point refers to a level its knob does not have")
-        if len(self._positions) != len(self.rows):
+        check_size([len(self.indices)])
+        for knob, level in ((knob, itemgetter(column)) for column, knob in enumerate(self.knobs)):
+            if min(map(level, self.indices)) < 0 or max(map(level, self.indices)) >= len(knob.levels):
+                raise InvalidInput("a point refers to a level its knob does not have")
+        if len(self._positions) != len(self.indices):
             raise InvalidInput("a search space holds the same point twice")
-        self.rows.setflags(write=False)
         if self.default not in self:
             raise InvalidInput(f"the default point {dict(self.default)} is not in the space")
 
@@ -156,18 +160,28 @@ class SearchSpace:
         Raises:
             InvalidInput: If no combination is left or the default is not among them.
         """
-        import numpy as np
-
         check_size((len(knob.levels) for knob in knobs), MOST_COMBINATIONS)
         names = [knob.name for knob in knobs]
         indices = itertools.product(*(range(len(knob.levels)) for knob in knobs))
-        kept = [
-            row
-            for row in indices
-            if where({name: knob.levels[i] for name, knob, i in zip(names, knobs, row, strict=True)})
-        ]
-        rows = np.array(kept, dtype=np.int32).reshape(len(kept), len(names))
-        return cls(tuple(knobs), rows, OperatingPoint(default))
+        levels = [knob.levels for knob in knobs]
+        kept = tuple(row for row in indices if where(dict(zip(names, (each[i] for each, i in zip(levels, row))))))
+        return cls(tuple(knobs), kept, OperatingPoint(default))
+
+    @classmethod
+    def of_rows(cls, knobs: Sequence[Knob], rows: NDArray[np.int32], default: OperatingPoint) -> SearchSpace:
+        """Return the space of points given as an array.
+
+        Args:
+            knobs: In the order of the columns.
+            rows: For each point and knob the index of its level, shape (points, knobs), distinct rows.
+            default: One of the points.
+
+        Raises:
+            InvalidInput: As the constructor; or if the array is of another shape.
+        """
+        if rows.ndim != 2:
+            raise InvalidInput("a search space needs at least one point with one level per knob")
+        return cls(tuple(knobs), tuple(map(tuple, rows.tolist())), default)
 
     @classmethod
     def of_points(
@@ -178,8 +192,6 @@ class SearchSpace:
         Raises:
             InvalidInput: If the points name different knobs or one occurs twice.
         """
-        import numpy as np
-
         if not points:
             raise InvalidInput("a search space needs at least one point")
         names = list(points[0])
@@ -188,15 +200,13 @@ class SearchSpace:
             raise InvalidInput("the points of a space must name the same knobs")
         knobs = tuple(Knob(name, tuple({point[name] for point in points}), name in marked) for name in names)
         place = [{level: i for i, level in enumerate(knob.levels)} for knob in knobs]
-        rows = [[place[k][point[name]] for k, name in enumerate(names)] for point in points]
-        return cls(knobs, np.array(rows, dtype=np.int32).reshape(len(points), len(names)), OperatingPoint(default))
+        rows = (tuple(place[k][point[name]] for k, name in enumerate(names)) for point in points)
+        return cls(knobs, tuple(rows), OperatingPoint(default))
 
     @classmethod
     def unit(cls) -> SearchSpace:
         """Return the space of one point without knobs: what has nothing to set, and neutral in products."""
-        import numpy as np
-
-        return cls((), np.zeros((1, 0), dtype=np.int32), OperatingPoint({}))
+        return cls((), ((),), OperatingPoint({}))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -204,15 +214,23 @@ class SearchSpace:
         return tuple(knob.name for knob in self.knobs)
 
     @cached_property
+    def rows(self) -> NDArray[np.int32]:
+        """The indices as an array that nobody can write to, shape (points, knobs)."""
+        import numpy as np
+
+        rows = np.array(self.indices, dtype=np.int32).reshape(len(self.indices), len(self.knobs))
+        rows.setflags(write=False)
+        return rows
+
+    @cached_property
     def _positions(self) -> dict[tuple[int, ...], int]:
-        return {tuple(row): i for i, row in enumerate(self.rows.tolist())}
+        return {row: i for i, row in enumerate(self.indices)}
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.indices)
 
     def __getitem__(self, index: int) -> OperatingPoint:
-        row = self.rows[index]
-        return OperatingPoint({knob.name: knob.levels[i] for knob, i in zip(self.knobs, row, strict=True)})
+        return OperatingPoint({knob.name: knob.levels[i] for knob, i in paired(self.knobs, self.indices[index])})
 
     def __iter__(self) -> Iterator[OperatingPoint]:
         return (self[i] for i in range(len(self)))
@@ -221,10 +239,8 @@ class SearchSpace:
         return isinstance(point, Mapping) and self._find(point) is not None
 
     def __mul__(self, other: SearchSpace) -> SearchSpace:
-        import numpy as np
-
         check_size((len(self), len(other)))
-        rows = np.hstack([np.repeat(self.rows, len(other), axis=0), np.tile(other.rows, (len(self), 1))])
+        rows = tuple(mine + theirs for mine in self.indices for theirs in other.indices)
         return SearchSpace(self.knobs + other.knobs, rows, self.default.moved(other.default))
 
     def _find(self, point: Mapping[str, Level]) -> int | None:
@@ -271,24 +287,30 @@ class SearchSpace:
         Raises:
             UnknownName: If a name is not a knob of this space.
         """
-        import numpy as np
-
-        keep = np.ones(len(self), dtype=bool)
+        kept = self.indices
         for name in names:
             knob = self.knob(name)
-            keep &= self.rows[:, self.names.index(name)] == knob.levels.index(self.default[name])
-        return SearchSpace(self.knobs, self.rows[keep].copy(), self.default)
+            column = self.names.index(knob.name)
+            usual = knob.levels.index(self.default[knob.name])
+            kept = tuple(row for row in kept if row[column] == usual)
+        return SearchSpace(self.knobs, kept, self.default)
+
+    @property
+    def packed(self) -> bytes:
+        """All indices in a row, as little-endian 32-bit numbers."""
+        numbers = array(_INT32, itertools.chain.from_iterable(self.indices))
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        return numbers.tobytes()
 
     @property
     def fingerprint(self) -> str:
         """A digest of knobs, points and default: two spaces are the same exactly when it is."""
         import hashlib  # loads OpenSSL: megabytes that what only passes points on need not hold
 
-        import numpy as np
-
         digest = hashlib.sha256()
         for knob in self.knobs:
             digest.update(repr((knob.name, knob.levels, knob.label)).encode())
-        digest.update(np.ascontiguousarray(self.rows, dtype=np.int32).tobytes())
+        digest.update(self.packed)
         digest.update(repr(self.default).encode())
         return digest.hexdigest()[:16]

@@ -1,5 +1,7 @@
 """A problem and the trials made on it so far, and the card that a notebook shows of a study or a profile."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -125,7 +127,7 @@ class Cost:
         if not (0 <= self.duration_s < math.inf and 0 <= self.energy_j < math.inf):
             raise InvalidInput(f"a trial cannot have cost {self.energy_j} J in {self.duration_s} s")
 
-    def __add__(self, other: "Cost") -> "Cost":
+    def __add__(self, other: Cost) -> Cost:
         return Cost(self.duration_s + other.duration_s, self.energy_j + other.energy_j)
 
 
@@ -195,12 +197,12 @@ class Study:
         if [trial.number for trial in self.trials] != list(range(len(self.trials))):
             raise InvalidInput("the trials of a study are numbered from 0 without gaps")
 
-    def with_trial(self, trial: Trial) -> "Study":
+    def with_trial(self, trial: Trial) -> Study:
         """Return this study with a trial added, or replaced if its number is taken; what was chosen before is open."""
         trials = (*self.trials[: trial.number], trial, *self.trials[trial.number + 1 :])
         return replace(self, trials=trials, answer=None)
 
-    def with_reference(self, reference: Reference) -> "Study":
+    def with_reference(self, reference: Reference) -> Study:
         """Return this study with a reference added, or replaced if its name is taken."""
         others = tuple(known for known in self.references if known.name != reference.name)
         return replace(self, references=(*others, reference))
@@ -410,7 +412,7 @@ class Study:
     def _measurements(self) -> tuple[Measurement, ...]:
         return tuple(trial.measurement for trial in self.trials if trial.measurement is not None)
 
-    def to_dataframe(self) -> "pd.DataFrame":
+    def to_dataframe(self) -> pd.DataFrame:
         """Return a pandas frame with a row for each trial, in SI units, the unit last in each name.
 
         Its columns: ``trial``; the knobs; ``state`` (running, completed, failed); ``feasible`` (unknown where nothing

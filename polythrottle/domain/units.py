@@ -4,6 +4,8 @@ Inside, a name ends in its SI unit (``gpu_max_hz``). In files and on the command
 the unit engineers use (``gpu_max_mhz = 1300.5``), and a quantity carries its unit (``25ms``, ``20W``).
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Iterable

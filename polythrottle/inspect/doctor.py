@@ -4,18 +4,12 @@ What still stands changed.
 """
 
 import itertools
-import os
-import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polythrottle.actuation import Limits, Standing, standing
-from polythrottle.actuation.drivers.controls import file_systems
-from polythrottle.actuation.restore import lapsed
-from polythrottle.actuation.state.site import machine
 from polythrottle.backends import DeviceURI, open_device
 from polythrottle.backends.meters import Metered, unmetered
 from polythrottle.domain.clock import VirtualClock
@@ -24,117 +18,8 @@ from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Device, Finding, Inspectable, Recorded, Sampled, findings_of
 from polythrottle.domain.units import show
 from polythrottle.inspect.machine import System, is_jetson, machine_findings, others_steering
+from polythrottle.inspect.originals import record_findings
 from polythrottle.storage.identity import identity_of
-from polythrottle.storage.paths import state_dir
-from polythrottle.storage.untrusted import printable
-
-# What stands changed on this machine, and whether the place where originals are kept can be trusted.
-
-_RESTORE = "polythrottle restore"
-_LEAST_BYTES = 1_000_000
-_FORGETFUL = {"tmpfs", "ramfs"}
-_REMOTE = {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs"}
-
-
-def record_findings() -> tuple[Finding, ...]:
-    """Return what stands changed, by whom and until when, and whether the state folder is fit to keep it."""
-    try:
-        stands = tuple(_told(each) for each in standing())
-    except PolythrottleError as err:
-        stands = (Finding("originals", False, _line(err)),)
-    return (*(stands or (Finding("originals", True, "nothing stands changed"),)), *_state(), _limits())
-
-
-def _told(each: Standing) -> Finding:
-    lease = each.lease
-    count = f"{len(each.keys)} control{'s' * (len(each.keys) != 1)}"
-    since = f" since {lease.since}" * bool(lease.since)
-    # A planted board is restored only where it is named.
-    restore = _RESTORE
-    if " /" in each.device:
-        restore = f"{_RESTORE} --device '{each.device}'"
-    if each.damage:
-        return Finding(each.device, False, f"the record of originals is damaged: {each.damage[0]}", restore)
-    if lease.applied and lease.kept:
-        return _kept(each, f"{lease.holder} stands{since} ({count})", f"{restore} gives it back")
-    if lease.applied and each.expires_in_s is not None and each.expires_in_s > 0:
-        told = f"{lease.holder} stands{since} ({count}) and reverts in {each.expires_in_s:.0f} s"
-        return Finding(each.device, None, told, "polythrottle apply --confirm lets it stand")
-    if lease.alive:
-        return Finding(each.device, None, f"is being steered by {lease.holder}{since} ({count} changed)")
-    by = "a process that is gone"
-    if lease.holder:
-        by = f"{lease.holder}, which is dead"
-    return Finding(each.device, False, f"{count} changed by {by},{since or ' some time ago'}", restore)
-
-
-def _kept(each: Standing, told: str, remedy: str) -> Finding:
-    """Tell of what was applied for good: whether it still holds, and whether somebody keeps it."""
-    if lapses := lapsed(each.device):
-        return Finding(each.device, False, f"{told}, but {printable('; '.join(map(str, lapses)))}", remedy)
-    if each.keys and not each.lease.alive:
-        told += "; its keeper has died, so that nothing sets it anew should a driver or a GPU start anew"
-    return Finding(each.device, None, told, remedy)
-
-
-def _state() -> Iterator[Finding]:
-    """Tell whether originals can be kept: the folder, or the nearest one above it that is there."""
-    try:
-        folder = state_dir()
-        here = next(each for each in (folder, *folder.parents) if each.exists())
-        found = here.stat()
-        room = os.statvfs(here)
-    except (PolythrottleError, OSError) as err:
-        yield Finding("state folder", False, _line(err))
-        return
-    made = " (it will be made)" if here != folder else ""
-    choose = "set POLYTHROTTLE_STATE_DIR to a folder of your own"
-    if not stat.S_ISDIR(found.st_mode) or not os.access(here, os.W_OK | os.X_OK):
-        yield Finding("state folder", False, f"{here} cannot be written", choose)
-    elif found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-        yield Finding("state folder", False, f"anyone may write in {here}", f"chmod o-w {here}, or {choose}")
-    elif room.f_bavail * room.f_frsize < _LEAST_BYTES:
-        yield Finding("state folder", False, f"the disk that holds {here} is full", "make room there")
-    else:
-        yield Finding("state folder", True, f"{folder}{made}")
-        yield from _promises(here)
-
-
-def _promises(folder: Path) -> Iterator[Finding]:
-    """Tell which promise does not hold here because of where originals are kept, and why."""
-    try:
-        kind = file_systems().get(folder.stat().st_dev, "")
-    except (OSError, ValueError):
-        return
-    move = "set POLYTHROTTLE_STATE_DIR to a folder on this machine's disk"
-    if kind in _FORGETFUL:
-        told = f"{folder} is on {kind}: what outlives a reboot (a power mode) is not put back after a power cut"
-        yield Finding("promise", None, told, move)
-    elif kind == "overlay":
-        told = f"{folder} is a container's own: what is on record is lost with the container"
-        yield Finding("promise", None, told, "mount a folder of the host's there, as docs/deploy.md shows")
-    elif kind in _REMOTE:
-        told = f"{folder} is on {kind}: two writers may not see each other's locks, and a server away stops steering"
-        yield Finding("promise", None, told, move)
-    if machine().startswith("boot-"):
-        told = "/etc/machine-id says nothing, so that after a reboot nobody knows whose a power mode on record is"
-        yield Finding("promise", None, told, "systemd-machine-id-setup makes one")
-
-
-def _limits() -> Finding:
-    try:
-        bounds = Limits.read().bounds
-    except PolythrottleError as err:
-        return Finding("limits", False, _line(err))
-    told = ", ".join(f"{kind} ({', '.join(table)})" for kind, table in bounds.items())
-    if not told:
-        return Finding("limits", True, "the administrator set none")
-    return Finding("limits", True, f"the administrator's are kept: {told}")
-
-
-def _line(err: Exception) -> str:
-    return " ".join(str(err).split())
-
 
 # The sensors' self-test: read for a second, and see whether what they say can be true.
 
@@ -299,11 +184,31 @@ def examine(device: str | None = None) -> Examination:
         given = DeviceURI.parse(device)
         system = System(Path(given.options.get("root", "/")))
         uris = (device,)
+    if given is not None and given.scheme == "ssh" and not given.meter:
+        return _over_ssh(given, uris[0])
     uris = uris or real_devices(system)
     patients = tuple(_patient(uri) for uri in uris)
     if given is not None and given.scheme in ("sim", "replay"):
         return Examination(patients)
     return Examination(patients, machine_findings(system), others_steering(system), record_findings())
+
+
+def _over_ssh(given: DeviceURI, uri: str) -> Examination:
+    """Return what is found of a device over SSH, and of the machine that it is part of."""
+    from polythrottle.backends.ssh import SshDevice
+
+    try:
+        board = SshDevice.of(given.name, given.options)
+    except PolythrottleError as err:
+        if isinstance(err, InvalidInput):
+            raise
+        return Examination((_unopened(uri, err),))
+    with closing(board.board):
+        try:
+            around = board.board.examined()
+            return Examination((_examined(board),), around["machine"], around["others"], around["records"])
+        except PolythrottleError as err:
+            return Examination((_unopened(uri, err),))
 
 
 def real_devices(system: System) -> tuple[str, ...]:
@@ -335,15 +240,22 @@ def groups(uris: Sequence[str]) -> tuple[str, ...]:
 
 def _patient(uri: str) -> ExaminedDevice:
     try:
-        board = open_device(uri)
-        told = findings_of(board)
-        own = told if isinstance(unmetered(board), Inspectable) else (*_knobs(board), *told)
-        return ExaminedDevice(board.uri, board.title, identity_of(board), (*own, *sensor_findings(board)))
+        return _examined(open_device(uri))
     except PolythrottleError as err:
         # Not a device that fails, but a name that is wrong.
         if isinstance(err, InvalidInput) or uri.partition(":")[0] in ("sim", "replay"):
             raise
-        return ExaminedDevice(uri, findings=(Finding("device", False, " ".join(str(err).split())),))
+        return _unopened(uri, err)
+
+
+def _examined(board: Device) -> ExaminedDevice:
+    told = findings_of(board)
+    own = told if isinstance(unmetered(board), Inspectable) else (*_knobs(board), *told)
+    return ExaminedDevice(board.uri, board.title, identity_of(board), (*own, *sensor_findings(board)))
+
+
+def _unopened(uri: str, err: Exception) -> ExaminedDevice:
+    return ExaminedDevice(uri, findings=(Finding("device", False, " ".join(str(err).split())),))
 
 
 def _knobs(board: Device) -> tuple[Finding, ...]:

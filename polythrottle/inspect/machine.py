@@ -3,6 +3,8 @@
 Which other programs steer its clocks.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Iterator
@@ -195,7 +197,7 @@ def enabled_units(system: System) -> set[str]:
 
 def _masked(system: System, name: str) -> bool:
     mask = system.root / _UNIT_FOLDERS[0] / name
-    return mask.is_symlink() and str(mask.readlink()) == "/dev/null"
+    return mask.is_symlink() and os.readlink(mask) == "/dev/null"
 
 
 def other_units(system: System, enabled: set[str]) -> Iterator[Finding]:
@@ -303,7 +305,7 @@ def _closed(system: System) -> Iterator[Finding]:
 
 
 def _read_only(system: System) -> Iterator[Finding]:
-    kind, options = system.mounts().get("/sys", ("", frozenset[str]()))
+    kind, options = system.mounts().get("/sys", ("", frozenset()))
     if kind == "sysfs" and "ro" in options:
         remedy = "mount the host's /sys for writing, as docs/deploy.md shows"
         yield Finding("sysfs", False, "/sys is mounted read-only, so no clock can be set (a container?)", remedy)

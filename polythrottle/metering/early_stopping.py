@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polythrottle.domain.measurement import FLOORS, Interval, Query, Reading, Window
-from polythrottle.domain.ports import Device
 from polythrottle.domain.problem import Constraint
 from polythrottle.metering.energy import EnergyEstimate
 from polythrottle.metering.intervals import SHARES
+from polythrottle.metering.window import Checks, Watched
 
 # When a window need not be looked at to its end: the trial is plainly failing, and more queries would not save it.
 #
@@ -39,7 +39,7 @@ class Censor:
         start: The reading the window began with.
     """
 
-    def __init__(self, device: Device, window: Window, limits: Sequence[Constraint], start: Reading) -> None:
+    def __init__(self, device: Watched, window: Window, limits: Sequence[Constraint], start: Reading) -> None:
         self._device = device
         self._window = window
         self._limits = tuple(limits)
@@ -113,7 +113,6 @@ def _at_least(values: NDArray[np.float64]) -> float:
 SEARCH_PRECISION = 0.02
 """Of a search's windows: as good an answer as fixed ones give, for a fifth of the requests (benchmarks/windows.md)."""
 LEAST_QUERIES = 30
-_GROWTH = 1.1
 _LOOKED_OFTEN = 1.3
 """By what a 95 % interval is widened where a verdict is looked for again and again: to 99 %."""
 _LEAST_BATCHES = 10
@@ -137,7 +136,7 @@ class Goal:
     beat_j: float | None = None
 
 
-class StoppingRule:
+class StoppingRule(Checks):
     """Says when a window can end.
 
     Args:
@@ -153,17 +152,9 @@ class StoppingRule:
             rarest = math.ceil(1 / (1 - max(bounded)) - 1e-9)
         else:
             rarest = 0
-        self.least = min(window.most_queries, max(window.queries, rarest))
-        self._next = self.least
+        super().__init__(window, min(window.most_queries, max(window.queries, rarest)))
 
-    def due(self, queries: int) -> bool:
-        """Return whether it is time to ask again."""
-        if self._window.precision is None or queries < self._next:
-            return False
-        self._next = max(queries + 1, math.ceil(queries * _GROWTH))
-        return True
-
-    def reached(self, joules: EnergyEstimate, interval: Callable[[str], Interval | None]) -> bool:
+    def enough(self, joules: EnergyEstimate, interval: Callable[[str], Interval | None]) -> bool:
         """Return whether the window may end.
 
         Args:

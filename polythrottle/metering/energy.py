@@ -23,27 +23,13 @@ from polythrottle.metering.intervals import (
     error_of_mean,
     half_width,
 )
+from polythrottle.metering.window import WindowSample
 
 # Looks at a device during a window, and the same looks with the steps of its counter found.
 
 Array = NDArray[np.float64]
 _STILL = 0.2
 _FEWEST_STEPS = 5
-
-
-@dataclass(frozen=True)
-class WindowSample:
-    """A reading, and what had been served by then.
-
-    Args:
-        reading: Of the device.
-        queries: Answered since the window began; items and tokens likewise.
-    """
-
-    reading: Reading
-    queries: int = 0
-    items: int = 0
-    tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ from polythrottle.metering.calibration import sensor_of
 from polythrottle.metering.energy import (
     EnergyEstimate,
     Trajectory,
-    WindowSample,
     exact_trajectory,
     observed_step_s,
     trajectory,
 )
 from polythrottle.metering.intervals import ErrorDistribution, Normal, Triangular, half_width
+from polythrottle.metering.window import WindowSample
 
 _UNKNOWN = Interval(0.0, math.inf)
 _FEWEST_STEPS = 3.0

@@ -1,5 +1,7 @@
 """A load on a workload: queries sent as arrivals say, in turn or several at once, timed from when they were due."""
 
+from __future__ import annotations
+
 import asyncio
 import math
 import queue
@@ -7,14 +9,13 @@ import select
 import selectors
 import sys
 import time
+import typing
 from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import TracebackType
-from typing import Any
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any
 
 from polythrottle.domain.arrivals import Arrivals
 from polythrottle.domain.clock import Clock, Thread, VirtualClock
@@ -23,6 +24,9 @@ from polythrottle.domain.measurement import Query
 from polythrottle.domain.ports import Concurrent, Discounting, Workload
 from polythrottle.domain.space import BATCH_SIZE, Level
 from polythrottle.workloads.foreign_calls import EventLoop
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # What the sender of a load says about itself: how much it sent, how late it was, what it cost.
 
@@ -343,7 +347,7 @@ class _Flight:
         self._under_way.add(task)
         task.add_done_callback(self._finish)
 
-    def _finish(self, task: "asyncio.Task[None]") -> None:
+    def _finish(self, task: asyncio.Task[None]) -> None:
         """Let the first failure end the load."""
         self._under_way.discard(task)
         if not task.cancelled() and task.exception() is not None:
@@ -398,7 +402,7 @@ class _Flight:
 # A load on a workload: an iterator of requests as they are answered.
 
 
-class Load(Iterator[Query]):
+class Load(typing.Iterator[Query]):
     """Requests in the order in which they are answered, without end; nothing is sent before the first is asked for.
 
     Made by `drive`. Close it when enough has been seen, or use it as a context manager.

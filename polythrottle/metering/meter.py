@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import TracebackType
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from typing_extensions import Self
 
 from polythrottle.backends.meters import unmetered
 from polythrottle.domain.arrivals import CLOSED, LATENCY_CYCLES, Arrivals
-from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import InvalidInput, KnobRejected, TrialError
 from polythrottle.domain.measurement import BoardEnergy, Interval, Latency, Measurement, Query, Reading, Window
 from polythrottle.domain.ports import EXACT_SENSOR, Device, Recorded, Sensor, Workload
@@ -20,13 +22,13 @@ from polythrottle.metering.early_stopping import Censor, Goal, StoppingRule
 from polythrottle.metering.energy import (
     Attribution,
     EnergyEstimate,
-    WindowSample,
     attributed,
     exact_trajectory,
     trajectory,
 )
+from polythrottle.metering.idle_power import idle_power_w
 from polythrottle.metering.intervals import SHARES, Student, half_width, percentile_interval
-from polythrottle.metering.load import Load, batch_of, drive
+from polythrottle.metering.load import batch_of, drive
 from polythrottle.metering.validity import (
     Disturbed,
     LockLost,
@@ -35,43 +37,10 @@ from polythrottle.metering.validity import (
     check_readings,
     check_undisturbed,
 )
-
-# What a device draws without work, at the point it is set to.
-
-_IDLE_READINGS = 40
-
-
-def idle_power_w(device: Device, duration_s: float, sensor: Sensor) -> float | None:
-    """Return the power of a device that is left alone, in watts; None if that was not asked or cannot be told.
-
-    Measured right after a window, when the board is as warm as it was in it, for leakage grows with heat. It cannot be
-    told where the energy reading stops, falls or jumps meanwhile.
-
-    Args:
-        device: Set to a point, and without work.
-        duration_s: How long to look at least; 0 if not at all.
-        sensor: What its energy is read with.
-    """
-    if duration_s <= 0:
-        return None
-    device.clock.sleep(sensor.settle_s)
-    looks = [WindowSample(device.read())]
-    looked_s = max(duration_s, sensor.least_s)
-    for _ in range(_IDLE_READINGS):
-        device.clock.sleep(looked_s / _IDLE_READINGS)
-        looks.append(WindowSample(device.read()))
-    try:
-        check_readings(looks, sensor, closed=False)
-    except TrialError:
-        return None
-    return EnergyEstimate(trajectory(looks, sensor), sensor).watts
-
+from polythrottle.metering.window import Watched, WindowLog, WindowSample, observe, warm_up
 
 # One window: queries driven, the device looked at between them, and what that amounts to.
 
-_SHARE_OF_STEP = 8.0
-_LOOKS = 40.0
-_GROWTH = 1.06
 _BATCHES = 10
 _BATCHES_QUEUED = 5
 _BLOCKS = 10
@@ -87,41 +56,21 @@ _MOST_UNTOLD = 0.01
 
 
 @dataclass
-class ObservedWindow:
-    """What has been seen of a window so far.
+class ObservedWindow(WindowLog):
+    """What has been seen of a window so far, and what that says.
 
     Args:
         device: Which is looked at.
-        sensor: What it reads its energy with.
-        queries: Answered, in order; ``ends_s`` are when, on the device's clock.
-        looks: At the device.
         arrivals: When requests were meant to be sent.
     """
 
     device: Device
-    sensor: Sensor
     arrivals: Arrivals = CLOSED
-    queries: list[Query] = field(default_factory=list)
-    ends_s: list[float] = field(default_factory=list)
-    looks: list[WindowSample] = field(default_factory=list)
-    items: int = 0
-    tokens: int = 0
-
-    def look(self) -> None:
-        """Look at the device."""
-        self.looks.append(WindowSample(self.device.read(), len(self.queries), self.items, self.tokens))
-
-    def take(self, query: Query) -> None:
-        """Add a query that was just answered."""
-        self.queries.append(query)
-        self.ends_s.append(self.device.clock.now())
-        self.items += query.items
-        self.tokens += query.tokens or 0
 
     @property
-    def elapsed_s(self) -> float:
-        """Since the first look."""
-        return self.device.clock.now() - self.looks[0].reading.time_s
+    def source(self) -> Watched:
+        """What tells time and energy while the window is driven."""
+        return self.device
 
     @property
     def backlog_per_s(self) -> float | None:
@@ -212,75 +161,36 @@ def observe_window(
         goal: What would be enough, where the window has a precision.
         arrivals: When the queries were meant to be sent.
     """
-    seen = ObservedWindow(device, sensor, arrivals)
-    seen.look()
-    censor = Censor(device, window, goal.limits, seen.looks[0].reading)
-    enough = StoppingRule(window, goal)
-    least_s = max(window.duration_s, sensor.least_s)
-    due = _Due(window, sensor)
-    # The most queries end no window that its sensor cannot tell anything of yet: quick ones may be over in a moment.
-    while seen.elapsed_s < window.timeout_s and (
-        len(seen.queries) < window.most_queries or seen.elapsed_s < sensor.least_s
-    ):
-        _take_whole(seen, load)
-        if due.now(len(seen.queries), seen.elapsed_s):
-            seen.look()
-        if _over(seen, window, least_s, enough):
-            break
-        if censor.gives_up(seen.queries) and len(seen.queries) < window.most_queries and _moved(seen):
-            seen.look()
-            return seen, True
-    if seen.looks[-1].queries < len(seen.queries):
-        seen.look()
-    return seen, False
+    seen = ObservedWindow(device, sensor, arrivals=arrivals)
+    return seen, observe(seen, load, window, Verdict(window, goal))
 
 
-def _take_whole(seen: ObservedWindow, load: Iterator[Query]) -> None:
-    """Take the next query, and those answered with it: the energy of one run is that of all of them."""
-    while True:
-        seen.take(query := next(load))
-        if not query.more:
-            return
+class Verdict(StoppingRule):
+    """Says when a window can end: because it knows enough, or is plainly going to break a limit.
 
-
-class _Due:
-    """When to look at the device: about forty times a window, and often enough to see a counter step.
-
-    A window may end by its most queries long before its time.
+    Args:
+        window: When it ends at the latest.
+        goal: What it is for.
     """
 
-    def __init__(self, window: Window, sensor: Sensor) -> None:
-        spaced_s = window.duration_s / _LOOKS
-        self._apart_s = min(spaced_s, sensor.step_s / _SHARE_OF_STEP) if sensor.step_s else spaced_s
-        self._stepping = sensor.step_s > 0
-        self._many = math.ceil(window.most_queries / _LOOKS)
-        self._queries = 0
-        self._time_s = 0.0
+    def __init__(self, window: Window, goal: Goal) -> None:
+        super().__init__(window, goal)
+        self._censor: Censor | None = None
 
-    def now(self, queries: int, elapsed_s: float) -> bool:
-        grown = self._stepping or queries >= max(self._queries + 1, math.ceil(self._queries * _GROWTH))
-        soon = elapsed_s - self._time_s < self._apart_s and queries - self._queries < self._many
-        if not grown or soon:
-            return False
-        self._queries = queries
-        self._time_s = elapsed_s
-        return True
+    def begin(self, seen: WindowLog) -> None:
+        """Take note of the first look."""
+        assert isinstance(seen, ObservedWindow)
+        self._censor = Censor(seen.source, self._window, self._goal.limits, seen.looks[0].reading)
 
+    def reached(self, seen: WindowLog) -> bool:
+        """Return whether the window knows enough."""
+        assert isinstance(seen, ObservedWindow)
+        return self.enough(seen.joules(), seen.interval)
 
-def _over(seen: ObservedWindow, window: Window, least_s: float, enough: StoppingRule) -> bool:
-    """Return whether the window has seen what it is for."""
-    if seen.elapsed_s < least_s or len(seen.queries) < enough.least:
-        return False
-    if window.precision is None:
-        return True
-    if not enough.due(len(seen.queries)):
-        return False
-    seen.look()
-    return _moved(seen) and enough.reached(seen.joules(), seen.interval)
-
-
-def _moved(seen: ObservedWindow) -> bool:
-    return seen.device.read().energy_j > seen.looks[0].reading.energy_j
+    def gives_up(self, seen: WindowLog) -> bool:
+        """Return whether the window is plainly going to break a limit."""
+        assert self._censor is not None
+        return self._censor.gives_up(seen.queries)
 
 
 def measurement_of(seen: ObservedWindow, censored: bool) -> Measurement:
@@ -477,17 +387,15 @@ def measure(
     goal = Goal(tuple(limits)) if goal is None else goal
     _see_that_it_moves(sensor, window)
     _cool(device, window)
-    batch = batch_of(workload, point)
-    with drive(workload, arrivals, device.clock, seed, batch=batch, timeout_s=window.timeout_s, device=device) as load:
-        found, requests, seen = _repeated(device, set_there, load, window, sensor, goal, arrivals)
-        sender = load.report
-        queries = [] if kept is None else [*seen.queries, *load.rest(seen.looks[-1].reading.time_s)]
-    idle_w = idle_power_w(device, window.idle_s, sensor)
+    asked = Asked(window, sensor, goal, arrivals, seed)
+    with run_of(device, workload, point, asked) as run:
+        found, requests, seen = _repeated(device, set_there, run)
+        queries = [] if kept is None else [*seen.queries, *run.rest(seen.looks[-1].reading.time_s)]
+        late_p99_s, sender_s = run.sender
+    idle_w = run.idle_power_w()
     if kept is not None:
         kept(attributed(queries, seen.readings, sensor.factor, idle_w))
-    return replace(
-        found, requests=requests, idle_power_w=idle_w, late_p99_s=sender.late_p99_s, sender_s=sender.cpu_s or None
-    )
+    return replace(found, requests=requests, idle_power_w=idle_w, late_p99_s=late_p99_s, sender_s=sender_s or None)
 
 
 def _see_that_it_moves(sensor: Sensor, window: Window) -> None:
@@ -508,15 +416,113 @@ def _see_that_it_moves(sensor: Sensor, window: Window) -> None:
         )
 
 
-def _repeated(
-    device: Device,
-    point: OperatingPoint,
-    load: Load,
-    window: Window,
-    sensor: Sensor,
-    goal: Goal,
-    arrivals: Arrivals,
-) -> tuple[Measurement, int, ObservedWindow]:
+@dataclass(frozen=True)
+class Asked:
+    """What a window is asked for.
+
+    Args:
+        window: How long to look.
+        sensor: What the energy is read with.
+        goal: What would be enough.
+        arrivals: When queries are meant to be sent.
+        seed: Of the arrivals.
+    """
+
+    window: Window
+    sensor: Sensor
+    goal: Goal
+    arrivals: Arrivals
+    seed: int
+
+
+class Run(Protocol):
+    """A load on a workload, of which one window after another is looked at."""
+
+    def window(self) -> tuple[int, ObservedWindow, bool]:
+        """Warm up and drive a window; return with how many queries, what was seen, and whether it was cut short."""
+
+    @property
+    def sender(self) -> tuple[float | None, float]:
+        """How late 99 % of the queries were sent at most, and the processor time the sender took."""
+
+    def rest(self, moment_s: float) -> Iterator[Query]:
+        """Yield what was sent before a moment and is not answered yet."""
+
+    def idle_power_w(self) -> float | None:
+        """Return the power without work, once the load has ended; None if that was not asked or cannot be told."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@runtime_checkable
+class Hosted(Protocol):
+    """A workload that runs elsewhere, where its windows are driven too."""
+
+    def run(self, device: Device, point: OperatingPoint, asked: Asked) -> Run:
+        """Return a load on it at its part of a point; nothing is sent before the first window."""
+
+
+def run_of(device: Device, workload: Workload, point: OperatingPoint, asked: Asked) -> Run:
+    """Return a load on a workload at a point: driven here, or where the workload runs."""
+    if isinstance(workload, Hosted):
+        return workload.run(device, point, asked)
+    return OwnRun(device, workload, point, asked)
+
+
+class OwnRun:
+    """A load that is driven in this process."""
+
+    def __init__(self, device: Device, workload: Workload, point: OperatingPoint, asked: Asked) -> None:
+        self._device = device
+        self._asked = asked
+        batch = batch_of(workload, point)
+        self._load = drive(
+            workload,
+            asked.arrivals,
+            device.clock,
+            asked.seed,
+            batch=batch,
+            timeout_s=asked.window.timeout_s,
+            device=device,
+        )
+
+    def window(self) -> tuple[int, ObservedWindow, bool]:
+        """Warm up and drive a window."""
+        asked = self._asked
+        count = warm_up(self._load, self._device.clock, asked.window, asked.sensor)
+        seen, censored = observe_window(
+            self._load, self._device, asked.window, asked.sensor, asked.goal, asked.arrivals
+        )
+        return count, seen, censored
+
+    @property
+    def sender(self) -> tuple[float | None, float]:
+        """How late 99 % of the queries were sent at most, and the processor time the sender took."""
+        report = self._load.report
+        return report.late_p99_s, report.cpu_s
+
+    def rest(self, moment_s: float) -> Iterator[Query]:
+        """Yield what was sent before a moment and is not answered yet."""
+        return self._load.rest(moment_s)
+
+    def idle_power_w(self) -> float | None:
+        """Return the power without work."""
+        return idle_power_w(self._device, self._asked.window.idle_s, self._asked.sensor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._load.close()
+
+
+def _repeated(device: Device, point: OperatingPoint, run: Run) -> tuple[Measurement, int, ObservedWindow]:
     """Return the first window that was not disturbed, how many queries that took, and what was seen.
 
     Where a clock did not hold, the point is applied once more before the next.
@@ -527,9 +533,8 @@ def _repeated(
     requests = 0
     before = ""
     for left in range(REPEATS, -1, -1):
-        requests += _warm_up(load, device.clock, window, sensor)
-        seen, censored = observe_window(load, device, window, sensor, goal, arrivals)
-        requests += len(seen.queries)
+        warming, seen, censored = run.window()
+        requests += warming + len(seen.queries)
         try:
             return measurement_of(seen, censored), requests, seen
         except Disturbed as error:
@@ -548,18 +553,6 @@ def _apply_again(device: Device, point: OperatingPoint, before: str) -> None:
         device.apply(point)
     except KnobRejected as error:
         raise KnobRejected(f"{before}{error}") from error
-
-
-def _warm_up(load: Iterator[Query], clock: Clock, window: Window, sensor: Sensor) -> int:
-    """Serve until the warm-up is over and the sensor shows nothing from before; return how many queries that took."""
-    start_s = clock.now()
-    settle_s = max(window.settle_s, sensor.settle_s)
-    count = 0
-    more = False
-    while more or count < window.warmup or clock.now() - start_s < settle_s:
-        more = next(load).more
-        count += 1
-    return count
 
 
 def _cool(device: Device, window: Window) -> None:

@@ -11,7 +11,7 @@ from polythrottle.domain.errors import TrialError
 from polythrottle.domain.measurement import Measurement, Query, Reading
 from polythrottle.domain.ports import Sensor
 from polythrottle.domain.problem import Constraint
-from polythrottle.metering.energy import WindowSample
+from polythrottle.metering.window import WindowSample
 
 # Whether a window may be believed: sensors that stop or fall, devices that slow down, somebody who came between.
 

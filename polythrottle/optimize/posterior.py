@@ -157,7 +157,7 @@ def _widened(space: SearchSpace, asked: Sequence[OperatingPoint]) -> tuple[Searc
     new = [point for point in dict.fromkeys(asked) if point not in space]
     added = [[knob.levels.index(point[knob.name]) for knob in space.knobs] for point in new]
     rows = np.vstack([space.rows, np.array(added, dtype=np.int32).reshape(len(new), len(space.knobs))])
-    wide = SearchSpace(space.knobs, rows, space.default)
+    wide = SearchSpace.of_rows(space.knobs, rows, space.default)
     return wide, np.array([wide.index(point) for point in asked], dtype=np.intp)
 
 

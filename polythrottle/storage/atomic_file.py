@@ -1,5 +1,7 @@
 """Files that are replaced whole or not at all, and folders flushed to disk."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os

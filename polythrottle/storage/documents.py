@@ -9,8 +9,9 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from polythrottle.domain.backports import removesuffix
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.units import to_si
 from polythrottle.storage.untrusted import parse_toml, read_plain
@@ -22,6 +23,9 @@ _LARGEST = 1e24
 """Between these lies what is measured in any unit; products and quotients of two such numbers are finite."""
 _LONGEST = 40
 Record = TypeVar("Record")
+
+if TYPE_CHECKING:
+    from typing import TypeGuard  # novermin
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,6 @@ class TomlTable:
         Raises:
             BadFile: If a key is missing, unknown or of the wrong type, a figure has no source, or the record refuses.
         """
-        hints = typing.get_type_hints(record)
         fields = {field.name: field for field in dataclasses.fields(record)}  # type: ignore[arg-type]
         keys = {to_si(key, 1.0)[0]: key for key in self.values}
         known = set(fields) | {"source"}
@@ -180,9 +183,9 @@ class TomlTable:
         filled = dict(given)
         for name, field in fields.items():
             if name in keys and name not in given:
-                filled[name] = self._value(keys[name], hints[name])
+                filled[name] = self._value(keys[name], _hint(record, field))
             elif name not in given and field.default is dataclasses.MISSING:
-                raise self.wrong(name, f"is missing; expected {_shown(hints[name])}")
+                raise self.wrong(name, f"is missing; expected {_shown(_hint(record, field))}")
         self.check_sources()
         return self._build(record, filled)
 
@@ -196,7 +199,7 @@ class TomlTable:
         value = self.values[key]
         wanted = _plain(hint)
         if dataclasses.is_dataclass(wanted):
-            return self.within(key).fill(typing.cast(type[object], wanted))
+            return self.within(key).fill(typing.cast("type[object]", wanted))
         if typing.get_origin(wanted) is tuple:
             return self._sequence(key, typing.get_args(wanted)[0])
         if _fits(value, wanted):
@@ -235,8 +238,17 @@ _NAMES: dict[Any, str] = {
 }
 
 
+def _hint(record: type[object], field: dataclasses.Field[Any]) -> Any:
+    """Return the type of a field, None left out; Python 3.8 knows neither ``tuple[…]`` nor ``… | None``."""
+    if not isinstance(field.type, str):
+        return field.type
+    told = {field.name: removesuffix(field.type, " | None")}
+    stand_in = type(record.__name__, (), {"__annotations__": told, "__module__": record.__module__})
+    return typing.get_type_hints(stand_in, localns={"tuple": typing.Tuple})[field.name]
+
+
 def _is_figure(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
 def _holds_figures(value: object) -> bool:
@@ -250,8 +262,8 @@ def _fits(value: object, wanted: type) -> bool:
 
 
 def _plain(hint: Any) -> Any:
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return next(part for part in typing.get_args(hint) if part is not types.NoneType)
+    if typing.get_origin(hint) in (getattr(types, "UnionType", typing.Union), typing.Union):
+        return next(part for part in typing.get_args(hint) if part is not type(None))
     return hint
 
 

@@ -1,5 +1,7 @@
 """Which hardware and firmware a device is, and whether two are the same kind; which content a file has."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path

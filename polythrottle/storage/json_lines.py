@@ -4,6 +4,8 @@ Types are strict: a line holds one object, no key twice, no number that is not f
 The standard library alone, because the actuator and the trainer load it.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import socket
@@ -137,7 +139,7 @@ class Channel:
         self._connection.settimeout(None if math.isinf(left_s) else max(left_s, _LEAST_S))
         try:
             chunk = self._connection.recv(_CHUNK)
-        except TimeoutError:
+        except (TimeoutError, socket.timeout):  # one and the same from Python 3.10 on
             return False
         if not chunk:
             raise EOFError("the other side has hung up")

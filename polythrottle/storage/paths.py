@@ -1,5 +1,7 @@
 """Where polythrottle keeps what must outlive it: originals, journals, past studies; and where its processes meet."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 

@@ -1,20 +1,22 @@
 """A search space as JSON, as journals keep it and as it travels from the actuator."""
 
+from __future__ import annotations
+
 import base64
+import struct
 import zlib
 from collections.abc import Mapping
 from typing import Any
 
 from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace, check_size
 
-_INDEX = "<i4"
 _INDEX_BYTES = 4
 
 
 def space_document(space: SearchSpace) -> dict[str, Any]:
     """Return a search space as JSON: its rows are base64 of zlib of little-endian 32-bit indices."""
     knobs = [{"name": knob.name, "levels": list(knob.levels), "label": knob.label} for knob in space.knobs]
-    rows = base64.b64encode(zlib.compress(space.rows.astype(_INDEX).tobytes(), 9)).decode()
+    rows = base64.b64encode(zlib.compress(space.packed, 9)).decode()
     return {"size": len(space), "default": dict(space.default), "knobs": knobs, "rows": rows}
 
 
@@ -28,15 +30,14 @@ def space_from_document(document: Mapping[str, Any]) -> SearchSpace:
         zlib.error: If they are damaged.
         PolythrottleError: If they make no space.
     """
-    import numpy as np
-
     knobs = tuple(Knob(knob["name"], tuple(knob["levels"]), knob["label"]) for knob in document["knobs"])
     size = document["size"]
     if type(size) is not int:
         raise TypeError(f"{size!r} is not of type int")
     check_size([size])
-    rows = np.frombuffer(_unpacked(document["rows"], size * len(knobs) * _INDEX_BYTES), dtype=_INDEX)
-    return SearchSpace(knobs, rows.astype(np.int32).reshape(size, len(knobs)), OperatingPoint(document["default"]))
+    packed = _unpacked(document["rows"], size * len(knobs) * _INDEX_BYTES)
+    rows = struct.iter_unpack(f"<{len(knobs)}i", packed) if knobs else iter([()] * size)
+    return SearchSpace(knobs, tuple(rows), OperatingPoint(document["default"]))
 
 
 def _unpacked(text: str, size: int) -> bytes:

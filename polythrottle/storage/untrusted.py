@@ -1,5 +1,7 @@
 """What comes from outside: texts made safe to show, and plain files read without waiting and up to a bound."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import re

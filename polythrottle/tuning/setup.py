@@ -391,6 +391,8 @@ class Setup:
         return device.serve(replace(model, batch_sizes=sizes, batch_default=default))
 
     def _serve_real(self, device: Device, name: str | None) -> Workload:
+        from polythrottle.backends.ssh import SshDevice
+        from polythrottle.board.hosted import BoardWorkload
         from polythrottle.workloads import open_workload
 
         if name is None:
@@ -399,6 +401,17 @@ class Setup:
             )
         if name in names("profiles/workloads"):
             raise InvalidInput(f"{name} describes a model for simulated boards; a real device needs the model itself")
+        if isinstance(device, SshDevice):
+            return BoardWorkload(
+                name,
+                device.board,
+                {
+                    "inputs": list(self.inputs),
+                    "batch_sizes": self.batch_sizes and list(self.batch_sizes),
+                    "threads": self.threads and list(self.threads),
+                    "timeout_s": self.timeout_s,
+                },
+            )
         return open_workload(
             name,
             inputs=self.inputs,

@@ -1,5 +1,7 @@
 """Workloads: Python callables, torch modules and exports, ONNX files, TensorRT engines, services, commands."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """Any command as a workload: one run is one query, or as many as the latencies that it prints."""
 
+from __future__ import annotations
+
 import json
 import math
 import os
@@ -21,6 +23,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any
 
+from polythrottle.domain.backports import removeprefix
 from polythrottle.domain.errors import InvalidInput, TrialError, Unanswered
 from polythrottle.domain.measurement import Query
 from polythrottle.domain.ports import Placement, Target
@@ -141,7 +144,7 @@ def _step_s(text: str, latency_s: float) -> float:
 
 
 def _possible(text: str, latency_s: Any, items: Any) -> tuple[float, int | None]:
-    number = isinstance(latency_s, int | float) and not isinstance(latency_s, bool)
+    number = isinstance(latency_s, (int, float)) and not isinstance(latency_s, bool)
     if not (number and 0 < latency_s <= sys.float_info.max):
         raise InvalidInput(f"{text[:60]!r} is no time above zero")
     if latency_s < _LEAST_S:
@@ -337,7 +340,7 @@ class _Run:
         try:
             alarm.start()
             # Until it is reaped its number, and that of its group, cannot be given to another process.
-            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            _await_end(self._process.pid)
             self.ended_s = time.perf_counter()
         finally:
             alarm.cancel()
@@ -402,9 +405,20 @@ class _Run:
         return f"{self._name} {how}{f': {said}' if said else ''}"
 
 
+def _await_end(pid: int) -> None:
+    """Wait until a child has ended, without reaping it."""
+    if hasattr(os, "waitid"):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return
+    while True:  # PyPy has no waitid: the state in proc_pid_stat(5) says it too, a quarter of a millisecond late
+        if Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "ZX":
+            return
+        time.sleep(0.25e-3)
+
+
 def _split(uri: str) -> list[str]:
     try:
-        words = shlex.split(uri.removeprefix("cmd:"))
+        words = shlex.split(removeprefix(uri, "cmd:"))
     except ValueError as err:
         raise InvalidInput(f"{uri!r} is not a command: {str(err).lower()}") from None
     if not words:

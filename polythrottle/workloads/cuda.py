@@ -4,6 +4,8 @@
 CUDA Driver API reference manual; names end as the header maps them (``cuMemAlloc_v2`` for ``cuMemAlloc``).
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 from collections.abc import Iterator

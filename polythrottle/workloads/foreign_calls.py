@@ -1,5 +1,7 @@
 """Calling code and services that are not ours: timed, output kept off standard output, errors on one line."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import sys
@@ -107,7 +109,7 @@ class EventLoop:
             self._loop.close()
 
 
-async def _cancel(tasks: "set[asyncio.Task[Any]]") -> None:
+async def _cancel(tasks: set[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,18 +1,21 @@
 """What one query carries: knobs for batch size and threads, and made-up inputs in the shapes a model declares."""
 
+from __future__ import annotations
+
 import math
 import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import psutil
-from numpy.typing import NDArray
-
+from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import InvalidInput, KnobRejected, UnknownName
 from polythrottle.domain.space import BATCH_SIZE, Knob, OperatingPoint, SearchSpace
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # The two knobs a workload on a processor can have, batch size and threads, and their levels.
 
@@ -109,7 +112,7 @@ class Input:
     dtype: str | None = None
 
     @classmethod
-    def parse(cls, text: str) -> "Input":
+    def parse(cls, text: str) -> Input:
         """Return the input a text means: ``3x224x224``, ``ids=128:int64``, ``score=`` for one number.
 
         Raises:
@@ -149,6 +152,9 @@ def random_array(shape: Sequence[int], dtype: str, seed: int = 0) -> NDArray[np.
     Raises:
         InvalidInput: If it does not fit into memory.
     """
+    import numpy as np
+    import psutil
+
     random = np.random.default_rng(seed)
     try:
         if math.prod(shape) * _WHILE_MADE_BYTES > psutil.virtual_memory().available:
@@ -212,7 +218,7 @@ def _each_fed(uri: str, declared: Sequence[DeclaredInput], given: Sequence[Input
     unnamed = [each for each in given if each.name is None]
     if unnamed and len(unnamed) != len(names):
         raise InvalidInput(f"{uri} has the inputs {', '.join(names)}, but {len(unnamed)} shapes are given")
-    stated = dict(zip(names, unnamed, strict=True)) if unnamed else {each.name: each for each in given}
+    stated = dict(paired(names, unnamed)) if unnamed else {each.name: each for each in given}
     for name in stated:
         if name not in names:
             raise UnknownName(f"input of {uri}", str(name), names)
@@ -267,7 +273,7 @@ def _filled(uri: str, name: str, shape: tuple[Any, ...], own: Input | None) -> t
             f"--input {name}={'x'.join(str(size) if _fixed(size) else '128' for size in shape[1:])}"
         )
     fits = len(own.shape) == len(shape[1:]) and all(
-        mine == size or not _fixed(size) for mine, size in zip(own.shape, shape[1:], strict=True)
+        mine == size or not _fixed(size) for mine, size in paired(own.shape, shape[1:])
     )
     if not fits:
         raise InvalidInput(

@@ -1,5 +1,7 @@
 """A Python callable as a workload, and the way from ``package.module:callable`` to it."""
 
+from __future__ import annotations
+
 import importlib
 import inspect
 import os

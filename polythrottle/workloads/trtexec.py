@@ -8,6 +8,8 @@ its own, by CUDA's events; ``latencyMs`` is the sum of copying in, computing and
     [I] Latency: min = 9.7 ms, max = 9.9 ms, mean = 9.8 ms, median = 9.8 ms, percentile(90%) = 9.85 ms, …
 """
 
+from __future__ import annotations
+
 import json
 import math
 import os
@@ -16,10 +18,10 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from polythrottle.domain.backports import paired, pairwise, removeprefix
 from polythrottle.domain.errors import BadFile, InvalidInput, TrialError
 from polythrottle.storage.untrusted import read_plain
 from polythrottle.workloads.inputs import parse_inputs
@@ -175,7 +177,7 @@ def spread(quantiles: Mapping[float, float], mean: float, count: int) -> list[fl
     count = max(count, len(values))
     ranks = [min(count, max(number, math.ceil(count * share / 100))) for number, share in enumerate(shares, start=1)]
     between = [max(0, ranks[number + 1] - ranks[number] - 1) for number in range(len(ranks) - 1)]
-    steps = list(zip(between, pairwise(values), strict=True))
+    steps = list(paired(between, pairwise(values)))
     lowest = sum(values) + sum(number * low for number, (low, _) in steps)
     room = sum(number * (high - low) for number, (low, high) in steps)
     missing = mean * (len(values) + sum(between)) - lowest
@@ -222,7 +224,7 @@ class TrtexecCommand:
     """
 
     def __init__(self, words: Sequence[str]) -> None:
-        named = [word.removeprefix(_EXPORT) for word in words if word.startswith(_EXPORT)]
+        named = [removeprefix(word, _EXPORT) for word in words if word.startswith(_EXPORT)]
         self._named = Path(named[-1]) if named else None
         self._streams = max((int(match[1]) for word in words if (match := _STREAMS.match(word))), default=1)
         self._builds = not any(word.startswith("--loadEngine") for word in words)

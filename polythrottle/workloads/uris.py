@@ -1,5 +1,7 @@
 """URIs of workloads taken apart: a model in a file or in Python code, or a model of a service at an address."""
 
+from __future__ import annotations
+
 import ipaddress
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-import psutil
-
+from polythrottle.domain.backports import removeprefix
 from polythrottle.domain.errors import InvalidInput, UnknownName
 
 # A model's URI: a file or a place in Python code, and options behind a question mark.
@@ -27,7 +28,7 @@ class ModelUri:
     options: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, text: str) -> "ModelUri":
+    def parse(cls, text: str) -> ModelUri:
         """Return the parts of a URI; a file whose name has a question mark in it is a file.
 
         Raises:
@@ -97,7 +98,7 @@ class Address:
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
-    def parse(cls, uri: str, options: Iterable[str]) -> "Address":
+    def parse(cls, uri: str, options: Iterable[str]) -> Address:
         """Return the address a URI such as ``kserve://host:8000/model?concurrency=4`` means.
 
         Args:
@@ -114,7 +115,7 @@ class Address:
         if parts.username is not None or parts.password is not None:
             raise InvalidInput(f"leave name and password out of the URI ({form}); a key goes into $OPENAI_API_KEY")
         port = _port(parts, scheme)
-        model = unquote(parts.path.removeprefix("/"))
+        model = unquote(removeprefix(parts.path, "/"))
         if not parts.hostname or not port or not model or parts.fragment:
             raise InvalidInput(f"{uri!r} is not a service; write {form}")
         return cls(uri, scheme, parts.hostname, port, model, _options(uri, parts.query, tuple(options)))
@@ -133,6 +134,8 @@ class Address:
             found = {str(entry[4][0]) for entry in socket.getaddrinfo(self.host, self.port)}
         except OSError:
             return False
+        import psutil
+
         own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
         return any(ipaddress.ip_address(each.partition("%")[0]).is_loopback or each in own for each in found)
 

@@ -1,9 +1,11 @@
 """The one client of the actuator, which studies (`RemoteDevice`) and the daemon (`ActuatorBoard`) ask through."""
 
+from __future__ import annotations
+
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -52,12 +54,16 @@ class Line:
     Not for several threads at once.
 
     Args:
-        path: Of its socket.
+        path: Of its socket, or where it is, for people, if ``connect`` is given.
         patience_s: How long to wait for an answer.
+        connect: Returns a connected socket, where the way there is another.
     """
 
-    def __init__(self, path: Path | str, patience_s: float = _PATIENCE_S) -> None:
-        self._path = Path(path)
+    def __init__(
+        self, path: Path | str, patience_s: float = _PATIENCE_S, connect: Callable[[], socket.socket] | None = None
+    ) -> None:
+        self._path: Path | str = path if connect is not None else Path(path)
+        self._connect = connect
         self._patience_s = patience_s
         self._channel: Channel | None = None
         self._number = 0
@@ -94,6 +100,7 @@ class Line:
             self.close()
         try:
             channel = self._channel or self._connected()
+            now_s = time.monotonic()
             # A server that refuses us says so and hangs up, perhaps before it has read anything.
             with suppress(BrokenPipeError, ConnectionResetError):
                 channel.send_line(request, self._patience_s)
@@ -103,7 +110,7 @@ class Line:
         except InvalidInput as err:
             self.close()
             raise DeviceError(f"what answers at {self._path} is no actuator: {err}") from err
-        except TimeoutError as err:
+        except (TimeoutError, socket.timeout) as err:  # one and the same from Python 3.10 on
             self.close()
             raise DeviceError(f"the actuator at {self._path} did not answer within {self._patience_s:g} s") from err
         except EOFError as err:
@@ -116,6 +123,9 @@ class Line:
         return answer
 
     def _connected(self) -> Channel:
+        if self._connect is not None:
+            self._channel = Channel(self._connect(), MOST_ANSWER)
+            return self._channel
         ends_s = time.monotonic() + min(_AT_THE_DOOR_S, self._patience_s)
         while True:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -130,10 +140,15 @@ class Line:
                 time.sleep(0.01)
             except OSError as err:
                 connection.close()
-                raise _unreachable(self._path, err) from err
+                raise _unreachable(Path(self._path), err) from err
             else:
                 self._channel = Channel(connection, MOST_ANSWER)
                 return self._channel
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._channel is not None
 
     def close(self) -> None:
         """Hang up; the next `ask` connects again."""
@@ -147,6 +162,6 @@ def _unreachable(path: Path, err: OSError) -> DeviceError:
         return PermissionDenied(
             f"this user may not ask the actuator at {path}; join the group polythrottle, or run as root"
         )
-    if isinstance(err, FileNotFoundError | ConnectionRefusedError):
+    if isinstance(err, (FileNotFoundError, ConnectionRefusedError)):
         return DeviceError(f"no actuator listens at {path}; start it: polythrottle daemon actuator")
     return DeviceError(f"the actuator at {path} cannot be reached: {err.strerror or err}")

@@ -1,5 +1,7 @@
 """Controls: the single places of a device that may be written, and the ways to reach them."""
 
+from __future__ import annotations
+
 import errno
 import os
 import stat
@@ -14,6 +16,7 @@ ROOTS_VARIABLE = "POLYTHROTTLE_ROOTS"
 
 _trusted: set[Path] = set()
 
+_O_PATH = getattr(os, "O_PATH", 0o10000000)  # which PyPy does not name (include/uapi/asm-generic/fcntl.h)
 _MOST_BYTES = 16_000_000
 
 UNREADABLE = "?"
@@ -32,7 +35,7 @@ class Start:
     node: int = 0
     count: int = 0
 
-    def is_over(self, now: "Start") -> bool:
+    def is_over(self, now: Start) -> bool:
         """Say whether there has been another start since, given what is so now."""
         return now.node != self.node or now.count < self.count
 
@@ -110,7 +113,7 @@ def roots() -> tuple[Path, ...]:
 
 def is_named(tree: Path) -> bool:
     """Say whether a tree stands below one of those that may be written to."""
-    return any(tree.is_relative_to(root) for root in roots())
+    return any(root == tree or root in tree.parents for root in roots())
 
 
 def read_whole(handle: int) -> bytes:
@@ -225,7 +228,7 @@ class SysFiles:
         """
         if not key.startswith("/"):
             return key  # no file
-        handle = os.open(key, os.O_PATH | os.O_CLOEXEC)  # opens nothing: no driver hears of it
+        handle = os.open(key, _O_PATH | os.O_CLOEXEC)  # opens nothing: no driver hears of it
         try:
             self._check(key, handle)
             return os.readlink(f"/proc/self/fd/{handle}") if self._is_kernel_s(handle) else key

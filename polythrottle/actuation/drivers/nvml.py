@@ -3,6 +3,8 @@
 The only place that sets anything by it.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import os
@@ -11,13 +13,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import Any
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any
 
 from polythrottle.actuation.drivers.controls import UNREADABLE, Start
+from polythrottle.domain.backports import removeprefix
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import DeviceError, KnobRejected, PermissionDenied
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # NVML, the library that speaks to NVIDIA's driver: opened and closed in pairs; its return codes are translated here.
 #
@@ -346,7 +350,7 @@ class NvmlControls:
 
 
 def _parted(key: str) -> tuple[str, str]:
-    uuid, _, what = key.removeprefix(SCHEME).rpartition("/")
+    uuid, _, what = removeprefix(key, SCHEME).rpartition("/")
     if not key.startswith(SCHEME) or not uuid or what not in _WRITERS:
         raise KnobRejected(f"{key!r} is no control of an NVIDIA GPU; expected nvml:<uuid>/{'|'.join(_WRITERS)}")
     return uuid, what

@@ -3,6 +3,8 @@
 The power mode that nvpmodel switches.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import re

@@ -1,5 +1,7 @@
 """``python -m polythrottle.actuation.server``."""
 
+from __future__ import annotations
+
 import sys
 
 from polythrottle.actuation.server.main import main

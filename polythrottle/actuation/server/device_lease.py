@@ -3,6 +3,8 @@
 Its return to how it was found.
 """
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -352,6 +354,15 @@ class ServedDevice:
             ends = f"{show_level(name, levels[0])} to {show_level(name, levels[-1])}"
             raise KnobRejected(f"{name} has no level {str(level)[:40]}; its {len(levels)} go from {ends}")
         return levels[levels.index(level)]
+
+    @property
+    def entered(self) -> Device:
+        """The device under its lease.
+
+        Raises:
+            LeaseOver: If there is none.
+        """
+        return self._entered()
 
     def _entered(self) -> Device:
         if self._device is None:

@@ -1,5 +1,7 @@
 """The actuator as a process: its socket, its signals, its beginning and its end."""
 
+from __future__ import annotations
+
 import argparse
 import fcntl
 import os

@@ -15,12 +15,15 @@ group of that name may read. Root and the actuator's own user always may. What a
 is how the device is without anybody.
 """
 
+from __future__ import annotations
+
 import os
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Tuple, Union
 
 from polythrottle.actuation.limits import KNOBS
 from polythrottle.actuation.server.unix_socket import Peer, group_id, user_id
@@ -35,9 +38,9 @@ FILE = Path("/etc/polythrottle/permits.toml")
 _KNOBS = (*KNOBS, "cpu_epp")
 _KEYS = ("group", "user", "devices", "read", "control", "knobs")
 
-Span = tuple[float, float] | tuple[str, ...]
+Span = Union[Tuple[float, float], Tuple[str, ...]]
 """What a knob may be set to: from lowest to highest in SI, or one of some names; nothing given is anything."""
-Spans = Mapping[str, Span]
+Spans = typing.Mapping[str, Span]
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ class Permits:
         self._own = os.geteuid() if own is None else own
 
     @classmethod
-    def read(cls, path: Path | None = None) -> "Permits":
+    def read(cls, path: Path | None = None) -> Permits:
         """Return the administrator's permits; the usual ones if there is no such file.
 
         Args:

@@ -1,5 +1,7 @@
 """The actuator's loop and its connections: one thread, every buffer bounded, nobody waited for."""
 
+from __future__ import annotations
+
 import selectors
 import socket
 import sys
@@ -7,8 +9,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from polythrottle.actuation.server.service import Service, number_of, request_from
-from polythrottle.actuation.server.space_job import SpaceJob
+from polythrottle.actuation.server.service import Service, number_of
+from polythrottle.actuation.server.space_job import Job
 from polythrottle.actuation.server.unix_socket import Peer, peer_of
 from polythrottle.actuation.state.lease import boot_s
 from polythrottle.actuation.systemd import Supervisor
@@ -38,7 +40,7 @@ class Connection:
         way.setblocking(False)
         self.way = way
         self.peer = peer
-        self.job: SpaceJob | None = None
+        self.job: Job | None = None
         self.number: int | None = None
         self._in = bytearray()
         self._out = bytearray()
@@ -309,7 +311,7 @@ class Server:
         try:
             message = decode(line)
             number = number_of(message)
-            answer = self._service.answer(connection.peer, request_from(message))
+            answer = self._service.answer(connection.peer, self._service.request(message))
         except PolythrottleError as err:
             self._reply(connection, number, error=err)
             return
@@ -320,17 +322,17 @@ class Server:
                 connection, number, error=DeviceError("the actuator met a fault of its own; its log says which")
             )
             return
-        if isinstance(answer, SpaceJob):
-            self._begin(connection, number, answer)
-        else:
+        if isinstance(answer, dict):
             self._reply(connection, number, answer=answer)
+        else:
+            self._begin(connection, number, answer)
 
-    def _begin(self, connection: Connection, number: int | None, job: SpaceJob) -> None:
+    def _begin(self, connection: Connection, number: int | None, job: Job) -> None:
         connection.job = job
         connection.number = number
         self._selector.register(job.output, selectors.EVENT_READ, lambda: self._gather(connection, job))
 
-    def _gather(self, connection: Connection, job: SpaceJob) -> None:
+    def _gather(self, connection: Connection, job: Job) -> None:
         if not job.gather():
             return
         self._selector.unregister(job.output)

@@ -3,9 +3,12 @@
 The answer within the rights of whoever asks.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 import time
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,12 +19,13 @@ from polythrottle.actuation.restore import restore_all, standing
 from polythrottle.actuation.rollback import Audit
 from polythrottle.actuation.server.device_lease import BURST, WRITES_PER_S, ServedDevice, Term, TokenBucket
 from polythrottle.actuation.server.permits import Permits, Rights, allowed
-from polythrottle.actuation.server.space_job import SpaceJob
+from polythrottle.actuation.server.space_job import Job, SpaceJob
 from polythrottle.actuation.server.unix_socket import Peer
 from polythrottle.actuation.state.lease import boot_s
 from polythrottle.actuation.state.site import Site
 from polythrottle.actuation.systemd import restore_handed_back
 from polythrottle.actuation.wire import MOST_S, VERSION, Later, LeaseOver
+from polythrottle.domain.backports import removeprefix, removesuffix
 from polythrottle.domain.errors import (
     DeviceError,
     InvalidInput,
@@ -79,7 +83,7 @@ def _names(name: str, value: Any) -> None:
         raise InvalidInput(f"{name} must be a list of at most {_MOST_KNOBS} names")
 
 
-Check = Callable[[str, Any], None]
+Check = typing.Callable[[str, Any], None]
 _DEVICE: Mapping[str, Check] = {"device": _text}
 _TOKEN: Mapping[str, Check] = {"token": _text}
 _NEEDED: Mapping[str, Mapping[str, Check]] = {
@@ -113,8 +117,12 @@ def number_of(message: Mapping[str, Any]) -> int | None:
     return None
 
 
-def request_from(message: Mapping[str, Any]) -> Request:
+def request_from(message: Mapping[str, Any], more: Mapping[str, Mapping[str, Check]] | None = None) -> Request:
     """Return the request a message makes.
+
+    Args:
+        message: As it came in.
+        more: Verbs besides the usual ones, with the fields they have; each may be left out.
 
     Raises:
         InvalidInput: If the version is not this one, or a field is missing, too many, or not what it should be.
@@ -129,16 +137,16 @@ def request_from(message: Mapping[str, Any]) -> Request:
         )
     if number_of(message) is None:
         raise InvalidInput("id must be a whole number, not negative")
-    if not isinstance(verb, str) or verb not in _NEEDED:
-        raise UnknownName("verb", str(verb)[:60], VERBS)
-    return Request(
-        verb, _fields(verb, {name: value for name, value in message.items() if name not in ("v", "id", "verb")})
-    )
+    own = more or {}
+    if not isinstance(verb, str) or (verb not in _NEEDED and verb not in own):
+        raise UnknownName("verb", str(verb)[:60], (*VERBS, *own))
+    given = {name: value for name, value in message.items() if name not in ("v", "id", "verb")}
+    return Request(verb, _fields(verb, given, own))
 
 
-def _fields(verb: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    needed = _NEEDED[verb]
-    optional = _OPTIONAL.get(verb, {})
+def _fields(verb: str, given: Mapping[str, Any], own: Mapping[str, Mapping[str, Check]]) -> Mapping[str, Any]:
+    needed = {} if verb in own else _NEEDED[verb]
+    optional = own[verb] if verb in own else _OPTIONAL.get(verb, {})
     if missing := [name for name in needed if name not in given]:
         raise InvalidInput(f"{verb} needs {', '.join(missing)}")
     if odd := [name[:60] for name in given if name not in needed and name not in optional]:
@@ -179,7 +187,7 @@ class Service:
         self._jobs: list[SpaceJob] = []
         self._inherited = False
         self._stalled_s: float | None = None
-        self._verbs: Mapping[str, Callable[[Peer, Request], dict[str, Any] | SpaceJob]] = {
+        self._verbs: Mapping[str, Callable[[Peer, Request], dict[str, Any] | Job]] = {
             "hello": self._hello,
             "devices": self._devices,
             "describe": self._describe,
@@ -197,6 +205,14 @@ class Service:
 
     def _note(self, number: int, event: str) -> None:
         self._audit.note(number, event)
+
+    def request(self, message: Mapping[str, Any]) -> Request:
+        """Return the request a message makes.
+
+        Raises:
+            PolythrottleError: If it makes none; says why.
+        """
+        return request_from(message)
 
     def start(self) -> list[str]:
         """Put back what an actuator that was killed has left, and return what could not be.
@@ -224,7 +240,7 @@ class Service:
         """Return whether a device is leased or lent to this process."""
         return any(holding.terms.held_by(peer) for holding in self.holdings)
 
-    def answer(self, peer: Peer, request: Request) -> dict[str, Any] | SpaceJob:
+    def answer(self, peer: Peer, request: Request) -> dict[str, Any] | Job:
         """Return the answer to a request, or the job that makes it.
 
         Raises:
@@ -465,4 +481,4 @@ def _version() -> str:
     """Return the installed version; without importlib.metadata, which takes megabytes."""
     folders = (Path(folder or ".") for folder in sys.path)
     found = (each.name for folder in folders for each in folder.glob("polythrottle-*.dist-info"))
-    return next(found, "").removeprefix("polythrottle-").removesuffix(".dist-info")
+    return removesuffix(removeprefix(next(found, ""), "polythrottle-"), ".dist-info")

@@ -4,6 +4,8 @@ Its argument is a JSON object with the device's URI, the knobs to search, and th
 with the answer, or the error, as `polythrottle.actuation.wire` has them.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
@@ -11,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from polythrottle.actuation.server.permits import Spans, allowed
 from polythrottle.actuation.wire import MOST_ANSWER, error_line
@@ -25,6 +27,33 @@ if TYPE_CHECKING:
 
 _PACKAGE = Path(__file__).resolve().parents[3]
 _PATIENCE_S = 55.0
+
+
+class Job(Protocol):
+    """What takes a while and makes an answer meanwhile, without holding up the others."""
+
+    ends_s: float
+    """When it is given up, on the monotonic clock."""
+
+    @property
+    def output(self) -> HasFileno:
+        """What is to be read as it comes."""
+
+    def gather(self) -> bool:
+        """Read what there is and say whether that was all."""
+
+    def result(self) -> dict[str, Any]:
+        """Return ``answer`` or ``error``; ends it."""
+
+    def stop(self) -> None:
+        """End it."""
+
+
+class HasFileno(Protocol):
+    """What can be waited for."""
+
+    def fileno(self) -> int:
+        """Return its handle."""
 
 
 class SpaceJob:
@@ -55,7 +84,7 @@ class SpaceJob:
         except OSError as err:
             raise DeviceError(f"cannot start the process that computes the search space: {err.strerror}") from err
         assert self._child.stdout is not None
-        self.output = self._child.stdout
+        self.output: HasFileno = self._child.stdout
         os.set_blocking(self.output.fileno(), False)
         self.ends_s = time.monotonic() + _PATIENCE_S
         self._parts: list[bytes] = []
@@ -87,30 +116,27 @@ class SpaceJob:
         self.over = True
         self._child.kill()
         self._child.wait()
-        self.output.close()
+        assert self._child.stdout is not None
+        self._child.stdout.close()
 
 
-def permitted(space: "SearchSpace", spans: Sequence[Spans | None]) -> "SearchSpace":
+def permitted(space: SearchSpace, spans: Sequence[Spans | None]) -> SearchSpace:
     """Return the points of a space that permits let be set; its default is always among them."""
-    import numpy as np
-
     from polythrottle.domain.space import SearchSpace
 
     if None in spans:
         return space
-    kept = np.zeros(len(space), dtype=bool)
+    kept = {space.index(space.default)}
     for each in spans:
-        fits = np.ones(len(space), dtype=bool)
-        for column, knob in enumerate(space.knobs):
-            usual = space.default[knob.name]
-            good = np.array([level == usual or allowed(each, knob.name, level) for level in knob.levels])
-            fits &= good[space.rows[:, column]]
-        kept |= fits
-    kept[space.index(space.default)] = True
-    return SearchSpace.of_points([dict(space[int(row)]) for row in np.flatnonzero(kept)], space.default, _labels(space))
+        good = [
+            {i for i, level in enumerate(knob.levels) if level == usual or allowed(each, knob.name, level)}
+            for knob, usual in ((knob, space.default[knob.name]) for knob in space.knobs)
+        ]
+        kept.update(n for n, row in enumerate(space.indices) if all(i in fits for i, fits in zip(row, good)))
+    return SearchSpace.of_points([dict(space[row]) for row in sorted(kept)], space.default, _labels(space))
 
 
-def _labels(space: "SearchSpace") -> list[str]:
+def _labels(space: SearchSpace) -> list[str]:
     return [knob.name for knob in space.knobs if knob.label]
 
 

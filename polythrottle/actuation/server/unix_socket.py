@@ -3,6 +3,8 @@
 Who is at the other end of a connection.
 """
 
+from __future__ import annotations
+
 import grp
 import os
 import pwd
@@ -18,6 +20,7 @@ from polythrottle.domain.errors import PermissionDenied
 
 # Who is at the other end of a connection, as the kernel tells it (unix(7), SO_PEERCRED and SO_PEERGROUPS).
 
+_PEERCRED = getattr(socket, "SO_PEERCRED", 17)  # which PyPy does not name
 _CREDENTIALS = struct.Struct("3i")
 _PEERGROUPS = 59  # SO_PEERGROUPS: Linux 4.13, include/uapi/asm-generic/socket.h; Python does not name it
 _MOST_BYTES = 1024  # socket.getsockopt refuses to ask for more (CPython, Modules/socketmodule.c)
@@ -55,7 +58,7 @@ def peer_of(way: socket.socket) -> Peer:
     Raises:
         OSError: If the kernel does not tell.
     """
-    pid, uid, gid = _CREDENTIALS.unpack(way.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    pid, uid, gid = _CREDENTIALS.unpack(way.getsockopt(socket.SOL_SOCKET, _PEERCRED, _CREDENTIALS.size))
     return Peer(pid, uid, frozenset({gid, *_groups(way, uid, gid)}))
 
 

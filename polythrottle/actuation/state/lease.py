@@ -3,6 +3,8 @@
 Which other device's record already has a control.
 """
 
+from __future__ import annotations
+
 import errno
 import fcntl
 import json
@@ -377,7 +379,7 @@ class Fence:
 
 def _sound(value: object) -> bool:
     """Say whether a number is one that a clock or a counter can have; neither NaN nor more than a float holds."""
-    return not isinstance(value, int | float) or 0 <= value < _BEYOND
+    return not isinstance(value, (int, float)) or 0 <= value < _BEYOND
 
 
 def one_line(holder: str) -> str:
@@ -486,7 +488,7 @@ def _taken(site: Site, boot_id: str) -> dict[object, str]:
             record = Record(other.record, None, boot_id)
             holder = Fence(other.lease, boot_id).read().holder
             whose = f"{holder}, as {record.device}" if holder else f"the record of {record.device}"
-            taken |= {_place(key): whose for key, entry in record.entries.items() if not entry.done}
+            taken.update({_place(key): whose for key, entry in record.entries.items() if not entry.done})
     return taken
 
 

@@ -10,6 +10,8 @@ each control is to hold, and at which start of its driver it was set; the last s
 longer than any control's, or hold what would steer a terminal, is damaged.
 """
 
+from __future__ import annotations
+
 import errno
 import json
 import os
@@ -113,7 +115,7 @@ class Record:
         whole, _, _torn = text.rpartition(b"\n")
         if not whole:
             return
-        lines = whole.removesuffix(b"\n").split(b"\n", _MOST_LINES)
+        lines = (whole[:-1] if whole.endswith(b"\n") else whole).split(b"\n", _MOST_LINES)
         head = _parsed(lines[0])
         damaged = []
         boot_id = self._boot_id

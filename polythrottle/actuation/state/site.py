@@ -3,6 +3,8 @@
 Which boot this is.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re
@@ -58,7 +60,7 @@ class Site:
     stem: str
 
     @classmethod
-    def of(cls, device: str, state: Path | None = None) -> "Site":
+    def of(cls, device: str, state: Path | None = None) -> Site:
         """Return the site of a device: the one that something in this boot has begun, under whatever key, if any.
 
         Args:
@@ -75,7 +77,7 @@ class Site:
         return cls(folder, own if own in begun or not begun else begun[0])
 
     @classmethod
-    def all(cls, state: Path | None = None) -> "tuple[Site, ...]":
+    def all(cls, state: Path | None = None) -> tuple[Site, ...]:
         """Return the sites that have a record or a lease: this machine's, and all others' of the running boot.
 
         Such is what a container with the same folder has left, or this machine before its identity was changed.

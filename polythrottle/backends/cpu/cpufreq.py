@@ -3,6 +3,8 @@
 The energy-performance preference.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """The processor of this machine as a device: knobs, readings, temperature, and what works on it and what does not."""
 
+from __future__ import annotations
+
 import math
 import os
 import platform
@@ -9,8 +11,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING
 
 from polythrottle.actuation import Actuator, Controls, Difference, Limits, SystemControls
 from polythrottle.actuation.drivers.controls import text_of, trust
@@ -23,6 +24,9 @@ from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Finding, Offer
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.domain.units import unknown_knob
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # What else a processor says of itself: temperature, running clock, throttling, model.
 
@@ -215,7 +219,7 @@ class CpuDevice:
         self._preference = Preference(self._tree, self._policies.folders, self._actuator, limits)
 
     @classmethod
-    def open(cls, options: Mapping[str, str] | None = None, knobs: Sequence[str] | None = None) -> "CpuDevice":
+    def open(cls, options: Mapping[str, str] | None = None, knobs: Sequence[str] | None = None) -> CpuDevice:
         """Return the device a URI means: ``cpu?watts_per_core=15&idle_w=4`` has these two options.
 
         Args:

@@ -3,6 +3,8 @@
 Else estimated from busy time, and why.
 """
 
+from __future__ import annotations
+
 import math
 import os
 import re
@@ -10,12 +12,11 @@ import resource
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
-
-import psutil
 
 from polythrottle.actuation.drivers.controls import text_of
 from polythrottle.backends.power_integrator import BackgroundSampler
@@ -90,6 +91,14 @@ class BusyTime:
         """Do nothing."""
 
 
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_BUSY = (1, 2, 3, 6, 7)
+"""Of the lines of /proc/stat: user, nice, system, irq and softirq (proc_stat(5))."""
+_PARENT = 1
+_TIMES = slice(11, 15)
+"""Of /proc/PID/stat after the name: the parent; user and system time, its own and of children it has waited for."""
+
+
 def busy_s() -> float:
     """Return the processor seconds of this process, all its threads, and its children, living and finished."""
     finished = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -98,25 +107,35 @@ def busy_s() -> float:
 
 def machine_busy_s() -> float:
     """Return the seconds for which the processors this process may use were busy, whoever with; in steps of 10 ms."""
-    each = psutil.cpu_times(percpu=True)
-    mine = [each[number] for number in sorted(os.sched_getaffinity(0)) if number < len(each)]
-    return sum(times.user + times.nice + times.system + times.irq + times.softirq for times in mine)
+    mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    lines = [line.split() for line in text_of(Path("/proc/stat")).splitlines()]
+    return sum(int(words[place]) for words in lines if words[0] in mine for place in _BUSY) / _TICKS_PER_S
 
 
 def _living_children_s() -> float:
+    if not hasattr(os, "waitid"):  # PyPy has none
+        return _descendants_s()
     try:
         # Cheap way to learn that there are none, which is the rule; looking through /proc costs milliseconds.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return 0.0
-    total_s = 0.0
-    for child in psutil.Process().children(recursive=True):
-        try:
-            times = child.cpu_times()
-        except psutil.Error:
-            continue
-        total_s += times.user + times.system + times.children_user + times.children_system
-    return total_s
+    return _descendants_s()
+
+
+def _descendants_s() -> float:
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+                words = text_of(Path("/proc", entry, "stat")).rpartition(")")[2].split()
+                parents[int(entry)] = int(words[_PARENT])
+                ticks[int(entry)] = sum(map(int, words[_TIMES]))
+    mine = {os.getpid()}
+    while found := {pid for pid, parent in parents.items() if parent in mine} - mine:
+        mine |= found
+    return sum(ticks[pid] for pid in mine - {os.getpid()}) / _TICKS_PER_S
 
 
 # The processor's own energy counters (RAPL), and the thread that reads them before they wrap.
@@ -143,7 +162,7 @@ class RaplCounter:
     total_uj: int = 0
 
     @classmethod
-    def of(cls, name: str, path: Path, range_file: Path | None = None) -> "RaplCounter":
+    def of(cls, name: str, path: Path, range_file: Path | None = None) -> RaplCounter:
         """Return the counter in a file, beginning now.
 
         Args:

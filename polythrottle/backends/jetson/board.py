@@ -4,6 +4,8 @@ Chip and model come from the device tree, the release from ``/etc/nv_tegra_relea
 (NVIDIA Jetson Linux developer guide; jetson_stats, ``jtop/core/jetson_variables.py``).
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,7 +68,7 @@ class BoardId:
     release: str | None
 
     @classmethod
-    def read(cls, tree: Tree) -> "BoardId":
+    def read(cls, tree: Tree) -> BoardId:
         """Return what the board of a tree is.
 
         Raises:

@@ -1,5 +1,7 @@
 """A Jetson board: its clocks set within the limits found on it, its power integrated from its own sensors."""
 
+from __future__ import annotations
+
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING
 
 from polythrottle.actuation.actuator import Actuator
 from polythrottle.actuation.drivers.controls import Controls, trust
@@ -34,6 +35,9 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, TrialError, Un
 from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Finding, Offer, Sensor, usual_sensor
 from polythrottle.domain.space import OperatingPoint, SearchSpace
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 HZ = 10.0
 _OPTIONS = ("factor", "hz", "reader", "root")
@@ -111,7 +115,7 @@ class JetsonDevice:
         self._sampler = Sampler(source, self.clock, hz, factor) if source is not None else None
 
     @classmethod
-    def open(cls, options: Mapping[str, str] | None = None, knobs: Sequence[str] | None = None) -> "JetsonDevice":
+    def open(cls, options: Mapping[str, str] | None = None, knobs: Sequence[str] | None = None) -> JetsonDevice:
         """Return the device a URI means: ``jetson?hz=20&factor=1.16`` has these two options.
 
         Args:

@@ -7,6 +7,8 @@ of the table are written and each is read back (NVIDIA Jetson Linux developer gu
 ``drivers/devfreq/devfreq.c``).
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from polythrottle.actuation.actuator import Actuator
 from polythrottle.actuation.drivers.controls import Control, span
 from polythrottle.actuation.limits import Limits
 from polythrottle.backends.probe import Capability, Tree, unavailable, within
+from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import PolythrottleError
 from polythrottle.storage.untrusted import printable
 
@@ -149,7 +152,7 @@ class GpuClock:
 
     def _controls(self) -> Iterator[Control]:
         if self.works:
-            for file, capability in zip((self._min, self._max), self.capabilities, strict=True):
+            for file, capability in paired((self._min, self._max), self.capabilities):
                 yield Control(str(file), frozenset(map(str, capability.levels)))
         if self._awake is not None:
             yield self._awake.control

@@ -5,6 +5,8 @@ neither searched nor named keeps what it was found with and is never written; on
 is applied, the knobs it rewrites follow it unless they are set too.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property

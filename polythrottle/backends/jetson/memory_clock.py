@@ -14,6 +14,8 @@ second word of each line in Hz; they also write 1 to ``state`` and ``bwmgr/bwmgr
 which the bandwidth manager moves it. The files lie in debugfs, which kernel lockdown (secure boot) closes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Power modes (nvpmodel): the board's own file of them, the knob, and the vendor's named points that they give."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from polythrottle.actuation.actuator import Actuator
 from polythrottle.actuation.drivers.controls import Control
 from polythrottle.backends.probe import Capability, Tree, unavailable
 from polythrottle.catalog import Board
+from polythrottle.domain.backports import removesuffix
 from polythrottle.domain.errors import KnobRejected, PolythrottleError
 from polythrottle.domain.ports import Finding
 from polythrottle.domain.space import Level, OperatingPoint
@@ -60,7 +63,7 @@ class PowerModes:
     modes: tuple[PowerMode, ...]
 
     @classmethod
-    def parse(cls, text: str) -> "PowerModes":
+    def parse(cls, text: str) -> PowerModes:
         """Return what a file says; lines that say nothing known are passed over, a repeated mode counts once."""
         files: dict[str, dict[str, str]] = {}
         modes: dict[int, PowerMode] = {}
@@ -86,7 +89,7 @@ class PowerModes:
 
 
 def _harmless(arguments: Mapping[str, str]) -> bool:
-    clock = any(name.removesuffix(_TWIN) in ("MAX_FREQ", "MIN_FREQ", "FREQ_TABLE") for name in arguments)
+    clock = any(removesuffix(name, _TWIN) in ("MAX_FREQ", "MIN_FREQ", "FREQ_TABLE") for name in arguments)
     return clock or all(path.endswith(("/online", "/power/control")) for path in arguments.values())
 
 
@@ -291,7 +294,7 @@ class Mode:
         reach = {**self.limits(mode), **self.reach(mode, self._tables)}
         for knob, most in reach.items():
             level = levels.get(knob)
-            if knob != "gpu_min_hz" and isinstance(level, int | float) and level > most:
+            if knob != "gpu_min_hz" and isinstance(level, (int, float)) and level > most:
                 return False
         return True
 
@@ -343,7 +346,7 @@ def presets(
 
 def _rounded(point: Mapping[str, Level], tables: Mapping[str, Sequence[int]]) -> Mapping[str, int]:
     """Return a point of the catalogue in the board's own steps, each the nearest."""
-    wanted = {knob: level for knob, level in point.items() if isinstance(level, int | float)}
+    wanted = {knob: level for knob, level in point.items() if isinstance(level, (int, float))}
     return {knob: nearest(table, wanted[knob]) for knob, table in tables.items() if table and knob in wanted}
 
 

@@ -3,6 +3,8 @@
 Jetson-stats instead.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import stat
@@ -17,6 +19,7 @@ from polythrottle.backends.power_integrator import BackgroundSampler
 from polythrottle.backends.probe import Tree
 from polythrottle.catalog import Board
 from polythrottle.catalog.boards import Rails as BoardRails
+from polythrottle.domain.backports import removeprefix, removesuffix
 from polythrottle.domain.clock import Clock, VirtualClock
 from polythrottle.domain.errors import DeviceError, TrialError
 
@@ -80,7 +83,7 @@ def _hwmon(tree: Tree, folder: Path) -> Iterator[Rail]:
         return
     interval = folder / "update_interval"
     for file in tree.found(f"{folder.relative_to(tree.root)}/in*_label"):
-        number = file.name.removeprefix("in").removesuffix("_label")
+        number = removesuffix(removeprefix(file.name, "in"), "_label")
         parts = (folder / f"in{number}_input", folder / f"curr{number}_input")
         label = _label(tree, file)
         if label and not _UNUSED.fullmatch(label) and all(map(tree.there, parts)):
@@ -94,7 +97,7 @@ def _label(tree: Tree, file: Path) -> str:
 def _iio(tree: Tree, folder: Path) -> Iterator[Rail]:
     for file in tree.found(f"{folder.relative_to(tree.root)}/rail_name_*"):
         label = _label(tree, file)
-        power = folder / f"in_power{file.name.removeprefix('rail_name_')}_input"
+        power = folder / f"in_power{removeprefix(file.name, 'rail_name_')}_input"
         if label and not _UNUSED.fullmatch(label) and tree.there(power):
             yield Rail(label, (power,), 1e-3)
 
@@ -418,7 +421,7 @@ class JetsonStats:
         total_w = 0.0
         for name in self.total.names:
             milliwatts = rails.get(name, {}).get("power")
-            if not isinstance(milliwatts, int | float):
+            if not isinstance(milliwatts, (int, float)):
                 raise ValueError(f"rail {name} has no power")
             total_w += milliwatts / 1000
         return total_w

@@ -1,5 +1,7 @@
 """The processors: the clock limit of each cluster (cpufreq, kHz), and how many cores are online."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from polythrottle.actuation.actuator import Actuator
 from polythrottle.actuation.drivers.controls import Control, Setting
 from polythrottle.actuation.limits import Limits
 from polythrottle.backends.probe import Capability, Tree, unavailable, within
+from polythrottle.domain.backports import removeprefix
 from polythrottle.domain.errors import PolythrottleError
 
 MAX = "cpu_max_hz"
@@ -111,7 +114,7 @@ class Clusters:
             raise ValueError("there is no table of clocks")
         low, high = (int(self._actuator.original(str(folder / f"scaling_{side}_freq"))) for side in ("min", "max"))
         levels_hz = within(MAX, (khz * 1000 for khz in table), low * 1000, high * 1000, limits)
-        words = (self._tree.text(folder / "related_cpus") or "").split() or [folder.name.removeprefix("policy")]
+        words = (self._tree.text(folder / "related_cpus") or "").split() or [removeprefix(folder.name, "policy")]
         cores = frozenset(int(word) for word in words)
         return Cluster(folder, cores, tuple(hz // 1000 for hz in levels_hz), low)
 
@@ -176,9 +179,9 @@ class Cores:
         self._tree = tree
         self._actuator = actuator
         self._files = {
-            int(file.parent.name.removeprefix("cpu")): file
+            int(removeprefix(file.parent.name, "cpu")): file
             for file in tree.found(f"{_CPU}/cpu[0-9]*/online")
-            if file.parent.name.removeprefix("cpu").isdigit()
+            if removeprefix(file.parent.name, "cpu").isdigit()
         }
         self.table = tuple(range(1, len({0, *self._files}) + 1))
         self.found, self.capability = self._probed(limits)

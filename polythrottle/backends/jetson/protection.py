@@ -3,6 +3,8 @@
 The everyday ones told from those that spoil a window.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """NVIDIA GPUs, one or several as one, read and steered through NVML, NVIDIA's management library."""
 
+from __future__ import annotations
+
 from polythrottle.backends.nvml.device import NvmlDevice
 from polythrottle.backends.nvml.group import NvmlGroup, open_nvml
 from polythrottle.backends.nvml.members import means_several, uuids

@@ -1,13 +1,14 @@
 """An NVIDIA GPU that can be tuned: its clocks, its power limit, its joules."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING
 
 from polythrottle.actuation import Actuator, Controls, Difference, Limits, Setting
 from polythrottle.actuation.drivers.nvml import PRIVILEGE, UNLOCKED, Library, NotOffered, NvmlControls, key_of
@@ -58,6 +59,9 @@ from polythrottle.domain.errors import (
 from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Finding, Offer
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _OPTIONS = ("hz", "scope")
 _HZ = 10.0
@@ -133,7 +137,7 @@ class NvmlDevice:
     @classmethod
     def open(
         cls, name: str = "", options: Mapping[str, str] | None = None, knobs: Sequence[str] | None = None
-    ) -> "NvmlDevice":
+    ) -> NvmlDevice:
         """Return the GPU a URI means: ``nvml:0?scope=module`` has name 0 and one option.
 
         Args:

@@ -4,15 +4,17 @@ On a superchip the counter may be that of the whole module, as on GH200 (ml-ener
 not say so. Where power can be read of the module, the counter is held against both.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from enum import Enum
-from itertools import pairwise
 from statistics import median
 from typing import Protocol
 
 from polythrottle.backends.nvml.gpu import WIDE_BLANK, Gpu
 from polythrottle.backends.power_integrator import PowerIntegrator, PowerReading
+from polythrottle.domain.backports import pairwise
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import DeviceError, KnobRejected
 
@@ -195,7 +197,7 @@ def _whose(gpu: Gpu, counter: EnergyCounter, clock: Clock) -> CounterScope:
     if len(moves) < 2:
         return CounterScope.UNTOLD
     counted_w = (moves[-1][1] - moves[0][1]) / (moves[-1][0] - moves[0][0])
-    return _matching(counted_w, *(sum(each) / len(watts) for each in zip(*watts, strict=True)))
+    return _matching(counted_w, *(sum(each) / len(watts) for each in zip(*watts)))
 
 
 def _matching(counted_w: float, own_w: float, module_w: float) -> CounterScope:

@@ -3,6 +3,8 @@
 The wait until it does what was asked of it.
 """
 
+from __future__ import annotations
+
 import threading
 from dataclasses import dataclass
 from typing import Any

@@ -5,6 +5,8 @@ paces all of them. Under equal power caps GPUs of one model differ in speed, by 
 equal clocks they do not.
 """
 
+from __future__ import annotations
+
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,15 +15,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, TypeVar
 
 from polythrottle.actuation import Difference, restore_all
 from polythrottle.actuation.drivers.nvml import Library
 from polythrottle.backends.nvml.device import NvmlDevice
 from polythrottle.backends.nvml.knobs import PROFILE_KNOB, Dials, searched_knobs, space_of
 from polythrottle.backends.nvml.members import chosen, common, differing, joined, joined_labels, means_several
+from polythrottle.domain.backports import paired
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import (
     DeviceError,
@@ -36,6 +37,9 @@ from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Finding, Offer
 from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 T = TypeVar("T")
 _GRAVEST = (StorageError, PermissionDenied, DeviceError)
 """What the errors of several GPUs amount to, the gravest first; else one trial is spoilt."""
@@ -43,7 +47,7 @@ _GRAVEST = (StorageError, PermissionDenied, DeviceError)
 
 def open_nvml(
     name: str = "", options: Mapping[str, str] | None = None, knobs: Sequence[str] | None = None
-) -> "NvmlDevice | NvmlGroup":
+) -> NvmlDevice | NvmlGroup:
     """Return the GPU or the group of GPUs a URI means; a group of one is that GPU.
 
     Args:
@@ -118,7 +122,7 @@ class NvmlGroup:
     @cached_property
     def _models(self) -> Mapping[str, list[str]]:
         found: dict[str, list[str]] = {}
-        for label, member in zip(self.labels, self.members, strict=True):
+        for label, member in paired(self.labels, self.members):
             found.setdefault(member.title, []).append(label)
         return found
 
@@ -143,7 +147,7 @@ class NvmlGroup:
     @cached_property
     def boundary(self) -> str:
         """What the joules cover."""
-        texts = dict(zip(self.labels, self._together(lambda each: each.boundary), strict=True))
+        texts = dict(paired(self.labels, self._together(lambda each: each.boundary)))
         alike = set(texts.values())
         told = f"each {alike.pop()}" if len(alike) == 1 else joined(texts)
         return f"the sum of {len(self.members)} GPUs: {told}"
@@ -160,7 +164,7 @@ class NvmlGroup:
 
     @cached_property
     def _every(self) -> Mapping[str, Dials]:
-        return dict(zip(self.labels, self._together(lambda each: each.dials), strict=True))
+        return dict(paired(self.labels, self._together(lambda each: each.dials)))
 
     @cached_property
     def dials(self) -> Dials:
@@ -222,7 +226,7 @@ class NvmlGroup:
             yield Finding(subject, shared > 1, f"{told}, for the GPUs differ: {apart}")
             return
         said: dict[object, tuple[Finding, list[str]]] = {}
-        for label, findings in zip(self.labels, every, strict=True):
+        for label, findings in paired(self.labels, every):
             for found in findings:
                 if found.subject == subject:
                     said.setdefault(_roughly(found), (found, []))[1].append(label)
@@ -277,7 +281,7 @@ class NvmlGroup:
 
     def _said(self, texts: Sequence[str]) -> str:
         """Return what is said of those GPUs of which something is."""
-        return joined({label: text for label, text in zip(self.labels, texts, strict=True) if text})
+        return joined({label: text for label, text in paired(self.labels, texts) if text})
 
     def restore(self) -> None:
         """Restore every GPU to how it was found, those that can be even where one cannot.
@@ -332,9 +336,7 @@ class NvmlGroup:
         if interrupted is not None:
             raise interrupted
         errors = {
-            label: error
-            for label, future in zip(self.labels, futures, strict=True)
-            if (error := future.exception()) is not None
+            label: error for label, future in paired(self.labels, futures) if (error := future.exception()) is not None
         }
         if errors:
             raise _joined(errors)
@@ -399,7 +401,7 @@ def _threads(count: int) -> ThreadPoolExecutor:
     return pool
 
 
-def _finished(futures: "Sequence[Future[T]]") -> BaseException | None:
+def _finished(futures: Sequence[Future[T]]) -> BaseException | None:
     """Wait for all, and return what interrupted the wait, if anything did."""
     interrupted: BaseException | None = None
     while True:

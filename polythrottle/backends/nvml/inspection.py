@@ -3,6 +3,8 @@
 The rights it takes, and the power of a Grace superchip beside it.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping

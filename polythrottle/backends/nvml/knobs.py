@@ -3,6 +3,8 @@
 Which points of them are searched.
 """
 
+from __future__ import annotations
+
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ from polythrottle.actuation.drivers.nvml import (
 )
 from polythrottle.actuation.limits import Limits
 from polythrottle.backends.nvml.gpu import AMPERE, VOLTA, Gpu
+from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected
 from polythrottle.domain.space import Knob, Level, SearchSpace
 from polythrottle.domain.units import unknown_knob
@@ -183,7 +186,7 @@ def _clocks(dials: Dials, names: Sequence[str], *, thin: bool) -> SearchSpace:
         return SearchSpace.unit()
     default = {name: dials.knobs[name].found for name in names}
     levels = [_levels(dials, name, thin=thin) for name in names]
-    points = [dict(zip(names, each, strict=True)) for each in product(*levels)]
+    points = [dict(paired(names, each)) for each in product(*levels)]
     return SearchSpace.of_points([point for point in points if _together(dials, point, thin=thin)], default)
 
 

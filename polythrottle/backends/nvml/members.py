@@ -1,19 +1,23 @@
 """The members of a group of GPUs: which GPUs a name means, and the knobs and levels that all of them take."""
 
+from __future__ import annotations
+
 import re
+import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from polythrottle.actuation.drivers.nvml import Library
 from polythrottle.backends.nvml.gpu import find, uuids_by_index
 from polythrottle.backends.nvml.knobs import GPU_KNOB, MEM_KNOB, Dial, Dials
+from polythrottle.domain.backports import removeprefix
 from polythrottle.domain.errors import DeviceError, InvalidInput, UnknownName
 from polythrottle.domain.space import Level
 from polythrottle.domain.units import show_level
 
 # What several GPUs have in common: the knobs and levels that all of them take, and those they do not share.
 
-Labelled = Mapping[str, Dials]
+Labelled = typing.Mapping[str, Dials]
 """The dials of each GPU, by what messages call it."""
 
 
@@ -117,7 +121,7 @@ def joined(texts: Mapping[str, str]) -> str:
 
 def joined_labels(labels: Sequence[str]) -> str:
     """Return GPUs in few words: ``GPU 0, GPU 1, GPU 2, GPU 5`` are ``GPU 0-2,5``."""
-    numbers = [label.removeprefix("GPU ") for label in labels]
+    numbers = [removeprefix(label, "GPU ") for label in labels]
     if not all(number.isdecimal() for number in numbers):
         return ", ".join(labels)
     return f"GPU {spans(sorted(map(int, numbers)))}"

@@ -66,7 +66,7 @@ class Service(ABC, Generic[LineT]):
         if default is None:
             self.space = space
         else:
-            self.space = SearchSpace(space.knobs, space.rows, space.default.moved(default))
+            self.space = SearchSpace(space.knobs, space.indices, space.default.moved(default))
         self._point = self.space.default
 
     @abstractmethod

@@ -1,0 +1,250 @@
+"""A board that is reached over SSH, with nothing installed there, and a device of it: ``ssh://nano/jetson``."""
+
+import getpass
+import os
+import platform
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, TypeGuard
+
+from polythrottle.actuation.client.connection import Line
+from polythrottle.actuation.restore import Standing
+from polythrottle.actuation.rollback import Difference, Outcome
+from polythrottle.actuation.state.lease import Lease, boot_s
+from polythrottle.backends.remote import RemoteDevice
+from polythrottle.board.link import Link, Place
+from polythrottle.domain.clock import Thread
+from polythrottle.domain.errors import DeviceError, PolythrottleError
+from polythrottle.domain.ports import Finding, Sensor, usual_sensor
+
+_PATIENCE_S = 150.0  # of an answer, should ssh have to be started first
+_SIGN_OF_LIFE_S = 30.0
+_SCHEME = "ssh:"
+
+
+def is_ssh(device: str | None) -> TypeGuard[str]:
+    """Say whether a device's URI is one of a board over SSH."""
+    return device is not None and device.startswith(_SCHEME)
+
+
+class SshBoard:
+    """A board over SSH; connected when something is asked, and until `close`: what runs there ends with it.
+
+    Args:
+        place: Which board, and which device of it.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._link = Link(place)
+        self.line = Line(place.where, _PATIENCE_S, connect=self._link.connect)
+        self.turn = threading.Lock()
+        self.hosts = False
+        """Whether a workload has been opened there: then the connection is its to close."""
+        self._over = threading.Event()
+        Thread(target=_show_life, args=(weakref.ref(self), self._over), name="polythrottle-ssh", daemon=True).start()
+        # Whoever only looks at a device has nothing to leave, and drops it.
+        weakref.finalize(self, _hang_up, self._over, self.line)
+
+    def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
+        """Return the answer to a request.
+
+        Raises:
+            DeviceError: If the board cannot be reached, or what runs there has ended; says its last words.
+            PolythrottleError: What it refuses with.
+        """
+        with self.turn:
+            known = self.line.connected
+            try:
+                return self.line.ask(verb, **fields)
+            except DeviceError as err:
+                over = known and not self.line.connected
+                words = self._link.last_words() if over else self._link.said if "its log" in str(err) else ""
+                if words:
+                    raise DeviceError(f"{err}; its last words: {words}") from err
+                raise
+
+    def restore_all(self, *, force: bool = False) -> tuple[Outcome, ...]:
+        """Put back what stands on record there: the device that the URI names, or everything.
+
+        Args:
+            force: Whether to end a living holder's hold, and to undo what others have changed since.
+
+        Raises:
+            PolythrottleError: As on the board itself.
+        """
+        found = self.ask("restore_all", name=self.place.device, force=force)["outcomes"]
+        return tuple(_outcome(each) for each in found)
+
+    def confirm_all(self) -> tuple[Standing, ...]:
+        """Let stand what was applied there before, and return what stands.
+
+        Raises:
+            DeviceError: If nothing waits to be confirmed.
+        """
+        return tuple(_standing(each) for each in self.ask("confirm", name=self.place.device)["stands"])
+
+    def examined(self) -> Mapping[str, tuple[Finding, ...]]:
+        """Return findings of the board's machine: ``machine``, ``others`` who steer it, and ``records``.
+
+        Raises:
+            DeviceError: If the board cannot be reached any more.
+        """
+        found = self.ask("examine")
+        return {key: tuple(Finding(**line) for line in found[key]) for key in ("machine", "others", "records")}
+
+    def files(self, names: Sequence[str]) -> Mapping[str, Any]:
+        """Return the board's files that tell what it is: ``files``, ``links`` and ``unread`` by path below its root.
+
+        Args:
+            names: Paths besides those that the device itself reads.
+
+        Raises:
+            PolythrottleError: If they cannot be read.
+        """
+        return self.ask("files", device="", names=list(names))
+
+    def close(self) -> None:
+        """Hang up; what runs on the board puts everything back and goes. What is asked after that connects anew."""
+        with self.turn:
+            self.line.close()
+
+
+def _show_life(board: "weakref.ref[SshBoard]", over: threading.Event) -> None:
+    """Say something now and then, or the far side takes this one for gone."""
+    while not over.wait(_SIGN_OF_LIFE_S):
+        living = board()
+        if living is None:
+            return
+        try:
+            if living.line.connected:
+                living.ask("hello")
+        except PolythrottleError:
+            pass  # whoever asks next meets it where somebody can act
+        del living
+
+
+def _hang_up(over: threading.Event, line: Line) -> None:
+    over.set()
+    line.close()
+
+
+class SshDevice(RemoteDevice):
+    """A device of a board over SSH; satisfies the ports ``Device``, ``Inspectable``, ``Offering`` and ``Lasting``.
+
+    Args:
+        board: The board.
+        knobs: Which knobs to search; those the device searches by default if None.
+
+    Raises:
+        InvalidInput: If no such device can be served there.
+        DeviceError: If the board cannot be reached, or the device not be opened there.
+    """
+
+    def __init__(self, board: SshBoard, knobs: Sequence[str] | None = None) -> None:
+        self.board = board
+        super().__init__("", "", knobs=knobs, token="", line=board.line)
+
+    @classmethod
+    def of(cls, name: str, options: Mapping[str, str], knobs: Sequence[str] | None = None) -> "SshDevice":
+        """Return the device a URI means.
+
+        Args:
+            name: What follows ``ssh:``.
+            options: What follows the question mark.
+            knobs: Which knobs to search.
+
+        Raises:
+            PolythrottleError: As the constructor does, and `Place.parse`.
+        """
+        board = SshBoard(Place.parse(name, options))
+        try:
+            return cls(board, knobs)
+        except BaseException:
+            board.close()
+            raise
+
+    @property
+    def uri(self) -> str:
+        """The URI that opens it again from here."""
+        return self.board.place.uri(self.there)
+
+    @property
+    def there(self) -> str:
+        """Its URI on the board itself."""
+        return super().uri
+
+    @property
+    def averaging(self) -> Sensor:
+        """What the device there says of its sensor; what is usual for its kind where it says nothing."""
+        if "sensor" not in self._told:
+            return usual_sensor(self.there)
+        return super().averaging
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what works and what does not there, and by which way it is reached.
+
+        Raises:
+            DeviceError: If the board cannot be reached any more.
+        """
+        *own, _ = super().findings()
+        hello = self._ask("hello")
+        way = f"{self.board.place.where} runs this version in {hello.get('program')} ({hello.get('python')})"
+        return (*own, Finding("ssh", True, way))
+
+    def hand_over(self, holder: str, seconds: float | None, confirmed_s: float | None = None) -> str:
+        """Leave the settings in place under a guard on the board that restores them unless they are confirmed.
+
+        Args:
+            holder: What holds the device from now on, for people to read, such as the profile's name.
+            seconds: When to restore; None is at the next restore or reboot, without a guard.
+            confirmed_s: How long they stand once confirmed, in seconds; None is until a restore.
+
+        Returns:
+            The name under which the device stands on record there.
+
+        Raises:
+            DeviceError: If the device was not entered.
+        """
+        return str(self._under("hand_over", holder=holder, seconds=seconds, confirmed_s=confirmed_s)["name"])
+
+    @property
+    def _holder(self) -> str:
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):
+            user = str(os.getuid())
+        return f"{user} at {platform.node()} (process {os.getpid()}, over SSH)"
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            if not self.board.hosts:
+                self.board.close()
+
+    def _asked(self, verb: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return self.board.ask(verb, **fields)
+
+    def _idle(self) -> None:
+        """Stay connected: to start again takes a second, and what was opened there would be gone."""
+
+
+def _outcome(found: Mapping[str, Any]) -> Outcome:
+    """Return the outcome that has travelled as an object."""
+    told: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in found.items()}
+    for name in ("foreign", "failed"):
+        told[name] = tuple(Difference(**each) for each in told[name])
+    return Outcome(**told)
+
+
+def _standing(found: Mapping[str, Any]) -> Standing:
+    """Return what stands, as it has travelled; its end on this machine's clock."""
+    ends_s = None if found["expires_in_s"] is None else boot_s() + found["expires_in_s"]
+    lease = replace(Lease(**found["lease"]), expires_s=ends_s)
+    return Standing(found["device"], tuple(found["keys"]), lease, tuple(found["damage"]))

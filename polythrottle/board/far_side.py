@@ -1,0 +1,308 @@
+"""What runs on a board while a desk is connected: an actuator over standard input and output, until that ends.
+
+Started by `polythrottle.board.link`, from a folder of its own that goes with it. Lease, record and guard are those of
+an actuator of the board itself: a desk that is killed, cut off or asleep does not renew its lease, and what it has set
+is put back; should this process be killed, its guard puts it back. Its verbs besides those of
+`polythrottle.actuation.wire`, each with a ``device`` or a ``token`` as there:
+
+``hand_over`` {token, holder, seconds, confirmed_s} → ``name``. Leaves what is set in place, as by ``apply``.
+``restore_all`` {name, force} → ``outcomes``. Puts back what stands on record here: one device by its URI, or all.
+``confirm`` {name} → ``stands``. Lets stand what was applied by hand.
+``examine`` {} → ``machine``, ``others``, ``records``: findings of the machine and of what stands changed on it.
+``files`` {device, names} → ``files``, ``links``, ``unread``: what a snapshot of the board needs.
+``work`` {token, message} → what the process that runs workloads here (`polythrottle.board.work_host`) answers; a job.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from polythrottle.actuation.restore import standing
+from polythrottle.actuation.server.permits import Permits
+from polythrottle.actuation.server.server import Server
+from polythrottle.actuation.server.service import Check, Request, Service, request_from
+from polythrottle.actuation.server.space_job import Job
+from polythrottle.actuation.server.unix_socket import Peer, listen_at
+from polythrottle.actuation.systemd import Supervisor
+from polythrottle.backends import DeviceURI, find_device
+from polythrottle.backends.on_record import all_restored, confirmed, on_record, trust_roots
+from polythrottle.backends.served_devices import open_served, served_uri, why_missing
+from polythrottle.board.work_host import WorkHost
+from polythrottle.domain.errors import InvalidInput, PolythrottleError
+from polythrottle.domain.ports import Finding, Lasting
+from polythrottle.inspect.machine import System, machine_findings, others_steering
+from polythrottle.inspect.originals import record_findings
+from polythrottle.inspect.tree_files import collect
+from polythrottle.storage.untrusted import printable
+
+PREFIX = "polythrottle-board-"
+_LOCK = "lock"
+_STAYS = "stays"
+_OLD_S = 3600.0
+_CHUNK = 65536
+_LONGEST = 1000
+_MOST_NAMES = 200
+_MOST_FILES_BYTES = 2_500_000  # in one answer, as base64
+
+
+def main(mark: str, folder: str, device: str) -> int:
+    """Serve the desk at the other end of standard input and output; returns an exit code.
+
+    Args:
+        mark: What begins the lines before the channel.
+        folder: Where this was unpacked.
+        device: URI of the device that is served; what ``auto`` means if "".
+    """
+    place = Path(folder)
+    lock = os.open(place / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        _sweep(place)
+        return _serve(mark, place, device)
+    finally:
+        # What keeps a profile in place, or puts it back, still runs from here.
+        if any(each.lease.applied for each in _standing()):
+            (place / _STAYS).touch()
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _standing() -> Sequence[Any]:
+    try:
+        return standing()
+    except PolythrottleError:
+        return ()
+
+
+def _sweep(own: Path) -> None:
+    """Remove the folders that far sides which were killed, or profiles which stand no longer, have left here."""
+    free = not any(each.lease.applied for each in _standing())
+    for each in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            about = each.lstat()
+            kept = (each / _STAYS).exists() and not free
+            if each == own or kept or about.st_uid != os.geteuid() or time.time() - about.st_mtime < _OLD_S:
+                continue
+            handle = os.open(each / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(each, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+def _serve(mark: str, folder: Path, device: str) -> int:
+    os.environ.setdefault("HOME", "/")
+    for number in (signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        uri = served_uri(device or find_device().uri)
+        if DeviceURI.parse(uri).scheme == "sim":
+            raise InvalidInput(f"{device} needs no board; it is simulated wherever it is named without ssh://")
+        why_missing(uri)
+        path = folder / "far.sock"
+        listener = listen_at(path, 8, lambda made: None)
+        service = FarService(uri, path)
+        for text in service.start():
+            _say(f"left from before: {text}")
+    except (PolythrottleError, OSError) as err:
+        _tell(mark, f"fault {err}")
+        return 1
+    server = Server(listener, service, Supervisor())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: server.stop())
+    signal.set_wakeup_fd(server.waker, warn_on_full_buffer=False)
+    _tell(mark, "ready")
+    _Relay(path, server).start()
+    left: Sequence[str] = ()
+    try:
+        server.run()
+    finally:
+        left = service.close()
+        for text in left:
+            _say(f"not as it was found: {text}")
+        server.close()
+    return 1 if left else 0
+
+
+def _tell(mark: str, words: str) -> None:
+    with suppress(OSError):
+        os.write(1, f"{mark} {printable(words)}\n".encode("utf-8", "replace"))
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        os.write(2, f"polythrottle: {printable(text)}\n".encode("utf-8", "replace"))
+
+
+class _Relay:
+    """Standard input and output as a connection to this process's own socket; its end is the server's.
+
+    Args:
+        path: Of the socket.
+        server: Which listens there.
+    """
+
+    def __init__(self, path: Path, server: Server) -> None:
+        self._server = server
+        self._way = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._way.connect(os.fspath(path))
+
+    def start(self) -> None:
+        """Begin; the process may end while both directions still wait."""
+        for work in (self._inward, self._outward):
+            threading.Thread(target=work, name="polythrottle-relay", daemon=True).start()
+
+    def _inward(self) -> None:
+        with suppress(OSError):
+            while part := os.read(0, _CHUNK):
+                self._way.sendall(part)
+        self._server.stop()
+
+    def _outward(self) -> None:
+        with suppress(OSError):
+            while part := self._way.recv(_CHUNK):
+                left = memoryview(part)
+                while left:
+                    left = left[os.write(1, left) :]
+        self._server.stop()  # the desk is silent for too long, or gone
+
+
+def _seconds(name: str, value: Any) -> None:
+    if value is not None and (type(value) not in (int, float) or not 0 < value < 1e9):
+        raise InvalidInput(f"{name} must be a number above 0, or nothing")
+
+
+def _text(name: str, value: Any) -> None:
+    if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
+        raise InvalidInput(f"{name} must be a text of at most {_LONGEST} printable characters")
+
+
+def _flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{name} must be true or false")
+
+
+def _names(name: str, value: Any) -> None:
+    if not isinstance(value, list) or len(value) > _MOST_NAMES or not all(isinstance(each, str) for each in value):
+        raise InvalidInput(f"{name} must be a list of at most {_MOST_NAMES} paths")
+
+
+def _message(name: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{name} must be an object")
+
+
+_VERBS: Mapping[str, Mapping[str, Check]] = {
+    "hand_over": {"token": _text, "holder": _text, "seconds": _seconds, "confirmed_s": _seconds},
+    "restore_all": {"name": _text, "force": _flag},
+    "confirm": {"name": _text},
+    "examine": {},
+    "files": {"device": _text, "names": _names},
+    "work": {"token": _text, "message": _message},
+}
+
+
+class FarService(Service):
+    """The actuator's service, and what a desk asks besides.
+
+    Args:
+        uri: Of the device that is served.
+        path: Of the socket, at which the process that runs workloads reads the device.
+    """
+
+    def __init__(self, uri: str, path: Path) -> None:
+        super().__init__([uri], Permits([]))
+        self._verbs = {
+            **self._verbs,
+            "hand_over": self._hand_over,
+            "restore_all": self._restore_all,
+            "confirm": self._confirm,
+            "examine": self._examine,
+            "files": self._files,
+            "work": self._work,
+        }
+        self._host = WorkHost(path)
+
+    def request(self, message: Mapping[str, Any]) -> Request:
+        """Return the request a message makes.
+
+        Raises:
+            PolythrottleError: If it makes none; says why.
+        """
+        return request_from(message, _VERBS)
+
+    def close(self) -> list[str]:
+        """Put everything back, for good, and end the process that runs workloads; return what is left."""
+        self._host.close()
+        return super().close()
+
+    def _hello(self, peer: Peer, request: Request) -> dict[str, Any]:
+        version = ".".join(map(str, sys.version_info[:3]))
+        python = f"{sys.implementation.name} {version}"
+        return {**super()._hello(peer, request), "python": python, "program": sys.executable}
+
+    def _hand_over(self, peer: Peer, request: Request) -> dict[str, Any]:
+        holding, _ = self._own(peer, request)
+        device = holding.entered
+        if not isinstance(device, Lasting):
+            raise InvalidInput(f"{holding.uri} cannot be left changed: nothing would restore it")
+        fields = request.fields
+        name = device.hand_over(request.text.get("holder", ""), fields["seconds"], fields["confirmed_s"])
+        holding.end("left in place")
+        return {"name": name}
+
+    def _restore_all(self, peer: Peer, request: Request) -> dict[str, Any]:
+        found = all_restored(self._on_record(request), force=bool(request.fields["force"]))
+        return {"outcomes": [asdict(each) for each in found]}
+
+    def _confirm(self, peer: Peer, request: Request) -> dict[str, Any]:
+        stands = confirmed(self._on_record(request))
+        return {"stands": [{**asdict(each), "expires_in_s": each.expires_in_s} for each in stands]}
+
+    def _on_record(self, request: Request) -> Sequence[str | None]:
+        """Return the names on record of the device that a request means; of all of them if it means none."""
+        named = request.text.get("name", "") or None
+        if named is not None:
+            trust_roots(named)
+        return on_record(named)
+
+    def _examine(self, peer: Peer, request: Request) -> dict[str, Any]:
+        root = DeviceURI.parse(self.holdings[0].uri).options.get("root", "/")
+        system = System(Path(root))
+        return {
+            "machine": _lines(machine_findings(system)),
+            "others": _lines(others_steering(system)),
+            "records": _lines(record_findings()),
+        }
+
+    def _files(self, peer: Peer, request: Request) -> dict[str, Any]:
+        holding, _ = self._named(peer, request.text.get("device", ""))
+        root = Path(DeviceURI.parse(holding.uri).options.get("root", "/")).resolve()
+        named: Sequence[str] = getattr(open_served(holding.uri), "files", ())
+        found = collect(root, [*named, *(str(root / each) for each in request.fields["names"] or ())])
+        files = {place: [base64.b64encode(kept.content).decode(), kept.mode] for place, kept in found.files.items()}
+        if sum(len(kept.content) for kept in found.files.values()) > _MOST_FILES_BYTES:
+            raise InvalidInput("the board's files are more than one answer holds; take the snapshot on the board")
+        return {"files": files, "links": found.links, "unread": found.unread}
+
+    def _work(self, peer: Peer, request: Request) -> Job:
+        return self._host.ask(request.fields["message"] or {})
+
+
+def _lines(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    return [asdict(each) for each in findings]

@@ -1,0 +1,308 @@
+"""A workload on a board over SSH as the desk sees it: its windows are driven there, told, and judged here."""
+
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Any, Protocol
+
+from typing_extensions import Self
+
+from polythrottle.actuation.client.connection import reading_from
+from polythrottle.actuation.wire import error_from, space_from
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError
+from polythrottle.domain.measurement import Query, Reading
+from polythrottle.domain.ports import Device
+from polythrottle.domain.space import OperatingPoint, SearchSpace
+from polythrottle.metering.idle_power import idle_watts
+from polythrottle.metering.meter import Asked, ObservedWindow, Run, Verdict
+from polythrottle.metering.window import Watched, WindowSample, observe, query_from
+
+_POLL_S = 1.0
+_RUNS_THERE = re.compile(r"cmd:.*|[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*(?:\?.*)?", re.DOTALL)
+Exchange = Callable[..., Mapping[str, Any]]
+
+
+class HostingBoard(Protocol):
+    """A board that can run workloads (`polythrottle.backends.ssh.SshBoard`)."""
+
+    hosts: bool
+
+    def ask(self, verb: str, **fields: Any) -> Mapping[str, Any]:
+        """Return the answer to a request."""
+
+    def close(self) -> None:
+        """Hang up."""
+
+
+class BoardWorkload:
+    """A workload in the board's own Python; satisfies the ports ``Workload``, ``Noting`` and ``Hosted``.
+
+    Args:
+        uri: What opens it there: ``cmd:<words>`` or ``package.module:callable``.
+        board: Which; closed with the workload.
+        options: As of `polythrottle.workloads.open_workload`: ``inputs``, ``batch_sizes``, ``threads``, ``timeout_s``.
+
+    Raises:
+        InvalidInput: If it cannot be run there.
+        PolythrottleError: As opening it there does.
+    """
+
+    def __init__(self, uri: str, board: HostingBoard, options: Mapping[str, Any]) -> None:
+        if not _RUNS_THERE.fullmatch(uri):
+            raise InvalidInput(
+                f"{uri} cannot be run over SSH: a board runs cmd:<shell words> and package.module:callable"
+            )
+        self.uri = uri
+        self._board = board
+        board.hosts = True
+        self._told = Told(board.ask)
+        self._told.say(do="open", uri=uri, **options)
+        found = self._told.next("opened")[1]
+        self.space: SearchSpace = space_from(json.loads(found["space"]))
+        self.notes: tuple[str, ...] = tuple(map(str, found["notes"]))
+        self._point = self.space.default
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Set the knobs of the queries to come.
+
+        Raises:
+            KnobRejected: If the board's side refuses it, with the first query.
+        """
+        self._point = self.space.default.moved(point)
+
+    def query(self) -> Query:
+        """Have one query answered there.
+
+        Raises:
+            TrialError: If it fails.
+        """
+        self._told.say(do="query", point=dict(self._point))
+        return query_from(self._told.next("q"))[1]
+
+    def run(self, device: Device, point: OperatingPoint, asked: Asked) -> Run:
+        """Return a load on it, which is driven there."""
+        return HostedRun(self, device, point.only(self.space.names), asked)
+
+    @property
+    def told(self) -> "Told":
+        """What the board's side tells."""
+        return self._told
+
+    def close(self) -> None:
+        """Hang up: what was opened there ends with the connection."""
+        self._board.close()
+
+
+class Told:
+    """What the process that runs workloads on a board tells, in order (`polythrottle.board.work_host` says what).
+
+    Args:
+        ask: Asks the board.
+    """
+
+    def __init__(self, ask: Exchange) -> None:
+        self._ask = ask
+        self._events: deque[Sequence[Any]] = deque()
+        self._orders: list[Mapping[str, object]] = []
+        self.failed = False
+        """Whether an error has ended what was under way there."""
+
+    def say(self, **order: object) -> None:
+        """Give an order, with what is asked next."""
+        self._orders.append(order)
+
+    def peek(self) -> Sequence[Any]:
+        """Return what comes next.
+
+        Raises:
+            PolythrottleError: If that is an error, or the board cannot be reached.
+        """
+        while not self._events:
+            orders, self._orders = self._orders, []
+            self._events.extend(self._exchange(orders, _POLL_S))
+        if self._events[0][0] == "error":
+            self.failed = True
+            raise error_from(self._events.popleft()[1])
+        return self._events[0]
+
+    def next(self, *kinds: str) -> Sequence[Any]:
+        """Return what comes next, which must be of one of some kinds.
+
+        Raises:
+            DeviceError: If it is of another.
+            PolythrottleError: As `peek`.
+        """
+        found = self.peek()
+        if found[0] not in kinds:
+            raise DeviceError(
+                f"the board told {found[0]!r} where {' or '.join(kinds)} was expected; it has another version"
+            )
+        return self._events.popleft()
+
+    def until(self, kind: str) -> Sequence[Any]:
+        """Return the next that is of a kind, past all others."""
+        while self.peek()[0] != kind:
+            self._events.popleft()
+        return self._events.popleft()
+
+    def waits(self, kind: str) -> bool:
+        """Return whether something of a kind has been told already, and is the next."""
+        return bool(self._events) and self._events[0][0] == kind
+
+    def _exchange(self, orders: Sequence[Mapping[str, object]], wait_s: float) -> Sequence[Sequence[Any]]:
+        message = {"say": list(orders), "wait_s": wait_s}
+        events = self._ask("work", token="", message=message).get("events")
+        if not isinstance(events, list) or not all(isinstance(each, list) and len(each) > 1 for each in events):
+            raise DeviceError("the board's answer makes no sense, as from one of another version")
+        return events
+
+
+class _ToldDevice:
+    """The device as it is told: its clock stands at the last answer, its reading is that of the last look."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.reading: Reading | None = None
+
+    def read(self) -> Reading:
+        """Return the last reading that was told."""
+        assert self.reading is not None
+        return self.reading
+
+
+@dataclass
+class HostedWindow(ObservedWindow):
+    """A window that was driven elsewhere, as it is told."""
+
+    told: Told = field(kw_only=True)
+    beside: _ToldDevice = field(default_factory=_ToldDevice, kw_only=True)
+
+    @property
+    def source(self) -> Watched:
+        """What tells time and energy."""
+        return self.beside
+
+    @property
+    def moved(self) -> bool:
+        """Whether the energy has moved between the first look and the last."""
+        return self.looks[-1].reading.energy_j > self.looks[0].reading.energy_j
+
+    def look(self) -> None:
+        """Take the next look; a window that is cut short goes on to it."""
+        while self.told.peek()[0] == "q":
+            self.take(self.query())
+        if self.told.peek()[0] == "over":
+            return
+        self.beside.reading = reading_from(self.told.next("r")[1])[0]
+        self.looks.append(WindowSample(self.beside.reading, len(self.queries), self.items, self.tokens))
+
+    def query(self) -> Query:
+        """Return the next query."""
+        end_s, query = query_from(self.told.next("q"))
+        self.beside.clock = VirtualClock(end_s)
+        return query
+
+    def take(self, query: Query) -> None:
+        """Add a query that was just answered."""
+        self.queries.append(query)
+        self.ends_s.append(self.beside.clock.now())
+        self.items += query.items
+        self.tokens += query.tokens or 0
+
+    def load(self) -> Iterator[Query]:
+        """Yield queries as they are told."""
+        while True:
+            yield self.query()
+
+
+class HostedRun:
+    """A load that is driven on the board which hosts the workload."""
+
+    def __init__(self, workload: BoardWorkload, device: Device, point: OperatingPoint, asked: Asked) -> None:
+        self._workload = workload
+        self._device = device
+        self._point = point
+        self._asked = asked
+        self._told = workload.told
+        self._begun = False
+        self._over = True
+        self._report: Mapping[str, Any] = {"late_p99_s": None, "cpu_s": 0.0}
+
+    def window(self) -> tuple[int, ObservedWindow, bool]:
+        """Have it warmed up and a window driven, and judge it meanwhile."""
+        asked = self._asked
+        verdict = Verdict(asked.window, asked.goal)
+        if self._begun:
+            self._told.say(do="again")
+        else:
+            self._told.say(
+                do="begin",
+                point=dict(self._point),
+                window=asdict(asked.window),
+                sensor=asdict(asked.sensor),
+                least=verdict.least,
+                judged=asked.window.precision is not None or bool(asked.goal.limits),
+                arrivals=str(asked.arrivals),
+                seed=asked.seed,
+            )
+        self._begun = True
+        self._over = self._told.failed = False
+        count = int(self._told.next("warm")[1])
+        seen = HostedWindow(self._device, asked.sensor, arrivals=asked.arrivals, told=self._told)
+        censored = observe(seen, seen.load(), asked.window, verdict)
+        self._stop()
+        return count, seen, censored
+
+    def _stop(self) -> None:
+        """End the window there, where this one has seen enough before it has."""
+        if not self._told.waits("over"):
+            self._told.say(do="stop")
+        self._take(self._told.until("over"))
+
+    @property
+    def sender(self) -> tuple[float | None, float]:
+        """How late 99 % of the queries were sent at most, and the processor time the sender took."""
+        return self._report["late_p99_s"], float(self._report["cpu_s"])
+
+    def rest(self, moment_s: float) -> Iterator[Query]:
+        """Yield what was sent before a moment and is not answered yet."""
+        self._told.say(do="rest", until_s=moment_s)
+        while self._told.peek()[0] == "q":
+            yield query_from(self._told.next("q"))[1]
+        self._take(self._told.next("over"))
+
+    def _take(self, over: Sequence[Any]) -> None:
+        """Take what is told of a load at the end of a window."""
+        self._over = True
+        self._report = over[1]
+        self._workload.notes = tuple(map(str, self._report["notes"]))
+
+    def idle_power_w(self) -> float | None:
+        """Return the power without work."""
+        asked = self._asked
+        if asked.window.idle_s <= 0:
+            return None
+        self._told.say(do="idle", seconds=asked.window.idle_s, sensor=asdict(asked.sensor))
+        looks = []
+        while self._told.peek()[0] == "r":
+            looks.append(WindowSample(reading_from(self._told.next("r")[1])[0]))
+        self._told.next("idled")
+        return idle_watts(looks, asked.sensor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._begun or self._told.failed:
+            return  # an error has ended it there
+        with suppress(PolythrottleError):
+            if not self._over:
+                self._stop()
+        self._told.say(do="end")  # with what is asked next: nothing is sent there between two windows

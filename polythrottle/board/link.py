@@ -1,0 +1,322 @@
+"""The way to a board: the user's own ``ssh``, which starts what is carried in the board's Python and is the channel."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import socket
+import subprocess
+import time
+import zlib
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from polythrottle.board.carried import packed
+from polythrottle.domain.clock import Thread
+from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied
+from polythrottle.storage.untrusted import printable
+
+SSH = "POLYTHROTTLE_SSH"
+"""The environment variable that names another command than ``ssh``, such as ``ssh -F FILE``."""
+_USUAL = "ssh"
+_OPTIONS = ("-T", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-o", "ConnectTimeout=20")
+_UNDISTURBED = ("/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh")  # a Ctrl-C is for this process, which restores first
+_PATIENCE_S = 120.0  # somebody may be typing the passphrase of a key
+_CHUNK = 65536
+_MOST_NOISE = 65536
+_LONGEST = 300
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.%@-]*")
+_HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%a-z]+\])")
+_OWN = ("python", "sudo")
+
+# Sent as one word in base64, which every login shell leaves alone; runs in any Python, to say that it is too old. Its
+# words are told by the mark from what a login prints.
+_BOOTSTRAP = """
+import os, sys
+told = {told}
+def say(text):
+    os.write(1, ("%s %s\\n" % (told["mark"], text)).encode("utf-8", "replace"))
+if sys.version_info < (3, 8):
+    say("old %d.%d" % sys.version_info[:2])
+    sys.exit(1)
+say("send")
+import io, shutil, tempfile, zipfile
+left = told["size"]
+parts = []
+while left:
+    part = os.read(0, min(65536, left))
+    if not part:
+        sys.exit(1)
+    left -= len(part)
+    parts.append(part)
+folder = None
+try:
+    folder = tempfile.mkdtemp(prefix="polythrottle-board-")
+    zipfile.ZipFile(io.BytesIO(b"".join(parts))).extractall(folder)
+except (OSError, zipfile.BadZipFile) as err:
+    if folder:
+        shutil.rmtree(folder, True)
+    say("fault cannot unpack in %s: %s" % (os.path.dirname(folder) if folder else "a temporary folder",
+        getattr(err, "strerror", None) or err))
+    sys.exit(1)
+del parts
+sys.path[0] = folder
+try:
+    from polythrottle.board.far_side import main
+except BaseException:
+    shutil.rmtree(folder, True)
+    raise
+sys.exit(main(told["mark"], folder, told["device"]))
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A board and a device on it: ``ssh://[user@]host[:port][/device]``.
+
+    Args:
+        host: As ssh knows it: a name, an alias of ``~/.ssh/config``, an address.
+        user: Empty for what ssh's own files say; so is ``port``.
+        port: Where its sshd listens.
+        device: URI of the device there; empty for what ``auto`` means there.
+        python: What starts Python there.
+        sudo: Whether it is started by ``sudo``, without a password.
+    """
+
+    host: str
+    user: str = ""
+    port: str = ""
+    device: str = ""
+    python: str = "python3"
+    sudo: bool = False
+
+    @classmethod
+    def parse(cls, name: str, options: Mapping[str, str]) -> Place:
+        """Return the place that a URI means.
+
+        Args:
+            name: What follows ``ssh:``: ``//user@host:22/jetson``.
+            options: What follows the question mark: ``python`` and ``sudo``, and those of the device there.
+
+        Raises:
+            InvalidInput: If it has no host, holds a password, or something that ssh might take for an option.
+        """
+        form = "ssh://[user@]host[:port][/device]"
+        authority, _, device = name[2:].partition("/")
+        user, _, rest = authority.rpartition("@")
+        found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::(.*))?", rest)
+        host, port = (found[1], found[2] or "") if found is not None else ("", "")
+        if not name.startswith("//") or not _HOST.fullmatch(host):
+            raise InvalidInput(f"'ssh:{name}' names no board; write {form}")
+        if ":" in user:
+            raise InvalidInput("leave the password out of the URI: ssh has keys, an agent and ~/.ssh/config for that")
+        if (user and not _NAME.fullmatch(user)) or not re.fullmatch(r"\d{0,5}", port):
+            raise InvalidInput(f"'ssh:{name}' has no such user or port; write {form}")
+        sudo = options.get("sudo", "no")
+        if sudo not in ("yes", "no"):
+            raise InvalidInput(f"sudo={sudo} is neither yes nor no")
+        python = options.get("python", "python3")
+        if python.startswith("-"):
+            raise InvalidInput(f"python={python} names no program; write for example python=/usr/bin/python3.8")
+        own = "&".join(f"{key}={value}" for key, value in options.items() if key not in _OWN)
+        if own and not device:
+            raise InvalidInput(f"{own} is an option of a device, and none is named; write {form}?{own}")
+        whole = f"{device}?{own}" if own else device
+        return cls(host=host, user=user, port=port, device=whole, python=python, sudo=sudo == "yes")
+
+    @property
+    def where(self) -> str:
+        """The board, as people write it."""
+        return f"ssh://{self.user + '@' if self.user else ''}{self.host}{':' + self.port if self.port else ''}"
+
+    def uri(self, device: str) -> str:
+        """Return the URI of a device there, by the name it has there."""
+        own = [f"python={self.python}"] if self.python != "python3" else []
+        own += ["sudo=yes"] if self.sudo else []
+        joint = "&" if "?" in device else "?"
+        return f"{self.where}/{device}{joint if own else ''}{'&'.join(own)}"
+
+    def command(self, program: str) -> list[str]:
+        """Return the words that have ssh run a program there.
+
+        Args:
+            program: In Python.
+        """
+        given = shlex.split(os.environ.get(SSH, "") or _USUAL)
+        code = base64.b64encode(zlib.compress(program.encode(), 9)).decode()
+        start = f'import base64,zlib;exec(zlib.decompress(base64.b64decode("{code}")))'
+        far = [*(["sudo", "-n"] if self.sudo else []), self.python, "-c", start]
+        port = ["-p", self.port] if self.port else []
+        user = ["-l", self.user] if self.user else []
+        return [*given, *_OPTIONS, *port, *user, self.host.strip("[]"), " ".join(map(shlex.quote, far))]
+
+
+class Link:
+    """The way to a board.
+
+    Args:
+        place: The board.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._start: _Start | None = None
+
+    def connect(self) -> socket.socket:
+        """Have ssh start what is carried on the board, and return the channel to it; closing that ends both.
+
+        Raises:
+            DeviceError: If the board cannot be reached, its Python cannot run it, or there is no room; says which.
+            PermissionDenied: If it does not let this user in.
+        """
+        self._start = _Start(self._place)
+        return self._start.channel()
+
+    @property
+    def said(self) -> str:
+        """What ssh or the far side said last, so far."""
+        return "" if self._start is None else self._start.said
+
+    def last_words(self) -> str:
+        """Return what ssh or the far side said last, once they have ended; empty if they said nothing."""
+        if self._start is None:
+            return ""
+        return self._start.last_words()
+
+
+class _Start:
+    """One start of ssh and of what it runs."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._mark = f"polythrottle-{secrets.token_hex(8)}"
+        self._zip = packed()
+        told = {"mark": self._mark, "size": len(self._zip), "device": place.device}
+        command = place.command(_BOOTSTRAP.replace("{told}", json.dumps(told)))
+        if shutil.which(command[0]) is None:
+            raise DeviceError(f"there is no program {command[0]!r} here, which leads to {place.where}; ${SSH} names it")
+        self._here, there = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                [*_UNDISTURBED, *command],
+                stdin=there.fileno(),
+                stdout=there.fileno(),
+                stderr=subprocess.PIPE,
+            )
+        except OSError as err:
+            self._here.close()
+            raise DeviceError(f"cannot start {command[0]}, which leads to {place.where}: {err.strerror}") from err
+        finally:
+            there.close()
+        self._said: deque[str] = deque(maxlen=20)
+        self._listener = Thread(target=self._listen, name="polythrottle-ssh", daemon=True)
+        self._listener.start()
+        self._ends_s = time.monotonic() + _PATIENCE_S
+
+    def _listen(self) -> None:
+        """Keep the last of what ssh says, and wait for its end."""
+        assert self._process.stderr is not None
+        with self._process.stderr as stream:
+            for line in stream:
+                self._said.append(printable(line.decode(errors="replace")).strip()[:_LONGEST])
+        self._process.wait()
+
+    def channel(self) -> socket.socket:
+        """Return the channel once the far side has said that it is ready."""
+        try:
+            self._expect("send")
+            self._here.settimeout(self._left_s())
+            self._here.sendall(self._zip)
+            self._expect("ready")
+        except DeviceError:
+            self._give_up()
+            raise
+        except TimeoutError:
+            self._give_up()
+            raise DeviceError(f"{self._place.where} did not answer within {_PATIENCE_S:g} s") from None
+        except OSError as err:
+            why = self.last_words()
+            self._give_up()
+            raise DeviceError(f"{self._place.where} hung up while it was started: {why or err.strerror}") from err
+        self._here.settimeout(None)
+        return self._here
+
+    def _left_s(self) -> float:
+        return max(0.001, self._ends_s - time.monotonic())
+
+    def _expect(self, word: str) -> None:
+        """Wait for a word of the far side; whatever else the login prints is passed over.
+
+        Raises:
+            DeviceError: If it says something else, or ssh ends.
+        """
+        received = bytearray()
+        noise = 0
+        while True:
+            self._here.settimeout(self._left_s())
+            byte = self._here.recv(1)  # no more: what follows belongs to the channel
+            if not byte:
+                raise self._ended()
+            received += byte
+            if byte != b"\n":
+                continue
+            line = received.decode(errors="replace").strip()
+            noise += len(received)
+            received.clear()
+            if line == f"{self._mark} {word}":
+                return
+            if line.startswith(self._mark):
+                raise self._refusal(line[len(self._mark) + 1 :])
+            if noise > _MOST_NOISE:
+                raise DeviceError(f"{self._place.where} prints more at a login than a channel can pass over")
+
+    def _refusal(self, words: str) -> DeviceError:
+        kind, _, rest = printable(words).partition(" ")
+        if kind == "old":
+            return DeviceError(
+                f"{self._place.python} on {self._place.where} is Python {rest}, and 3.8 is the oldest that will do; "
+                "name another one there with ?python=/usr/bin/python3.8"
+            )
+        return DeviceError(f"{self._place.where}: {rest or kind}")
+
+    def last_words(self) -> str:
+        """Return what ssh said last, waiting a moment for its end."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(5.0)
+        self._listener.join(5.0)
+        return self.said
+
+    @property
+    def said(self) -> str:
+        """What ssh or what it runs said last."""
+        return next((line for line in reversed(self._said) if line), "")
+
+    def _ended(self) -> DeviceError:
+        """Return why ssh has ended before the far side was ready."""
+        why = self.last_words()
+        code = self._process.returncode
+        where = self._place.where
+        lower = why.lower()
+        if code == 255 and ("permission denied" in lower or "authentication" in lower):
+            return PermissionDenied(f"{where} lets nobody in with these keys: {why}; ssh {self._place.host} must work")
+        if code == 255:
+            return DeviceError(f"{where} cannot be reached: {why or 'ssh said nothing'}")
+        if self._place.sudo and "sudo" in lower:
+            return PermissionDenied(f"{where}: {why}; allow sudo without a password there, or log in as root")
+        if code in (126, 127) or "not found" in lower:
+            return DeviceError(
+                f"there is no {self._place.python} on {where}: {why or f'code {code}'}; name one there with "
+                "?python=/usr/bin/python3.8"
+            )
+        return DeviceError(f"{where} could not start {self._place.python}: {why or f'code {code}'}")
+
+    def _give_up(self) -> None:
+        self._here.close()
+        self._process.terminate()

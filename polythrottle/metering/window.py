@@ -1,0 +1,264 @@
+"""One window: queries driven and a device looked at between them, until whoever judges it has seen enough.
+
+Standard library alone: on a board that is reached over SSH this runs there, and the desk judges what it amounts to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from polythrottle.domain.clock import Clock
+from polythrottle.domain.errors import DeviceError, InvalidInput
+from polythrottle.domain.measurement import Query, Reading, Window
+from polythrottle.domain.ports import Sensor
+
+_SHARE_OF_STEP = 8.0
+_LOOKS = 40.0
+_GROWTH = 1.06
+_ASKED_GROWTH = 1.1
+
+
+class Watched(Protocol):
+    """What is looked at during a window."""
+
+    @property
+    def clock(self) -> Clock:
+        """What its readings go by."""
+
+    def read(self) -> Reading:
+        """Return energy so far, temperature and clocks, now."""
+
+
+@dataclass(frozen=True)
+class WindowSample:
+    """A reading, and what had been served by then.
+
+    Args:
+        reading: Of the device.
+        queries: Answered since the window began; items and tokens likewise.
+    """
+
+    reading: Reading
+    queries: int = 0
+    items: int = 0
+    tokens: int = 0
+
+
+@dataclass
+class WindowLog:
+    """What has been seen of a window so far.
+
+    Args:
+        device: Which is looked at.
+        sensor: What it reads its energy with.
+        queries: Answered, in order; ``ends_s`` are when, on the device's clock.
+        looks: At the device.
+    """
+
+    device: Watched
+    sensor: Sensor
+    queries: list[Query] = field(default_factory=list)
+    ends_s: list[float] = field(default_factory=list)
+    looks: list[WindowSample] = field(default_factory=list)
+    items: int = 0
+    tokens: int = 0
+
+    def look(self) -> None:
+        """Look at the device."""
+        self.looks.append(WindowSample(self.device.read(), len(self.queries), self.items, self.tokens))
+
+    def take(self, query: Query) -> None:
+        """Add a query that was just answered."""
+        self.queries.append(query)
+        self.ends_s.append(self.device.clock.now())
+        self.items += query.items
+        self.tokens += query.tokens or 0
+
+    @property
+    def elapsed_s(self) -> float:
+        """From the first look to the last answer."""
+        return self.ends_s[-1] - self.looks[0].reading.time_s if self.ends_s else 0.0
+
+    @property
+    def moved(self) -> bool:
+        """Whether the energy has moved since the first look."""
+        return self.device.read().energy_j > self.looks[0].reading.energy_j
+
+
+class Judge(Protocol):
+    """What says when a window may end."""
+
+    @property
+    def least(self) -> int:
+        """Of how many queries at least."""
+
+    def begin(self, seen: WindowLog) -> None:
+        """Take note of the first look."""
+
+    def due(self, queries: int) -> bool:
+        """Return whether it is time to ask whether a window of a precision knows enough."""
+
+    def reached(self, seen: WindowLog) -> bool:
+        """Return whether it does."""
+
+    def gives_up(self, seen: WindowLog) -> bool:
+        """Return whether the window is plainly going to break a limit; asked after every query."""
+
+
+class Checks:
+    """When to ask whether a window of a precision knows enough: ever less often.
+
+    Args:
+        window: What it is to see.
+        least: Of how many queries at least.
+    """
+
+    def __init__(self, window: Window, least: int) -> None:
+        self._asks = window.precision is not None
+        self.least = least
+        self._next = least
+
+    def due(self, queries: int) -> bool:
+        """Return whether it is time to ask again."""
+        if not self._asks or queries < self._next:
+            return False
+        self._next = max(queries + 1, math.ceil(queries * _ASKED_GROWTH))
+        return True
+
+
+def observe(seen: WindowLog, load: Iterator[Query], window: Window, judge: Judge) -> bool:
+    """Drive a window to where it ends, and return whether it was cut short.
+
+    Every decision follows from the queries and the looks alone: whoever is given both, as at a desk, comes to the same.
+
+    Args:
+        seen: Empty; what was seen afterwards.
+        load: Queries as they are answered.
+        window: When to end.
+        judge: What would be enough, where the window has a precision.
+    """
+    seen.look()
+    judge.begin(seen)
+    least_s = max(window.duration_s, seen.sensor.least_s)
+    due = _Due(window, seen.sensor)
+    # The most queries end no window that its sensor cannot tell anything of yet: quick ones may be over in a moment.
+    while seen.elapsed_s < window.timeout_s and (
+        len(seen.queries) < window.most_queries or seen.elapsed_s < seen.sensor.least_s
+    ):
+        _take_whole(seen, load)
+        if due.now(len(seen.queries), seen.elapsed_s):
+            seen.look()
+        if _over(seen, window, least_s, judge):
+            break
+        if judge.gives_up(seen) and len(seen.queries) < window.most_queries and seen.moved:
+            seen.look()
+            return True
+    if seen.looks[-1].queries < len(seen.queries):
+        seen.look()
+    return False
+
+
+def _take_whole(seen: WindowLog, load: Iterator[Query]) -> None:
+    """Take the next query, and those answered with it: the energy of one run is that of all of them."""
+    while True:
+        seen.take(query := next(load))
+        if not query.more:
+            return
+
+
+class _Due:
+    """When to look at the device: about forty times a window, and often enough to see a counter step.
+
+    A window may end by its most queries long before its time.
+    """
+
+    def __init__(self, window: Window, sensor: Sensor) -> None:
+        spaced_s = window.duration_s / _LOOKS
+        self._apart_s = min(spaced_s, sensor.step_s / _SHARE_OF_STEP) if sensor.step_s else spaced_s
+        self._stepping = sensor.step_s > 0
+        self._many = math.ceil(window.most_queries / _LOOKS)
+        self._queries = 0
+        self._time_s = 0.0
+
+    def now(self, queries: int, elapsed_s: float) -> bool:
+        grown = self._stepping or queries >= max(self._queries + 1, math.ceil(self._queries * _GROWTH))
+        soon = elapsed_s - self._time_s < self._apart_s and queries - self._queries < self._many
+        if not grown or soon:
+            return False
+        self._queries = queries
+        self._time_s = elapsed_s
+        return True
+
+
+def _over(seen: WindowLog, window: Window, least_s: float, judge: Judge) -> bool:
+    """Return whether the window has seen what it is for."""
+    if seen.elapsed_s < least_s or len(seen.queries) < judge.least:
+        return False
+    if window.precision is None:
+        return True
+    if not judge.due(len(seen.queries)):
+        return False
+    seen.look()
+    return seen.moved and judge.reached(seen)
+
+
+def warm_up(load: Iterator[Query], clock: Clock, window: Window, sensor: Sensor) -> int:
+    """Serve until the warm-up is over and the sensor shows nothing from before; return how many queries that took."""
+    start_s = clock.now()
+    settle_s = max(window.settle_s, sensor.settle_s)
+    count = 0
+    more = False
+    while more or count < window.warmup or clock.now() - start_s < settle_s:
+        more = next(load).more
+        count += 1
+    return count
+
+
+IDLE_READINGS = 40
+
+
+def idle_looks(device: Watched, duration_s: float, sensor: Sensor) -> list[WindowSample]:
+    """Return looks at a device that is left alone.
+
+    Args:
+        device: Set to a point, and without work.
+        duration_s: How long to look at least.
+        sensor: What its energy is read with.
+    """
+    device.clock.sleep(sensor.settle_s)
+    looks = [WindowSample(device.read())]
+    looked_s = max(duration_s, sensor.least_s)
+    for _ in range(IDLE_READINGS):
+        device.clock.sleep(looked_s / IDLE_READINGS)
+        looks.append(WindowSample(device.read()))
+    return looks
+
+
+# A query as it travels from where a window is driven to where it is judged.
+
+_FIELDS = ("latency_s", "items", "start_s", "first_s", "tokens", "sent_s", "more", "lumped", "step_s")
+
+
+def query_line(query: Query, end_s: float) -> list[Any]:
+    """Return a query as it travels.
+
+    Args:
+        query: The query.
+        end_s: When it was answered.
+    """
+    return ["q", end_s, *(getattr(query, name) for name in _FIELDS)]
+
+
+def query_from(line: Sequence[Any]) -> tuple[float, Query]:
+    """Return when a query that has travelled was answered, and the query.
+
+    Raises:
+        DeviceError: If it is none.
+    """
+    try:
+        return float(line[1]), Query(**{name: line[2 + place] for place, name in enumerate(_FIELDS)})
+    except (TypeError, ValueError, IndexError, InvalidInput) as err:
+        raise DeviceError(f"the board told of a query that makes no sense: {err}") from err

@@ -1,0 +1,225 @@
+"""A board behind a real ``sshd`` on loopback, in CPython and in PyPy: measured, killed, cut off, asleep, refused."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from boards_over_ssh import await_that, children_of, desk, far_sides, held, planted
+
+from polythrottle.backends import open_device
+from polythrottle.board.link import SSH
+from polythrottle.cli.commands import run
+from polythrottle.domain.errors import DeviceError, PermissionDenied
+from polythrottle.domain.ports import Lasting
+
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+PYTHONS = [sys.executable, *(found for name in ("pypy3",) if (found := shutil.which(name)))]
+_SSHD_CONFIG = """
+Port {port}
+ListenAddress 127.0.0.1
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/user.pub
+PidFile {folder}/sshd.pid
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin yes
+AcceptEnv POLYTHROTTLE_* TMPDIR
+"""
+_SSH_CONFIG = """
+Host nano
+  HostName 127.0.0.1
+  Port {port}
+  IdentityFile {folder}/user
+  IdentitiesOnly yes
+  UserKnownHostsFile {folder}/known
+  StrictHostKeyChecking yes
+  SendEnv POLYTHROTTLE_* TMPDIR
+Host stranger
+  HostName 127.0.0.1
+  Port {port}
+  IdentityFile {folder}/other
+  IdentitiesOnly yes
+  UserKnownHostsFile {folder}/known
+  HostKeyAlias nano
+Host unknown
+  HostName 127.0.0.1
+  Port {port}
+  IdentityFile {folder}/user
+  BatchMode yes
+  UserKnownHostsFile /dev/null
+  StrictHostKeyChecking yes
+"""
+
+pytestmark = [pytest.mark.ssh, pytest.mark.skipif(SSHD is None, reason="needs sshd (Debian: openssh-server)")]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A board behind sshd.
+
+    Args:
+        root: Of its tree.
+        python: In which the far side runs.
+        sshd: The process that listens.
+        folder: Where keys and configurations lie.
+    """
+
+    root: Path
+    python: str
+    sshd: int
+    folder: Path
+
+    @property
+    def uri(self) -> str:
+        """How it is reached."""
+        return f"ssh://nano/jetson?root={self.root}&python={self.python}"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
+    """Run an sshd of our own on loopback, with keys made for it."""
+    folder = tmp_path_factory.mktemp("sshd")
+    for name in ("host", "user", "other"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd, as root, wants an empty folder there
+    (folder / "sshd_config").write_text(_SSHD_CONFIG.format(port=port, folder=folder))
+    (folder / "ssh_config").write_text(_SSH_CONFIG.format(port=port, folder=folder))
+    public = (folder / "host.pub").read_text().split()[:2]
+    (folder / "known").write_text(f"[127.0.0.1]:{port} {' '.join(public)}\nnano {' '.join(public)}\n")
+    assert SSHD is not None
+    child = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.DEVNULL)
+    try:
+        ends_s = time.monotonic() + 30.0
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except OSError:
+                assert child.poll() is None, "sshd has ended"
+                assert time.monotonic() < ends_s, "sshd does not listen"
+                time.sleep(0.05)
+        yield folder, child.pid
+    finally:
+        child.terminate()
+        child.wait()
+
+
+@pytest.fixture(params=PYTHONS, ids=[Path(each).name for each in PYTHONS])
+def site(
+    daemon: tuple[Path, int], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Site:
+    """Return a board behind that sshd."""
+    folder, pid = daemon
+    monkeypatch.setenv(SSH, f"ssh -F {folder / 'ssh_config'}")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return Site(planted(tmp_path), request.param, pid, folder)
+
+
+def sessions(site: Site) -> list[int]:
+    """Return the processes of sshd that serve connections."""
+    return [pid for pid in children_of(site.sshd) if b"sshd" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_a_search_measures_there_and_leaves_the_board_as_it_was(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tune over SSH, in either interpreter: every trial measured on the board, nothing changed and nothing left."""
+    before = held(site.root)
+    words = ["--knobs", "mem", "--slo", "p99<=60s", "--yes", "--trials", "2", "--seconds", "0.3", "--queries", "10"]
+    out = ["--method", "grid", "--json", "--out", str(tmp_path / "out")]
+    code = run(["tune", "--device", site.uri, "--workload", "cmd:sleep 0.02", *words, *out])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert json.loads(said.out)["trials"]
+    assert held(site.root) == before
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+    assert not [*tmp_path.glob("polythrottle-board-*")]
+
+
+@pytest.mark.parametrize("victim", ["far side", "its session", "ssh", "desk"])
+def test_whoever_is_killed_the_board_is_put_back(site: Site, tmp_path: Path, victim: str) -> None:
+    """SIGKILL of the far side, of sshd's session, of ssh or of the desk: the board is as it was found."""
+    before = held(site.root)
+    with desk(site.uri) as child:
+        assert held(site.root) != before
+        victims = {
+            "far side": lambda: far_sides(tmp_path),
+            "its session": lambda: sessions(site),
+            "ssh": lambda: [pid for pid in children_of(child.pid) if pid != child.pid],
+            "desk": lambda: [child.pid],
+        }[victim]()
+        assert victims
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        await_that(lambda: held(site.root) == before, "the board stays changed")
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+
+
+def test_a_desk_that_sleeps_gives_the_board_back(site: Site, tmp_path: Path) -> None:
+    """A suspended desk renews no lease: within its minute the board is as it was found, though nothing was closed."""
+    before = held(site.root)
+    with desk(site.uri) as child:
+        os.killpg(child.pid, signal.SIGSTOP)
+        assert held(site.root) != before
+        await_that(lambda: held(site.root) == before, "the board stays changed")
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+
+
+def test_two_desks_at_one_board_are_told_of_each_other(site: Site) -> None:
+    """The second one is refused in a line that names who steers it."""
+    with desk(site.uri):
+        second = open_device(site.uri, ["mem_hz"])
+        with pytest.raises(DeviceError, match="is being steered by"):
+            second.__enter__()
+        second.board.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("host", "kind", "says"),
+    [
+        ("stranger", PermissionDenied, "lets nobody in with these keys: .*Permission denied"),
+        ("unknown", DeviceError, "cannot be reached: Host key verification failed"),
+        ("nowhere.invalid", DeviceError, "cannot be reached: .*resolve"),
+    ],
+)
+def test_who_is_not_let_in_is_told_why(site: Site, host: str, kind: type[DeviceError], says: str) -> None:
+    """A refused key, an unknown host key and an unknown name are one line each, and the board is untouched."""
+    before = held(site.root)
+    with pytest.raises(kind, match=says) as caught:
+        open_device(f"ssh://{host}/jetson?root={site.root}")
+    assert "\n" not in str(caught.value)
+    assert held(site.root) == before
+
+
+def test_what_is_handed_over_stands_without_a_connection_and_is_restored(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was left in place stands under a guard on the board after the desk has gone; restore gives it back."""
+    before = held(site.root)
+    device = open_device(site.uri, ["mem_hz"])
+    assert isinstance(device, Lasting)
+    with device:
+        device.apply(device.space.default.moved({"mem_hz": device.space.knob("mem_hz").levels[0]}))
+        device.hand_over("profile of a test", 3600.0)
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+    assert held(site.root) != before
+    assert run(["apply", "--confirm", "--device", site.uri]) == 0
+    assert "stands until polythrottle restore" in capsys.readouterr().out
+    assert run(["restore", "--device", site.uri, "--json"]) == 0
+    assert held(site.root) == before
+    assert json.loads(capsys.readouterr().out)

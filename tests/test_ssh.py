@@ -1,0 +1,326 @@
+"""A board over SSH, by a stand-in for ``ssh`` that runs the far side on this machine."""
+
+import ast
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from boards_over_ssh import await_that, desk, far_sides, held, planted, stand_in
+
+from polythrottle.backends import open_device
+from polythrottle.board.carried import packed
+from polythrottle.board.hosted import HostedWindow, Told
+from polythrottle.board.link import SSH, Place
+from polythrottle.board.work_host import DeskJudge, FarDevice, FarWindow, Outbox
+from polythrottle.cli.commands import run
+from polythrottle.domain.arrivals import CLOSED
+from polythrottle.domain.errors import DeviceError, InvalidInput
+from polythrottle.domain.measurement import Reading, Window
+from polythrottle.domain.ports import EXACT_SENSOR
+from polythrottle.domain.problem import Constraint
+from polythrottle.metering.early_stopping import Goal
+from polythrottle.metering.load import drive
+from polythrottle.metering.meter import Verdict, measurement_of, observe_window
+from polythrottle.metering.window import observe
+from polythrottle.tuning.setup import Setup
+
+_LATE = {"removeprefix", "removesuffix", "is_relative_to", "with_stem", "hardlink_to", "pairwise", "randbytes"}
+_GENERIC = {"list", "dict", "tuple", "set", "frozenset", "type", "deque", "Popen", "SimpleQueue", "PathLike"}
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what is carried to a board."""
+    folder = tmp_path_factory.mktemp("carried")
+    zipfile.ZipFile(io.BytesIO(packed())).extractall(folder)
+    return folder
+
+
+@pytest.fixture
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the tree of a board that a stand-in for ssh leads to."""
+    monkeypatch.setenv(SSH, stand_in(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return planted(tmp_path)
+
+
+def uri(board: Path) -> str:
+    """Return how the board is reached."""
+    return f"ssh://nano/jetson?root={board}&python={sys.executable}"
+
+
+def evaluated(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield what runs when a module runs: everything but annotations."""
+    yield tree
+    for name, value in ast.iter_fields(tree):
+        if name not in ("annotation", "returns"):
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(each, ast.AST):
+                    yield from evaluated(each)
+
+
+def too_new(text: str) -> Iterator[str]:
+    """Yield what Python 3.8 cannot run and vermin does not see: generics and unions evaluated, later methods."""
+    tree = ast.parse(text)
+    collected = [
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in ("collections.abc", "contextlib")
+        for alias in node.names
+    ]
+    for node in evaluated(tree):
+        name = getattr(getattr(node, "value", None), "id", "")
+        generic = isinstance(node, ast.Subscript) and name in {*_GENERIC, *collected}
+        late = isinstance(node, ast.Attribute) and node.attr in _LATE
+        if generic or late or (isinstance(node, ast.BinOp) and is_union(node)):
+            yield ast.unparse(node)
+
+
+def is_union(node: ast.BinOp) -> bool:
+    """Return whether an expression is a union of types, as far as its own names tell."""
+    names = {getattr(side, "id", "") for side in (node.left, node.right)}
+    return isinstance(node.op, ast.BitOr) and bool(names & {*_GENERIC, "int", "float", "str", "bool", "bytes"})
+
+
+def test_what_is_carried_is_small_and_runs_on_python_3_8(unpacked: Path) -> None:
+    """The zip stays below a megabyte, and neither vermin nor its syntax tree knows anything newer than 3.8 in it."""
+    assert len(packed()) <= 1_000_000
+    vermin = [str(Path(sys.executable).parent / "vermin"), "--quiet", "--violations", "--no-tips", "--target=3.8-"]
+    done = subprocess.run([*vermin, str(unpacked)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    found = {
+        str(path.relative_to(unpacked)): [*too_new(path.read_text())]
+        for path in (unpacked / "polythrottle").rglob("*.py")
+    }
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_what_is_carried_needs_nothing_besides(unpacked: Path) -> None:
+    """Every carried module can be imported in a Python without any package: all it imports is carried too."""
+    names = [
+        ".".join(path.relative_to(unpacked).with_suffix("").parts).removesuffix(".__init__")
+        for path in sorted((unpacked / "polythrottle").rglob("*.py"))
+        if path.stem != "__main__"
+    ]
+    begin = f"import sys, importlib; sys.path.insert(0, {str(unpacked)!r})"
+    code = f"{begin}\nfor name in {names!r}: importlib.import_module(name)"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(names) > 80
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("//nano", Place("nano")),
+        ("//alice@nano:2222/jetson", Place("nano", "alice", "2222", "jetson")),
+        ("//[::1]:22/nvml:0-7", Place("[::1]", "", "22", "nvml:0-7")),
+        ("//192.168.1.7/cpu", Place("192.168.1.7", device="cpu")),
+    ],
+)
+def test_a_uri_names_a_board_and_a_device_of_it(text: str, place: Place) -> None:
+    """User, host, port and device are told apart, also of an IPv6 address."""
+    assert Place.parse(text, {}) == place
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "says"),
+    [
+        ("//", {}, "names no board"),
+        ("nano", {}, "names no board"),
+        ("//-oProxyCommand=x/jetson", {}, "names no board"),
+        ("//nano;reboot", {}, "names no board"),
+        ("//a:b@nano", {}, "leave the password out"),
+        ("//-l@nano", {}, "no such user or port"),
+        ("//nano:ssh", {}, "no such user or port"),
+        ("//nano", {"sudo": "maybe"}, "neither yes nor no"),
+        ("//nano", {"python": "-c"}, "names no program"),
+        ("//nano", {"root": "/tmp"}, "option of a device"),
+    ],
+)
+def test_what_ssh_might_take_for_something_else_is_refused(text: str, options: dict[str, str], says: str) -> None:
+    """Nothing in a URI becomes an option or a command of ssh, and no password is taken."""
+    with pytest.raises(InvalidInput, match=says):
+        Place.parse(text, options)
+
+
+def test_a_board_is_examined_and_steered_and_left_as_it_was(
+    board: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Doctor tells of the board and the way to it; what was set there is put back, and nothing of ours stays."""
+    before = held(board)
+    assert run(["doctor", "--device", uri(board), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert "ssh://nano runs this version in" in json.dumps(told)
+    device = open_device(uri(board), ["mem_hz"])
+    assert device.uri == f"ssh://nano/jetson?root={board}&python={sys.executable}"
+    level = device.space.knob("mem_hz").levels[0]
+    with device:
+        device.apply(device.space.default.moved({"mem_hz": level}))
+        assert held(board) != before
+        assert device.read().clocks_hz["mem"] == level
+    assert held(board) == before
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+    assert not [*tmp_path.glob("polythrottle-board-*")]
+
+
+@pytest.mark.slow
+def test_a_search_measures_there(board: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tune runs a command on the board, chooses by what was measured there, and leaves the board as it was."""
+    before = held(board)
+    words = ["--knobs", "mem", "--slo", "p99<=60s", "--yes", "--trials", "2", "--seconds", "0.2", "--queries", "5"]
+    out = ["--method", "grid", "--json", "--out", str(tmp_path / "out")]
+    code = run(["tune", "--device", uri(board), "--workload", "cmd:true", *words, *out])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert held(board) == before
+    assert json.loads(said.out)["trials"]
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+
+
+def test_a_callable_runs_in_the_boards_own_python(
+    board: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The module is the board's: it lies in the home folder there, and tells in which process it ran."""
+    (tmp_path / "home" / "served.py").write_text(
+        "import os\n\ndef step(batch_size):\n"
+        "    open('ran', 'a').write(f'{os.getpid()} {batch_size}\\n')\n    sum(range(20000))\n"
+    )
+    words = ["--queries", "5", "--seconds", "0.2", "--batch", "2", "--json"]
+    code = run(["measure", "--device", uri(board), "--workload", "served:step", *words])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    lines = (tmp_path / "home" / "ran").read_text().split("\n")
+    assert {line.split()[1] for line in lines if line} == {"2"}
+    assert str(os.getpid()) not in {line.split()[0] for line in lines if line}
+
+
+@pytest.mark.parametrize(
+    ("workload", "code", "says"),
+    [
+        ("cmd:false", 7, "false exited with code 1"),
+        ("model.onnx", 2, "cannot be run over SSH"),
+        ("nowhere:step", 2, "there is no module 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_measured_there_is_one_line(
+    board: Path, capsys: pytest.CaptureFixture[str], workload: str, code: int, says: str
+) -> None:
+    """A command that fails, a file and a module that is not there end with the code and the line they end with here."""
+    before = held(board)
+    assert (
+        run(["measure", "--device", uri(board), "--workload", workload, "--queries", "5", "--seconds", "0.2"]) == code
+    )
+    said = capsys.readouterr().err
+    assert says in said
+    assert "Traceback" not in said
+    assert held(board) == before
+
+
+@pytest.mark.parametrize("victim", ["far side", "desk"])
+def test_whoever_is_killed_the_board_is_put_back(board: Path, tmp_path: Path, victim: str) -> None:
+    """The far side's guard restores when it is killed; a killed desk's connection ends, and the far side restores."""
+    before = held(board)
+    with desk(uri(board)) as child:
+        assert held(board) != before
+        os.kill(child.pid if victim == "desk" else far_sides(tmp_path)[0], signal.SIGKILL)
+        await_that(lambda: held(board) == before, "the board stays changed")
+
+
+def test_two_desks_at_one_board_are_told_of_each_other(board: Path) -> None:
+    """The second one is refused in a line that says a process steers it; the first is not disturbed."""
+    with desk(uri(board)):
+        changed = held(board)
+        second = open_device(uri(board), ["mem_hz"])
+        with pytest.raises(DeviceError, match="is being steered by"):
+            second.__enter__()
+        second.board.close()  # type: ignore[attr-defined]
+        assert held(board) == changed
+
+
+@pytest.mark.parametrize(
+    ("before", "python", "says"),
+    [
+        (
+            "echo 'ssh: Could not resolve hostname nano' >&2; exit 255",
+            "python3",
+            "cannot be reached: ssh: Could not resolve",
+        ),
+        ("echo 'nano: Permission denied (publickey).' >&2; exit 255", "python3", "lets nobody in with these keys"),
+        ("", "/no/such/python", "there is no /no/such/python on ssh://nano"),
+        ("ulimit -f 8", sys.executable, "cannot unpack in .*: File too large"),
+        ("echo Welcome to nano", "old", "is Python 3.6, and 3.8 is the oldest"),
+        ("exit 0", "python3", "could not start python3"),
+    ],
+)
+def test_what_is_wrong_with_a_board_is_one_line(
+    board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, python: str, says: str
+) -> None:
+    """An unknown host, a refused key, no Python, an old one and a full disk are told, and the board is untouched."""
+    old = tmp_path / "old-python"
+    lie = "import sys; sys.version_info = (3, 6, 9, 'final', 0); exec(sys.argv[1])"
+    old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{lie}" "$2"\n')
+    old.chmod(0o700)
+    monkeypatch.setenv(SSH, stand_in(tmp_path, before))
+    found = held(board)
+    with pytest.raises(DeviceError, match=says) as caught:
+        open_device(f"ssh://nano/jetson?root={board}&python={old if python == 'old' else python}")
+    assert "\n" not in str(caught.value)
+    assert held(board) == found
+    assert not [*tmp_path.glob("polythrottle-board-*")]
+
+
+class _Simulated(FarDevice):
+    """A simulated device in the place of the one that a far side reads."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self.clock = device.clock
+        self.raw = {}
+
+    def read(self) -> Reading:
+        reading: Reading = self._device.read()
+        self.raw = {**vars(reading), "clocks_hz": dict(reading.clocks_hz)}
+        self.raw = {
+            name: value for name, value in self.raw.items() if value not in (None, "") or name == "temperature_c"
+        }
+        return reading
+
+
+@pytest.mark.parametrize("precision", [None, 0.05])
+@pytest.mark.parametrize("limit_s", [1e-4, 10.0])
+def test_what_is_told_of_a_window_amounts_to_what_it_amounts_to_here(precision: float | None, limit_s: float) -> None:
+    """A window driven there and judged here ends where it ends on one machine, with the same figures."""
+    window = Window(queries=50, duration_s=0.5, most_queries=400, timeout_s=30.0, precision=precision)
+    goal = Goal((Constraint("p99", limit_s),))
+    setup = Setup(device="sim:jetson-agx-orin?seed=3", workload="efficientnet-b4")
+
+    device, served = setup.open()
+    with device, drive(served, CLOSED, device.clock, 0) as load:
+        own, own_censored = observe_window(load, device, window, EXACT_SENSOR, goal)
+
+    device, served = setup.open()
+    outbox = Outbox()
+    with device, drive(served, CLOSED, device.clock, 0) as load:
+        there = FarWindow(_Simulated(device), EXACT_SENSOR, outbox, True)
+        observe(there, load, window, DeskJudge(window, Verdict(window, goal).least, threading.Event()))
+    outbox.tell(["over", {}])
+    events = json.loads(json.dumps(outbox.take(0.0)))
+    told = Told(lambda verb, **fields: {"events": [events.pop(0) for _ in range(min(7, len(events)))]})
+    seen = HostedWindow(device, EXACT_SENSOR, arrivals=CLOSED, told=told)
+    censored = observe(seen, seen.load(), window, Verdict(window, goal))
+
+    assert censored == own_censored
+    assert own.queries == seen.queries[: len(own.queries)]
+    if not censored:
+        assert len(seen.queries) == len(own.queries)
+        assert measurement_of(seen, censored) == measurement_of(own, own_censored)
