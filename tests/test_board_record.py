@@ -103,8 +103,7 @@ ZONE, MODES, NANO = "sys/class/thermal/thermal_zone1", "etc/nvpmodel.conf", "sys
 NX = "sys/class/devfreq/17000000.gpu"
 DOCTORED = [
     ("jetson-nano", "chips", "voltages", write(f"{NANO}/in_voltage0_input", "12000"), "POM_5V_IN 12 V"),
-    ("jetson-nano", "cpu", "all of it", write(f"{CPUFREQ}/*/related_cpus", "0 1"), "clusters 0+1;"),
-    ("jetson-agx-xavier", "emc", "all of it", remove(RATES), "rates nowhere known"),
+    ("jetson-agx-xavier", "emc", "lock, list", remove(RATES), "rates nowhere known"),
     ("jetson-tx2", "emc", "the text", write(f"{RATES}/possible_rates", "204000 1866000"), "1866000"),
     (
         "jetson-tx2",
@@ -155,8 +154,7 @@ def test_what_cannot_be_seen_says_why(tmp_path: Path) -> None:
     root = plant("jetson-agx-xavier", tmp_path / "tree")
     shutil.rmtree(root / "sys/kernel/debug")
     found = recorded(root)
-    assert "cores 4-7 are offline" in row(found, "cpu", "all of it").shows
-    assert "run as root" in row(found, "emc", "all of it").shows
+    assert "run as root" in row(found, "emc", "lock, list").shows
     assert row(found, "cpu", "pairs of cores").shows == "assumed of jetson-thor"
     assert row(found, "cpu", "cpuinfo_cur_freq").shows == "no reading can show it"
     assert {each.agreement for each in found.rows if not each.here} == {Agreement.UNSEEN}

@@ -21,6 +21,7 @@ from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.identity import identity_of
 from polythrottle.testing import BOARDS, FakeKernel, plant
 from polythrottle.testing.boards.tree import UNMETERED
+from polythrottle.testing.meters import plant_hwmon
 from polythrottle.testing.nvml import MODELS, FakeNvml, compiler
 
 SHORT = ("--workload", "cmd:sleep 0.05", "--queries", "5", "--seconds", "0.3", "--json")
@@ -63,6 +64,24 @@ def test_a_jetson_is_measured_and_tuned(board: str, tmp_path: Path, capsys: pyte
     assert not standing()
     assert measured["energy_j"] > 0  # type: ignore[operator]
     assert len(tuned["trials"]) >= 3 if isinstance(tuned["trials"], list) else tuned["trials"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("board", UNMETERED)
+def test_a_jetson_without_a_sensor_is_measured_and_tuned_by_a_meter(
+    board: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nano 2GB with a meter of one's own: both commands answer with its joules, and every control is back."""
+    kernel = FakeKernel(quick(plant(board, tmp_path / "board")))
+    meter = plant_hwmon(tmp_path / "hwmon0", power1_input=7_500_000)
+    before = kernel.snapshot()
+    with kernel.installed():
+        measured, tuned = documents(capsys, f"jetson?root={kernel.root}&meter=hwmon:{meter}")
+    assert kernel.snapshot() == before
+    assert kernel.writes()
+    assert measured["power_w"] == pytest.approx(7.5, rel=0.05)
+    assert str(measured["boundary"]).endswith(f"hwmon at {meter}/power1_input")
+    assert tuned["trials"]
 
 
 @pytest.mark.slow

@@ -450,18 +450,18 @@ def test_a_power_mode_is_switched_and_switched_back(orin: Path) -> None:
     before = kernel.snapshot()
     with device(orin, knobs=(MODE,)) as board:
         assert board.space.default[MODE] == "MAXN"
-        board.apply(OperatingPoint({MODE: "50W"}))
-        assert (gpu_files(orin) / "max_freq").read_text().strip() == "1020000000"
+        board.apply(OperatingPoint({MODE: "MODE_50W"}))
+        assert (gpu_files(orin) / "max_freq").read_text().strip() == "816000000"
         board.apply(OperatingPoint({MODE: "MAXN"}))
         assert (gpu_files(orin) / "max_freq").read_text().strip() == "1300500000"
-        board.apply(OperatingPoint({MODE: "50W"}))
+        board.apply(OperatingPoint({MODE: "MODE_50W"}))
     assert kernel.snapshot() == before
 
 
 def test_a_power_mode_bounds_the_knobs_searched_with_it(orin: Path) -> None:
     """No point has a clock above what its mode allows."""
     space = device(orin, knobs=(MODE, GPU)).space
-    assert max(int(point[GPU]) for point in space if point[MODE] == "50W") == 1_020_000_000
+    assert max(int(point[GPU]) for point in space if point[MODE] == "MODE_50W") == 816_000_000
     assert max(int(point[GPU]) for point in space if point[MODE] == "MAXN") == 1_300_500_000
 
 
@@ -490,18 +490,18 @@ def test_a_small_mode_on_a_small_board_takes_cores_and_clocks(tmp_path: Path) ->
 def test_presets_are_the_board_s_power_modes_else_the_catalogue_s(orin: Path) -> None:
     """Without a readable nvpmodel.conf the catalogue's points are taken in the board's own steps."""
     own = device(orin).presets
-    assert own["50W"][GPU] == 1_020_000_000
+    assert own["MODE_50W"][GPU] == 816_000_000
     (orin / "etc/nvpmodel.conf").unlink()
     other = device(orin).presets
-    assert other["50W"][GPU] == 1_020_000_000
+    assert other["50W"][GPU] == 816_000_000
     assert "devices/jetson-agx-orin.toml" in finding(device(orin), "presets").explanation
 
 
 @pytest.mark.parametrize(
     ("name", "mode", "held"),
     [
-        ("jetson-agx-xavier", "15W", {GPU: 675_750_000}),
-        ("jetson-agx-xavier", "10W", {GPU: 522_750_000}),
+        ("jetson-agx-xavier", "MODE_15W", {GPU: 675_750_000}),
+        ("jetson-agx-xavier", "MODE_10W", {GPU: 522_750_000}),
         (NANO, "5W", {GPU: 614_400_000, CPU: 921_600_000}),
     ],
 )
@@ -513,14 +513,15 @@ def test_presets_are_what_boards_are_recorded_to_hold(
     root = plant(name, tmp_path / "board", power_mode=0)
     if not conf:
         (root / "etc/nvpmodel.conf").unlink()
-    point = device(root, knobs=("gpu_min_hz", GPU, CPU)).presets[mode]
+    found = device(root, knobs=("gpu_min_hz", GPU, CPU)).presets
+    point = found[mode if conf else mode.removeprefix("MODE_")]
     assert {knob: point[knob] for knob in held} == held
 
 
 def test_a_mode_allows_the_level_that_its_figure_ends_on(tmp_path: Path) -> None:
     """A mode of 670 MHz can be searched together with 675.75 MHz, which it holds."""
     space = device(plant("jetson-agx-xavier", tmp_path / "board", power_mode=0), knobs=(MODE, GPU)).space
-    assert max(int(point[GPU]) for point in space if point[MODE] == "15W") == 675_750_000
+    assert max(int(point[GPU]) for point in space if point[MODE] == "MODE_15W") == 675_750_000
 
 
 def test_a_mode_that_does_not_apply_is_rejected_though_it_is_noted(orin: Path) -> None:
@@ -531,9 +532,9 @@ def test_a_mode_that_does_not_apply_is_rejected_though_it_is_noted(orin: Path) -
         status = orin / "var/lib/nvpmodel/status"
         board._actuator._controls.write = _noting(status, board._actuator._controls.write)  # type: ignore[method-assign]
         with pytest.raises(
-            KnobRejected, match=r"nvpmodel says that it switched to 50W, but .*max_freq holds 1300500000"
+            KnobRejected, match=r"nvpmodel says that it switched to MODE_50W, but .*max_freq holds 1300500000"
         ):
-            board.apply(OperatingPoint({MODE: "50W"}))
+            board.apply(OperatingPoint({MODE: "MODE_50W"}))
 
 
 def _noting(status: Path, write: Callable[[str, str], None]) -> Callable[[str, str], None]:
@@ -554,7 +555,7 @@ def test_links_of_a_copied_board_count_from_its_own_root(orin: Path) -> None:
         (orin / name).unlink()
         (orin / name).symlink_to(f"/{target}")
     board = JetsonDevice(root=str(orin), clock=VirtualClock())
-    assert set(board.presets) == {"MAXN", "30W", "50W", "15W"}
+    assert set(board.presets) == {"MAXN", "MODE_30W", "MODE_50W", "MODE_15W"}
     assert "devices/jetson-agx-orin.toml" in finding(board, "board").explanation
 
 
@@ -762,8 +763,36 @@ def test_the_governors_parameters_are_told_and_left_alone(tmp_path: Path) -> Non
     """Thor's podgov: how often it looks, and its parameters as found; they are files of the board, and no controls."""
     device = JetsonDevice(root=str(plant("jetson-thor", tmp_path / "thor")))
     (told,) = [each.explanation for each in device.findings() if each.subject == "GPU governor"]
-    assert told.startswith("nvhost_podgov, looks every 10 ms, k 3, load_target 200, load_margin 100: it chooses")
+    assert told.startswith(
+        "nvhost_podgov, looks every 10 ms, k 3, load_target 200, load_margin 100, up_freq_margin 100: it"
+    )
     assert any(file.endswith("nvhost_podgov/k") for file in device.files)
     bare = JetsonDevice(root=str(plant("jetson-nano", tmp_path / "nano")))
     (told,) = [each.explanation for each in bare.findings() if each.subject == "GPU governor"]
     assert told.startswith("nvhost_podgov: it chooses")
+
+
+def test_the_governors_parameters_are_knobs_where_they_are_named(tmp_path: Path) -> None:
+    """Half to five times what was found, never by default; what is not kept costs a trial, and all is put back."""
+    kernel = FakeKernel(plant("jetson-thor", tmp_path / "thor"))
+    before = kernel.snapshot()
+    with kernel.installed():
+        usual = device(kernel.root)
+        assert not [name for name in usual.space.names if name.startswith("podgov")]
+        named = [offer for offer in usual.offers() if offer.knob.name.startswith("podgov")]
+        assert [(offer.default, offer.searched) for offer in named][:2] == [(0.01, False), (3, False)]
+        board = device(kernel.root, knobs=("podgov_poll_s", "podgov_k", "podgov_up_freq_margin"))
+        assert board.space.knob("podgov_poll_s").levels == (0.005, 0.01, 0.02, 0.03, 0.05)
+        assert board.space.knob("podgov_k").levels == (2, 3, 6, 9, 15)
+        with board:
+            board.apply(OperatingPoint({"podgov_poll_s": 0.05, "podgov_k": 9}))
+            found = kernel.snapshot()
+            assert {key.rpartition("/")[2]: found[key] for key in found if found[key] != before[key]} == {
+                "polling_interval": "50",
+                "k": "9",
+            }
+            with pytest.raises(KnobRejected, match="up_freq_margin"):
+                board.apply(OperatingPoint({"podgov_up_freq_margin": 200}))
+    assert kernel.snapshot() == before
+    nano = device(plant(NANO, tmp_path / "nano"))
+    assert not [offer for offer in nano.offers() if offer.knob.name.startswith("podgov")]

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actuators import bench
 from builders import FakeDevice, FakeWorkload
 
 import polythrottle
-from polythrottle.backends import DeviceURI, open_device
+from polythrottle.backends import DeviceURI, grace_power, open_device
 from polythrottle.backends.meters import (
     LiveMeter,
     Sample,
+    file_meters,
     http_meters,
     meter_apart,
     metered,
@@ -600,3 +602,49 @@ def test_answers_are_json_numbers_only() -> None:
             LiveMeter(
                 "x:", Scripted(Sample(http_meters.number_at(json.loads(json.dumps({"p": value})), "p")))
             ).energy_j()
+
+
+def test_the_power_meters_of_a_grace_superchip_are_meters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what they are of: the boundary says it, pace and mean are the firmware's, the GPU's joules stand beside."""
+    files = {"power1_average_interval": 50}
+    for number, (label, watts) in enumerate([("Module Power Socket 0", 216), ("CPU Power Socket 0", 30)]):
+        folder = plant_hwmon(tmp_path / f"sys/class/hwmon/hwmon{number}", power1_average=watts * 10**6, **files)
+        (folder / "power1_oem_info").write_text(f"{label}\n")
+    monkeypatch.setattr(file_meters, "channels", lambda root: grace_power.channels(tmp_path))
+    meter = open_meter("grace:module")
+    assert meter.power_w()[1] == 216
+    assert meter.boundary.startswith("Module Power Socket 0: the whole module")
+    assert (meter.sensor.step_s, meter.sensor.average_s) == (0.05, 0.05)
+    assert open_meter("grace:cpu?socket=0").power_w()[1] == 30
+    _, seen = polythrottle.measure("sim:h100?meter=grace:module", "resnet50")
+    assert seen.power_w == pytest.approx(216, rel=1e-2)
+    assert seen.board is not None
+    with pytest.raises(InvalidInput, match="grace:gpu is no power meter"):
+        open_meter("grace:gpu")
+    with pytest.raises(DeviceError, match=r"no such power meter .* grace:cpu"):
+        open_meter("grace:sysio")
+    folder = plant_hwmon(tmp_path / "sys/class/hwmon/hwmon2", power1_average=1)
+    (folder / "power1_oem_info").write_text("CPU Power Socket 1\n")
+    with pytest.raises(InvalidInput, match=r"say which: grace:cpu\?socket=0 or socket=1"):
+        open_meter("grace:cpu")
+
+
+def test_a_board_behind_the_actuator_is_measured_by_a_meter_of_ones_own(tmp_path: Path) -> None:
+    """The actuator sets the clocks, the client reads the meter; one reading has both joules, and all is put back."""
+    with bench(tmp_path) as served, FakeShelly() as plug:
+        before = served.held()
+        wall = f"meter=shelly:{plug.address}?step=0.02&average=0.02"
+        uri = f"actuator:{served.path}?device=jetson?root={served.root}&{wall}"
+        board = open_device(uri)
+        assert board.boundary == "wall, shelly at 127.0.0.1"
+        assert board.uri == f"jetson?root={served.root}&{wall}"
+        with board:
+            board.apply(board.space[0])
+            assert served.held() != before
+            first = board.read()
+            board.clock.sleep(0.2)
+            last = board.read()
+        assert last.energy_j - first.energy_j == pytest.approx(20 * (last.time_s - first.time_s), rel=0.6)
+        assert last.board_j is not None
+        assert last.clocks_hz
+        assert served.held() == before

@@ -120,7 +120,7 @@ def test_what_somebody_else_wrote_to_a_jetson_is_named_by_its_knob(
 def test_after_a_switch_of_mode_its_own_writes_are_not_taken_for_somebody_elses(jetson: Path) -> None:
     """A power mode rewrites the other controls; the GPU that was kept awake for it does not count either."""
     with JetsonDevice(root=str(jetson), knobs=(GPU, "power_mode")) as device:
-        for mode in ("50W", "MAXN", "50W"):
+        for mode in ("MODE_50W", "MAXN", "MODE_50W"):
             device.apply(OperatingPoint({GPU: device.space.knob(GPU).levels[0], "power_mode": mode}))
             assert device.altered() == ()
         FakeKernel(jetson).write(f"nvpmodel:{jetson}", "0")

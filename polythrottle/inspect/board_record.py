@@ -105,7 +105,7 @@ def _voltages(tree: Tree) -> ProbeResult | ProbeFailure:
 def _bus(tree: Tree) -> ProbeResult | ProbeFailure:
     found = [match.groups() for folder, _ in _chips(tree) if (match := _ADDRESS.search(str(folder)))]
     buses = dict.fromkeys(bus for bus, _ in found)
-    told = (f"{bus} {', '.join(address for on, address in found if on == bus)}" for bus in buses)
+    told = (f"{bus} {', '.join(sorted(address for on, address in found if on == bus))}" for bus in buses)
     if found:
         return ProbeResult("; ".join(told))
     return ProbeFailure("no power sensor of this board can be read")

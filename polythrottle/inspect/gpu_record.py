@@ -34,7 +34,7 @@ def gpu_probes(device: NvmlDevice) -> Mapping[str, Probe]:
 
         return looked
 
-    named = {"clocks": _clocks, "top_limit": _top_limit, "step": _step, "whose": _whose, "reasons": _reasons}
+    named = {"clocks": _clocks, "step": _step, "whose": _whose, "reasons": _reasons}
     return {name: opened(look) for name, look in named.items()}
 
 
@@ -58,12 +58,6 @@ def _limits(gpu: Gpu) -> str:
     except NotOffered:
         return "takes no power limit"
     return f"limits of {lowest / 1000:g} to {highest / 1000:g} W"
-
-
-def _top_limit(gpu: Gpu, _: Clock) -> ProbeResult | ProbeFailure:
-    _, highest = gpu.ask("nvmlDeviceGetPowerManagementLimitConstraints")
-    usual = gpu.number("nvmlDeviceGetPowerManagementDefaultLimit")
-    return ProbeResult(f"{usual / 1000:g} W of at most {highest / 1000:g} W", usual == highest)
 
 
 def _step(gpu: Gpu, clock: Clock) -> ProbeResult | ProbeFailure:

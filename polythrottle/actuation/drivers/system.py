@@ -19,13 +19,16 @@ from polythrottle.domain.errors import DeviceError, KnobRejected, PermissionDeni
 #
 # ``nvpmodel -q`` is not asked: it needs root and can hang under load. The exit status of a switch proves nothing: on
 # JetPack 7 some modes end with another than 0 and yet apply, and in a container nvpmodel says "Running in chroot,
-# ignoring request", notes the mode all the same and ends with 0 (kcirtapfromspace/gemma4, ``POWER_MODE.md``).
+# ignoring request", notes the mode all the same and ends with 0 (kcirtapfromspace/gemma4, ``POWER_MODE.md``). A board
+# that was never switched has no note: it is in the mode that its file of modes names as the one to start in.
 # Standard library only, so that a mode can be put back without anything else.
 
 SCHEME = "nvpmodel"
 PROGRAM = "/usr/sbin/nvpmodel"
 _STATUS = "var/lib/nvpmodel/status"
+_CONF = "etc/nvpmodel.conf"
 _MODE = re.compile(r"pmode:0*(\d{1,4})\b")
+_DEFAULT = re.compile(r"^<\s*PM_CONFIG\s+DEFAULT=0*(\d{1,4})\s*>", re.MULTILINE)
 _PATIENCE_S = 30.0
 
 
@@ -43,9 +46,11 @@ class Nvpmodel:
         """Return the number of the present mode.
 
         Raises:
-            OSError: If nvpmodel has noted none, or what it noted cannot be read.
+            OSError: If nvpmodel has noted none and its file names none, or what it noted cannot be read.
         """
         file = Path(_root(key)) / _STATUS
+        if not file.exists() and (start := started_in(Path(_root(key)))) is not None:
+            return start
         if not file.is_file():
             raise OSError(errno.ENOENT, f"there is no {file}")
         match = _MODE.search(text_of(file)[:4096])
@@ -100,6 +105,18 @@ class Nvpmodel:
             raise KnobRejected(f"nvpmodel switches nothing in a container or chroot: {_line(said, 'ignoring request')}")
         if status != 0 and self._noted(key) != text:
             raise KnobRejected(f"nvpmodel -m {text}: {last[0]}")
+
+
+def started_in(root: Path) -> str | None:
+    """Return the number of the mode that a board starts in until it is switched; None if its file does not say."""
+    file = root / _CONF
+    if file.is_symlink() and os.readlink(file).startswith("/"):
+        file = root / os.readlink(file).lstrip("/")  # absolute on a board, and in a copy of one
+    try:
+        match = _DEFAULT.search(text_of(file)) if file.is_file() else None
+    except OSError:
+        return None
+    return match[1] if match else None
 
 
 def _line(said: str, words: str) -> str:

@@ -111,16 +111,22 @@ class BoardId:
 
     @cached_property
     def name(self) -> str | None:
-        """The board's name in the catalogue, or None if it is not there."""
-        words = re.sub(r"[^a-z0-9]+", " ", self.model.lower()).split()
+        """The board's name in the catalogue, or None if it is not there.
+
+        The number of its module says it before the name of its model: an Orin Nano, of six cores and 7.4 GiB, is called
+        "Orin NX Engineering Reference Developer Kit" in a public record, after the kit it was flashed for.
+        """
         boards = _KNOWN.get(self.chip, {})
+        parts = " ".join(self.compatible)
+        if numbered := next((name for name, (_, part) in boards.items() if re.search(part, parts)), None):
+            return numbered
+        words = re.sub(r"[^a-z0-9]+", " ", self.model.lower()).split()
         for name, (tokens, _) in boards.items():
             if set(tokens.split()) <= set(words):
                 if "nx" in words and "nx" not in tokens.split():
                     return None
                 return name
-        parts = " ".join(self.compatible)
-        return next((name for name, (_, part) in boards.items() if re.search(part, parts)), None)
+        return None
 
     @cached_property
     def entry(self) -> Board | None:

@@ -100,8 +100,8 @@ class GpuClock:
     def governor(self) -> str:
         """What chooses the clock between the limits, and its parameters as they are found; empty if nobody tells.
 
-        They are told and never set: at equal limits there is nothing to choose, and at least one of them
-        (``up_freq_margin``) takes a write without a word and keeps what it held.
+        They are told here, and set only where somebody names them (`GpuGovernor`): at equal limits there is nothing to
+        choose, and at least one of them (``up_freq_margin``) takes a write without a word and keeps what it held.
         """
         if self.folder is None or not (name := self._tree.text(self.folder / "governor")):
             return ""

@@ -18,6 +18,8 @@ from polythrottle.backends.jetson.gpu_clock import MAX as GPU_MAX
 from polythrottle.backends.jetson.gpu_clock import MIN as GPU_MIN
 from polythrottle.backends.jetson.gpu_clock import NAMES as GPU_NAMES
 from polythrottle.backends.jetson.gpu_clock import GpuClock
+from polythrottle.backends.jetson.gpu_governor import OWNERS as GOVERNED
+from polythrottle.backends.jetson.gpu_governor import GpuGovernor
 from polythrottle.backends.jetson.memory_clock import NAME as MEMORY
 from polythrottle.backends.jetson.memory_clock import MemoryClock
 from polythrottle.backends.jetson.power_modes import NAME as MODE
@@ -39,6 +41,7 @@ _LOOK_S = 0.005
 _OWNERS = {
     **{"min_freq": GPU_MIN, "max_freq": GPU_MAX, "online": CORES},
     **{"scaling_min_freq": CPU_MAX, "scaling_max_freq": CPU_MAX},
+    **GOVERNED,
 }
 
 
@@ -62,6 +65,7 @@ class Knobs:
         self, tree: Tree, actuator: Actuator, limits: Limits, entry: Board | None, searched: Sequence[str] | None
     ) -> None:
         self._gpu = GpuClock(tree, actuator, limits)
+        self._governor = GpuGovernor(tree, actuator, limits, self._gpu.folder)
         self._memory = MemoryClock(tree, actuator, limits)
         self._clusters = Clusters(tree, actuator, limits)
         self._cores = Cores(tree, actuator, limits)
@@ -89,6 +93,7 @@ class Knobs:
             self._clusters.capability,
             self._cores.capability,
             self._mode.capability,
+            *self._governor.capabilities,
         )
 
     @property
@@ -96,7 +101,9 @@ class Knobs:
         """Every knob in one line, and where the presets come from."""
         names = ", ".join(self.presets) or "none within the limits found"
         governor = self._gpu.governor
-        told = f"{governor}: it chooses between the limits that are set; its parameters are left as found"
+        named = ", ".join(show_name(each.name) for each in self._governor.capabilities if each.works)
+        unless = f" unless named as knobs: {named}" if named else ""
+        told = f"{governor}: it chooses between the limits that are set; its parameters are left as found{unless}"
         return (
             *(each.finding for each in self.all),
             *([Finding("GPU governor", True, told)] if governor else []),
@@ -209,6 +216,7 @@ class Knobs:
         count = whole.get(CORES)
         if count is not None:
             self._cores.start(int(count))
+        self._governor.apply(whole)
         with self.awake():
             self._settle(self._set_clocks(whole, count), clock)
         if count is not None:

@@ -69,11 +69,14 @@ class PowerModes:
         modes: dict[int, PowerMode] = {}
         for kind, given, lines in _blocks(text):
             if kind == "PARAM" and "NAME" in given:
-                files[given["NAME"]] = {words[0]: words[1] for words in lines if len(words) == 2}
+                # A parameter of TYPE=HWMON has folder and file as two words.
+                files[given["NAME"]] = {words[0]: "/".join(words[1:]) for words in lines if len(words) in (2, 3)}
             elif kind == "POWER_MODEL" and given.get("ID", "").isdecimal() and len(given["ID"]) < 4:
                 values = {(words[0], words[1]): words[2] for words in lines if len(words) == 3}
                 number = int(given["ID"])
-                modes.setdefault(number, PowerMode(number, given.get("NAME", str(number)), values))
+                # The files of 2017 name paths in place of parameters: nothing is known of what such a mode sets.
+                if values or not any(lines):
+                    modes.setdefault(number, PowerMode(number, given.get("NAME", str(number)), values))
         return cls(files, tuple(modes.values()))
 
     def parameters(self, *endings: str) -> tuple[str, ...]:
@@ -82,15 +85,40 @@ class PowerModes:
             name for name, arguments in self.files.items() if any(path.endswith(endings) for path in arguments.values())
         )
 
+    def cores(self, mode: PowerMode) -> int | None:
+        """Return how many cores a mode leaves online, or None if it says nothing of them.
+
+        The first core is always online, and the files of TX2 do not list it (nvpmodel_t186.conf).
+        """
+        switched = {key: value for key, value in mode.values.items() if key[0].startswith("CPU_ONLINE")}
+        if not switched:
+            return None
+        listed = any(self.files.get(name, {}).get(each, "").endswith("/cpu0/online") for name, each in switched)
+        return list(switched.values()).count("1") + (0 if listed else 1)
+
+    def current_limits(self, mode: PowerMode) -> Mapping[str, int]:
+        """Return the over-current limits that a mode sets, as on Xavier NX, in mA by parameter and argument."""
+        return {
+            f"{name} {argument}": int(value)
+            for (name, argument), value in mode.values.items()
+            if _is_sensor(self.files.get(name, {})) and re.fullmatch(r"\d{1,9}", value)
+        }
+
     def fixed(self, mode: PowerMode) -> Mapping[tuple[str, str], str]:
-        """Return what a mode sets besides clocks, cores and runtime power: to change it may take a reboot."""
+        """Return what a mode sets besides clocks, cores, runtime power and current limits: it may take a reboot."""
         switched = {name for name, arguments in self.files.items() if _harmless(arguments)}
         return {key: value for key, value in mode.values.items() if key[0] not in switched}
 
 
 def _harmless(arguments: Mapping[str, str]) -> bool:
     clock = any(removesuffix(name, _TWIN) in ("MAX_FREQ", "MIN_FREQ", "FREQ_TABLE") for name in arguments)
-    return clock or all(path.endswith(("/online", "/power/control")) for path in arguments.values())
+    switches = all(path.endswith(("/online", "/power/control")) for path in arguments.values())
+    return clock or switches or _is_sensor(arguments)
+
+
+def _is_sensor(arguments: Mapping[str, str]) -> bool:
+    """Say whether a parameter's files are limits of a sensor, which it may change at any time."""
+    return bool(arguments) and all("/hwmon/" in path for path in arguments.values())
 
 
 def _blocks(text: str) -> Iterator[tuple[str, dict[str, str], list[list[str]]]]:
@@ -179,9 +207,9 @@ class Mode:
             stated = [limit for each in parameters if (limit := mode.limit(each, argument)) is not None]
             if stated:
                 found[knob] = min(stated) * unit_hz
-        cores = [value for (name, _), value in mode.values.items() if name.startswith("CPU_ONLINE")]
-        if cores:
-            return {**found, "cpu_cores": cores.count("1")}
+        cores = self._file.cores(mode)
+        if cores is not None:
+            return {**found, "cpu_cores": cores}
         return found
 
     def probe(self, tables: Mapping[str, Sequence[int]], highest: Mapping[str, Level]) -> None:
@@ -200,8 +228,6 @@ class Mode:
     def _probed(self, tables: Mapping[str, Sequence[int]], highest: Mapping[str, Level]) -> Capability:
         if not self.modes:
             return unavailable([NAME], f"{self._tree.root / _CONF} is not there or names no mode")[0]
-        if not self._tree.text(self._tree.root / _STATUS):
-            return unavailable([NAME], f"{self._tree.root / _STATUS} does not say which mode is present")[0]
         try:
             number = self._actuator.original(self._key)
         except PolythrottleError as err:
@@ -227,6 +253,10 @@ class Mode:
             return None
         if self._file.fixed(mode) != self._file.fixed(present):
             return "needs a reboot"
+        most = self._file.current_limits(present)
+        for name, milliamperes in self._file.current_limits(mode).items():
+            if milliamperes > most.get(name, milliamperes):
+                return f"would raise {name} above what was found"
         for knob, level in self.reach(mode, tables).items():
             bound = bounds.get(knob, level)
             if knob != "gpu_min_hz" and not isinstance(bound, str) and level > bound:

@@ -22,6 +22,10 @@ _BEHIND = 0.6
 _BEHIND_LOOKS = 3
 _BEHIND_EVERY_S = 0.4
 _REMEDY = "run as root, or give this user the file with a udev rule"
+# AGX Xavier in its 15W: nvpmodel sets 1200000 kHz as the least and as the most (nvpmodel_t194.conf).
+_PINNED = (
+    "another power mode may leave room (doctor lists them); if jetson_clocks did that: sudo jetson_clocks --restore"
+)
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,9 @@ class Clusters:
             except (PolythrottleError, ValueError) as err:
                 return (), unavailable([MAX], f"the limits in {folder} cannot be read: {err}")[0]
         levels = sorted({khz * 1000 for cluster in clusters for khz in cluster.levels_khz})
+        if len(levels) == 1 and all(cluster.levels_khz for cluster in clusters):
+            held = f"its limits were found equal, at {levels[0] / 1e6:.10g} MHz, so that there is nothing to choose"
+            return tuple(clusters), unavailable([MAX], held, _PINNED)[0]
         if not all(cluster.levels_khz for cluster in clusters) or len(levels) < 2:
             return (), unavailable([MAX], "no clocks to choose from lie within the limits found and allowed")[0]
         return tuple(clusters), Capability(MAX, tuple(levels), levels[-1])

@@ -11,8 +11,9 @@ from statistics import median
 from typing import IO
 
 from polythrottle.actuation.drivers.controls import text_of
+from polythrottle.backends.grace_power import NAMES, channels
 from polythrottle.backends.meters.live_meter import Sample, power_sensor
-from polythrottle.domain.errors import BadFile, DeviceError, PermissionDenied
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PermissionDenied
 from polythrottle.domain.ports import Sensor
 from polythrottle.storage.tables import Table, read
 from polythrottle.storage.untrusted import check_plain, printable
@@ -183,6 +184,34 @@ class HwmonMeter:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class GraceMeter(HwmonMeter):
+    """One of the power meters of a Grace superchip's firmware.
+
+    Args:
+        name: One of `polythrottle.backends.grace_power.NAMES`.
+        socket: Of which; of the only one if None.
+        root: Where ``sys`` hangs.
+
+    Raises:
+        InvalidInput: If there is no such name, or there are several sockets and none is named.
+        DeviceError: If this machine has no such meter.
+    """
+
+    def __init__(self, name: str, socket: int | None = None, root: Path = Path("/")) -> None:
+        if name not in NAMES:
+            raise InvalidInput(f"grace:{name} is no power meter of a Grace superchip; they are {', '.join(NAMES)}")
+        there = channels(root)
+        found = [each for each in there if each.name == name and socket in (None, each.socket)]
+        if not found:
+            known = ", ".join(f"grace:{each.name}?socket={each.socket}" for each in there) or "none"
+            raise DeviceError(f"there is no such power meter of a Grace superchip here; found {known}")
+        if len(found) > 1:
+            sockets = " or ".join(f"socket={each.socket}" for each in found)
+            raise InvalidInput(f"there are {len(found)} meters of that name; say which: grace:{name}?{sockets}")
+        super().__init__(found[0].file)
+        self.boundary = f"{found[0].label}: {found[0].covers}"
 
 
 def _hwmon_file(path: Path) -> Path:

@@ -9,8 +9,8 @@ from polythrottle.backends.meters.live_meter import LiveMeter, Source
 from polythrottle.domain.errors import DeviceError, InvalidInput, UnknownName
 
 FORMS = (
-    "shelly:HOST, tasmota:HOST, redfish:HOST, ipmi:[HOST], snmp:HOST?oid=OID, hwmon:PATH, cmd:PROGRAM, csv:FILE, each "
-    "with ?step=S&average=S&lag=S"
+    "shelly:HOST, tasmota:HOST, redfish:HOST, ipmi:[HOST], snmp:HOST?oid=OID, hwmon:PATH, grace:module, cmd:PROGRAM, "
+    "csv:FILE, each with ?step=S&average=S&lag=S"
 )
 _OWN = re.compile(r"[?&]meter=")
 _TIMES = ("step", "average", "lag")
@@ -156,6 +156,15 @@ def _hwmon(name: str, options: Mapping[str, str]) -> Source:
     return HwmonMeter(Path(name))
 
 
+def _grace(name: str, options: Mapping[str, str]) -> Source:
+    from polythrottle.backends.meters.file_meters import GraceMeter
+
+    text = options.get("socket")
+    if text is not None and not (text.isdecimal() and len(text) < 3):
+        raise InvalidInput(f"socket={text} is not a socket, which are 0, 1, …")
+    return GraceMeter(name or "module", None if text is None else int(text))
+
+
 def _cmd(name: str, options: Mapping[str, str]) -> Source:
     from polythrottle.backends.meters.program_meters import ProgramMeter
 
@@ -177,6 +186,7 @@ _KINDS: Mapping[str, tuple[Callable[[str, Mapping[str, str]], Source], tuple[str
     "ipmi": (_ipmi, ("user",)),
     "snmp": (_snmp, ("oid", "scale", "community", "read")),
     "hwmon": (_hwmon, ()),
+    "grace": (_grace, ("socket",)),
     "cmd": (_cmd, ()),
     "csv": (_csv, ("column", "time")),
 }

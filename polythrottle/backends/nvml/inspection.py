@@ -14,11 +14,10 @@ from typing import Any
 
 from polythrottle.actuation.drivers.controls import text_of
 from polythrottle.actuation.drivers.nvml import PRIVILEGE, NotOffered
-from polythrottle.actuation.drivers.system import SystemControls
+from polythrottle.backends.grace_power import channels
 from polythrottle.backends.nvml.energy import CounterScope, EnergyCounter, EnergySource, module_w
 from polythrottle.backends.nvml.gpu import BLACKWELL, POWER_CAP, Gpu, Slowdowns, faults
 from polythrottle.backends.nvml.knobs import MEM_KNOB, POWER_KNOB, Dial, Dials
-from polythrottle.backends.probe import Tree
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import TrialError
 from polythrottle.domain.ports import Finding
@@ -44,63 +43,6 @@ def may_set(status: Path = Path("/proc/self/status")) -> bool:
     if match:
         return bool(int(match[1], 16) >> _SYS_ADMIN & 1)
     return os.geteuid() == 0
-
-
-# The power of a Grace superchip beside its GPU: CPU, SoC and module, by the ACPI power meters of its firmware.
-#
-# The kernel's ``power_meter`` driver shows each as a hwmon device whose ``device/power1_oem_info`` names the
-# boundary, ``Module Power Socket 0``, ``Grace Power Socket 0``, ``CPU Power Socket 0``, ``SysIO Power Socket 0``,
-# beside ``power1_average`` in microwatts and ``power1_average_interval`` in milliseconds, 50 or 1000 (NVIDIA Grace
-# Performance Tuning Guide, "Power Telemetry"; Linux Documentation/hwmon/acpi_power_meter.rst; ACPI tables of NVIDIA's
-# UEFI). The module's covers regulators, GPU, HBM and memory (Alumet's user book, "Grace Hopper plugin").
-
-_LABEL = re.compile(r"(Module|Grace|CPU|SysIO) Power Socket (\d+)")
-_COVERS = {
-    "Module": "the whole module: GPU, its memory, processor and regulators",
-    "Grace": "the Grace socket",
-    "CPU": "the rail of the cores",
-    "SysIO": "the rail of the SoC",
-}
-
-
-@dataclass(frozen=True)
-class Channel:
-    """One power meter of a superchip.
-
-    Args:
-        label: As the firmware names it.
-        covers: What its watts are of, in words.
-        file: Of microwatts.
-        power_w: What it tells now.
-        averaged_s: Over how long each value is the mean; None if nobody tells.
-    """
-
-    label: str
-    covers: str
-    file: Path
-    power_w: float
-    averaged_s: float | None
-
-
-def channels(root: Path = Path("/")) -> tuple[Channel, ...]:
-    """Return the power meters of a Grace superchip, by label; none on another machine, or where none answers.
-
-    Args:
-        root: Where ``sys`` hangs.
-    """
-    return tuple(sorted(_found(Tree(root, SystemControls())), key=lambda each: each.label))
-
-
-def _found(tree: Tree) -> Iterator[Channel]:
-    # Kernels before the driver was rewritten have the files in the parent's folder alone.
-    for file in tree.found("sys/class/hwmon/hwmon*/device/power1_oem_info", "sys/class/hwmon/hwmon*/power1_oem_info"):
-        match = _LABEL.fullmatch(" ".join((tree.text(file) or "").split()))
-        microwatts = tree.number(file.with_name("power1_average"))
-        if match is None or microwatts is None:
-            continue
-        interval_ms = tree.number(file.with_name("power1_average_interval"))
-        averaged_s = interval_ms / 1000 if interval_ms else None
-        yield Channel(match[0], _COVERS[match[1]], file.with_name("power1_average"), microwatts / 1e6, averaged_s)
 
 
 # What works on a GPU and what does not, found by reading alone.
@@ -150,7 +92,7 @@ def _superchip() -> Iterator[Finding]:
     for each in channels():
         mean = f", mean over {each.averaged_s * 1000:g} ms" if each.averaged_s else ""
         told = f"{each.power_w:.1f} W of {each.covers}{mean}, by {each.file}; not counted in the GPU's joules"
-        yield Finding(each.label, True, told)
+        yield Finding(each.label, True, told, f"to measure by it: ?meter=grace:{each.name}")
 
 
 @dataclass(frozen=True)

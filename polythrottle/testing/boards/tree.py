@@ -22,6 +22,7 @@ UNMETERED: tuple[str, ...] = ("jetson-nano-2gb",)
 BOARDS: tuple[str, ...] = tuple(sorted({path.stem for path in _FOLDER.glob("*.toml")} - {*UNMETERED}))
 """Names of every other board that can be planted."""
 
+_CPU_FIRST_KHZ = 115_200
 _PARTS = frozenset({"gpu", "cpu", "emc", "chips", "thermal", "overcurrent", "nvpmodel"})
 Described = Mapping[str, Any]
 
@@ -89,13 +90,20 @@ def gpu_levels_hz(board: Described) -> tuple[int, ...]:
 
 
 def memory_levels_hz(board: Described) -> tuple[int, ...]:
-    """Return the memory clocks of a board, ascending."""
+    """Return the memory clocks of a board, ascending: its own table where it has one, else the catalogue's."""
+    own = board["emc"].get("levels_mhz")
+    if own:
+        return tuple(round(level * 1e6) for level in own)
     return _levels(board, "mem_hz")
 
 
 def cpu_levels_khz(board: Described) -> tuple[int, ...]:
-    """Return the CPU clocks of a board in kHz, ascending."""
-    return tuple(level // 1000 for level in _levels(board, "cpu_max_hz"))
+    """Return the CPU clocks of a board in kHz, ascending: in even steps where it says so, else the catalogue's."""
+    listed = tuple(level // 1000 for level in _levels(board, "cpu_max_hz"))
+    step_khz = board["cpu"].get("step_khz")
+    if step_khz is None:
+        return listed
+    return (*range(_CPU_FIRST_KHZ, listed[-1], step_khz), listed[-1])
 
 
 def _levels(board: Described, knob: str) -> tuple[int, ...]:
@@ -364,7 +372,15 @@ def _iio(channels: list[dict[str, Any]]) -> dict[str, object]:
 
 
 def _ina238(channels: list[dict[str, Any]]) -> dict[str, object]:
-    return {"in1_input": 0, "curr1_input": 0, "power1_input": 0, "power1_max": 200_000_000, "temp1_input": 40_000}
+    label = {"label": channels[0]["label"]} if channels else {}
+    return {
+        **label,
+        "in1_input": 0,
+        "curr1_input": 0,
+        "power1_input": 0,
+        "power1_max": 200_000_000,
+        "temp1_input": 40_000,
+    }
 
 
 def _put_zone(layout: Layout, index: int, zone: str, *, silent: bool) -> None:
@@ -463,7 +479,8 @@ def _clock(name: str, folder: str, prefix: str) -> list[str]:
 def _mode(board: Described, mode: dict[str, Any]) -> list[str]:
     offline = mode.get("offline", [cpu for cpu in cores(board) if cpu >= mode.get("cores", len(cores(board)))])
     lines = [f"< POWER_MODEL ID={mode['id']} NAME={mode['name']} >"]
-    lines += [f"CPU_ONLINE CORE_{cpu} {0 if cpu in offline else 1}" for cpu in cores(board)]
+    listed = [cpu for cpu in cores(board) if cpu not in board["cpu"].get("unlisted", ())]
+    lines += [f"CPU_ONLINE CORE_{cpu} {0 if cpu in offline else 1}" for cpu in listed]
     if "tpc_pg_mask" in board["gpu"]:
         mask = mode.get("tpc_pg_mask", board["gpu"]["tpc_pg_mask"])
         lines.append(f"TPC_POWER_GATING TPC_PG_MASK {mask}")

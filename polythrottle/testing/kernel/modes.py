@@ -62,7 +62,11 @@ def _blocks(text: str) -> Iterator[tuple[str, dict[str, str], list[list[str]]]]:
 
 
 def mode(machine: Machine) -> str:
-    """Return the number of the present power mode, as text."""
+    """Return the number of the present power mode, as text; where none is noted, that which the board starts in."""
+    if not machine.has(_STATUS):
+        head = re.search(r"PM_CONFIG DEFAULT=(\d+)", machine.read(machine.inside(_CONF)))
+        if head is not None:
+            return head[1]
     found = re.search(r"pmode:(\d+)", machine.read(_STATUS))
     if found is None:
         raise refusal(errno.EINVAL, _STATUS)
@@ -85,7 +89,9 @@ def switch(machine: Machine, text: str, *, starting: bool = False) -> None:
         raise KnobRejected(f"power mode {text} takes a reboot, so it was not switched to")
     for path, value in steps:
         _set(machine, path, value)
-    machine.put(_STATUS, re.sub(r"pmode:\d+", f"pmode:{number:04d}", machine.read(_STATUS)))
+    noted = machine.read(_STATUS) if machine.has(_STATUS) else "pmode:0"
+    machine.place(_STATUS).touch()
+    machine.put(_STATUS, re.sub(r"pmode:\d+", f"pmode:{number:04d}", noted))
 
 
 def _found(machine: Machine, modes: Modes, name: str, argument: str) -> str:

@@ -27,6 +27,14 @@ def _one_of(*texts: str) -> Callable[[Machine, str, str], None]:
     return put
 
 
+def _put_count(machine: Machine, path: str, text: str) -> None:
+    if not text.isdecimal():
+        raise refusal(errno.EINVAL, path)
+    # It takes a write without a word and keeps what it held (schlafly1/camera-pipe1, start_thor.sh).
+    if not path.endswith("/up_freq_margin"):
+        machine.put(path, text)
+
+
 def _put_mask(machine: Machine, path: str, text: str) -> None:
     if text != machine.read(path):
         raise refusal(errno.EBUSY, path)
@@ -36,6 +44,7 @@ _CPU = "/sys/devices/system/cpu"
 _RULES: tuple[tuple[str, Callable[[Machine, str, str], None]], ...] = (
     (r".*/devfreq/[^/]+/(min|max)_freq", put_limit),
     (r".*/devfreq/[^/]+/governor", _put_governor),
+    (r".*/devfreq/[^/]+/(polling_interval|nvhost_podgov/[a-z_]+)", _put_count),
     (rf"{_CPU}/cpufreq/policy\d+/scaling_(min|max)_freq", put_limit),
     (rf"{_CPU}/cpufreq/policy\d+/scaling_governor", _put_governor),
     (rf"{_CPU}/cpu\d+/online", put_online),

@@ -20,7 +20,7 @@ _FIXED = ("railgate_enable", "enable_3d_scaling", "tpc_pg_mask", "fbp_pg_mask", 
 def snapshot(machine: Machine) -> dict[str, str]:
     """Return what every writable control of a tree holds, by path inside it, and the power mode as ``nvpmodel``."""
     found = {path: machine.read(path) for path in _controls(machine) if machine.has(path)}
-    if machine.has("/var/lib/nvpmodel/status"):
+    if machine.has("/var/lib/nvpmodel/status") or machine.has(machine.inside("/etc/nvpmodel.conf")):
         found["nvpmodel"] = mode(machine)
     return dict(sorted(found.items()))
 
@@ -29,7 +29,8 @@ def _controls(machine: Machine) -> list[str]:
     paths: list[str] = []
     for name in machine.names("/sys/class/devfreq"):
         folder = machine.inside(f"/sys/class/devfreq/{name}")
-        paths += [f"{folder}/{each}" for each in ("governor", "max_freq", "min_freq")]
+        paths += [f"{folder}/{each}" for each in ("governor", "max_freq", "min_freq", "polling_interval")]
+        paths += [f"{folder}/nvhost_podgov/{each}" for each in machine.names(f"{folder}/nvhost_podgov")]
         device = folder.rpartition("/devfreq/")[0]
         paths += [machine.inside(f"{device}/{each}") for each in _FIXED]
     for name in machine.names(f"{_CPU}/cpufreq"):

@@ -245,7 +245,8 @@ class FakeNvml:
             self._describe_gpu(slot, gpu)
 
     def _describe_gpu(self, slot: int, gpu: GpuModel) -> None:
-        self.set(slot, **gpu.numbers, limit_default_mw=gpu.limit_max_mw, power_limit_mw=gpu.limit_max_mw)
+        usual_mw = gpu.limit_default_mw or gpu.limit_max_mw
+        self.set(slot, **{**gpu.numbers, "limit_default_mw": usual_mw, "power_limit_mw": usual_mw})
         self.set_text(slot, name=gpu.name, uuid=self.uuid(slot), bus_id=f"00000000:{slot + 1:02X}:00.0")
         self.set_text(slot, serial=f"13200000000{slot:02d}", vbios="00.00.00.00.01")
         for memory_mhz, clocks_mhz in gpu.clocks_mhz:

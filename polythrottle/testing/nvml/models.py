@@ -27,7 +27,8 @@ class GpuModel:
         name: As the driver gives it.
         clocks_mhz: Memory clocks, highest first, each with its GPU clocks, highest first.
         limit_min_mw: Lowest power limit the driver takes.
-        limit_max_mw: Highest power limit the driver takes; also the default.
+        limit_max_mw: Highest power limit the driver takes.
+        limit_default_mw: The limit it begins with; the highest if 0.
         static_mw: Power at rest without memory.
         memory_mw: Power of the memory at its highest clock.
         gpu_mw: Dynamic power at the highest clock under full load.
@@ -54,6 +55,7 @@ class GpuModel:
     gpu_mw: int
     period_us: int = 100_000
     averages_power: int = 1
+    limit_default_mw: int = 0
     compute_memory_mhz: int = 0
     counts_module: int = 0
     lacks_gpu_scope: int = 0
@@ -211,7 +213,8 @@ _B200 = GpuModel(
     millikelvin_per_w=45,
 )
 # Memory clocks: what owners report, 10501, P2's 10251, 5001; highest clocks as in a public nvidia-smi -q of one (Max
-# Clocks: graphics 3105, memory 10501). That CUDA holds GeForce and RTX cards in P2, one memory level below the highest:
+# Clocks: graphics 3105, memory 10501; limits of 150 to 600 W, 450 by default). That CUDA
+# holds GeForce and RTX cards in P2, one memory level below the highest:
 # nicehash/NiceHashQuickMiner issue 206, noonghunna/club-3090 issue 107. The rest is assumed.
 _RTX4090 = GpuModel(
     name="NVIDIA GeForce RTX 4090",
@@ -226,7 +229,8 @@ _RTX4090 = GpuModel(
     memory_bytes=24 * 2**30,
     base_mhz=2235,
     limit_min_mw=150_000,
-    limit_max_mw=450_000,
+    limit_max_mw=600_000,
+    limit_default_mw=450_000,
     static_mw=25_000,
     memory_mw=45_000,
     gpu_mw=420_000,
@@ -234,7 +238,9 @@ _RTX4090 = GpuModel(
     millikelvin_per_w=100,
 )
 # That a locked memory clock holds other clocks down: NVIDIA/open-gpu-kernel-modules issues 1265 and 1266, where the
-# board runs its memory at 14001 MHz and an offset. The stand-in does not imitate it; all else is assumed.
+# board runs its memory at 14001 MHz and an offset; the stand-in does not imitate it. As a public nvidia-smi -q
+# shows one: graphics up to 3090, memory 14001 MHz, limits of 400 to 575 W. The lower memory clocks and the rest are
+# assumed.
 _RTX5090 = replace(
     _RTX4090,
     name="NVIDIA GeForce RTX 5090",
@@ -249,10 +255,13 @@ _RTX5090 = replace(
     memory_bytes=32 * 2**30,
     limit_min_mw=400_000,
     limit_max_mw=575_000,
+    limit_default_mw=575_000,
     gpu_mw=540_000,
     compute_memory_mhz=13801,
 )
-# That the cumulative counter is the whole module's: ml-energy/zeus pull request 172. The rest is assumed.
+# That the cumulative counter is the whole module's: ml-energy/zeus pull request 172. As a public nvidia-smi -q of
+# driver 550.127.05 shows one: graphics 345 to 1980, memory 2619 MHz, limits of 100 to 900 W, 87.88 W where the module
+# has 169.77, and 700 W enforced though 900 were requested. The lower memory clock and the rest are assumed.
 _GH200 = replace(
     _H100,
     name="NVIDIA GH200 480GB",

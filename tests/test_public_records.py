@@ -1,0 +1,322 @@
+"""What public records of real boards show, fed to the program: each test names its record.
+
+A record is a file or an output that somebody has published. Its figures are set in a stand-in's tree, or read as they
+are; none was made here. "Notes" are files of public repositories that an index gave without their name.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from polythrottle.actuation.drivers.system import Nvpmodel
+from polythrottle.backends import open_device
+from polythrottle.backends.jetson import JetsonDevice
+from polythrottle.backends.jetson.board import BoardId
+from polythrottle.backends.jetson.power_modes import PowerModes
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.ports import Finding, findings_of
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.inspect.board_record import record
+from polythrottle.testing import FakeKernel, plant
+from polythrottle.testing.nvml import FakeNvml, compiler
+
+GPU, CPU, MEM, CORES, MODE = "gpu_max_hz", "cpu_max_hz", "mem_hz", "cpu_cores", "power_mode"
+KNOBS = (GPU, MEM, CPU)
+AGX, XAVIER, NANO, TX2 = "jetson-agx-orin-jp6", "jetson-agx-xavier", "jetson-nano", "jetson-tx2"
+CPUFREQ = "sys/devices/system/cpu/cpufreq"
+
+
+def device(root: Path, *knobs: str) -> JetsonDevice:
+    """Return a board in virtual time."""
+    return JetsonDevice(root=str(root), clock=VirtualClock(), knobs=knobs or None)
+
+
+def finding(board: JetsonDevice, subject: str) -> Finding:
+    """Return the finding about a subject."""
+    return next(each for each in board.findings() if each.subject == subject)
+
+
+def write(root: Path, pattern: str, text: object) -> None:
+    """Write a text into every file that matches, of which there is one or more."""
+    files = list(root.glob(pattern))
+    assert files, pattern
+    for file in files:
+        file.write_text(f"{text}\n")
+
+
+def pinned(root: Path, gpu: str, gpu_hz: int, cpu_khz: int) -> None:
+    """Set a tree to what jetson_clocks leaves: lowest limits as high as the highest, the memory's rate locked."""
+    for side in ("min", "max", "cur"):
+        write(root, f"sys/class/devfreq/{gpu}/{side}_freq", gpu_hz)
+        write(root, f"{CPUFREQ}/policy*/scaling_{side}_freq", cpu_khz)
+    write(root, "sys/kernel/debug/bpmp/debug/clk/emc/mrq_rate_locked", 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "held"),
+    [
+        # Lanner EAI-I233, L4T 36.4.3: notes of a benchmark, jetson_clocks --show in MODE_50W.
+        ("MODE_50W", {GPU: 816_000_000, MEM: 3_199_000_000, CPU: 1_497_600_000}),
+        # AGX Orin developer kit: notes of a thesis with jetson_clocks --show in MODE_30W, cores 0 to 7 online.
+        ("MODE_30W", {GPU: 612_000_000, MEM: 3_199_000_000, CPU: 1_728_000_000}),
+    ],
+)
+def test_modes_of_agx_orin_hold_what_boards_show(mode: str, held: Mapping[str, int], tmp_path: Path) -> None:
+    """By NVIDIA's nvpmodel_p3701_0000.conf, and within one step without it, by the catalogue."""
+    root = plant(AGX, tmp_path / "board")
+    assert dict(device(root, *KNOBS).presets[mode]) == held
+    (root / "etc/nvpmodel.conf").unlink()
+    listed = device(root, *KNOBS).presets[mode.removeprefix("MODE_")]
+    tables = {offer.knob.name: offer.knob.levels for offer in device(root, *KNOBS).offers()}
+    for knob, level in held.items():
+        assert abs(tables[knob].index(listed[knob]) - tables[knob].index(level)) <= 1
+
+
+def test_an_agx_orin_on_another_makers_carrier_is_known(tmp_path: Path) -> None:
+    """Lanner EAI-I233, which its device tree is called: the module's number says what it is."""
+    root = plant(AGX, tmp_path / "board")
+    write(root, "proc/device-tree/model", "Lanner EAI-I233")
+    write(root, "proc/device-tree/compatible", "lanner,eai-i233\0nvidia,p3701-0005\0nvidia,tegra234")
+    board = device(root)
+    assert board.entry is not None
+    assert board.entry.name == "jetson-agx-orin"
+    assert board.space.names
+
+
+def test_a_module_is_what_its_number_says_and_not_what_its_tree_is_called(tmp_path: Path) -> None:
+    """System information of an Orin Nano, L4T 36.4.4: its tree is called Orin NX; six cores, GPU up to 624.75 MHz."""
+    root = plant("jetson-orin-nano", tmp_path / "board", power_mode=2)
+    write(root, "proc/device-tree/model", "NVIDIA Jetson Orin NX Engineering Reference Developer Kit")
+    write(root, "sys/class/devfreq/17000000.gpu/available_frequencies", "306000000 408000000 510000000 624750000")
+    write(root, "sys/class/devfreq/17000000.gpu/max_freq", 624_750_000)
+    board = device(root)
+    assert board.entry is not None
+    assert board.entry.name == "jetson-orin-nano"
+    assert board.presets["MAXN_SUPER"][GPU] == 624_750_000
+
+
+def test_a_board_under_jetson_clocks_says_how_to_free_it(tmp_path: Path) -> None:
+    """The same AGX Orin after jetson_clocks: 612 to 612 MHz, 1728 to 1728, FreqOverride=1; it is measured still."""
+    root = plant(AGX, tmp_path / "board", power_mode=2)
+    pinned(root, "17000000.gpu", 612_000_000, 1_728_000)
+    board = device(root)
+    for knob in KNOBS:
+        found = finding(board, knob)
+        assert not found.works
+        assert "jetson_clocks --restore" in found.remedy
+    assert "1728 MHz" in finding(board, CPU).explanation
+    with board:
+        before = board.read()
+        board.clock.sleep(1.0)
+        assert board.read().energy_j > before.energy_j
+
+
+def test_a_thor_under_jetson_clocks_is_the_same(tmp_path: Path) -> None:
+    """A Thor kit in MAXN (guide to large models on it): gpu-gpc-0 1575 MHz, CPU 2601, EMC 4266 with FreqOverride=1."""
+    root = plant("jetson-thor", tmp_path / "board", power_mode=0)
+    pinned(root, "gpu-gpc-0", 1_575_000_000, 2_601_000)
+    board = device(root)
+    assert not any(finding(board, knob).works for knob in KNOBS)
+    assert all("jetson_clocks --restore" in finding(board, knob).remedy for knob in KNOBS)
+
+
+def test_a_mode_that_leaves_a_processor_no_choice_says_so(tmp_path: Path) -> None:
+    """AGX Xavier in its 15W: least and most are 1200000 kHz (nvpmodel_t194.conf, LineageOS galen), held as 1190.4."""
+    root = plant(XAVIER, tmp_path / "board")
+    found = finding(device(root), CPU)
+    assert not found.works
+    assert "equal" in found.explanation
+    assert "another power mode" in found.remedy
+    assert finding(device(root), MEM).works
+
+
+def test_the_nano_in_5w_is_as_jetson_stats_has_it(tmp_path: Path) -> None:
+    """jetson_clocks --show in jetson_stats: two cores, 921.6 to 921.6 MHz, GPU 76.8 to 614.4 MHz, FreqOverride=0."""
+    root = plant(NANO, tmp_path / "board", power_mode=1)
+    for side in ("min", "max"):
+        write(root, f"{CPUFREQ}/policy0/scaling_{side}_freq", 921_600)
+    board = device(root)
+    assert finding(board, GPU).explanation.startswith("8 levels, 76.8 MHz to 614.4 MHz")
+    assert not finding(board, CPU).works
+    assert "614.4" in finding(board, "range").explanation
+
+
+def test_the_first_core_counts_though_the_file_does_not_list_it(tmp_path: Path) -> None:
+    """nvpmodel_t186.conf (LineageOS quill; a blog of 2017) names cores 1 to 5: MAXN has six online, MAXQ four."""
+    root = plant(TX2, tmp_path / "board")
+    file = PowerModes.parse((root / "etc/nvpmodel.conf").read_text())
+    assert {mode.name: file.cores(mode) for mode in file.modes}["MAXN"] == 6
+    assert {mode.name: file.cores(mode) for mode in file.modes}["MAXQ"] == 4
+    board = device(root, MODE, GPU)
+    assert {point[MODE] for point in board.space} == {"MAXN", "MAXQ", "MAXP_CORE_ALL", "MAXP_CORE_ARM"}
+
+
+CURRENT = """
+< PARAM TYPE=CLOCK NAME=CPU_DENVER_0 >
+MAX_FREQ /sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq
+< PARAM TYPE=CLOCK NAME=GPU >
+MAX_FREQ /sys/devices/17000000.gv11b/devfreq/17000000.gv11b/max_freq
+< PARAM TYPE=CLOCK NAME=EMC >
+MAX_FREQ /sys/kernel/nvpmodel_emc_cap/emc_iso_cap
+< PARAM TYPE=HWMON NAME=VDDIN_OC_LIMIT >
+WARN /sys/devices/platform/c250000.i2c/i2c-7/7-0040/hwmon curr1_max
+CRIT /sys/devices/platform/c250000.i2c/i2c-7/7-0040/hwmon curr1_crit
+< POWER_MODEL ID=2 NAME=MODE_15W_6CORE >
+CPU_DENVER_0 MAX_FREQ 1420800
+GPU MAX_FREQ 1109250000
+EMC MAX_FREQ 1600000000
+VDDIN_OC_LIMIT WARN 3000
+VDDIN_OC_LIMIT CRIT 5000
+< POWER_MODEL ID=4 NAME=MODE_10W_4CORE >
+CPU_DENVER_0 MAX_FREQ 1190400
+GPU MAX_FREQ 803250000
+EMC MAX_FREQ 1600000000
+VDDIN_OC_LIMIT WARN 3000
+VDDIN_OC_LIMIT CRIT 5000
+< POWER_MODEL ID=8 NAME=MODE_20W_6CORE >
+CPU_DENVER_0 MAX_FREQ 1420800
+GPU MAX_FREQ 1109250000
+EMC MAX_FREQ 1866000000
+VDDIN_OC_LIMIT WARN 4000
+VDDIN_OC_LIMIT CRIT 5000
+< PM_CONFIG DEFAULT=5 >
+"""
+"""The words of a Xavier NX's file of 2022 (dev10110/gatekeeper-exp-xavier, nvpmodel.conf), three of its nine modes."""
+
+
+@pytest.mark.parametrize(
+    ("present", "offered", "said"),
+    [
+        (8, {"MODE_10W_4CORE", "MODE_15W_6CORE", "MODE_20W_6CORE"}, ""),
+        (2, {"MODE_10W_4CORE", "MODE_15W_6CORE"}, "raise"),
+    ],
+)
+def test_a_current_limit_takes_no_reboot_and_is_not_raised(
+    present: int, offered: set[str], said: str, tmp_path: Path
+) -> None:
+    """dev10110/gatekeeper-exp-xavier: 20W sets another limit of VDD_IN's current; from 15W that would raise it."""
+    root = plant("jetson-xavier-nx", tmp_path / "board")
+    (root / "etc/nvpmodel/nvpmodel_t194_p3668.conf").write_text(CURRENT)
+    write(root, "var/lib/nvpmodel/status", f"pmode:{present:04d}")
+    write(root, "sys/kernel/nvpmodel_emc_cap/emc_iso_cap", 1_866_000_000 if present == 8 else 1_600_000_000)
+    found = finding(device(root), MODE)
+    assert found.works
+    assert {point[MODE] for point in device(root, MODE).space} == offered
+    assert ("would raise VDDIN_OC_LIMIT WARN above what was found" in found.explanation) == bool(said)
+    assert "reboot" not in found.explanation
+
+
+def test_a_board_that_was_never_switched_is_in_the_mode_it_starts_in(tmp_path: Path) -> None:
+    """A freshly flashed Orin Nano Super has no status file (a public test of a script for modes): DEFAULT counts."""
+    root = plant("jetson-orin-nano", tmp_path / "board")
+    told = finding(device(root), "range")
+    (root / "var/lib/nvpmodel/status").unlink()
+    assert finding(device(root), "range") == told
+    assert told.explanation.startswith("in 25W the GPU stops at 918 MHz and the CPU stops at 1344 MHz; MAXN_SUPER")
+    kernel = FakeKernel(root)
+    before = kernel.snapshot()
+    with kernel.installed(), device(root, MODE) as board:
+        board.apply(OperatingPoint({MODE: "7W"}))
+        assert kernel.snapshot() != before
+    assert kernel.snapshot() == before
+
+
+def test_the_note_of_a_mode_may_have_a_second_line(tmp_path: Path) -> None:
+    """pmode:0001 above fmode:fanmode_quiet (the same test, of a board with a mode of its fan)."""
+    file = tmp_path / "var/lib/nvpmodel/status"
+    file.parent.mkdir(parents=True)
+    file.write_text("pmode:0001\nfmode:fanmode_quiet\n")
+    assert Nvpmodel().read(f"nvpmodel:{tmp_path}") == "1"
+
+
+OLD = """
+# MAXN is the NONE power model to release all constraints
+< POWER_MODEL ID=0 NAME=MAXN >
+/sys/devices/system/cpu/cpu1/online 1
+/sys/devices/17000000.gp10b/devfreq/17000000.gp10b/max_freq 1300500000
+< POWER_MODEL ID=1 NAME=MAXQ >
+/sys/devices/system/cpu/cpu1/online 0
+/sys/devices/17000000.gp10b/devfreq/17000000.gp10b/max_freq 850000000
+< PM_CONFIG DEFAULT=3 >
+"""
+"""The form of a TX2's file in July 2017 (hoony9x's notes on NVPModel), before parameters had names."""
+
+
+def test_modes_in_a_form_that_is_not_read_are_not_taken_for_modes_without_limits(tmp_path: Path) -> None:
+    """hoony9x's notes of 2017: presets come from the catalogue then, and none of them is a MAXQ without a limit."""
+    root = plant(TX2, tmp_path / "board")
+    (root / "etc/nvpmodel/nvpmodel_t186.conf").write_text(OLD)
+    board = device(root)
+    assert "names no mode" in finding(board, MODE).explanation
+    assert "devices/jetson-tx2.toml" in finding(board, "presets").explanation
+    assert board.presets["MAXQ"][GPU] == 854_250_000
+
+
+def test_a_channel_without_a_label_is_no_rail(tmp_path: Path) -> None:
+    """jetson_orin's tests, after an AGX Orin on L4T 39.2.0: one channel of the second INA3221 has no label."""
+    root = plant("jetson-agx-orin-jp7", tmp_path / "board")
+    before = finding(device(root), "energy").explanation
+    for label in root.glob("sys/class/hwmon/hwmon*/in1_label"):
+        if label.read_text().strip() == "NC":
+            label.unlink()
+    assert finding(device(root), "energy").explanation == before
+    assert "VDDQ_VDD2_1V8AO" in before
+
+
+@pytest.mark.parametrize(
+    ("first", "release", "jetpack"),
+    [
+        # Environment log of an AGX Orin; tests of jetson_thor, after a Thor kit; system information of an Orin Nano.
+        ("# R39 (release), REVISION: 2.0, GCID: 45755727, BOARD: generic, EABI: aarch64", "39.2.0", "7.2"),
+        ("# R38 (release), REVISION: 2.2, GCID: 42205042, BOARD: generic, EABI: aarch64", "38.2.2", "7.0 or 7.1"),
+        ("# R36 (release), REVISION: 4.4, GCID: 41062509, BOARD: generic, EABI: aarch64", "36.4.4", "6.2.1"),
+    ],
+)
+def test_releases_are_read_as_boards_write_them(first: str, release: str, jetpack: str, tmp_path: Path) -> None:
+    """The first line counts; KERNEL_VARIANT: oot and TARGET_USERSPACE_LIB_DIR follow it."""
+    root = plant(AGX, tmp_path / "board")
+    more = "# KERNEL_VARIANT: oot\nTARGET_USERSPACE_LIB_DIR=nvidia\n"
+    (root / "etc/nv_tegra_release").write_text(f"{first}, DATE: Mon Jun  1 09:28:48 PM UTC 2026\n{more}")
+    board = BoardId.read(device(root)._tree)
+    assert (board.release, board.jetpack) == (release, jetpack)
+
+
+def test_a_thor_without_a_label_of_its_ina238_is_measured_all_the_same(tmp_path: Path) -> None:
+    """jetson_thor's tests: hwmon4 is ina238, label VIN, power1_input 20986000; without its label it is VIN too."""
+    root = plant("jetson-thor", tmp_path / "board")
+    chip = next(
+        each.parent for each in root.glob("sys/class/hwmon/hwmon*/name") if each.read_text().strip() == "ina238"
+    )
+    write(root, f"{chip.relative_to(root)}/power1_input", 20_986_000)
+    told = finding(device(root), "energy").explanation
+    assert told.startswith("VIN (")
+    (chip / "label").unlink()
+    assert finding(device(root), "energy").explanation == told
+    sampler = device(root)._sampler
+    assert sampler is not None
+    assert sampler._power_w() == pytest.approx(20.986)
+
+
+def test_a_card_that_takes_more_than_it_begins_with_is_never_given_more(tmp_path: Path) -> None:
+    """nvidia-smi -q of an RTX 4090: limits of 150 to 600 W, 450 by default, which is the top of what is searched."""
+    if compiler() is None:
+        pytest.skip("no C compiler to build the stand-in for NVIDIA's library with")
+    with FakeNvml(tmp_path / "nvml", ["rtx4090"]) as fake:
+        levels = open_device("nvml:0").space.knob("power_limit_w").levels
+        assert (levels[0], levels[-1]) == (150, 450)
+        (found,) = record("nvml:0")
+        assert found.counts["contradicts"] == 0
+        assert not fake.log()
+
+
+def test_a_limit_that_the_module_holds_lower_is_said(tmp_path: Path) -> None:
+    """nvidia-smi -q of a GH200, driver 550.127.05: 900 W requested, 700 enforced; limits between are not offered."""
+    if compiler() is None:
+        pytest.skip("no C compiler to build the stand-in for NVIDIA's library with")
+    with FakeNvml(tmp_path / "nvml", ["gh200"]) as fake:
+        fake.set(0, outer_limit_mw=700_000)
+        gpu = open_device("nvml:0")
+        levels = gpu.space.knob("power_limit_w").levels
+        assert [level for level in levels if float(level) > 700] == [900]
+        assert any("700 W are enforced from outside" in each.explanation for each in findings_of(gpu))
