@@ -261,7 +261,7 @@ def test_an_engine_that_is_none_is_refused() -> None:
 
 
 class Beside:
-    """What is said and heard beside a node's beats, as `Steering` does."""
+    """What is said and heard beside a node's beats, as `PowerController` does."""
 
     def __init__(self) -> None:
         self.heard: list[Mapping[str, Any]] = []

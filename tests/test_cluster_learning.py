@@ -24,12 +24,12 @@ def test_what_others_know_is_read_and_its_own_left_apart(tmp_path: Path) -> None
     keep(store, NodeReport("a", "V100", "net", LOOKS))
     keep(store, NodeReport("b", "V100", "net", LOOKS))
     found = Learning(lambda: store, "a", "V100", "net")
-    assert found.asked is False
+    assert found.view.asked is False
     found.look()
     settled(found)
-    assert [each.node for each in found.fleet.told] == ["b"]
-    assert found.own == NodeReport("a", "V100", "net", LOOKS)
-    assert found.asked is True
+    assert [each.node for each in found.view.fleet.told] == ["b"]
+    assert found.view.own == NodeReport("a", "V100", "net", LOOKS)
+    assert found.view.asked is True
 
 
 def test_what_it_says_is_kept_once(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_store_that_is_away_is_trouble_and_no_more() -> None:
     found = Learning(away, "a", "V100", "net")
     found.look()
     settled(found)
-    assert (found.trouble, found.asked) == ("the store is away", False)
+    assert (found.trouble, found.view.asked) == ("the store is away", False)
 
 
 def test_a_store_that_hangs_keeps_nobody_waiting(tmp_path: Path) -> None:

@@ -15,7 +15,16 @@ from polythrottle.storage.fleet_knowledge import CapObservation, Knowledge, Node
 from polythrottle.storage.object_store import Store
 from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path
 from polythrottle.training.elastic.nodes.newcomer import NewcomerStep
-from polythrottle.training.elastic.nodes.power_controller import AGAIN_S, AWAY_S, IDLE_S, WATCHED, Steering
+from polythrottle.training.elastic.nodes.power_controller import (
+    AGAIN_S,
+    AWAY_S,
+    IDLE_S,
+    STEPS,
+    WATCHED,
+    NextMove,
+    PowerController,
+    WindowProgress,
+)
 from polythrottle.training.elastic.worker.progress_reporter import Pace, Tally, write_pace
 
 GPU = "NVIDIA-A100-PCIe-40-GB-simulated"
@@ -37,7 +46,7 @@ class Site:
     ) -> None:
         self.clock, self.told, self.store = VirtualClock(), [], Store(str(folder / "store"))
         (folder / "paces").mkdir()
-        self.steering = Steering("n1", boards, self.told.append, 1.0, self.clock, folder / "paces")
+        self.steering = PowerController("n1", boards, self.told.append, 1.0, self.clock, folder / "paces")
         self.steering.open()
         self.steering._store = str(folder / "store")
         self.step_s, self.tally, self.generation, self.network = step_s, Tally(), 1, "Net-1-b8"
@@ -52,7 +61,7 @@ class Site:
             pace = Pace(self.generation, self.network, 8, 16, 100_000, self.tally)
             write_pace(self.steering.paces, 0, pace)
             self.steering.turn()
-            learning = self.steering._learning
+            learning = None if self.steering.steered is None else self.steering.steered.learning
             if learning is not None and learning._busy is not None:
                 learning._busy.join()
             if answered:
@@ -65,8 +74,8 @@ class Site:
 
     def held(self) -> OperatingPoint | None:
         """Return what is set on the board, None for nothing."""
-        assert self.steering.steerable is not None
-        return self.steering.steerable.board._applied  # type: ignore[attr-defined]
+        assert self.steering.steered is not None
+        return self.steering.steered.steerable.board._applied  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -221,7 +230,8 @@ def test_nodes_that_stand_out_are_told(tmp_path: Path, site: Callable[..., Site]
     here.train(8.0)
     assert here.board["factor"] == pytest.approx(0.08 / 0.051)
     assert here.board["flagged"] > 3
-    assert isinstance(here.steering.node.knowledge, Knowledge)  # type: ignore[union-attr]
+    assert here.steering.steered is not None
+    assert isinstance(here.steering.steered.node.knowledge, Knowledge)  # type: ignore[union-attr]
 
 
 def test_a_node_whose_workers_have_stopped_is_left_at_its_default(tmp_path: Path, site: Callable[..., Site]) -> None:
@@ -252,8 +262,9 @@ def test_what_is_no_number_is_said_as_unknown(site: Callable[..., Site]) -> None
     """A sensor that reads nothing does not keep the node from beating."""
     here = site()
     here.train(8.0)
-    assert here.steering.node is not None
-    here.steering.node.power_w = float("nan")
+    assert here.steering.steered is not None
+    assert here.steering.steered.node is not None
+    here.steering.steered.node.power_w = float("nan")
     here.steering.turn()
     assert here.board["power_w"] is None
     json.dumps(here.steering.words(), allow_nan=False)
@@ -269,7 +280,7 @@ def test_a_store_that_was_away_is_asked_again(site: Callable[..., Site]) -> None
             raise StorageError("the store is away")
         return here.store
 
-    here.steering.opened = opened
+    here.steering._opened = opened
     here.standing["room"] = 0.5
     here.train(10.0)
     assert (here.board["trouble"], here.board["verdict"]) == ("the store is away", "unknown")
@@ -277,3 +288,34 @@ def test_a_store_that_was_away_is_asked_again(site: Callable[..., Site]) -> None
     here.train(AGAIN_S + 2.0)
     assert here.board["trouble"] is None
     assert len(here.board["looks"]) > 1
+
+
+def pace_after(steps: int, generation: int = 1) -> Pace:
+    """Return the pace of a worker that has done so many steps of 0.1 s."""
+    return Pace(generation, "Net-1-b8", 8, 16, 100, Tally(steps, steps / 10, 0.0, 0.0))
+
+
+def test_what_follows_a_look_is_decided_from_values_alone() -> None:
+    """Steps and time end a window, an away controller or idle workers end the cap, a new generation begins anew."""
+    first = WindowProgress(0.0, 0.0).after(pace_after(5), 1.0)
+    assert (first.renewed, first.done, first.move(1.0, 1.0, 5.0)) == (True, Tally(), NextMove.CONTINUE)
+    later = first.after(pace_after(5 + STEPS), 6.0)
+    assert (later.renewed, later.done.steps, later.move(6.0, 6.0, 5.0)) == (False, STEPS, NextMove.JUDGE)
+    assert later.move(6.0, 6.0, 7.0) is NextMove.CONTINUE
+    assert later.move(6.0 + AWAY_S + 1.0, 6.0, 5.0) is NextMove.REST
+    assert later.after(pace_after(5 + STEPS), 99.0).move(99.0, 99.0, 5.0) is NextMove.REST
+    assert later.judged(6.0).move(6.0, 6.0, 5.0) is NextMove.CONTINUE
+    assert later.after(pace_after(1, generation=2), 7.0).done == Tally()
+
+
+def test_a_look_that_comes_after_the_end_sets_nothing(tmp_path: Path, site: Callable[..., Site]) -> None:
+    """The thread that looks may wake once more while the node leaves: the board stays as it was found."""
+    keep(Store(str(tmp_path / "store")), NodeReport("former", GPU, "Net-1-b8", LOOKS))
+    here = site()
+    here.standing["cap"] = CAP
+    here.train(16.0)
+    assert here.held() is not None
+    here.steering.close()
+    here.steering.paces.mkdir(exist_ok=True)
+    here.train(16.0)
+    assert here.held() is None

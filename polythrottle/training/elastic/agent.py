@@ -42,7 +42,7 @@ from polythrottle.training.elastic.channel import (
     ControllerChannel,
     WrongToken,
 )
-from polythrottle.training.elastic.nodes.power_controller import WINDOW_S, Steering
+from polythrottle.training.elastic.nodes.power_controller import WINDOW_S, PowerController
 from polythrottle.training.elastic.worker.process import (
     METHOD,
     LastWords,
@@ -110,7 +110,7 @@ class Grouping(RendezvousHandler):
         node: AgentOptions,
         told: Callable[[str], object],
         clock: Clock | None = None,
-        steering: Steering | None = None,
+        steering: PowerController | None = None,
     ) -> None:
         self._line = line
         self._node = node
@@ -350,7 +350,7 @@ def take_part(
     os.environ.update(line.environment() | {NODE: node.name, "TORCH_ELASTIC_WORKER_IDENTICAL": "1"})
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(name, _go)
-    steering = Steering(node.name, node.steer, told, node.window_s)
+    steering = PowerController(node.name, node.steer, told, node.window_s)
     os.environ[FOLDER] = str(steering.paces)
     grouping = Grouping(line, node, told, steering=steering)
     try:
@@ -384,7 +384,7 @@ def _spec(node: AgentOptions, grouping: Grouping) -> WorkerSpec:
 
 
 @contextlib.contextmanager
-def _beside(steering: Steering) -> Iterator[None]:
+def _beside(steering: PowerController) -> Iterator[None]:
     """Put the boards back at the end, whoever is in a hurry then: a job that is over ends its nodes, too."""
     try:
         yield

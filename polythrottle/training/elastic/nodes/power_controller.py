@@ -4,7 +4,8 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,36 @@ from typing import Any
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError
 from polythrottle.domain.fleet.transient_machine import Cap, ConstantHazard
-from polythrottle.storage.fleet_knowledge import CapObservation, Knowledge, KnowledgeStore, NodeReport, keep, recall
+from polythrottle.storage.fleet_knowledge import Knowledge, KnowledgeStore, NodeReport, keep, recall
 from polythrottle.storage.object_store import Store
 from polythrottle.training.elastic.nodes.newcomer import Exploring
 from polythrottle.training.elastic.nodes.steered_node import Steerable, SteeredNode, Steps, actuator_there, open_boards
 from polythrottle.training.elastic.worker.progress_reporter import Pace, Tally, own_folder, read_pace
 
-# What a node knows of its fleet, read from and kept in the job's store beside training: nobody waits for the store.
-
 AGAIN_S = 60.0
 """How often at most what a node says of caps it has told of is written again: stores take money for writing."""
 
 
+@dataclass(frozen=True)
+class FleetView:
+    """What a node knows of its fleet at one moment.
+
+    Attributes:
+        fleet: What other nodes have said of this machine type and network.
+        own: What this node said itself before; None if it said nothing.
+        asked: Whether the store has answered at all.
+    """
+
+    fleet: Knowledge
+    own: NodeReport | None = None
+    asked: bool = False
+
+
 class Learning:
     """The fleet's knowledge of one machine type and network, as one node sees it.
+
+    The store is asked in a background thread, because a bucket may take minutes to answer and training must not wait.
+    That thread never changes what the others look at: it replaces `view` as a whole.
 
     Args:
         opened: Opens the store; called in a thread.
@@ -37,9 +54,7 @@ class Learning:
     def __init__(self, opened: Callable[[], KnowledgeStore], node: str, gpu: str, network: str) -> None:
         self._opened = opened
         self._node = node
-        self.fleet = Knowledge(gpu, network)
-        self.own: NodeReport | None = None
-        self.asked = False
+        self.view = FleetView(Knowledge(gpu, network))
         self.trouble = ""
         self._busy: threading.Thread | None = None
         self._kept: NodeReport | None = None
@@ -50,29 +65,30 @@ class Learning:
         """Read what the fleet knows, in the background."""
         self._begin(self._recall)
 
-    def say(self, told: NodeReport, now_s: float) -> None:
+    def say(self, report: NodeReport, now_s: float) -> None:
         """Keep what this node has to say, in the background: a cap it had not told of at once, all else now and then.
 
         Args:
-            told: What it has to say.
+            report: What it has to say.
             now_s: The time by any clock, always the same.
         """
-        limits = tuple(look.limit_w for look in told.looks)
-        if limits and (limits != self._said or now_s - self._said_s >= AGAIN_S) and told != self._kept:
+        limits = tuple(look.limit_w for look in report.looks)
+        if limits and (limits != self._said or now_s - self._said_s >= AGAIN_S) and report != self._kept:
             self._said = limits
             self._said_s = now_s
-            self._begin(lambda: self._keep(told))
+            self._begin(lambda: self._keep(report))
 
-    def close(self, told: NodeReport, patience_s: float = 3.0) -> None:
+    def close(self, report: NodeReport, patience_s: float = 3.0) -> None:
         """Keep the last of what this node has to say, and wait a little for it."""
         if self._busy is not None:
             self._busy.join(patience_s)
-        if told.looks and told != self._kept:
-            self._begin(lambda: self._keep(told))
+        if report.looks and report != self._kept:
+            self._begin(lambda: self._keep(report))
         if self._busy is not None:
             self._busy.join(patience_s)
 
     def _begin(self, work: Callable[[], None]) -> None:
+        # One at a time: a store that hangs would otherwise collect a thread with every window.
         if self._busy is not None and self._busy.is_alive():
             return
         self._busy = threading.Thread(target=self._safely, args=(work,), daemon=True)
@@ -86,22 +102,16 @@ class Learning:
             self.trouble = str(error)
 
     def _recall(self) -> None:
-        known, _ = recall(self._opened(), self.fleet.gpu, self.fleet.network)
+        fleet = self.view.fleet
+        known, _ = recall(self._opened(), fleet.gpu, fleet.network)
         others = tuple(each for each in known.told if each.node != self._node)
-        mine = next((each for each in known.told if each.node == self._node), None)
-        self.fleet = Knowledge(known.gpu, known.network, others)
-        self.own = mine
-        self.asked = True
+        own = next((each for each in known.told if each.node == self._node), None)
+        self.view = FleetView(Knowledge(known.gpu, known.network, others), own, asked=True)
 
-    def _keep(self, told: NodeReport) -> None:
-        keep(self._opened(), told)
-        self._kept = told
+    def _keep(self, report: NodeReport) -> None:
+        keep(self._opened(), report)
+        self._kept = report
 
-
-# What a node's agent does beside training: it tells the controller how fast its workers are, and steers its board.
-#
-# The workers know nothing of it. What is set lasts no longer than the node's lease on the board, and than the
-# controller can be reached: caps that turn slack into joules are right only for the group they were planned for.
 
 WINDOW_S = 5.0
 """How long a window is at least: meters of boards show what was drawn over tenths of a second to seconds."""
@@ -111,7 +121,8 @@ LEAST_ROOM = 0.02
 """A node whose step may hardly be longer has nothing to gain by looking at caps."""
 LOOK_S = 0.5
 AWAY_S = 15.0
-"""After so long without an answer of the controller a node goes back to its default clocks."""
+"""After so long without an answer of the controller a node goes back to its default clocks: caps that turn slack into
+joules are right only for the group they were planned for."""
 IDLE_S = 30.0
 """After so long without a step, and four times a step, a node is taken to be waiting, and is left at its default."""
 OFF = "off"
@@ -128,227 +139,221 @@ class ControllerAnswer:
         room: How much longer than at its default its step may take, as a fraction.
         waiting_w: What the other nodes draw while they wait for this one, in watts.
         losses_per_h: Losses of one node per hour.
+        heard_s: When it was heard, by the node's clock.
     """
 
     cap: Cap | None = None
     room: float = 0.0
     waiting_w: float = 0.0
     losses_per_h: float = 0.0
+    heard_s: float = 0.0
+
+    @classmethod
+    def of(cls, standing: Mapping[str, Any], heard_s: float) -> "ControllerAnswer":
+        """Return what a standing asks of this node; nothing where it comes from another version."""
+        try:
+            cap = standing.get("cap")
+            return cls(
+                Cap(*cap) if cap is not None else None,
+                float(standing.get("room") or 0.0),
+                float(standing.get("waiting_w") or 0.0),
+                float(standing.get("losses_per_h") or 0.0),
+                heard_s,
+            )
+        except (TypeError, ValueError, InvalidInput):
+            return cls(heard_s=heard_s)
 
 
-@dataclass
-class Steering:
-    """A node's pace and board, looked after in a thread of its own.
+class NextMove(Enum):
+    """What is done with the board after a look."""
+
+    REST = "rest"  # the board goes back to its default
+    CONTINUE = "continue"  # the window is not over yet
+    JUDGE = "judge"  # the window is over
+
+
+@dataclass(frozen=True)
+class WindowProgress:
+    """The steps of the window that is under way. Pure: a later one follows from the pace and the time alone.
 
     Attributes:
-        name: The node's name.
-        boards: URIs of its boards, or ``off``; None for what an actuator of this machine serves, if there is one.
-        told: Takes lines for people.
-        window_s: How long a window is at least, in seconds.
-        clock: Of this process.
-        folder: Where the workers' paces lie; None for a new one.
+        began_s: When the window began.
+        moved_s: When steps were seen last.
+        pace: The newest pace; None before the first.
+        done: Steps of the window.
+        renewed: Whether the newest pace was the first of its generation.
     """
 
-    name: str
-    boards: Sequence[str] | None
-    told: Callable[[str], object]
-    window_s: float = WINDOW_S
-    clock: Clock = field(default_factory=SystemClock)
-    folder: Path | None = None
-    opened: Callable[[str], KnowledgeStore] = Store
-    steerable: Steerable | None = field(default=None, init=False)
-    node: SteeredNode | None = field(default=None, init=False)
-    trouble: str = field(default="", init=False)
-    _store: str = field(default="", init=False)
-    _found: Sequence[str] | None = field(default=None, init=False)
-    _learning: Learning | None = field(default=None, init=False)
-    _wish: ControllerAnswer = field(default_factory=ControllerAnswer, init=False)
-    _heard_s: float = field(default=0.0, init=False)
-    _began_s: float = field(default=0.0, init=False)
-    _window_s: float = field(default=0.0, init=False)
-    _moved_s: float = field(default=0.0, init=False)
-    _asked_s: float = field(default=0.0, init=False)
-    _pace: Pace | None = field(default=None, init=False)
-    _done: Tally = field(default_factory=Tally, init=False)
-    _said: dict[str, Any] = field(default_factory=dict, init=False)
-    _mentioned: str = field(default="", init=False)
-    _ended: threading.Event = field(default_factory=threading.Event, init=False)
-    _thread: threading.Thread | None = field(default=None, init=False)
-    _lock: int | None = field(default=None, init=False)
+    began_s: float
+    moved_s: float
+    pace: Pace | None = None
+    done: Tally = field(default_factory=Tally)
+    renewed: bool = False
 
-    def __post_init__(self) -> None:
-        if self.folder is None:
-            self.folder, self._lock = own_folder()
-        self.paces: Path = self.folder
+    def after(self, pace: Pace, now_s: float) -> "WindowProgress":
+        """Return the progress once a pace has been read."""
+        if self.pace is None or pace.generation != self.pace.generation:
+            # Counters begin anew with a generation, so the difference to the old ones would be no steps at all.
+            return replace(self, pace=pace, done=Tally(), renewed=True)
+        more = pace.tally.since(self.pace.tally)
+        moved_s = now_s if more.steps else self.moved_s
+        return replace(self, pace=pace, done=self.done.plus(more), moved_s=moved_s, renewed=False)
 
-    def start(self, store: str) -> None:
-        """Look after the boards from now on.
+    def move(self, now_s: float, heard_s: float, window_s: float) -> NextMove:
+        """Return what to do now.
 
         Args:
-            store: URL of the job's store.
+            now_s: The time.
+            heard_s: When the controller was heard last.
+            window_s: How long a window is at least.
         """
-        self._store = store
-        self._began_s = self.clock.now()
-        self._heard_s = self._window_s = self._moved_s = self._began_s
-        self._thread = threading.Thread(target=self._look_on, daemon=True)
-        self._thread.start()
-
-    def open(self) -> None:
-        """Open the boards, none of which is taken yet; one that is not there is trouble, and training goes on.
-
-        Raises:
-            InvalidInput: If a board's words are none.
-            UnknownName: If there is no such board on this machine.
-        """
-        if self.boards is None and actuator_there():
-            self._found = ("auto",)
-        if self._wanted is not None:
-            self._open(self._wanted)
-
-    def words(self) -> dict[str, Any]:
-        """Return what this node says with each beat."""
-        return dict(self._said)
-
-    def heed(self, standing: Mapping[str, Any]) -> None:
-        """Take note of what the controller has answered."""
-        self._heard_s = self.clock.now()
-        try:
-            self._wish = _wish(standing)
-        except (TypeError, ValueError, InvalidInput):  # of another version: nothing is asked then
-            self._wish = ControllerAnswer()
-
-    def close(self) -> None:
-        """Put the boards back, keep what was learnt, and end."""
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join(10.0)
-        if self.node is not None:
-            if self._learning is not None:
-                self._learning.close(self.node.told())
-            self._release(self.node)
-        shutil.rmtree(self.paces, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def turn(self) -> None:
-        """Look once: count steps, renew the lease, end a window that is long enough, and do what follows."""
-        pace = read_pace(self.paces)
-        if self.steerable is not None and pace is not None:
-            self._steer(self.steerable, pace)
-        said = {} if pace is None else {"pace": pace.document()}
-        self._said = said | ({} if self._wanted is None else {"steering": _sayable(self._document())})
-        self._mention(self._trouble())
+        # Idle as on a node that waits for a generation to take it in: what is drawn then says nothing of a cap.
+        idle = now_s - self.moved_s > max(IDLE_S, 4 * self.step_s)
+        if idle or now_s - heard_s > AWAY_S:
+            return NextMove.REST
+        if self.done.steps >= STEPS and now_s - self.began_s >= window_s:
+            return NextMove.JUDGE
+        return NextMove.CONTINUE
 
     @property
-    def _wanted(self) -> Sequence[str] | None:
-        """Return the boards to be steered, None where none is."""
-        if self.boards is not None:
-            if OFF in self.boards:
-                return None
-            return self.boards
-        return self._found
+    def step_s(self) -> float:
+        """The mean time of a step since its generation began, in seconds; 0 before there is one."""
+        if self.pace is None or not self.pace.tally.steps:
+            return 0.0
+        return self.pace.tally.step_s / self.pace.tally.steps
 
-    def _open(self, wanted: Sequence[str]) -> None:
-        try:
-            self.steerable = open_boards(wanted, self.clock, self.paces, f"cluster node {self.name}")
-        except DeviceError as error:
-            self.trouble = str(error)
-            return
-        if self.steerable.limits_w:
-            note = ""
-        else:
-            note = "; no power limit can be set there, so it is only watched"
-        self.told(f"node {self.name} steers {self.steerable.way}{note}")
+    @property
+    def left_s(self) -> float:
+        """How long the training goes on at that speed, in seconds."""
+        if self.pace is None:
+            return 0.0
+        return self.pace.left * self.step_s
 
-    def _look_on(self) -> None:
-        while not self._ended.wait(min(LOOK_S, self.window_s / 4)):
-            try:
-                self.turn()
-            except PolythrottleError as error:
-                self.trouble = str(error)
+    def emptied(self) -> "WindowProgress":
+        """Return it without the steps so far."""
+        return replace(self, done=Tally())
 
-    def _steer(self, steerable: Steerable, pace: Pace) -> None:
-        node = self._node_for(steerable, pace)
-        if self._continues(pace) and self._pace:
-            more = pace.tally.since(self._pace.tally)
-        else:
-            more = Tally()
-        if self._pace is None or pace.generation != self._pace.generation:
-            self._done = Tally()
+    def judged(self, now_s: float) -> "WindowProgress":
+        """Return the next window, which begins now."""
+        return replace(self, done=Tally(), began_s=now_s)
+
+
+class SteeredBoards:
+    """One node's boards under a training job: set and read by one thread at a time.
+
+    Args:
+        name: The node's name.
+        steerable: Its boards.
+        clock: Of this process.
+        window_s: How long a window is at least, in seconds.
+        opened: Opens the job's store; called in a thread.
+    """
+
+    def __init__(
+        self, name: str, steerable: Steerable, clock: Clock, window_s: float, opened: Callable[[], KnowledgeStore]
+    ) -> None:
+        self._name = name
+        self._clock = clock
+        self._window_s = window_s
+        self._opened = opened
+        self.steerable = steerable
+        self.node: SteeredNode | None = None
+        self.learning: Learning | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Count time from now on: a node may have waited for its controller after its boards were opened."""
+        self._began_s = self._clock.now()
+        self._asked_s = self._began_s
+        self._progress = WindowProgress(self._began_s, self._began_s)
+
+    def step(self, pace: Pace, answer: ControllerAnswer) -> None:
+        """Count the steps of a pace, renew the lease, end a window that is long enough, and do what follows."""
+        node, learning = self._measuring(pace.network)
+        now_s = self._clock.now()
+        self._progress = self._progress.after(pace, now_s)
+        if self._progress.renewed:
             node.rest()
-        self._pace = pace
-        self._done = self._done.plus(more)
-        self._moved_s = self.clock.now() if more.steps else self._moved_s
-        if self.clock.now() - self._heard_s > AWAY_S or self._idle(pace):
+        move = self._progress.move(now_s, answer.heard_s, self._window_s)
+        if move is NextMove.REST:
             node.rest()
-            self._done = Tally()
+            self._progress = self._progress.emptied()
             return
         node.renew()
-        self._aim(node, steerable, pace)
-        if self._done.steps >= STEPS and self.clock.now() - self._window_s >= self.window_s:
-            node.stepped(Steps(self._done.steps, self._done.step_s, self._done.own_s))
-            self._done = Tally()
-            self._window_s = self.clock.now()
-            if self._learning is not None:
-                self._learning.say(node.told(), self.clock.now())
+        self._aim(node, learning, answer)
+        if move is NextMove.JUDGE:
+            done = self._progress.done
+            node.stepped(Steps(done.steps, done.step_s, done.own_s))
+            self._progress = self._progress.judged(self._clock.now())
+            learning.say(node.told(), self._clock.now())
 
-    def _idle(self, pace: Pace) -> bool:
-        """Return whether the workers have stopped, as on a node that waits for a generation to take it in."""
-        step_s = pace.tally.step_s / pace.tally.steps if pace.tally.steps else 0.0
-        return self.clock.now() - self._moved_s > max(IDLE_S, 4 * step_s)
+    def close(self) -> tuple[str, ...]:
+        """Keep what was learnt and put the boards back; return what is not as it was found.
 
-    def _continues(self, pace: Pace) -> bool:
-        return self._pace is not None and pace.generation == self._pace.generation
+        Raises:
+            DeviceError: If one cannot be reached; its lease puts it back.
+        """
+        if self.node is None:
+            return ()
+        if self.learning is not None:
+            self.learning.close(self.node.told())
+        return self.node.release()
 
-    def _node_for(self, steerable: Steerable, pace: Pace) -> SteeredNode:
+    def _measuring(self, network: str) -> tuple[SteeredNode, Learning]:
         """Return the node under this network and share of a step; another share is measured from the beginning."""
-        if self.node is not None and self.node.knowledge.network == pace.network:
-            return self.node
-        if self.node is not None:
-            self.node.rest()
-        self._learning = Learning(lambda: self.opened(self._store), self.name, steerable.gpu, pace.network)
-        self._asked_s = self.clock.now()
-        self._learning.look()
-        self.node = SteeredNode(self.name, steerable.board, self._learning.fleet, steps=1, paced=True)
-        return self.node
+        node = self.node
+        learning = self.learning
+        if node is not None and learning is not None and node.knowledge.network == network:
+            return node, learning
+        if node is not None:
+            node.rest()
+        learning = Learning(self._opened, self._name, self.steerable.gpu, network)
+        node = SteeredNode(self._name, self.steerable.board, learning.view.fleet, steps=1, paced=True)
+        self.node = node
+        self.learning = learning
+        self._asked_s = self._clock.now()
+        learning.look()
+        return node, learning
 
-    def _aim(self, node: SteeredNode, steerable: Steerable, pace: Pace) -> None:
+    def _aim(self, node: SteeredNode, learning: Learning, answer: ControllerAnswer) -> None:
         """Tell the node what it is to run under: what the group's pace asks for, or what it may look at to learn."""
-        if self._learning is not None and self._learning.asked:
-            node.knowledge = self._learning.fleet
-        elif self._learning is not None and self.clock.now() - self._asked_s >= AGAIN_S:
-            self._asked_s = self.clock.now()
-            self._learning.look()
-        exploring = self._exploring(node, steerable, pace)
-        node.exploring = exploring
-        node.want(None if exploring is not None else self._wish.cap)
+        view = learning.view
+        if view.asked:
+            node.knowledge = view.fleet
+        elif self._clock.now() - self._asked_s >= AGAIN_S:
+            self._asked_s = self._clock.now()
+            learning.look()
+        node.exploring = self._exploring(node, view, answer)
+        node.want(None if node.exploring is not None else answer.cap)
 
-    def _exploring(self, node: SteeredNode, steerable: Steerable, pace: Pace) -> Exploring | None:
+    def _exploring(self, node: SteeredNode, view: FleetView, answer: ControllerAnswer) -> Exploring | None:
         """Return what the node may do to learn; None where the fleet knows, or there is nothing left to learn."""
-        asked = self._learning is not None and self._learning.asked
-        if len(node.knowledge.caps()) > 1 or not steerable.limits_w or not asked or self._wish.room < LEAST_ROOM:
+        limits_w = self.steerable.limits_w
+        if len(node.knowledge.caps()) > 1 or not limits_w or not view.asked or answer.room < LEAST_ROOM:
             return None
-        age_s = self.clock.now() - self._began_s
-        step_s = pace.tally.step_s / pace.tally.steps if pace.tally.steps else 0.0
         looks = sorted(node.told().looks, key=lambda look: -(look.limit_w or float("inf")))
-        longer = max(0.03, self._wish.room)
-        about = ConstantHazard(self._wish.losses_per_h), age_s + pace.left * step_s, longer, self._wish.waiting_w
-        exploring = Exploring(steerable.limits_w, *about, steerable.gpus)
         if not looks or looks[0].limit_w is not None:
             return None
+        age_s = self._clock.now() - self._began_s
+        exploring = Exploring(
+            limits_w,
+            ConstantHazard(answer.losses_per_h),
+            horizon_s=age_s + self._progress.left_s,
+            longer=max(0.03, answer.room),
+            waiting_w=answer.waiting_w,
+            gpus=self.steerable.gpus,
+        )
         begun = any(window.limit_w not in {look.limit_w for look in looks} for window in node.windows[-1:])
-        goes_on = begun or exploring.next_limit_w(looks, age_s, 3 * self.window_s) is not None
-        if goes_on:
+        if begun or exploring.next_limit_w(looks, age_s, 3 * self._window_s) is not None:
             return exploring
         return None
 
-    def _document(self) -> dict[str, Any]:
-        """Return what there is to say of the board, for JSON; unknown is None."""
+    def document(self) -> dict[str, Any]:
+        """Return what there is to say of the boards, for JSON; unknown is None, and nothing is known at first."""
         steerable = self.steerable
         node = self.node
-        if steerable is None or node is None:
-            return {"device": ",".join(self._wanted or ()), "trouble": self._trouble() or None}
+        if node is None:
+            return {}
         reading = node.reading
         verdict = node.verdict
         known = node.knowledge.default
@@ -359,64 +364,198 @@ class Steering:
             "gpu": steerable.gpu,
             "limit_w": node.limit_w,
             "power_w": node.power_w,
-            "temperature_c": None if reading is None else reading.temperature_c,
-            "throttled": None if reading is None else reading.throttled,
+            "temperature_c": reading and reading.temperature_c,
+            "throttled": reading and reading.throttled,
             "verdict": str(verdict.next) if steerable.limits_w else WATCHED,
             "reason": verdict.reason if steerable.limits_w else UNSETTABLE,
             "factor": verdict.factor,
-            "flagged": self._stands_out(node),
+            "flagged": self._deviations(node),
             "limits": list(steerable.limits_w),
-            "looks": [_look(look) for look in node.told().looks],
+            "looks": [[look.limit_w, look.step_s, look.power_w, look.windows] for look in node.told().looks],
             "caps": [[cap.limit_w, cap.slowdown, cap.power_w] for cap in node.knowledge.caps()],
-            "known_s": None if known is None else known.step_s,
-            "trouble": self._trouble() or None,
+            "known_s": known and known.step_s,
         }
 
-    def _stands_out(self, node: SteeredNode) -> float | None:
+    def _deviations(self, node: SteeredNode) -> float | None:
         """Return by how many deviations this node's silicon stands out from its fleet; None if it does not."""
         known = node.knowledge
-        return type(known)(known.gpu, known.network, (*known.told, node.told())).flagged().get(self.name)
+        return replace(known, told=(*known.told, node.told())).flagged().get(self._name)
 
-    def _trouble(self) -> str:
-        learning = self._learning.trouble if self._learning is not None else ""
-        return (self.node.trouble if self.node is not None else "") or self.trouble or learning
+
+class PowerController:
+    """What a node's agent does beside training: it tells the controller its pace, and steers the node's boards.
+
+    The workers know nothing of it. Two threads meet here: the agent's beat calls `words` and `heed`, and this class's
+    own thread looks at the boards. They share two values, each replaced as a whole under a lock.
+
+    Args:
+        name: The node's name.
+        boards: URIs of its boards, or ``off``; None for what an actuator of this machine serves, if there is one.
+        told: Takes lines for people.
+        window_s: How long a window is at least, in seconds.
+        clock: Of this process.
+        folder: Where the workers' paces lie; None for a new one.
+        opened: Opens a store by its URL.
+
+    Attributes:
+        paces: Where the workers' paces lie.
+        steered: The boards that are steered; None while none is.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        boards: Sequence[str] | None,
+        told: Callable[[str], object],
+        window_s: float = WINDOW_S,
+        clock: Clock | None = None,
+        folder: Path | None = None,
+        opened: Callable[[str], KnowledgeStore] = Store,
+    ) -> None:
+        self._name = name
+        self._boards = () if boards is not None and OFF in boards else boards
+        self._told = told
+        self._window_s = window_s
+        self._clock = clock or SystemClock()
+        self._opened = opened
+        self._store = ""
+        self._alive: int | None = None
+        if folder is None:
+            folder, self._alive = own_folder()
+        self.paces = folder
+        self.steered: SteeredBoards | None = None
+        self._trouble = ""
+        self._mentioned = ""
+        self._exchange = threading.Lock()
+        self._answer = ControllerAnswer(heard_s=self._clock.now())
+        self._words: dict[str, Any] = {}
+        self._turning = threading.Lock()
+        self._ended = threading.Event()
+
+    def open(self) -> None:
+        """Open the boards, none of which is taken yet; one that is not there is trouble, and training goes on.
+
+        Raises:
+            InvalidInput: If a board's words are none.
+            UnknownName: If there is no such board on this machine.
+        """
+        if self._boards is None:
+            self._boards = ("auto",) if actuator_there() else ()
+        if not self._boards:
+            return
+        try:
+            steerable = open_boards(self._boards, self._clock, self.paces, f"cluster node {self._name}")
+        except DeviceError as error:
+            self._trouble = str(error)
+            return
+        self.steered = SteeredBoards(
+            self._name, steerable, self._clock, self._window_s, lambda: self._opened(self._store)
+        )
+        note = "" if steerable.limits_w else "; no power limit can be set there, so it is only watched"
+        self._told(f"node {self._name} steers {steerable.way}{note}")
+
+    def start(self, store: str) -> None:
+        """Look after the boards from now on.
+
+        Args:
+            store: URL of the job's store.
+        """
+        self._store = store
+        self._answer = ControllerAnswer(heard_s=self._clock.now())
+        if self.steered is not None:
+            self.steered.begin()
+        threading.Thread(target=self._look_on, daemon=True).start()
+
+    def words(self) -> dict[str, Any]:
+        """Return what this node says with each beat."""
+        with self._exchange:
+            return dict(self._words)
+
+    def heed(self, standing: Mapping[str, Any]) -> None:
+        """Take note of what the controller has answered."""
+        answer = ControllerAnswer.of(standing, self._clock.now())
+        with self._exchange:
+            self._answer = answer
+
+    def turn(self) -> None:
+        """Look once at the workers' pace and the boards, and renew what is said with each beat."""
+        with self._turning:
+            if not self._ended.is_set():
+                self._turn()
+
+    def close(self) -> None:
+        """Put the boards back, keep what was learnt, and end."""
+        self._ended.set()
+        # A look may hang in a driver. After a while the boards are put back all the same: their lease would do it, too.
+        alone = self._turning.acquire(timeout=10.0)
+        try:
+            self._release()
+        finally:
+            if alone:
+                self._turning.release()
+        shutil.rmtree(self.paces, ignore_errors=True)
+        if self._alive is not None:
+            os.close(self._alive)
+            self._alive = None
+
+    def _turn(self) -> None:
+        pace = read_pace(self.paces)
+        with self._exchange:
+            answer = self._answer
+        if self.steered is not None and pace is not None:
+            self.steered.step(pace, answer)
+        trouble = self._first_trouble()
+        words: dict[str, Any] = {}
+        if pace is not None:
+            words["pace"] = pace.document()
+        if self._boards:
+            words["steering"] = _finite(self._document(self._boards) | {"trouble": trouble or None})
+        with self._exchange:
+            self._words = words
+        self._mention(trouble)
+
+    def _document(self, boards: Sequence[str]) -> dict[str, Any]:
+        known = self.steered.document() if self.steered is not None else {}
+        return known or {"device": ",".join(boards)}
+
+    def _first_trouble(self) -> str:
+        """Return what goes wrong, a board before the store; empty if nothing does."""
+        if self.steered is None:
+            return self._trouble
+        troubles = [each.trouble for each in (self.steered.node, self.steered.learning) if each is not None]
+        return next(filter(None, [*troubles[:1], self._trouble, *troubles[1:]]), "")
+
+    def _look_on(self) -> None:
+        while not self._ended.wait(min(LOOK_S, self._window_s / 4)):
+            try:
+                self.turn()
+            except PolythrottleError as error:
+                self._trouble = str(error)
 
     def _mention(self, trouble: str) -> None:
         """Say once what goes wrong with the board; training goes on."""
         if trouble and trouble != self._mentioned:
-            self.told(f"the board of node {self.name}: {trouble}; training goes on")
+            self._told(f"the board of node {self._name}: {trouble}; training goes on")
         self._mentioned = trouble
 
-    def _release(self, node: SteeredNode) -> None:
+    def _release(self) -> None:
+        if self.steered is None:
+            return
         try:
-            left = node.release()
+            left = self.steered.close()
         except DeviceError as error:
-            self.told(f"the board of node {self.name}: {error}; its lease puts it back")
+            self._told(f"the board of node {self._name}: {error}; its lease puts it back")
             return
         if left:
-            self.told(f"the board of node {self.name} is not as it was found: {'; '.join(left)}")
+            self._told(f"the board of node {self._name} is not as it was found: {'; '.join(left)}")
 
 
-def _wish(standing: Mapping[str, Any]) -> ControllerAnswer:
-    cap = standing.get("cap")
-    return ControllerAnswer(
-        None if cap is None else Cap(*cap),
-        float(standing.get("room") or 0.0),
-        float(standing.get("waiting_w") or 0.0),
-        float(standing.get("losses_per_h") or 0.0),
-    )
-
-
-def _sayable(value: Any) -> Any:
-    """Return a document without numbers that are none: JSON has no word for them, and they are not known."""
+def _finite(value: Any) -> Any:
+    """Return a document with None for NaN and infinity: JSON has no word for them, and they are not known."""
     if isinstance(value, dict):
-        return {key: _sayable(each) for key, each in value.items()}
+        return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_sayable(each) for each in value]
+        return [_finite(each) for each in value]
     if isinstance(value, float) and not isfinite(value):
         return None
     return value
-
-
-def _look(look: CapObservation) -> list[float | int | None]:
-    return [look.limit_w, look.step_s, look.power_w, look.windows]
