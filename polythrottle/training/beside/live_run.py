@@ -4,29 +4,27 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from polythrottle.domain.errors import DeviceError, InvalidInput
-from polythrottle.domain.load.forecast import Forecast
 from polythrottle.domain.ports import Device
-from polythrottle.training.beside.options import Menu
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.training.beside.options import Menu, Option, Slice
 from polythrottle.training.beside.plan import check_held, warnings_before
 from polythrottle.training.beside.preparation import Server, Timings, predicted_beside, rehearse, remeasure_batches
 from polythrottle.training.beside.result import SLICES_MOST, Result, Training
 from polythrottle.training.beside.scheduler import (
     ALONE,
     GENTLE,
-    Decision,
     MeanPowerLimit,
-    Moment,
     Terms,
     policy,
-    taken,
     wall_day_s,
 )
+from polythrottle.training.beside.serving_loop import LOOK_S, Answer, ServingLoop
 from polythrottle.training.beside.trainer.driver import Trainer
 from polythrottle.training.beside.trainer.supervisor import SLICE, CompletedCall, SupervisedTrainer, WorkerThread
 
@@ -191,7 +189,6 @@ class MeteredPowerLimit:
 
 # Inference and fine-tuning side by side on a real device: requests as they come, the trainer when there is room.
 
-_LOOK_S = 1.0
 _FRESH_S = 0.25
 """So often what is expected of the device is made anew from the last times."""
 _AGAIN = 2
@@ -264,16 +261,20 @@ def run(
             notes = _notes(timings, tended.left_of_job, terms, noted)
             tended.count()
             before = device.read()
-            loop = _Loop(device, server, tended, timings, terms, lanes[0], done, told, beside)
-            loop.run()
+            host = _LiveHost(device, server, tended, timings, terms, lanes[0], done, told, beside)
+            title = f"{server.workload.uri} on {device.title}, {hello.trained_parameters:,} weights trained"
+            result = _served_beside(host, server, terms, tended, title)
             joules = device.read().energy_j - before.energy_j
         tended.settle()
-        able = tended.finished and trainer.task.served and not (loop.interrupted or tended.stopped)
-        judged = _judged(tended) if able else None
-        title = f"{server.workload.uri} on {device.title}, {hello.trained_parameters:,} weights trained"
-        found = replace(loop.result(trainer.task.epochs, title), energy_j=joules, validation=judged)
-        notes = (*notes, *tended.notices)
-        return replace(found, energy_kind=str(device.energy_kind), boundary=device.boundary, notices=notes)
+        able = tended.finished and trainer.task.served and not (result.interrupted or tended.stopped)
+        return replace(
+            result,
+            energy_j=joules,
+            energy_kind=str(device.energy_kind),
+            boundary=device.boundary,
+            validation=_judged(tended) if able else None,
+            notices=(*notes, *tended.notices),
+        )
     finally:
         tended.close()
         for lane in lanes:
@@ -318,8 +319,8 @@ def _rehearsed(device: Device, server: Server, tended: SupervisedTrainer, terms:
     return timings
 
 
-class _Loop:
-    """The requests, the batch and the slice that are under way, and what came of those before."""
+class _LiveHost:
+    """A real device, its workload's thread and its trainer's; satisfies the port `ServingHost`."""
 
     def __init__(
         self,
@@ -342,226 +343,222 @@ class _Loop:
         self._told = told
         self._beside = beside
         self._gentle = terms.policy in GENTLE
-        self._alone = terms.policy == ALONE
-        self._policy = policy("greedy" if self._alone else terms.policy, terms.hours)
-        times = terms.arrivals.times(terms.seed)
-        assert times is not None
         self._begin_s = time.monotonic()
-        until_s = math.inf if terms.seconds is None else terms.seconds
-        self._ahead = itertools.takewhile(lambda at_s: at_s < until_s, times)
-        self._next_s = next(self._ahead, math.inf)
-        self._waiting = deque[float]()
         self._serving = False
         self._serves_until_s = 0.0
-        self._latencies: list[float] = []
-        self._arrivals: list[float] = []
-        self._slices = deque[tuple[float, float]](maxlen=SLICES_MOST)
-        self._late = self._dropped = self._seen = self._requests = 0
-        self._forecast = Forecast().seen(0.0, terms.rate_per_s, _LOOK_S)
-        self._look_s = _LOOK_S
         self._fresh_s = -math.inf
-        self._guard = Guard(terms.slo_s)
-        self._meter = None if terms.ration is None else MeteredPowerLimit(device, terms.ration)
         self._option = timings.option(shared_s=beside)
-        self._finished_s: float | None = None
-        self._span_s = 0.0
-        self.interrupted = False
-
-    def run(self) -> None:
-        """Serve until the time is up and all requests are answered, or until the job is done."""
-        try:
-            while not self._over():
-                self._arrived()
-                until_s = self._ask()
-                self._wait(until_s)
-        except KeyboardInterrupt:
-            self.interrupted = True
-        self._span_s = self._now_s
-        if self._tended.held:
-            self._tended.release()
+        self._meter = None if terms.ration is None else MeteredPowerLimit(device, terms.ration)
+        self.guard = Guard(terms.slo_s)
+        self.slices_s = deque[tuple[float, float]](maxlen=SLICES_MOST)
+        self.finished_s: float | None = None
 
     @property
-    def _now_s(self) -> float:
+    def now_s(self) -> float:
         return time.monotonic() - self._begin_s
 
-    def _over(self) -> bool:
-        ended = self._terms.seconds is None and (self._tended.finished or bool(self._tended.stopped))
-        if ended:
-            self._next_s = math.inf
-        return math.isinf(self._next_s) and not self._waiting and not self._serving and self._past()
+    @property
+    def option(self) -> Option:
+        """What the last times say, made anew only now and then: it is asked for with every decision."""
+        now_s = self.now_s
+        if now_s >= self._fresh_s + _FRESH_S:
+            most = 0 if self.guard.paused(now_s) else None
+            self._option = self._timings.option(most, self._beside)
+            self._fresh_s = now_s
+        return self._option
 
-    def _past(self) -> bool:
-        return self._terms.seconds is None or self._now_s >= self._terms.seconds
+    @property
+    def left(self) -> int:
+        if self._terms.policy == ALONE or (self._meter is not None and not self._meter.open):
+            return 0
+        return self._tended.left
 
-    def _arrived(self) -> None:
-        now_s = self._now_s
-        while self._next_s <= now_s:
-            self._waiting.append(self._next_s)
-            self._requests += 1
-            self._seen += 1
-            self._next_s = next(self._ahead, math.inf)
-        if now_s >= self._look_s:
-            self._look(now_s)
+    @property
+    def serves_until_s(self) -> float | None:
+        if self._serving:
+            return max(self.now_s, self._serves_until_s)
+        return None
 
-    def _look(self, now_s: float) -> None:
-        """Once a second tell the forecast what came, see whether the trainer hangs, and say how things stand."""
-        period_s = now_s - self._look_s + _LOOK_S
-        self._forecast = self._forecast.seen(now_s, self._seen / period_s, period_s)
-        self._seen = 0
-        self._look_s = now_s + _LOOK_S
-        self._tended.check()
-        if self._meter is not None:
-            self._meter.look(bool(self._tended.left or self._tended.slicing))
-        if self._told is not None:
-            tended = self._tended
-            done = tended.samples, tended.epoch, tended.left_of_job, self._state()
-            self._told(RunProgress(now_s, len(self._latencies), self._late, *done))
+    @property
+    def training(self) -> bool:
+        return self._tended.slicing and not self._tended.held
 
-    def _state(self) -> str:
-        if self._tended.stopped or self._tended.finished:
-            if self._tended.stopped:
-                return "stopped"
-            return "finished"
-        if self._tended.busy and not self._tended.slicing:
-            if self._tended.starting:
-                return "starting"
-            return "saving"
-        if self._tended.slicing and not self._tended.held:
-            return "training"
-        return "paused"
+    @property
+    def day_s(self) -> float:
+        return wall_day_s(time.time())
 
-    def _ask(self) -> float | None:
-        """Do what the policy says until it says nothing; return when it wants to be asked again at the latest."""
-        self._stop_or_go()
-        while not (decision := self._policy(self._moment())).idle:
-            self._do(decision)
-        return decision.until_s
+    @property
+    def aim_s(self) -> float:
+        return self.guard.aim_s
 
-    def _stop_or_go(self) -> None:
+    @property
+    def done(self) -> bool:
+        """Whether the loop may end: a job is not waited for where requests have an end of their own."""
+        return self._terms.seconds is not None or self._tended.finished or bool(self._tended.stopped)
+
+    @property
+    def waited_s(self) -> float | None:
+        """How long fine-tuning waited for power; None where any is allowed."""
+        if self._meter is None:
+            return None
+        return self._meter.waited_s
+
+    def queued(self, ages_s: Sequence[float], demand_per_s: float | None) -> None:
         """Stop a slice that requests cannot wait for, and let it go on when they can."""
         tended = self._tended
         if not (self._gentle and tended.slicing):
             return
-        spent_s = tended.remaining_s()
-        paused = self._guard.paused(self._now_s)
-        free = not self._waiting or (not tended.overdue() and self._option.in_time(*self._queue(), spent_s))
+        paused = self.guard.paused(self.now_s)
+        in_time = not tended.overdue() and self._option.in_time(
+            ages_s, demand_per_s, self.guard.aim_s, tended.remaining_s()
+        )
+        free = not ages_s or in_time
         if tended.held and free and not paused and not self._serving:
             tended.release()
         elif not tended.held and (paused or not free):
             tended.hold()
 
-    def _queue(self) -> tuple[tuple[float, ...], float | None, float]:
-        now_s = self._now_s
-        ages_s = tuple(max(0.0, now_s - each) for each in self._waiting)
-        return ages_s, self._forecast.demand_per_s, self._guard.aim_s
+    def move(self, point: OperatingPoint) -> float:
+        """Refuse: policies of a real run are given no points to choose from."""
+        raise InvalidInput(f"a run on a real device stays at its point, and is not moved to {point}")
 
-    def _moment(self) -> Moment:
-        self._refresh()
-        ages_s, demand_per_s, aim_s = self._queue()
-        now_s = self._now_s
-        able = not self._alone and (self._meter is None or self._meter.open)
-        return Moment(
-            now_s,
-            ages_s,
-            self._option,
-            self._terms.slo_s,
-            self._tended.left if able else 0,
-            demand_per_s,
-            max(now_s, self._serves_until_s) if self._serving else None,
-            self._tended.slicing and not self._tended.held,
-            self._server.batches[-1],
-            day_s=wall_day_s(time.time()),
-            mean_per_s=self._forecast.slow_per_s,
-            aim_s=aim_s,
-        )
+    def train(self, piece: Slice) -> None:
+        self._tended.begin(piece.samples, piece.tail_s)
 
-    def _refresh(self) -> None:
-        now_s = self._now_s
-        if now_s >= self._fresh_s + _FRESH_S:
-            most = 0 if self._guard.paused(now_s) else None
-            self._option = self._timings.option(most, self._beside)
-            self._fresh_s = now_s
+    def serve(self, arrived_s: tuple[float, ...]) -> None:
+        self._serving = True
+        self._serves_until_s = self.now_s + self._option.serves(len(arrived_s)).latency_s
+        self._lane.begin(arrived_s, lambda: self._server.answer(len(arrived_s)))
 
-    def _do(self, decision: Decision) -> None:
-        for _ in range(decision.drop):
-            self._waiting.popleft()
-            self._late += 1
-            self._dropped += 1
-        if decision.run is not None:
-            self._tended.begin(decision.run.samples, decision.run.tail_s)
-        if decision.batch:
-            arrived = taken(self._waiting, decision)
-            self._serving = True
-            self._serves_until_s = self._now_s + self._option.serves(len(arrived)).latency_s
-            self._lane.begin(arrived, lambda: self._server.answer(len(arrived)))
+    def look(self, period_s: float, answered: int, late: int) -> float:
+        """See whether the trainer hangs and what was drawn, and say how things stand."""
+        tended = self._tended
+        tended.check()
+        if self._meter is not None:
+            self._meter.look(bool(tended.left or tended.slicing))
+        if self._told is not None:
+            progress = RunProgress(
+                passed_s=self.now_s,
+                answered=answered,
+                late=late,
+                samples=tended.samples,
+                epoch=tended.epoch,
+                left=tended.left_of_job,
+                state=self._state(),
+            )
+            self._told(progress)
+        return LOOK_S
 
-    def _wait(self, until_s: float | None) -> None:
-        """Wait until something is done, comes, or is to be looked at."""
-        ends = [self._next_s, self._look_s, math.inf if until_s is None else until_s]
-        ends += [] if self._terms.seconds is None or self._past() else [self._terms.seconds]
-        if self._waiting and self._tended.slicing and not self._tended.held:
-            ends.append(self._now_s + max(_TICK_S, self._tended.remaining_s()))
-        try:
-            self._take(self._done.get(timeout=max(1e-6, min(ends) - self._now_s)))
-            while True:
-                self._take(self._done.get_nowait())
-        except Empty:
-            return
+    def _state(self) -> str:
+        tended = self._tended
+        if tended.stopped:
+            return "stopped"
+        if tended.finished:
+            return "finished"
+        if tended.busy and not tended.slicing:
+            return "starting" if tended.starting else "saving"
+        return "training" if self.training else "paused"
 
-    def _take(self, done: CompletedCall) -> None:
-        if isinstance(done.what, tuple):
-            self._answered(done)
-            return
-        if done.what == SLICE:
-            self._slices.append((done.began_s - self._begin_s, done.ended_s - self._begin_s))
-        if (sliced := self._tended.took(done)) is not None:
-            self._timings.trained(sliced.samples, sliced.measured_s)
-        self._tended.save()
-        if self._tended.finished and self._finished_s is None:
-            self._finished_s = self._now_s
-
-    def _answered(self, done: CompletedCall) -> None:
-        """Take note of an answered batch.
+    def wait(self, until_s: float, queued: bool) -> Sequence[Answer]:
+        """Wait until something is done, comes, or is to be looked at.
 
         Raises:
             TrialError: If the workload has failed.
         """
+        ends = [until_s]
+        if self._terms.seconds is not None and self.now_s < self._terms.seconds:
+            ends.append(self._terms.seconds)
+        if queued and self.training:
+            # A slice that takes longer than its tail is stopped for them, and nothing else would wake the loop then.
+            ends.append(self.now_s + max(_TICK_S, self._tended.remaining_s()))
+        answers: list[Answer] = []
+        try:
+            answers += self._take(self._done.get(timeout=max(1e-6, min(ends) - self.now_s)))
+            while True:
+                answers += self._take(self._done.get_nowait())
+        except Empty:
+            return answers
+
+    def _take(self, done: CompletedCall) -> tuple[Answer, ...]:
+        if isinstance(done.what, tuple):
+            return (self._answered(done),)
+        if done.what == SLICE:
+            self.slices_s.append((done.began_s - self._begin_s, done.ended_s - self._begin_s))
+        if (sliced := self._tended.took(done)) is not None:
+            self._timings.trained(sliced.samples, sliced.measured_s)
+        self._tended.save()
+        if self._tended.finished and self.finished_s is None:
+            self.finished_s = self.now_s
+        return ()
+
+    def _answered(self, done: CompletedCall) -> Answer:
         self._serving = False
         if done.error is not None:
             raise done.error
+        answer = Answer(done.what, done.ended_s - self._begin_s)
         self._timings.served(self._server.size(len(done.what)), done.took_s)
-        ended_s = done.ended_s - self._begin_s
-        for arrived_s in done.what:
-            took_s = ended_s - arrived_s
-            self._latencies.append(took_s)
-            self._arrivals.append(arrived_s)
-            self._late += took_s > self._terms.slo_s
-            if self._gentle:
-                self._guard = self._guard.after(took_s, ended_s)
+        if self._gentle:
+            for arrived_s in answer.arrived_s:
+                self.guard = self.guard.after(answer.ended_s - arrived_s, answer.ended_s)
+        return answer
 
-    def result(self, epochs: int, title: str) -> Result:
-        """Return what came of it, energy left out."""
-        tended = self._tended
-        terms = self._terms
-        training = Training(
-            samples=tended.samples,
-            steps=tended.steps,
-            epoch=tended.epoch,
-            epochs=epochs,
-            finished=tended.finished,
-            done_s=self._finished_s,
-            loss=tended.loss,
-            suspended=tended.suspended,
-            restarts=tended.restarts,
-            shrunk=self._guard.shrunk,
-            pauses=self._guard.pauses,
-            stopped=tended.stopped,
-            waited_s=None if self._meter is None else self._meter.waited_s,
-            exit_code=tended.exit_code,
-        )
-        counts = self._requests, self._late, self._dropped, tuple(self._latencies), training
-        ran = (title, False, terms.policy, str(terms.arrivals), terms.slo_s, self._span_s)
-        hours = None if terms.hours is None else str(terms.hours)
-        told = Result(*ran, *counts, None, "", "", interrupted=self.interrupted)
-        told = replace(told, arrived_s=self._arrivals, slices_s=tuple(self._slices))
-        return replace(told, hours=hours, power_cap_w=terms.power_w)
+
+def _served_beside(host: _LiveHost, server: Server, terms: Terms, tended: SupervisedTrainer, title: str) -> Result:
+    """Serve and train until the time is up or the job is done, and return what came of it, energy left out."""
+    times_s = terms.arrivals.times(terms.seed)
+    assert times_s is not None
+    until_s = math.inf if terms.seconds is None else terms.seconds
+    loop = ServingLoop(
+        host,
+        itertools.takewhile(lambda at_s: at_s < until_s, times_s),
+        terms.slo_s,
+        terms.rate_per_s,
+        policy("greedy" if terms.policy == ALONE else terms.policy, terms.hours),
+        ends_s=terms.seconds,
+        batch=server.batches[-1],
+    )
+    interrupted = False
+    try:
+        loop.run()
+    except KeyboardInterrupt:
+        interrupted = True
+    span_s = host.now_s
+    if tended.held:
+        tended.release()
+    training = Training(
+        samples=tended.samples,
+        steps=tended.steps,
+        epoch=tended.epoch,
+        epochs=tended.epochs,
+        finished=tended.finished,
+        done_s=host.finished_s,
+        loss=tended.loss,
+        suspended=tended.suspended,
+        restarts=tended.restarts,
+        shrunk=host.guard.shrunk,
+        pauses=host.guard.pauses,
+        stopped=tended.stopped,
+        waited_s=host.waited_s,
+        exit_code=tended.exit_code,
+    )
+    return Result(
+        title=title,
+        simulated=False,
+        policy=terms.policy,
+        arrivals=str(terms.arrivals),
+        slo_s=terms.slo_s,
+        span_s=span_s,
+        requests=loop.requests,
+        late=loop.late,
+        dropped=loop.dropped,
+        latencies_s=tuple(loop.latencies_s),
+        training=training,
+        energy_j=None,
+        energy_kind="",
+        boundary="",
+        interrupted=interrupted,
+        hours=None if terms.hours is None else str(terms.hours),
+        power_cap_w=terms.power_w,
+        arrived_s=loop.arrived_s,
+        slices_s=tuple(host.slices_s),
+    )

@@ -13,38 +13,31 @@ from polythrottle.catalog.boards import Board
 from polythrottle.catalog.models import Model
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.load.energy_ration import DAY_S
-from polythrottle.domain.load.forecast import Forecast
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.training.beside.corun import CoRun, PaperModel
-from polythrottle.training.beside.options import Job, Menu, Option
+from polythrottle.training.beside.options import Job, Menu, Option, Slice
 from polythrottle.training.beside.plan import check_held, warnings_before
 from polythrottle.training.beside.result import SLICES_MOST, Result, Training
 from polythrottle.training.beside.scheduler import (
     ALONE,
     GENTLE,
-    Decision,
     MeanPowerLimit,
-    Moment,
     Policy,
     Terms,
     alone,
     policy,
-    taken,
 )
+from polythrottle.training.beside.serving_loop import INSTANT_S, LOOK_S, Answer, ServingLoop
 from polythrottle.training.beside.simulated_host import Host, Piece, SimulatedBench
 
 # A stream of requests and a fine-tuning job on a simulated board under a policy, event by event. Simulated.
 
-_LOOK_S = 1.0
-"""How often the forecast is told what came."""
 _REST_S = 60.0
 """So long after the stream it is told no more often than this: nothing changes but the hour."""
 _PATIENCE = 50.0
 """A job that takes this many times as long as the stream and itself alone is given up: nothing makes it end."""
 _DAYS = 30
 """For so many days more a job that goes by hours is waited for."""
-_INSTANT_S = 1e-9
-_ASKED = 100
 
 
 @dataclass(frozen=True)
@@ -156,87 +149,95 @@ def simulate(
     Raises:
         InvalidInput: If the policy neither ends nor lets anything happen.
     """
-    return _World(host, stream, policy, menu, seed, batch, endless, choose, ration, day_s).run()
+    virtual = _VirtualHost(host, stream, menu, seed, endless, ration, day_s)
+    loop = ServingLoop(
+        virtual,
+        stream.times_s,
+        stream.slo_s,
+        stream.rate_per_s,
+        policy,
+        ends_s=stream.length_s,
+        batch=batch,
+        menu=menu if choose else None,
+        gives_up_s=virtual.gives_up_s,
+    )
+    loop.run()
+    return Account(
+        requests=len(stream.times_s),
+        late=loop.late,
+        dropped=loop.dropped,
+        latencies_s=tuple(loop.latencies_s),
+        samples=virtual.in_stream,
+        done_s=virtual.done_s,
+        energy_j=virtual.joules,
+        span_s=virtual.now_s,
+        inference_s=virtual.inference_s,
+        room=virtual.room,
+        waited_s=None if ration is None else virtual.waited_s,
+        arrived_s=tuple(loop.arrived_s),
+        slices_s=tuple(virtual.slices_s),
+    )
 
 
-class _World:
+class _VirtualHost:
+    """A simulated board under both kinds of work, in its own time; satisfies the port `ServingHost`."""
+
+    aim_s = None
+
     def __init__(
         self,
         host: Host,
         stream: Stream,
-        policy: Policy,
         menu: Menu,
         seed: int,
-        batch: int,
         endless: bool,
-        choose: bool,
         ration: MeanPowerLimit | None,
         day_s: float | None,
     ) -> None:
         self._host = host
         self._stream = stream
-        self._policy = policy
         self._menu = menu
-        self._batch = batch
-        self._choose = choose
         self._ration = ration
         self._day_s = day_s
         self._weighed_j = 0.0
-        self._waited_s = 0.0
-        self._noise: Iterator[float] | None = Noise(host.noise, seed, 0).queries() if host.noise else None
+        self._noise: Iterator[float] = Noise(host.noise, seed, 0).queries() if host.noise else itertools.repeat(1.0)
         self._total = math.inf if endless else float(host.job.work)
-        self._option = menu.options[0]
-        self._idle_w = host.idle_w(menu.options[0].point)
-        self._ahead = deque(stream.times_s)
-        self._waiting = deque[float]()
+        self.option = menu.options[0]
+        self._idle_w = host.idle_w(self.option.point)
         self._serving: _Flight | None = None
         self._learning: _Flight | None = None
-        self._now_s = self._joules = self._inference_s = self._room = 0.0
         self._temperature_c = host.engine.simulation.thermal.start_c
         self._idle_since_s = -math.inf
         self._last = ""
-        self._samples = self._in_stream = 0
-        self._done_s: float | None = None
-        self._latencies: list[float] = []
-        self._arrived: list[float] = []
-        self._slices = deque[tuple[float, float]](maxlen=SLICES_MOST)
-        self._late = self._dropped = self._seen = 0
-        self._forecast = Forecast().seen(0.0, stream.rate_per_s, _LOOK_S)
-        self._look_s = _LOOK_S
-        self._period_s = _LOOK_S
+        self._samples = 0
+        self.now_s = 0.0
+        self.joules = 0.0
+        self.inference_s = 0.0
+        self.room = 0.0
+        self.waited_s = 0.0
+        self.in_stream = 0
+        self.done_s: float | None = None
+        self.slices_s = deque[tuple[float, float]](maxlen=SLICES_MOST)
 
-    def run(self) -> Account:
-        """Return the account once both are done."""
+    @property
+    def gives_up_s(self) -> float:
+        """When a job that makes no progress is given up: nothing else would end the simulation."""
         most_s = _PATIENCE * (self._stream.length_s + self._host.job.work * self._menu.options[0].sample_s)
-        most_s += 0.0 if self._day_s is None else _DAYS * DAY_S
-        while not self._over():
-            until_s = self._ask()
-            self._pass(self._next_s(until_s))
-            if self._now_s > most_s:
-                break
-        return Account(
-            len(self._stream.times_s),
-            self._late,
-            self._dropped,
-            tuple(self._latencies),
-            self._in_stream,
-            self._done_s,
-            self._joules,
-            self._now_s,
-            self._inference_s,
-            self._room,
-            None if self._ration is None else self._waited_s,
-            tuple(self._arrived),
-            tuple(self._slices),
-        )
+        if self._day_s is None:
+            return most_s
+        return most_s + _DAYS * DAY_S
 
-    def _over(self) -> bool:
-        busy = self._ahead or self._waiting or self._serving
-        if busy or self._now_s < self._stream.length_s - _INSTANT_S:
-            return False
+    @property
+    def done(self) -> bool:
         return math.isinf(self._total) or self._samples >= self._total
 
-    def _left(self) -> int:
+    @property
+    def left(self) -> int:
+        if self._learning is not None or (self._ration is not None and not self._ration.open):
+            return 0
+        return self._left_of_step()
+
+    def _left_of_step(self) -> int:
         job = self._host.job
         if self._samples >= self._total:
             return 0
@@ -244,72 +245,62 @@ class _World:
         step = done // job.batch
         return job.step_samples(step) - (done - step * job.batch)
 
-    def _moment(self) -> Moment:
-        serving = self._serving
-        return Moment(
-            self._now_s,
-            tuple(max(0.0, self._now_s - each) for each in self._waiting),
-            self._option,
-            self._stream.slo_s,
-            self._left() if self._may_learn() else 0,
-            self._forecast.demand_per_s,
-            None if serving is None else self._now_s + serving.left_s,
-            self._learning is not None,
-            self._batch,
-            self._menu if self._choose else None,
-            None if self._day_s is None else (self._day_s + self._now_s) % DAY_S,
-            mean_per_s=self._forecast.slow_per_s,
-        )
+    @property
+    def serves_until_s(self) -> float | None:
+        if self._serving is None:
+            return None
+        return self.now_s + self._serving.left_s
 
-    def _may_learn(self) -> bool:
-        return self._learning is None and (self._ration is None or self._ration.open)
+    @property
+    def training(self) -> bool:
+        return self._learning is not None
 
-    def _ask(self) -> float | None:
-        for _ in range(_ASKED):
-            decision = self._policy(self._moment())
-            if decision.idle:
-                return decision.until_s
-            self._do(decision)
-        raise InvalidInput("the policy never comes to rest: it changes the operating point again and again")
+    @property
+    def day_s(self) -> float | None:
+        if self._day_s is None:
+            return None
+        return (self._day_s + self.now_s) % DAY_S
 
-    def _do(self, decision: Decision) -> None:
-        if decision.point is not None:
-            self._move(decision.point)
-            return
-        for _ in range(decision.drop):
-            self._waiting.popleft()
-            self._late += 1
-            self._dropped += 1
-        if decision.run is not None:
-            samples = decision.run.samples
-            self._learning = self._start("learning", samples, samples=samples)
-        if decision.batch:
-            arrived = taken(self._waiting, decision)
-            self._serving = self._start("serving", len(arrived), arrived_s=arrived)
+    def queued(self, ages_s: Sequence[float], demand_per_s: float | None) -> None:
+        """Do nothing: a simulated slice is never stopped in the middle."""
+
+    def move(self, point: OperatingPoint) -> float:
+        delays = self._host.engine.simulation.actuation
+        before = self.option.point
+        changed = {name for name in point if point[name] != before[name]}
+        self.option = next(each for each in self._menu.options if each.point == point)
+        self._idle_w = self._host.idle_w(point)
+        return delays.gpu_s * bool(changed & {"gpu_min_hz", "gpu_max_hz"}) + delays.memory_s * ("mem_hz" in changed)
+
+    def train(self, piece: Slice) -> None:
+        self._learning = self._start("learning", piece.samples, samples=piece.samples)
+
+    def serve(self, arrived_s: tuple[float, ...]) -> None:
+        self._serving = self._start("serving", len(arrived_s), arrived_s=arrived_s)
 
     def _start(self, kind: str, size: int, samples: int = 0, arrived_s: tuple[float, ...] = ()) -> _Flight:
         beside = self._serving is not None or self._learning is not None
-        waited_s = 0.0 if beside else min(10.0, self._now_s - self._idle_since_s)
+        waited_s = 0.0 if beside else min(10.0, self.now_s - self._idle_since_s)
         take = self._host.serving if kind == "serving" else self._host.learning
-        piece = take(self._option.point, size, waited_s, beside)
+        piece = take(self.option.point, size, waited_s, beside)
         warmup_s = self._host.sharing.warmup_s if self._last not in ("", kind) else 0.0
         self._last = kind
-        factor = next(self._noise) if self._noise is not None else 1.0
-        return _Flight(piece, piece.work_s * factor + warmup_s, samples, arrived_s, self._now_s)
+        return _Flight(piece, piece.work_s * next(self._noise) + warmup_s, samples, arrived_s, self.now_s)
 
-    def _move(self, point: OperatingPoint) -> None:
-        delays = self._host.engine.simulation.actuation
-        before = self._option.point
-        changed = {name for name in point if point[name] != before[name]}
-        delay_s = delays.gpu_s * bool(changed & {"gpu_min_hz", "gpu_max_hz"}) + delays.memory_s * ("mem_hz" in changed)
-        self._option = self._found(point)
-        self._idle_w = self._host.idle_w(point)
-        end_s = self._now_s + delay_s
-        while self._now_s < end_s - _INSTANT_S:
-            self._pass(min(end_s, self._next_s(None)))
-
-    def _found(self, point: OperatingPoint) -> Option:
-        return next(each for each in self._menu.options if each.point == point)
+    def wait(self, until_s: float, queued: bool) -> Sequence[Answer]:
+        """Let time pass, at most until a piece ends."""
+        inference, training = self._paces()
+        ends = [until_s]
+        if self._serving is not None:
+            ends.append(self.now_s + self._serving.left_s / inference)
+        if self._learning is not None:
+            ends.append(self.now_s + self._learning.left_s / training)
+        then_s = max(self.now_s + INSTANT_S, min(ends))
+        self._draw(then_s - self.now_s, inference, training)
+        self.now_s = then_s
+        answers = self._end_serving()
+        self._end_learning()
+        return answers
 
     def _paces(self) -> tuple[float, float]:
         if self._serving is None or self._learning is None:
@@ -317,80 +308,56 @@ class _World:
         both = self._host.paces(self._serving.piece, self._learning.piece)
         return both.inference, both.training
 
-    def _next_s(self, until_s: float | None) -> float:
-        """Return when something happens next: an arrival, an end, a look, or the time a policy asked for."""
-        inference, training = self._paces()
-        ends = [self._look_s, math.inf if until_s is None else until_s]
-        ends += [self._ahead[0]] if self._ahead else []
-        ends += [self._now_s + self._serving.left_s / inference] if self._serving else []
-        ends += [self._now_s + self._learning.left_s / training] if self._learning else []
-        return max(self._now_s + _INSTANT_S, min(ends))
-
-    def _pass(self, then_s: float) -> None:
-        """Let time pass, and take note of what has ended and arrived."""
-        self._draw(then_s - self._now_s)
-        self._now_s = then_s
-        self._end_serving()
-        self._end_learning()
-        while self._ahead and self._ahead[0] <= self._now_s + _INSTANT_S:
-            self._waiting.append(self._ahead.popleft())
-            self._seen += 1
-        if self._now_s >= self._look_s - _INSTANT_S:
-            self._look()
-
-    def _look(self) -> None:
-        """Tell the forecast what came, and the ration what was drawn; seldom once nothing comes any more."""
-        self._forecast = self._forecast.seen(self._now_s, self._seen / self._period_s, self._period_s)
+    def look(self, period_s: float, answered: int, late: int) -> float:
+        """Tell the ration what was drawn; seldom once nothing comes any more, where nothing changes but the hour."""
         if self._ration is not None:
-            self._waited_s += self._period_s if self._left() and not self._ration.open else 0.0
-            self._ration = self._ration.after(self._joules - self._weighed_j, self._period_s)
-            self._weighed_j = self._joules
-        over = self._now_s > self._stream.length_s + _REST_S and self._ration is None
-        self._period_s = _REST_S if over else _LOOK_S
-        self._seen = 0
-        self._look_s += self._period_s
+            if self._left_of_step() and not self._ration.open:
+                self.waited_s += period_s
+            self._ration = self._ration.after(self.joules - self._weighed_j, period_s)
+            self._weighed_j = self.joules
+            return LOOK_S
+        if self.now_s > self._stream.length_s + _REST_S:
+            return _REST_S
+        return LOOK_S
 
-    def _draw(self, duration_s: float) -> None:
+    def _draw(self, duration_s: float, inference: float, training: float) -> None:
         """Draw energy for some time, and get that much done."""
-        inference, training = self._paces()
         power_w = self._idle_w
         flights = [flight for flight in (self._serving, self._learning) if flight is not None]
         if flights:
             power_w = sum(flight.piece.power_w for flight in flights) / len(flights)
-            self._idle_since_s = self._now_s + duration_s
+            self._idle_since_s = self.now_s + duration_s
         heat = self._host.engine.simulation.thermal
         joules = (power_w + static_w(heat, self._temperature_c)) * duration_s
-        self._joules += joules
+        self.joules += joules
         self._temperature_c = warmed_c(heat, self._temperature_c, joules / duration_s, duration_s)
-        served_s = 0.0 if self._serving is None else duration_s * inference
+        served_s = 0.0
         if self._serving is not None:
+            served_s = duration_s * inference
             self._serving.left_s -= served_s
-            self._inference_s += served_s
-        if self._now_s < self._stream.length_s:
-            self._room += (duration_s - served_s) / self._option.sample_s
+            self.inference_s += served_s
+        if self.now_s < self._stream.length_s:
+            self.room += (duration_s - served_s) / self.option.sample_s
         if self._learning is not None:
             self._learning.left_s -= duration_s * training
 
-    def _end_serving(self) -> None:
+    def _end_serving(self) -> Sequence[Answer]:
         flight = self._serving
-        if flight is None or flight.left_s > _INSTANT_S:
-            return
-        took = [self._now_s + flight.piece.lag_s - arrived_s for arrived_s in flight.arrived_s]
-        self._latencies += took
-        self._arrived += flight.arrived_s
-        self._late += sum(each > self._stream.slo_s for each in took)
+        if flight is None or flight.left_s > INSTANT_S:
+            return ()
         self._serving = None
+        return (Answer(flight.arrived_s, self.now_s + flight.piece.lag_s),)
 
     def _end_learning(self) -> None:
         flight = self._learning
-        if flight is None or flight.left_s > _INSTANT_S:
+        if flight is None or flight.left_s > INSTANT_S:
             return
         self._samples += flight.samples
-        self._slices.append((flight.began_s, self._now_s))
-        if self._now_s <= self._stream.length_s:
-            self._in_stream += flight.samples
+        self.slices_s.append((flight.began_s, self.now_s))
+        if self.now_s <= self._stream.length_s:
+            self.in_stream += flight.samples
         if self._samples >= self._total:
-            self._done_s = self._now_s
+            self.done_s = self.now_s
         self._learning = None
 
 

@@ -173,6 +173,11 @@ class SupervisedTrainer:
         return self._trainer.task.batch
 
     @property
+    def epochs(self) -> int:
+        """Epochs of the job."""
+        return self._trainer.task.epochs
+
+    @property
     def model(self) -> str:
         """What is trained, as it was named."""
         return self._trainer.task.model
