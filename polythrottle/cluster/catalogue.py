@@ -301,7 +301,9 @@ def _caps(entry: TomlTable, gpus: int) -> tuple[Cap, ...]:
     if isinstance(entry.values.get("caps"), dict):
         given = entry.within("caps")
         given.check_keys(_CAPS)
-        batch = given.whole("batch_size", 1) if "batch_size" in given.values else None
+        batch = None
+        if "batch_size" in given.values:
+            batch = given.whole("batch_size", 1)
         sizes = (gpus, given.whole("table_gpus", 1))
         caps = _told(given, lambda: caps_of_table(table(given), batch, *sizes, host_w=host_w))
     else:
@@ -319,7 +321,9 @@ def _rows(entry: TomlTable, host_w: float) -> tuple[Cap, ...]:
     """Return caps written as rows; slowdowns count from the first, the default, as steps_per_s does."""
     rows = entry.listed("caps")
     if not 1 <= len(rows) <= _MOST_CAPS:
-        lack = f"holds more than {_MOST_CAPS} rows" if rows else "is missing"
+        lack = "is missing"
+        if rows:
+            lack = f"holds more than {_MOST_CAPS} rows"
         raise entry.wrong("caps", f"{lack}; give rows with limit_w, slowdown and power_w, or a table")
     caps = [_cap(row, host_w) for row in rows]
     if any((above.limit_w or inf) <= (below.limit_w or inf) for above, below in pairwise(caps)):
@@ -329,7 +333,9 @@ def _rows(entry: TomlTable, host_w: float) -> tuple[Cap, ...]:
 
 def _cap(row: TomlTable, host_w: float) -> Cap:
     row.check_keys(("limit_w", "slowdown", "power_w", "source"))
-    limit_w = row.number("limit_w", above=True) if "limit_w" in row.values else None
+    limit_w = None
+    if "limit_w" in row.values:
+        limit_w = row.number("limit_w", above=True)
     slowdown = row.number("slowdown", 1.0, above=True)
     power_w = row.number("power_w", above=True)
     return Cap(limit_w, slowdown, power_w + host_w)

@@ -97,7 +97,10 @@ def read_histories(path: Path, instance_type: str = "", zone: str = "", product:
         if where.startswith(zone) and product in ("", sold):
             found.setdefault((where, kind, sold), {})[time_s] = cells.number(_PRICE, 0.0)
     if not found:
-        have = sorted(types) if instance_type not in types else sorted(zones)
+        if instance_type not in types:
+            have = sorted(types)
+        else:
+            have = sorted(zones)
         wanted = " ".join(part for part in (instance_type, zone, product) if part)
         raise InvalidInput(f"{path} has no prices of {wanted or 'anything'}; it has {', '.join(have[:12])}")
     return tuple(_history(key, changes, ends_s) for key, changes in sorted(_one_product(found, product).items()))
@@ -172,7 +175,9 @@ def smoothed(caps: Sequence[Cap]) -> tuple[Cap, ...]:
     """
     slowdowns = _rising([cap.slowdown for cap in caps])
     powers = [-power for power in _rising([-cap.power_w for cap in caps])]
-    first = slowdowns[0] if slowdowns else 1.0
+    first = 1.0
+    if slowdowns:
+        first = slowdowns[0]
     return tuple(
         Cap(cap.limit_w, slowdown / first, power) for cap, slowdown, power in zip(caps, slowdowns, powers, strict=True)
     )
@@ -344,7 +349,9 @@ def _trace(file: Path, seen: Mapping[float, int]) -> Trace:
         if not kept or count != next(reversed(kept.values())):
             kept[time_s - begins_s] = count
     length_s = last_s - begins_s
-    assumed_s = median(b - a for a, b in pairwise(seen)) if length_s in kept else 0.0
+    assumed_s = 0.0
+    if length_s in kept:
+        assumed_s = median(b - a for a, b in pairwise(seen))
     try:
         return Trace(file.name, tuple(kept), tuple(kept.values()), length_s + assumed_s, assumed_s)
     except InvalidInput as error:

@@ -77,7 +77,9 @@ def _energy(device: Device, readings: Sequence[Reading]) -> Finding:
     power_w = grown_j / span_s
     if power_w > _MOST_W * (device.uri.count(",") + 1):  # a group names each of its GPUs
         return Finding("energy reading", False, f"{show(power_w, 'W')} cannot be true", _WARY)
-    kind = f", {device.energy_kind}" if device.energy_kind is not EnergyKind.MEASURED else ""
+    kind = ""
+    if device.energy_kind is not EnergyKind.MEASURED:
+        kind = f", {device.energy_kind}"
     return Finding("energy reading", True, f"rises by {show(power_w, 'W')} now{kind}; {_step(readings)}")
 
 

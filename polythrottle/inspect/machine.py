@@ -293,7 +293,9 @@ def _closed(system: System) -> Iterator[Finding]:
     mode = re.search(r"\[(\w+)\]", system.text("sys/kernel/security/lockdown") or "")
     boot = system.data(_SECURE_BOOT)
     # Four bytes of attributes, then the value (kernel: Documentation/filesystems/efivarfs.rst).
-    secure = " under secure boot" if boot is not None and len(boot) == 5 and boot[4] == 1 else ""
+    secure = ""
+    if boot is not None and len(boot) == 5 and boot[4] == 1:
+        secure = " under secure boot"
     if mode and mode[1] != "none":
         told = f"kernel lockdown ({mode[1]}{secure}) closes debugfs, so a Jetson's memory clock cannot be locked"
         yield Finding("lockdown", False, told, "boot without secure boot, or tune the other knobs")

@@ -62,17 +62,23 @@ def plane(digest: Digest, energy: Scale) -> Figure:
     seen = [(mark, value) for mark in everything if (value := mark.measurement.metric(metric)) is not None]
     latency = Scale.of((value for _, value in seen), "s")
     spots = [(value / latency.factor, mark.measurement.energy_j / energy.factor) for mark, value in seen]
-    limit = None if digest.latency_limit_s is None else digest.latency_limit_s / latency.factor
+    limit = None
+    if digest.latency_limit_s is not None:
+        limit = digest.latency_limit_s / latency.factor
     marks = [mark for mark, _ in seen]
     near = region(marks, spots)
-    higher = 0 if near is None else _OVERVIEW_PT + _OVERVIEW_GAP_PT
+    higher = 0
+    if near is not None:
+        higher = _OVERVIEW_PT + _OVERVIEW_GAP_PT
     figure, axes = canvas(_WIDTH_PT, _HEIGHT_PT, energy.titled(digest.energy_name), above_pt=higher)
     axes.set_xlabel(latency.titled(f"{metric} latency"))
     if near is None:
         _scatter(axes, digest, marks, spots, limit)
         return figure
     shown = [(mark, spot) for mark, spot in zip(marks, spots, strict=True) if near.holds(spot)]
-    bound = limit if limit is not None and near.left <= limit <= near.right else None
+    bound = None
+    if limit is not None and near.left <= limit <= near.right:
+        bound = limit
     _scatter(axes, digest, [mark for mark, _ in shown], [spot for _, spot in shown], bound)
     above = strip(figure, _OVERVIEW_PT)
     _scatter(above, digest, marks, spots, limit, unnamed=[mark for mark, _ in shown])
@@ -237,7 +243,10 @@ def _side_by_side(names: Sequence[str], head_pt: float) -> tuple[Figure, Axes, A
 
 def compared(digest: Digest) -> list[Mark]:
     """Return what the comparison shows: the tuned point, the default unless it is the same, the presets."""
-    own = [digest.best] if digest.default_is_best else [digest.best, digest.default]
+    if digest.default_is_best:
+        own = [digest.best]
+    else:
+        own = [digest.best, digest.default]
     return [*(mark for mark in own if mark is not None), *digest.presets]
 
 
@@ -275,7 +284,10 @@ def _bars(axes: Axes, marks: Sequence[Mark], values: Sequence[float | None], sca
     """Draw bars over the left of the axes and their values in a column at the right, where no line crosses them."""
     longs = [0.0 if value is None else value / scale.factor for value in values]
     most = max(longs) or 1.0
-    reach = most if limit is None else max(most, min(limit / scale.factor, 2 * most))
+    if limit is None:
+        reach = most
+    else:
+        reach = max(most, min(limit / scale.factor, 2 * most))
     axes.set(xlim=(0, 1.5 * reach), ylim=(len(marks) - 0.5, -0.5), xticks=[], yticks=[])
     axes.spines["bottom"].set_visible(False)
     axes.grid(visible=False)
@@ -308,7 +320,9 @@ def free_knobs(digest: Digest) -> list[Knob]:
 
 def knob_figure(digest: Digest, knob: Knob, energy: Scale) -> Figure:
     """Return the energy of every trial against the level of one knob."""
-    extra = _SLANTED_PT if _stepped(knob) and _crowded(knob) and not knob.ordered else 0
+    extra = 0
+    if _stepped(knob) and _crowded(knob) and not knob.ordered:
+        extra = _SLANTED_PT
     figure, axes = canvas(_KNOB_WIDTH_PT, _KNOB_HEIGHT_PT + extra, energy.titled(digest.energy_name), 36 + extra)
     knob_panel(axes, digest, knob, energy)
     return figure

@@ -52,7 +52,10 @@ _NAMES = {
 def plane_keys(digest: Digest) -> Html:
     """Return the keys of the energy–latency plane."""
     front = front_words(digest)
-    lines = [] if front is None else [_line(front, MUTED)]
+    if front is None:
+        lines = []
+    else:
+        lines = [_line(front, MUTED)]
     if (limit := limit_words(digest)) is not None:
         lines.append(_line(limit, VERMILLION, "4 3"))
     return _list(_marks(digest, (*digest.trials, *digest.presets)), lines)
@@ -77,7 +80,10 @@ def limit_words(digest: Digest) -> str | None:
 
 def convergence_keys(digest: Digest) -> Html:
     """Return the keys of the convergence figure."""
-    lines = [_line("best so far", GREEN)] if digest.best is not None else []
+    if digest.best is not None:
+        lines = [_line("best so far", GREEN)]
+    else:
+        lines = []
     if digest.default is not None:
         lines.append(_line(f"{digest.study.problem.objective.words} of the default", INK, "1.5 2.5"))
     if any(trial.failure is not None for trial in digest.study.trials):
@@ -94,7 +100,10 @@ def named_looks(digest: Digest, marks: Iterable[Mark]) -> list[tuple[MarkerStyle
     """Return each marker that occurs, with what it means, in the order of the roles."""
     looks = {look(mark): mark for mark in marks}
     ranked = sorted(looks.items(), key=lambda pair: list(LOOKS).index(pair[1].role))
-    names = _NAMES if digest.study.problem.constraints else {**_NAMES, Role.FEASIBLE: "trial"}
+    if digest.study.problem.constraints:
+        names = _NAMES
+    else:
+        names = {**_NAMES, Role.FEASIBLE: "trial"}
     return [(how, f"{names[mark.role]}{_remark(how, mark)}") for how, mark in ranked]
 
 
@@ -285,7 +294,9 @@ def report_html(
 
 
 def _sections(digest: Digest, heading: str, facts: Mapping[str, str], profile: Path | None) -> Iterator[Html]:
-    kind = tag("span", f"{digest.kind} energy", class_="kind") if digest.kind else ""
+    kind = ""
+    if digest.kind:
+        kind = tag("span", f"{digest.kind} energy", class_="kind")
     yield tag("header", tag("p", "polythrottle report ", kind, class_="over"), tag("h1", heading))
     yield headline(digest)
     if profile is not None and digest.best is not None:
@@ -319,7 +330,10 @@ def _trials(table: TrialTable) -> Html:
     if table.more:
         box = tag("input", type="checkbox", id="all")
         head.append(tag("label", box, f" Show {', '.join(table.more)} too", class_="note"))
-    note = [tag("p", table.note, class_="note")] if table.note else []
+    if table.note:
+        note = [tag("p", table.note, class_="note")]
+    else:
+        note = []
     wide = tag("div", table.html(), class_="wide", tabindex="0")
     return tag("section", tag("div", joined(head), class_="bar"), wide, *note, class_="card trials-card")
 

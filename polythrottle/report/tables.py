@@ -78,7 +78,9 @@ def _kinds(digest: Digest) -> list[EnergyKind]:
 def _energies(digest: Digest) -> Html:
     if not digest.measured:
         return joined(())
-    between = " → " if digest.saving_fraction is not None else "; "
+    between = "; "
+    if digest.saving_fraction is not None:
+        between = " → "
     return tag("p", f"{digest.energy_name.capitalize()}: {between.join(_energy_parts(digest))}", class_="energies")
 
 
@@ -89,7 +91,9 @@ def _energy_parts(digest: Digest) -> Iterator[str]:
     if default is None:
         yield "not measured at the default"
     else:
-        broken = ", which breaks the SLO" if default.verdict is False else ""
+        broken = ""
+        if default.verdict is False:
+            broken = ", which breaks the SLO"
         yield f"{_energy(digest, default.measurement)} at the default{broken}"
     if best is not None and not digest.default_is_best:
         yield f"{_energy(digest, best.measurement)} tuned"
@@ -136,8 +140,12 @@ def _stats(digest: Digest) -> Iterable[Html]:
     yield _stat("trials", f"{count:,}", f"in a space of {size:,} point{'s' * (size > 1)}")
     worst = percent(digest.worst_excess)
     all_in_all = percent(digest.total_excess)
-    over = f", worst by {worst}, together {all_in_all}" if digest.broken else ""
-    unknown = f", {digest.unjudged:,} not judged" if digest.unjudged else ""
+    over = ""
+    if digest.broken:
+        over = f", worst by {worst}, together {all_in_all}"
+    unknown = ""
+    if digest.unjudged:
+        unknown = f", {digest.unjudged:,} not judged"
     yield _stat("broke the SLO", f"{len(digest.broken):,}", f"infeasible trials{over}{unknown}")
     yield from _effort(digest)
     for state in (TrialState.FAILED, TrialState.RUNNING):
@@ -155,7 +163,9 @@ def _effort(digest: Digest) -> Iterator[Html]:
             counted = f"; {RECORDED_ITEMS:,} items a trial, as recorded"
         else:
             counted = ""
-        energy = f"and {show(cost.energy_j, 'J')}, {digest.kind}" if digest.energy_unit else ""
+        energy = ""
+        if digest.energy_unit:
+            energy = f"and {show(cost.energy_j, 'J')}, {digest.kind}"
         yield _stat("search", show_span(cost.duration_s), f"{energy}{counted}".lstrip("; ") or "on the device's clock")
 
 
@@ -193,7 +203,10 @@ _KNOBS_MOST = 5
 def knob_table(digest: Digest) -> Html:
     """Return the level of every knob at the tuned point and at the default."""
     space = digest.study.problem.space
-    points = {"tuned": digest.best.point} if digest.best is not None else {}
+    if digest.best is not None:
+        points = {"tuned": digest.best.point}
+    else:
+        points = {}
     points["default"] = space.default
     head = tag("tr", tag("th", "knob"), *(tag("th", title, class_="number") for title in points))
     rows = (
@@ -261,7 +274,10 @@ class TrialTable:
             return ""
         trials = self._digest.study.trials
         presets = self._digest.study.references
-        point = trials[0].point if trials else presets[0].point
+        if trials:
+            point = trials[0].point
+        else:
+            point = presets[0].point
         levels = (f"{show_name(name)}={show_number(name, point[name])}" for name in self._fixed)
         return f"The same in every row: {', '.join(levels)}."
 
@@ -334,24 +350,35 @@ class TrialTable:
             yield _number(bare(name, point[name]) if name in point else "–")
 
     def _values(self, seen: Measurement | None) -> Iterator[Html]:
+        metrics: dict[str, float | None] = dict.fromkeys((*self._shown, *self._hidden))
+        power_w = None
+        energy_j = None
+        requests = None
+        if seen is not None:
+            metrics = {statistic: seen.metric(statistic) for statistic in metrics}
+            power_w = seen.power_w
+            energy_j = seen.energy_j
+            requests = seen.requests
         for statistic in self._shown:
-            yield _number(self._latency.number(seen.metric(statistic) if seen else None))
+            yield _number(self._latency.number(metrics[statistic]))
         if self._intervals:
             yield _number(self._ends(seen))
         for statistic in self._hidden:
-            yield _number(self._latency.number(seen.metric(statistic) if seen else None), more=True)
-        yield _number(self._power.number(seen.power_w if seen else None))
-        yield _number(self._energy.number(seen.energy_j if seen else None))
+            yield _number(self._latency.number(metrics[statistic]), more=True)
+        yield _number(self._power.number(power_w))
+        yield _number(self._energy.number(energy_j))
         if self._intervals:
             yield _number(_half(seen))
-            yield _number(f"{seen.requests:,}" if seen and seen.requests is not None else "–", more=True)
+            yield _number("–" if requests is None else f"{requests:,}", more=True)
 
     def _ends(self, seen: Measurement | None) -> str:
         """Return between what the p99 is; an upper end that is not known is an ellipsis."""
-        found = seen.intervals.get("p99") if seen else None
-        if found is None:
+        if seen is None or (interval := seen.intervals.get("p99")) is None:
             return "–"
-        return f"{self._latency.number(found.low)} – {self._latency.number(found.high) if found.known else '…'}"
+        high = "…"
+        if interval.known:
+            high = self._latency.number(interval.high)
+        return f"{self._latency.number(interval.low)} – {high}"
 
     def _outcome(self, trial: Trial) -> str:
         """Return whether the SLO holds at a trial, or why nobody knows."""
@@ -359,7 +386,9 @@ class TrialTable:
             return f"failed: {trial.failure}"
         if trial.measurement is None:
             return str(trial.state)
-        early = ", stopped early" if trial.measurement.censored else ""
+        early = ""
+        if trial.measurement.censored:
+            early = ", stopped early"
         return f"{self._verdict(trial.measurement)}{early}"
 
     def _verdict(self, seen: Measurement) -> str:
@@ -377,20 +406,19 @@ def _alike(name: str, points: Sequence[OperatingPoint]) -> bool:
 
 
 def _level(name: str, point: OperatingPoint, default: OperatingPoint) -> Html:
-    text = show_number(name, point[name])
-    return tag("td", text, class_="number" if point[name] == default[name] else "number moved")
+    moved = point[name] != default[name]
+    return tag("td", show_number(name, point[name]), class_="number" + " moved" * moved)
 
 
 def _half(seen: Measurement | None) -> str:
     """Return half the interval of energy as a share of it; unknown gives ``–``."""
-    found = seen.intervals.get("energy") if seen else None
-    if seen is None or found is None:
+    if seen is None or (interval := seen.intervals.get("energy")) is None:
         return "–"
-    return f"{100 * found.half / seen.energy_j:.2g} %"
+    return f"{100 * interval.half / seen.energy_j:.2g} %"
 
 
 def _number(text: str, *, more: bool = False) -> Html:
-    return tag("td", text, class_="number more" if more else "number")
+    return tag("td", text, class_="number" + " more" * more)
 
 
 def _breakable(name: str) -> Html:
@@ -399,4 +427,4 @@ def _breakable(name: str) -> Html:
 
 
 def _heading(text: str, *, more: bool = False) -> Html:
-    return tag("th", text, class_="number more" if more else "number")
+    return tag("th", text, class_="number" + " more" * more)

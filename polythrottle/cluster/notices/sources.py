@@ -116,7 +116,10 @@ class FileSource:
     def _parsed(self, text: str) -> Notice:
         try:
             said = json.loads(text)
-            document = said if isinstance(said, dict) else {"left_s": said}
+            if isinstance(said, dict):
+                document = said
+            else:
+                document = {"left_s": said}
             left_s = document.get("left_s")
             left_s = None if left_s is None else float(left_s)
             if left_s is not None and not (math.isfinite(left_s) and left_s >= 0):
@@ -134,7 +137,10 @@ def signal_number(name: str) -> signal.Signals:
     Raises:
         InvalidInput: If there is no such signal, or it means something else already.
     """
-    full = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
+    if name.upper().startswith("SIG"):
+        full = name.upper()
+    else:
+        full = f"SIG{name.upper()}"
     number = signal.Signals.__members__.get(full)
     if number is None or full in RESERVED:
         raise InvalidInput(f"a notice can be signal:USR1 or signal:USR2, not {name[:20]!r}")
@@ -282,7 +288,9 @@ class RaySource:
         if self.node not in found:
             return None
         deadline_ms = found[self.node]
-        left_s = max(0.0, (deadline_ms - self.now_ms()) / 1000) if deadline_ms else None
+        left_s = None
+        if deadline_ms:
+            left_s = max(0.0, (deadline_ms - self.now_ms()) / 1000)
         return Notice(NoticeKind.PREEMPT, left_s, self.node, self.name)
 
 

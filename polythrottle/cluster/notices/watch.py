@@ -110,7 +110,9 @@ class NoticeWatch:
 
     def _take(self, notice: Notice, told: NoticeListener, now_s: float) -> None:
         told.say("notice", kind=str(notice.kind), left_s=notice.left_s, source=notice.source)
-        left = "" if notice.left_s is None else f", {notice.left_s:.0f} s left"
+        left = ""
+        if notice.left_s is not None:
+            left = f", {notice.left_s:.0f} s left"
         self.say(f"{notice.source} says: {notice.kind}{left}")
         wait_s = leave_in_s(notice, self.margin_s)
         if wait_s is not None and (self._leave_s is None or now_s + wait_s < self._leave_s):

@@ -230,7 +230,10 @@ def replay(
         seen = Situation(now_s, job.done_s, work_s, deadline_s, delay_s, job.holding, spot, look_s)
         _take(job, policy(seen), now_s, delay_s)
         until_s = _next_look_s(record, begin_s + now_s, look_s) - begin_s
-        ends_s = max(now_s, job.ready_s) + work_s - job.done_s if job.holding else inf
+        if job.holding:
+            ends_s = max(now_s, job.ready_s) + work_s - job.done_s
+        else:
+            ends_s = inf
         _hold(job, now_s, min(until_s, ends_s))
         if ends_s <= until_s:
             return RentalReplay(ends_s, job.held_s, job.changes, deadline_s)

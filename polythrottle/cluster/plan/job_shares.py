@@ -190,7 +190,10 @@ class _Program:
 
     def cheapest(self, aim: Aim) -> Shares | None:
         """Minimise dollars or joules with every deadline met; None where they cannot be."""
-        each = self._usd_per_h if aim is Aim.COST else self._power_w
+        if aim is Aim.COST:
+            each = self._usd_per_h
+        else:
+            each = self._power_w
         rows = [[-part for part in row] for row in self._speeds()]
         found = self._solved([each(column) for column in self.columns], rows, self._needed(), 0)
         if found is None:

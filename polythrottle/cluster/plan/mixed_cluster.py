@@ -106,7 +106,10 @@ def mix(work: Work, offers: Sequence[Offer], parts: Sequence[Part], draws: int =
     span_s = work.steps / together
     hazard_per_s = losses_per_s([(part.lifetime, 0.0) for part in each], max(span_s, HOUR_S / 60))
     cost = CheckpointCost(work.cost.stall_s, work.cost.persist_s)
-    every_s = interval_s(cost, hazard_per_s, 1 / together) if work.undoes else inf
+    if work.undoes:
+        every_s = interval_s(cost, hazard_per_s, 1 / together)
+    else:
+        every_s = inf
     replace_s = max(part.offer.startup_s for part in each)
     longer = 1 + hazard_per_s * replace_s / len(each)
     if work.undoes and hazard_per_s:

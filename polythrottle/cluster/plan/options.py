@@ -175,7 +175,10 @@ def terms_of(work: Work, offer: Offer, market: Market, machines: int) -> Terms:
     Losses are counted over the time the job would take without any, each machine newborn when it begins.
     """
     step_s = offer.together_s(machines)
-    lifetime = offer.lifetime if market is Market.SPOT else KEPT
+    if market is Market.SPOT:
+        lifetime = offer.lifetime
+    else:
+        lifetime = KEPT
     span_s = max(work.steps * step_s, HOUR_S / 60)
     rate = machines * losses_per_s([(lifetime, 0.0)], span_s)
     exposure = Exposure(machines, rate, work.restart_s, offer.startup_s, work.noticed, work.undoes)

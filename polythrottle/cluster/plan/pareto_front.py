@@ -208,7 +208,9 @@ class _Walk:
     def _train(self, until_s: float, alive: int) -> None:
         """Go on until a moment, in seconds, with so many machines."""
         begin_s = min(max(self.now_s, self.resume_s), max(until_s, self.now_s))
-        span_s = max(0.0, until_s - begin_s) if alive > 0 else 0.0
+        span_s = 0.0
+        if alive > 0:
+            span_s = max(0.0, until_s - begin_s)
         every_s, stall_s = self._cycle_s()
         full, rest_s = divmod(self.phase_s + span_s, every_s + stall_s)
         had_s = min(self.phase_s, every_s)
@@ -369,7 +371,10 @@ def _by(value: float, limit: float, shown: Callable[[float], str]) -> str:
     if value <= limit:
         return shown(value)
     ratio = value / limit
-    over = f"{ratio - 1:.1%} over the" if ratio < _LARGE_RATIO else f"{ratio:.3g} times the"
+    if ratio < _LARGE_RATIO:
+        over = f"{ratio - 1:.1%} over the"
+    else:
+        over = f"{ratio:.3g} times the"
     return f"{shown(value)}, {over} {shown(limit)} allowed"
 
 

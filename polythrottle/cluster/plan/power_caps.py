@@ -84,7 +84,9 @@ class Exposure:
     @property
     def undoing_per_s(self) -> float:
         """Return the losses per second that undo work."""
-        rate = self.hazard_per_s * (1 - self.noticed) if self.undoes else 0.0
+        rate = 0.0
+        if self.undoes:
+            rate = self.hazard_per_s * (1 - self.noticed)
         if rate > _NEVER:
             return rate
         return 0.0
@@ -189,7 +191,10 @@ def expect(terms: Terms, cap: Cap, every_s: float) -> Choice:
     around = exposure.undoing_per_s * (train_s + stall_s)
     if around > _HOPELESS or (exposure.undoing_per_s and every_s == inf):
         return Choice(cap, every_s, inf, {Use.REDONE: Spent(inf, inf, inf)})
-    wall_s = expm1(around) / exposure.undoing_per_s if around else train_s + stall_s
+    if around:
+        wall_s = expm1(around) / exposure.undoing_per_s
+    else:
+        wall_s = train_s + stall_s
     losses = exposure.hazard_per_s * wall_s
     times_s = {
         Use.USEFUL: train_s,

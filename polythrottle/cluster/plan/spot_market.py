@@ -245,7 +245,10 @@ def judge(option: Option) -> SpotSaving | None:
         return None
     terms = {market: terms_of(work, offer, market, machines) for market in Market}
     kept = expect(terms[Market.ON_DEMAND], cap, inf)
-    found = option if option.market is Market.SPOT else _on_spot(option)
+    if option.market is Market.SPOT:
+        found = option
+    else:
+        found = _on_spot(option)
     spot = found.choice
     if spot.time_s == inf:
         return SpotSaving(inf, inf, inf, 0.0)
@@ -262,7 +265,9 @@ def spot_or_not(option: Option) -> tuple[str, ...]:
         return ()
     if found.cost_ratio == inf:
         return ("never ends on spot: losses come faster than work is written down",)
-    verb = "pays" if found.pays else "does not pay"
+    verb = "does not pay"
+    if found.pays:
+        verb = "pays"
     if found.break_even_per_h:
         stays = f"below {found.break_even_per_h:.2g} losses/h each"
     else:

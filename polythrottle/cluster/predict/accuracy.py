@@ -201,7 +201,9 @@ def _ours(model: StepModel, row: StepRow) -> PredictionRecord:
 
 
 def _record(row: StepRow, predicted_s: float | None, model: str, why: str | None = None) -> PredictionRecord:
-    measured_s = None if isnan(row.step_s) else row.step_s
+    measured_s = None
+    if not isnan(row.step_s):
+        measured_s = row.step_s
     return PredictionRecord(row.gpu, row.network.name, measured_s, predicted_s, model, why=why)
 
 
@@ -267,7 +269,8 @@ def leaking(rows: Sequence[StepRow], splits: int = 10, seed: int = 0) -> dict[st
         return None
     rng = np.random.default_rng(seed)
     found: dict[str, dict[str, float]] = {}
-    splits = splits if len(rows) <= ALONE else min(splits, _FEW_SPLITS)
+    if len(rows) > ALONE:
+        splits = min(splits, _FEW_SPLITS)
     for gpu in dict.fromkeys(row.gpu for row in rows):
         mine = [row for row in filled(rows) if row.gpu == gpu]
         scores = [_split(_repeats(mine, rng), rng) for _ in range(splits)]

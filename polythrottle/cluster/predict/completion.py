@@ -208,7 +208,10 @@ def complete(job: ClusterJob, draws: int = 400, seed: int = 0) -> Completion:
 
 
 def _spread(values: Sequence[float]) -> DrawnSpread:
-    cuts = quantiles(values, n=20, method="inclusive") if len(values) > 1 else [values[0]] * 19
+    if len(values) > 1:
+        cuts = quantiles(values, n=20, method="inclusive")
+    else:
+        cuts = [values[0]] * 19
     return DrawnSpread(fmean(values), cuts[0], cuts[-1])
 
 
@@ -258,7 +261,9 @@ class _Drawn:
 
     def _rate(self, there: tuple[int, ...]) -> float:
         every_s = self.job.checkpoint_every_s
-        share = 1.0 if every_s == inf else every_s / (every_s + self.job.checkpoint_s)
+        share = 1.0
+        if every_s != inf:
+            share = every_s / (every_s + self.job.checkpoint_s)
         if there:
             return self.job.speed(there) * share
         return 0.0
@@ -269,7 +274,10 @@ class _Drawn:
         self._spend(idle_s)
         self.stopped_s -= idle_s
         rate = self._rate(tuple(sorted(self.there)))
-        need_s = (self.job.steps - self.done) / rate if rate else inf
+        if rate:
+            need_s = (self.job.steps - self.done) / rate
+        else:
+            need_s = inf
         span_s = min(need_s, at_s - self.now_s)
         if span_s == inf:
             return False

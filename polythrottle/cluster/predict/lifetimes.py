@@ -69,7 +69,8 @@ class Pieces:
         for start_s, end_s, rate in zip(self.edges_s, (*self.edges_s[1:], inf), self.rates_per_s, strict=True):
             if rate > 0 and left <= rate * (end_s - start_s):
                 return start_s + left / rate
-            left -= rate * (end_s - start_s) if rate else 0.0
+            if rate:
+                left -= rate * (end_s - start_s)
         return inf
 
     def _danger(self, age_s: float) -> float:

@@ -258,15 +258,24 @@ def lifetime_rows(path: Path) -> tuple[LifetimeRow, ...]:
 
 def _watched(cells: Cells) -> LifetimeRow:
     age_s = cells.number("lifetime_s", 0.0)
-    most_s = None if cells.flag("reached_24h_cap") else age_s
+    most_s = None
+    if not cells.flag("reached_24h_cap"):
+        most_s = age_s
     return LifetimeRow(cells.text("gpu"), cells.text("zone"), cells.time("start"), age_s, most_s)
 
 
 def _polled(cells: Cells) -> LifetimeRow:
     least_s = cells.number("lifetime_min_s", 0.0)
-    most_s = cells.number("lifetime_max_s", least_s) if cells.flag("revoked") else None
-    count = cells.whole("n_gpus") if cells.holds("n_gpus") else 1
-    gpu = cells.text("gpu") if count == 1 else f"{count}x {cells.text('gpu')}"
+    most_s = None
+    if cells.flag("revoked"):
+        most_s = cells.number("lifetime_max_s", least_s)
+    count = 1
+    if cells.holds("n_gpus"):
+        count = cells.whole("n_gpus")
+    if count == 1:
+        gpu = cells.text("gpu")
+    else:
+        gpu = f"{count}x {cells.text('gpu')}"
     return LifetimeRow(gpu, cells.text("zone"), cells.time("created"), least_s, most_s)
 
 

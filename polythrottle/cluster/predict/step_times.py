@@ -261,8 +261,12 @@ def _alike(one: Shape, other: Shape) -> bool:
 
 def _shapes(rows: Sequence[StepRow]) -> list[Shape]:
     apart = sum(row.complete is False for row in rows)
-    campaigns = (False, True) if 2 <= apart <= len(rows) - 2 else (False,)
-    constants = (False, True) if len(rows) > 3 else (False,)
+    campaigns = [False]
+    if 2 <= apart <= len(rows) - 2:
+        campaigns.append(True)
+    constants = [False]
+    if len(rows) > 3:
+        constants.append(True)
     return [Shape(p, constant, campaign) for constant in constants for p in _EXPONENTS for campaign in campaigns]
 
 
@@ -364,7 +368,10 @@ def fit_checkpoints(rows: Sequence[CheckpointRow], local: bool = False) -> Check
     if not rows:
         raise InvalidInput("a model of checkpoints needs measured ones")
     names = {row.network for row in rows}
-    errors = [log(1 + error) for error in _singles(rows, local)] if len(names) > 3 else [0.3]
+    if len(names) > 3:
+        errors = [log(1 + error) for error in _singles(rows, local)]
+    else:
+        errors = [0.3]
     spread = sqrt(sum(one * one for one in errors) / len(errors) * len(names) / max(1, len(names) - 3))
     return CheckpointModel(*_checkpoint_coefficients(rows, local), spread, len(names))
 

@@ -129,7 +129,9 @@ def _drivers(store: str) -> list[str]:
 def _resources(option: Option) -> list[tuple[str, str]]:
     machine = option.offer.machine
     infra = _infra(machine.name, machine.region)
-    kind = machine.name if _AWS_TYPE.fullmatch(machine.name) else ""
+    kind = ""
+    if _AWS_TYPE.fullmatch(machine.name):
+        kind = machine.name
     spot = option.market is Market.SPOT
     return [
         *([("infra", infra)] if infra else []),

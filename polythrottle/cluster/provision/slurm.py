@@ -105,7 +105,10 @@ class SlurmProvider:
         Raises:
             DeviceError: If Slurm cannot be reached.
         """
-        there = ["-p", self.partition] if self.partition else []
+        if self.partition:
+            there = ["-p", self.partition]
+        else:
+            there = []
         pending = _slurm(["squeue", "-h", "-t", "PENDING", "-o", "%i", *there]).splitlines()
         idle = [node for node in nodes(self.partition).values() if node.state.rstrip("*~#!%$@^-+") == "idle"]
         return float(len(pending)), float(len(idle))
@@ -130,9 +133,12 @@ class SlurmProvider:
         partition = order.machine or self.partition
         words = ["--parsable", "--requeue", "--nodes=1", "--ntasks=1", f"--job-name={self.name}", "--open-mode=append"]
         words += [f"--output={self.folder}/%j.log"]
-        words += [f"--partition={partition}"] if partition else []
-        words += [f"--time={self.limit}"] if self.limit else []
-        words += [f"--signal=B:TERM@{self.notice_s}"] if self.notice_s else []
+        if partition:
+            words += [f"--partition={partition}"]
+        if self.limit:
+            words += [f"--time={self.limit}"]
+        if self.notice_s:
+            words += [f"--signal=B:TERM@{self.notice_s}"]
         return [*words, *self.more]
 
     def _rented(self, ticket: str) -> Rented:

@@ -92,10 +92,17 @@ class SimulationRequest:
     def scenario(self, policy: Policy) -> Scenario:
         """Return what is simulated under a policy."""
         prices = self.offer.machine.usd_per_h
-        spot = {Market.SPOT: prices[Market.SPOT]} if Market.SPOT in prices else dict(prices)
+        if Market.SPOT in prices:
+            spot = {Market.SPOT: prices[Market.SPOT]}
+        else:
+            spot = dict(prices)
         machine = replace(self.offer.machine, usd_per_h=spot)
-        price = None if self.history is None else _repeated(self.history)
-        known = self.offer.lifetime if self.trace is None else None
+        price = None
+        if self.history is not None:
+            price = _repeated(self.history)
+        known = None
+        if self.trace is None:
+            known = self.offer.lifetime
         supply = self.supply
         return Scenario(self.job, machine, supply, policy, Silicon(self.spread), usd_per_h=price, lifetime=known)
 
@@ -164,7 +171,10 @@ def asked_of(catalogue: Catalogue, machine: str | None, **more: Any) -> Simulati
         InvalidInput: If a value is out of range.
     """
     by_name = {offer.machine.name: offer for offer in catalogue.offers}
-    name = next(iter(by_name)) if machine is None else machine
+    if machine is None:
+        name = next(iter(by_name))
+    else:
+        name = machine
     if name not in by_name:
         raise UnknownName("machine", name, by_name)
     histories = catalogue.histories.get(name, ())
@@ -209,7 +219,9 @@ def _paid(outcome: SimulatedOutcome, work: Work) -> SimulatedOutcome:
     """Return an outcome with the catalogue's servers, and with the price of energy that the rent does not include."""
     server = work.server
     span_s = outcome.time_s
-    count = server.count if server.all_w or server.all_usd_per_s else 0
+    count = 0
+    if server.all_w or server.all_usd_per_s:
+        count = server.count
     rented = Spent(count * span_s, server.all_w * span_s, server.all_usd_per_s * span_s)
     energy_usd = (outcome.energy_j + rented.energy_j) * work.usd_per_j
     return replace(outcome, beside=rented + Spent(usd=energy_usd))

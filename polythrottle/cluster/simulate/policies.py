@@ -103,7 +103,10 @@ def admitted(ready: int, training: int, interruptions_per_s: float, pause_s: flo
     """
     if min(ready, training, interruptions_per_s, pause_s) < 0:
         raise InvalidInput("machines, rates and pauses are at least 0")
-    quiet_s = 1 / interruptions_per_s if interruptions_per_s else inf
+    if interruptions_per_s:
+        quiet_s = 1 / interruptions_per_s
+    else:
+        quiet_s = inf
     return ready > 0 and (training == 0 or ready * quiet_s > (training + ready) * pause_s)
 
 
@@ -230,7 +233,10 @@ class DefaultPolicy:
 
     def decide(self, situation: Situation) -> Decision:
         """Return the default cap for all."""
-        every_s = self.every_s if self.every_s is not None else reference_s(situation.terms())
+        if self.every_s is not None:
+            every_s = self.every_s
+        else:
+            every_s = reference_s(situation.terms())
         return Decision(every_s, (Turn(1.0, situation.machine.default),))
 
 

@@ -128,7 +128,9 @@ class RecordedSupply:
         copies: list[Iterator[Change]] = []
         while left > 0:
             places = min(left, self.trace.most)
-            begins_s = chance.random() * self.trace.ends_s if self.shifted or copies else 0.0
+            begins_s = 0.0
+            if self.shifted or copies:
+                begins_s = chance.random() * self.trace.ends_s
             copies.append(self._copy(Random(chance.random()), places, begins_s, numbers))
             left -= places
         return heapq.merge(*copies, key=lambda change: change.time_s)

@@ -117,7 +117,10 @@ class Group:
         """Take a machine in that begins to start now, in seconds of virtual time."""
         self._born_s[machine] = now_s
         factor = self.silicon.draw(self.chance)
-        seen = factor * (1 + self.chance.gauss(0.0, self.noise)) if self.noise else factor
+        if self.noise:
+            seen = factor * (1 + self.chance.gauss(0.0, self.noise))
+        else:
+            seen = factor
         self._grades[machine] = (grade(seen), grade(factor))
         self.starting.add(machine)
 
@@ -413,7 +416,9 @@ class _Training:
         believed = self.group.believed
         if self.decision is None:
             self.decision = self.scenario.policy.decide(self._situation(believed))
-        shared = job.communication if job.synchronous else 0.0
+        shared = 0.0
+        if job.synchronous:
+            shared = job.communication
         taken = [self._taken(turn.caps(believed, self.rungs)) for turn in self.decision.turns]
         shares = self.decision.shares([each.step for each in taken], slowest(believed) * machine.default.slowdown)
         self.pace = by_turns(tuple(zip(taken, shares, strict=True)), shared)
@@ -457,7 +462,9 @@ class _Training:
         """Go on with another interval; what was trained since the last checkpoint still counts."""
         if every_s == self.cycle.interval_s and self.at_s:
             return
-        since_s = min(self.cycle.undone_s(self.at_s), every_s) if self.at_s else 0.0
+        since_s = 0.0
+        if self.at_s:
+            since_s = min(self.cycle.undone_s(self.at_s), every_s)
         cost = self.scenario.job.checkpoint
         self.cycle = Cycle(every_s, cost.stall_s, cost.persist_s)
         self.at_s = since_s

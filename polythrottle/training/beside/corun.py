@@ -78,7 +78,9 @@ class CoRun:
     @staticmethod
     def _check_count(name: str, value: float | None, least_excluded: bool) -> None:
         if value is not None and not (0 <= value < math.inf and (value > 0 or not least_excluded)):
-            wanted = "above 0" if least_excluded else "at least 0"
+            wanted = "at least 0"
+            if least_excluded:
+                wanted = "above 0"
             raise InvalidInput(f"a co-run's {name} is {wanted} and finite, or None where unknown; not {value}")
 
     @property
@@ -212,7 +214,9 @@ class PaperModel:
             InvalidInput: If its operations could not be counted.
         """
         x = np.array(_features(run))
-        tail_s = None if self.tail is None else float(x @ self.tail)
+        tail_s = None
+        if self.tail is not None:
+            tail_s = float(x @ self.tail)
         return Prediction(float(x @ self.mean), self.spread_s, tail_s)
 
     def seen(self, run: CoRun) -> Self:

@@ -289,7 +289,9 @@ class PredictionError:
             for each, run, _ in told
             if each.tail_s is not None and run.tail_s is not None
         ]
-        tail = float(np.mean(tails)) if tails else None
+        tail = None
+        if tails:
+            tail = float(np.mean(tails))
         return cls(predictor, requests, float(np.mean(off)), tail, float(np.mean(within)))
 
 
@@ -333,7 +335,9 @@ class CoRunProfile:
 
 
 def _row(error: PredictionError) -> tuple[str, ...]:
-    tail = "not known" if error.tail is None else f"{error.tail:.1%}"
+    tail = "not known"
+    if error.tail is not None:
+        tail = f"{error.tail:.1%}"
     return error.predictor, str(error.requests), f"{error.mean:.1%}", tail, f"{error.within:.0%}"
 
 
@@ -359,7 +363,10 @@ def profile(
     others = [int(i) for i in rng.permutation([i for i in range(len(cases)) if i not in first])]
     judges = tuple(bench.measure(cases[i]) for i in others[:held_out])
     ours = Interference.fit(runs)
-    errors = [PredictionError.of("paper", 0, PaperModel.fit(runs), judges)] if ours.counted else []
+    if ours.counted:
+        errors = [PredictionError.of("paper", 0, PaperModel.fit(runs), judges)]
+    else:
+        errors = []
     errors.append(PredictionError.of("polythrottle", 0, ours, judges))
     open_cases = first + others[held_out:]
     for i in rng.integers(len(open_cases), size=requests):

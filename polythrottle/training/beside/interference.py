@@ -355,7 +355,9 @@ class Interference:
         value, gradient = _linear(self.reference, self.mean, self.reference.columns([run]))
         doubt = float(gradient[0] @ np.linalg.solve(self.precision, gradient[0]))
         mean_s = self.reference.time_s * float(np.exp(value[0]))
-        tail_s = None if self.tail is None else mean_s * self.tail.ratio(run)
+        tail_s = None
+        if self.tail is not None:
+            tail_s = mean_s * self.tail.ratio(run)
         return Prediction(mean_s, mean_s * float(np.sqrt(doubt + self.variance)), tail_s)
 
     def seen(self, run: CoRun) -> Self:

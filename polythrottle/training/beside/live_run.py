@@ -181,7 +181,8 @@ class MeteredPowerLimit:
             self._readable = False
             return
         passed_s = now.time_s - self._last.time_s
-        self.waited_s += passed_s if wanted and not was_open else 0.0
+        if wanted and not was_open:
+            self.waited_s += passed_s
         self._ration = self._ration.after(now.energy_j - self._last.energy_j, passed_s)
         self._last = now
         self._readable = True
@@ -300,7 +301,9 @@ def _judged(tended: SupervisedTrainer) -> dict[str, Any]:
     while not (verdict := tended.ask(lambda trainer: trainer.ask("validate", samples=_VALIDATED))["result"]):
         pass
     told: dict[str, Any] = dict(verdict)
-    served = tended.ask(lambda trainer: trainer.ask("swap")) if told["holds"] else None
+    served = None
+    if told["holds"]:
+        served = tended.ask(lambda trainer: trainer.ask("swap"))
     return {**told, "served": None if served is None else served["served"]}
 
 
@@ -348,7 +351,10 @@ class _LiveHost:
         self._serves_until_s = 0.0
         self._fresh_s = -math.inf
         self._option = timings.option(shared_s=beside)
-        self._meter = None if terms.ration is None else MeteredPowerLimit(device, terms.ration)
+        if terms.ration is None:
+            self._meter = None
+        else:
+            self._meter = MeteredPowerLimit(device, terms.ration)
         self.guard = Guard(terms.slo_s)
         self.slices_s = deque[tuple[float, float]](maxlen=SLICES_MOST)
         self.finished_s: float | None = None
@@ -362,7 +368,9 @@ class _LiveHost:
         """What the last times say, made anew only now and then: it is asked for with every decision."""
         now_s = self.now_s
         if now_s >= self._fresh_s + _FRESH_S:
-            most = 0 if self.guard.paused(now_s) else None
+            most = None
+            if self.guard.paused(now_s):
+                most = 0
             self._option = self._timings.option(most, self._beside)
             self._fresh_s = now_s
         return self._option

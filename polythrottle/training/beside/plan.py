@@ -132,7 +132,9 @@ def plan(
         raise InvalidInput("a plan needs a horizon longer than 0 s, and a power above 0 W if one is given")
     check_held(menu, max(each.rate_per_s for each in ahead), slo_s)
     check_power(menu, min(each.rate_per_s for each in ahead), slo_s, power_w)
-    off_peak = None if policy == "interleave" else quiet or OffPeak()
+    off_peak = None
+    if policy != "interleave":
+        off_peak = quiet or OffPeak()
     parts = _parts(ahead, off_peak, day_s)
     low = _summed(menu, job, parts, slo_s, power_w, off_peak, _HEAVY)
     high = _summed(menu, job, parts, slo_s, power_w, off_peak, _LIGHT)
@@ -153,7 +155,9 @@ def _parts(ahead: Sequence[LoadInterval], off_peak: OffPeak | None, day_s: float
         InvalidInput: If no hour lies within the horizon.
     """
     found = list[tuple[LoadInterval, float]]()
-    hours = None if off_peak is None else off_peak.hours
+    hours = None
+    if off_peak is not None:
+        hours = off_peak.hours
     for each in ahead:
         for part in [each] if hours is None else [one for one, _ in hours.cut(each, day_s)]:
             found.append((part, day_s))
@@ -194,7 +198,9 @@ def warnings_before(menu: Menu, left: int, terms: Terms, day_s: float) -> tuple[
     check_power(menu, terms.rate_per_s, terms.slo_s, terms.power_w)
     if terms.hours is None:
         return ()
-    waits = () if day_s in terms.hours else (f"fine-tuning begins in {terms.hours.wait(day_s)}",)
+    waits: tuple[str, ...] = ()
+    if day_s not in terms.hours:
+        waits = (f"fine-tuning begins in {terms.hours.wait(day_s)}",)
     if terms.seconds is None:
         return waits
     paces = (_within(each, terms.rate_per_s, terms.slo_s, terms.power_w)[0] for each in menu.options)
@@ -251,7 +257,9 @@ def _summed(
         part = _part(menu, rate, slo_s, power_w, off_peak, day_s, case.drawn)
         pace = case.attained * part.pace
         left = job.work - total.samples
-        busy_s = min(each.length_s, left / pace) if pace > 0 else 0.0
+        busy_s = 0.0
+        if pace > 0:
+            busy_s = min(each.length_s, left / pace)
         added_j = part.added_w * busy_s
         requests = rate * each.length_s
         ends = math.isinf(total.done_s) and pace > 0 and busy_s >= left / pace

@@ -166,7 +166,10 @@ class Timings:
 
     def _service(self, batch: int) -> Service:
         seen = self._batches[batch]
-        joules = seen.joules if seen.joules is not None else self._idle_w * seen.mean_s
+        if seen.joules is not None:
+            joules = seen.joules
+        else:
+            joules = self._idle_w * seen.mean_s
         return Service(
             self._point, batch, seen.mean_s, seen.mean_s, seen.tail_s, max(joules, 1e-9), max(0.0, self._idle_w)
         )
@@ -176,7 +179,9 @@ class Timings:
         mean_s = _between(samples, known, [self._slices[size].mean_s for size in known])
         tail_s = _between(samples, known, [self._slices[size].tail_s for size in known])
         drawn = [(size, joules) for size in known if (joules := self._slices[size].joules) is not None]
-        joules = _between(samples, *map(list, zip(*drawn, strict=True))) if drawn else None
+        joules = None
+        if drawn:
+            joules = _between(samples, *map(list, zip(*drawn, strict=True)))
         return Slice(samples, mean_s, max(mean_s, tail_s), joules)
 
 
@@ -258,7 +263,10 @@ class ServingPlace:
         Raises:
             PolythrottleError: If either cannot be opened; says why and what would do.
         """
-        uri = find_device().uri if self.device.strip() == "auto" else self.device.strip()
+        if self.device.strip() == "auto":
+            uri = find_device().uri
+        else:
+            uri = self.device.strip()
         if uri.startswith("replay:"):
             raise InvalidInput("a replay table cannot fine-tune; take sim:<board> or a real device")
         if self.workload in names("profiles/workloads"):
@@ -367,7 +375,10 @@ def bench_of(title: str, server: Server, tended: SupervisedTrainer) -> MeasuredB
     """Return a bench on which co-runs of a workload and an open trainer can be measured."""
     hello = tended.hello
     assert hello is not None
-    sample = Work(hello.operations, hello.traffic_bytes) if hello.operations else UNKNOWN
+    if hello.operations:
+        sample = Work(hello.operations, hello.traffic_bytes)
+    else:
+        sample = UNKNOWN
     item = sample if tended.model == server.workload.uri else UNKNOWN
     sizes = _telling(sizes_of(tended))
     return MeasuredBench(

@@ -190,6 +190,10 @@ def wilson(hits: int, cases: int) -> Interval:
     spread = _Z**2 / cases
     middle = (share + spread / 2) / (1 + spread)
     half = _Z * math.sqrt(share * (1 - share) / cases + spread / (4 * cases)) / (1 + spread)
-    low = 0.0 if hits == 0 else middle - half
-    high = 1.0 if hits == cases else middle + half
+    low = 0.0
+    if hits != 0:
+        low = middle - half
+    high = 1.0
+    if hits != cases:
+        high = middle + half
     return Interval(max(0.0, low), min(1.0, high))

@@ -276,7 +276,9 @@ def greedy(moment: Moment) -> Decision:
 def _greedily(moment: Moment) -> Decision:
     late = sum(age >= moment.slo_s for age in moment.ages_s)
     waiting = len(moment.ages_s) - late
-    step = None if moment.training else moment.option.fits(math.inf, moment.left)
+    step = None
+    if not moment.training:
+        step = moment.option.fits(math.inf, moment.left)
     if moment.serving or not waiting:
         batch = 0
     else:
@@ -300,7 +302,9 @@ def paper(moment: Moment) -> Decision:
         batch = 0
     else:
         batch = min(len(waiting), moment.option.serves(min(len(waiting), service.batch)).batch)
-    step = moment.option.fits(math.inf, moment.left) if begins else None
+    step = None
+    if begins:
+        step = moment.option.fits(math.inf, moment.left)
     if able:
         reason = "the prediction holds the limit"
     else:

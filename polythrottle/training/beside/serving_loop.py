@@ -1,4 +1,4 @@
-"""The one loop that serves requests and fine-tunes in between, over a host with a clock: a real or a computed device."""
+"""The one loop that serves requests and fine-tunes in between, over a host with a clock, real or computed."""
 
 import math
 from collections import deque

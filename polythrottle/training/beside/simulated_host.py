@@ -275,7 +275,8 @@ class SimulatedBench:
             samples: Of a step of the fine-tuning.
             share: Of the time that fine-tuning gets.
         """
-        samples = samples if share else 0
+        if not share:
+            samples = 0
         operations, moved = _work(self._model, batch)
         step_operations, step_moved = _work(self._training, samples) if samples else (0.0, 0.0)
         clocks = self._engine.clocks(self._engine.columns([point]))

@@ -280,10 +280,14 @@ class _VirtualHost:
 
     def _start(self, kind: str, size: int, samples: int = 0, arrived_s: tuple[float, ...] = ()) -> _Flight:
         beside = self._serving is not None or self._learning is not None
-        waited_s = 0.0 if beside else min(10.0, self.now_s - self._idle_since_s)
+        waited_s = 0.0
+        if not beside:
+            waited_s = min(10.0, self.now_s - self._idle_since_s)
         take = self._host.serving if kind == "serving" else self._host.learning
         piece = take(self.option.point, size, waited_s, beside)
-        warmup_s = self._host.sharing.warmup_s if self._last not in ("", kind) else 0.0
+        warmup_s = 0.0
+        if self._last not in ("", kind):
+            warmup_s = self._host.sharing.warmup_s
         self._last = kind
         return _Flight(piece, piece.work_s * next(self._noise) + warmup_s, samples, arrived_s, self.now_s)
 
@@ -476,7 +480,8 @@ def run_simulated(scene: Scene, terms: Terms) -> Result:
         InvalidInput: If it leaves no power for anything else, the requests end before the hours begin, or there is more
             to do than can be simulated.
     """
-    terms = terms if terms.seconds is not None else replace(terms, seconds=LENGTH_S)
+    if terms.seconds is None:
+        terms = replace(terms, seconds=LENGTH_S)
     length_s = terms.seconds or LENGTH_S
     terms.check_hours(terms.day_s)
     check_held(scene.menu, terms.rate_per_s, terms.slo_s)
@@ -490,7 +495,9 @@ def run_simulated(scene: Scene, terms: Terms) -> Result:
     chosen = alone if terms.policy == ALONE else policy(terms.policy, terms.hours)
     chooses = terms.policy in GENTLE
     endless = terms.policy == ALONE
-    day_s = None if terms.hours is None else terms.day_s
+    day_s = None
+    if terms.hours is not None:
+        day_s = terms.day_s
     how = {"endless": endless, "choose": chooses}
     account = simulate(scene.host, stream, chosen, menu, terms.seed, 1, **how, ration=terms.ration, day_s=day_s)
     return _result(scene, terms, account, notes)

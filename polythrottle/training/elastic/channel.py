@@ -169,7 +169,9 @@ def read_token(path: Path | None) -> str:
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             mode = os.fstat(file.fileno()).st_mode
-            text = file.read(_LONGEST_TOKEN + 1).decode().strip() if stat.S_ISREG(mode) else ""
+            text = ""
+            if stat.S_ISREG(mode):
+                text = file.read(_LONGEST_TOKEN + 1).decode().strip()
     except (OSError, UnicodeDecodeError) as err:
         raise BadFile(f"the token file {path} cannot be read: {getattr(err, 'strerror', None) or err}") from err
     if not stat.S_ISREG(mode) or len(text) > _LONGEST_TOKEN:
@@ -418,7 +420,9 @@ class Listener:
         if connection.answered:
             return
         connection.heard += data
-        refused = None if connection.verb else self._prove(connection)
+        refused = None
+        if not connection.verb:
+            refused = self._prove(connection)
         if refused is not None:
             self._say(connection, *refused)
         elif connection.verb and len(connection.heard) >= connection.length:

@@ -130,7 +130,9 @@ class Controller:
                 self.membership.members = ()
                 self.membership.nodes.clear()
         if self._origin.restarted:
-            away_s = None if self._origin.away_s is None else round(self._origin.away_s, 3)
+            away_s = None
+            if self._origin.away_s is not None:
+                away_s = round(self._origin.away_s, 3)
             self.note({"event": RESTARTED, "generation": self.membership.generation, "away_s": away_s})
 
     def answer(self, verb: str, words: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,7 +298,9 @@ class Controller:
             "regroup": rank is not None and held.phase is Phase.REGROUPING,
             "beat_s": held.rules.beat_s,
         }
-        chief = held.nodes.get(held.members[0]) if held.members else None
+        chief = None
+        if held.members:
+            chief = held.nodes.get(held.members[0])
         return standing | {"gather_at": list(chief.address) if chief else None}
 
     def status(self) -> dict[str, Any]:
@@ -508,7 +512,8 @@ class Serving:
             self._tell(on_event)
             if self.controller.membership.outcome is None:
                 continue
-            over_s = clock.now() if over_s is None else over_s
+            if over_s is None:
+                over_s = clock.now()
             if not self.controller.membership.nodes or clock.now() - over_s > patience_s:
                 return
 

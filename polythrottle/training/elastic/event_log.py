@@ -136,7 +136,9 @@ def origin_of(records: Sequence[Mapping[str, Any]], unix_s: float) -> Origin:
         return Origin()
     at_s = max(float(record.get("at_s", 0.0)) for record in records)
     dated_s = records[-1].get("unix_s")
-    away_s = None if dated_s is None or unix_s < float(dated_s) else unix_s - float(dated_s)
+    away_s = None
+    if dated_s is not None and unix_s >= float(dated_s):
+        away_s = unix_s - float(dated_s)
     return Origin(at_s + (away_s or 0.0), True, away_s)
 
 
@@ -259,7 +261,8 @@ class JobProgress:
             self.joined_s.pop(str(record.get("node")), None)
             self._take_loss(name, record)
         elif name == FIRST_STEP and self._silent_since_s is not None:
-            self.recoveries += [at_s - self._silent_since_s] if at_s >= self._silent_since_s else []
+            if at_s >= self._silent_since_s:
+                self.recoveries += [at_s - self._silent_since_s]
             self._silent_since_s = None
 
     def _take_loss(self, name: str, record: Mapping[str, Any]) -> None:

@@ -434,7 +434,10 @@ def stopped_in_order(stop: Callable[[], object], say: Told) -> Iterator[None]:
     """
     main = threading.current_thread() is threading.main_thread()
     held = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
-    former = {number: signal.signal(number, _interrupt) for number in held} if main else {}
+    if main:
+        former = {number: signal.signal(number, _interrupt) for number in held}
+    else:
+        former = {}
     try:
         yield
     except KeyboardInterrupt:

@@ -297,7 +297,8 @@ class Membership:
             self._gathered_s = None
             return False
         if not self._serving() and len(waiting) < self.rules.most:  # who starts together should begin together
-            self._gathered_s = now_s if self._gathered_s is None else self._gathered_s
+            if self._gathered_s is None:
+                self._gathered_s = now_s
             return now_s - self._gathered_s >= self.rules.last_call_s
         return self._changed() and self._stopped(now_s)
 
@@ -311,7 +312,8 @@ class Membership:
             return all(node.ready or node.leaving for node in serving)
         if all(node.ready for node in serving):
             return True
-        self._parting_s = now_s if self._parting_s is None else self._parting_s
+        if self._parting_s is None:
+            self._parting_s = now_s
         return now_s - self._parting_s >= self.rules.parting_s
 
     def _form(self, now_s: float) -> None:
@@ -338,7 +340,10 @@ class Membership:
         serving = self._serving()
         whole = bool(serving) and len(serving) == len(self.members) and not any(node.leaving for node in serving)
         faulty = any(node.failed for node in serving) or not any(node.ready for node in self._newcomers())
-        self._fruitless = self._fruitless + 1 if whole and faulty and not self._stepped else 0
+        if whole and faulty and not self._stepped:
+            self._fruitless = self._fruitless + 1
+        else:
+            self._fruitless = 0
         if self._fruitless >= self.rules.fruitless:
             self.fail(f"the script failed {self._fruitless} times before its first step; see its own messages")
         return self.outcome is not None

@@ -99,7 +99,9 @@ class RayEngine:
     @property
     def exit_code(self) -> int | None:
         """Return the controller's exit code, or that of Ray if it has failed; None while both run."""
-        ended = None if self._serving is None else self._serving.exit_code
+        ended = None
+        if self._serving is not None:
+            ended = self._serving.exit_code
         if ended is None and self._driver is not None and self._driver.poll():
             return self._driver.returncode
         return ended
@@ -193,7 +195,9 @@ def _fit(spoken: dict[str, Any], most: int, folder: Path, line: ControllerChanne
         trainer.fit()
     except Exception as err:  # Ray raises what it likes; the controller's word on the job counts
         with contextlib.suppress(ControllerAway, InvalidInput):
-            code = 0 if line.ask("status")["phase"] == str(Phase.FINISHED) else 9
+            code = 9
+            if line.ask("status")["phase"] == str(Phase.FINISHED):
+                code = 0
         sys.stderr.write(f"polythrottle: Ray Train ended: {json.dumps(str(err)[:300])}\n" if code else "")
     close()
     os._exit(code)

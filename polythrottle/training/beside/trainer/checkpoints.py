@@ -67,7 +67,9 @@ def swap_model(served: Path, data: bytes) -> Path | None:
     Raises:
         StorageError: If it cannot be written; what was served still is.
     """
-    kept = previous_model(served) if served.exists() else None
+    kept = None
+    if served.exists():
+        kept = previous_model(served)
     if kept is not None:
         replace_file(kept, _served_bytes(served))
     replace_file(served, data)

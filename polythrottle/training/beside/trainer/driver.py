@@ -310,7 +310,9 @@ class Trainer:
             with suppress(subprocess.TimeoutExpired):  # who hangs up is about to end, and its code tells why
                 code = process.wait(0.5)
         self.kill()
-        how = "" if code is None else f" ({_ending(code)})"
+        how = ""
+        if code is not None:
+            how = f" ({_ending(code)})"
         words = _words(Path(self.task.folder) / LOG, self._logged)
         return TrainerLost(
             f"the trainer {what}{how}; all steps but the one it was in are kept, a new one goes on from there{words}"

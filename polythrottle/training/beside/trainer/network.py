@@ -188,7 +188,9 @@ def _batch(program: Any) -> int | None:
     shapes = [node.meta["val"].shape for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
     if len(shapes) != 1:
         raise InvalidInput(f"a model of one input is needed; this takes {len(shapes)}")
-    size = shapes[0][0] if len(shapes[0]) else 1
+    size: object = 1
+    if len(shapes[0]):
+        size = shapes[0][0]
     if isinstance(size, int) and size > 1:
         raise InvalidInput(f"it is exported for batches of {size} alone; export it for any batch or for batches of 1")
     if isinstance(size, int):

@@ -134,7 +134,9 @@ class Epoch:
                 left_out[row] = str(err)
         if left_out and not self._data.is_dir():
             raise BadFile(f"the data folder {self._data} is gone; bring it back, and the job goes on where it was")
-        inputs = torch.stack(samples).to(self._device) if samples else None
+        inputs = None
+        if samples:
+            inputs = torch.stack(samples).to(self._device)
         return inputs, torch.tensor(classes, dtype=torch.int64, device=self._device), left_out
 
     def changes(self) -> str:

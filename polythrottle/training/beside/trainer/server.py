@@ -232,7 +232,10 @@ class RequestHandler:
         except (InvalidInput, StorageError, BadFile):
             raise
         except Exception as err:  # what is in memory is not to be trusted any more; what is on disk is
-            self._fault = err if isinstance(err, TrialError) else TrialError(f"the trainer failed: {one_line(err)}")
+            if isinstance(err, TrialError):
+                self._fault = err
+            else:
+                self._fault = TrialError(f"the trainer failed: {one_line(err)}")
             raise self._fault from err
 
     def _checkpoint(self) -> dict[str, Any]:
@@ -259,7 +262,9 @@ class RequestHandler:
             validation.look(inputs, classes)
         done = min(len(rows), done + samples)
         self._validation = (validation, done)
-        result = self._judge(worker, validation) if done == len(rows) else None
+        result = None
+        if done == len(rows):
+            result = self._judge(worker, validation)
         return {"done": done, "of": len(rows), "result": result}
 
     def _candidate(self, worker: Worker) -> Path:

@@ -56,7 +56,9 @@ class WorkerThread:
 
         def told(future: "Future[Any]") -> None:
             error = future.exception()
-            value = None if error is not None else future.result()
+            value = None
+            if error is None:
+                value = future.result()
             self._done.put(CompletedCall(what, began_s, time.monotonic(), value, error))
 
         self._pool.submit(call).add_done_callback(told)
@@ -312,14 +314,16 @@ class SupervisedTrainer:
 
     def _advanced(self, done: SliceDone) -> None:
         assert self.hello is not None
-        self._lost = 0 if done.step > self._place[0] else self._lost
+        if done.step > self._place[0]:
+            self._lost = 0
         self._place = done.step, done.epoch * self.hello.samples + done.position
         self.epoch = done.epoch
         self.finished = done.finished
         coming = min(self.batch, max(1, self.hello.samples - done.position))
         self._left = done.of - done.at if done.at else coming
         self._unsaved = not done.written
-        self.loss = self.loss if done.loss is None else done.loss
+        if done.loss is not None:
+            self.loss = done.loss
         self._note([*done.notices, *(f"{file} was left out: {why}" for file, why in done.left_out)])
 
     def _failed(self, error: BaseException) -> None:

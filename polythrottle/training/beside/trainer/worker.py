@@ -322,7 +322,8 @@ class Worker:
         self._rows = []
         self.at = 0
         changes = self.epoch.changes()
-        self._notices += [changes] if changes else []
+        if changes:
+            self._notices += [changes]
         return loss
 
     def _next_epoch(self) -> None:
@@ -365,7 +366,9 @@ def _device(task: Task) -> torch.device:
     there = torch.cuda.is_available()
     if task.device == "cuda" and not there:
         raise InvalidInput("there is no CUDA device here; take device cpu")
-    name = "cuda" if there and task.device != "cpu" else "cpu"
+    name = "cpu"
+    if there and task.device != "cpu":
+        name = "cuda"
     if name == "cuda" and task.memory_bytes is not None:
         raise InvalidInput("memory_bytes limits a trainer on the CPU only")
     return torch.device(name)

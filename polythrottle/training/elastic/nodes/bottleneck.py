@@ -236,7 +236,9 @@ def causes(
     if not nodes or any(node.usual_s is None for node in nodes):
         words = f"{_short(short)}; what each node should do alone is not known"
         return (Bottleneck(Cause.UNKNOWN, (), words),)
-    shared = "what they share is the limit" if servers else "the exchange between them is the limit"
+    shared = "the exchange between them is the limit"
+    if servers:
+        shared = "what they share is the limit"
     words = f"{_short(short)}, and every node alone is as fast as it should be: {shared}"
     return (Bottleneck(Cause.SERVER if servers else Cause.NETWORK, (), words),)
 

@@ -279,7 +279,9 @@ class BottleneckMonitor:
         work_s = seen.work_s
         waiting = min(1.0, seen.data_s / seen.own_s)
         usual_s = work_s if member.slowdown is None else self._usual_s(member, middle)
-        ingest = _ingest(member.pace) if waiting > self.terms.threshold else None
+        ingest = None
+        if waiting > self.terms.threshold:
+            ingest = _ingest(member.pace)
         return NodeMeasurement(member.name, work_s, None, usual_s, member.throttled, ingest, waiting)
 
     def _middle(self, members: Sequence[Member]) -> dict[tuple[str, str], float]:

@@ -62,7 +62,9 @@ def worth(prospect: Prospect, lifetime: Lifetime, age_s: float, horizon_s: float
         False too where the machine is not expected to live through the look itself.
     """
     alive = lifetime.survival(age_s)
-    later = lifetime.survival(age_s + prospect.cost_s) / alive if alive > 0 else 0.0
+    later = 0.0
+    if alive > 0:
+        later = lifetime.survival(age_s + prospect.cost_s) / alive
     left_s = later * remaining_s(lifetime, age_s + prospect.cost_s, max(0.0, horizon_s - prospect.cost_s))
     return left_s * prospect.saving_w > margin * prospect.cost_j and left_s > 0
 

@@ -119,7 +119,9 @@ class Pacing:
             return {}
         cap = self._planned().get(name)
         own_s = heard.default_s
-        room = self.barrier_s / own_s - 1 if self.barrier_s is not None and own_s else 0.0
+        room = 0.0
+        if self.barrier_s is not None and own_s:
+            room = self.barrier_s / own_s - 1
         return {
             "cap": None if cap is None else [cap.limit_w, cap.slowdown, cap.power_w],
             "room": max(0.0, room),

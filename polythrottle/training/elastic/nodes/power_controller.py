@@ -451,7 +451,9 @@ class PowerController:
         self.steered = SteeredBoards(
             self._name, steerable, self._clock, self._window_s, lambda: self._opened(self._store)
         )
-        note = "" if steerable.limits_w else "; no power limit can be set there, so it is only watched"
+        note = "; no power limit can be set there, so it is only watched"
+        if steerable.limits_w:
+            note = ""
         self._told(f"node {self._name} steers {steerable.way}{note}")
 
     def start(self, store: str) -> None:

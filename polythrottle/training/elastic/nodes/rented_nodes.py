@@ -128,8 +128,12 @@ class RentedNodes:
         before = self._known.get(rented.ticket)
         self._known[rented.ticket] = rented
         if before is None or (before.stage, before.node, before.reason) != (rented.stage, rented.node, rented.reason):
-            reason = f" ({rented.reason})" if rented.reason else ""
-            where = f" on {rented.node}" if rented.node else ""
+            reason = ""
+            if rented.reason:
+                reason = f" ({rented.reason})"
+            where = ""
+            if rented.node:
+                where = f" on {rented.node}"
             say(f"order {rented.ticket} is {rented.stage}{where}{reason}")
         if rented.stage in {Stage.LOST, Stage.ENDED} and not self._over():
             self._replace(provider, rented.ticket)
@@ -153,7 +157,9 @@ class RentedNodes:
         self._in_vain += 1
         self._wanted.remove(ticket)
         fresh = self._ask(provider)
-        predecessor = None if held is None else held.predecessor(ticket)
+        predecessor = None
+        if held is not None:
+            predecessor = held.predecessor(ticket)
         if held is not None and predecessor is not None:
             held.succeed(predecessor, fresh)
 

@@ -157,7 +157,11 @@ def _here(text: str, clock: Clock) -> Steerable:
     if isinstance(device, Recorded):
         raise InvalidInput(f"{device.uri} is a recorded table; there is nothing to set")
     about = description_of(device)
-    board = BusyBoard(device, clock) if isinstance(device.clock, VirtualClock) else LocalBoard(device, clock)
+    board: Board
+    if isinstance(device.clock, VirtualClock):
+        board = BusyBoard(device, clock)
+    else:
+        board = LocalBoard(device, clock)
     return Steerable(board, _known_as(about), _limits_w(about), way=str(about["title"]))
 
 

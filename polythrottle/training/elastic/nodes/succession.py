@@ -59,7 +59,10 @@ def stakes_of(
             wait for it.
         machines: Machines that stand still while its place is empty, itself included.
     """
-    progress = usd_per_h * machines if progress_usd_per_h is None else progress_usd_per_h
+    if progress_usd_per_h is None:
+        progress = usd_per_h * machines
+    else:
+        progress = progress_usd_per_h
     return Stakes((usd_per_h + idle_w / 1000 * usd_per_kwh) / 3600, progress / 3600)
 
 
@@ -107,7 +110,9 @@ def read_waits(path: Path, gpu: str = "") -> Waits:
         BadFile: If the file is no such table.
     """
     rows = list(read(path).rows())
-    column = "wait_s" if "wait_s" in rows[0].cells else "total_s"
+    column = "total_s"
+    if "wait_s" in rows[0].cells:
+        column = "wait_s"
     if column not in rows[0].cells:
         raise BadFile(f"{path} has no column wait_s or total_s; waits are seconds from an order to a machine")
     mine = [row for row in rows if row.cells.get("gpu", "").lower() == gpu.lower()]

@@ -78,12 +78,17 @@ class Cadence:
 
     def stalled(self, stall_s: float) -> "Cadence":
         """Return what is known after a snapshot that took so many seconds."""
-        known_s = stall_s if not self.measured else self.stall_s + _FRESH * (stall_s - self.stall_s)
+        if not self.measured:
+            known_s = stall_s
+        else:
+            known_s = self.stall_s + _FRESH * (stall_s - self.stall_s)
         return replace(self, stall_s=known_s, spent_s=self.spent_s + stall_s, trained_s=self.trained_s + stall_s)
 
     def written(self, persist_s: float, drag_s: float) -> "Cadence":
         """Return what is known after a write that took so long and delayed training by so much, in seconds."""
-        fresh = 1.0 if not self.measured else _FRESH
+        fresh = 1.0
+        if self.measured:
+            fresh = _FRESH
         return replace(
             self,
             persist_s=self.persist_s + fresh * (persist_s - self.persist_s),
@@ -261,7 +266,9 @@ class CheckpointKeeper:
         record: dict[str, Any] = {"step": manifest.step, "epoch": manifest.epoch, "name": manifest.name}
         if written.failure or written.spooled:
             reason = written.failure or written.spooled
-            event = "not written" if written.failure else "spooled"
+            event = "spooled"
+            if written.failure:
+                event = "not written"
             self._say(f"checkpoint {manifest.name} is {event}: {reason}; training goes on")
             self._reporter.note({"event": event, **record, "reason": reason[:300]})
             return

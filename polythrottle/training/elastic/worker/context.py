@@ -133,7 +133,8 @@ class Context:
 
     def __enter__(self) -> Self:
         line = line_from_environment()
-        self.terms = self.terms.told(line.ask("terms")) if line is not None else self.terms
+        if line is not None:
+            self.terms = self.terms.told(line.ask("terms"))
         self._group = Group(self._bare)
         node = os.environ.get(NODE, "")
         self._reporter = Reporter(line, node, self._group.rank, self.generation, self._cut_off, pace=self._pace)
@@ -324,7 +325,10 @@ class Context:
             found = self._keeper.find(self._digest, chief=self.rank == 0)
         else:
             found = None
-        mine = (found.manifest.generation, found.manifest.step) if found is not None else (-1, -1)
+        if found is not None:
+            mine = (found.manifest.generation, found.manifest.step)
+        else:
+            mine = (-1, -1)
         best = (self._group.highest([mine[0]])[0],)
         step = self._group.highest([mine[1] if mine[0] == best[0] else -1])[0]
         if step < 0:

@@ -202,7 +202,10 @@ def message(said: Sequence[str]) -> str:
     lines = [line for line in said if line.strip() and not line.startswith("polythrottle:")]
     starts = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
     after = lines[starts[-1] + 1 :] if starts else lines
-    raised = [line for line in after if not line.startswith(" ")] if starts else []
+    if starts:
+        raised = [line for line in after if not line.startswith(" ")]
+    else:
+        raised = []
     return (raised[:1] or after[-1:] or [""])[0].strip()
 
 

@@ -49,12 +49,17 @@ class Group:
         port = int(os.environ["MASTER_PORT"])
         if is_loopback(host):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        backend = "nccl" if next(self._model.parameters()).is_cuda else "gloo"
+        backend = "gloo"
+        if next(self._model.parameters()).is_cuda:
+            backend = "nccl"
         wait = timedelta(seconds=TIMEOUT_S)
         dist.init_process_group(
             backend, store=self._store(host, port), rank=self.rank, world_size=self.size, timeout=wait
         )
-        self._control = dist.new_group(backend="gloo", timeout=wait) if backend == "nccl" else None
+        if backend == "nccl":
+            self._control = dist.new_group(backend="gloo", timeout=wait)
+        else:
+            self._control = None
 
     def _store(self, host: str, port: int) -> Any:
         """Return the store at which they meet; the chief's listens on its own address alone, not on all."""
@@ -71,7 +76,9 @@ class Group:
         if not self._many:
             return self._model
         device = next(self._model.parameters()).device
-        ids = [device.index] if device.type == "cuda" else None
+        ids = None
+        if device.type == "cuda":
+            ids = [device.index]
         return torch.nn.parallel.DistributedDataParallel(self._model, device_ids=ids)
 
     def highest(self, values: list[int]) -> list[int]:
@@ -168,7 +175,8 @@ class StepTimer:
         self._data_s = self._peers_s = 0.0
         # Replaced whole, for another thread reads them; and plain, for this is on the way of every step.
         self._sums = _added(self._sums, step)
-        self._cold = _added(self._cold, step) if cold else self._cold
+        if cold:
+            self._cold = _added(self._cold, step)
 
     @property
     def tally(self) -> Tally:

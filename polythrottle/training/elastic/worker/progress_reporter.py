@@ -255,7 +255,9 @@ class Reporter:
         self._ask()
 
     def _show_pace(self) -> None:
-        pace = self._pace() if self._folder else None
+        pace = None
+        if self._folder:
+            pace = self._pace()
         if pace is not None:
             write_pace(Path(self._folder), self._rank, pace)
 
@@ -282,6 +284,7 @@ class Reporter:
         if not answer["broken"]:
             self._broken_s = None
             return
-        self._broken_s = self._clock.now() if self._broken_s is None else self._broken_s
+        if self._broken_s is None:
+            self._broken_s = self._clock.now()
         if self._clock.now() - self._broken_s >= GRACE_S:
             self._cut_off()
