@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.predict.published_tables import speed_rows
 from polythrottle.domain.errors import InvalidInput
+from polythrottle.lab.reproduce.cluster_tables import speed_rows
 from polythrottle.training.elastic.nodes.bottleneck import (
     THRESHOLD,
     Cause,

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from polythrottle.cluster.predict.completion import asynchronous
-from polythrottle.cluster.predict.published_tables import speed_rows
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import Network
+from polythrottle.lab.reproduce.cluster_tables import speed_rows
 from polythrottle.lab.reproduce.server_scaling import (
     PRIOR,
     ServerCost,

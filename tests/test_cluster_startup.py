@@ -2,8 +2,8 @@
 
 import pytest
 
-from polythrottle.cluster.predict.published_tables import StartupRow
 from polythrottle.domain.errors import InvalidInput
+from polythrottle.lab.reproduce.cluster_tables import StartupRow
 from polythrottle.lab.reproduce.transient_machines import framework_s, startup
 
 ROWS = [

@@ -5,15 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.predict.published_tables import (
-    checkpoint_rows,
-    job_rows,
-    lifetime_rows,
-    speed_rows,
-    startup_rows,
-    step_rows,
-)
+from polythrottle.cluster.predict.published_tables import checkpoint_rows, lifetime_rows, step_rows
 from polythrottle.domain.errors import BadFile
+from polythrottle.lab.reproduce.cluster_tables import job_rows, speed_rows, startup_rows
 
 STEPS = "gpu,network,flops,n_parameters,n_tensors,step_time_s,step_time_std_s,n_repeats,weight_mb\n"
 GOOD = "K80,a,1e9,1e6,50,0.1,0.001,13,5.3\n"

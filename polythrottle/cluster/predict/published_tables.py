@@ -20,7 +20,12 @@ from polythrottle.storage.tables import header, read
 _Row = TypeVar("_Row")
 
 
-def _read(path: Path, columns: Sequence[str], make: Callable[[Cells], _Row]) -> tuple[_Row, ...]:
+def read_rows(path: Path, columns: Sequence[str], make: Callable[[Cells], _Row]) -> tuple[_Row, ...]:
+    """Return the rows of a table, each made by a function of its cells.
+
+    Raises:
+        BadFile: If the file is no such table.
+    """
     return tuple(make(cells) for cells in read(path, columns).rows())
 
 
@@ -58,7 +63,7 @@ def step_rows(path: Path, measured: bool = True) -> tuple[StepRow, ...]:
         BadFile: If the file is no such table, or two networks have one name.
     """
     columns = ("gpu", "network", "flops", *(("step_time_s",) if measured else ()))
-    rows = _read(path, columns, partial(_step_row, measured=measured))
+    rows = read_rows(path, columns, partial(_step_row, measured=measured))
     groups: dict[tuple[str, str], list[StepRow]] = {}
     for row in rows:
         groups.setdefault((row.gpu, row.network.name), []).append(row)
@@ -100,44 +105,6 @@ def _step_row(cells: Cells, measured: bool) -> StepRow:
 
 
 @dataclass(frozen=True)
-class SpeedRow:
-    """Speed of a cluster of like workers.
-
-    Attributes:
-        gpu: GPU model of the workers.
-        servers: Number of parameter servers.
-        network: Name of the network.
-        workers: Number of workers.
-        steps_per_s: Median speed of the cluster in steps per second.
-    """
-
-    gpu: str
-    servers: int
-    network: str
-    workers: int
-    steps_per_s: float
-
-
-def speed_rows(path: Path) -> tuple[SpeedRow, ...]:
-    """Return a table of cluster speeds, in the format of ``training_speed_by_cluster_size_cmdare.csv``.
-
-    Raises:
-        BadFile: If the file is no such table.
-    """
-    return _read(path, ("gpu", "parameter_servers", "model", "workers", "steps_per_s_median"), _speed_row)
-
-
-def _speed_row(cells: Cells) -> SpeedRow:
-    return SpeedRow(
-        cells.text("gpu"),
-        cells.whole("parameter_servers"),
-        cells.text("model"),
-        cells.whole("workers"),
-        cells.number("steps_per_s_median"),
-    )
-
-
-@dataclass(frozen=True)
 class CheckpointRow:
     """Time of one checkpoint.
 
@@ -172,45 +139,12 @@ def checkpoint_rows(path: Path) -> tuple[CheckpointRow, ...]:
     Raises:
         BadFile: If the file is no such table.
     """
-    return _read(path, ("model", "weight_mb", "meta_mb", "local_write_s", "remote_write_s"), _checkpoint_row)
+    return read_rows(path, ("model", "weight_mb", "meta_mb", "local_write_s", "remote_write_s"), _checkpoint_row)
 
 
 def _checkpoint_row(cells: Cells) -> CheckpointRow:
     number = cells.number
     return CheckpointRow(cells.text("model"), *map(number, ("weight_mb", "meta_mb", "local_write_s", "remote_write_s")))
-
-
-@dataclass(frozen=True)
-class StartupRow:
-    """Start-up of one machine, by phase.
-
-    Attributes:
-        gpu: GPU model.
-        region: Where it was started.
-        transient: Whether it can be taken away.
-        phases_s: Provisioning, staging and booting, in seconds.
-    """
-
-    gpu: str
-    region: str
-    transient: bool
-    phases_s: tuple[float, float, float]
-
-
-def startup_rows(path: Path) -> tuple[StartupRow, ...]:
-    """Return a table of start-up times, in the format of ``gcp_startup_times_cmdare.csv``.
-
-    Raises:
-        BadFile: If the file is no such table.
-    """
-    return _read(path, ("gpu", "region", "market", "provisioning_s", "staging_s", "booting_s"), _startup_row)
-
-
-def _startup_row(cells: Cells) -> StartupRow:
-    if (market := cells.text("market")) not in {"preemptible", "spot", "on_demand", "on-demand"}:
-        raise cells.bad("market", f"is {market[:40]!r}; it is preemptible or on_demand")
-    phases = tuple(cells.number(f"{phase}_s", 0.0) for phase in ("provisioning", "staging", "booting"))
-    return StartupRow(cells.text("gpu"), cells.text("region"), market in {"preemptible", "spot"}, phases)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -252,8 +186,8 @@ def lifetime_rows(path: Path) -> tuple[LifetimeRow, ...]:
         BadFile: If the file is neither.
     """
     if {"lifetime_min_s", "created", "revoked"} & set(header(path, ("gpu", "zone"))):
-        return _read(path, ("gpu", "zone", "created", "lifetime_min_s", "lifetime_max_s", "revoked"), _polled)
-    return _read(path, ("gpu", "zone", "start", "lifetime_s", "reached_24h_cap"), _watched)
+        return read_rows(path, ("gpu", "zone", "created", "lifetime_min_s", "lifetime_max_s", "revoked"), _polled)
+    return read_rows(path, ("gpu", "zone", "start", "lifetime_s", "reached_24h_cap"), _watched)
 
 
 def _watched(cells: Cells) -> LifetimeRow:
@@ -277,34 +211,3 @@ def _polled(cells: Cells) -> LifetimeRow:
     else:
         gpu = f"{count}x {cells.text('gpu')}"
     return LifetimeRow(gpu, cells.text("zone"), cells.time("created"), least_s, most_s)
-
-
-@dataclass(frozen=True)
-class JobRow:
-    """One whole training on a cluster.
-
-    Attributes:
-        cluster: Its name in the source, for example ``2ps4v``: two parameter servers, four V100.
-        duration_s: From its first step to its last, in seconds.
-        usd: What it cost.
-        accuracy: Of the trained network, a fraction.
-    """
-
-    cluster: str
-    duration_s: float
-    usd: float
-    accuracy: float
-
-
-def job_rows(path: Path) -> tuple[JobRow, ...]:
-    """Return a table of whole trainings, in the format of ``gcp_transient_training_runs.csv``.
-
-    Raises:
-        BadFile: If the file is no such table.
-    """
-    return _read(path, ("cluster", "duration_s", "accuracy", "cost_usd"), _job_row)
-
-
-def _job_row(cells: Cells) -> JobRow:
-    number = cells.number
-    return JobRow(cells.text("cluster"), number("duration_s"), number("cost_usd"), number("accuracy", 0.0))

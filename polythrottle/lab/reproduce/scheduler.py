@@ -13,10 +13,10 @@ from polythrottle.domain.arrivals import Arrivals, Burst, Poisson, Uniform
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.lab.reproduce.polythrottle_paper import Bar
 from polythrottle.lab.reproduce.published import B4, B7, ORIN, SOURCE, TX2
-from polythrottle.training.beside.options import Job, Menu
+from polythrottle.training.beside.options import Job, Menu, Option
 from polythrottle.training.beside.scheduler import POLICIES, Decision, Moment, Policy, alone, greedy
 from polythrottle.training.beside.simulated_host import Host
-from polythrottle.training.beside.simulation import Account, Stream, beside_s, most_samples, predicted, simulate
+from polythrottle.training.beside.simulation import Account, Stream, beside_s, predicted, simulate
 
 LENGTH_S = 30.0
 _ALL_DAY_S = 1e9
@@ -303,3 +303,32 @@ def _spared(
     """Return by how much interleaving is below a policy in energy, as shares, cell by cell."""
     energies_j = {key: record.energy_j for key, record in found.items()}
     return [1 - energies_j[board, load, "interleave"] / energies_j[board, load, policy] for board, load in cells]
+
+
+def least_busy_s(stream: Stream, option: Option) -> float:
+    """Return the least time that inference can take at an option if every request is to be in time.
+
+    All arrivals are known. They are cut into batches in their order; a batch starts when its last request is there and
+    ends before its first is late, by the mean of its time. Batches that would overlap are let, so no schedule
+    leaves more time than this says.
+
+    Args:
+        stream: The requests.
+        option: What is used to answer them.
+    """
+    times_s = stream.times_s
+    best = [0.0] + [math.inf] * len(stream.times_s)
+    for after in range(1, len(times_s) + 1):
+        for service in option.services:
+            first = after - service.batch
+            if first < 0:
+                break
+            in_time = times_s[after - 1] + service.latency_s <= times_s[first] + stream.slo_s
+            if in_time or service is option.services[0]:
+                best[after] = min(best[after], best[first] + service.interval_s)
+    return best[-1]
+
+
+def most_samples(stream: Stream, option: Option) -> float:
+    """Return the most samples that could be fine-tuned in the time that inference leaves; see `least_busy_s`."""
+    return max(0.0, stream.length_s - least_busy_s(stream, option)) / option.sample_s

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from polythrottle.cluster.predict.completion import Service, asynchronous, think_s
-from polythrottle.cluster.predict.published_tables import SpeedRow
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import Network
+from polythrottle.lab.reproduce.cluster_tables import SpeedRow
 
 Curve = tuple[str, int, str]
 """GPU type, parameter servers, network."""

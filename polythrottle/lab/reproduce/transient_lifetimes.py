@@ -10,18 +10,14 @@ from polythrottle.cluster.predict.lifetimes import REVOCATIONS, Series, pooled, 
 from polythrottle.cluster.predict.published_tables import (
     CheckpointRow,
     LifetimeRow,
-    SpeedRow,
-    StartupRow,
     StepRow,
     checkpoint_rows,
-    job_rows,
     lifetime_rows,
-    speed_rows,
-    startup_rows,
     step_rows,
 )
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.fleet.transient_machine import HOUR_S
+from polythrottle.lab.reproduce.cluster_tables import SpeedRow, StartupRow, job_rows, speed_rows, startup_rows
 from polythrottle.lab.reproduce.published import NETWORKS, STARTUP_S
 from polythrottle.lab.reproduce.transient_machines import bursts, fit_curves, kaplan_meier
 

@@ -16,9 +16,10 @@ import numpy as np
 from scipy.optimize import brentq, minimize
 
 from polythrottle.cluster.predict.lifetimes import FRAMEWORK_S
-from polythrottle.cluster.predict.published_tables import LifetimeRow, StartupRow
+from polythrottle.cluster.predict.published_tables import LifetimeRow
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import HOUR_S, ConstantHazard, Lifetime, ObservedLifetime
+from polythrottle.lab.reproduce.cluster_tables import StartupRow
 
 # How long machines were kept, as observed: the Kaplan–Meier estimate and its band.
 

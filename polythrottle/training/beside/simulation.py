@@ -365,35 +365,6 @@ class _VirtualHost:
         self._learning = None
 
 
-def least_busy_s(stream: Stream, option: Option) -> float:
-    """Return the least time that inference can take at an option if every request is to be in time.
-
-    All arrivals are known. They are cut into batches in their order; a batch starts when its last request is there and
-    ends before its first is late, by the mean of its time. Batches that would overlap are let, so no schedule
-    leaves more time than this says.
-
-    Args:
-        stream: The requests.
-        option: What is used to answer them.
-    """
-    times_s = stream.times_s
-    best = [0.0] + [math.inf] * len(stream.times_s)
-    for after in range(1, len(times_s) + 1):
-        for service in option.services:
-            first = after - service.batch
-            if first < 0:
-                break
-            in_time = times_s[after - 1] + service.latency_s <= times_s[first] + stream.slo_s
-            if in_time or service is option.services[0]:
-                best[after] = min(best[after], best[first] + service.interval_s)
-    return best[-1]
-
-
-def most_samples(stream: Stream, option: Option) -> float:
-    """Return the most samples that could be fine-tuned in the time that inference leaves; see `least_busy_s`."""
-    return max(0.0, stream.length_s - least_busy_s(stream, option)) / option.sample_s
-
-
 def predicted(menu: Menu, shared_s: Sequence[Sequence[float]]) -> Menu:
     """Return a menu with latencies predicted beside fine-tuning, for each option one per service."""
     pairs = zip(menu.options, shared_s, strict=True)
