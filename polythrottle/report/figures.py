@@ -66,6 +66,7 @@ def plane(digest: Digest, energy: Scale) -> Figure:
     if digest.latency_limit_s is not None:
         limit = digest.latency_limit_s / latency.factor
     marks = [mark for mark, _ in seen]
+    # One point at ten times the energy would squeeze all that is of interest into a corner.
     near = region(marks, spots)
     higher = 0
     if near is not None:
@@ -82,6 +83,7 @@ def plane(digest: Digest, energy: Scale) -> Figure:
     _scatter(axes, digest, [mark for mark, _ in shown], [spot for _, spot in shown], bound)
     above = strip(figure, _OVERVIEW_PT)
     _scatter(above, digest, marks, spots, limit, unnamed=[mark for mark, _ in shown])
+    # A frame in the overview shows which part of it the large figure is.
     left, right = axes.get_xlim()
     bottom, top = axes.get_ylim()
     frame = Rectangle((left, bottom), right - left, top - bottom, fill=False, edgecolor=MUTED, linewidth=0.8, zorder=7)
@@ -118,6 +120,7 @@ def region(marks: Sequence[Mark], spots: Sequence[Spot]) -> Region | None:
     tried = [(mark, spot) for mark, spot in zip(marks, spots, strict=True) if mark.role is not Role.PRESET]
     held = [spot for mark, spot in tried if mark.verdict]
     own = [spot for mark, spot in tried if mark.verdict and mark.role is not Role.DEFAULT]
+    # First with the default in view, since savings are judged against it; without it only where it is itself far away.
     for core, most in ((held, math.inf), (own, 3.0)):
         across = [_around([spot[axis] for spot in core], [spot[axis] for spot in spots], most) for axis in (0, 1)]
         if across[0] is None or across[1] is None:
@@ -142,6 +145,7 @@ def _around(values: Sequence[float], everything: Sequence[float], most: float) -
         return None
     there, back = _straightened(everything)
     low, middle, high = (there(value) for value in (min(values), median(values), max(values)))
+    # A single trial that holds the SLO by luck far out must not widen the region to where it squeezes again.
     if middle > low:
         high = min(high, low + most * (middle - low))
     room = _REACH * (high - low)
@@ -161,6 +165,7 @@ def _share(values: Sequence[float], everything: Sequence[float]) -> float:
 
 def _straightened(everything: Sequence[float]) -> tuple[Callable[[float], float], Callable[[float], float]]:
     """Return what leads from a value to its place on an axis, and back."""
+    # Room has to look even on the axis that is drawn, which is logarithmic where values differ widely.
     if differ_widely(everything):
         return (math.log, math.exp)
     return (float, float)
@@ -181,6 +186,7 @@ def _scatter(
     if limit is not None:
         axes.axvline(limit, color=VERMILLION, linewidth=1, linestyle=_DASHES, zorder=1)
     held = [spot for mark, spot in zip(marks, spots, strict=True) if mark.verdict and mark.role is not Role.PRESET]
+    # Of points that hold the SLO alone: a front through others would promise what may not be used.
     front = pareto(held)
     axes.step([x for x, _ in front], [y for _, y in front], where="post", color=MUTED, linewidth=1, zorder=2)
     draw(axes, marks, spots)
@@ -194,6 +200,7 @@ def convergence(digest: Digest) -> Figure:
     objective = digest.study.problem.objective
     figure, axes = canvas(_WIDTH_PT, _HEIGHT_PT, goal.titled(digest.objective_axis))
     spots = [(float(mark.number or 0), objective.of(mark.measurement) / goal.factor) for mark in digest.trials]
+    # Failed trials have no energy but took their turn, so the axis counts all of them.
     last = max(len(digest.study.trials) - 1, 1)
     axes.set_xlabel("trial")
     axes.set_xlim(-0.04 * last, 1.04 * last)
@@ -287,12 +294,14 @@ def _bars(axes: Axes, marks: Sequence[Mark], values: Sequence[float | None], sca
     if limit is None:
         reach = most
     else:
+        # A limit far above all bars would flatten them; then its line is left out.
         reach = max(most, min(limit / scale.factor, 2 * most))
     axes.set(xlim=(0, 1.5 * reach), ylim=(len(marks) - 0.5, -0.5), xticks=[], yticks=[])
     axes.spines["bottom"].set_visible(False)
     axes.grid(visible=False)
     axes.tick_params(length=0)
     for row, (mark, long, value) in enumerate(zip(marks, longs, values, strict=True)):
+        # What breaks the SLO is hatched, so that it is seen on paper and without telling colours apart.
         colour = _BAR_COLOURS[mark.role]
         face, hatch = (CARD, "/////") if mark.verdict is False else (colour, None)
         axes.barh(row, long, height=0.62, facecolor=face, edgecolor=colour, hatch=hatch, linewidth=0.8)
@@ -366,6 +375,7 @@ def _ticks(axes: Axes, knob: Knob) -> None:
     """Name every level if there is room, else slanted, or only every few."""
     texts = _texts(knob)
     slanted = _crowded(knob) and not knob.ordered
+    # Slanted names need the height of a line each, level ones their whole width.
     if slanted:
         every = math.ceil(len(texts) / _SLANTED_LEVELS)
     else:

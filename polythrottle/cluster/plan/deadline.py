@@ -223,8 +223,10 @@ def replay(
         )
     job = _Job()
     now_s = 0.0
+    # A policy of the user's own may never rent anything.
     while now_s < 10 * deadline_s:
         spot = record.at(begin_s + now_s)
+        # The record says that it was taken away; whoever holds it is not asked.
         if job.holding is Market.SPOT and not spot:
             job.holding = None
         seen = Situation(now_s, job.done_s, work_s, deadline_s, delay_s, job.holding, spot, look_s)
@@ -245,6 +247,7 @@ def _take(job: _Job, wanted: Market | None, now_s: float, delay_s: float) -> Non
     if wanted is not job.holding:
         job.changes += wanted is not None
         job.holding = wanted
+        # Paid from the order on, useful only once it has started.
         job.ready_s = now_s + delay_s
 
 
@@ -256,6 +259,7 @@ def _hold(job: _Job, now_s: float, until_s: float) -> None:
 
 def _next_look_s(record: Availability, at_s: float, look_s: float) -> float:
     """Return the time of the next change of the record, or of the next look if that is sooner."""
+    # A record of two weeks has to serve longer jobs: it begins anew at its end.
     lap_s = at_s // record.ends_s * record.ends_s
     index = bisect_right(record.times_s, at_s - lap_s)
     change_s = lap_s + (record.times_s[index] if index < len(record.times_s) else record.ends_s)
@@ -310,6 +314,7 @@ def _of_json(path: Path, machines: int) -> Availability:
     if not 0 < gap_s < 1e9 or not 0 < len(counts) < _MOST_POINTS:
         raise BadFile(f"{path} is no trace of availability: a gap above 0 s and at least one point are needed")
     _check_length(path, len(counts) * gap_s)
+    # A point per gap would be millions in a trace of minutes; only changes matter.
     kept = [index for index, count in enumerate(counts) if not index or count != counts[index - 1]]
     times_s = [index * gap_s for index in kept]
     try:

@@ -81,10 +81,12 @@ def asynchronous(thinks_s: Sequence[float], service_s: float) -> float:
     Returns:
         The smooth minimum of the sum of the workers' speeds and of what the servers can take; 0 without workers.
     """
+    # Faster workers fill the server more often, so speeds are added, not times averaged.
     alone = sum(1 / (one + service_s) for one in thinks_s)
     if not alone or not service_s:
         return alone
     load = alone * service_s
+    # A hard minimum would be exact only for clockwork: random arrivals queue well before the server is full.
     sharpness = max(1.0, len(thinks_s) / load) ** KNEE
     return float(alone / (1 + load**sharpness) ** (1 / sharpness))
 
@@ -199,6 +201,7 @@ def complete(job: ClusterJob, draws: int = 400, seed: int = 0) -> Completion:
     """
     if draws < 1:
         raise InvalidInput("a spread needs at least one draw")
+    # Each draw has a seed of its own, so that more draws repeat the first ones and plans can be compared draw by draw.
     drawn = [one for index in range(draws) if (one := _Drawn(job, Random(f"{seed}/{index}")).go()) is not None]
     known = job.fixed_power_w is not None and all(member.power_w is not None for member in job.members)
     if not drawn:
@@ -233,6 +236,7 @@ class _Drawn:
         heapify(self.events)
 
     def go(self) -> tuple[float, float, float, float] | None:
+        # Machines that live for seconds and are replaced at once would let a draw go on for ever.
         for _ in range(_MOST_EVENTS):
             at_s, index, joins = heappop(self.events) if self.events else (inf, -1, False)
             if self._trained_until(at_s):
@@ -254,6 +258,7 @@ class _Drawn:
         self.there.discard(index)
         self.losses += 1
         if self.job.redone:
+            # At the speed before the loss, since that is what the work was done at.
             self.done -= self.since_s * self._rate((*sorted({*self.there, index}),))
             self.since_s = 0.0
         if self.job.replace_s is not None:
@@ -261,6 +266,7 @@ class _Drawn:
 
     def _rate(self, there: tuple[int, ...]) -> float:
         every_s = self.job.checkpoint_every_s
+        # Checkpoints are spread evenly instead of being events: a draw then has tens of events, not thousands.
         share = 1.0
         if every_s != inf:
             share = every_s / (every_s + self.job.checkpoint_s)
@@ -270,6 +276,7 @@ class _Drawn:
 
     def _trained_until(self, at_s: float) -> bool:
         """Train up to a moment, or to the end if that is sooner; return whether it was."""
+        # Machines are paid for while a group is formed anew, though nothing is trained.
         idle_s = min(self.stopped_s, at_s - self.now_s)
         self._spend(idle_s)
         self.stopped_s -= idle_s

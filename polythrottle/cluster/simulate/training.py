@@ -116,6 +116,8 @@ class Group:
     def came(self, machine: int, now_s: float) -> None:
         """Take a machine in that begins to start now, in seconds of virtual time."""
         self._born_s[machine] = now_s
+        # Grades instead of factors: machines of one grade behave alike, so that an event costs by grade, not by
+        # machine.
         factor = self.silicon.draw(self.chance)
         if self.noise:
             seen = factor * (1 + self.chance.gauss(0.0, self.noise))
@@ -305,6 +307,7 @@ class _Training:
             change_s = inf if change is None else change.time_s
             if self.stale and min(event_s, change_s) > self.now_s:  # once for all that happens at one moment
                 self._set_pace()
+            # In closed form until something changes; stepping through checkpoints would take hours for a fleet.
             end_s = min(self._ends_s(), horizon_s)
             if end_s <= min(event_s, change_s):
                 self._go(end_s)
@@ -351,6 +354,7 @@ class _Training:
 
     def _lost(self, machine: int) -> None:
         self.losses += 1
+        # One that was still starting, or ready but not let in, takes no work with it.
         if not self.group.lost(machine):
             return
         if self.running:
@@ -359,6 +363,7 @@ class _Training:
         if not self.scenario.job.synchronous:
             self.stale = True
             return
+        # With a notice in time the group writes a last checkpoint, and only its forming is lost.
         told = self.running and self.chance.random() < self.scenario.job.noticed
         if self.running and not told:
             self._undo()
@@ -370,6 +375,7 @@ class _Training:
         group = self.group
         if not group.ready or self.forming:
             return
+        # Nobody waits for anybody, so a newcomer disturbs no one and need not be worth a pause.
         if not job.synchronous and self.running:
             group.joined()
             self._plan(self.now_s + job.verify_s, _Event.VERIFIED, self.generation)
@@ -525,6 +531,7 @@ class _Training:
         """Write work that a loss has undone under what is done again."""
         undone_s = self.cycle.undone_s(self.at_s)
         self.work = max(0.0, self.work - undone_s * self.rate)
+        # The ledger has sums only, so undone joules are moved as a share of them.
         useful = self.ledger.by_use[Use.USEFUL]
         if useful.energy_j:
             lost_j = (self.pace.power_w - self.pace.waiting_w) * undone_s

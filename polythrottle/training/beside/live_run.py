@@ -102,12 +102,15 @@ class Guard:
 
     def after(self, latency_s: float, now_s: float) -> "Guard":
         """Return the guard after one more answered request; in a pause, none counts: fine-tuning cannot be why."""
+        # A request that came before the last change was slowed by what was aimed at then; counting it would punish
+        # twice.
         if self.paused(now_s) or now_s - latency_s < self.since_s:
             return self
         near = latency_s > NEAR * self.slo_s
         moved = replace(
             self, seen=self.seen + 1, near=self.near + near, calm=self.calm + 1, stirred=self.stirred + near
         )
+        # More than 2 of 200 near the limit and the 99th percentile is about to be; one or two are stragglers.
         if moved.near > _MOST_NEAR:
             return moved._careful(now_s)
         if moved.seen >= WINDOW:
@@ -122,12 +125,14 @@ class Guard:
         return enough and self.stirred <= _CALM * self.calm
 
     def _careful(self, now_s: float) -> "Guard":
+        # Doubling, as congestion control does: whoever dares again too soon breaks the limit again and again.
         patience = min(2 * self.patience, _PATIENT * WINDOW)
         if self.place + 1 < len(AIMS):
             return self._changed(now_s, place=self.place + 1, patience=patience, shrunk=self.shrunk + 1)
         until_s = now_s + self.pause_s
         longer_s = min(_LONGEST_S, 2 * self.pause_s)
         told = {"pause_s": longer_s, "until_s": until_s, "pauses": self.pauses + 1}
+        # Counted from the pause's end: while nothing is fine-tuned, calm says nothing of what may be dared.
         return self._changed(until_s, patience=patience, **told)
 
     def _daring(self, now_s: float) -> "Guard":
@@ -177,6 +182,7 @@ class MeteredPowerLimit:
         was_open = self.open
         try:
             now = self._device.read()
+        # Unknown power may be too much: fine-tuning waits, inference goes on.
         except DeviceError:
             self._readable = False
             return
@@ -248,6 +254,7 @@ def run(
         PolythrottleError: If the job cannot be opened, the device not be read, or the workload fails.
     """
     _check_end(terms)
+    # One queue for both threads, so that a single wait sees whichever ends first.
     done: SimpleQueue[CompletedCall] = SimpleQueue()
     lanes = WorkerThread("inference", done), WorkerThread("trainer", done)
     tended = SupervisedTrainer(trainer, lanes[1])
@@ -260,12 +267,14 @@ def run(
             else:
                 beside = None
             notes = _notes(timings, tended.left_of_job, terms, noted)
+            # Rehearsing has trained real steps already; they are kept, but are not of this run.
             tended.count()
             before = device.read()
             host = _LiveHost(device, server, tended, timings, terms, lanes[0], done, told, beside)
             title = f"{server.workload.uri} on {device.title}, {hello.trained_parameters:,} weights trained"
             result = _served_beside(host, server, terms, tended, title)
             joules = device.read().energy_j - before.energy_j
+        # Only now, once energy is read: bringing a step to disk is no part of what serving and training drew.
         tended.settle()
         able = tended.finished and trainer.task.served and not (result.interrupted or tended.stopped)
         return replace(
@@ -283,6 +292,7 @@ def run(
 
 
 def _check_end(terms: Terms) -> None:
+    # No job ends it, so nothing would.
     if terms.policy == ALONE and terms.seconds is None:
         raise InvalidInput("inference alone has no end: say how long requests come, such as --seconds 60")
     terms.check_hours(wall_day_s(time.time()))
@@ -298,6 +308,7 @@ def _notes(timings: Timings, left: int, terms: Terms, noted: Callable[[str], Non
 
 def _judged(tended: SupervisedTrainer) -> dict[str, Any]:
     """Validate the new model, have it served if it may be, and return what was found; no requests come meanwhile."""
+    # In parts, because the trainer answers in seconds and there may be thousands of held-out samples.
     while not (verdict := tended.ask(lambda trainer: trainer.ask("validate", samples=_VALIDATED))["result"]):
         pass
     told: dict[str, Any] = dict(verdict)
@@ -314,6 +325,7 @@ def _rehearsed(device: Device, server: Server, tended: SupervisedTrainer, terms:
         SloUnmet: If inference alone does not hold the limit.
     """
     timings: Timings = lane.wait(lambda: rehearse(device, server, tended))
+    # Something else may have run during the first look; a job is not refused for that.
     for _ in range(_AGAIN):
         if timings.option().in_time((), terms.rate_per_s, terms.slo_s, 0.0):
             break
@@ -367,6 +379,7 @@ class _LiveHost:
     def option(self) -> Option:
         """What the last times say, made anew only now and then: it is asked for with every decision."""
         now_s = self.now_s
+        # Percentiles of hundreds of times are sorted for it, which every decision cannot afford.
         if now_s >= self._fresh_s + _FRESH_S:
             most = None
             if self.guard.paused(now_s):
@@ -421,6 +434,7 @@ class _LiveHost:
             ages_s, demand_per_s, self.guard.aim_s, tended.remaining_s()
         )
         free = not ages_s or in_time
+        # Held until the batch is answered: a slice that goes on beside it would share the device with it.
         if tended.held and free and not paused and not self._serving:
             tended.release()
         elif not tended.held and (paused or not free):

@@ -144,6 +144,7 @@ class Option:
 
     def widest(self, slo_s: float) -> Service:
         """Return the service of the largest batch that a request can wait for and still be answered in time."""
+        # A request may have just missed a batch: it waits for that one, then for its own.
         able = [each for each in self.services if each.interval_s + each.tail_s <= MARGIN * slo_s]
         if able:
             return able[-1]
@@ -289,6 +290,7 @@ class Menu:
         return tuple(each.option for each in self._order(rate_per_s, slo_s, training))
 
     def _order(self, rate_per_s: float, slo_s: float, training: bool) -> tuple[_Place, ...]:
+        # The order is costly and changes slowly; a forecast wiggles with every request.
         step = round(math.log(max(rate_per_s, 1e-6), _STEP))
         key = (step, slo_s, training)
         if key not in self._orders:
@@ -301,6 +303,7 @@ class Menu:
         request_s = min(each.interval_s / each.batch for each in first.services)
         tiers: list[tuple[Sequence[Option], float | None]] = [(every, None)]
         if training:
+            # By joules alone the slowest clocks win, at which the job would take days; so pace decides first.
             paces = {each.point: each.pace(rate_per_s, slo_s) for each in every}
             least = min(self._brisk(rate_per_s, slo_s), _NEAREST * max(paces.values()))
             brisk = [each for each in every if paces[each.point] >= least]
@@ -324,6 +327,7 @@ class Menu:
     def fastest(self) -> Option:
         """The option that answers a single request soonest, the cheaper of those within a trifle."""
         least_s = min(each.services[0].latency_s for each in self.options)
+        # Above some clock memory is the limit: higher ones burn power for less than a percent.
         near = [each for each in self.options if each.services[0].latency_s <= _ALIKE * least_s]
         return min(near, key=lambda option: option.services[-1].batch_j)
 

@@ -136,6 +136,7 @@ def plan(
     if policy != "interleave":
         off_peak = quiet or OffPeak()
     parts = _parts(ahead, off_peak, day_s)
+    # A heavy load leaves less time for fine-tuning, so the least that is done goes with the most requests.
     low = _summed(menu, job, parts, slo_s, power_w, off_peak, _HEAVY)
     high = _summed(menu, job, parts, slo_s, power_w, off_peak, _LIGHT)
     return Plan(
@@ -221,6 +222,7 @@ def _drawn(light: _Sum, heavy: _Sum, power_w: float | None, length_s: float) -> 
     """Return from the least of both kinds of work to the most, within an allowed power where inference alone is."""
     alone = _ordered(light.alone_j, heavy.alone_j)
     added = _ordered(light.added_j, heavy.added_j)
+    # The ration holds back fine-tuning alone: where inference draws more than allowed, the sum does too.
     most_j = math.inf if power_w is None else max(power_w * length_s, alone.high)
     return Range(alone.low + added.low, min(most_j, alone.high + added.high))
 
@@ -291,6 +293,8 @@ def _part(
     moment = Moment(0.0, (), alone, slo_s, expected_per_s=rate_per_s, day_s=day_s)
     if off_peak is not None and not off_peak.quiet(moment):
         return _Part(0.0, alone_w, 0.0, held)
+    # Within a power a slower point may get more done, because it has to pause less; without one the policy goes to the
+    # first.
     able = menu.ranked(rate_per_s, slo_s, True)
     chosen = able[:1] if power_w is None else able
     paces = [_within(option, rate_per_s, slo_s, power_w, drawn) for option in chosen]
@@ -319,5 +323,6 @@ def _within(
     if power_w is None or added_w <= 0:
         share = 1.0
     else:
+        # Fine-tuning is paused for the rest of the time, which is what the ration of a real run comes to.
         share = min(1.0, max(0.0, (power_w - alone_w) / added_w))
     return share * pace, alone_w + share * added_w

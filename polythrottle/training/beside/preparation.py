@@ -64,6 +64,7 @@ class Server:
             TrialError: If the workload fails.
         """
         batch = self.size(requests)
+        # Some runtimes allocate anew for each size, which takes longer than a small batch.
         if batch != self._now:
             space = self.workload.space
             point = space.default
@@ -94,6 +95,8 @@ class _Sized:
 
     @property
     def mean_s(self) -> float:
+        # A mean over 200 lags behind a machine that has just become slower; most of the last nine being slow is no
+        # chance.
         lately = list(self.times_s)[-_LATELY:]
         return max(statistics.fmean(self.times_s), statistics.median_low(lately))
 
@@ -101,6 +104,7 @@ class _Sized:
     def tail_s(self) -> float:
         place = math.ceil(_SHARE * len(self.times_s)) - 1
         seen_s = sorted(self.times_s)[place]
+        # The highest of a few is no 99th percentile: until there are enough, the mean with a margin is safer.
         if len(self.times_s) >= _MEMORY / 2:
             return seen_s
         return max(seen_s, _LOOSE * self.mean_s)
@@ -187,6 +191,7 @@ class Timings:
 
 def _between(at: float, places: Sequence[float], values: Sequence[float]) -> float:
     """Return the value at a place: on the line between its neighbours, in proportion beyond the last."""
+    # Below the smallest, launches dominate: time does not shrink in proportion, so nothing is extrapolated down.
     if at <= places[0]:
         return values[0]
     for i in range(1, len(places)):
@@ -343,11 +348,13 @@ def _telling(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _batches(device: Device, server: Server, timings: Timings, batch: int) -> None:
+    # The first calls compile kernels and grow memory pools.
     for _ in range(_WARM):
         server.answer(batch)
     before = device.read()
     count = 0
     begin_s = time.monotonic()
+    # A second at least, since boards renew their counters only some times a second; ten at most, for slow models.
     while (passed_s := time.monotonic() - begin_s) < _LEAST_S or (count < _QUERIES and passed_s < _MOST_S):
         began_s = time.monotonic()
         server.answer(batch)
@@ -358,6 +365,7 @@ def _batches(device: Device, server: Server, timings: Timings, batch: int) -> No
 
 def _slices(device: Device, tended: SupervisedTrainer, timings: Timings, size: int) -> None:
     seen = 0
+    # One more than is counted: the first of a size allocates.
     for number in range(_SLICES + 1):
         if not tended.left:
             return

@@ -189,6 +189,7 @@ def wilson(hits: int, cases: int) -> Interval:
     share = hits / cases
     spread = _Z**2 / cases
     middle = (share + spread / 2) / (1 + spread)
+    # Not the normal interval: it has no width at 0 hits, where a claim of "none late" needs one most.
     half = _Z * math.sqrt(share * (1 - share) / cases + spread / (4 * cases)) / (1 + spread)
     low = 0.0
     if hits != 0:

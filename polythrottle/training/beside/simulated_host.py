@@ -91,6 +91,7 @@ class Host:
         """Samples of a slice: powers of two and halfway between, whole steps, and the last step of an epoch."""
         whole = self.job.step_samples(0)
         last = self.job.step_samples(self.job.steps_per_epoch - 1)
+        # Halfway sizes too: a slice of 17 would otherwise have to be cut to 16 or wait for room for 32.
         powers = [2**power for power in range(whole.bit_length())]
         parts = {*powers, *(power + power // 2 for power in powers)}
         return tuple(sorted({size for size in parts if size < whole} | {whole, last}))
@@ -117,11 +118,14 @@ class Host:
 
     def _piece(self, model: Model, point: OperatingPoint, size: int, waited_s: float) -> Piece:
         # Idle times in steps of a factor of two, so that what follows from them need not be computed each time.
+        # A continuous idle time would compute each piece anew, of which a stream has thousands; a factor of two is fine
+        # enough.
         if waited_s <= 0:
             waited_s = 0.0
         else:
             waited_s = float(2.0 ** np.clip(np.round(np.log2(waited_s)), -13, 3))
         key = (model.name, point, size, waited_s)
+        # The engine works on columns of hundreds of points; for one of them its overhead would be most of a simulation.
         if key not in self._pieces:
             levels = self.engine.columns([point])
             sizes = np.array([float(size)])
@@ -302,6 +306,7 @@ class SimulatedBench:
         Raises:
             InvalidInput: If it is none of them.
         """
+        # A case knows its clocks but not the whole point, which only the bench that made it remembers.
         if case.unmeasured not in self._points:
             raise InvalidInput("this bench can only measure its own cases")
         serving = (self._model, case.batch)
@@ -311,6 +316,7 @@ class SimulatedBench:
 
     def measure(self, case: CoRun) -> CoRun:
         """Return a case with the mean and tail of a window of queries."""
+        # Mean and tail from one window of queries: a real window has both of the same noise.
         noise = self._stream()
         factor, _ = noise.window()
         times_s = np.fromiter(islice(noise.queries(), _WINDOW), float) * factor * self.truth_s(case)

@@ -299,6 +299,7 @@ class _VirtualHost:
             ends.append(self.now_s + self._serving.left_s / inference)
         if self._learning is not None:
             ends.append(self.now_s + self._learning.left_s / training)
+        # At least an instant, or rounding could let an event repeat at the same moment for ever.
         then_s = max(self.now_s + INSTANT_S, min(ends))
         self._draw(then_s - self.now_s, inference, training)
         self.now_s = then_s
@@ -340,6 +341,7 @@ class _VirtualHost:
             served_s = duration_s * inference
             self._serving.left_s -= served_s
             self.inference_s += served_s
+        # What comes after the stream is no room beside requests: there are none.
         if self.now_s < self._stream.length_s:
             self.room += (duration_s - served_s) / self.option.sample_s
         if self._learning is not None:
@@ -422,6 +424,7 @@ class Scene:
 def beside_s(host: Host, board: Board, option: Option) -> list[float]:
     """Return the latency of each service beside fine-tuning as the paper's model predicts it, fitted to co-runs."""
     bench = SimulatedBench(board, host.model, host.job, noise=0.0)
+    # The fit needs steps of at least two sizes to tell what a larger one costs.
     whole = host.job.batch
     steps = [size for size in _STEPS if size <= whole]
     if len(steps) < 2:
@@ -460,6 +463,7 @@ def run_simulated(scene: Scene, terms: Terms) -> Result:
     notes = warnings_before(scene.menu, scene.host.job.work, terms, terms.day_s)
     times = terms.arrivals.times(terms.seed)
     assert times is not None
+    # Traces go on for days; only what comes within the stream is held in memory.
     within = tuple(itertools.takewhile(lambda at_s: at_s < length_s, times))
     stream = Stream(within, length_s, terms.slo_s, terms.rate_per_s)
     menu = scene.foretold() if terms.policy == "paper" else scene.menu

@@ -166,6 +166,7 @@ class Grouping(RendezvousHandler):
 
     def leave(self, reason: str) -> None:
         """Say that this node goes; a beat that is still on its way does not bring it back."""
+        # Under the lock of a beat that comes back: it would join a node again that has just left.
         with self._presence:
             self._ended.set()
             self.say("leave", reason=reason)
@@ -178,6 +179,7 @@ class Grouping(RendezvousHandler):
             RendezvousClosedError: If the job has failed.
             RendezvousConnectionError: If the controller stays away.
         """
+        # Asked for anew each time: a worker of the last generation that still ends may hold its port.
         port = _free_port(self._host)
         standing = self._ready(port)
         deadline_s = self._clock.now() + PATIENCE_S
@@ -185,6 +187,7 @@ class Grouping(RendezvousHandler):
             self._clock.sleep(POLL_S)
             try:
                 standing = self._line.ask("beat", node=self._node.name, process=self._process)
+                # A controller that was started again elsewhere knows of no node.
                 if not standing["known"]:
                     self._join()
                     standing = self._ready(port)
@@ -237,6 +240,7 @@ class Grouping(RendezvousHandler):
                 if self._steering is not None:
                     self._steering.heed(standing)
             except PolythrottleError as err:
+                # Training does not need the controller between generations, so its absence is no failure.
                 self._say_away(str(err))
                 continue
             if self._away:
@@ -259,6 +263,7 @@ class Grouping(RendezvousHandler):
         standing = self._standing
         if not standing or standing["phase"] == "finished":
             return 0
+        # The controller has moved on without this node, as after a network that was cut for a while.
         elsewhere = int(standing["generation"]) > self._generation
         return int(bool(standing["regroup"]) or elsewhere or standing["phase"] == "failed")
 
@@ -287,6 +292,7 @@ class NodeAgent(LocalElasticAgent):
     """TorchElastic's agent, which tells the controller when it goes, fails or has finished."""
 
     def __init__(self, spec: WorkerSpec, grouping: Grouping, words: LastWords) -> None:
+        # torch gives workers half a minute to write a last checkpoint before it kills them.
         super().__init__(spec, DefaultLogsSpecs(), start_method=METHOD, shutdown_timeout=GRACE_S)
         self._grouping = grouping
         self._words = words
@@ -305,6 +311,7 @@ class NodeAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         warm_up()  # again, should it have ended
         spec = worker_group.spec
+        # Workers come from a process that was warmed up earlier, so this generation's environment is handed to them.
         spec.args = (own_words(os.environ), *spec.args[1:])
         started: dict[int, Any] = super()._start_workers(worker_group)
         return started
@@ -378,6 +385,7 @@ def _spec(node: AgentOptions, grouping: Grouping) -> WorkerSpec:
         rdzv_handler=grouping,
         entrypoint=train,
         args=("", str(node.script), *node.words),
+        # Restarts are generations here, of which a spot job may have hundreds; the controller ends them.
         max_restarts=1 << 30,
         monitor_interval=0.1,
     )
@@ -389,6 +397,7 @@ def _beside(steering: PowerController) -> Iterator[None]:
     try:
         yield
     finally:
+        # A second signal would cut off the very write that puts clocks back.
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(name, signal.SIG_IGN)
         steering.close()
@@ -425,6 +434,7 @@ def _own_address(line: ControllerChannel) -> str:
     family = socket.AF_INET6 if ":" in line.host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # Connecting a datagram socket sends nothing; it only asks the kernel which address the route would use.
             probe.connect((line.host, line.port))
             return str(probe.getsockname()[0])
     except OSError as err:

@@ -137,6 +137,7 @@ def commit(store: Store, source: Path, manifest: Manifest, kept: int = KEPT) -> 
     Raises:
         StorageError: If it cannot be written; what is there stays valid.
     """
+    # The new one first, then the old ones go: a kill in between leaves one too many, never none.
     store.put(f"{FOLDER}/{manifest.name}{SUFFIX}", source)
     for entry in _entries(store.names(FOLDER))[kept:]:
         for name in entry.files:
@@ -155,6 +156,7 @@ def newest(stores: tuple[Store, ...], model: str, told: Callable[[str], None]) -
         StorageError: If a store cannot be reached: training must not begin anew where it only cannot see.
         BadFile: If there are checkpoints, but all that are whole are of another model.
     """
+    # A local disk may hold a newer one than the store that was away when it was written.
     candidates = [(entry, store) for store in stores for entry in _entries(store.names(FOLDER))]
     candidates.sort(key=lambda each: each[0], reverse=True)
     found, skipped = newest_whole(candidates, lambda each: _whole(*each, model))
@@ -182,6 +184,7 @@ def newest_generation(store: Store) -> int:
     Raises:
         StorageError: If the store cannot be reached.
     """
+    # By names alone: a controller that takes over must not reuse a number, even of a checkpoint that is torn.
     return max((entry.generation for entry in _entries(store.names(FOLDER))), default=0)
 
 
@@ -251,6 +254,7 @@ def _manifest_of(head: Mapping[str, Any], entry: _Entry) -> Manifest:
         named = manifest.name
     except (ValueError, TypeError) as err:
         raise BadFile("its manifest is torn or none of ours") from err
+    # A copy under another name would be sorted by what it is not.
     if named != entry.name:
         raise BadFile("its manifest is that of another checkpoint")
     return manifest
@@ -333,6 +337,7 @@ class Writer:
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Begin to take the memory for copies of a state, beside training, so that the first copy need not wait."""
+        # Only shapes go into the thread: training changes the tensors meanwhile.
         shapes = shaped(state)
 
         def take() -> None:
@@ -346,6 +351,7 @@ class Writer:
         """Copy a state into memory, into the former copy's place, and return how long it took, in seconds."""
         self.wait(None)
         start_s = self._clock.now()
+        # Into the former copy, whose pages are there already: new ones cost a page fault each while training waits.
         self._copy = copied(state, self._copy)
         return self._clock.now() - start_s
 
@@ -392,6 +398,7 @@ class Writer:
             self._keep(path, manifest)
             return Written(manifest, self._clock.now() - start_s, spooled=str(err))
         self._waiting = None
+        # What the store has is not needed here, and local disks are small.
         shutil.rmtree(self._spool / FOLDER, ignore_errors=True)
         return Written(manifest, self._clock.now() - start_s)
 
@@ -399,6 +406,7 @@ class Writer:
         """Make the spooled file a checkpoint of its own, so that this node finds it again after a restart."""
         self._waiting = (path, manifest)
         try:
+            # Only the newest is worth its space on a local disk.
             commit(Store(str(self._spool)), path, manifest, kept=1)
         except StorageError:
             return

@@ -49,6 +49,7 @@ class _Fields:
         return value
 
     def address(self) -> tuple[str, int]:
+        # It is handed to all other nodes to connect to, so that a bad one would stop the whole generation.
         match self._words.get("address"):
             case [str(host), int(port)] if 0 <= port < 65536:
                 return host, port
@@ -268,6 +269,7 @@ class SuccessionStep:
         """
         fields = _Fields(words)
         times = {name: fields.seconds(name) for name in _SUCCESSION_TIMES}
+        # Milliseconds are finer than any of these is known, and the log is read by people.
         known = {name: round(value, 3) for name, value in times.items() if value is not None}
         return cls(fields.flag("done"), fields.text("order"), fields.text("successor"), known)
 

@@ -52,6 +52,7 @@ class WorkerThread:
 
     def begin(self, what: Any, call: Callable[[], Any]) -> None:
         """Have something done; its `Done` comes through the queue, whatever it raises."""
+        # Time is taken in the thread that did it, so that a busy queue does not count as work.
         began_s = time.monotonic()
 
         def told(future: "Future[Any]") -> None:
@@ -231,6 +232,7 @@ class SupervisedTrainer:
 
     def save(self) -> None:
         """Bring the last step to disk, if it is not there yet and nothing else is done."""
+        # Between slices alone: a trainer does one thing at a time, and requests would wait for a slice and a write.
         if self._unsaved and not self.busy and not self.stopped:
             self._doing = CHECKPOINT
             self._lane.begin(CHECKPOINT, lambda: self._trainer.ask("checkpoint", _SAVED_S))
@@ -266,6 +268,7 @@ class SupervisedTrainer:
 
     def hold(self) -> None:
         """Stop the slice under way where it is."""
+        # What it has run is kept, so that the time it is held does not look like a hang.
         self._ran_s = self._run_s()
         self._held = True
         self.suspended += 1
@@ -279,8 +282,10 @@ class SupervisedTrainer:
 
     def check(self) -> None:
         """End a trainer whose slice takes so long that it must hang; that it has died comes through the lane."""
+        # Twenty times its tail, and never under ten seconds: a machine that swaps is slow, and is no hang.
         if self.slicing and not self._held and self._run_s() > max(self._patience_s, _HANGS * self._tail_s):
             self._note([f"a slice took longer than {self._run_s():.0f} s; the trainer was ended and started again"])
+            # Counted anew, or every look until its end arrives would end it once more.
             self._since_s = time.monotonic()
             self._ran_s = 0.0
             self._trainer.abandon()
@@ -294,6 +299,7 @@ class SupervisedTrainer:
         Returns:
             The slice, if it was one that went well and was not stopped in between, so that its time tells something.
         """
+        # A slice that was stopped in between took longer than it runs; its time would teach a wrong tail.
         whole = not self._ran_s
         if self._held:  # it had answered before it was stopped
             self._trainer.resume()
@@ -319,6 +325,7 @@ class SupervisedTrainer:
         self._place = done.step, done.epoch * self.hello.samples + done.position
         self.epoch = done.epoch
         self.finished = done.finished
+        # The last step of an epoch is shorter than the others.
         coming = min(self.batch, max(1, self.hello.samples - done.position))
         self._left = done.of - done.at if done.at else coming
         self._unsaved = not done.written
@@ -327,6 +334,7 @@ class SupervisedTrainer:
         self._note([*done.notices, *(f"{file} was left out: {why}" for file, why in done.left_out)])
 
     def _failed(self, error: BaseException) -> None:
+        # A fault of our own is no reason to go on without fine-tuning as if the trainer had refused.
         if not isinstance(error, PolythrottleError):
             raise error
         if not isinstance(error, TrainerLost):
@@ -345,6 +353,7 @@ class SupervisedTrainer:
 
     def _note(self, texts: Iterable[str]) -> None:
         for text in texts:
+            # A trainer that fails a thousand times says the same thing a thousand times.
             if text not in self.notices and len(self.notices) < _NOTICES:
                 self.notices.append(text)
 

@@ -61,6 +61,7 @@ def worth(prospect: Prospect, lifetime: Lifetime, age_s: float, horizon_s: float
     Returns:
         False too where the machine is not expected to live through the look itself.
     """
+    # How long it lives on depends on how old it is (CM-DARE), so a mean lifetime would not do.
     alive = lifetime.survival(age_s)
     later = 0.0
     if alive > 0:
@@ -89,8 +90,10 @@ def next_limit(
     default = looks[0]
     last = looks[-1]
     lowest_w = last.limit_w
+    # Steps only get longer further down, so nothing below can be allowed.
     if last.step_s > default.step_s * (1 + longer):
         return None
+    # A step's joules are taken to have one bottom: past it they only rise.
     if len(looks) > 1 and joules(last) > joules(looks[-2]):
         return None
     felt_w = _FELT * default.power_w / gpus
@@ -134,6 +137,7 @@ def best(looks: Sequence[CapObservation], longer: float) -> CapObservation:
         longer: How much longer a step may take than at the default.
     """
     default = looks[0]
+    # A cap that is a little too slow for the barrier makes every other node wait, which costs more than it saves.
     within = [look for look in looks if look.step_s <= default.step_s * (1 + longer)]
     found = min(within, key=joules)
     if joules(found) < joules(default) * (1 - _LEAST_SAVING):
@@ -260,6 +264,7 @@ def judged(windows: Sequence[StepWindow], knowledge: Knowledge, wanted: Cap | No
         return NewcomerDecision(
             NewcomerStep.CALIBRATING, default, None, f"{len(settled)} of {WINDOWS} windows at default clocks"
         )
+    # Medians, because now and then a window holds a checkpoint.
     step_s = median(window.step_s for window in settled)
     known = knowledge.default
     if known is not None:
@@ -342,6 +347,7 @@ def _settled(windows: Sequence[StepWindow]) -> Sequence[StepWindow] | None:
     """Return the windows since the cache was warm: the last ones that agree; None while there are none."""
     for first in range(len(windows) - 1):
         rest = windows[first:]
+        # The first that agree end the warm-up; later drift with heat is no reason to begin anew.
         times = [window.step_s for window in rest[:WINDOWS]]
         if max(times) <= min(times) * (1 + SETTLED):
             return rest

@@ -157,6 +157,7 @@ class Pacing:
     def _take_pace(self, heard: PaceReport, pace: Pace) -> None:
         if pace.generation != self._generation:
             return
+        # Another share of a step takes another time: what was counted before says nothing of it.
         if heard.pace is None or pace.network != heard.pace.network:
             heard.before = pace.tally
             heard.step = Tally()
@@ -208,6 +209,7 @@ class Pacing:
         if default is None:
             return ()
         gpu = str(heard.board.get("gpu"))
+        # Limits that others of its type have but it has not would be refused by its driver.
         own = heard.limits_w
         pairs = {limit_w: pair for (kind, limit_w), pair in middle.items() if kind == gpu and limit_w in own}
         pairs |= _pairs(heard.looks)

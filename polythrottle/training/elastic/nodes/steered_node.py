@@ -237,6 +237,7 @@ class BoardGroup:
         """How their joules come about; the least certain of them."""
         kinds = {each.energy_kind for each in self._boards}
         kind = EnergyKind
+        # A sum is worth no more than its worst part: one estimated board makes the whole estimated.
         order = (kind.SIMULATED, kind.RELATIVE, kind.ESTIMATED, kind.RECORDED, kind.MEASURED)
         return next(each for each in order if each in kinds)
 
@@ -293,6 +294,7 @@ class BoardGroup:
         """
         left: list[str] = []
         failed: DeviceError | None = None
+        # One GPU that has fallen off the bus must not keep the others at their caps.
         for each in self._boards:
             try:
                 left += each.release()
@@ -346,6 +348,7 @@ def window(limit_w: float | None, before: Reading, after: Reading, steps: int | 
     timed = steps if isinstance(steps, Steps) else Steps(steps, span_s, span_s)
     if timed.count < 1 or not span_s > 0 or not energy_j > 0 or not 0 < timed.own_s <= timed.step_s:
         return None
+    # Joules of waiting are charged to the step, or a node that waits much would look frugal.
     power_w = energy_j / span_s * timed.step_s / timed.own_s
     return StepWindow(limit_w, timed.own_s / timed.count, power_w, timed.count)
 
@@ -465,6 +468,7 @@ class SteeredNode:
     def _turn(self) -> None:
         """End a window, and begin the next under what it says."""
         self.board.take()  # renews the lease, too
+        # Before anything is set: this reading ends the window under the old limit.
         after = self.reading = self.board.read()
         if self._before is not None:
             self.power_w = _mean_w(self._before, after)
@@ -504,6 +508,8 @@ class SteeredNode:
                 self.board.restore()
             else:
                 self.board.apply(OperatingPoint({CAP_KNOB: limit_w}))
+        # A board that refuses once refuses always, as a laptop GPU whose firmware owns the limit: it is not asked
+        # again.
         except KnobRejected as error:
             self.verdict = replace(self.verdict, next=NewcomerStep.REFUSED, cap=_DEFAULT, reason=str(error))
             self.wanted = self.exploring = limit_w = None

@@ -48,6 +48,8 @@ class Group:
         host = os.environ["MASTER_ADDR"]
         port = int(os.environ["MASTER_PORT"])
         if is_loopback(host):
+            # gloo picks an interface by the host's name, which in containers often resolves to an address that is not
+            # there.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         backend = "gloo"
         if next(self._model.parameters()).is_cuda:
@@ -57,6 +59,7 @@ class Group:
             backend, store=self._store(host, port), rank=self.rank, world_size=self.size, timeout=wait
         )
         if backend == "nccl":
+            # Short messages lie in main memory, which NCCL cannot send.
             self._control = dist.new_group(backend="gloo", timeout=wait)
         else:
             self._control = None
@@ -66,6 +69,7 @@ class Group:
         wait = timedelta(seconds=TIMEOUT_S)
         if self.rank:
             return TCPStore(host, port, self.size, is_master=False, timeout=wait)
+        # torch would listen on every address of the machine, open to whoever reaches it.
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         return TCPStore(
             host, port, self.size, is_master=True, timeout=wait, master_listen_fd=listening.detach(), use_libuv=False
@@ -97,6 +101,7 @@ class Group:
         """Return the bytes that one worker has to all of them."""
         if self.size == 1:
             return data or b""
+        # Only the root knows how much is coming, and receivers have to bring the room.
         size = self.highest([len(data or b"")])[0]
         whole = torch.frombuffer(bytearray(data or bytes(size)), dtype=torch.uint8)
         dist.broadcast(whole, src=root, group=self._control)
@@ -137,6 +142,7 @@ class StepTimer:
         self._ready_s: float | None = None
         self._ready: Any = None
         self._pending: deque[tuple[Any, Any]] = deque(maxlen=_MOST_PENDING)
+        # Its gradient is the last to come, since backward goes from the end of the model to its beginning.
         first = next((each for each in model.parameters() if each.requires_grad), None)
         if first is not None and not alone:
             done = self._done_cuda if first.is_cuda else self._done

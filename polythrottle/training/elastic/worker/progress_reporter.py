@@ -132,6 +132,7 @@ def own_folder() -> tuple[Path, int]:
 def _clear(folder: Path) -> None:
     """Remove a folder of this user's whose agent is gone: the kernel has dropped its lock."""
     with suppress(OSError):
+        # /tmp is everybody's: another user could have put a folder of this name there.
         if folder.lstat().st_uid != os.geteuid():
             return
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -147,6 +148,7 @@ def write_pace(folder: Path, worker: int, pace: Pace) -> None:
     path = folder / f"{worker}.json"
     draft = path.with_suffix(".draft")
     with suppress(OSError):
+        # Replaced whole, for the agent may read at any moment; not synced, for a pace is worthless after a crash.
         draft.write_text(json.dumps(pace.document()))
         os.replace(draft, path)
 
@@ -154,6 +156,7 @@ def write_pace(folder: Path, worker: int, pace: Pace) -> None:
 def read_pace(folder: Path) -> Pace | None:
     """Return the pace of a node: that of its slowest worker in the newest generation; None before any has said one."""
     found = [pace for path in folder.glob("*.json") if (pace := _read(path)) is not None]
+    # A worker of a former generation that was killed has left its file behind.
     newest = max((pace.generation for pace in found), default=0)
     return max((pace for pace in found if pace.generation == newest), key=_own_s, default=None)
 
@@ -271,6 +274,7 @@ class Reporter:
             assert self._line is not None
             answer = self._line.ask("report", **words)
         except PolythrottleError as err:
+            # One that was refused would be refused again; only those that did not arrive are sent once more.
             if isinstance(err, ControllerAway):
                 with self._lock:
                     self._records = records + self._records
@@ -286,5 +290,6 @@ class Reporter:
             return
         if self._broken_s is None:
             self._broken_s = self._clock.now()
+        # The others may only be late by a moment, and a worker that is cut off loses its step.
         if self._clock.now() - self._broken_s >= GRACE_S:
             self._cut_off()
