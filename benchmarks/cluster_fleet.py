@@ -16,9 +16,9 @@ from typing import NamedTuple
 from polythrottle.backends.replay import Table
 from polythrottle.cluster.ledger import SimulatedOutcome, Spread, against, spread
 from polythrottle.cluster.recorded_tables import Trace, caps_of_table, finer, read_trace
+from polythrottle.cluster.simulate.job_simulator import Scenario, simulate
+from polythrottle.cluster.simulate.machine_supply import DrawnSupply, RecordedSupply, SimulatedJob
 from polythrottle.cluster.simulate.policies import DefaultPolicy, IndependentPolicy, JointPolicy, Policy, TunedPolicy
-from polythrottle.cluster.simulate.supply import DrawnSupply, RecordedSupply, SimulatedJob
-from polythrottle.cluster.simulate.training import Scenario, simulate
 from polythrottle.domain.fleet.gpu_variability import Silicon
 from polythrottle.domain.fleet.transient_machine import Cap, ConstantHazard, MachineType, Market
 from polythrottle.lab.lone_node import Lone, lived

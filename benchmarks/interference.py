@@ -11,7 +11,7 @@ import numpy as np
 from polythrottle.catalog import load_board, load_model
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.training.beside.corun_bench import CoRunProfile, profile
-from polythrottle.training.beside.options import Job
+from polythrottle.training.beside.operating_options import Job
 from polythrottle.training.beside.simulated_host import SimulatedBench
 
 BOARDS = {

@@ -16,7 +16,7 @@ import numpy as np
 from polythrottle.domain.arrivals import Poisson
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.training.beside.live_run import Guard
-from polythrottle.training.beside.options import Option
+from polythrottle.training.beside.operating_options import Option
 from polythrottle.training.beside.preparation import Timings
 from polythrottle.training.beside.scheduler import Decision, Moment, Policy, taken
 

@@ -104,7 +104,7 @@ def test_an_interrupted_simulation_says_that_nothing_is_kept(
     def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("polythrottle.training.beside.simulation.run_simulated", interrupted)
+    monkeypatch.setattr("polythrottle.training.beside.simulated_run.run_simulated", interrupted)
     assert run(["finetune", "run", *_SIM]) == 130
     told = capsys.readouterr()
     assert "nothing is kept" in told.err

@@ -25,9 +25,9 @@ from polythrottle.cluster.plan.power_caps import (
     losses_per_s,
     reference_s,
 )
+from polythrottle.cluster.simulate.job_simulator import Scenario, simulate
+from polythrottle.cluster.simulate.machine_supply import DrawnSupply, SimulatedJob
 from polythrottle.cluster.simulate.policies import DefaultPolicy
-from polythrottle.cluster.simulate.supply import DrawnSupply, SimulatedJob
-from polythrottle.cluster.simulate.training import Scenario, simulate
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.gpu_variability import Silicon
 from polythrottle.domain.fleet.transient_machine import KEPT, Cap, CheckpointCost, ConstantHazard, ObservedLifetime

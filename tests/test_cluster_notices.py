@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from polythrottle.cluster.notices.cloud_metadata import OFF, AwsSource, AzureSource, Endpoint, GoogleSource
+from polythrottle.cluster.notices.notice_watcher import NoticeWatch, source_from, watch_from
 from polythrottle.cluster.notices.sources import (
     FileSource,
     Notice,
@@ -26,7 +27,6 @@ from polythrottle.cluster.notices.sources import (
     seconds_left,
     slurm_from_environment,
 )
-from polythrottle.cluster.notices.watch import NoticeWatch, source_from, watch_from
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import BadFile, InvalidInput, UnknownName
 

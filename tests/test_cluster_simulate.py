@@ -12,9 +12,9 @@ from planning_builders import CATALOGUE
 from polythrottle.cli.commands import run
 from polythrottle.cluster.ledger import SimulatedOutcome, Use, against, spread
 from polythrottle.cluster.recorded_tables import Trace, read_trace
+from polythrottle.cluster.simulate.job_simulator import Scenario, simulate
+from polythrottle.cluster.simulate.machine_supply import Change, DrawnSupply, RecordedSupply, SimulatedJob
 from polythrottle.cluster.simulate.policies import DefaultPolicy, IndependentPolicy, JointPolicy, Policy, TunedPolicy
-from polythrottle.cluster.simulate.supply import Change, DrawnSupply, RecordedSupply, SimulatedJob
-from polythrottle.cluster.simulate.training import Scenario, simulate
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.gpu_variability import Silicon
 from polythrottle.domain.fleet.transient_machine import (

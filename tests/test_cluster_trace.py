@@ -9,7 +9,7 @@ from planning_builders import CATALOGUE
 
 from polythrottle.cli.commands import run
 from polythrottle.cluster.recorded_tables import Trace, read_trace
-from polythrottle.cluster.simulate.supply import Change, DrawnSupply, RecordedSupply, Supply
+from polythrottle.cluster.simulate.machine_supply import Change, DrawnSupply, RecordedSupply, Supply
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.fleet.transient_machine import KEPT, ConstantHazard, ObservedLifetime
 

@@ -12,7 +12,7 @@ from polythrottle.domain.measurement import Query
 from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.training.beside.corun_bench import UNCOUNTED, MeasuredBench, Work, profile
 from polythrottle.training.beside.interference import most_informative
-from polythrottle.training.beside.options import Job
+from polythrottle.training.beside.operating_options import Job
 from polythrottle.training.beside.simulated_host import SHARES, SimulatedBench
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.training.beside.options import Job, Slice
+from polythrottle.training.beside.operating_options import Job, Slice
 
 _COUNT = st.integers(1, 500)
 

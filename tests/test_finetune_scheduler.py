@@ -12,7 +12,7 @@ from loaded_machine import LoadedMachine
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.ladder import Service
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.training.beside.options import MARGIN, Menu, Option, Slice
+from polythrottle.training.beside.operating_options import MARGIN, Menu, Option, Slice
 from polythrottle.training.beside.scheduler import (
     POLICIES,
     Decision,

@@ -8,10 +8,10 @@ import pytest
 
 from polythrottle.catalog import load_board, load_model
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.training.beside.corun import CoRun, PaperModel, intensity, nonnegative
 from polythrottle.training.beside.corun_bench import CoRunProfile, profile
+from polythrottle.training.beside.corun_model import CoRun, PaperModel, intensity, nonnegative
 from polythrottle.training.beside.interference import FORM, Interference, Reference, form, slopes
-from polythrottle.training.beside.options import Job
+from polythrottle.training.beside.operating_options import Job
 from polythrottle.training.beside.simulated_host import SimulatedBench
 
 PAIRS = [

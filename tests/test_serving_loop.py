@@ -8,7 +8,7 @@ import pytest
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.ladder import Service
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.training.beside.options import Option, Slice
+from polythrottle.training.beside.operating_options import Option, Slice
 from polythrottle.training.beside.scheduler import Decision, Moment, interleave
 from polythrottle.training.beside.serving_loop import Answer, ServingHost, ServingLoop
 

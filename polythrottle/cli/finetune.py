@@ -19,7 +19,7 @@ from polythrottle.storage.paths import state_dir
 if TYPE_CHECKING:
     from polythrottle.domain.arrivals import Arrivals
     from polythrottle.training.beside.corun_bench import CoRunProfile
-    from polythrottle.training.beside.options import Job, Menu
+    from polythrottle.training.beside.operating_options import Job, Menu
     from polythrottle.training.beside.preparation import ServingPlace
     from polythrottle.training.beside.result import Result
     from polythrottle.training.beside.scheduler import Hours, Terms
@@ -115,7 +115,7 @@ class JobOptions(OptionGroup):
             InvalidInput: If a count is below 1 or beyond a billion, the learning rate is none, or words belong to real
                 jobs.
         """
-        from polythrottle.training.beside.options import Job
+        from polythrottle.training.beside.operating_options import Job
 
         if self.data or self.job or self.model or self.served:
             raise InvalidInput(
@@ -335,7 +335,7 @@ def _unkept() -> Iterator[None]:
 
 
 def _simulated(place: "ServingPlace", terms: "Terms", job: JobOptions) -> "Result":
-    from polythrottle.training.beside.simulation import run_simulated
+    from polythrottle.training.beside.simulated_run import run_simulated
 
     seeded = replace(terms, seed=terms.seed or place.seed)
     with _unkept():

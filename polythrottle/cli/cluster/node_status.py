@@ -11,7 +11,7 @@ from polythrottle.cli.output import formatted, suffix
 from polythrottle.domain.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from polythrottle.training.elastic.nodes.overseer import Watched
+    from polythrottle.training.elastic.nodes.job_monitor import Watched
 
 _FEW = 5
 
@@ -41,7 +41,7 @@ class WatchOptions(OptionGroup):
             InvalidInput: If a word is none.
         """
         from polythrottle.training.elastic.nodes.bottleneck_monitor import MonitorTerms, allowed_remedies
-        from polythrottle.training.elastic.nodes.overseer import Watched
+        from polythrottle.training.elastic.nodes.job_monitor import Watched
 
         threshold = share("--threshold", self.threshold) or 0.0
         longer = share_below_one("--longer", self.longer)

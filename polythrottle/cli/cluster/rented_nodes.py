@@ -76,8 +76,8 @@ def check_sources(texts: Sequence[str]) -> None:
         UnknownName: If a text names none.
         InvalidInput: If a source is named twice, or no signal can be the one that is named.
     """
+    from polythrottle.cluster.notices.notice_watcher import SOURCES
     from polythrottle.cluster.notices.sources import signal_number
-    from polythrottle.cluster.notices.watch import SOURCES
 
     known = {each.partition(":")[0]: ":" in each for each in SOURCES}
     for text in texts:

@@ -9,9 +9,9 @@ from polythrottle.cluster.catalogue import Catalogue
 from polythrottle.cluster.ledger import SimulatedOutcome, Spent, Spread, against, spread
 from polythrottle.cluster.plan.options import Offer, Work
 from polythrottle.cluster.recorded_tables import History, Trace
+from polythrottle.cluster.simulate.job_simulator import Scenario, simulate
+from polythrottle.cluster.simulate.machine_supply import DrawnSupply, RecordedSupply, SimulatedJob, Supply
 from polythrottle.cluster.simulate.policies import DefaultPolicy, IndependentPolicy, JointPolicy, Policy, TunedPolicy
-from polythrottle.cluster.simulate.supply import DrawnSupply, RecordedSupply, SimulatedJob, Supply
-from polythrottle.cluster.simulate.training import Scenario, simulate
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.fleet.gpu_variability import TYPICAL, Silicon
 from polythrottle.domain.fleet.transient_machine import Market

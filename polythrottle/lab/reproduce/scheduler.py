@@ -13,10 +13,10 @@ from polythrottle.domain.arrivals import Arrivals, Burst, Poisson, Uniform
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.lab.reproduce.polythrottle_paper import Bar
 from polythrottle.lab.reproduce.published import B4, B7, ORIN, SOURCE, TX2
-from polythrottle.training.beside.options import Job, Menu, Option
+from polythrottle.training.beside.operating_options import Job, Menu, Option
 from polythrottle.training.beside.scheduler import POLICIES, Decision, Moment, Policy, alone, greedy
 from polythrottle.training.beside.simulated_host import Host
-from polythrottle.training.beside.simulation import Account, Stream, beside_s, predicted, simulate
+from polythrottle.training.beside.simulated_run import Account, Stream, beside_s, predicted, simulate
 
 LENGTH_S = 30.0
 _ALL_DAY_S = 1e9

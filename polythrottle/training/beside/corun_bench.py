@@ -16,7 +16,7 @@ from polythrottle.domain.errors import InvalidInput, TrialError
 from polythrottle.domain.measurement import Latency
 from polythrottle.domain.ports import Workload
 from polythrottle.domain.space import BATCH_SIZE
-from polythrottle.training.beside.corun import LEAST_RUNS, CoRun, PaperModel, Predictor, intensity, took_s
+from polythrottle.training.beside.corun_model import LEAST_RUNS, CoRun, PaperModel, Predictor, intensity, took_s
 from polythrottle.training.beside.interference import Interference, most_informative
 
 # Co-runs for real: queries of a workload while a trainer works in turns, in another process.

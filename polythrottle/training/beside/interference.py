@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.training.beside.corun import (
+from polythrottle.training.beside.corun_model import (
     LEAST_RUNS,
     CoRun,
     PaperModel,

@@ -12,7 +12,7 @@ from typing import Any
 from polythrottle.domain.errors import DeviceError, InvalidInput
 from polythrottle.domain.ports import Device
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.training.beside.options import Menu, Option, Slice
+from polythrottle.training.beside.operating_options import Menu, Option, Slice
 from polythrottle.training.beside.plan import check_held, warnings_before
 from polythrottle.training.beside.preparation import Server, Timings, predicted_beside, rehearse, remeasure_batches
 from polythrottle.training.beside.result import SLICES_MOST, Result, Training

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from polythrottle.domain.errors import InvalidInput, SloUnmet, UnknownName
 from polythrottle.domain.load.energy_ration import DAY_S, LoadInterval
-from polythrottle.training.beside.options import Job, Menu, Option
+from polythrottle.training.beside.operating_options import Job, Menu, Option
 from polythrottle.training.beside.scheduler import GENTLE, POLICIES, Moment, OffPeak, Terms
 
 _OFF = 0.2

@@ -16,10 +16,10 @@ from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.ladder import Service
 from polythrottle.domain.ports import Device, Workload
 from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
-from polythrottle.training.beside.corun import LEAST_RUNS, PaperModel
 from polythrottle.training.beside.corun_bench import UNKNOWN, CoRunProfile, MeasuredBench, Work, profile
-from polythrottle.training.beside.options import Job, Menu, Option, Slice
-from polythrottle.training.beside.simulation import Scene
+from polythrottle.training.beside.corun_model import LEAST_RUNS, PaperModel
+from polythrottle.training.beside.operating_options import Job, Menu, Option, Slice
+from polythrottle.training.beside.simulated_run import Scene
 from polythrottle.training.beside.trainer.driver import Trainer
 from polythrottle.training.beside.trainer.protocol import Task
 from polythrottle.training.beside.trainer.supervisor import SupervisedTrainer, WorkerThread

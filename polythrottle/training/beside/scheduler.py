@@ -12,7 +12,7 @@ from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.ladder import Service
 from polythrottle.domain.load.energy_ration import DAY_S, LoadInterval
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.training.beside.options import Menu, Option, Slice
+from polythrottle.training.beside.operating_options import Menu, Option, Slice
 
 # Hours of the day, such as from 22:00 to 06:00, on the clock of the place where a device stands.
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.load.forecast import Forecast
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.training.beside.options import Menu, Option, Slice
+from polythrottle.training.beside.operating_options import Menu, Option, Slice
 from polythrottle.training.beside.scheduler import Decision, Moment, Policy, taken
 
 LOOK_S = 1.0

@@ -25,8 +25,8 @@ from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.ladder import Service
 from polythrottle.domain.measurement import Latency
 from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
-from polythrottle.training.beside.corun import CoRun, intensity
-from polythrottle.training.beside.options import Job, Menu, Option, Slice
+from polythrottle.training.beside.corun_model import CoRun, intensity
+from polythrottle.training.beside.operating_options import Job, Menu, Option, Slice
 
 # A simulated board that serves a model and fine-tunes it: what either kind of work takes at its points. Simulated.
 

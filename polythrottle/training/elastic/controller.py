@@ -39,7 +39,7 @@ from polythrottle.training.elastic.messages import (
     SuccessionStep,
     WorkerFault,
 )
-from polythrottle.training.elastic.nodes.overseer import OVERSEEN, Overseer, Watched
+from polythrottle.training.elastic.nodes.job_monitor import OVERSEEN, Overseer, Watched
 
 # The controller: one process, on a machine that stays, that keeps a job's membership; it needs no torch.
 

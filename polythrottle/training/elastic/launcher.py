@@ -37,7 +37,7 @@ from polythrottle.training.elastic.controller import (
 from polythrottle.training.elastic.engines import STOP_S, Engine, job_line
 from polythrottle.training.elastic.event_log import EVENTS, JOB, is_kept, keeper, read_events, replayed
 from polythrottle.training.elastic.membership import EventKind, Phase, Rules, restored
-from polythrottle.training.elastic.nodes.overseer import Watched, overseen
+from polythrottle.training.elastic.nodes.job_monitor import Watched, overseen
 
 Told = Callable[[str], object]
 STORE_S = 10.0

@@ -13,8 +13,8 @@ from math import floor, inf
 from random import Random
 
 from polythrottle.cluster.ledger import Ledger, SimulatedOutcome, Use
+from polythrottle.cluster.simulate.machine_supply import SimulatedJob, Supply
 from polythrottle.cluster.simulate.policies import Decision, LearnedHazard, Policy, Situation, admitted, known_per_s
-from polythrottle.cluster.simulate.supply import SimulatedJob, Supply
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.gpu_variability import (
     UNKNOWN,

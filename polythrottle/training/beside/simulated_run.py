@@ -14,8 +14,8 @@ from polythrottle.catalog.models import Model
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.load.energy_ration import DAY_S
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.training.beside.corun import CoRun, PaperModel
-from polythrottle.training.beside.options import Job, Menu, Option, Slice
+from polythrottle.training.beside.corun_model import CoRun, PaperModel
+from polythrottle.training.beside.operating_options import Job, Menu, Option, Slice
 from polythrottle.training.beside.plan import check_held, warnings_before
 from polythrottle.training.beside.result import SLICES_MOST, Result, Training
 from polythrottle.training.beside.scheduler import (
