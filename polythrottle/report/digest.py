@@ -70,6 +70,7 @@ def _prefix(typical: float, unit: str) -> tuple[float, str]:
         if -1 <= power / 3 <= 1:
             return (1.0, "")
         return (10.0**power, f"×10{str(power).translate(_RAISED)}")
+    # Kiloseconds are a correct unit that nobody reads.
     usable = [(factor, prefix) for factor, prefix in _PREFIXES if (unit, prefix) != ("s", "k")]
     return next(((factor, prefix) for factor, prefix in usable if typical >= factor), usable[-1])
 
@@ -129,6 +130,8 @@ class Digest:
 
     def verdict(self, measurement: Measurement) -> bool | None:
         """Return whether the SLO holds, or None if its limit or one of its metrics is unknown."""
+        # A recorded table may lack the statistic that is bounded; then nobody can say, and saying "holds" would be a
+        # lie.
         if self.constraints is None or any(measurement.metric(bound.metric) is None for bound in self.constraints):
             return None
         return self.study.holds(measurement)
@@ -141,6 +144,7 @@ class Digest:
     @cached_property
     def best(self) -> Mark | None:
         """The trial that is the study's answer: known to hold the SLO, and chosen or else best by the objective."""
+        # The chosen trial comes before the lowest one: a study may settle on one that is surer, not lower.
         held = [trial for trial, seen in self.measured if self.verdict(seen)]
         chosen = next((trial for trial in held if trial.number == self.study.answer), None)
         return self._trial_mark(chosen or least(held, self.study.problem.objective), Role.TUNED, "tuned")
@@ -201,6 +205,7 @@ class Digest:
         """Whether the default is known to hold the SLO and nothing that was tried saves enough to be told from it."""
         if self.default is None or not self.default.verdict or self.saving_fraction is None:
             return False
+        # After a few trials that found nothing, "the default will do" would be said too soon.
         return self.study.well_searched and self.saving_fraction < WORTHWHILE
 
     @property
@@ -226,6 +231,7 @@ class Digest:
     @property
     def energy_unit(self) -> str:
         """``J``, or nothing where energy is only relative."""
+        # One relative value makes an axis relative: joules and shares cannot stand on one.
         if any(seen.energy_kind is EnergyKind.RELATIVE for seen in self.seen):
             return ""
         return "J"
@@ -279,6 +285,7 @@ class Digest:
     def latency_metric(self) -> str:
         """The latency statistic to draw: the first one bounded that was measured at all, else the mean."""
         bounded = (bound.metric for bound in self.study.problem.constraints if bound.unit == "s")
+        # The statistic that is bounded, or the figure could not show its limit.
         return next((name for name in bounded if any(seen.metric(name) for seen in self.seen)), "mean")
 
     @property
@@ -288,6 +295,7 @@ class Digest:
         return min(bounds, default=None)
 
     def _role_of(self, trial: Trial, seen: Measurement) -> Mark:
+        # The tuned point first: where it is the default as well, it is shown as tuned.
         for known in (self.best, self.default):
             if known is not None and known.number == trial.number:
                 return known

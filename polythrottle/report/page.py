@@ -63,6 +63,7 @@ def plane_keys(digest: Digest) -> Html:
 
 def front_words(digest: Digest) -> str | None:
     """Return what the line of the front is; None where there is none."""
+    # Through one point there is no line.
     if sum(bool(mark.verdict) for mark in digest.trials) < 2:
         return None
     if digest.study.problem.constraints:
@@ -98,6 +99,7 @@ def trial_keys(digest: Digest) -> Html:
 
 def named_looks(digest: Digest, marks: Iterable[Mark]) -> list[tuple[MarkerStyle, str]]:
     """Return each marker that occurs, with what it means, in the order of the roles."""
+    # By look, not by role: a preset that breaks the SLO is drawn in another way than one that holds it.
     looks = {look(mark): mark for mark in marks}
     ranked = sorted(looks.items(), key=lambda pair: list(LOOKS).index(pair[1].role))
     if digest.study.problem.constraints:
@@ -251,7 +253,9 @@ def write_report(
     Raises:
         StorageError: If the file cannot be written, or would replace something that is not a page.
     """
+    # Before the page is made, which takes seconds for a long study.
     _check_replaceable(path)
+    # A device may be called by bytes that are no text; a page with a question mark is better than none.
     page = report_html(study, title=title, facts=facts, profile=profile).encode("utf-8", "replace")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -279,6 +283,7 @@ def report_html(
     """
     digest = Digest(study)
     heading = title or f"{study.problem.workload or 'workload'} on {study.problem.device or 'device'}"
+    # matplotlib's settings are global, so those of a caller are put back.
     with styled():
         body = tag("main", *_sections(digest, heading, facts, profile))
     head = tag(
@@ -312,6 +317,7 @@ def _apply(profile: Path, served: bool) -> Html:
     """Return the command that applies the answer, with a button that only a script makes visible."""
     command = tag("code", f"polythrottle apply {shlex.quote(str(profile))}", id="apply")
     copy = tag("button", "Copy", type="button", id="copy", hidden="")
+    # Said beside the command, because whoever copies it would be surprised otherwise.
     words = "The settings revert after a minute unless you confirm them."
     if served:
         words += " The batch size is set where the model is served."
@@ -334,6 +340,7 @@ def _trials(table: TrialTable) -> Html:
         note = [tag("p", table.note, class_="note")]
     else:
         note = []
+    # Scrolled by keyboard too, which needs the focus.
     wide = tag("div", table.html(), class_="wide", tabindex="0")
     return tag("section", tag("div", joined(head), class_="bar"), wide, *note, class_="card trials-card")
 

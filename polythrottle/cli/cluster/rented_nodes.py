@@ -46,8 +46,10 @@ class NodeSource:
     def __post_init__(self) -> None:
         successions(self.successors)
         kind, _, partition = self.on.partition(":")
+        # SkyPilot launches by itself, from a file: it is a place to write for, not one to rent from.
         if kind != SLURM:
             raise UnknownName("place to train on", kind, [SLURM, "skypilot"])
+        # A word without a dash would be taken by sbatch for the script to run.
         if not all(word.startswith("-") for word in (*self.sbatch, "-")) or partition.startswith("-"):
             raise InvalidInput(f"--sbatch takes options such as --gres=gpu:1, not {' '.join(self.sbatch)[:60]!r}")
 
@@ -86,6 +88,7 @@ def check_sources(texts: Sequence[str]) -> None:
             raise UnknownName("source of notices", text[:60], SOURCES)
         if name == "signal":
             signal_number(word)
+    # Two watchers of one source would report each notice twice.
     if len({text.partition(":")[0] for text in texts}) < len(texts):
         raise InvalidInput("each source of notices is given once")
 
@@ -125,6 +128,7 @@ def run_on(
     from polythrottle.training.elastic.nodes.rented_nodes import RentedNodes
 
     engine = Torchrun(plan)
+    # Not refused: on a cluster of one machine it is right.
     if where.address.startswith(("127.", "localhost", "[::1]")):
         complain("the controller listens on loopback: only nodes of this machine reach it (--serve HOST:PORT)")
 
@@ -191,6 +195,7 @@ class TaskFile:
         from polythrottle.storage.atomic_file import replace_file
 
         here = Path.cwd()
+        # SkyPilot copies the working folder alone; what lies above it is not on the machine.
         if not script.absolute().is_relative_to(here):
             raise InvalidInput(f"SkyPilot copies the folder a job is launched from: call this above {script}")
         inside = str(script.absolute().relative_to(here))
@@ -224,6 +229,7 @@ def gpus_of(on: str, sbatch: Sequence[str] = ()) -> int | None:
             return _count(accelerators)
         return None
     found = [count for word in sbatch if (count := _asked(word)) is not None]
+    # As sbatch does: the last word counts.
     if found:
         return found[-1]
     return None
@@ -236,6 +242,7 @@ def workers_on(asked: int | None, gpus: int | None) -> int:
         asked: As on the command line, None where it says nothing.
         gpus: GPUs of each node, None where that is not known.
     """
+    # Said, not refused: memory may not hold a worker for each.
     if asked is not None and gpus is not None and asked < gpus:
         complain(f"--workers {asked} on nodes of {gpus} GPUs: {gpus - asked} of each node's GPUs stay idle")
     return asked or gpus or 1
@@ -244,6 +251,7 @@ def workers_on(asked: int | None, gpus: int | None) -> int:
 def _asked(word: str) -> int | None:
     """Return the GPUs a word for sbatch asks for; None where it is about something else, or cannot be read."""
     if word.startswith("--gres="):
+        # --gres lists other things too, such as shares of MPS or disks.
         parts = [part for part in word.removeprefix("--gres=").split(",") if re.match(r"gpu(:|\(|$)", part)]
         counts = [_count(part.removeprefix("gpu").removeprefix(":") or "1") for part in parts]
     else:

@@ -58,6 +58,7 @@ def check_script(script: Path | None, elsewhere: bool = False) -> Path:
         raise InvalidInput(f"there is no script {script}{': it is a folder' * script.is_dir()}")
     if script.suffix == ".py":
         mistake = _mistake(script)
+        # Found here in a second, instead of on each node after minutes of renting.
         if mistake and not elsewhere:
             raise BadFile(mistake)
         if mistake:
@@ -95,6 +96,7 @@ def check_room(nodes: int, workers: int) -> None:
     """
     import psutil
 
+    # All memory, not what is free now: caches give way, and a fit that depends on the moment would confuse.
     total = psutil.virtual_memory().total
     each = NODE_BYTES + workers * WORKER_BYTES
     if nodes * each > total:
@@ -281,12 +283,14 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train a script elastically: on this machine, or with --serve and --join on many."""
+    # Every word is judged before a process starts or a machine is rented.
     engine.check()
     node.check_workers()
     node.check_steering(engine.engine)
     check_sources(node.notices or [])
     rent.check()
     _check_one_role(address, rent)
+    # With a place, --serve says where its controller listens; alone it is the controller.
     if address.serve is not None and rent.on is None:
         answer(_serve(job, address.serve, address.token_file), as_json, print_status)
         return
@@ -313,6 +317,7 @@ def _asked(options: TrainJobOptions, script: Path | None) -> Any:
     from polythrottle.training.elastic.launcher import ControllerOptions, fresh_name
     from polythrottle.training.sampler import BatchRule
 
+    # Judged here, since the controller is another process, whose refusal would come as its exit code.
     if options.rule is not None and options.rule not in {str(rule) for rule in BatchRule}:
         raise InvalidInput(f"--rule is fixed or icac, not {options.rule[:40]!r}")
     # A folder names its job; without either, the name is made of script and time.
@@ -344,6 +349,7 @@ def _serve(options: TrainJobOptions, address: str, token_file: Path | None) -> d
             raise ClaimFailed("the job has failed; its controller ends") from err
     status = serve(asked, address, token_file, complain, print_event)
     if status["phase"] != FINISHED:
+        # Ended as by the keyboard, so that a supervisor does not take it for a job that is done.
         complain(f"stopped before the job was over, its nodes train on; {how_to_continue(asked.as_job().folder)}")
         raise KeyboardInterrupt
     return status
@@ -355,12 +361,14 @@ def _join(address: str, token_file: Path | None, options: NodeOptions, training:
     from polythrottle.training.elastic.worker.process import LastWords, warm_up
 
     line = way_to(address, token_file)
+    # Before torch is imported, which takes seconds: a source that does not work is refused at once.
     watch = watch_from(options.notices or [], complain)
     start_watch = optional(attrgetter("start"), watch)
     with LastWords() as last:
         warm_up()  # imports torch beside this process, which needs it as well
         from polythrottle.training.elastic.agent import AgentOptions, take_part
 
+        # A name is one machine, so that a node which begins again is known by it.
         name = options.node or _slurms_name(os.environ) or os.uname().nodename
         workers = options.workers or 1
         script = training.path.absolute()
@@ -417,6 +425,7 @@ def _rent(options: TrainJobOptions, node: NodeOptions, training: TrainingScript,
     from polythrottle.training.elastic.launcher import node_counts, refuse_taken
 
     job = _asked(options, training.path).as_job()
+    # As on one machine: a second controller would write generations of its own.
     refuse_taken(job)
     count = node_counts(options.nodes)[1]
     complain(f"job {job.name}: {count} nodes on {where.on}, checkpoints in {job.store}")
@@ -435,6 +444,7 @@ def _write_task(options: TrainJobOptions, node: NodeOptions, training: TrainingS
     from polythrottle.training.elastic.launcher import node_counts
 
     job = _asked(options, training.path).as_job()
+    # The task names the store itself, for its nodes need it as well.
     serving = _words(replace(options, store=None), job.name)
     joining = _joining(node, gpus=gpus_of(task.on))
     task.write(node_counts(options.nodes)[1], serving, joining, training.path, training.words)
@@ -465,6 +475,7 @@ def _failure(code: int, job: "Job") -> PolythrottleError:
     from polythrottle.training.elastic.launcher import how_to_continue as kept
     from polythrottle.training.elastic.launcher import status_of
 
+    # The exit code alone says little; the job's own events say more where they can be read.
     why = "did not end well"
     if code <= 0:
         why = "was stopped: its controller has ended"

@@ -95,13 +95,17 @@ def outlook(option: Option, seed: int = 0, draws: int = 200, patience: float = 2
     """
     if option.choice.time_s == inf:
         return Outlook((SampledOutcome(inf, inf, inf, 0),))
+    # Nothing is ever lost on demand, so one draw is all draws.
     if option.lifetime.survival(_FOREVER_S) == 1:
         return Outlook((_Walk(option, Random(seed), inf).outcome(),))
     losses = expected_losses(option)
+    # Walking through them would take minutes, and so many losses spread like a normal distribution anyway.
     if losses > _MANY_LOSSES:
         return _settled(option, losses)
+    # The same work for each option: those that lose much are drawn less often, and vary less.
     count = max(_FEWEST, min(draws, int(_EVENTS / max(1.0, losses, option.machines))))
     random = Random(seed)
+    # A draw that loses machines as fast as it works would go on for ever; it counts as never ending.
     limit_s = patience * option.time_s
     return Outlook(tuple(_Walk(option, random, limit_s).outcome() for _ in range(count)))
 
@@ -158,6 +162,7 @@ class _Walk:
     def _written(self, ends_s: float) -> SampledOutcome:
         option = self.option
         server = self.option.work.server
+        # Every place is rented until the end, since a lost machine is ordered again at once.
         rent_usd = ends_s * (option.machines * option.usd_per_h / HOUR_S + server.all_usd_per_s)
         energy_j = self.energy_j + ends_s * server.all_w
         return SampledOutcome(ends_s, rent_usd + energy_j * option.work.usd_per_j, energy_j, self.losses)
@@ -172,12 +177,14 @@ class _Walk:
             self.losses += 1
         heapq.heappush(self.events, (at_s + startup_s, True))
         if lost_s < inf:
+            # Never before it joined, or rounding could lose a machine that is not there.
             heapq.heappush(self.events, (at_s + max(lost_s, startup_s), False))
 
     def _lose(self, at_s: float) -> None:
         work = self.option.work
         self.losses += 1
         if work.undoes:
+            # With a notice in time a last checkpoint is written, so that nothing is undone, only delayed.
             if self.random.random() < work.noticed:
                 self.secured = self.done
                 self.resume_s = max(self.resume_s, at_s) + work.cost.stall_s
@@ -202,6 +209,7 @@ class _Walk:
             return inf
         every_s, stall_s = self._cycle_s()
         target_s = min(self.phase_s, every_s) + (self.option.work.steps - self.done) * self._step_s(alive)
+        # No checkpoint after the last step: the job is done.
         full = max(0, ceil(target_s / every_s - 1e-9) - 1)
         return max(self.now_s, self.resume_s) + full * (every_s + stall_s) + target_s - full * every_s - self.phase_s
 
@@ -215,6 +223,7 @@ class _Walk:
         full, rest_s = divmod(self.phase_s + span_s, every_s + stall_s)
         had_s = min(self.phase_s, every_s)
         trained_s = full * every_s + min(rest_s, every_s) - had_s
+        # What was trained since the last whole checkpoint is not safe yet.
         if full and alive > 0:
             self.secured = self.done + (full * every_s - had_s) / self._step_s(alive)
         if alive > 0:
@@ -309,6 +318,7 @@ class Planned:
     @property
     def excess(self) -> float:
         """Return by what share the worse of the two limits is missed; not above 0 where none is."""
+        # The quotient of two infinite limits would be no number.
         if self.time_s == inf:
             return inf
         return max(self.time_s / self.limits.deadline_s, self.usd / self.limits.budget_usd) - 1
@@ -370,6 +380,7 @@ class Plan:
 def _by(value: float, limit: float, shown: Callable[[float], str]) -> str:
     if value <= limit:
         return shown(value)
+    # Above tenfold a percentage is hard to read.
     ratio = value / limit
     if ratio < _LARGE_RATIO:
         over = f"{ratio - 1:.1%} over the"
@@ -432,6 +443,7 @@ def every_option(
 
 def _counts(most: int) -> list[int]:
     """Return the numbers of machines to consider: every one up to 24, then a twentieth apart, and the most."""
+    # A large cluster differs little from one with a machine more, and each costs a search for its interval.
     counts = list(range(1, min(most, _EVERY) + 1))
     while counts[-1] < most:
         counts.append(min(most, max(counts[-1] + 1, round(counts[-1] * 1.05))))
@@ -443,6 +455,7 @@ def front_of(found: Sequence[Option]) -> list[Option]:
 
     A spot option that is better on average may still be worse with a deadline, so on-demand ones stay beside it.
     """
+    # Per market, since dominance is in means and a deadline is kept or missed in the tails.
     kept: list[Option] = []
     for market in Market:
         front: list[Option] = []
@@ -484,6 +497,7 @@ def plan(
     for done, option in enumerate(front, 1):
         planned.append(Planned(option, outlook(option, seed, draws), limits))
         told(done, len(front))
+    # Limits are judged by the draws, not by the mean: an expected time is exceeded half of the time.
     able = [each for each in planned if each.feasible]
     return Plan(
         front=tuple(planned),
@@ -497,6 +511,7 @@ def plan(
 
 def _worth_looking_at(front: list[Option], limits: Limits, aim: Aim) -> list[Option]:
     """Return the part of a front whose outlook is drawn: the ends, and those that keep the limits on average."""
+    # The ends are always drawn: what is missed by how much is told from the fastest and the cheapest.
     ends = {min(range(len(front)), key=lambda index: front[index].aims[part]) for part in range(3)}
     ranked = sorted(
         range(len(front)),
