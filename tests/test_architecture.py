@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).resolve().parent.parent / "polythrottle"
 ADAPTERS = ("domain", "storage", "catalog", "backends", "actuation", "workloads", "optimize")
 EDGES: dict[str, tuple[str, ...]] = {
@@ -182,6 +184,32 @@ def test_only_the_command_line_prints() -> None:
 def test_modules_stay_of_a_size_to_read() -> None:
     """A module stops at 600 lines; ruff counts the statements of a function."""
     assert [dotted(path) for path in modules() if path.read_text().count("\n") > 600] == []
+
+
+TIDY = ("training", "cluster", "inspect", "report", "cli.cluster")
+"""Packages that keep to the density a reader can follow."""
+
+
+def test_choices_within_choices_are_statements() -> None:
+    """No conditional expression stands within another."""
+    choices = [(path, node) for path in modules() for node in ast.walk(parsed(path)) if isinstance(node, ast.IfExp)]
+    nested = [
+        f"{dotted(path)}:{node.lineno}"
+        for path, node in choices
+        if sum(isinstance(each, ast.IfExp) for each in ast.walk(node)) > 1
+    ]
+    assert nested == []
+
+
+@pytest.mark.parametrize("package", TIDY)
+def test_long_choices_are_statements(package: str) -> None:
+    """At most ten conditional expressions stand in 1,000 lines; tuples are not assigned to save lines."""
+    paths = [path for path in modules() if f"{dotted(path)}.".startswith(f"{package}.")]
+    nodes = [node for path in paths for node in ast.walk(parsed(path))]
+    lines = sum(path.read_text().count("\n") for path in paths)
+    assert sum(isinstance(node, ast.IfExp) for node in nodes) <= lines / 100
+    tuples = [node for node in nodes if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)]
+    assert sum(isinstance(node.value, ast.Tuple) for node in tuples) <= lines / 1000
 
 
 def test_nothing_imports_torch_until_a_study_needs_it() -> None:

@@ -1,6 +1,7 @@
 """What nodes and workers say to the controller: one type per verb, every field checked before anything acts on it."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,22 +21,22 @@ class _Fields:
     """The fields of one request: each is of its type, or the request is refused by name."""
 
     def __init__(self, words: Mapping[str, Any]) -> None:
-        self._words = words
+        self.words = words
 
     def text(self, name: str, most: int = _NAME_SIGNS, default: str | None = None) -> str:
-        value = self._words.get(name, default)
+        value = self.words.get(name, default)
         if not isinstance(value, str):
             raise _garbled(name, "a text")
         return value[:most]
 
     def count(self, name: str, default: int | None = None) -> int:
-        value = self._words.get(name, default)
+        value = self.words.get(name, default)
         if type(value) is not int:  # JSON's true is no number, though Python's is
             raise _garbled(name, "a whole number")
         return value
 
     def seconds(self, name: str) -> float | None:
-        value = self._words.get(name)
+        value = self.words.get(name)
         if value is None:
             return None
         if type(value) not in (int, float) or not math.isfinite(value):
@@ -43,20 +44,20 @@ class _Fields:
         return float(value)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
-        value = self._words.get(name, default)
+        value = self.words.get(name, default)
         if not isinstance(value, bool):
             raise _garbled(name, "true or false")
         return value
 
     def address(self) -> tuple[str, int]:
         # It is handed to all other nodes to connect to, so that a bad one would stop the whole generation.
-        match self._words.get("address"):
+        match self.words.get("address"):
             case [str(host), int(port)] if 0 <= port < 65536:
                 return host, port
         raise _garbled("address", "a host and a port")
 
     def records(self) -> tuple[Mapping[str, Any], ...]:
-        value = self._words.get("records", [])
+        value = self.words.get("records", [])
         if isinstance(value, list | tuple) and all(isinstance(each, dict) for each in value):
             return tuple(value)
         raise _garbled("records", "a list of documents")
@@ -66,8 +67,25 @@ def _garbled(name: str, expected: str) -> InvalidInput:
     return InvalidInput(f"the request lacks or garbles {name!r}: it must be {expected}")
 
 
+class Message:
+    """What one request says."""
+
+    @classmethod
+    def read(cls, words: Mapping[str, Any]) -> Self:
+        """Return the message of a request.
+
+        Raises:
+            InvalidInput: If a field is missing or of another type.
+        """
+        return cls._of(_Fields(words))
+
+    @classmethod
+    @abstractmethod
+    def _of(cls, fields: _Fields) -> Self: ...
+
+
 @dataclass(frozen=True)
-class Join:
+class Join(Message):
     """A node that comes.
 
     Attributes:
@@ -83,19 +101,13 @@ class Join:
     process: str
 
     @classmethod
-    def read(cls, words: Mapping[str, Any]) -> Self:
-        """Return the message of a request.
-
-        Raises:
-            InvalidInput: If a field is missing or of another type.
-        """
-        fields = _Fields(words)
+    def _of(cls, fields: _Fields) -> Self:
         generation = fields.count("generation", 0)
         return cls(fields.text("node"), fields.address(), generation, fields.text("process", default=""))
 
 
 @dataclass(frozen=True)
-class Beat:
+class Beat(Message):
     """A node's sign of life.
 
     Attributes:
@@ -109,18 +121,12 @@ class Beat:
     measured: Mapping[str, Any]
 
     @classmethod
-    def read(cls, words: Mapping[str, Any]) -> Self:
-        """Return the message of a request.
-
-        Raises:
-            InvalidInput: If a field is missing or of another type.
-        """
-        fields = _Fields(words)
-        return cls(fields.text("node"), fields.text("process", default=""), words)
+    def _of(cls, fields: _Fields) -> Self:
+        return cls(fields.text("node"), fields.text("process", default=""), fields.words)
 
 
 @dataclass(frozen=True)
-class Ready:
+class Ready(Message):
     """A node that can begin a generation.
 
     Attributes:
@@ -134,18 +140,12 @@ class Ready:
     failed: bool
 
     @classmethod
-    def read(cls, words: Mapping[str, Any]) -> Self:
-        """Return the message of a request.
-
-        Raises:
-            InvalidInput: If a field is missing or of another type.
-        """
-        fields = _Fields(words)
+    def _of(cls, fields: _Fields) -> Self:
         return cls(fields.text("node"), fields.address(), fields.flag("failed", False))
 
 
 @dataclass(frozen=True)
-class Parting:
+class Parting(Message):
     """A node that will leave, or leaves.
 
     Attributes:
@@ -157,18 +157,12 @@ class Parting:
     reason: str
 
     @classmethod
-    def read(cls, words: Mapping[str, Any]) -> Self:
-        """Return the message of a request.
-
-        Raises:
-            InvalidInput: If a field is missing or of another type.
-        """
-        fields = _Fields(words)
+    def _of(cls, fields: _Fields) -> Self:
         return cls(fields.text("node"), fields.text("reason", _REASON_SIGNS))
 
 
 @dataclass(frozen=True)
-class Finish:
+class Finish(Message):
     """A node whose workers have trained to the end.
 
     Attributes:
@@ -180,18 +174,12 @@ class Finish:
     generation: int
 
     @classmethod
-    def read(cls, words: Mapping[str, Any]) -> Self:
-        """Return the message of a request.
-
-        Raises:
-            InvalidInput: If a field is missing or of another type.
-        """
-        fields = _Fields(words)
+    def _of(cls, fields: _Fields) -> Self:
         return cls(fields.text("node"), fields.count("generation"))
 
 
 @dataclass(frozen=True)
-class NoticeGiven:
+class NoticeGiven(Message):
     """A notice that a node's machine is about to be taken away.
 
     Attributes:
@@ -207,19 +195,13 @@ class NoticeGiven:
     source: str
 
     @classmethod
-    def read(cls, words: Mapping[str, Any]) -> Self:
-        """Return the message of a request.
-
-        Raises:
-            InvalidInput: If a field is missing or of another type.
-        """
-        fields = _Fields(words)
+    def _of(cls, fields: _Fields) -> Self:
         source = fields.text("source", default="")
         return cls(fields.text("node"), fields.text("kind", 40), fields.seconds("left_s"), source)
 
 
 @dataclass(frozen=True)
-class WorkerFault:
+class WorkerFault(Message):
     """How a worker of a node failed.
 
     Attributes:
@@ -231,21 +213,16 @@ class WorkerFault:
     fault: Fault
 
     @classmethod
-    def read(cls, words: Mapping[str, Any]) -> Self:
-        """Return the message of a request.
-
-        Raises:
-            InvalidInput: If a field is missing or of another type.
-        """
-        node = _Fields(words).text("node")
+    def _of(cls, fields: _Fields) -> Self:
+        node = fields.text("node")
         try:
-            return cls(node, Fault.from_document(words))
+            return cls(node, Fault.from_document(fields.words))
         except (ValueError, TypeError) as err:
             raise _garbled("exit_code", "how a worker ended") from err
 
 
 @dataclass(frozen=True)
-class SuccessionStep:
+class SuccessionStep(Message):
     """What who rents the nodes says of a successor.
 
     Attributes:
@@ -261,13 +238,7 @@ class SuccessionStep:
     times: Mapping[str, float]
 
     @classmethod
-    def read(cls, words: Mapping[str, Any]) -> Self:
-        """Return the message of a request.
-
-        Raises:
-            InvalidInput: If a field is missing or of another type.
-        """
-        fields = _Fields(words)
+    def _of(cls, fields: _Fields) -> Self:
         times = {name: fields.seconds(name) for name in _SUCCESSION_TIMES}
         # Milliseconds are finer than any of these is known, and the log is read by people.
         known = {name: round(value, 3) for name, value in times.items() if value is not None}
@@ -275,7 +246,7 @@ class SuccessionStep:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Message):
     """What a worker reports.
 
     Attributes:
@@ -289,14 +260,8 @@ class Report:
     at: tuple[int, int] | None
 
     @classmethod
-    def read(cls, words: Mapping[str, Any]) -> Self:
-        """Return the message of a request.
-
-        Raises:
-            InvalidInput: If a field is missing or of another type.
-        """
-        fields = _Fields(words)
+    def _of(cls, fields: _Fields) -> Self:
         at = None
-        if words.get("step") is not None:
+        if fields.words.get("step") is not None:
             at = (fields.count("step"), fields.count("epoch"))
         return cls(fields.count("generation"), fields.records(), at)
