@@ -308,17 +308,17 @@ def run_both(
     serve = _real
     if where.simulated:
         serve = _simulated
-    found = serve(where, terms, job)
-    answer(found, as_json, print_result, lambda each: each.document())
+    result = serve(where, terms, job)
+    answer(result, as_json, print_result, lambda each: each.document())
     if figure is not None:
         from polythrottle.cli.render.figures import write_beside
 
-        write_beside(found, figure)
+        write_beside(result, figure)
     # After the answer: what was served until Ctrl-C is told like any other run.
-    if found.interrupted:
+    if result.interrupted:
         raise typer.Exit(INTERRUPTED)
-    if found.training.exit_code:
-        raise typer.Exit(found.training.exit_code)
+    if result.training.exit_code:
+        raise typer.Exit(result.training.exit_code)
 
 
 @contextlib.contextmanager
@@ -484,7 +484,7 @@ def _until_s(text: str, day_s: float) -> float:
     """Return how long it is from one time of day until another, such as ``06:00``.
 
     Raises:
-        InvalidInput: If it is none.
+        InvalidInput: If it is not valid.
     """
     from polythrottle.training.beside.plan import until_s
     from polythrottle.training.beside.scheduler import day_time_s

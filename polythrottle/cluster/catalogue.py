@@ -288,12 +288,12 @@ def _predicted_s(rows: "list[StepRow]", work: TomlTable, name: str) -> float:
 def _speedups(entry: TomlTable) -> tuple[float, ...]:
     if "speedups" not in entry.values:
         return tuple(float(n) for n in range(1, entry.whole("most", 1) + 1))
-    found = entry.numbers("speedups")
-    if "most" in entry.values and entry.whole("most", 1) > len(found):
+    speedups = entry.numbers("speedups")
+    if "most" in entry.values and entry.whole("most", 1) > len(speedups):
         raise entry.wrong(
-            "speedups", f"holds {len(found)} speeds, fewer than most; give one for each number of machines"
+            "speedups", f"holds {len(speedups)} speeds, fewer than most; give one for each number of machines"
         )
-    return found[: entry.whole("most", len(found))]
+    return speedups[: entry.whole("most", len(speedups))]
 
 
 def _caps(entry: TomlTable, gpus: int) -> tuple[Cap, ...]:

@@ -116,12 +116,12 @@ def shown(knowledge: Knowledge, longer: float = 0.0, idle_w: float = 0.0) -> Fle
 
 
 def fleets(store: KnowledgeStore, gpu: str = "", network: str = "") -> tuple[tuple[Knowledge, ...], tuple[str, ...]]:
-    """Return all that a store knows, perhaps of one type or network only, and a line for each file that is none.
+    """Return all that a store knows, perhaps of one type or network only, and a line for each unreadable file.
 
     Raises:
         StorageError: If the store cannot be reached.
     """
-    found: list[Knowledge] = []
+    known: list[Knowledge] = []
     notes: list[str] = []
     for each_gpu, each_network in stored(store):
         if gpu in ("", each_gpu) and network in ("", each_network):
@@ -130,9 +130,9 @@ def fleets(store: KnowledgeStore, gpu: str = "", network: str = "") -> tuple[tup
             except InvalidInput as error:
                 notes.append(f"a folder of the store's knowledge is left out: {error}")
                 continue
-            found.append(knowledge)
+            known.append(knowledge)
             notes += said
-    return tuple(found), tuple(notes)
+    return tuple(known), tuple(notes)
 
 
 def learn(

@@ -83,7 +83,7 @@ def read_histories(path: Path, instance_type: str = "", zone: str = "", product:
         BadFile: If the file is no such table.
         InvalidInput: If it holds nothing of the kind; says what it holds.
     """
-    found: dict[tuple[str, str, str], dict[float, float]] = {}
+    prices: dict[tuple[str, str, str], dict[float, float]] = {}
     types = set()
     zones = set()
     ends_s = 0.0
@@ -95,15 +95,15 @@ def read_histories(path: Path, instance_type: str = "", zone: str = "", product:
             continue
         zones.add(where)
         if where.startswith(zone) and product in ("", sold):
-            found.setdefault((where, kind, sold), {})[time_s] = cells.number(_PRICE, 0.0)
-    if not found:
+            prices.setdefault((where, kind, sold), {})[time_s] = cells.number(_PRICE, 0.0)
+    if not prices:
         if instance_type not in types:
             have = sorted(types)
         else:
             have = sorted(zones)
         wanted = " ".join(part for part in (instance_type, zone, product) if part)
         raise InvalidInput(f"{path} has no prices of {wanted or 'anything'}; it has {', '.join(have[:12])}")
-    return tuple(_history(key, changes, ends_s) for key, changes in sorted(_one_product(found, product).items()))
+    return tuple(_history(key, changes, ends_s) for key, changes in sorted(_one_product(prices, product).items()))
 
 
 def _one_product(
@@ -195,13 +195,13 @@ def finer(caps: Sequence[Cap], step_w: float) -> tuple[Cap, ...]:
     """
     if not step_w > 0:
         raise InvalidInput(f"caps are a positive number of watts apart, not {step_w:g}")
-    found = list(caps[:1])
+    kept = list(caps[:1])
     for above, below in pairwise(caps):
         if above.limit_w is not None and below.limit_w is not None:
             parts = max(1, round((above.limit_w - below.limit_w) / step_w))
-            found += [_between(above, below, part / parts) for part in range(1, parts)]
-        found.append(below)
-    return tuple(found)
+            kept += [_between(above, below, part / parts) for part in range(1, parts)]
+        kept.append(below)
+    return tuple(kept)
 
 
 def _between(above: Cap, below: Cap, share: float) -> Cap:

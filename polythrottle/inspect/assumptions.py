@@ -131,17 +131,17 @@ def _shown(name: str, each: Assumption, looks: Mapping[str, Probe]) -> CheckedAs
         )
     if not each.look:
         return CheckedAssumption(each.part, each.assumed, "no reading can show it", Agreement.UNSEEN)
-    found = looks[each.look]()
-    if isinstance(found, ProbeFailure):
-        return CheckedAssumption(each.part, each.assumed, found.why, Agreement.UNSEEN)
-    if found.agrees is not None:
-        agrees = found.agrees
+    outcome = looks[each.look]()
+    if isinstance(outcome, ProbeFailure):
+        return CheckedAssumption(each.part, each.assumed, outcome.why, Agreement.UNSEEN)
+    if outcome.agrees is not None:
+        agrees = outcome.agrees
     else:
-        agrees = any(_alike(found.text, text) for text in expected)
+        agrees = any(_alike(outcome.text, text) for text in expected)
     if agrees:
-        return CheckedAssumption(each.part, each.assumed, found.text, Agreement.AGREES)
+        return CheckedAssumption(each.part, each.assumed, outcome.text, Agreement.AGREES)
     beside = f": {' or: '.join(expected)}" * bool(expected)
-    return CheckedAssumption(each.part, each.assumed + beside, found.text, Agreement.CONTRADICTS)
+    return CheckedAssumption(each.part, each.assumed + beside, outcome.text, Agreement.CONTRADICTS)
 
 
 def _alike(shown: str, expected: str) -> bool:

@@ -86,7 +86,7 @@ def _whose(gpu: Gpu, clock: Clock) -> ProbeResult | ProbeFailure:
 
 
 def _reasons(gpu: Gpu, _: Clock) -> ProbeResult | ProbeFailure:
-    found = Slowdowns(gpu).now()
-    if found is None:
+    slowdowns = Slowdowns(gpu).now()
+    if slowdowns is None:
         return ProbeResult("the driver has neither call", False)
-    return ProbeResult(f"{found:#x} now", True)
+    return ProbeResult(f"{slowdowns:#x} now", True)

@@ -146,10 +146,10 @@ def others_steering(system: System) -> tuple[Finding, ...]:
     """
     running = processes(system)
     enabled = enabled_units(system)
-    found = [finding for program in PROGRAMS if (finding := _seen(program, running, enabled)) is not None]
-    found += other_units(system, enabled - {program.unit for program in PROGRAMS})
-    if found:
-        return tuple(found)
+    findings = [finding for program in PROGRAMS if (finding := _seen(program, running, enabled)) is not None]
+    findings += other_units(system, enabled - {program.unit for program in PROGRAMS})
+    if findings:
+        return tuple(findings)
     if not running:
         return (Finding("other programs", None, "cannot be told: no process is shown in /proc"),)
     told = f"none of {len(PROGRAMS)} known programs that steer clocks runs or is started at boot"
@@ -172,13 +172,13 @@ def _seen(program: Program, running: dict[str, int], enabled: set[str]) -> Findi
 
 def processes(system: System) -> dict[str, int]:
     """Return the processes by name, the lowest number of each; a script counts under its own name too."""
-    found: dict[str, int] = {}
+    running: dict[str, int] = {}
     for folder in sorted(system.found("proc/[0-9]*"), key=lambda path: (len(path.name), path.name)):
         name = system.text(folder / "comm")
         for each in (name, _script(system, folder) if name and _INTERPRETERS.fullmatch(name) else None):
             if each:
-                found.setdefault(each[:_COMM], int(folder.name) if folder.name.isdecimal() else 0)
-    return found
+                running.setdefault(each[:_COMM], int(folder.name) if folder.name.isdecimal() else 0)
+    return running
 
 
 def _script(system: System, folder: Path) -> str | None:
@@ -188,11 +188,11 @@ def _script(system: System, folder: Path) -> str | None:
 
 def enabled_units(system: System) -> set[str]:
     """Return the units that systemd starts because another wants them, masked ones left out."""
-    found = set()
+    names = set()
     for folder in _UNIT_FOLDERS:
         for pattern in ("*.wants/*.service", "*.requires/*.service"):
-            found |= {path.name for path in system.found(f"{folder}/{pattern}")}
-    return {name for name in found if not _masked(system, name)}
+            names |= {path.name for path in system.found(f"{folder}/{pattern}")}
+    return {name for name in names if not _masked(system, name)}
 
 
 def _masked(system: System, name: str) -> bool:

@@ -169,10 +169,10 @@ def profile_model(
             f"{uri} cannot be looked into; give model.onnx, model.pt2, model.pt or package.module:callable"
         )
     describe = _of_onnx if uri.lower().endswith(".onnx") else _of_torch
-    found = describe(uri, inputs, batch_size, precision)
-    if found.counts.operations <= 0 or found.counts.traffic_bytes <= 0:
-        raise InvalidInput(f"{uri} computes nothing that can be counted{found._bytes_only()}")
-    return found
+    description = describe(uri, inputs, batch_size, precision)
+    if description.counts.operations <= 0 or description.counts.traffic_bytes <= 0:
+        raise InvalidInput(f"{uri} computes nothing that can be counted{description._bytes_only()}")
+    return description
 
 
 def _of_onnx(uri: str, inputs: Sequence[str], batch_size: int | None, precision: str | None) -> Description:

@@ -125,11 +125,11 @@ def region(marks: Sequence[Mark], spots: Sequence[Spot]) -> Region | None:
         across = [_around([spot[axis] for spot in core], [spot[axis] for spot in spots], most) for axis in (0, 1)]
         if across[0] is None or across[1] is None:
             continue
-        found = Region(*across[0], *across[1])
-        shown = [spot for spot in spots if found.holds(spot)]
+        part = Region(*across[0], *across[1])
+        shown = [spot for spot in spots if part.holds(spot)]
         shares = [_share([spot[axis] for spot in shown], [spot[axis] for spot in spots]) for axis in (0, 1)]
         if math.prod(shares) < _SQUEEZED:
-            return found
+            return part
     return None
 
 

@@ -173,11 +173,11 @@ def _plane(digest: Digest, energy: Scale) -> Html:
 def _convergence(digest: Digest) -> Html:
     best = digest.best
     if best is None:
-        found = "No trial is known to hold the SLO."
+        sentence = "No trial is known to hold the SLO."
     else:
-        found = f"The best {digest.objective_name} was found in trial {best.number}."
-    alt = f"Best {digest.objective_axis} so far against the number of the trial. {found}"
-    return _card("Convergence", svg(convergence(digest), "convergence", alt), convergence_keys(digest), _note(found))
+        sentence = f"The best {digest.objective_name} was found in trial {best.number}."
+    alt = f"Best {digest.objective_axis} so far against the number of the trial. {sentence}"
+    return _card("Convergence", svg(convergence(digest), "convergence", alt), convergence_keys(digest), _note(sentence))
 
 
 def _comparison(digest: Digest, energy: Scale) -> Html:

@@ -113,11 +113,11 @@ def _cautions(digest: Digest) -> Iterator[Html]:
 
 def _interval(digest: Digest) -> str:
     """Return between what the saving is, and whether that proves one."""
-    found = digest.study.saving
-    if found is None:
+    saving = digest.study.saving
+    if saving is None:
         return _NO_INTERVAL
-    between = f"between {100 * found.low:.3g} % and {100 * found.high:.3g} % with 95 % confidence"
-    if found.low <= 0 <= found.high:
+    between = f"between {100 * saving.low:.3g} % and {100 * saving.high:.3g} % with 95 % confidence"
+    if saving.low <= 0 <= saving.high:
         return f"The saving is not proven: it is {between}."
     return f"The saving is {between}, two single trials compared."
 

@@ -48,18 +48,18 @@ def _part(catalogue: "Catalogue", text: str) -> "Part":
     from polythrottle.cluster.plan.mixed_cluster import Part
     from polythrottle.domain.fleet.transient_machine import Market
 
-    found = _PART.fullmatch(text)
-    if found is None:
+    matched = _PART.fullmatch(text)
+    if matched is None:
         raise InvalidInput(f"--mix {text.strip()[:60]!r} is no part of a mix; write for example '1 v100, 2 k80'")
     by_name = {offer.machine.name: offer for offer in catalogue.offers}
-    if (name := found[2]) not in by_name:
+    if (name := matched[2]) not in by_name:
         raise UnknownName("machine", name, by_name)
     market = Market.ON_DEMAND
-    if found[3]:
-        market = Market(found[3])
+    if matched[3]:
+        market = Market(matched[3])
     elif Market.SPOT in by_name[name].machine.usd_per_h:
         market = Market.SPOT
-    return Part(by_name[name], market, int(found[1]))
+    return Part(by_name[name], market, int(matched[1]))
 
 
 def mixed_lines(found: "Sequence[Mixed]") -> Iterator[tuple[str, str]]:
@@ -197,7 +197,7 @@ def replays(
         waits: A table of waits for a machine, or None.
 
     Raises:
-        BadFile: If the record is none.
+        BadFile: If the record is not valid.
         InvalidInput: If the job cannot be replayed: no price on both markets, no price table.
     """
     option = (plan.chosen or plan.nearest).option

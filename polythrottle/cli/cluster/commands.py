@@ -59,10 +59,10 @@ def fleet(
             raise InvalidInput("--learn needs --node, --gpu and --network, to say whose knowledge it is and of what")
         keep_table(opened, learn, node, gpu, network, batch)
     known, notes = fleets(opened, gpu, network)
-    found = [shown(each, later) for each in known]
+    rows = [shown(each, later) for each in known]
     for note in notes:
         typer.echo(f"note: {note}", err=True)
-    answer(found, as_json, lambda value: _print_fleet(value, store), lambda value: [each.record() for each in value])
+    answer(rows, as_json, lambda value: _print_fleet(value, store), lambda value: [each.record() for each in value])
 
 
 def _print_fleet(found: "list[FleetView]", store: str) -> None:

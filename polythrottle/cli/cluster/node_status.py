@@ -38,7 +38,7 @@ class WatchOptions(OptionGroup):
         """Return what is meant.
 
         Raises:
-            InvalidInput: If a word is none.
+            InvalidInput: If a word is not valid.
         """
         from polythrottle.training.elastic.nodes.bottleneck_monitor import MonitorTerms, allowed_remedies
         from polythrottle.training.elastic.nodes.job_monitor import Watched

@@ -137,14 +137,14 @@ class PlanJobOptions(OptionGroup):
         """Return a catalogue, with the price of energy that was given.
 
         Raises:
-            BadFile: If it is none.
+            BadFile: If it is not valid.
         """
         from polythrottle.cluster.catalogue import read_catalogue
 
-        found = read_catalogue(file)
+        catalogue = read_catalogue(file)
         if self.usd_per_kwh is None:
-            return found
-        return replace(found, work=replace(found.work, usd_per_kwh=self.usd_per_kwh))
+            return catalogue
+        return replace(catalogue, work=replace(catalogue.work, usd_per_kwh=self.usd_per_kwh))
 
 
 @dataclass(frozen=True)
@@ -216,9 +216,9 @@ def _planned(
     from polythrottle.cluster.plan.pareto_front import plan as find
 
     with LiveSweep("comparing options") as live:
-        found = every_option(read.work, read.offers, markets, job.most, aim, live.counted)
+        options = every_option(read.work, read.offers, markets, job.most, aim, live.counted)
     with LiveSweep("drawing outcomes") as live:
-        return find(found, limits, aim, limiting.seed, limiting.draws, live.counted)
+        return find(options, limits, aim, limiting.seed, limiting.draws, live.counted)
 
 
 def _replayed(read: "Catalogue", made: "Plan", replaying: ReplayOptions) -> "Replays":
@@ -260,10 +260,10 @@ def _share(catalogue: Path, markets: "tuple[Market, ...]", aim: "Aim", as_json: 
     from polythrottle.cluster.plan.job_shares import share as share_out
 
     read = read_shared(catalogue, markets[0] if len(markets) == 1 else None)
-    found = share_out(read.jobs, read.kinds, For.FAIR if aim == "time" else For(aim))
-    answer((read, found, aim), as_json, print_shares, shares_document)
-    if not found.feasible:
-        raise SloUnmet(missed(read.jobs, found))
+    shares = share_out(read.jobs, read.kinds, For.FAIR if aim == "time" else For(aim))
+    answer((read, shares, aim), as_json, print_shares, shares_document)
+    if not shares.feasible:
+        raise SloUnmet(missed(read.jobs, shares))
 
 
 def time_s(option: str, text: str) -> float:
@@ -276,14 +276,14 @@ def time_s(option: str, text: str) -> float:
 
     days = _DAYS.fullmatch(text)
     try:
-        found = float(days[1]) * 86400 if days else parse_quantity(text, "s")
+        seconds = float(days[1]) * 86400 if days else parse_quantity(text, "s")
     except InvalidInput:
-        found = 0.0
-    if not 0 < found < math.inf:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
         raise InvalidInput(f"{option} {text[:40]!r} is not a time above 0 in s, min, h or d; write for example 12h")
-    if found > _LONGEST_S:
+    if seconds > _LONGEST_S:
         raise InvalidInput(f"{option} {text[:40]!r} is longer than a century; leave it out where there is no limit")
-    return found
+    return seconds
 
 
 def money_usd(option: str, text: str) -> float:
@@ -292,10 +292,10 @@ def money_usd(option: str, text: str) -> float:
     Raises:
         InvalidInput: If it means no amount above zero.
     """
-    found = _MONEY.fullmatch(text)
-    if found is None or not 0 < float(found[1]) < math.inf:
+    matched = _MONEY.fullmatch(text)
+    if matched is None or not 0 < float(matched[1]) < math.inf:
         raise InvalidInput(f"{option} {text[:40]!r} is not an amount above 0 in US dollars; write for example 20usd")
-    return float(found[1])
+    return float(matched[1])
 
 
 def _at_least(option: str, value: int, least: int) -> None:

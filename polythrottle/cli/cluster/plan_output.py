@@ -51,10 +51,10 @@ def _table(plan: "Plan") -> Any:
 
 def _marks(plan: "Plan") -> dict[int, str]:
     """Return the marks of those that are best at something, by identity."""
-    found: dict[int, str] = {}
+    marks: dict[int, str] = {}
     for part, mark in ((plan.chosen or plan.nearest, "~" if plan.chosen is None else "*"), *_ends(plan)):
-        found[id(part)] = found.get(id(part), "") + mark
-    return found
+        marks[id(part)] = marks.get(id(part), "") + mark
+    return marks
 
 
 def _ends(plan: "Plan") -> "list[tuple[Planned, str]]":

@@ -228,10 +228,10 @@ def gpus_of(on: str, sbatch: Sequence[str] = ()) -> int | None:
         if accelerators:
             return _count(accelerators)
         return None
-    found = [count for word in sbatch if (count := _asked(word)) is not None]
+    counts = [count for word in sbatch if (count := _asked(word)) is not None]
     # As sbatch does: the last word counts.
-    if found:
-        return found[-1]
+    if counts:
+        return counts[-1]
     return None
 
 

@@ -160,7 +160,7 @@ class NodeOptions(SteerOptions):
         """Refuse a number of workers that no node has.
 
         Raises:
-            InvalidInput: If it is one.
+            InvalidInput: If it does.
         """
         if self.workers is not None and not 1 <= self.workers <= MOST_WORKERS:
             raise InvalidInput(f"--workers takes 1 to {MOST_WORKERS} on each node, not {self.workers}")
@@ -239,7 +239,7 @@ class EngineOptions(OptionGroup):
 
         Raises:
             UnknownName: If there is no such engine.
-            InvalidInput: If the time is none.
+            InvalidInput: If the time is not valid.
         """
         from polythrottle.training.elastic.engines import known_engine
 

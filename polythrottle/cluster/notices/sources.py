@@ -282,12 +282,12 @@ class RaySource:
             SourceAway: If it does not answer.
         """
         try:
-            found = self.draining()
+            deadlines = self.draining()
         except Exception as err:  # Ray raises what it likes
             raise SourceAway(f"Ray does not answer: {err or type(err).__name__}") from err
-        if self.node not in found:
+        if self.node not in deadlines:
             return None
-        deadline_ms = found[self.node]
+        deadline_ms = deadlines[self.node]
         left_s = None
         if deadline_ms:
             left_s = max(0.0, (deadline_ms - self.now_ms()) / 1000)

@@ -327,7 +327,7 @@ def _count(value: object) -> int:
     """Return a number of machines.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not valid.
     """
     if not isinstance(value, int | float) or value != int(value) or value < 0:
         raise ValueError(value)

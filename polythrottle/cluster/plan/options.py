@@ -204,5 +204,5 @@ def options(work: Work, offer: Offer, market: Market, machines: int, weights: We
 
 
 def _best(terms: Terms, cap: Cap, weights: Weights) -> Choice:
-    found = [expect(terms, cap, every_s) for every_s in intervals(terms, cap)]
-    return min(found, key=lambda choice: (choice.value(weights), choice.time_s))
+    choices = [expect(terms, cap, every_s) for every_s in intervals(terms, cap)]
+    return min(choices, key=lambda choice: (choice.value(weights), choice.time_s))

@@ -431,12 +431,12 @@ def every_option(
         if market in offer.machine.usd_per_h
         for machines in _counts(min(most or len(offer.speedups), len(offer.speedups)))
     ]
-    found: list[Option] = []
+    every: list[Option] = []
     for done, (offer, market, machines) in enumerate(ways, 1):
-        found += options(work, offer, market, machines, _WEIGHTS[aim])
+        every += options(work, offer, market, machines, _WEIGHTS[aim])
         told(done, len(ways))
-    ending = [option for option in found if option.time_s < inf]
-    if found and not ending:
+    ending = [option for option in every if option.time_s < inf]
+    if every and not ending:
         raise SloUnmet("no plan ever ends: machines are lost faster than a step and its checkpoint can be done")
     return ending
 

@@ -275,16 +275,16 @@ def blended(terms: Terms, weights: Weights = ENERGY, longer: float = 0.03, every
     hull = frontier(terms.machine.caps)
 
     def best(times_s: Iterable[float]) -> Blend:
-        found = [Blend(default, default, 0.0, plain)]
+        blends = [Blend(default, default, 0.0, plain)]
         for one_s in times_s:
             most = plain.time_s * (1 + longer) * default.slowdown / expect(terms, default, one_s).time_s
             least = inf
             for first, second, share in _downfrom(hull, most):
-                found.append(Blend(first, second, share, expect(terms, _mean(first, second, share), one_s)))
-                if found[-1].choice.value(weights) > least:  # the hull is convex: faster ones cost more still
+                blends.append(Blend(first, second, share, expect(terms, _mean(first, second, share), one_s)))
+                if blends[-1].choice.value(weights) > least:  # the hull is convex: faster ones cost more still
                     break
-                least = found[-1].choice.value(weights)
-        return min(found, key=lambda each: (each.choice.value(weights), each.choice.time_s))
+                least = blends[-1].choice.value(weights)
+        return min(blends, key=lambda each: (each.choice.value(weights), each.choice.time_s))
 
     if every_s is not None:
         return best((every_s,))

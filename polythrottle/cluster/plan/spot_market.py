@@ -246,38 +246,38 @@ def judge(option: Option) -> SpotSaving | None:
     terms = {market: terms_of(work, offer, market, machines) for market in Market}
     kept = expect(terms[Market.ON_DEMAND], cap, inf)
     if option.market is Market.SPOT:
-        found = option
+        on_spot = option
     else:
-        found = _on_spot(option)
-    spot = found.choice
+        on_spot = _on_spot(option)
+    spot = on_spot.choice
     if spot.time_s == inf:
         return SpotSaving(inf, inf, inf, 0.0)
     slowdown = spot.time_s / kept.time_s
     ratio = _usd(option, spot) / _usd(option, kept)
     joules = spot.spent.energy_j / kept.spent.energy_j
-    return SpotSaving(slowdown, ratio, joules, _break_even_per_h(found, _usd(option, kept)))
+    return SpotSaving(slowdown, ratio, joules, _break_even_per_h(on_spot, _usd(option, kept)))
 
 
 def spot_or_not(option: Option) -> tuple[str, ...]:
     """Return a line that says whether spot pays and where it would stop to, or nothing where there is no choice."""
-    found = judge(option)
-    if found is None:
+    verdict = judge(option)
+    if verdict is None:
         return ()
-    if found.cost_ratio == inf:
+    if verdict.cost_ratio == inf:
         return ("never ends on spot: losses come faster than work is written down",)
     verb = "does not pay"
-    if found.pays:
+    if verdict.pays:
         verb = "pays"
-    if found.break_even_per_h:
-        stays = f"below {found.break_even_per_h:.2g} losses/h each"
+    if verdict.break_even_per_h:
+        stays = f"below {verdict.break_even_per_h:.2g} losses/h each"
     else:
         stays = "at no rate of losses"
-    if found.break_even_per_h == inf:
+    if verdict.break_even_per_h == inf:
         stays = "whatever the losses"
     terms = terms_of(option.work, option.offer, Market.SPOT, option.machines)
     there = 1 / (1 + terms.exposure.hazard_per_s / option.machines * option.offer.startup_s)
     steady = 1 / mean_inverse(option.machines, there)
-    cost, time, joules = (_times(ratio) for ratio in (found.cost_ratio, found.slowdown, found.energy_ratio))
+    cost, time, joules = (_times(ratio) for ratio in (verdict.cost_ratio, verdict.slowdown, verdict.energy_ratio))
     machines = f"{steady:.3g} machine{'' if f'{steady:.3g}' == '1' else 's'}"
     return (
         f"{verb}: {cost} the cost on demand, {time} the time, {joules} the joules; would pay {stays};"
@@ -329,8 +329,8 @@ def _usd(option: Option, choice: Choice) -> float:
 
 
 def _on_spot(option: Option) -> Option:
-    found = options(option.work, option.offer, Market.SPOT, option.machines)
-    return next(each for each in found if each.choice.cap == option.choice.cap)
+    choices = options(option.work, option.offer, Market.SPOT, option.machines)
+    return next(each for each in choices if each.choice.cap == option.choice.cap)
 
 
 def _break_even_per_h(option: Option, kept_usd: float) -> float:
@@ -341,8 +341,8 @@ def _break_even_per_h(option: Option, kept_usd: float) -> float:
     def cost_ratio(rate_per_h: float) -> float:
         exposure = replace(terms.exposure, hazard_per_s=rate_per_h * option.machines / 3600)
         faced = replace(terms, exposure=exposure)
-        found = (expect(faced, cap, every_s) for every_s in intervals(faced, cap))
-        return min(_usd(option, choice) for choice in found) / kept_usd
+        choices = (expect(faced, cap, every_s) for every_s in intervals(faced, cap))
+        return min(_usd(option, choice) for choice in choices) / kept_usd
 
     low = _RARE_PER_H
     high = _OFTEN_PER_H

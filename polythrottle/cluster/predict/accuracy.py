@@ -53,8 +53,8 @@ def _line(rows: Sequence[StepRow]) -> Callable[[Network], float]:
     flops = np.array([row.network.flops for row in rows])
     scale = float(flops.max())
     matrix = np.column_stack([np.ones(len(rows)), flops / scale])
-    found = np.linalg.lstsq(matrix, np.array([row.step_s for row in rows]), rcond=None)[0]
-    return lambda network: float(found[0] + found[1] * network.flops / scale)
+    coefficients = np.linalg.lstsq(matrix, np.array([row.step_s for row in rows]), rcond=None)[0]
+    return lambda network: float(coefficients[0] + coefficients[1] * network.flops / scale)
 
 
 def _vectors(rows: Sequence[StepRow], name: str) -> Callable[[Network], float]:
@@ -139,14 +139,14 @@ def left_out(rows: Sequence[StepRow], counted: Counted = lambda done, total: Non
     names = sorted({row.network.name for row in rows})
     parts = len(names) if len(names) <= ALONE else PARTS
     part = {name: index % parts for index, name in enumerate(names)}
-    found: dict[tuple[str, str, str], PredictionRecord] = {}
+    by_network: dict[tuple[str, str, str], PredictionRecord] = {}
     for index in range(parts):
         rest = [row for row in rows if part[row.network.name] != index]
         asked = [row for row in rows if part[row.network.name] == index]
         for record in _each_type(rest, asked):
-            found[record.gpu, record.network, record.model] = record
+            by_network[record.gpu, record.network, record.model] = record
         counted(index + 1, parts)
-    return [found[row.gpu, row.network.name, model] for row in rows for model in (OURS, *NAMES)]
+    return [by_network[row.gpu, row.network.name, model] for row in rows for model in (OURS, *NAMES)]
 
 
 def unseen(
@@ -162,20 +162,20 @@ def unseen(
         raise BadFile(f"nothing to predict {', '.join(types)} from: the table has {', '.join(sorted(have))} only")
     rows, test = filled(rows, test), filled(test, rows)
     counted(0, 1)
-    found = _each_type(rows, test)
+    records = _each_type(rows, test)
     counted(1, 1)
-    return found
+    return records
 
 
 def _each_type(rows: Sequence[StepRow], asked: Sequence[StepRow]) -> list[PredictionRecord]:
     """Return what every model, fitted to rows, predicts for others, GPU type by GPU type."""
     names = {row.network.name for row in asked}
     elsewhere = [row for row in rows if row.network.name not in names]
-    found: list[PredictionRecord] = []
+    records: list[PredictionRecord] = []
     for gpu in sorted({row.gpu for row in asked}):
         mine = [row for row in rows if row.gpu == gpu]
-        found += _predicted(mine, [row for row in asked if row.gpu == gpu], [r for r in elsewhere if r.gpu != gpu])
-    return found
+        records += _predicted(mine, [row for row in asked if row.gpu == gpu], [r for r in elsewhere if r.gpu != gpu])
+    return records
 
 
 def _predicted(rows: Sequence[StepRow], asked: Sequence[StepRow], others: Sequence[StepRow]) -> list[PredictionRecord]:
@@ -183,15 +183,15 @@ def _predicted(rows: Sequence[StepRow], asked: Sequence[StepRow], others: Sequen
         why = f"no other network was measured on {asked[0].gpu}"
         return [_record(row, None, name, why=why) for row in asked for name in (OURS, *NAMES)]
     model = fit_steps(rows, others)
-    found = [_ours(model, row) for row in asked]
+    records = [_ours(model, row) for row in asked]
     for name in NAMES:
         try:
             fitted = baseline(name)(rows)
         except InvalidInput as error:
-            found += [_record(row, None, name, why=str(error)) for row in asked]
+            records += [_record(row, None, name, why=str(error)) for row in asked]
         else:
-            found += [_record(row, fitted(row.network), name) for row in asked]
-    return found
+            records += [_record(row, fitted(row.network), name) for row in asked]
+    return records
 
 
 def _ours(model: StepModel, row: StepRow) -> PredictionRecord:
@@ -214,18 +214,18 @@ def checkpoints(rows: Sequence[CheckpointRow], test: Sequence[CheckpointRow] | N
         rows: The table.
         test: The other one; None leaves each network of the first out in turn.
     """
-    found = []
+    records = []
     for row in rows if test is None else test:
         others = [other for other in rows if test is not None or other.network != row.network]
         if not others:
-            found.append(
+            records.append(
                 PredictionRecord("", row.network, row.remote_s, None, OURS, why="no other network was measured")
             )
             continue
         predicted = _checkpoint_model(tuple(others)).predict(row.weight_mb, row.graph_mb)
         low_s, high_s = predicted.interval_s(COVERAGE)
-        found.append(PredictionRecord("", row.network, row.remote_s, predicted.seconds, OURS, low_s, high_s))
-    return found
+        records.append(PredictionRecord("", row.network, row.remote_s, predicted.seconds, OURS, low_s, high_s))
+    return records
 
 
 _checkpoint_model = lru_cache(maxsize=4)(fit_checkpoints)
@@ -268,14 +268,14 @@ def leaking(rows: Sequence[StepRow], splits: int = 10, seed: int = 0) -> dict[st
     if any(row.std_s is None or not row.repeats for row in rows):
         return None
     rng = np.random.default_rng(seed)
-    found: dict[str, dict[str, float]] = {}
+    errors: dict[str, dict[str, float]] = {}
     if len(rows) > ALONE:
         splits = min(splits, _FEW_SPLITS)
     for gpu in dict.fromkeys(row.gpu for row in rows):
         mine = [row for row in filled(rows) if row.gpu == gpu]
         scores = [_split(_repeats(mine, rng), rng) for _ in range(splits)]
-        found[gpu] = {name: fmean(score[name] for score in scores) for name in scores[0]}
-    return found
+        errors[gpu] = {name: fmean(score[name] for score in scores) for name in scores[0]}
+    return errors
 
 
 def _repeats(rows: Sequence[StepRow], rng: np.random.Generator) -> list[StepRow]:

@@ -378,13 +378,13 @@ def fit_checkpoints(rows: Sequence[CheckpointRow], local: bool = False) -> Check
 
 def left_out_errors(rows: Sequence[CheckpointRow], local: bool = False) -> dict[str, float]:
     """Return by network the relative error of its mean time when predicted from the other networks."""
-    found = {}
+    errors = {}
     for name in dict.fromkeys(row.network for row in rows):
         fixed_s, weight_s, graph_s = _checkpoint_coefficients([row for row in rows if row.network != name], local)
         mine = [row for row in rows if row.network == name]
         guess_s = fixed_s + weight_s * mine[0].weight_mb + graph_s * mine[0].graph_mb
-        found[name] = guess_s / fmean(_time_s(row, local) for row in mine) - 1
-    return found
+        errors[name] = guess_s / fmean(_time_s(row, local) for row in mine) - 1
+    return errors
 
 
 def repeat_error(rows: Sequence[CheckpointRow], local: bool = False) -> float:
@@ -406,8 +406,8 @@ def _singles(rows: Sequence[CheckpointRow], local: bool) -> list[float]:
 def _checkpoint_coefficients(rows: Sequence[CheckpointRow], local: bool) -> tuple[float, float, float]:
     times_s = np.array([_time_s(row, local) for row in rows])
     terms = np.array([(1.0, row.weight_mb, row.graph_mb) for row in rows])
-    found = nnls(terms / times_s[:, None], np.ones(len(rows)))[0]
-    return float(found[0]), float(found[1]), float(found[2])
+    coefficients = nnls(terms / times_s[:, None], np.ones(len(rows)))[0]
+    return float(coefficients[0]), float(coefficients[1]), float(coefficients[2])
 
 
 def _time_s(row: CheckpointRow, local: bool) -> float:

@@ -159,10 +159,10 @@ class Group:
             self._left(machine)
             self._calibrated.add(machine)
             self.nodes[self._pair(machine)] += 1
-        found = bool(self._new)
+        any_new = bool(self._new)
         self._rough |= self._new
         self._new.clear()
-        return found
+        return any_new
 
     def refined(self) -> None:
         """Believe what many windows have said by now of those who were calibrated from a few: the noise is gone."""
@@ -180,10 +180,10 @@ class Group:
     @property
     def believed(self) -> Counter[int]:
         """Return how many train of each grade, as far as that is known."""
-        found: Counter[int] = Counter()
+        grades: Counter[int] = Counter()
         for (known, _), number in self.nodes.items():
-            found[known] += number
-        return found
+            grades[known] += number
+        return grades
 
     def _left(self, machine: int) -> None:
         pair = self._pair(machine)

@@ -251,10 +251,10 @@ def nonnegative(x: Array, y: Array) -> Array:
     least = float(y @ y)
     for count in range(1, x.shape[1] + 1):
         for columns in map(list, combinations(range(x.shape[1]), count)):
-            found = np.linalg.lstsq(scaled[:, columns], y, rcond=None)[0]
-            error = float(np.sum((scaled[:, columns] @ found - y) ** 2))
-            if (found >= 0).all() and error < least:
+            coefficients = np.linalg.lstsq(scaled[:, columns], y, rcond=None)[0]
+            error = float(np.sum((scaled[:, columns] @ coefficients - y) ** 2))
+            if (coefficients >= 0).all() and error < least:
                 best = np.zeros(x.shape[1])
                 least = error
-                best[columns] = found
+                best[columns] = coefficients
     return np.asarray(best / np.where(scale > 0, scale, 1.0))

@@ -299,11 +299,11 @@ def _check_end(terms: Terms) -> None:
 
 
 def _notes(timings: Timings, left: int, terms: Terms, noted: Callable[[str], None] | None) -> tuple[str, ...]:
-    found = warnings_before(Menu((timings.option(),)), left, terms, wall_day_s(time.time()))
+    warnings = warnings_before(Menu((timings.option(),)), left, terms, wall_day_s(time.time()))
     if noted is not None:
-        for each in found:
+        for each in warnings:
             noted(each)
-    return found
+    return warnings
 
 
 def _judged(tended: SupervisedTrainer) -> dict[str, Any]:

@@ -308,13 +308,13 @@ class Menu:
             least = min(self._brisk(rate_per_s, slo_s), _NEAREST * max(paces.values()))
             brisk = [each for each in every if paces[each.point] >= least]
             tiers = [(brisk, first.sample_s), (every, first.sample_s), *tiers]
-        found: dict[OperatingPoint, _Place] = {}
+        places: dict[OperatingPoint, _Place] = {}
         for tier, (options, sample_s) in enumerate(tiers):
             costs = [(unit_j(each, rate_per_s, slo_s, request_s, sample_s), each) for each in options]
             for cost, each in sorted(costs, key=itemgetter(0)):
                 if cost < math.inf:
-                    found.setdefault(each.point, _Place(tier, cost, each))
-        return list(found.values())
+                    places.setdefault(each.point, _Place(tier, cost, each))
+        return list(places.values())
 
     def _brisk(self, rate_per_s: float, slo_s: float) -> float:
         """Return the pace at which most is done of what fits beside requests at the first option, in full batches."""

@@ -155,17 +155,17 @@ def _parts(ahead: Sequence[LoadInterval], off_peak: OffPeak | None, day_s: float
     Raises:
         InvalidInput: If no hour lies within the horizon.
     """
-    found = list[tuple[LoadInterval, float]]()
+    parts = list[tuple[LoadInterval, float]]()
     hours = None
     if off_peak is not None:
         hours = off_peak.hours
     for each in ahead:
         for part in [each] if hours is None else [one for one, _ in hours.cut(each, day_s)]:
-            found.append((part, day_s))
+            parts.append((part, day_s))
             day_s = (day_s + part.length_s) % DAY_S
-    if hours is not None and not any(begin_s in hours for _, begin_s in found):
+    if hours is not None and not any(begin_s in hours for _, begin_s in parts):
         raise InvalidInput(f"none of the hours {hours} lies within that time; plan for longer, or take other hours")
-    return found
+    return parts
 
 
 def check_power(menu: Menu, rate_per_s: float, slo_s: float, power_w: float | None) -> None:

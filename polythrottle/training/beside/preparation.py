@@ -142,8 +142,8 @@ class Timings:
 
     def drew(self, *, batch: int = 0, samples: int = 0, joules: float) -> None:
         """Take note of what a batch, or a slice, makes the device draw."""
-        found = self._batches[batch] if batch else self._slices[samples]
-        found.joules = joules
+        sized = self._batches[batch] if batch else self._slices[samples]
+        sized.joules = joules
 
     def option(self, most: int | None = None, shared_s: Mapping[int, float] | None = None) -> Option:
         """Return what may be expected of the device.

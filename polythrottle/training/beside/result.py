@@ -124,11 +124,11 @@ class Result:
 
     def percentiles(self) -> dict[str, tuple[float, Interval | None]]:
         """Return p50, p95 and p99 of the answered requests and their 95 % intervals, in seconds; empty without any."""
-        found = self.latency
-        if found is None:
+        latency = self.latency
+        if latency is None:
             return {}
         intervals = percentile_intervals(self.latencies_s, _PERCENTILES)
-        return {name: (getattr(found, f"{name}_s"), intervals.get(name)) for name in _PERCENTILES}
+        return {name: (getattr(latency, f"{name}_s"), intervals.get(name)) for name in _PERCENTILES}
 
     @property
     def held(self) -> bool | None:
@@ -147,7 +147,7 @@ class Result:
     def document(self) -> dict[str, Any]:
         """Return the same for ``--json``; what is unknown is None."""
         names = ("title", "simulated", "policy", "arrivals", "slo_s", "span_s", "requests", "late", "dropped")
-        found = self.latency
+        latency = self.latency
         return {
             **{name: getattr(self, name) for name in names},
             "answered": len(self.latencies_s),
@@ -155,7 +155,7 @@ class Result:
             "late_share_interval": _ends(self.late_interval),
             "slo_held": self.held,
             "latency_s": {
-                "mean": None if found is None else found.mean_s,
+                "mean": None if latency is None else latency.mean_s,
                 **{name: value for name, (value, _) in self.percentiles().items()},
                 **{f"{name}_interval": _ends(interval) for name, (_, interval) in self.percentiles().items()},
             },

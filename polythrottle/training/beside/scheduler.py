@@ -23,10 +23,10 @@ def day_time_s(text: str) -> float:
     """Return a time of day such as ``06:00`` in seconds since midnight; 24:00 is the end of the day.
 
     Raises:
-        InvalidInput: If it is none.
+        InvalidInput: If it is not valid.
     """
-    found = _TIME.fullmatch(text.strip())
-    at_s = 3600.0 * int(found[1]) + 60.0 * int(found[2]) if found else -1.0
+    matched = _TIME.fullmatch(text.strip())
+    at_s = 3600.0 * int(matched[1]) + 60.0 * int(matched[2]) if matched else -1.0
     if not 0 <= at_s <= DAY_S:
         raise InvalidInput(f"a time of day is written like 06:00, not {text[:20]!r}")
     return at_s

@@ -257,12 +257,12 @@ class SimulatedBench:
 
     def _drawn(self, rng: np.random.Generator) -> dict[str, int | float]:
         names = [name for name in ("gpu_max_hz", "mem_hz", "cpu_max_hz") if name in self._board.default]
-        found = {name: rng.choice(self._board.knob(name).levels[-8:]).item() for name in names}
+        levels = {name: rng.choice(self._board.knob(name).levels[-8:]).item() for name in names}
         if "gpu_min_hz" in self._board.default:
             floor = {"gpu_min_hz": self._board.knob("gpu_min_hz").levels[0]}
         else:
             floor = {}
-        return {**found, **floor}
+        return {**levels, **floor}
 
     def _batch(self, rng: np.random.Generator) -> int:
         return int(rng.choice(self._model.space(self._board.memory_bytes).knob(BATCH_SIZE).levels))
@@ -304,15 +304,15 @@ class SimulatedBench:
         """Return the latency of one of the cases without noise, in seconds.
 
         Raises:
-            InvalidInput: If it is none of them.
+            InvalidInput: If it is not valid of them.
         """
         # A case knows its clocks but not the whole point, which only the bench that made it remembers.
         if case.unmeasured not in self._points:
             raise InvalidInput("this bench can only measure its own cases")
         serving = (self._model, case.batch)
         training = (self._training, max(case.step_batch, 1))
-        found = co_run(self._engine, serving, training, self._points[case.unmeasured], case.share, self._sharing)
-        return found.latency_s * self.slower
+        shared = co_run(self._engine, serving, training, self._points[case.unmeasured], case.share, self._sharing)
+        return shared.latency_s * self.slower
 
     def measure(self, case: CoRun) -> CoRun:
         """Return a case with the mean and tail of a window of queries."""

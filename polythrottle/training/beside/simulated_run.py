@@ -435,8 +435,8 @@ def beside_s(host: Host, board: Board, option: Option) -> list[float]:
         return bench.case(option.point, batch, samples, FAIR)
 
     def measured(batch: int, samples: int) -> CoRun:
-        found = co_run(host.engine, (host.model, batch), (host.learner, samples), option.point)
-        return replace(case(batch, samples), latency_s=found.latency_s)
+        shared = co_run(host.engine, (host.model, batch), (host.learner, samples), option.point)
+        return replace(case(batch, samples), latency_s=shared.latency_s)
 
     fitted = PaperModel.fit([measured(batch, samples) for batch in batches for samples in steps])
     return [fitted.predict(case(each.batch, host.job.batch)).mean_s for each in option.services]

@@ -70,7 +70,7 @@ class ControllerChannel:
         """Return the way to the controller at an address, with the token in a file.
 
         Raises:
-            InvalidInput: If the address is none.
+            InvalidInput: If the address is not valid.
             BadFile: If the token cannot be read.
         """
         host, port = parse_address(address)
@@ -115,8 +115,8 @@ class ControllerChannel:
 
     def environment(self) -> dict[str, str]:
         """Return the environment by which a worker finds the controller."""
-        found = {ADDRESS: self.address}
-        return found | ({TOKEN_FILE: str(self.token_file)} if self.token_file else {})
+        environment = {ADDRESS: self.address}
+        return environment | ({TOKEN_FILE: str(self.token_file)} if self.token_file else {})
 
 
 def _understood(status: int, data: bytes, address: str) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def parse_address(text: str, port: int | None = None) -> tuple[str, int]:
     """Return host and port of a text such as ``127.0.0.1:7070`` or ``[::1]:7070``.
 
     Raises:
-        InvalidInput: If it is none.
+        InvalidInput: If it is not valid.
     """
     host, colon, number = text.rpartition(":")
     if not colon and port is not None:
@@ -222,7 +222,7 @@ def line_from_environment() -> ControllerChannel | None:
     """Return the way to the controller that an agent left in the environment, None outside an elastic job.
 
     Raises:
-        InvalidInput: If the address there is none.
+        InvalidInput: If the address there is not valid.
         BadFile: If the token's file cannot be read.
     """
     text = os.environ.get(ADDRESS)
@@ -326,8 +326,8 @@ class Listener:
     @property
     def address(self) -> tuple[str, int]:
         """Return host and port."""
-        found = self._door.getsockname()
-        return str(found[0]), int(found[1])
+        bound = self._door.getsockname()
+        return str(bound[0]), int(bound[1])
 
     def start(self) -> None:
         """Answer from now on."""
@@ -485,7 +485,7 @@ def _parsed(head: bytes) -> tuple[str, http.client.HTTPMessage]:
     """Return verb and headers of a request's head.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not valid.
         HTTPException: If its headers are too many or too long.
     """
     first, _, rest = head.partition(b"\r\n")

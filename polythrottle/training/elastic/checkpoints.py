@@ -192,7 +192,7 @@ def load_state(found: Found) -> dict[str, Any]:
     """Return the state of a checkpoint; tensors and plain values only, no code.
 
     Raises:
-        BadFile: If it is none, checksum or not.
+        BadFile: If it is not valid, checksum or not.
     """
     return loads(found.data)
 

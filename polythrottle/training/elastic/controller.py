@@ -83,7 +83,7 @@ class Controller:
 
     Raises:
         StorageError: If the folder cannot be written.
-        BadFile: If the events in it are none.
+        BadFile: If it holds no events.
     """
 
     def __init__(self, job: Job, clock: Clock | None = None, calendar: Callable[[], float] = time.time) -> None:
@@ -139,7 +139,7 @@ class Controller:
         """Return the answer to one request.
 
         Raises:
-            InvalidInput: If the request is none.
+            InvalidInput: If the request is not valid.
         """
         handler = _HANDLERS.get(verb)
         if handler is None:
@@ -436,7 +436,7 @@ class Serving:
         Raises:
             ClaimedElsewhere: If another controller works on the store.
             StorageError: If it cannot be reached.
-            BadFile: If a claim in it is none.
+            BadFile: If a claim in it is not valid.
         """
         begun_s = SystemClock().now()
         try:

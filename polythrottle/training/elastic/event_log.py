@@ -34,7 +34,7 @@ class EventLog:
 
     Raises:
         StorageError: If it cannot be written, or another process writes it.
-        BadFile: If a line other than the last is none of ours.
+        BadFile: If a line other than the last was not written here.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     """Return the events in a job's folder; a torn last line does not count.
 
     Raises:
-        BadFile: If another line is none of ours, or the file cannot be read.
+        BadFile: If another line was not written here, or the file cannot be read.
     """
     path = folder / EVENTS
     try:
@@ -75,7 +75,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
         return []
     except OSError as err:
         raise BadFile(f"{path} cannot be read: {err.strerror}") from err
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for number, text in enumerate(lines, 1):
         try:
             line = json.loads(text)
@@ -83,8 +83,8 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
                 raise ValueError
         except (ValueError, LookupError, TypeError, RecursionError) as err:
             raise BadFile(f"{path} line {number} is no event of a job") from err
-        found.append(line)
-    return found
+        records.append(line)
+    return records
 
 
 def is_kept(folder: Path) -> bool:
@@ -290,7 +290,7 @@ class JobProgress:
 
 def replayed(records: Iterable[Mapping[str, Any]]) -> JobProgress:
     """Return what events of a former controller add up to."""
-    found = JobProgress()
+    progress = JobProgress()
     for record in records:
-        found.take(record)
-    return found
+        progress.take(record)
+    return progress

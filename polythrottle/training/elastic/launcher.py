@@ -83,7 +83,7 @@ class ControllerOptions:
         """Return the job that is meant.
 
         Raises:
-            InvalidInput: If a word is none.
+            InvalidInput: If a word is not valid.
         """
         least, most = node_counts(self.nodes)
         if self.rate_per_h is not None and not 0 <= self.rate_per_h < 1e6:
@@ -107,7 +107,7 @@ def node_counts(text: str) -> tuple[int, int]:
     """Return the least and the most nodes of a text such as ``2`` (between one and two) or ``2:4``.
 
     Raises:
-        InvalidInput: If it is none.
+        InvalidInput: If it is not valid.
     """
     matched = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-9]{1,6})", text.strip())
     least, most = (int(matched[1] or 1), int(matched[2])) if matched else (0, 0)
@@ -141,10 +141,10 @@ def newest_job() -> Path:
     Raises:
         UnknownName: If there is none.
     """
-    found = [path for path in (state_dir() / "cluster").glob(f"*/{EVENTS}") if path.is_file()]
-    if not found:
+    event_files = [path for path in (state_dir() / "cluster").glob(f"*/{EVENTS}") if path.is_file()]
+    if not event_files:
         raise UnknownName("job", "", [], hint="start one with polythrottle cluster train")
-    return max(found, key=lambda path: path.stat().st_mtime).parent
+    return max(event_files, key=lambda path: path.stat().st_mtime).parent
 
 
 def serve(
@@ -164,7 +164,7 @@ def serve(
         on_event: Told of everything that happens in the job, in order.
 
     Raises:
-        InvalidInput: If a word is none, or the address cannot be listened on.
+        InvalidInput: If a word is not valid, or the address cannot be listened on.
         BadFile: If the token cannot be read, or others can.
         StorageError: If the job or the store is another controller's, or cannot be written.
         ClaimFailed: If the job has failed.
@@ -294,8 +294,8 @@ def status_of(folder: Path) -> dict[str, Any]:
     with contextlib.suppress(ControllerAway, BadFile, InvalidInput):
         return {**job_line(folder).ask("status"), "source": "the controller"}
     records = read_events(folder)
-    found = _from_events(folder, records) if records else _unheard_of(folder)
-    return found | _in_store(folder, found["newest_checkpoint"], found["step"])
+    status = _from_events(folder, records) if records else _unheard_of(folder)
+    return status | _in_store(folder, status["newest_checkpoint"], status["step"])
 
 
 def _from_events(folder: Path, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -382,7 +382,7 @@ def way_to(address: str, token_file: Path | None) -> ControllerChannel:
         token_file: File of its token; None for that of the newest job in this user's state folder at the address.
 
     Raises:
-        InvalidInput: If the address is none, or no job here is at it.
+        InvalidInput: If the address is not valid, or no job here is at it.
         BadFile: If the token cannot be read.
     """
     wanted = parse_address(address)

@@ -366,16 +366,16 @@ def restored(rules: Rules, records: Sequence[Mapping[str, Any]], now_s: float) -
         records: Its events in order, as documents.
         now_s: The time by the new controller's clock: members have three beats from now to say that they are there.
     """
-    found = Membership(rules)
+    membership = Membership(rules)
     for record in records:
         if record.get("event") == EventKind.FORMED:
-            found.generation = int(record["generation"])
-            found.members = tuple(record["members"])
-            found.gone = {}
-        elif record.get("event") in (EventKind.LOST, EventKind.LEFT) and record.get("node") in found.members:
-            found.gone[str(record["node"])] = EventKind(str(record["event"]))
+            membership.generation = int(record["generation"])
+            membership.members = tuple(record["members"])
+            membership.gone = {}
+        elif record.get("event") in (EventKind.LOST, EventKind.LEFT) and record.get("node") in membership.members:
+            membership.gone[str(record["node"])] = EventKind(str(record["event"]))
         elif record.get("event") == EventKind.FINISHED:
-            found.outcome = Phase.FINISHED
-    present = (name for name in found.members if name not in found.gone)
-    found.nodes = {name: MemberNode(name, ("", 0), now_s, now_s, found.generation) for name in present}
-    return found
+            membership.outcome = Phase.FINISHED
+    present = (name for name in membership.members if name not in membership.gone)
+    membership.nodes = {name: MemberNode(name, ("", 0), now_s, now_s, membership.generation) for name in present}
+    return membership

@@ -135,10 +135,10 @@ def take_part(words: dict[str, Any]) -> None:
     name = f"ray-{ray.get_runtime_context().get_node_id()[:8]}-{local}"
     grouping = Grouping(line, AgentOptions(name, Path(words["script"])), sys.stderr.write)
     grouping.start()
-    found = grouping.next_rendezvous()
-    meeting = found.bootstrap_store_info
+    rendezvous = grouping.next_rendezvous()
+    meeting = rendezvous.bootstrap_store_info
     assert meeting is not None
-    place: dict[str, object] = {"RANK": found.rank, "WORLD_SIZE": found.world_size, "LOCAL_RANK": local}
+    place: dict[str, object] = {"RANK": rendezvous.rank, "WORLD_SIZE": rendezvous.world_size, "LOCAL_RANK": local}
     place |= {"MASTER_ADDR": meeting.master_addr, "MASTER_PORT": meeting.master_port, NODE: name}
     os.environ.update({key: str(value) for key, value in place.items()} | line.environment())
     sys.argv = [words["script"], *words["words"]]

@@ -229,10 +229,10 @@ class Trainer:
         return self._awaited(self._patience_s if timeout_s is None else timeout_s)[0]
 
     def _awaited(self, timeout_s: float) -> tuple[dict[str, Any], float]:
-        found = self.reply(timeout_s)
-        if found is None:
+        reply = self.reply(timeout_s)
+        if reply is None:
             raise self._lost(f"has not answered for {timeout_s:g} s")
-        return found
+        return reply
 
     def slice(self, samples: int, timeout_s: float | None = None, *, write: bool = True) -> SliceDone:
         """Have some samples of a step done.
@@ -255,7 +255,7 @@ class Trainer:
         """Return a slice's `reply` as a value.
 
         Raises:
-            TrainerLost: If it is none; the trainer is ended.
+            TrainerLost: If it is not valid; the trainer is ended.
         """
         try:
             return _slice_done(told, measured_s)

@@ -64,11 +64,11 @@ class Listing:
             BadFile: If the folder or ``labels.csv`` cannot be read.
         """
         try:
-            found = sorted(_walk(folder, ""))
+            entries = sorted(_walk(folder, ""))
         except OSError as err:
             raise BadFile(f"the data folder {folder} cannot be read: {err.strerror}") from err
         table = _table(folder)
-        return cls(tuple(Sample(file, _label(file, table), size, changed) for file, size, changed in found))
+        return cls(tuple(Sample(file, _label(file, table), size, changed) for file, size, changed in entries))
 
     @cached_property
     def digest(self) -> str:
@@ -127,12 +127,12 @@ class Listing:
         path = listing_path(folder, digest)
         rows: Any = read_json(path)
         try:
-            found = cls(tuple(Sample(*row) for row in rows))
+            listing = cls(tuple(Sample(*row) for row in rows))
         except TypeError:
-            found = cls(())
-        if found.digest != digest:
+            listing = cls(())
+        if listing.digest != digest:
             raise BadFile(f"{path} is missing or damaged, so nobody knows which samples were seen; begin a new job")
-        return found
+        return listing
 
 
 def classes_of(labels: Iterable[str], output: int) -> dict[str, int]:
@@ -200,8 +200,8 @@ def _label(file: str, table: Mapping[str, str] | None) -> str:
 
 def _draw(salt: str, file: str) -> float:
     """Return a number of 0..1 that only the two texts decide."""
-    found = hashlib.blake2b(f"{salt}\0{file}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
-    return int.from_bytes(found, "big") / 2**64
+    digest = hashlib.blake2b(f"{salt}\0{file}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
 
 
 # Where a job stands, read from its folder without the trainer and without torch.
@@ -279,9 +279,9 @@ def read_validation(folder: Path) -> Mapping[str, Any] | None:
     Raises:
         BadFile: If what says so is damaged.
     """
-    found = read_json(folder / VALIDATION)
-    if found is None or (isinstance(found, dict) and _judges(found)):
-        return found
+    verdict = read_json(folder / VALIDATION)
+    if verdict is None or (isinstance(verdict, dict) and _judges(verdict)):
+        return verdict
     raise BadFile(f"{folder / VALIDATION} is damaged")
 
 

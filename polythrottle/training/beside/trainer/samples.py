@@ -149,13 +149,13 @@ class Epoch:
             return ""
         self._marks = marks
         try:
-            found = self.listing.differences(Listing.scan(self._data).labelled(self._classes))
+            change = self.listing.differences(Listing.scan(self._data).labelled(self._classes))
         except BadFile as err:
-            found = str(err)
-        fresh = found not in self._told and found
-        self._told.add(found)
+            change = str(err)
+        fresh = change not in self._told and change
+        self._told.add(change)
         if fresh:
-            return f"the data folder has changed ({found}); this epoch goes by what it held before"
+            return f"the data folder has changed ({change}); this epoch goes by what it held before"
         return ""
 
     def _marked(self) -> list[int]:

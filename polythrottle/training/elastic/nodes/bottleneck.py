@@ -230,9 +230,14 @@ def causes(
     """
     if not short.found:
         return ()
-    found = (*_liars(nodes), *_throttled(nodes, threshold), *_stragglers(nodes, threshold), *_input(nodes, threshold))
-    if found:
-        return found
+    bottlenecks = (
+        *_liars(nodes),
+        *_throttled(nodes, threshold),
+        *_stragglers(nodes, threshold),
+        *_input(nodes, threshold),
+    )
+    if bottlenecks:
+        return bottlenecks
     if not nodes or any(node.usual_s is None for node in nodes):
         words = f"{_short(short)}; what each node should do alone is not known"
         return (Bottleneck(Cause.UNKNOWN, (), words),)
@@ -398,13 +403,13 @@ def proposals(
         nodes: Every node of the generation.
         synchronous: Whether all wait for the slowest at each step.
     """
-    found = [
+    stragglers = [
         Proposal(finding, remedy, gain, _words(remedy, gain))
         for finding in findings
         for remedy in _FOR[finding.cause]
         if (gain := _gain(remedy, finding, nodes, synchronous)) is None or gain > 0
     ]
-    return tuple(sorted(found, key=lambda each: -1.0 if each.gain is None else -1.0 - each.gain))
+    return tuple(sorted(stragglers, key=lambda each: -1.0 if each.gain is None else -1.0 - each.gain))
 
 
 def worth_keeping(before: float, after: float) -> bool:

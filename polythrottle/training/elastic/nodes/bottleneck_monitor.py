@@ -220,12 +220,12 @@ class BottleneckMonitor:
             return None
         after = self.short.measured * batch
         kept = worth_keeping(trial.samples_per_s, after)
-        found = RemedyTrial(trial.proposal, trial.samples_per_s, after, kept)
+        judged_trial = RemedyTrial(trial.proposal, trial.samples_per_s, after, kept)
         self._trial = None
-        self.tried.append(found)
+        self.tried.append(judged_trial)
         if not kept:
             self._vain.add((trial.proposal.remedy, trial.proposal.finding.nodes))
-        return found
+        return judged_trial
 
     def spoilt(self) -> Proposal | None:
         """Return the remedy that can no longer be judged, because somebody else has come or gone; it is given up."""
@@ -286,12 +286,12 @@ class BottleneckMonitor:
 
     def _middle(self, members: Sequence[Member]) -> dict[tuple[str, str], float]:
         """Return what the own work of nodes of one type takes, in the middle, by type and network."""
-        found: dict[tuple[str, str], list[float]] = {}
+        samples: dict[tuple[str, str], list[float]] = {}
         for each in members:
             best_s = self._best_s.get((each.name, each.pace.network))
             if best_s is not None:
-                found.setdefault((each.gpu, each.pace.network), []).append(best_s)
-        return {key: median_low(times) for key, times in found.items()}
+                samples.setdefault((each.gpu, each.pace.network), []).append(best_s)
+        return {key: median_low(times) for key, times in samples.items()}
 
     def _usual_s(self, member: Member, middle: Mapping[tuple[str, str], float]) -> float | None:
         best_s = self._best_s.get((member.name, member.pace.network))
@@ -338,15 +338,15 @@ def allowed_remedies(words: Collection[str]) -> tuple[Remedy, ...]:
 
 def gathered(findings: Sequence[Bottleneck]) -> tuple[Bottleneck, ...]:
     """Return findings, those of one cause as one where many nodes have it: a fleet that waits is one thing to mend."""
-    found: list[Bottleneck] = []
+    bottlenecks: list[Bottleneck] = []
     for cause in dict.fromkeys(each.cause for each in findings):
         alike = [each for each in findings if each.cause is cause]
         if len(alike) <= _MANY:
-            found += alike
+            bottlenecks += alike
         else:
             names = tuple(name for each in alike for name in each.nodes)
-            found.append(Bottleneck(cause, names, f"{alike[0].words}; {len(alike) - 1} more nodes likewise"))
-    return tuple(found)
+            bottlenecks.append(Bottleneck(cause, names, f"{alike[0].words}; {len(alike) - 1} more nodes likewise"))
+    return tuple(bottlenecks)
 
 
 def finding_document(finding: Bottleneck) -> dict[str, Any]:

@@ -139,9 +139,9 @@ def best(looks: Sequence[CapObservation], longer: float) -> CapObservation:
     default = looks[0]
     # A cap that is a little too slow for the barrier makes every other node wait, which costs more than it saves.
     within = [look for look in looks if look.step_s <= default.step_s * (1 + longer)]
-    found = min(within, key=joules)
-    if joules(found) < joules(default) * (1 - _LEAST_SAVING):
-        return found
+    cheapest = min(within, key=joules)
+    if joules(cheapest) < joules(default) * (1 - _LEAST_SAVING):
+        return cheapest
     return default
 
 
@@ -325,11 +325,11 @@ def explored(
     if wanted is not None:
         words = f"nobody has looked at {wanted:g} W; what is left of this node's life is expected to pay for it"
         return NewcomerDecision(NewcomerStep.EXPLORING, Cap(wanted, 1.0, default.power_w), verdict.factor, words)
-    found = best(looks, exploring.longer)
-    if found.limit_w is None:
+    lowest = best(looks, exploring.longer)
+    if lowest.limit_w is None:
         return verdict
-    saved = 1 - found.power_w * found.step_s / (default.power_w * default.step_s)
-    cap = Cap(found.limit_w, found.step_s / default.step_s, found.power_w)
+    saved = 1 - lowest.power_w * lowest.step_s / (default.power_w * default.step_s)
+    cap = Cap(lowest.limit_w, lowest.step_s / default.step_s, lowest.power_w)
     return NewcomerDecision(
         NewcomerStep.KEPT, cap, verdict.factor, f"{saved:.1%} fewer joules than at its default, by its own looks"
     )

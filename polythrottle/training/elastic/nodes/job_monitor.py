@@ -131,7 +131,7 @@ class Pacing:
     def row(self, name: str) -> dict[str, Any]:
         """Return what is known of a node's pace and board, for `status`; unknown is None."""
         heard = self.nodes.get(name, PaceReport())
-        found: dict[str, Any] = {
+        columns: dict[str, Any] = {
             "step_s": heard.mean_s(lambda tally: tally.step_s),
             "own_s": heard.mean_s(lambda tally: tally.own_s),
             "input_s": heard.mean_s(lambda tally: tally.data_s),
@@ -140,19 +140,19 @@ class Pacing:
         if heard.board:
             cap = self._planned().get(name)
             planned = {"planned": cap is not None, "planned_w": None if cap is None else cap.limit_w}
-            found["steering"] = dict(heard.board) | planned
-        return found
+            columns["steering"] = dict(heard.board) | planned
+        return columns
 
     def slowdowns(self) -> dict[str, float | None]:
         """Return what each node's present cap does to its step; None while that is still being measured."""
         middle = self._middle()
-        found: dict[str, float | None] = {}
+        slowdowns: dict[str, float | None] = {}
         for name, heard in self.nodes.items():
             limit_w = heard.board.get("limit_w")
             caps = () if limit_w is None else self._caps_of(name, middle)
             known = next((cap.slowdown for cap in caps if cap.limit_w == limit_w), None)
-            found[name] = 1.0 if limit_w is None else known
-        return found
+            slowdowns[name] = 1.0 if limit_w is None else known
+        return slowdowns
 
     def _take_pace(self, heard: PaceReport, pace: Pace) -> None:
         if pace.generation != self._generation:
@@ -221,11 +221,11 @@ class Pacing:
 
     def _middle(self) -> dict[tuple[str, float], tuple[float, float]]:
         """Return slowdown and share of power by type and limit: the middle of all that nodes saw or read."""
-        found: dict[tuple[str, float], list[tuple[float, float]]] = {}
+        by_limit: dict[tuple[str, float], list[tuple[float, float]]] = {}
         for heard in self.nodes.values():
             for limit_w, pair in (_read(heard.known) | _pairs(heard.looks)).items():
-                found.setdefault((str(heard.board.get("gpu")), limit_w), []).append(pair)
-        return {key: (median(s for s, _ in pairs), median(p for _, p in pairs)) for key, pairs in found.items()}
+                by_limit.setdefault((str(heard.board.get("gpu")), limit_w), []).append(pair)
+        return {key: (median(s for s, _ in pairs), median(p for _, p in pairs)) for key, pairs in by_limit.items()}
 
 
 def _limits(rows: Iterable[CapObservation] | Iterable[Cap]) -> frozenset[float | None]:
@@ -267,7 +267,7 @@ def _look(row: Sequence[Any]) -> CapObservation:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number, None for what is none."""
+    """Return a finite number, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         return None
     return float(value)

@@ -436,7 +436,7 @@ class PowerController:
         """Open the boards, none of which is taken yet; one that is not there is trouble, and training goes on.
 
         Raises:
-            InvalidInput: If a board's words are none.
+            InvalidInput: If a board is not named as one.
             UnknownName: If there is no such board on this machine.
         """
         if self._boards is None:

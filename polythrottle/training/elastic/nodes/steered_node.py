@@ -118,14 +118,14 @@ def open_boards(texts: Sequence[str], clock: Clock, folder: Path, holder: str) -
         DeviceError: If one is not there.
         PolythrottleError: If a word names none.
     """
-    found = [_opened(text, clock, folder / f"{index}.token", holder) for index, text in enumerate(texts)]
-    if len(found) == 1:
-        return found[0]
-    common = set(found[0].limits_w).intersection(*(each.limits_w for each in found))
-    kinds = sorted({each.gpu for each in found})
-    way = "; ".join(each.way for each in found)
-    board = BoardGroup([each.board for each in found])
-    return Steerable(board, f"{len(found)}x-{'+'.join(kinds)}"[:100], tuple(sorted(common)), len(found), way)
+    opened = [_opened(text, clock, folder / f"{index}.token", holder) for index, text in enumerate(texts)]
+    if len(opened) == 1:
+        return opened[0]
+    common = set(opened[0].limits_w).intersection(*(each.limits_w for each in opened))
+    kinds = sorted({each.gpu for each in opened})
+    way = "; ".join(each.way for each in opened)
+    board = BoardGroup([each.board for each in opened])
+    return Steerable(board, f"{len(opened)}x-{'+'.join(kinds)}"[:100], tuple(sorted(common)), len(opened), way)
 
 
 def _opened(text: str, clock: Clock, token_file: Path, holder: str) -> Steerable:
@@ -271,11 +271,11 @@ class BoardGroup:
         Raises:
             DeviceError: If one cannot be read.
         """
-        found = [each.read() for each in self._boards]
-        hottest_c = max((each.temperature_c for each in found if each.temperature_c is not None), default=None)
-        joules = sum(each.energy_j for each in found)
-        throttled = any(each.throttled for each in found)
-        return Reading(found[-1].time_s, joules, hottest_c, found[0].clocks_hz, throttled)
+        readings = [each.read() for each in self._boards]
+        hottest_c = max((each.temperature_c for each in readings if each.temperature_c is not None), default=None)
+        joules = sum(each.energy_j for each in readings)
+        throttled = any(each.throttled for each in readings)
+        return Reading(readings[-1].time_s, joules, hottest_c, readings[0].clocks_hz, throttled)
 
     def verify(self) -> tuple[str, ...]:
         """Return the knobs that no longer hold what was applied last, on any of them."""
@@ -495,10 +495,10 @@ class SteeredNode:
         if verdict.next is not NewcomerStep.UNKNOWN or self.exploring is None:
             return verdict
         age_s = self.age_s + now_s - self._joined_s
-        found = explored(verdict, self.told(), self.windows, self.exploring, age_s)
-        if self.paced and found.next is NewcomerStep.KEPT:
+        decision = explored(verdict, self.told(), self.windows, self.exploring, age_s)
+        if self.paced and decision.next is NewcomerStep.KEPT:
             return verdict
-        return found
+        return decision
 
     def _hold(self, limit_w: float | None) -> None:
         if limit_w == self._limit_w:

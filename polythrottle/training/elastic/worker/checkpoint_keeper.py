@@ -156,8 +156,8 @@ class CheckpointKeeper:
         self._store = Store(url)
         place = model_digest({url: ()})
         spool = state_dir() / "spool" / (node or "alone") / place
-        found = sorted(each for each in (state_dir() / "spool").glob(f"*/{place}") if each != spool)
-        self._spools = tuple(Store(str(each)) for each in (spool, *found))
+        spools = sorted(each for each in (state_dir() / "spool").glob(f"*/{place}") if each != spool)
+        self._spools = tuple(Store(str(each)) for each in (spool, *spools))
         self._clock = clock or SystemClock()
         self._writer = Writer(self._store, spool, self._ended, self._clock)
         self._overhead = overhead

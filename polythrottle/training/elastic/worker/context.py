@@ -88,7 +88,7 @@ class Context:
         **terms: See `Terms`.
 
     Raises:
-        InvalidInput: If a term is none.
+        InvalidInput: If a term is not valid.
     """
 
     def __init__(

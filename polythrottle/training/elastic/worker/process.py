@@ -163,8 +163,8 @@ class Fault:
         """Return the fault of a document, of which no more is kept than belongs into one.
 
         Raises:
-            ValueError: If it is none.
-            TypeError: If it is none.
+            ValueError: If it is not valid.
+            TypeError: If it is not valid.
         """
         code = words.get("exit_code")
         memory = words.get("short_of_memory")

@@ -154,11 +154,11 @@ class StepTimer:
         while True:
             asked_s = self._clock.now()
             try:
-                found = next(coming)
+                batch = next(coming)
             except StopIteration:
                 return
             self._data_s += self._clock.now() - asked_s
-            yield found
+            yield batch
 
     def exchanged(self) -> None:
         """Note that a step's gradients are those of all workers."""

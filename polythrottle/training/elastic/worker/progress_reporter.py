@@ -104,7 +104,7 @@ def pace_of(document: Mapping[str, Any]) -> Pace:
     """Return the pace that a document holds.
 
     Raises:
-        InvalidInput: If it is none.
+        InvalidInput: If it is not valid.
     """
     try:
         generation, share, batch, left = (int(document[name]) for name in ("generation", "share", "batch", "left"))
@@ -155,10 +155,10 @@ def write_pace(folder: Path, worker: int, pace: Pace) -> None:
 
 def read_pace(folder: Path) -> Pace | None:
     """Return the pace of a node: that of its slowest worker in the newest generation; None before any has said one."""
-    found = [pace for path in folder.glob("*.json") if (pace := _read(path)) is not None]
+    paces = [pace for path in folder.glob("*.json") if (pace := _read(path)) is not None]
     # A worker of a former generation that was killed has left its file behind.
-    newest = max((pace.generation for pace in found), default=0)
-    return max((pace for pace in found if pace.generation == newest), key=_own_s, default=None)
+    newest = max((pace.generation for pace in paces), default=0)
+    return max((pace for pace in paces if pace.generation == newest), key=_own_s, default=None)
 
 
 def _own_s(pace: Pace) -> float:
