@@ -395,8 +395,8 @@ def plan(
     ahead = [LoadInterval(length_s, terms.rate_per_s)]
     quiet = OffPeak(hours=terms.hours)
     made = foretell(menu, planned, ahead, terms.slo_s, policy, terms.power_w, quiet, day_s)
-    told = FinetunePlan(made, length_s, planned, energy, policy, terms.hours, day_s, terms.power_w)
-    answer(told, as_json, print_plan, plan_document)
+    forecast = FinetunePlan(made, length_s, planned, energy, policy, terms.hours, day_s, terms.power_w)
+    answer(forecast, as_json, print_plan, plan_document)
 
 
 def _known(place: "ServingPlace", job: JobOptions) -> "tuple[Menu, Job, str]":

@@ -108,11 +108,11 @@ def shown(knowledge: Knowledge, longer: float = 0.0, idle_w: float = 0.0) -> Fle
         )
         for each in knowledge.told
     )
-    seen = (len(factors), *(sum(cap.limit_w in each.slowdowns() for each in knowledge.told) for cap in caps[1:]))
+    observed = (len(factors), *(sum(cap.limit_w in each.slowdowns() for each in knowledge.told) for cap in caps[1:]))
     saving = None
     if plan is not None and plain is not None:
         saving = 1 - plan.joules / plain.joules
-    return FleetView(knowledge.gpu, knowledge.network, caps, seen[: len(caps)], nodes, saving, longer)
+    return FleetView(knowledge.gpu, knowledge.network, caps, observed[: len(caps)], nodes, saving, longer)
 
 
 def fleets(store: KnowledgeStore, gpu: str = "", network: str = "") -> tuple[tuple[Knowledge, ...], tuple[str, ...]]:

@@ -325,18 +325,18 @@ def read_trace(file: Path) -> Trace:
     Raises:
         BadFile: If the file cannot be read or is no such table; says which line is wrong.
     """
-    seen: dict[float, int] = {}
+    counts: dict[float, int] = {}
     for cells in read(file, (_TIME, _COUNT)).rows():
         time_s = cells.number(_TIME, 0.0)
         number = cells.number(_COUNT, 0.0)
-        if time_s < next(reversed(seen), time_s):
+        if time_s < next(reversed(counts), time_s):
             raise cells.bad(_TIME, f"goes back to {time_s:g}; rows must be in the order of time")
         if number != int(number) or number > _MOST:
             raise cells.bad(_COUNT, f"is {number:g}; it needs a whole number of machines, at most {_MOST:,}")
-        seen[time_s] = int(number)
-    if len(seen) < 2:
-        raise BadFile(f"{file} holds no trace: at least two different times are needed, found {len(seen)}")
-    return _trace(file, seen)
+        counts[time_s] = int(number)
+    if len(counts) < 2:
+        raise BadFile(f"{file} holds no trace: at least two different times are needed, found {len(counts)}")
+    return _trace(file, counts)
 
 
 def _trace(file: Path, seen: Mapping[float, int]) -> Trace:

@@ -152,8 +152,8 @@ def others_steering(system: System) -> tuple[Finding, ...]:
         return tuple(findings)
     if not running:
         return (Finding("other programs", None, "cannot be told: no process is shown in /proc"),)
-    told = f"none of {len(PROGRAMS)} known programs that steer clocks runs or is started at boot"
-    return (Finding("other programs", True, told),)
+    words = f"none of {len(PROGRAMS)} known programs that steer clocks runs or is started at boot"
+    return (Finding("other programs", True, words),)
 
 
 def _seen(program: Program, running: dict[str, int], enabled: set[str]) -> Finding | None:
@@ -165,8 +165,8 @@ def _seen(program: Program, running: dict[str, int], enabled: set[str]) -> Findi
     if program.unit not in enabled:
         return None
     if program.processes:
-        told = f"does not run now but is started at boot: it {program.does}"
-        return Finding(program.name, works or None, told)  # it does no harm yet
+        words = f"does not run now but is started at boot: it {program.does}"
+        return Finding(program.name, works or None, words)  # it does no harm yet
     return Finding(program.name, works, f"{program.unit} is started at boot: it {program.does}", program.stop)
 
 
@@ -207,8 +207,8 @@ def other_units(system: System, enabled: set[str]) -> Iterator[Finding]:
         commands = re.findall(r"^Exec\w*\s*=\s*[-@:+!]*(.*)$", unit, re.MULTILINE)
         match = next(filter(None, map(_STEERING.search, [*commands, *_scripts(system, commands)])), None)
         if match is not None:
-            told = f"is started at boot and sets clocks ({' '.join(match[0].split())[:40]})"
-            yield Finding(name, False, told, f"systemctl stop {name} while tuning")
+            words = f"is started at boot and sets clocks ({' '.join(match[0].split())[:40]})"
+            yield Finding(name, False, words, f"systemctl stop {name} while tuning")
 
 
 def _scripts(system: System, commands: list[str]) -> Iterator[str]:
@@ -255,8 +255,8 @@ def _rights(system: System) -> Iterator[Finding]:
     if match:
         capable = int(match[1], 16)
     if os.geteuid() != 0:
-        told = f"user {os.geteuid()}: most clocks can be read, but only root may set them"
-        yield Finding("rights", None, told, "run as root to tune; measuring needs less")
+        words = f"user {os.geteuid()}: most clocks can be read, but only root may set them"
+        yield Finding("rights", None, words, "run as root to tune; measuring needs less")
     elif match and not capable >> _SYS_ADMIN & 1:
         yield Finding(
             *("rights", False, "root without CAP_SYS_ADMIN: an NVIDIA driver refuses to set clocks and limits"),
@@ -277,15 +277,15 @@ def _container(system: System) -> Iterator[Finding]:
     init = (system.data("proc/1/environ") or b"").split(b"\0")
     name = name or next((word[10:].decode(errors="replace") for word in init if word.startswith(b"container=")), None)
     if name:
-        told = f"this is a container ({name}): only its own processes are seen, so others may steer clocks unseen"
-        yield Finding("container", None, told, "run doctor on the host too")
+        words = f"this is a container ({name}): only its own processes are seen, so others may steer clocks unseen"
+        yield Finding("container", None, words, "run doctor on the host too")
 
 
 def _virtual(system: System) -> Iterator[Finding]:
     if re.search(r"^flags\s*:.*\bhypervisor\b", system.text("proc/cpuinfo") or "", re.MULTILINE):
         maker = system.text("sys/class/dmi/id/sys_vendor") or "unknown maker"
-        told = f"this is a virtual machine ({maker}): the host keeps the processor's clocks and energy counters"
-        yield Finding("virtual machine", False, told, "tune on the host, or a GPU that is passed through")
+        words = f"this is a virtual machine ({maker}): the host keeps the processor's clocks and energy counters"
+        yield Finding("virtual machine", False, words, "tune on the host, or a GPU that is passed through")
 
 
 def _closed(system: System) -> Iterator[Finding]:
@@ -297,8 +297,8 @@ def _closed(system: System) -> Iterator[Finding]:
     if boot is not None and len(boot) == 5 and boot[4] == 1:
         secure = " under secure boot"
     if mode and mode[1] != "none":
-        told = f"kernel lockdown ({mode[1]}{secure}) closes debugfs, so a Jetson's memory clock cannot be locked"
-        yield Finding("lockdown", False, told, "boot without secure boot, or tune the other knobs")
+        words = f"kernel lockdown ({mode[1]}{secure}) closes debugfs, so a Jetson's memory clock cannot be locked"
+        yield Finding("lockdown", False, words, "boot without secure boot, or tune the other knobs")
     elif is_jetson(system) and system.mounts().get("/sys/kernel/debug", ("", ()))[0] not in ("debugfs", ""):
         yield Finding("debugfs", False, "something else is mounted over debugfs")
     elif is_jetson(system) and system.mounts() and "/sys/kernel/debug" not in system.mounts():
@@ -315,14 +315,14 @@ def _read_only(system: System) -> Iterator[Finding]:
 
 def _masked_powercap(system: System) -> Iterator[Finding]:
     if any(path.startswith("/sys/devices/virtual/powercap") for path in system.mounts()):
-        told = "something is mounted over powercap, as Docker does, so RAPL's counters are hidden"
-        yield Finding("powercap", False, told, "docker run --security-opt systempaths=unconfined")
+        words = "something is mounted over powercap, as Docker does, so RAPL's counters are hidden"
+        yield Finding("powercap", False, words, "docker run --security-opt systempaths=unconfined")
 
 
 def _clocks(system: System) -> Iterator[Finding]:
     if not system.found("sys/devices/system/cpu/cpufreq/policy[0-9]*"):
-        told = "the kernel has no cpufreq policy here, so processor clocks cannot be set"
-        yield Finding("cpufreq", False, told, "load the driver for this processor, or tune on bare metal")
+        words = "the kernel has no cpufreq policy here, so processor clocks cannot be set"
+        yield Finding("cpufreq", False, words, "load the driver for this processor, or tune on bare metal")
 
 
 def _nvidia(system: System) -> Iterator[Finding]:
@@ -330,12 +330,12 @@ def _nvidia(system: System) -> Iterator[Finding]:
     gpus = [path.parent.name for path in system.found("sys/bus/pci/devices/*/vendor") if _is_gpu(system, path.parent)]
     loaded = re.search(r"Module\D+\s(\d+(?:\.\d+)+)", system.text("proc/driver/nvidia/version") or "")
     if gpus and not loaded:
-        told = f"an NVIDIA GPU is at {gpus[0]}, but its driver is not loaded"
-        yield Finding("NVIDIA driver", False, told, "install the driver, or modprobe nvidia and read dmesg")
+        words = f"an NVIDIA GPU is at {gpus[0]}, but its driver is not loaded"
+        yield Finding("NVIDIA driver", False, words, "install the driver, or modprobe nvidia and read dmesg")
     libraries = {path.name.partition(".so.")[2] for pattern in _LIBRARIES for path in system.found(pattern)}
     if loaded and libraries and loaded[1] not in libraries:
-        told = f"version {loaded[1]} is loaded, but the library is {max(libraries)}: upgraded without a reboot"
-        yield Finding("NVIDIA driver", False, told, "reboot, or reload the nvidia modules")
+        words = f"version {loaded[1]} is loaded, but the library is {max(libraries)}: upgraded without a reboot"
+        yield Finding("NVIDIA driver", False, words, "reboot, or reload the nvidia modules")
 
 
 def _is_gpu(system: System, folder: object) -> bool:
@@ -348,5 +348,5 @@ def _at_boot(system: System) -> Iterator[Finding]:
     if _RESTORE_UNIT in enabled_units(system):
         yield Finding("restore at boot", True, f"{_RESTORE_UNIT} is started at boot")
     else:
-        told = f"{_RESTORE_UNIT} is not installed; what survives a reboot (a power mode) would stay after a crash"
-        yield Finding("restore at boot", None, told, "sudo polythrottle daemon install")
+        words = f"{_RESTORE_UNIT} is not installed; what survives a reboot (a power mode) would stay after a crash"
+        yield Finding("restore at boot", None, words, "sudo polythrottle daemon install")

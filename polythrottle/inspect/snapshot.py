@@ -182,9 +182,9 @@ class Scrubber:
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        told = {name for name in names if len(name) > 1 and name.lower() not in _COMMON and not name.isdigit()}
-        words = "|".join(re.escape(name) for name in sorted(told, key=len, reverse=True))
-        self._names = re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])", re.IGNORECASE) if told else None
+        personal = {name for name in names if len(name) > 1 and name.lower() not in _COMMON and not name.isdigit()}
+        words = "|".join(re.escape(name) for name in sorted(personal, key=len, reverse=True))
+        self._names = re.compile(rf"(?<![A-Za-z0-9])(?:{words})(?![A-Za-z0-9])", re.IGNORECASE) if personal else None
         self._seen: dict[str, dict[str, int]] = {}
 
     def text(self, text: str) -> str:
@@ -226,9 +226,9 @@ class Scrubber:
 def names_here() -> frozenset[str]:
     """Return the names of this machine and of the people who have accounts on it."""
     people = {each.pw_name for each in pwd.getpwall() if each.pw_uid >= _FIRST_USER_UID or each.pw_uid == os.getuid()}
-    told = {os.environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER")}
+    users = {os.environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER")}
     host = platform.node()
-    return frozenset(name for name in (*people, *told, host, host.partition(".")[0]) if name)
+    return frozenset(name for name in (*people, *users, host, host.partition(".")[0]) if name)
 
 
 # Takes a snapshot of a device: reads, scrubs, describes; writes nothing but the archive.

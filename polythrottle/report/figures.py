@@ -59,13 +59,13 @@ def plane(digest: Digest, energy: Scale) -> Figure:
     """
     metric = digest.latency_metric
     everything = (*digest.trials, *digest.presets)
-    seen = [(mark, value) for mark in everything if (value := mark.measurement.metric(metric)) is not None]
-    latency = Scale.of((value for _, value in seen), "s")
-    spots = [(value / latency.factor, mark.measurement.energy_j / energy.factor) for mark, value in seen]
+    drawn = [(mark, value) for mark in everything if (value := mark.measurement.metric(metric)) is not None]
+    latency = Scale.of((value for _, value in drawn), "s")
+    spots = [(value / latency.factor, mark.measurement.energy_j / energy.factor) for mark, value in drawn]
     limit = None
     if digest.latency_limit_s is not None:
         limit = digest.latency_limit_s / latency.factor
-    marks = [mark for mark, _ in seen]
+    marks = [mark for mark, _ in drawn]
     # One point at ten times the energy would squeeze all that is of interest into a corner.
     near = region(marks, spots)
     higher = 0

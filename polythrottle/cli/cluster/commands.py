@@ -168,9 +168,9 @@ def _steps(table: Path, test: Path | None) -> dict[str, Any]:
         else:
             records = unseen(rows, asked, live.counted)
     names = {(row.gpu, row.network.name) for row in rows}
-    seen = {row.network.name for row in asked or () if (row.gpu, row.network.name) in names}
+    measured = {row.network.name for row in asked or () if (row.gpu, row.network.name) in names}
     about = {"mape_published_protocol": leaking(rows) if asked is None else None, "notes": _lacking(rows, asked or ())}
-    return _document(records, test, seen) | about
+    return _document(records, test, measured) | about
 
 
 def _lacking(rows: "Sequence[StepRow]", asked: "Sequence[StepRow]") -> list[str]:
@@ -195,8 +195,8 @@ def _checkpoints(table: Path, test: Path | None) -> dict[str, Any]:
 
     rows = checkpoint_rows(table)
     asked = optional(checkpoint_rows, test)
-    seen = {row.network for row in asked or ()} & {row.network for row in rows}
-    return _document(checkpoints(rows, asked), test, seen) | {"mape_published_protocol": None, "notes": []}
+    networks = {row.network for row in asked or ()} & {row.network for row in rows}
+    return _document(checkpoints(rows, asked), test, networks) | {"mape_published_protocol": None, "notes": []}
 
 
 def _document(records: "list[PredictionRecord]", test: Path | None, seen: set[str]) -> dict[str, Any]:

@@ -229,8 +229,8 @@ def replay(
         # The record says that it was taken away; whoever holds it is not asked.
         if job.holding is Market.SPOT and not spot:
             job.holding = None
-        seen = Situation(now_s, job.done_s, work_s, deadline_s, delay_s, job.holding, spot, look_s)
-        _take(job, policy(seen), now_s, delay_s)
+        situation = Situation(now_s, job.done_s, work_s, deadline_s, delay_s, job.holding, spot, look_s)
+        _take(job, policy(situation), now_s, delay_s)
         until_s = _next_look_s(record, begin_s + now_s, look_s) - begin_s
         if job.holding:
             ends_s = max(now_s, job.ready_s) + work_s - job.done_s

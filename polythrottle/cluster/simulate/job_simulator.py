@@ -120,10 +120,10 @@ class Group:
         # machine.
         factor = self.silicon.draw(self.chance)
         if self.noise:
-            seen = factor * (1 + self.chance.gauss(0.0, self.noise))
+            calibrated = factor * (1 + self.chance.gauss(0.0, self.noise))
         else:
-            seen = factor
-        self._grades[machine] = (grade(seen), grade(factor))
+            calibrated = factor
+        self._grades[machine] = (grade(calibrated), grade(factor))
         self.starting.add(machine)
 
     def started(self, machine: int) -> bool:
@@ -364,10 +364,10 @@ class _Training:
             self.stale = True
             return
         # With a notice in time the group writes a last checkpoint, and only its forming is lost.
-        told = self.running and self.chance.random() < self.scenario.job.noticed
-        if self.running and not told:
+        noticed = self.running and self.chance.random() < self.scenario.job.noticed
+        if self.running and not noticed:
             self._undo()
-        self._form(self.scenario.job.checkpoint.stall_s if told else 0.0)
+        self._form(self.scenario.job.checkpoint.stall_s if noticed else 0.0)
 
     def _consider(self) -> None:
         """Let those who are ready in, if it pays now."""

@@ -140,8 +140,8 @@ class MeasuredBench:
         """
         with self._beside(case):
             times_s = list(self._answered())
-        told = Latency.of(times_s)
-        return replace(case, latency_s=told.mean_s, tail_s=told.p99_s)
+        latency = Latency.of(times_s)
+        return replace(case, latency_s=latency.mean_s, tail_s=latency.p99_s)
 
     def request(self, case: CoRun) -> CoRun:
         """Return a case with the latency of one query.
@@ -281,12 +281,12 @@ class PredictionError:
     @classmethod
     def of(cls, predictor: str, requests: int, model: Predictor, runs: Sequence[CoRun]) -> Self:
         """Return how far a model's predictions lie from measured co-runs."""
-        told = [(model.predict(run), run, took_s(run)) for run in runs]
-        off = [abs(each.mean_s / time_s - 1.0) for each, _, time_s in told]
-        within = [abs(each.mean_s - time_s) <= 2.0 * each.std_s for each, _, time_s in told]
+        predictions = [(model.predict(run), run, took_s(run)) for run in runs]
+        off = [abs(each.mean_s / time_s - 1.0) for each, _, time_s in predictions]
+        within = [abs(each.mean_s - time_s) <= 2.0 * each.std_s for each, _, time_s in predictions]
         tails = [
             abs(each.tail_s / run.tail_s - 1.0)
-            for each, run, _ in told
+            for each, run, _ in predictions
             if each.tail_s is not None and run.tail_s is not None
         ]
         tail = None

@@ -239,12 +239,12 @@ class Tail:
     @classmethod
     def fit(cls, runs: Sequence[CoRun]) -> Self | None:
         """Return what measured co-runs tell of tails; None if none does."""
-        told = cls(_CENTRE, np.diag(1.0 / _WIDTH**2))
+        posterior = cls(_CENTRE, np.diag(1.0 / _WIDTH**2))
         known = [run for run in runs if run.tail_s is not None]
         for run in known:
-            told = told._window(run, kept=1.0)
+            posterior = posterior._window(run, kept=1.0)
         if known:
-            return told
+            return posterior
         return None
 
     def ratio(self, run: CoRun) -> float:
@@ -274,9 +274,9 @@ class Tail:
     def _window(self, run: CoRun, kept: float) -> Self:
         assert run.tail_s is not None
         x = _features(run)
-        told = float(np.log(run.tail_s / took_s(run)))
+        ratio = float(np.log(run.tail_s / took_s(run)))
         precision = kept * self.precision + (1.0 - kept) * np.diag(1.0 / _WIDTH**2) + np.outer(x, x) / _TAIL_NOISE**2
-        off = told - float(x @ self.mean) - self.raised
+        off = ratio - float(x @ self.mean) - self.raised
         return replace(self, mean=self.mean + np.linalg.solve(precision, x) * off / _TAIL_NOISE**2, precision=precision)
 
 

@@ -131,9 +131,9 @@ class Guard:
             return self._changed(now_s, place=self.place + 1, patience=patience, shrunk=self.shrunk + 1)
         until_s = now_s + self.pause_s
         longer_s = min(_LONGEST_S, 2 * self.pause_s)
-        told = {"pause_s": longer_s, "until_s": until_s, "pauses": self.pauses + 1}
+        pause = {"pause_s": longer_s, "until_s": until_s, "pauses": self.pauses + 1}
         # Counted from the pause's end: while nothing is fine-tuned, calm says nothing of what may be dared.
-        return self._changed(until_s, patience=patience, **told)
+        return self._changed(until_s, patience=patience, **pause)
 
     def _daring(self, now_s: float) -> "Guard":
         """Aim a step higher; at the limit already, forget some of the care."""
@@ -311,11 +311,11 @@ def _judged(tended: SupervisedTrainer) -> dict[str, Any]:
     # In parts, because the trainer answers in seconds and there may be thousands of held-out samples.
     while not (verdict := tended.ask(lambda trainer: trainer.ask("validate", samples=_VALIDATED))["result"]):
         pass
-    told: dict[str, Any] = dict(verdict)
+    document: dict[str, Any] = dict(verdict)
     served = None
-    if told["holds"]:
+    if document["holds"]:
         served = tended.ask(lambda trainer: trainer.ask("swap"))
-    return {**told, "served": None if served is None else served["served"]}
+    return {**document, "served": None if served is None else served["served"]}
 
 
 def _rehearsed(device: Device, server: Server, tended: SupervisedTrainer, terms: Terms, lane: WorkerThread) -> Timings:

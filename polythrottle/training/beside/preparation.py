@@ -169,13 +169,13 @@ class Timings:
         return Option(self._point, services, tuple(map(self._slice, sizes)), beside)
 
     def _service(self, batch: int) -> Service:
-        seen = self._batches[batch]
-        if seen.joules is not None:
-            joules = seen.joules
+        sized = self._batches[batch]
+        if sized.joules is not None:
+            joules = sized.joules
         else:
-            joules = self._idle_w * seen.mean_s
+            joules = self._idle_w * sized.mean_s
         return Service(
-            self._point, batch, seen.mean_s, seen.mean_s, seen.tail_s, max(joules, 1e-9), max(0.0, self._idle_w)
+            self._point, batch, sized.mean_s, sized.mean_s, sized.tail_s, max(joules, 1e-9), max(0.0, self._idle_w)
         )
 
     def _slice(self, samples: int) -> Slice:
@@ -364,7 +364,7 @@ def _batches(device: Device, server: Server, timings: Timings, batch: int) -> No
 
 
 def _slices(device: Device, tended: SupervisedTrainer, timings: Timings, size: int) -> None:
-    seen = 0
+    counted = 0
     # One more than is counted: the first of a size allocates.
     for number in range(_SLICES + 1):
         if not tended.left:
@@ -374,8 +374,8 @@ def _slices(device: Device, tended: SupervisedTrainer, timings: Timings, size: i
         if number and done.samples == size:
             timings.trained(size, done.measured_s)
             timings.drew(samples=size, joules=device.read().energy_j - before.energy_j)
-            seen += 1
-    if not seen and tended.left:
+            counted += 1
+    if not counted and tended.left:
         timings.trained(done.samples, done.measured_s)
 
 

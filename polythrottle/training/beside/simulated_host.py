@@ -320,8 +320,8 @@ class SimulatedBench:
         noise = self._stream()
         factor, _ = noise.window()
         times_s = np.fromiter(islice(noise.queries(), _WINDOW), float) * factor * self.truth_s(case)
-        told = Latency.of(times_s.tolist())
-        return replace(case, latency_s=told.mean_s, tail_s=told.p99_s)
+        latency = Latency.of(times_s.tolist())
+        return replace(case, latency_s=latency.mean_s, tail_s=latency.p99_s)
 
     def request(self, case: CoRun) -> CoRun:
         """Return a case with the latency of one query."""

@@ -508,6 +508,6 @@ def _result(scene: Scene, terms: Terms, account: Account, notes: tuple[str, ...]
     ran = (title, True, terms.policy, str(terms.arrivals), terms.slo_s, account.span_s)
     if terms.policy != ALONE:
         notes = (*notes, f"{account.samples} of {done} samples were trained while requests came")
-    told = Result(*ran, *counts, account.energy_j, "simulated", "the whole board", notes)
-    told = replace(told, arrived_s=account.arrived_s, slices_s=account.slices_s)
-    return replace(told, hours=None if terms.hours is None else str(terms.hours), power_cap_w=terms.power_w)
+    result = Result(*ran, *counts, account.energy_j, "simulated", "the whole board", notes)
+    result = replace(result, arrived_s=account.arrived_s, slices_s=account.slices_s)
+    return replace(result, hours=None if terms.hours is None else str(terms.hours), power_cap_w=terms.power_w)

@@ -265,9 +265,9 @@ class Membership:
             )
             if self._may_form(now_s):
                 self._form(now_s)
-        told = self._untold
+        events = self._untold
         self._untold = []
-        return told
+        return events
 
     def _lose_silent(self, now_s: float) -> None:
         limit_s = self.rules.beat_s * self.rules.missed

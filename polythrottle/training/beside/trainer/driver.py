@@ -164,8 +164,8 @@ class Trainer:
             raise StorageError(f"no trainer can be started in {folder}: {err.strerror}") from err
         self._line = Channel(ours, MOST_ANSWER)
         try:
-            told = self.ask("hello", self._start_s, task=self.task.document())
-            return _hello(told)
+            hello = self.ask("hello", self._start_s, task=self.task.document())
+            return _hello(hello)
         except BaseException:
             self.kill()
             raise

@@ -201,8 +201,8 @@ class RequestHandler:
             raise InvalidInput(f"there is no verb {str(verb)[:40]!r}; there are {', '.join(verbs)} and stop")
         do, form = verbs[verb]
         if set(given) != set(form) or any(type(given[name]) is not kind for name, kind in form.items()):
-            told = ", ".join(f"{name} ({kind.__name__})" for name, kind in form.items()) or "nothing"
-            raise InvalidInput(f"{verb} takes {told}")
+            expected = ", ".join(f"{name} ({kind.__name__})" for name, kind in form.items()) or "nothing"
+            raise InvalidInput(f"{verb} takes {expected}")
         return do(**given)
 
     def _hello(self, task: dict[str, Any]) -> dict[str, Any]:

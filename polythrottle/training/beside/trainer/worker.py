@@ -106,8 +106,8 @@ def open_job(task: Task) -> Opened:
         return _begun(task, folder, listing)
     classes = known.classes
     if odd := known.task.differences(task):
-        told = ", ".join(f"{name} {getattr(known.task, name)!r}, not {getattr(task, name)!r}" for name in odd)
-        raise InvalidInput(f"{folder} holds another job ({told}); give the same words or another folder")
+        differences = ", ".join(f"{name} {getattr(known.task, name)!r}, not {getattr(task, name)!r}" for name in odd)
+        raise InvalidInput(f"{folder} holds another job ({differences}); give the same words or another folder")
     base = next((folder / f"base{suffix}" for suffix in (ARCHIVE, SCRIPT) if (folder / f"base{suffix}").exists()), None)
     if base is None:
         raise BadFile(f"{folder} lacks the model its job began with; begin a new job in another folder")
@@ -282,8 +282,8 @@ class Worker:
             loss = self._end_step()
             if write:
                 self.save()
-        told = {"samples": len(rows), "of": of, "loss": loss, "left_out": self._named(unread), **self.standing()}
-        return {"took_s": time.perf_counter() - start_s, **told}
+        document = {"samples": len(rows), "of": of, "loss": loss, "left_out": self._named(unread), **self.standing()}
+        return {"took_s": time.perf_counter() - start_s, **document}
 
     def _gather(self, rows: list[int]) -> dict[int, str]:
         """Gather some rows, in halves where memory does not hold them at once; return why some could not be read."""
@@ -354,8 +354,8 @@ class Worker:
         notices = self._notices[:_TOLD]
         self._notices = self._notices[_TOLD:]
         place = {"step": self.place.step, "epoch": self.place.epoch, "position": self.place.position}
-        told = {"finished": self.finished, "halved_to": self.most, "notices": notices, "written": self._saved}
-        return {**place, "at": self.at, **told}
+        document = {"finished": self.finished, "halved_to": self.most, "notices": notices, "written": self._saved}
+        return {**place, "at": self.at, **document}
 
     def _named(self, unread: Mapping[int, str]) -> list[dict[str, str]]:
         files = self.epoch.listing.samples

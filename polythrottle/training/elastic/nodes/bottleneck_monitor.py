@@ -266,18 +266,18 @@ class BottleneckMonitor:
 
     def _learn(self, member: Member) -> None:
         """Keep what a node's own work takes at its best, at its default clocks: the middle of three windows or more."""
-        seen = self._seen[member.name]
+        samples = self._seen[member.name]
         key = (member.name, member.pace.network)
-        if len(seen.windows) < _FEWEST_STEPS or not member.slowdown:
+        if len(samples.windows) < _FEWEST_STEPS or not member.slowdown:
             return
-        newest = list(seen.windows)[-_FEWEST_STEPS:]
+        newest = list(samples.windows)[-_FEWEST_STEPS:]
         work_s = median(_work_s(each) for each in newest) / member.slowdown
         self._best_s[key] = min(work_s, self._best_s.get(key, work_s))
 
     def _node(self, member: Member, middle: Mapping[tuple[str, str], float]) -> NodeMeasurement:
-        seen = self._seen[member.name]
-        work_s = seen.work_s
-        waiting = min(1.0, seen.data_s / seen.own_s)
+        samples = self._seen[member.name]
+        work_s = samples.work_s
+        waiting = min(1.0, samples.data_s / samples.own_s)
         usual_s = work_s if member.slowdown is None else self._usual_s(member, middle)
         ingest = None
         if waiting > self.terms.threshold:

@@ -280,12 +280,12 @@ def judged(windows: Sequence[StepWindow], knowledge: Knowledge, wanted: Cap | No
             factor,
             "no cap it knows of would let it keep up with the others for fewer joules",
         )
-    seen = [window for window in windows if window.limit_w == wanted.limit_w]
-    if len(seen) < WINDOWS:
+    under_cap = [window for window in windows if window.limit_w == wanted.limit_w]
+    if len(under_cap) < WINDOWS:
         return NewcomerDecision(
-            NewcomerStep.VERIFYING, wanted, factor, f"{len(seen)} of {WINDOWS} windows at {wanted.limit_w:g} W"
+            NewcomerStep.VERIFYING, wanted, factor, f"{len(under_cap)} of {WINDOWS} windows at {wanted.limit_w:g} W"
         )
-    return _verified(seen[-WINDOWS:], settled, step_s, wanted, factor, knowledge, default)
+    return _verified(under_cap[-WINDOWS:], settled, step_s, wanted, factor, knowledge, default)
 
 
 def told(node: str, knowledge: Knowledge, windows: Sequence[StepWindow]) -> NodeReport:
@@ -319,8 +319,8 @@ def explored(
     if not looks or looks[0].limit_w is not None:
         return verdict
     default = looks[0]
-    seen = {look.limit_w for look in looks}
-    begun = next((window.limit_w for window in reversed(windows) if window.limit_w not in seen), None)
+    limits_w = {look.limit_w for look in looks}
+    begun = next((window.limit_w for window in reversed(windows) if window.limit_w not in limits_w), None)
     wanted = begun or exploring.next_limit_w(looks, age_s, _length_s(windows) * WINDOWS)
     if wanted is not None:
         words = f"nobody has looked at {wanted:g} W; what is left of this node's life is expected to pay for it"

@@ -195,9 +195,9 @@ class Pacing:
             self.barrier_s = None
             return {}
         self.barrier_s = max(known.values()) * self._stretch
-        seen = [seen_s for name in known if (seen_s := self.nodes[name].mean_s(_whole)) is not None]
-        if len(known) > 1 and seen:  # who says it is slower than the job's own steps slows nobody down
-            self.barrier_s = min(self.barrier_s, max(median_low(seen), sorted(known.values())[-2]) * self._stretch)
+        steps_s = [seen_s for name in known if (seen_s := self.nodes[name].mean_s(_whole)) is not None]
+        if len(known) > 1 and steps_s:  # who says it is slower than the job's own steps slows nobody down
+            self.barrier_s = min(self.barrier_s, max(median_low(steps_s), sorted(known.values())[-2]) * self._stretch)
         middle = self._middle()
         nodes = {name: (own_s, caps) for name, own_s in known.items() if len(caps := self._caps_of(name, middle)) > 1}
         return meeting(nodes, self.barrier_s)

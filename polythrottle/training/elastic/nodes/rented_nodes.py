@@ -115,10 +115,10 @@ class RentedNodes:
             return
         self._looked_s = self.clock.now()
         try:
-            seen = provider.seen()
+            standing = provider.seen()
             for ticket in sorted(self._wanted):
-                self._consider(provider, seen[ticket], say)
-                self._welcome(seen[ticket])
+                self._consider(provider, standing[ticket], say)
+                self._welcome(standing[ticket])
             if self.successions is not None and not self._over():
                 self._succeed(provider, self.successions, say)
         except DeviceError as error:

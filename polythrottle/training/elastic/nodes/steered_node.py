@@ -472,10 +472,10 @@ class SteeredNode:
         after = self.reading = self.board.read()
         if self._before is not None:
             self.power_w = _mean_w(self._before, after)
-            seen = window(self._limit_w, self._before, after, self._done if self._timed else self._done.count)
+            ended = window(self._limit_w, self._before, after, self._done if self._timed else self._done.count)
             # The first window under another cap holds the change itself, in which clocks and power still move.
-            if seen is not None and not self._dropped:
-                self._keep(seen)
+            if ended is not None and not self._dropped:
+                self._keep(ended)
             self._dropped = False
         self.verdict = self._judged(after.time_s)
         self._hold(self.verdict.cap.limit_w)
