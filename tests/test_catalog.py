@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from polythrottle.catalog import Board, load_board, load_model, names
+from polythrottle.catalog import Board, is_language_model, load_board, load_model, names
 from polythrottle.catalog.documents import catalogue_dir
 from polythrottle.domain.backports import tomllib
 from polythrottle.domain.errors import BadFile, InvalidInput, UnknownName
 
 BOARDS = tuple(names("devices"))
-MODELS = tuple(names("profiles/workloads"))
+NAMES = tuple(names("profiles/workloads"))
+MODELS = tuple(name for name in NAMES if not is_language_model(name))
 JETSONS = tuple(name for name in BOARDS if name.startswith("jetson"))
 
 

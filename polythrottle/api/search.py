@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from polythrottle.api.experiments import IDLE_S, Watcher, energy, measure, notes, study_progress, sweep
 from polythrottle.api.outcome import Tuning, conclude, find_study, usual_path
 from polythrottle.backends.meters import unmetered
+from polythrottle.domain.arrivals import SelfPaced
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
 from polythrottle.domain.measurement import EXTRAS, METRICS, EnergyKind, Window
 from polythrottle.domain.ports import Device, Meter, Optimizer, Workload
@@ -493,17 +494,17 @@ def _problem(board: Device, served: Workload, slo: Sequence[str], window: Window
         if reference and constraint.metric not in reference:
             known = ", ".join(reference)
             raise InvalidInput(f"{constraint}: {board.title} records no {constraint.metric}; it has {known}")
-    _check_simulated(unmetered(board), constraints)
+    _check_simulated(unmetered(board), served, constraints)
     used = {constraint.metric for constraint in constraints if constraint.relative}
     kept = {metric: value for metric, value in reference.items() if metric in used}
     return Problem(board.space * served.space, constraints, board.uri, served.uri, kept, window)
 
 
-def _check_simulated(board: Device, constraints: Sequence[Constraint]) -> None:
+def _check_simulated(board: Device, served: Workload, constraints: Sequence[Constraint]) -> None:
     """Check, before any trial, that a simulation has what the limits are on."""
     from polythrottle.backends.simulated import SimulatedDevice
 
-    if not isinstance(board, SimulatedDevice):
+    if not isinstance(board, SimulatedDevice) or isinstance(served, SelfPaced):
         return
     for constraint in constraints:
         if constraint.metric in EXTRAS:

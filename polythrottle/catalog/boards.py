@@ -202,6 +202,74 @@ class Simulation:
     actuation: Actuation
 
 
+@dataclass(frozen=True)
+class LanguageSimulation:
+    """How a GPU runs the steps of a language-model engine; the equations are in ``backends/simulated/token_steps``.
+
+    Args:
+        flops_per_s: Half-precision operations at the top clock, without sparsity.
+        bandwidth_bytes_per_s: Peak of the memory.
+        gemm_efficiency: Share of ``flops_per_s`` that matrix products of long prompts reach.
+        attention_efficiency: The same of the attention of prompts.
+        weight_stretch: Time that reading dense weights takes, over that at the peak bandwidth.
+        expert_stretch: The same of experts, and ``context_stretch`` of keys and values.
+        context_stretch: See ``expert_stretch``.
+        expert_spread: By how much longer the GPU with the most to do takes where whole experts are spread over a group.
+        link_bytes_per_s: Rate at which GPUs of a group exchange what they sum.
+        exchange_s: What each such exchange takes besides.
+        layer_s: What each layer takes besides, such as launches and norms.
+        expert_layer_s: What each layer with experts takes besides.
+        fp8_expert_layer_s: What it takes besides with weights of eight bits.
+        sequence_s: What each sequence takes in a step, such as sampling.
+        step_s: What each step takes.
+        memory_clock_share: Share of the time that moves bytes which follows the SM clock.
+        layer_clock_share: The same of layers.
+        sequence_clock_share: The same of sequences.
+        idle_w: Power with the engine loaded and nothing to do.
+        active_w: Power besides while a step runs at the top clock.
+        memory_w: Power besides at the full bandwidth.
+        compute_w: Power besides at the full arithmetic rate and the top clock's voltage.
+        knee: Share of the top clock from which voltage rises.
+        swing: Voltage at the top clock over that below the knee.
+        lowest: Share of the top clock below which no cap goes.
+        fp8: Whether eight-bit weights are computed with at twice the rate.
+    """
+
+    flops_per_s: float
+    bandwidth_bytes_per_s: float
+    gemm_efficiency: float
+    attention_efficiency: float
+    weight_stretch: float
+    expert_stretch: float
+    context_stretch: float
+    expert_spread: float
+    link_bytes_per_s: float
+    exchange_s: float
+    layer_s: float
+    expert_layer_s: float
+    fp8_expert_layer_s: float
+    sequence_s: float
+    step_s: float
+    memory_clock_share: float
+    layer_clock_share: float
+    sequence_clock_share: float
+    idle_w: float
+    active_w: float
+    memory_w: float
+    compute_w: float
+    knee: float
+    swing: float
+    lowest: float = 0.1
+    fp8: bool = False
+
+    def __post_init__(self) -> None:
+        _above_zero(self, "flops_per_s", "bandwidth_bytes_per_s", "gemm_efficiency", "attention_efficiency")
+        _above_zero(self, "link_bytes_per_s", "idle_w", "active_w", "lowest")
+        shares = (self.memory_clock_share, self.layer_clock_share, self.sequence_clock_share)
+        if any(share > 1 for share in shares) or not 0 < self.knee < 1 <= self.swing:
+            raise InvalidInput("clock shares are shares, and a voltage curve needs 0 < knee < 1 <= swing")
+
+
 # Boards: what can be set on a device, in which combinations, what its rails are, and the figures that simulate it.
 
 MOST_LEVELS = 10_000
@@ -321,6 +389,7 @@ class Board:
         dependent: Rules between a level of one knob and the range of another.
         presets: The vendor's named points, over all knobs.
         simulation: Coefficients of the simulator, if there are any.
+        language: Coefficients with which it simulates a language-model engine, if there are any.
     """
 
     name: str
@@ -334,6 +403,7 @@ class Board:
     dependent: tuple[Dependent, ...] = ()
     presets: Mapping[str, OperatingPoint] = field(default_factory=dict)
     simulation: Simulation | None = None
+    language: LanguageSimulation | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("jetson", "card"):

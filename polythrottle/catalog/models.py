@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from polythrottle.catalog.boards import PRECISIONS
 from polythrottle.catalog.documents import locate, read_document
+from polythrottle.catalog.language_models import MARK
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.space import BATCH_SIZE, Knob, SearchSpace
 
@@ -99,6 +100,10 @@ def load_model(name: str) -> Model:
     Raises:
         UnknownName: If there is no such file; names the nearest.
         BadFile: If the file does not hold what it should; names the key and what was expected.
+        InvalidInput: If it describes a language model.
     """
     given: Mapping[str, object] = {"name": name}
-    return read_document(locate("profiles/workloads", "workload", name)).fill(Model, **given)
+    document = read_document(locate("profiles/workloads", "workload", name))
+    if MARK in document.values:
+        raise InvalidInput(f"{name} is a language model; tune, sweep and measure serve it on a simulated card")
+    return document.fill(Model, **given)

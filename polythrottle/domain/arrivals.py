@@ -13,10 +13,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from polythrottle.domain.backports import removesuffix
 from polythrottle.domain.errors import InvalidInput, UnknownName
@@ -25,6 +25,8 @@ from polythrottle.domain.units import parse_quantity
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from polythrottle.domain.measurement import Query
 
 _LEAST_PER_S = 1e-4
 _MOST_PER_S = 1e6
@@ -45,6 +47,21 @@ _BURSTS_A_DAY = 12
 _BURST_PEAK = 1.8
 _BURST_PART = 1 / 200
 """Of a day: how many bursts on average, by how much they raise the rate, and what part of the day one lasts."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request as it comes.
+
+    Args:
+        time_s: When, from the beginning.
+        prompt_tokens: Of its prompt; None if nobody says.
+        output_tokens: Of its answer; None if nobody says.
+    """
+
+    time_s: float
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +129,18 @@ class Arrivals:
             BadFile: If a recorded trace cannot be read or understood.
         """
         return None
+
+    def calls(self, seed: int) -> Iterator[Call] | None:
+        """Return the requests with the lengths that a trace records, if one does; None for the closed loop.
+
+        Args:
+            seed: As for `times`.
+
+        Raises:
+            BadFile: If a recorded trace cannot be read or understood.
+        """
+        times = self.times(seed)
+        return None if times is None else map(Call, times)
 
     def __str__(self) -> str:
         return "closed"
@@ -402,6 +431,23 @@ class Trace(_Open):
 
     def __str__(self) -> str:
         return f"trace:{self.file}@{self._rate_text}"
+
+
+@runtime_checkable
+class SelfPaced(Protocol):
+    """A workload that exists in virtual time and has a queue of its own, with many requests in flight at once."""
+
+    def served(self, arrivals: Arrivals, seed: int, timeout_s: float) -> Generator[Query, None, None]:
+        """Yield requests in the order in which they are answered, each when it is.
+
+        Args:
+            arrivals: When they come.
+            seed: Of the arrivals.
+            timeout_s: How long nothing may come.
+
+        Raises:
+            TrialError: If nothing comes for that long, or a request cannot be served.
+        """
 
 
 _KINDS: dict[str, type[_Open]] = {"uniform": Uniform, "poisson": Poisson, "burst": Burst, "day": Day, "trace": Trace}

@@ -72,6 +72,8 @@ class Query:
         more: Whether what answered this one has answered another already, which comes next.
         lumped: Whether all that it says came in one moment, as from a server or a proxy that holds tokens back.
         step_s: What its latency may be off by because it was told in so many decimal places only.
+        prompt_tokens: How many tokens its prompt had, where it has any.
+        gaps_s: The times between its tokens, where each of them is known.
 
     Raises:
         InvalidInput: If the latency is not a positive, finite time, there are no items, or the rest makes no sense.
@@ -86,6 +88,8 @@ class Query:
     more: bool = False
     lumped: bool = False
     step_s: float = 0.0
+    prompt_tokens: int | None = None
+    gaps_s: Sequence[float] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.latency_s) and self.latency_s > 0) or self.items < 1:
@@ -165,16 +169,22 @@ METRICS: Mapping[str, str] = {
     "ttft_p99": "s",
     "tpot_p50": "s",
     "tpot_p99": "s",
+    "itl_p50": "s",
+    "itl_p99": "s",
     "tokens_per_j": "per_j",
 }
-"""The quantities an SLO can bound, and the unit each is held in; time to first token is ttft, time per token tpot."""
+"""The quantities an SLO can bound, and the unit each is held in.
+
+Time to the first token is ttft, time per token after it tpot, the time between two tokens itl.
+"""
 FLOORS = frozenset({"throughput", "tokens_per_j"})
 """Those of them that an SLO bounds from below."""
 UNTOLD: Mapping[str, str] = dict.fromkeys(
-    ("tpot_p50", "tpot_p99"), " (it is known only where the tokens of an answer come one after another)"
+    ("tpot_p50", "tpot_p99", "itl_p50", "itl_p99"),
+    " (it is known only where the tokens of an answer come one after another)",
 )
 """Why those of them that can be unknown where others are known may be."""
-EXTRAS = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "tokens_per_j")
+EXTRAS = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p50", "itl_p99", "tokens_per_j")
 """Those of them that only some workloads have."""
 
 

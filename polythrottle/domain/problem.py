@@ -58,7 +58,7 @@ class Constraint:
         match = _RELATION.fullmatch(text)
         if match is None:
             raise InvalidInput(f"{text!r} is not an SLO; {_GRAMMAR}")
-        metric = match[1].lower()
+        metric = match[1].lower().removeprefix("e2e_")
         sign = ">=" if match[2][0] in ">≥⩾" else "<="
         quantity = match[3]
         if metric not in METRICS:

@@ -17,7 +17,7 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from polythrottle.domain.arrivals import Arrivals
+from polythrottle.domain.arrivals import Arrivals, SelfPaced
 from polythrottle.domain.clock import Clock, Thread, VirtualClock
 from polythrottle.domain.errors import TrialError, Unanswered
 from polythrottle.domain.measurement import Query
@@ -199,6 +199,14 @@ def back_to_back(workload: Workload, clock: Clock, ledger: Ledger) -> Generator[
         ledger.landed += 1
         ledger.cpu_s += time.thread_time() - begun_s if elsewhere else 0.0
         yield query if query.start_s is not None else replace(query, start_s=started_s)
+
+
+def counted(queries: Generator[Query, None, None], ledger: Ledger) -> Generator[Query, None, None]:
+    """Yield requests of a workload that sends them itself, and count them."""
+    for query in queries:
+        ledger.sent += 1
+        ledger.landed += 1
+        yield query
 
 
 def in_turn(
@@ -494,8 +502,10 @@ def drive(
     Raises:
         BadFile: If the arrivals are a recorded trace that cannot be read.
     """
-    times = arrivals.times(seed)
     ledger = Ledger()
+    if isinstance(workload, SelfPaced):
+        return Load(counted(workload.served(arrivals, seed, timeout_s), ledger), ledger)
+    times = arrivals.times(seed)
     real = not isinstance(clock, VirtualClock)
     if real and isinstance(workload, Concurrent) and (times is not None or workload.concurrency > 1):
         queries = in_flight(workload, times, clock, ledger, batch, timeout_s)

@@ -307,6 +307,10 @@ def _extras(seen: ObservedWindow, joules: EnergyEstimate) -> dict[str, float]:
         if values.size:
             p50, p99 = np.quantile(values, [0.5, 0.99], method="inverted_cdf").tolist()
             found |= {f"{name}_p50": p50, f"{name}_p99": p99}
+    gaps_s = [np.asarray(query.gaps_s) for query in seen.queries if len(query.gaps_s)]
+    if gaps_s:
+        p50, p99 = np.quantile(np.concatenate(gaps_s), [0.5, 0.99], method="inverted_cdf").tolist()
+        found |= {"itl_p50": p50, "itl_p99": p99}
     if seen.tokens:
         found["tokens_per_j"] = 1 / joules.token_j
     return found

@@ -374,7 +374,7 @@ class Setup:
         )
 
     def _serve_simulated(self, device: "SimulatedDevice", name: str | None) -> Workload:
-        from polythrottle.catalog import load_model
+        from polythrottle.catalog import is_language_model, load_language_model, load_model
 
         if name is None:
             raise InvalidInput(f"say what {device.title} serves: --workload {', '.join(names('profiles/workloads'))}")
@@ -385,6 +385,10 @@ class Setup:
             )
         if self.inputs or self.threads:
             raise InvalidInput("a simulated board has no --input and no --threads; they belong to real models")
+        if is_language_model(name):
+            if self.batch_sizes:
+                raise InvalidInput(f"{name} batches as its engine does; leave --batch out (concurrency is searched)")
+            return device.serve_language(load_language_model(name))
         model = load_model(name)
         sizes = self.batch_sizes or model.batch_sizes
         default = model.batch_default if model.batch_default in sizes else min(sizes)

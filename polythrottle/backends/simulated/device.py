@@ -13,8 +13,12 @@ import numpy as np
 from typing_extensions import Self
 
 from polythrottle.backends.simulated.engine import Engine
-from polythrottle.backends.simulated.physics import Noise, QueryCycle, static_w, typical, warmed_c
+from polythrottle.backends.simulated.language_model import SimulatedLanguageModel
+from polythrottle.backends.simulated.physics import Noise, QueryCycle, static_w, sustainable_w, typical, warmed_c
+from polythrottle.backends.simulated.token_server import Step, TokenServer
+from polythrottle.backends.simulated.token_steps import StepPhysics
 from polythrottle.catalog.boards import Board
+from polythrottle.catalog.language_models import LanguageModel
 from polythrottle.catalog.models import Model
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import InvalidInput, KnobRejected
@@ -144,6 +148,9 @@ class State:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._gpus = 1
+        self._engine_idle_w: float | None = None
+        self._running_hz: float | None = None
         self.clock = BoardClock(self._idle)
         self.reset(engine.board.default)
 
@@ -184,6 +191,10 @@ class State:
     def _idle(self, duration_s: float) -> None:
         self._last = None
         self._waited_s += duration_s
+        self._running_hz = None
+        if self._engine_idle_w is not None:
+            self._spend(self._engine_idle_w * self.factors[1], duration_s)
+            return
         self._draw(self._idle_w * duration_s, duration_s, 1.0)
 
     def serve(self, model: Model, batch_size: int, factor: float) -> float:
@@ -216,6 +227,41 @@ class State:
         self._hot = self._temperature_c >= heat.limit_c - (_RECOVERY_C if self._hot else 0.0)
         self.clock.advance(duration_s)
 
+    def host(self, physics: StepPhysics, gpus: int) -> None:
+        """Hold a language-model engine from now on, on so many of these cards; what is read is of all of them."""
+        self._gpus = gpus
+        self._engine_idle_w = physics.idle_w() * gpus
+
+    def step(self, physics: StepPhysics, server: TokenServer, factor: float) -> Step:
+        """Run the next step of an engine at the levels that are set.
+
+        Args:
+            physics: Of its steps.
+            server: Which has something to compute.
+            factor: On the step's time.
+        """
+        cap_w = self._engine.cap_w(self._columns).item()
+        if self._hot:
+            cap_w = min(cap_w, sustainable_w(self._engine.simulation.thermal))
+        clocks = self._engine.clocks(self._columns)
+        memory_share = clocks.memory_hz.item() / self._engine.tops.memory_hz
+        work, pieces = server.plan()
+        duration_s, power_w, gpu_hz = physics.run(work, clocks.gpu_max_hz.item(), cap_w, memory_share)
+        time, power = self.factors
+        ran = (duration_s * time * factor, power_w * power, gpu_hz)
+        step = server.advance(self.clock.now(), work, pieces, ran)
+        self._spend(step.power_w, step.duration_s)
+        self._running_hz = gpu_hz
+        return step
+
+    def _spend(self, power_w: float, duration_s: float) -> None:
+        """Draw a power that counts everything for a while."""
+        heat = self._engine.simulation.thermal
+        self._energy_j += power_w * duration_s
+        self._temperature_c = warmed_c(heat, self._temperature_c, power_w / self._gpus, duration_s)
+        self._hot = self._temperature_c >= heat.limit_c - (_RECOVERY_C if self._hot else 0.0)
+        self.clock.advance(duration_s)
+
     def reading(self) -> Reading:
         """Return energy so far, temperature, clocks, and whether heat slows the board down, now.
 
@@ -223,6 +269,8 @@ class State:
         """
         clocks = self._engine.clocks(self._columns)
         gpu_hz = clocks.gpu_min_hz.item() if self._last is None else self._last.gpu_hz
+        if self._running_hz is not None:
+            gpu_hz = self._running_hz
         running = {
             "gpu": round(gpu_hz),
             "mem": round(clocks.memory_hz.item()),
@@ -422,6 +470,19 @@ class SimulatedDevice:
         except InvalidInput as err:
             raise InvalidInput(f"{self._board.title} cannot serve {model.title}: {err}") from err
         return SimulatedWorkload(model, model.space(self._board.memory_bytes), self._answer)
+
+    def serve_language(self, model: LanguageModel) -> SimulatedLanguageModel:
+        """Return the workload that serves a language model on as many of these boards as it asks for.
+
+        Raises:
+            InvalidInput: If the board has no coefficients for it, or the model does not fit.
+        """
+        served = SimulatedLanguageModel(model, self._board, self._step, self._state.clock)
+        self._state.host(served.physics, model.gpus)
+        return served
+
+    def _step(self, physics: StepPhysics, server: TokenServer) -> Step:
+        return self._state.step(physics, server, next(self._queries) if self._noise else 1.0)
 
     def _answer(self, model: Model, batch_size: int) -> Query:
         factor = next(self._queries) if self._noise else 1.0

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from polythrottle.api.outcome import show_point
 from polythrottle.backends import find_device, open_device
-from polythrottle.catalog import load_board, load_model, names
+from polythrottle.catalog import is_language_model, load_board, load_language_model, load_model, names
 from polythrottle.cli.output import grid
 from polythrottle.cli.render.console import Unpadded, plain_console
 from polythrottle.domain.errors import PolythrottleError
@@ -30,7 +30,10 @@ def listing() -> dict[str, Any]:
         for board in boards
         if board.simulation is not None
     ]
-    models = [load_model(name) for name in names("profiles/workloads")]
+    models = [
+        load_language_model(name) if is_language_model(name) else load_model(name)
+        for name in names("profiles/workloads")
+    ]
     return {
         "devices": [*here, *simulated],
         "workloads": [{"name": model.name, "title": model.title, "precision": model.precision} for model in models],
