@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, Request, 
 from polythrottle.backends.simulated.token_steps import StepPhysics, StepWork
 from polythrottle.catalog import is_language_model, load_board, load_language_model, load_model, names
 from polythrottle.domain.arrivals import CLOSED, Arrivals, SelfPaced
-from polythrottle.domain.errors import InvalidInput, KnobRejected, TrialError
+from polythrottle.domain.errors import BadFile, InvalidInput, KnobRejected, TrialError
 from polythrottle.domain.measurement import Window
 from polythrottle.domain.ports import Workload
 from polythrottle.domain.space import OperatingPoint
@@ -237,3 +238,35 @@ def test_every_shipped_language_model_fits_an_h100(name: str) -> None:
     assert model.blocks(8e10, BLOCK_TOKENS) * BLOCK_TOKENS >= model.lengths.longest
     with pytest.raises(InvalidInput, match="windowed layers"):
         replace(model, window_layers=model.layers + 1)
+
+
+def test_a_trace_with_tokens_says_how_long_its_requests_are(tmp_path: Path) -> None:
+    """Requests come as recorded, with their own lengths, again and again; without a rate at the one recorded."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,10,2\n1,20,3\n2,30,4\n3,40,5\n")
+    arrivals = Arrivals.parse(f"trace:{trace}")
+    assert str(arrivals) == f"trace:{trace}@1/s"
+    calls = list(itertools.islice(arrivals.calls(0) or (), 12))
+    lengths = [(call.prompt_tokens, call.output_tokens) for call in calls]
+    recorded = [(10, 2), (20, 3), (30, 4), (40, 5)]
+    begin = recorded.index((calls[0].prompt_tokens or 0, calls[0].output_tokens or 0))
+    assert lengths == (recorded * 4)[begin : begin + 12]
+    served = _served(_device())
+    queries = list(itertools.islice(served.served(arrivals, 0, 60.0), 6))
+    assert {(query.prompt_tokens, query.tokens) for query in queries} == set(recorded)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("arrival_s,prompt_tokens\n0,1\n1,2\n", "tokens of prompts or of answers, and not both"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,1,1\n1,2.5,1\n", "line 3: prompt_tokens is no whole number"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,1,0\n1,2,1\n", "line 2"),
+    ],
+)
+def test_a_trace_with_strange_tokens_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    """One line says where and why."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text(text)
+    with pytest.raises(BadFile, match=problem):
+        Arrivals.parse(f"trace:{trace}@1/s").calls(0)

@@ -7,12 +7,15 @@
 ``burst:30/s?peak=5&share=0.1&length=2s``  Poisson at a rate that switches between two values; see `Burst`
 ``day:30/s?length=5min``              Poisson at a rate that rises and falls as on a day, with bursts; see `Day`
 ``trace:FILE@30/s``                   as recorded in a CSV file, gzipped or not, stretched to a rate; see `Trace`
+``trace:FILE``                        at the rate at which it was recorded
 ====================================  ==================================================================
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -400,7 +403,8 @@ class Trace(_Open):
     """As recorded in a CSV file, stretched in time to a mean rate, begun anywhere, and repeated when it ends.
 
     The file names its columns in its first line. One is called ``arrival_s``, ``timestamp``, ``time_ms`` or the like
-    and holds numbers (seconds, unless its name ends in ``_ms``, ``_us`` or ``_ns``) or ISO dates, oldest first.
+    and holds numbers (seconds, unless its name ends in ``_ms``, ``_us`` or ``_ns``) or ISO dates, oldest first. Columns
+    ``prompt_tokens`` and ``output_tokens`` say how long the requests to a language model are.
 
     Args:
         rate_per_s: Mean over the whole trace, per second.
@@ -412,11 +416,14 @@ class Trace(_Open):
     @classmethod
     def _parsed(cls, rest: str) -> Arrivals:
         file, at, rate = rest.rpartition("@")
-        if not at or not file:
+        if at and file:
+            return cls(_rate(rate), file)
+        if at or not rest or re.fullmatch(r"[\d.]+ */ *\w+", rest):
             raise InvalidInput(
-                f"'trace:{rest[:60]}' needs a file and a rate; write for example trace:arrivals.csv@30/s"
+                f"'trace:{rest[:60]}' needs a file and a rate, or a file alone; write for example "
+                f"trace:arrivals.csv@30/s, or trace:arrivals.csv for the rate it was recorded at"
             )
-        return cls(_rate(rate), file)
+        return cls(_recorded_rate(Path(rest)), rest)
 
     def times(self, seed: int) -> Iterator[float]:
         """Return when queries are meant to be sent; see `Arrivals.times`.
@@ -428,6 +435,26 @@ class Trace(_Open):
         from polythrottle.storage.arrival_trace import recorded
 
         return _repeated(recorded(Path(self.file)), self.rate_per_s, _random(seed).random())
+
+    def calls(self, seed: int) -> Iterator[Call]:
+        """Return the requests, with the lengths of their prompts and answers where the file holds them.
+
+        Raises:
+            BadFile: If the file cannot be read, or is no such table.
+        """
+        from polythrottle.storage.arrival_trace import recorded, recorded_lengths
+
+        path = Path(self.file)
+        offsets_s = recorded(path)
+        share = _random(seed).random()
+        times = _repeated(offsets_s, self.rate_per_s, share)
+        lengths = recorded_lengths(path)
+        if lengths is None:
+            return map(Call, times)
+        first = _first(offsets_s, share)
+        prompts, outputs = (each.tolist() for each in lengths)
+        order = itertools.chain(range(first, len(prompts)), itertools.cycle(range(len(prompts))))
+        return (Call(time_s, prompts[i], outputs[i]) for time_s, i in zip(times, order, strict=False))
 
     def __str__(self) -> str:
         return f"trace:{self.file}@{self._rate_text}"
@@ -504,15 +531,33 @@ def _poisson(rate_per_s: float, random: np.random.Generator) -> Iterator[float]:
         yield now_s
 
 
-def _repeated(offsets_s: NDArray[np.float64], rate_per_s: float, share: float) -> Iterator[float]:
-    """Yield a trace again and again from a share of its length on; the last and the first are a mean gap apart."""
+def _recorded_rate(path: Path) -> float:
+    """Return the mean rate at which a trace was recorded, per second."""
+    from polythrottle.storage.arrival_trace import recorded
+
+    offsets_s = recorded(path)
+    return float(f"{len(offsets_s) / _period_s(offsets_s):.6g}")
+
+
+def _period_s(offsets_s: NDArray[np.float64]) -> float:
+    """Return after what time a trace begins again: the last and the first are a mean gap apart."""
+    return float(offsets_s[-1]) * len(offsets_s) / (len(offsets_s) - 1)
+
+
+def _first(offsets_s: NDArray[np.float64], share: float) -> int:
+    """Return which request is the first from a share of a trace's length on."""
     import numpy as np
 
+    return int(np.searchsorted(offsets_s, share * _period_s(offsets_s)))
+
+
+def _repeated(offsets_s: NDArray[np.float64], rate_per_s: float, share: float) -> Iterator[float]:
+    """Yield a trace again and again from a share of its length on; the last and the first are a mean gap apart."""
     count = len(offsets_s)
-    period_s = offsets_s[-1].item() * count / (count - 1)
+    period_s = _period_s(offsets_s)
     stretch = count / rate_per_s / period_s
     begin_s = share * period_s
-    first = int(np.searchsorted(offsets_s, begin_s))
+    first = _first(offsets_s, share)
     lap_s = -begin_s
     while True:
         for start in range(first, count, _BLOCK):

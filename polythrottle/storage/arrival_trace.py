@@ -53,6 +53,37 @@ def recorded(path: Path) -> NDArray[np.float64]:
     return np.asarray(times - times[0])
 
 
+_PROMPTS = re.compile(r"(?:prompt|context|input)_?tokens", re.IGNORECASE)
+_OUTPUTS = re.compile(r"(?:output|generated|completion)_?tokens", re.IGNORECASE)
+_MOST_TOKENS = 100_000_000
+
+
+def recorded_lengths(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Return the tokens of prompts and answers a CSV file of arrivals holds; None if it has no such columns.
+
+    They are called ``prompt_tokens`` and ``output_tokens``, or as in Azure's traces, ``ContextTokens`` and
+    ``GeneratedTokens``.
+
+    Raises:
+        BadFile: If the file cannot be read, has only one of the two, or holds something else than whole numbers.
+    """
+    import numpy as np
+
+    found: tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]] = ([], [])
+    for part in parts(path, (), loose=True, most_rows=_MOST_ARRIVALS):
+        names = [next((name for name in part.names if form.fullmatch(name)), None) for form in (_PROMPTS, _OUTPUTS)]
+        if names == [None, None]:
+            return None
+        for name, pieces in zip(names, found, strict=True):
+            if name is None:
+                raise BadFile(f"{path} holds tokens of prompts or of answers, and not both")
+            tokens = part.numbers(name, 1, _MOST_TOKENS)
+            if (bad := np.flatnonzero(tokens % 1)).size:
+                raise BadFile(f"{path}, line {part.at(int(bad[0])).line}: {name} is no whole number")
+            pieces.append(tokens.astype(np.int64))
+    return np.concatenate(found[0]), np.concatenate(found[1])
+
+
 def _times(part: Table, column: str, unit_s: float) -> NDArray[np.float64]:
     """Return the times of some rows in seconds: numbers all at once, dates one by one."""
     import numpy as np
