@@ -356,6 +356,56 @@ app.command(
 )(transient)
 
 
+@app.command(
+    "llm",
+    short_help="Policies for language models on recorded requests.",
+    epilog=examples("polythrottle reproduce llm --data traces --quick"),
+)
+def language_models(
+    data: Annotated[Path, typer.Option("--data", metavar="FOLDER", help="With Azure's traces of 2023, conv and code.")],
+    minutes: Annotated[float, typer.Option("--minutes", metavar="N", help="Of each trace.")] = 5.0,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave the larger model out.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print what published policies save on recorded requests to simulated language models, and what ours does.
+
+    Everything of ours is simulated, the rivals too: each is written again from its paper, for one engine.
+    """
+    from polythrottle.api.progress import LiveSweep
+    from polythrottle.lab.reproduce.language_models import document
+
+    if not 0.5 <= minutes <= 60:
+        raise InvalidInput(f"--minutes must be between 0.5 and 60, not {minutes:g}")
+    with LiveSweep("serving") as live:
+        found = document(data, minutes, quick, live.counted)
+    answer(found, as_json, _show_policies, lambda value: value)
+
+
+def _show_policies(found: dict[str, Any]) -> None:
+    from polythrottle.cli.render.console import COLUMNS, plain_console
+
+    console = plain_console(COLUMNS)
+    console.print("All simulated, the rivals written again from their papers.\n", style="dim")
+    for scene in found["scenes"]:
+        title = (
+            f"{scene['workload']} on {scene['board']}, {scene['trace']}: {scene['rate_per_s']:.3g}/s, "
+            f"{percent(scene['load'])} of capacity"
+        )
+        table = grid(title, ("policy", "saves", "minutes held", "TTFT p99", "TPOT p99", "mean", "J/good"), 1)
+        for row in scene["policies"]:
+            good_j = row["energy_per_good_request_j"]
+            table.add_row(
+                *(row["policy"], f"{100 * row['saving']:.1f} %", f"{100 * row['minutes_held']:.0f} %"),
+                *(f"{1e3 * row['ttft_p99_s']:.0f} ms", f"{1e3 * row['tpot_p99_s']:.0f} ms", f"{row['mean_s']:.2f} s"),
+                "–" if good_j is None else f"{good_j:.0f}",
+            )
+        end(console, table, "saves: joules, over the highest clock; mean: end to end; static: best with hindsight")
+    table = grid("Published, over the highest clock", ("system", "saves", "here"), 3)
+    for one in found["published"]:
+        table.add_row(one["system"], one["saving"], one["policy"] or "not posed")
+    end(console, table, "on other servers, requests and limits than these")
+
+
 def _trials(seeds: int, jobs: int) -> Any:
     from polythrottle.api.progress import LiveSweep
     from polythrottle.lab.reproduce import CELLS, trials

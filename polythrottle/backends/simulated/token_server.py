@@ -128,6 +128,11 @@ class TokenServer:
         return left + sum(request.prompt_tokens + request.made for request in self.waiting)
 
     @property
+    def prompts(self) -> tuple[Request, ...]:
+        """Requests that run and whose prompts are not computed yet."""
+        return tuple(self._prompts.values())
+
+    @property
     def free_blocks(self) -> int:
         """Blocks that nobody holds."""
         return self._free

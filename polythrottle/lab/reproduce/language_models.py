@@ -1,0 +1,570 @@
+"""Published ways to save energy on language models beside ours, on recorded requests and a simulated server.
+
+All of ours is simulated, the rivals too: each is written again from what its paper says, for one engine that computes
+prompts and answers together, with the simulator's own step times where a paper predicts with a fitted model. So a
+policy that predicts is better informed here than in its paper, ours included.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, Request, Step, TokenServer
+from polythrottle.backends.simulated.token_steps import StepPhysics, StepWork
+from polythrottle.catalog import load_board, load_language_model
+from polythrottle.domain.errors import BadFile
+
+TTFT_S = 0.6
+LONG_TTFT_S = 2.0
+LONG_PROMPT = 4096
+TPOT_S = 0.1
+"""Limits: time to the first token at p99, that of prompts longer than so many tokens, and time per token at p99."""
+DELAY_S = 0.1
+"""How long a change of clock takes; published are 50 to 200 ms (DynamoLLM, throttLL'eM)."""
+BUDGET = 1024
+"""Tokens of a step (``max_num_batched_tokens``): a piece of 2,048 takes an A100 longer than `TPOT_S`."""
+_HELD = 0.99
+_MINUTE_S = 60.0
+_SETTINGS = (("a100-sxm", "llama-3.1-8b"), ("h100-sxm", "llama-3.1-70b-tp4"))
+_TRACES = {
+    "conv": "azure_llm_2023_conv_first_half_hour.csv.gz",
+    "code": "azure_llm_2023_code_first_half_hour.csv.gz",
+}
+_LOADS = (0.5, 0.9)
+PUBLISHED = (
+    {
+        "system": "throttLL'eM",
+        "source": "arXiv 2408.05235",
+        "saving": "24.7 % mean, 30.7 % at most",
+        "policy": "throttllem",
+    },
+    {"system": "GreenLLM", "source": "arXiv 2508.16449", "saving": "10 to 34 %", "policy": "greenllm"},
+    {"system": "AGFT", "source": "arXiv 2508.01744", "saving": "44.3 %", "policy": "agft"},
+    {"system": "VoltanaLLM", "source": "arXiv 2509.04827", "saving": "up to 36.3 %", "policy": None},
+    {"system": "DualScale", "source": "arXiv 2602.18755", "saving": "28 to 48 %", "policy": None},
+)
+"""Savings over the highest clock; those without a policy split prompts from answers, which is not posed here."""
+
+
+def ttft_limit_s(prompt_tokens: int) -> float:
+    """Return the limit on the time to the first token of a prompt."""
+    return LONG_TTFT_S if prompt_tokens > LONG_PROMPT else TTFT_S
+
+
+@dataclass
+class ServerView:
+    """What a policy sees before a step.
+
+    Args:
+        now_s: On the server's clock.
+        server: Its queue and what runs.
+        physics: Of its steps.
+        clocks_hz: That can be set, ascending.
+        gpu_hz: The one that runs.
+        coming: Requests that have not come yet; only a clairvoyant looks.
+        step: The last step; None before the first.
+    """
+
+    now_s: float
+    server: TokenServer
+    physics: StepPhysics
+    clocks_hz: Sequence[float]
+    gpu_hz: float
+    coming: deque[Request]
+    step: Step | None = None
+
+    @property
+    def top_hz(self) -> float:
+        """The highest clock."""
+        return self.clocks_hz[-1]
+
+    def at_least(self, gpu_hz: float) -> float:
+        """Return the lowest clock that is not below another; the highest if all are."""
+        return next((each for each in self.clocks_hz if each >= gpu_hz), self.top_hz)
+
+    def clock_for(self, work: StepWork, limit_s: float, steps: int = 1) -> float:
+        """Return the lowest clock at which some like steps take no longer than a limit; the highest if none does."""
+        still_s, clocked_s = self.physics.split(work)
+        left_s = limit_s / steps - still_s
+        if left_s <= 0:
+            return self.top_hz
+        return self.at_least(clocked_s * self.top_hz / left_s)
+
+    def decoding(self) -> StepWork:
+        """Return a step that only makes tokens."""
+        return StepWork(self.server.decoding, self.server.context)
+
+    def thriftiest(self, work: StepWork) -> float:
+        """Return the clock at which a step adds least to what an idle engine draws anyway."""
+        idle_w = self.physics.idle_w()
+
+        def added_j(gpu_hz: float) -> float:
+            return (self.physics.power_w(work, gpu_hz) - idle_w) * self.physics.duration_s(work, gpu_hz)
+
+        return min(self.clocks_hz, key=added_j)
+
+
+class Policy(Protocol):
+    """Says which clock and which power limit the card is to have."""
+
+    period_s: float
+    delay_s: float
+
+    def wish(self, view: ServerView) -> tuple[float, float]:
+        """Return the clock in Hz and the power limit in watts to set now."""
+
+
+@dataclass
+class Fixed:
+    """One clock and one power limit, whatever happens; the default governor is the highest clock."""
+
+    gpu_hz: float
+    cap_w: float = math.inf
+    period_s: float = 1e9
+    delay_s: float = 0.0
+
+    def wish(self, view: ServerView) -> tuple[float, float]:
+        """Return them."""
+        return self.gpu_hz, self.cap_w
+
+
+@dataclass
+class LowestSafe:
+    """As throttLL'eM: before each step the lowest clock whose predicted time between tokens holds.
+
+    Time to the first token is not looked at, as there.
+    """
+
+    period_s: float = 0.0
+    delay_s: float = 0.2
+
+    def wish(self, view: ServerView) -> tuple[float, float]:
+        """Return the lowest clock at which the next steps hold the limit per token, with a tenth to spare."""
+        return view.clock_for(view.decoding(), 0.9 * TPOT_S), math.inf
+
+
+@dataclass
+class TableAndLoop:
+    """As GreenLLM: decoding by a table of clocks over load, corrected by a fine loop; prompts by their deadlines."""
+
+    period_s: float = 0.02
+    delay_s: float = DELAY_S
+    _offset: int = 0
+    _band: tuple[int, int] = (0, 0)
+    _looked_s: float = -1.0
+
+    def wish(self, view: ServerView) -> tuple[float, float]:
+        """Return the higher of the two clocks."""
+        if view.now_s - self._looked_s >= 0.2:
+            band = view.server.decoding // 8
+            # A band is taken up after three looks in a row.
+            self._band = (band, self._band[1] + 1 if band == self._band[0] else 0)
+            self._looked_s = view.now_s
+        load = StepWork(max(1, 8 * (self._band[0] + 1)), 8 * (self._band[0] + 1) * 1200)
+        base = view.clocks_hz.index(view.clock_for(load, 0.8 * TPOT_S))
+        if view.step is not None and view.step.work.decodes:
+            self._offset += (
+                1 if view.step.duration_s > 0.95 * TPOT_S else -1 if view.step.duration_s < 0.6 * TPOT_S else 0
+            )
+            self._offset = max(-2, min(len(view.clocks_hz), self._offset))
+        decode_hz = view.clocks_hz[max(0, min(len(view.clocks_hz) - 1, base + self._offset))]
+        return max(decode_hz, prompt_clock(view, 0.9, 0.0)), math.inf
+
+
+@dataclass
+class Bandit:
+    """As AGFT: a bandit over clocks for each band of load, which learns from energy times delay and broken limits."""
+
+    period_s: float = 0.8
+    delay_s: float = DELAY_S
+    _tries: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
+    _last: tuple[int, int] | None = None
+    _seen: list[Step] = field(default_factory=list)
+
+    def saw(self, step: Step) -> None:
+        """Take in a step that has run."""
+        self._seen.append(step)
+
+    def wish(self, view: ServerView) -> tuple[float, float]:
+        """Return the clock with the best lower bound on its cost."""
+        if self._last is not None and self._seen:
+            tokens = sum(step.work.decodes + step.work.prompt_tokens for step in self._seen)
+            energy_j = sum(step.power_w * step.duration_s for step in self._seen)
+            slow = sum(step.duration_s > TPOT_S for step in self._seen) / len(self._seen)
+            late = view.server.prompts_left > 2 * BUDGET
+            cost = energy_j / max(1, tokens) * (1 + 4 * slow + 2 * late)
+            count, mean = self._tries.get(self._last, (0, 0.0))
+            self._tries[self._last] = (count + 1, mean + (cost - mean) / (count + 1))
+        self._seen = []
+        band = int(math.log2(1 + view.server.decoding))
+        arms = range(0, len(view.clocks_hz), max(1, len(view.clocks_hz) // 8))
+        best = min(arms, key=lambda arm: self._bound(band, arm))
+        self._last = (band, best)
+        return view.clocks_hz[best], math.inf
+
+    def _bound(self, band: int, arm: int) -> float:
+        count, mean = self._tries.get((band, arm), (0, 0.0))
+        if not count:
+            return -math.inf
+        total = sum(each for (other, _), (each, _) in self._tries.items() if other == band)
+        return mean * (1 - 0.5 * math.sqrt(math.log(total + 1) / count))
+
+
+def prompt_clock(view: ServerView, share: float, ahead_s: float) -> float:
+    """Return the clock at which prompts that wait have their first token within a share of what they have left.
+
+    Args:
+        view: Of the server.
+        share: Of the time left.
+        ahead_s: How far ahead requests are known; 0 but for a clairvoyant.
+    """
+    tokens = view.server.prompts_left
+    waiting = [*view.server.prompts, *view.server.waiting]
+    if ahead_s:
+        soon = list(takewhile(lambda request: request.ready_s <= view.now_s + ahead_s, view.coming))
+        tokens += sum(request.prompt_tokens for request in soon)
+        waiting += soon
+    fresh = [request for request in waiting if request.first_s is None]
+    if not tokens or not fresh:
+        return view.clocks_hz[0]
+    left_s = min(request.arrival_s + ttft_limit_s(request.prompt_tokens) - view.now_s for request in fresh)
+    piece = min(tokens, BUDGET)
+    steps = math.ceil(tokens / BUDGET)
+    work = StepWork(view.server.decoding, view.server.context, piece, piece * 1024, 1)
+    return view.clock_for(work, share * left_s, steps)
+
+
+@dataclass
+class Ahead:
+    """A clairvoyant: the thriftiest clock that the tokens and prompts of now and of the next second need, at once.
+
+    It is no bound: nobody has searched all schedules of clocks.
+
+    Args:
+        ahead_s: How far ahead requests are known.
+        period_s: Between two decisions.
+        delay_s: How long a change takes.
+        share: Of the time left that waiting prompts may take by prediction.
+    """
+
+    ahead_s: float = 1.0
+    period_s: float = 0.0
+    delay_s: float = 0.0
+    share: float = 0.8
+
+    def wish(self, view: ServerView) -> tuple[float, float]:
+        """Return the highest of the clocks for saving, for tokens and for prompts."""
+        return needed_clock(view, self.share, self.ahead_s), math.inf
+
+
+def needed_clock(view: ServerView, share: float, ahead_s: float = 0.0) -> float:
+    """Return the highest of the clocks at which running adds least, tokens hold their limit, and prompts theirs."""
+    running = view.decoding() if view.server.decoding else StepWork(0, 0, 1024, 1024 * 512, 1)
+    token_hz = view.clock_for(view.decoding(), 0.7 * TPOT_S)
+    return max(view.thriftiest(running), token_hz, prompt_clock(view, share, ahead_s))
+
+
+@dataclass
+class Ours:
+    """What is needed now by prediction, above a floor that follows what requests really waited.
+
+    The floor begins at the highest clock and falls while the slowest request of the last while stays well inside its
+    limits; it rises at once where one comes near them, for requests that come while the clock is low cannot be undone.
+    """
+
+    period_s: float = 0.2
+    delay_s: float = DELAY_S
+    _floor_hz: float = math.inf
+    _moved_s: float = 0.0
+    _shares: deque[tuple[float, float]] = field(default_factory=deque)
+
+    def saw(self, step: Step) -> None:
+        """Note what share of its limits each request took that has its first or its last token."""
+        end_s = step.begin_s + step.duration_s
+        for request in step.started:
+            self._shares.append((end_s, (end_s - request.arrival_s) / ttft_limit_s(request.prompt_tokens)))
+        for request in step.finished:
+            if request.output_tokens > 1 and request.first_s is not None:
+                each_s = (request.last_s - request.first_s) / (request.output_tokens - 1)
+                self._shares.append((end_s, each_s / TPOT_S))
+
+    def wish(self, view: ServerView) -> tuple[float, float]:
+        """Return the higher of what is needed and the floor."""
+        while self._shares and self._shares[0][0] < view.now_s - _WATCHED_S:
+            self._shares.popleft()
+        self._floor_hz = min(self._floor_hz, view.top_hz)
+        worst = max((share for _, share in self._shares), default=0.0)
+        if worst > _NEAR:
+            self._floor_hz = min(view.top_hz, self._floor_hz * _UP)
+            self._shares.clear()
+            self._moved_s = view.now_s
+        elif view.now_s - self._moved_s >= _STEADY_S and worst < _FAR:
+            self._floor_hz *= _DOWN
+            self._moved_s = view.now_s
+        return max(needed_clock(view, 0.5), view.at_least(self._floor_hz)), math.inf
+
+
+_WATCHED_S = 30.0
+_STEADY_S = 5.0
+_NEAR, _FAR = 0.8, 0.65
+_UP, _DOWN = 1.15, 0.95
+"""How `Ours` moves its floor: chosen on the first half hours of the traces, which are those it is shown on."""
+
+
+# Requests served under a policy, and what came of it.
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a stretch of requests under a policy; joules are those of all GPUs, idle time included.
+
+    Args:
+        energy_j: Over all.
+        tokens: That were made.
+        requests: That were answered.
+        good: Of those, how many held their limits.
+        held: Share of minutes in which each limit held at p99.
+        ttft_p99_s: Over all; ``tpot_p99_s`` and ``mean_s``, end to end, likewise.
+        tpot_p99_s: See ``ttft_p99_s``.
+        mean_s: See ``ttft_p99_s``.
+        mean_hz: Mean clock while a step ran.
+    """
+
+    energy_j: float
+    tokens: int
+    requests: int
+    good: int
+    held: float
+    ttft_p99_s: float
+    tpot_p99_s: float
+    mean_s: float
+    mean_hz: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether limits held in 99 of 100 minutes."""
+        return self.held >= _HELD
+
+
+def outcome_of(requests: Sequence[Request], energy_j: float, mean_hz: float) -> Outcome:
+    """Return what came of requests that have all been answered."""
+    first_s = np.array([(request.first_s or 0.0) - request.arrival_s for request in requests])
+    each_s = np.array([(r.last_s - (r.first_s or 0.0)) / max(1, r.output_tokens - 1) for r in requests])
+    late = first_s > np.array([ttft_limit_s(request.prompt_tokens) for request in requests])
+    slow = each_s > TPOT_S
+    minutes = (np.array([request.arrival_s for request in requests]) // _MINUTE_S).astype(int)
+    broken = [
+        max(late[minutes == minute].mean(), slow[minutes == minute].mean()) > 1 - _HELD for minute in np.unique(minutes)
+    ]
+    return Outcome(
+        energy_j=energy_j,
+        tokens=sum(request.output_tokens for request in requests),
+        requests=len(requests),
+        good=int((~late & ~slow).sum()),
+        held=1.0 - float(np.mean(broken)),
+        ttft_p99_s=float(np.quantile(first_s, 0.99)),
+        tpot_p99_s=float(np.quantile(each_s, 0.99)),
+        mean_s=float(np.mean([request.last_s - request.arrival_s for request in requests])),
+        mean_hz=mean_hz,
+    )
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A model on a board, ready to serve.
+
+    Args:
+        board: A name in ``devices/``.
+        workload: A name in ``profiles/workloads/``.
+    """
+
+    board: str
+    workload: str
+
+    def clocks_hz(self) -> tuple[float, ...]:
+        """Return the clocks that are searched, ascending."""
+        return tuple(float(level) for level in load_board(self.board).knob("gpu_max_hz").searched.levels)
+
+    def caps_w(self) -> tuple[float, ...]:
+        """Return the power limits."""
+        return tuple(float(level) for level in load_board(self.board).knob("power_limit_w").levels)
+
+    def serve(self, calls: Sequence[tuple[float, int, int]], policy: Policy) -> Outcome:
+        """Return what comes of requests under a policy.
+
+        Args:
+            calls: Time, tokens of prompt and of answer of each.
+            policy: Which is asked before steps.
+        """
+        board, model = load_board(self.board), load_language_model(self.workload)
+        model = replace(model, server=replace(model.server, max_batched_tokens=BUDGET))
+        assert board.language is not None
+        physics = StepPhysics(model, board.language, float(board.knob("gpu_max_hz").levels[-1]))
+        server = TokenServer(model, physics, model.blocks(board.memory_bytes, BLOCK_TOKENS), 1 << 20)
+        start_s = model.server.start_s
+        requests = [Request(time_s, prompt, output, ready_s=time_s + start_s) for time_s, prompt, output in calls]
+        coming = deque(requests)
+        clocks_hz = tuple(each for each in self.clocks_hz() if each >= board.language.lowest * self.clocks_hz()[-1])
+        view = ServerView(0.0, server, physics, clocks_hz, clocks_hz[-1], coming)
+        energy_j = busy_s = cycles = 0.0
+        for step, idle_s in _steps(view, policy, len(requests), board.power_max_w):
+            energy_j += step.power_w * step.duration_s + idle_s * physics.idle_w() * model.gpus
+            busy_s += step.duration_s
+            cycles += step.gpu_hz * step.duration_s
+        return outcome_of(requests, energy_j, cycles / busy_s)
+
+
+def _steps(view: ServerView, policy: Policy, left: int, limit_w: float) -> Iterator[tuple[Step, float]]:
+    """Yield each step and how long the engine stood idle before it, until so many requests are answered."""
+    wished: deque[tuple[float, float, float]] = deque()
+    asked_s, cap_w = -math.inf, math.inf
+    saw: Callable[[Step], None] | None = getattr(policy, "saw", None)
+    while left:
+        idle_s = 0.0
+        if view.server.idle:
+            idle_s = max(0.0, view.coming[0].ready_s - view.now_s)
+            view.now_s += idle_s
+        while view.coming and view.coming[0].ready_s <= view.now_s:
+            view.server.add(view.coming.popleft())
+        if view.now_s - asked_s >= policy.period_s or (view.server.waiting and view.now_s - asked_s >= policy.delay_s):
+            gpu_hz, power_w = policy.wish(view)
+            wished.append((view.now_s + policy.delay_s, gpu_hz, power_w))
+            asked_s = view.now_s
+        while wished and wished[0][0] <= view.now_s:
+            _, view.gpu_hz, cap_w = wished.popleft()
+        work, pieces = view.server.plan()
+        ran = view.physics.run(work, view.gpu_hz, min(cap_w, limit_w))
+        view.step = view.server.advance(view.now_s, work, pieces, ran)
+        view.now_s += view.step.duration_s
+        left -= len(view.step.finished)
+        if saw is not None:
+            saw(view.step)
+        yield view.step, idle_s
+
+
+# A recorded trace at a share of what a server can do, under every policy.
+
+
+def recorded_calls(path: Path, minutes: float, rate_per_s: float, longest: int) -> list[tuple[float, int, int]]:
+    """Return the requests of a trace from its beginning, stretched to a rate; longer ones than fit are cut.
+
+    Raises:
+        BadFile: If the file cannot be read or holds no tokens.
+    """
+    from polythrottle.storage.arrival_trace import recorded, recorded_lengths
+
+    offsets_s = recorded(path)
+    lengths = recorded_lengths(path)
+    if lengths is None:
+        raise BadFile(f"{path} has no columns prompt_tokens and output_tokens")
+    times_s = offsets_s * (len(offsets_s) / (rate_per_s * float(offsets_s[-1])))
+    prompts = np.minimum(lengths[0], longest - 1)
+    outputs = np.minimum(lengths[1], longest - prompts)
+    count = int(np.searchsorted(times_s, 60 * minutes))
+    return list(zip(times_s[:count].tolist(), prompts[:count].tolist(), outputs[:count].tolist(), strict=True))
+
+
+def capacity_per_s(scene: Scene, path: Path, minutes: float) -> float:
+    """Return the highest rate, to 5 %, at which the default clock holds every limit at p99 over the stretch."""
+    top = Fixed(scene.clocks_hz()[-1])
+    longest = load_language_model(scene.workload).lengths.longest
+    low, high = 0.25, 64.0
+    while high / low > 1.05:
+        rate_per_s = math.sqrt(low * high)
+        calls = recorded_calls(path, minutes, rate_per_s, longest)
+        held = len(calls) < 2 or _keeps(scene.serve(calls, top))
+        low, high = (rate_per_s, high) if held else (low, rate_per_s)
+    return low
+
+
+def _keeps(outcome: Outcome) -> bool:
+    return outcome.good >= _HELD * outcome.requests
+
+
+def compared(scene: Scene, calls: Sequence[tuple[float, int, int]]) -> dict[str, Outcome]:
+    """Return what came of each policy; static clock and limit are those that turned out best on these requests."""
+    clocks_hz = scene.clocks_hz()
+    found: dict[str, Outcome] = {"default": scene.serve(calls, Fixed(clocks_hz[-1]))}
+    static = [scene.serve(calls, Fixed(each)) for each in clocks_hz[len(clocks_hz) // 4 :: 2]] + [found["default"]]
+    capped = [scene.serve(calls, Fixed(clocks_hz[-1], each)) for each in scene.caps_w()] + [found["default"]]
+    for name, tried in (("static clock", static), ("static cap", capped)):
+        most = max(outcome.held for outcome in tried)
+        holding = [outcome for outcome in tried if outcome.held >= min(most, _HELD)]
+        found[name] = min(holding, key=lambda outcome: outcome.energy_j)
+    found["throttllem"] = scene.serve(calls, LowestSafe())
+    found["greenllm"] = scene.serve(calls, TableAndLoop())
+    found["agft"] = scene.serve(calls, Bandit())
+    found["ours"] = scene.serve(calls, Ours())
+    found["clairvoyant"] = scene.serve(calls, Ahead())
+    return found
+
+
+def scenes(quick: bool) -> Sequence[tuple[Scene, str, float]]:
+    """Return what is compared: scene, name of a trace, and share of the capacity."""
+    settings = _SETTINGS[:1] if quick else _SETTINGS
+    return [(Scene(*setting), trace, load) for setting in settings for trace in _TRACES for load in _LOADS]
+
+
+def document(data: Path, minutes: float, quick: bool, done: Callable[[int, int], None]) -> dict[str, Any]:
+    """Return every scene under every policy, and what the papers report.
+
+    Args:
+        data: Folder with the recorded traces.
+        minutes: Of each stretch.
+        quick: Whether to leave the larger model out.
+        done: Called with how many scenes are done, and of how many.
+
+    Raises:
+        BadFile: If a trace cannot be read.
+    """
+    todo = scenes(quick)
+    capacities: dict[tuple[Scene, str], float] = {}
+    table = []
+    for number, (scene, trace, load) in enumerate(todo):
+        path = data / _TRACES[trace]
+        if (scene, trace) not in capacities:
+            capacities[scene, trace] = capacity_per_s(scene, path, minutes)
+        rate_per_s = load * capacities[scene, trace]
+        longest = load_language_model(scene.workload).lengths.longest
+        outcomes = compared(scene, recorded_calls(path, minutes, rate_per_s, longest))
+        base = outcomes["default"]
+        table.append(
+            {
+                **{"board": scene.board, "workload": scene.workload, "trace": trace, "load": load},
+                **{"rate_per_s": rate_per_s, "capacity_per_s": capacities[scene, trace]},
+                "policies": [_row(name, outcome, base) for name, outcome in outcomes.items()],
+            }
+        )
+        done(number + 1, len(todo))
+    engine = {"max_num_batched_tokens": BUDGET, "clock_change_s": DELAY_S}
+    limits = {"ttft_p99_s": TTFT_S, "long_ttft_p99_s": LONG_TTFT_S, "long_prompt": LONG_PROMPT, "tpot_p99_s": TPOT_S}
+    return {
+        "simulated": True,
+        "minutes": minutes,
+        "limits": limits,
+        "engine": engine,
+        "published": list(PUBLISHED),
+        "scenes": table,
+    }
+
+
+def _row(name: str, outcome: Outcome, base: Outcome) -> dict[str, Any]:
+    return {
+        "policy": name,
+        "saving": 1 - outcome.energy_j / base.energy_j,
+        "energy_per_token_j": outcome.energy_j / outcome.tokens,
+        "energy_per_request_j": outcome.energy_j / outcome.requests,
+        "energy_per_good_request_j": outcome.energy_j / outcome.good if outcome.good else None,
+        "minutes_held": outcome.held,
+        "holds": outcome.holds,
+        "ttft_p99_s": outcome.ttft_p99_s,
+        "tpot_p99_s": outcome.tpot_p99_s,
+        "mean_s": outcome.mean_s,
+        "mean_hz": outcome.mean_hz,
+    }
