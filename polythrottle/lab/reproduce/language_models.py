@@ -29,6 +29,8 @@ DELAY_S = 0.1
 """How long a change of clock takes; published are 50 to 200 ms (DynamoLLM, throttLL'eM)."""
 BUDGET = 1024
 """Tokens of a step (``max_num_batched_tokens``): a piece of 2,048 takes an A100 longer than `TPOT_S`."""
+_FEWEST = 300
+"""So many requests a p99 needs to say anything; scenes with fewer are marked."""
 _HELD = 0.99
 _MINUTE_S = 60.0
 _SETTINGS = (("a100-sxm", "llama-3.1-8b"), ("h100-sxm", "llama-3.1-70b-tp4"))
@@ -537,7 +539,8 @@ def document(data: Path, minutes: float, quick: bool, done: Callable[[int, int],
         table.append(
             {
                 **{"board": scene.board, "workload": scene.workload, "trace": trace, "load": load},
-                **{"rate_per_s": rate_per_s, "capacity_per_s": capacities[scene, trace]},
+                **{"rate_per_s": rate_per_s, "capacity_per_s": capacities[scene, trace], "requests": base.requests},
+                "telling": base.requests >= _FEWEST,
                 "policies": [_row(name, outcome, base) for name, outcome in outcomes.items()],
             }
         )
