@@ -316,10 +316,15 @@ def test_a_living_holder_is_not_ended_without_force(board: Path, capsys: pytest.
 
 
 def test_where_nothing_stands_restore_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    """In words, and as an empty list; also for a device nobody knows."""
+    """In words, and as an empty list; a device that nobody knows is a slip, and does not read as put back."""
     assert run(["restore"]) == 0
     assert capsys.readouterr().out == "nothing stands changed\n"
-    assert document(capsys, "restore", "--device", "one") == {"restored": [], "clean": True}
+    for device in ("cpu", "sim:jetson-nano", "nvml:0", "jetson"):
+        assert document(capsys, "restore", "--device", device) == {"restored": [], "clean": True}
+    for device, code in {"one": 3, "sim:nope": 3, "": 3, "ünïcode": 3, "cpu:x": 3, "nvml:7-0": 2}.items():
+        assert run(["restore", "--device", device]) == code
+        shown = capsys.readouterr()
+        assert (shown.out, shown.err.count("\n")) == ("", 1)
 
 
 @pytest.mark.slow

@@ -183,6 +183,19 @@ def test_what_a_journal_has_run_or_steered_is_said_or_named(capsys: pytest.Captu
     assert "there is no folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["explain"], ["report"], ["tune", "--resume"]])
+def test_a_journal_whose_plan_is_none_is_refused_by_all(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """With the file and the line, whoever reads it."""
+    a_journal("a.jsonl", StudyPlan(Setup("cpu", "theirs:serve")))
+    text = Path("a.jsonl").read_text()
+    Path("a.jsonl").write_text(text.replace('"trials": 30', '"trials": -3'))
+    assert Path("a.jsonl").read_text() != text
+    assert run([*words, "a.jsonl"]) == BadFile.exit_code
+    error = capsys.readouterr().err
+    assert error.startswith("polythrottle: a.jsonl line 1: the journal's plan cannot be read: ")
+    assert error.count("\n") == 1
+
+
 def test_a_journal_has_no_file_written_far_from_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Its profile goes beside it or where the user says; a journal of the state folder is the user's own."""
     far = tmp_path / "far" / "p.toml"

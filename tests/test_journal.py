@@ -17,6 +17,8 @@ from polythrottle.storage.journal import Journal, read
 SAMPLES = Path(__file__).parent / "data"
 
 
+PYTHONS = ("NoneType", "must be real", "unexpected keyword", "of type", "not a valid", "Expecting", "recursion")
+"""What Python says of such lines, and a file's user understands nothing by."""
 ORDER = [space().default, *(point for point in space() if point != space().default)]
 
 
@@ -104,15 +106,34 @@ def test_any_other_bad_line_is_an_error_with_its_number(tmp_path: Path, line: by
      ('"method": "bayes"', '"method": 5'), ('"batch_size": 1', '"batch_size": 77'), ('{"v": 2', '{"v": true'),
      ('{"v": 2', '{"v": 0'), ('"censored": false', '"censored": 0'), ('"seconds": 2.5', '"seconds": -2.5'),
      ('"seconds": 2.5', '"seconds": "2.5"'), ('"cost": {', '"cost": {"_": 1, "second'),
+     ('"mean_s": 0.01', '"mean_s": null'), ('"energy_j": 1.0', '"energy_j": null'), ('"queries": null', '"queries": -4'),
+     ('"window_s": null', '"window_s": -1'), ('"temperature_c": null', '"temperature_c": NaN'),
+     ('"mean_s": 0.01', '"mean_s": 0.01, "x": 1'), ('"latency": {', '"latency": null, "y": {'),
+     ('"energy_kind": "simulated"', '"energy_kind": "psychic"'), ('"answer": 1', '"answer": 99'),
+     ('"intervals": {}', '"intervals": {"energy": [1]}'), ('"plan": {', '"plan": 3, "y": {'),
      ('"cost": {', '"cost": 3, "x": {'), ('"energy_j": 1.0', '"energy_j": ' + "[" * 100_000)],
 )  # fmt: skip
 def test_an_edited_journal_is_not_believed(tmp_path: Path, old: str, new: str) -> None:
     """Values of another type and points outside the space are errors with their line."""
     path = tmp_path / "a.jsonl"
     begun(path)
+    with Journal.reopen(path) as journal:
+        journal.finish("all budget used", 1)
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(BadFile, match="line"):
+    with pytest.raises(BadFile, match="line") as caught:
+        read(path)
+    assert not any(words in str(caught.value) for words in PYTHONS)
+
+
+def test_a_trial_that_lacks_what_has_a_limit_is_a_bad_line(tmp_path: Path) -> None:
+    """The search writes such a trial as failed, so that one which is not has been edited."""
+    path = tmp_path / "a.jsonl"
+    with Journal.create(path, Study(problem("p99<=1s"), "bayes", 7), {}) as journal:
+        journal.started(Trial(0, ORDER[0]))
+        journal.completed(Trial(0, ORDER[0], measured(), cost=Cost(2.5, 25.0)))
+    path.write_text(path.read_text().replace('"p99_s": 0.012', '"p99_s": null'))
+    with pytest.raises(BadFile, match="line 3 .* has no p99, which p99<=1 s is about"):
         read(path)
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.domain.errors import InvalidInput, UnknownName
+from polythrottle.domain.errors import BadFile, InvalidInput, UnknownName
 from polythrottle.tuning.plan import StudyPlan
 from polythrottle.tuning.setup import Setup
 from polythrottle.tuning.stopping import Budget, Rule
@@ -25,6 +25,23 @@ WHOLE = StudyPlan(
 def test_a_plan_comes_back_from_its_journal(plan: StudyPlan) -> None:
     """Whatever is intended survives as a line of JSON."""
     assert StudyPlan.of(json.loads(json.dumps(plan.line()))) == plan
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"setup": {}}, "lacks 'device'"),
+        ({"setup": {**SETUP.words, "x": 1}}, "a value in it is of another kind"),
+        ({"setup": {**SETUP.words, "device": 3}}, "a name or a count is not one"),
+        ({"trials": -3}, "at least 1 trial"),
+        ({"out": 3}, "a value in it is of another kind"),
+        ({"lessons": None}, "a value in it is of another kind"),
+    ],
+)
+def test_a_plan_that_is_none_is_a_bad_file(change: dict[str, object], told: str) -> None:
+    """As the journal it is in, and in words that are not Python's."""
+    with pytest.raises(BadFile, match=f"the journal's plan cannot be read: .*{told}"):
+        StudyPlan.of({**WHOLE.line(), **change})
 
 
 def test_a_bound_can_be_changed_alone() -> None:

@@ -97,6 +97,32 @@ def test_a_table_or_a_list_that_is_none_is_a_bad_file(tmp_path: Path, key: str, 
         read_profile(path)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("mean<=12 ms", "mean=<12 ms", "is not an SLO"),
+        ("saving_fraction = 0.2", "saving_fraction = nan", "saving_fraction is nan, not a finite number"),
+        ("throughput_per_s", "queries = -3\nthroughput_per_s", "1 query or more, not of -3"),
+        ("throughput_per_s", "queries = inf\nthroughput_per_s", "queries is inf, not a whole number"),
+        ('date = "2026-11-20"', "date = 7", "provenance.date is 7, not a text"),
+        ('workload = "model"', 'workload = ""', "workload is '', and a name was expected"),
+        ("gpu_max_mhz = 400", "gpu_max_mhz = -1020", "gpu_max_mhz is -1020, and neither clocks"),
+        ('energy_kind = "simulated"', 'energy_kind = "psychic"', "not 'psychic'"),
+        ("power_w = ", "power_w = [] # ", r"power_w is \[\], not a finite number"),
+        ("mean = 12.0", "mean = 12.0\nx = 1", "'x' is no statistic of a latency"),
+    ],
+)
+def test_a_figure_or_a_text_that_is_none_is_a_bad_file(tmp_path: Path, old: str, new: str, told: str) -> None:
+    """Whoever reads the profile says the same of it: `apply`, `check` and the daemon."""
+    path = tmp_path / "p.toml"
+    write_profile(tuned(), path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(BadFile, match=told):
+        read_profile(path)
+
+
 def test_a_profile_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
     """Whole or not at all."""
     (tmp_path / "file").write_text("x")

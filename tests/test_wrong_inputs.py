@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from polythrottle.api.outcome import find_study
 from polythrottle.cli.commands import run
 from polythrottle.cli.inspect import free_name
 from polythrottle.domain.errors import InvalidInput
+from polythrottle.lab.bench import Runner
 from polythrottle.testing.__main__ import main as plant_or_run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,6 +93,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("measure -d replay:t.csv --arrivals poisson:3/s", 2, "leave --arrivals out"),
     ("devices sim:nope", 3, "known: a100"),
     ("doctor -d nope", 3, "unknown device 'nope'"),
+    ("doctor -d cpu?x=1", 3, "unknown option of device cpu 'x'"),
     ("snapshot -d sim:l4", 2, "is no hardware"),
     ("calibrate -d sim:jetson-nano", 2, "has no sensor to calibrate"),
     # Workloads
@@ -274,6 +277,48 @@ def test_a_wrong_input_is_one_helpful_line(files: Path, capsys: pytest.CaptureFi
         if found != code or len(lines) != 1 or told not in shown.err or shown.out or _tree(files) != before:
             wrong.append((words, found, shown.err, sorted(set(_tree(files)) - set(before))))
     assert not wrong
+
+
+QUICK = [
+    ("examples ''", 2, "FOLDER is empty"),
+    ("demo --folder ''", 2, "--folder is empty"),
+    ("apply ''", 2, "PROFILE is empty"),
+    ("explain ' '", 2, "STUDY is empty"),
+    ("report t.csv --out=", 2, "--out is empty"),
+    (f"sweep {SIM} --out ''", 2, "--out is empty"),
+    ("daemon status --socket ''", 2, "--socket is empty"),
+    ("daemon install --root ''", 2, "--root is empty"),
+    (f"{MEASURE} --point ''", 2, "--point is empty"),
+    (f"{RACE} --out t.csv", 8, "t.csv is there already; name another file with --out"),
+    (f"{RACE} --figure t.png", 8, "t.png is there already; name another file with --figure"),
+    (f"{RACE} --out /proc/x.csv", 8, "/proc/x.csv cannot be written"),
+    (f"{RACE} --figure /proc/x.png", 8, "/proc/x.png cannot be written"),
+    ("devices nvml:abc", 2, "nvml:abc names no GPU"),
+    ("devices nvml:-1", 2, "nvml:-1 names no GPU"),
+    ("devices nvml:7-0", 2, "counts down; write 0-7"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "told"), QUICK, ids=[words for words, _, _ in QUICK])
+def test_a_slip_costs_nothing(
+    words: str, code: int, told: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No search is made, no file replaced, and an empty path is not the current folder."""
+    (files / "t.png").write_bytes(b"mine")
+    before = _tree(files)
+    assert run(shlex.split(words)) == code
+    shown = capsys.readouterr()
+    assert (shown.out, len(shown.err.splitlines()), _tree(files)) == ("", 1, before)
+    assert told in shown.err
+
+
+def test_a_search_that_ends_with_its_first_trial_is_drawn_without_a_warning(files: Path) -> None:
+    """An axis of one trial would have no width."""
+    figures = pytest.importorskip("polythrottle.cli.render.figures")
+    one = Runner("random", (0.1,), (0.1,), (0.1,), (1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figures.write_race([one], files / "fig.png")
 
 
 @pytest.mark.parametrize("words", [TUNE, "tune -d replay:t.csv --trials 1"])

@@ -27,6 +27,7 @@ from polythrottle.domain.errors import (
     InvalidInput,
     PermissionDenied,
     PolythrottleError,
+    UnknownName,
 )
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
@@ -217,6 +218,8 @@ def restore(
         named = on_record(device) if device is None or restoring.standing() else ()
         if device is not None:
             check_roots(device, named)
+            if not named:
+                _check_named(device)
         return Restored(all_restored(named, force=force))
     # What the daemon does not hold is put back here, unless one device was named.
     if device is not None:
@@ -340,3 +343,26 @@ def _released(device: str | None, told: Told) -> DaemonReply | None:
     except PolythrottleError as error:
         told(f"the daemon could not put it back: {error}")
         return None
+
+
+def _check_named(device: str) -> None:
+    """Refuse a name for which nothing stands and which no device has: a slip of the pen, and not what was changed.
+
+    Raises:
+        UnknownName: If there is no such scheme, simulated board or option; nothing is opened but a board's file.
+        InvalidInput: If it is malformed.
+    """
+    from polythrottle.backends import DeviceURI
+    from polythrottle.backends.nvml import check_name
+    from polythrottle.catalog import load_board
+
+    scheme, _, name = device.partition(" ")
+    if scheme in ("jetson", "cpu", "nvml") and name:  # as on record
+        return
+    uri = DeviceURI.parse(device)
+    if uri.scheme == "sim":
+        load_board(uri.name)
+    elif uri.scheme == "nvml":
+        check_name(uri.name)
+    elif uri.scheme in ("auto", "cpu", "jetson") and uri.name:
+        raise UnknownName("device", device, (uri.scheme,))

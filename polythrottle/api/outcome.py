@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from polythrottle.domain.errors import BadFile, SloUnmet, StorageError, UnknownName
+from polythrottle.domain.errors import BadFile, InvalidInput, SloUnmet, StorageError, UnknownName
 from polythrottle.domain.measurement import EnergyKind, Measurement
 from polythrottle.domain.ports import Device, Recorded
 from polythrottle.domain.problem import Problem
@@ -197,11 +197,14 @@ def find_study(name: str | Path) -> Path:
     Raises:
         UnknownName: If there is none of that name; names the nearest.
         BadFile: If it is a profile whose journal is not here.
+        InvalidInput: If the name is empty.
     """
     from polythrottle.catalog.profiles import named_patterns, named_profiles
 
     path = Path(name)
     text = str(name)
+    if not text.strip():
+        raise InvalidInput("the study's name is empty; name its journal, its profile, or <device>/<workload>")
     if path.is_file():
         if path.suffix == ".toml":
             return _journal_behind(path)
@@ -238,6 +241,31 @@ def report_path(journal: Path) -> Path:
     if journal.suffix == ".html":
         return journal.with_name(journal.name + ".report.html")
     return journal.with_name(journal.name.removesuffix(".jsonl") + ".html")
+
+
+def read_study(journal: Path) -> Study:
+    """Return the study a journal holds, once the plan beside it could be read too.
+
+    Raises:
+        BadFile: If either cannot be read.
+    """
+    study = journals.read(journal)
+    plan = journals.heading(journal)["plan"]
+    if "setup" in plan:  # a journal that a program began without words of a user is as good
+        planned(journal, plan)
+    return study
+
+
+def planned(journal: Path, plan: Mapping[str, Any]) -> StudyPlan:
+    """Return the plan that a journal keeps.
+
+    Raises:
+        BadFile: If it cannot be read; names the file and the line.
+    """
+    try:
+        return StudyPlan.of(plan)
+    except BadFile as error:
+        raise BadFile(f"{journal} line 1: {error}") from error
 
 
 def report_facts(journal: Path) -> dict[str, str]:

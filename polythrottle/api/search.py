@@ -11,7 +11,7 @@ from types import NoneType
 from typing import TYPE_CHECKING
 
 from polythrottle.api.experiments import IDLE_S, Watcher, energy, measure, notes, study_progress, sweep
-from polythrottle.api.outcome import Tuning, conclude, find_study, usual_path
+from polythrottle.api.outcome import Tuning, conclude, find_study, planned, read_study, usual_path
 from polythrottle.backends.meters import unmetered
 from polythrottle.domain.arrivals import SelfPaced
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
@@ -330,7 +330,7 @@ def resume(
     journal = Path(journal)
     out = _checked_out(out, journal)
     with Journal.reopen(journal.absolute()) as kept:
-        begun = StudyPlan.of(kept.plan)
+        begun = planned(journal, kept.plan)
         if begun.objects:
             raise BadFile(f"{journal} cannot be resumed by itself: {begun.to_go_on}")
         plan = begun.changed(trials=trials, minutes=minutes, joules=joules, horizon=horizon, early_stop=early_stop)
@@ -457,7 +457,6 @@ def explain(study: Study | Tuning | Path | str) -> "Explanation":
         UnknownName: If there is no study of that name.
     """
     from polythrottle.optimize.explain import explain as explain_study
-    from polythrottle.storage.journal import read
 
     if isinstance(study, Tuning):
         return explain_study(study.study)
@@ -465,7 +464,7 @@ def explain(study: Study | Tuning | Path | str) -> "Explanation":
         return explain_study(study)
     if not isinstance(study, Path | str):
         raise InvalidInput(f"a study, a tuning or a journal's path can be explained, not {study!r}")
-    return explain_study(read(find_study(study)))
+    return explain_study(read_study(find_study(study)))
 
 
 def doctor(device: str | None = None) -> "Examination":

@@ -3,9 +3,7 @@
 import contextlib
 import glob
 import math
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,16 +11,16 @@ from typing import Any
 import tomli_w
 
 from polythrottle.catalog.documents import catalogue_dir
-from polythrottle.domain.errors import BadFile, PolythrottleError, StorageError, UnknownName
+from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError, UnknownName
 from polythrottle.domain.ladder import Ladder, Rung, Service
 from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import BATCH_SIZE, Level, OperatingPoint
 from polythrottle.domain.units import to_file, to_si
-from polythrottle.storage.atomic_file import replace_file
+from polythrottle.storage.atomic_file import check_folder, replace_file
 from polythrottle.storage.paths import state_dir
-from polythrottle.storage.untrusted import parse_toml, read_plain
+from polythrottle.storage.untrusted import parse_toml, read_plain, said
 
 # Points and ladders of points as tables of TOML: ``[point]`` and ``[ladder]`` of a tuned profile.
 
@@ -39,7 +37,7 @@ def point_of(levels: Mapping[str, Any]) -> OperatingPoint:
     """Return the point that levels of a file mean.
 
     Raises:
-        TypeError: If one is neither a finite number nor a word.
+        ValueError: If one is neither a finite number nor a word, or a clock or a power below zero.
     """
     return OperatingPoint(dict(_level(name, level) for name, level in levels.items()))
 
@@ -49,7 +47,9 @@ def _level(name: str, level: Any) -> tuple[str, Level]:
     if isinstance(level, str):
         return name, level
     if type(level) not in (int, float) or not math.isfinite(level):
-        raise TypeError(f"{name} has no level {level!r}")
+        raise ValueError(f"{name} has no level {level!r}")
+    if level < 0 and name.endswith(("hz", "_w")):
+        raise ValueError(f"{name} is {level!r}, and neither clocks nor powers are below 0")
     return to_si(name, level)
 
 
@@ -120,7 +120,7 @@ def _point(table: Any, where: str, like: OperatingPoint) -> OperatingPoint:
         raise BadFile(f"{where}.point is not a table of levels")
     try:
         point = point_of(levels)
-    except TypeError as error:
+    except ValueError as error:
         raise BadFile(f"{where}.point: {error}") from error
     if set(point) != set(like):
         raise BadFile(f"{where}.point sets {', '.join(point) or 'nothing'}, and the profile's {', '.join(like)}")
@@ -204,29 +204,32 @@ def read_profile(path: Path) -> Profile:
     data = read_plain(path, _MOST_BYTES)
     try:
         document = parse_toml(data)
-        point = point_of(document["point"])
+        _figure(document, "saving_fraction")  # follows from the measurements; wrong in a file that somebody has edited
+        point = point_of(_table(document["point"], "point"))
         if isinstance(batch := point.get(BATCH_SIZE, 1), str) or batch < 1 or batch != int(batch):
             raise ValueError(f"point.batch_size is {batch!r}; it must be a whole number of at least 1")
         return Profile(
-            device=_word(document["device"]),
-            workload=_word(document["workload"]),
+            device=_word(document["device"], "device"),
+            workload=_word(document["workload"], "workload"),
             point=point,
             measurement=_measurement(document["measured"]),
             default=_measurement(document["default"]) if "default" in document else None,
-            slo=tuple(document["slo"]),
-            provenance=_table(document["provenance"], "provenance"),
+            slo=_slo(document["slo"]),
+            provenance=_provenance(document["provenance"]),
             identity=_identity(document.get("identity", {})),
             workload_knobs=_names(document.get("workload_knobs"), "workload_knobs"),
             ladder=ladder_from_table(document["ladder"], point) if "ladder" in document else None,
         )
-    except UnicodeDecodeError as error:
-        raise BadFile(f"{path} is not a profile: it is not text in UTF-8") from error
-    except RecursionError as error:
-        raise BadFile(f"{path} is not a profile: it is nested too deep") from error
-    except KeyError as error:
-        raise BadFile(f"{path} is not a profile: it lacks {error}") from error
-    except (ValueError, TypeError, AttributeError, OverflowError, PolythrottleError) as error:
-        raise BadFile(f"{path} is not a profile: {error}") from error
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+        PolythrottleError,
+    ) as error:
+        raise BadFile(f"{path} is not a profile: {said(error)}") from error
 
 
 def tuned_path(device: str, workload: str, problem: Problem) -> Path:
@@ -249,7 +252,10 @@ def find_profile(name: str) -> Path:
     Raises:
         UnknownName: If there is none; names the nearest.
         BadFile: If it is a folder.
+        InvalidInput: If the name is empty.
     """
+    if not name.strip():
+        raise InvalidInput("the profile's name is empty; name its file, or <device>/<workload>")
     path = Path(name)
     if path.is_file():
         return path
@@ -335,21 +341,38 @@ def _slug(slo: str) -> str:
         return slo
 
 
-def _word(text: Any) -> str:
-    if not isinstance(text, str):
-        raise TypeError(f"{text!r} is not the name of a device or a workload")
+def _word(text: Any, name: str) -> str:
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{name} is {text!r}, and a name was expected")
     return text
+
+
+def _slo(values: Any) -> tuple[str, ...]:
+    """Return the limits of a profile, each of which can be parsed."""
+    limits = _names(values, "slo") or ()
+    for limit in limits:
+        Constraint.parse(limit)
+    return limits
+
+
+def _provenance(values: Any) -> dict[str, Any]:
+    """Return where a profile comes from: counts are whole numbers, all else is text."""
+    for name, told in _table(values, "provenance").items():
+        counted = name in ("seed", "trials")
+        if type(told) is not (int if counted else str):
+            raise ValueError(f"provenance.{name} is {told!r}, not {'a whole number' if counted else 'a text'}")
+    return dict(values)
 
 
 def _identity(table: Mapping[str, Any]) -> dict[str, str]:
     if not all(isinstance(text, str) for text in _table(table, "identity").values()):
-        raise TypeError("its identity holds something else than text")
+        raise ValueError("its identity holds something else than text")
     return dict(table)
 
 
 def _table(values: Any, name: str) -> dict[str, Any]:
     if not isinstance(values, dict):
-        raise TypeError(f"{name} is not a table")
+        raise ValueError(f"{name} is not a table")
     return values
 
 
@@ -357,7 +380,7 @@ def _names(values: Any, name: str) -> tuple[str, ...] | None:
     if values is None:
         return None
     if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
-        raise TypeError(f"{name} is not a list of texts")
+        raise ValueError(f"{name} is not a list of texts")
     return tuple(values)
 
 
@@ -367,12 +390,8 @@ def check_replaceable(path: Path) -> None:
     Raises:
         StorageError: If something else is there, or its folder cannot be written.
     """
+    check_folder(path)
     try:
-        folder = next(folder for folder in path.absolute().parents if folder.exists())
-        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-            raise StorageError(f"{path} cannot be written: {folder} is not a folder that can be written")
-        with tempfile.TemporaryFile(dir=folder):
-            pass  # what rights alone do not tell: a folder of the kernel's, a file system that is read-only or full
         if path.exists() and not (path.is_file() and path.read_bytes()[: len(_FIRST)] in (_FIRST.encode(), b"")):
             raise StorageError(f"{path} is there already and not a profile; name another file with --out")
     except OSError as error:
@@ -406,20 +425,48 @@ def _ends(interval: Interval | None) -> list[float] | None:
 def _intervals(ends: Any) -> dict[str, Interval]:
     if ends is None:
         return {}
+    if not isinstance(ends, list) or len(ends) != 2 or not all(type(end) in (int, float) for end in ends):
+        raise ValueError(f"energy_between_j is {ends!r:.40}, not two numbers")
     return {"energy": Interval(*map(float, ends))}
 
 
-def _measurement(values: Mapping[str, Any]) -> Measurement:
-    times = {f"{stat}_s": time / 1e3 for stat, time in values["latency_ms"].items()}
+def _measurement(values: Any) -> Measurement:
+    """Return the measurement that a table of a profile holds."""
+    values = _table(values, "a measurement")
+    latency = _table(values["latency_ms"], "latency_ms")
+    if strange := sorted(set(latency) - set(_STATISTICS)):
+        raise ValueError(f"{strange[0]!r} is no statistic of a latency; they are {', '.join(_STATISTICS)}")
+    times = {f"{stat}_s": _needed(latency, stat) / 1e3 for stat in latency if stat != "mean"}
+    kind = values["energy_kind"]
+    if kind not in list(EnergyKind):
+        raise ValueError(f"energy_kind is one of {', '.join(EnergyKind)}, not {kind!r:.40}")
+    queries = values.get("queries")
+    if queries is not None and type(queries) is not int:
+        raise ValueError(f"queries is {queries!r:.40}, not a whole number")
     return Measurement(
-        Latency(**times, queries=values.get("queries")),
-        values["energy_j"],
-        values["throughput_per_s"],
-        values.get("power_w"),
-        EnergyKind(values["energy_kind"]),
-        values.get("boundary", ""),
-        values.get("temperature_c"),
-        values.get("window_s"),
+        Latency(_needed(latency, "mean") / 1e3, queries=queries, **times),
+        _needed(values, "energy_j"),
+        _needed(values, "throughput_per_s"),
+        _figure(values, "power_w"),
+        EnergyKind(kind),
+        str(values.get("boundary", "")),
+        _figure(values, "temperature_c"),
+        _figure(values, "window_s"),
         intervals=_intervals(values.get("energy_between_j")),
-        idle_power_w=values.get("idle_power_w"),
+        idle_power_w=_figure(values, "idle_power_w"),
     )
+
+
+def _needed(table: Mapping[str, Any], name: str) -> float:
+    """Return a figure that must be there."""
+    if (value := _figure(table, name)) is None:
+        raise KeyError(name)
+    return value
+
+
+def _figure(table: Mapping[str, Any], name: str) -> float | None:
+    """Return a figure of a table; None if it is not there."""
+    value = table.get(name)
+    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+        raise ValueError(f"{name} is {value!r:.40}, not a finite number")
+    return value

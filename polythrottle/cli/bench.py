@@ -185,13 +185,16 @@ def search(
     does, and its answer is judged.
     """
     from polythrottle.lab import bench
+    from polythrottle.storage.atomic_file import check_new
     from polythrottle.storage.tables import check_writable, write
 
     sources = subjects.sources()
     if figure is not None:
         _check_figure(figure)
+        check_new(figure, "--figure")
     if out is not None:
         check_writable(out)
+        check_new(out, "--out")
     if rules.whole:
         _check_whole(rules.until, figure)
         searches = rules.whole_searches(sources)

@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -46,6 +46,13 @@ class CommandGroup(TyperGroup):
             raise typer.Exit
         return super().parse_args(ctx, args)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return a command and its words, once no path among them is empty."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not hasattr(command, "commands"):
+            _check_paths(command.params, rest)
+        return name, command, rest
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, a section per heading."""
         shown = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
@@ -68,6 +75,48 @@ def examples(*commands: str) -> str:
     """
     lines = "\n".join(f"  {line}" for command in commands for line in command.splitlines())
     return f"\b\nExample{'s' * (len(commands) > 1)}:\n{lines}"
+
+
+_PATHS = ("FILE", "FOLDER", "DIR", "PATH", "TABLE", "CATALOGUE", "STUDY", "PROFILE")
+"""How help pages write what is a path, or may be one."""
+
+
+def _check_paths(parameters: Iterable[Any], words: Iterable[str]) -> None:
+    """Refuse a path that is empty, which everybody who opens it would take for the current folder.
+
+    Args:
+        parameters: Of the command.
+        words: What it was given, before it is parsed: afterwards an empty path is a dot.
+
+    Raises:
+        InvalidInput: If one is; names the option or the argument.
+    """
+    takers = {name: parameter for parameter in parameters for name in parameter.opts}
+    arguments = [one for name, one in takers.items() if not name.startswith("-")]
+    taker = None
+    for word in words:
+        option, equals, value = word.partition("=")
+        if taker is not None:
+            _check_path(taker, word)
+            taker = None
+        elif word == "--":
+            return
+        elif option.startswith("-") and option in takers and not takers[option].is_flag:
+            if equals:
+                _check_path(takers[option], value)
+            else:
+                taker = takers[option]
+        elif not word.startswith("-"):
+            for argument in arguments[:1]:
+                _check_path(argument, word)
+
+
+def _check_path(parameter: Any, word: str) -> None:
+    kind = str(parameter.metavar or "").strip("[]")
+    if kind in _PATHS and not word.strip():
+        name = max(parameter.opts, key=len)
+        called = name if name.startswith("-") else kind
+        raise InvalidInput(f"{called} is empty; it takes a name, and a dot is the current folder")
 
 
 def _heading(command: Any) -> str:
@@ -389,6 +438,8 @@ def levels(text: str | None) -> "dict[str, Level]":
         InvalidInput: If one is no level or not finite, or a knob occurs twice.
     """
     found: dict[str, Level] = {}
+    if text is not None and not text.strip():
+        raise InvalidInput("--point is empty; write for example gpu_max_mhz=900,batch_size=4")
     for part in filter(None, (text or "").split(",")):
         name, equals, value = (word.strip() for word in part.partition("="))
         if not (name and equals and value):

@@ -122,6 +122,9 @@ class Latency:
         p50_s: Median; p90_s, p95_s and p99_s likewise: the time that share of queries stayed within.
         std_s: Standard deviation over queries.
         queries: How many queries the statistics are made of.
+
+    Raises:
+        InvalidInput: If a time is not positive and finite, or there was no query.
     """
 
     mean_s: float
@@ -136,6 +139,10 @@ class Latency:
         for value in (self.mean_s, self.p50_s, self.p90_s, self.p95_s, self.p99_s):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InvalidInput(f"a latency must be a positive, finite time, not {value} s")
+        if self.std_s is not None and not 0 <= self.std_s < math.inf:
+            raise InvalidInput(f"latencies cannot deviate by {self.std_s} s")
+        if self.queries is not None and self.queries < 1:
+            raise InvalidInput(f"a latency is that of 1 query or more, not of {self.queries}")
 
     @classmethod
     def of(cls, latencies_s: Sequence[float]) -> Latency:
@@ -251,6 +258,10 @@ class BoardEnergy:
             raise InvalidInput(f"energy must be positive and finite, not {self.energy_j}")
 
 
+_NEVER_NEGATIVE = ("window_s", "requests", "offered_per_s", "sender_s", "cuts_per_s", "cut_share")
+"""Figures of a measurement that may be unknown or zero."""
+
+
 @dataclass(frozen=True)
 class Measurement:
     """One operating point on one workload over one window.
@@ -280,8 +291,8 @@ class Measurement:
         board: What the device's own sensors said beside an external meter; None where nothing stands beside.
 
     Raises:
-        InvalidInput: If energy or throughput is not positive and finite, power is not finite or negative, or an extra
-            is not a metric of its kind.
+        InvalidInput: If energy or throughput is not positive and finite, power is not finite or negative, an extra
+            is not a metric of its kind, or a count, a time or a temperature cannot be one.
     """
 
     latency: Latency
@@ -315,6 +326,12 @@ class Measurement:
                 raise InvalidInput(f"{name} must be positive and finite, not {value}")
         if self.power_w is not None and not (math.isfinite(self.power_w) and self.power_w > 0):
             raise InvalidInput(f"power must be positive and finite, not {self.power_w}")
+        if self.temperature_c is not None and not math.isfinite(self.temperature_c):
+            raise InvalidInput(f"a temperature must be finite, not {self.temperature_c} °C")
+        for name in _NEVER_NEGATIVE:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise InvalidInput(f"{name} must be finite and not negative, not {value}")
 
     def metric(self, name: str) -> float | None:
         """Return one of `METRICS` in its unit, or None if it was not measured."""

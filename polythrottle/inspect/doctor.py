@@ -13,7 +13,7 @@ from pathlib import Path
 from polythrottle.backends import DeviceURI, open_device
 from polythrottle.backends.meters import Metered, unmetered
 from polythrottle.domain.clock import VirtualClock
-from polythrottle.domain.errors import InvalidInput, PolythrottleError
+from polythrottle.domain.errors import InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Device, Finding, Inspectable, Recorded, Sampled, findings_of
 from polythrottle.domain.units import show
@@ -245,7 +245,7 @@ def _patient(uri: str) -> ExaminedDevice:
         return _examined(open_device(uri))
     except PolythrottleError as err:
         # Not a device that fails, but a name that is wrong.
-        if isinstance(err, InvalidInput) or uri.partition(":")[0] in ("sim", "replay"):
+        if isinstance(err, InvalidInput | UnknownName) or uri.partition(":")[0] in ("sim", "replay"):
             raise
         return _unopened(uri, err)
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -28,6 +29,37 @@ def replace_file(path: Path, data: bytes | memoryview, *, mode: int | None = 0o6
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_replacement(path, mode=mode) as file:
             file.write(data)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def check_new(path: Path, option: str) -> None:
+    """Refuse a file that is there already, or could not be written, before the work whose result it is to hold.
+
+    Args:
+        path: The file.
+        option: Which names it.
+
+    Raises:
+        StorageError: If it is there, or its folder cannot be made or written.
+    """
+    if os.path.lexists(path):
+        raise StorageError(f"{path} is there already; name another file with {option}")
+    check_folder(path)
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a file whose folder cannot be made or written, before the work whose result it is to hold.
+
+    Raises:
+        StorageError: If that is so.
+    """
+    try:
+        folder = next(folder for folder in path.absolute().parents if folder.exists())
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise StorageError(f"{path} cannot be written: {folder} is not a folder that can be written to")
+        with tempfile.TemporaryFile(dir=folder):
+            pass  # what rights alone do not tell: a folder of the kernel's, a file system that is read-only or full
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
 

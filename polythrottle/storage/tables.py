@@ -13,7 +13,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +27,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
 from polythrottle.storage import cells as parquet
-from polythrottle.storage.atomic_file import open_replacement
+from polythrottle.storage.atomic_file import check_folder, open_replacement
 from polythrottle.storage.cells import Cells
 from polythrottle.storage.untrusted import check_plain
 
@@ -226,11 +225,9 @@ def check_writable(path: Path) -> None:
     try:
         if path.exists() and not path.is_file():
             raise StorageError(f"{path} cannot be written: it is not a regular file")
-        folder = next(one for one in path.absolute().parents if one.exists())
-        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-            raise StorageError(f"{path} cannot be written: {folder} is not a folder that can be written to")
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+    check_folder(path)
 
 
 def csv_lines(rows: Iterable[Iterable[object]]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import stat
@@ -27,6 +28,27 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else " " for each in text)
+
+
+def said(error: Exception) -> str:
+    """Return what a reader of a file has met there, in words that are of the file and not of Python.
+
+    Args:
+        error: What it raised; its own words stand in a ValueError or an error of this program's.
+    """
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    if isinstance(error, json.JSONDecodeError):
+        return "it is not JSON"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not text in UTF-8"
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    if isinstance(error, OverflowError):
+        return "it has a number too large to reckon with"
+    if isinstance(error, TypeError | AttributeError):
+        return "a value in it is of another kind than belongs there"
+    return str(error)
 
 
 # Plain files that somebody else has named: opened without waiting for anybody, and read up to a bound.

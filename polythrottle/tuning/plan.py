@@ -11,6 +11,7 @@ from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.space import Level
 from polythrottle.domain.units import span_s
 from polythrottle.optimize import Options, make_optimizer
+from polythrottle.storage.untrusted import said
 from polythrottle.tuning.setup import Setup
 from polythrottle.tuning.stopping import Budget, Rule
 
@@ -161,20 +162,20 @@ class StudyPlan:
                 objects=_texts(line.get("objects")) or (),
                 identity=_identity(line.get("identity", {})),
             )
-        except (TypeError, KeyError, AttributeError, InvalidInput) as error:
-            raise BadFile(f"the journal's plan cannot be read: {error}") from error
+        except (ValueError, TypeError, KeyError, AttributeError, InvalidInput) as error:
+            raise BadFile(f"the journal's plan cannot be read: {said(error)}") from error
 
 
 def _whole(value: Any) -> int:
     if type(value) is not int:
-        raise TypeError(f"{value!r} is not a whole number")
+        raise ValueError(f"{value!r} is not a whole number")
     return value
 
 
 def _figure(line: Mapping[str, Any], name: str) -> float | None:
     value = line.get(name)
     if value is not None and type(value) not in (int, float):
-        raise TypeError(f"{name} is not a number")
+        raise ValueError(f"{name} is not a number")
     return value
 
 
@@ -182,19 +183,19 @@ def _texts(values: Sequence[Any] | None) -> tuple[str, ...] | None:
     if values is None:
         return None
     if isinstance(values, str) or not all(isinstance(value, str) for value in values):
-        raise TypeError("history or objects is not a list of names")
+        raise ValueError("history or objects is not a list of names")
     return tuple(values)
 
 
 def _identity(told: Mapping[str, Any]) -> Mapping[str, str]:
     if not all(type(text) is str for text in told.values()):
-        raise TypeError("its identity holds something else than text")
+        raise ValueError("its identity holds something else than text")
     return dict(told)
 
 
 def _prior(levels: Mapping[str, Any]) -> Mapping[str, Level]:
     if not all(type(level) in (int, float, str) for level in levels.values()):
-        raise TypeError("a point to try first is not one")
+        raise ValueError("a point to try first is not one")
     return dict(levels)
 
 
@@ -202,5 +203,5 @@ def _lesson(line: Mapping[str, Any]) -> Mapping[str, str | int]:
     texts = (line["path"], line["sha256"])
     counts = (line["bytes"], line["trials"])
     if not all(type(text) is str for text in texts) or not all(type(count) is int for count in counts):
-        raise TypeError("an earlier study is not described")
+        raise ValueError("an earlier study is not described")
     return dict(line)

@@ -22,6 +22,7 @@ from polythrottle.domain.problem import Problem
 from polythrottle.domain.units import show_name
 from polythrottle.metering.early_stopping import LEAST_QUERIES, SEARCH_PRECISION
 from polythrottle.storage.identity import content_digest, identity_of
+from polythrottle.storage.untrusted import said
 from polythrottle.tuning.objects import GivenObjects, Served, name_of
 
 if TYPE_CHECKING:
@@ -436,23 +437,23 @@ class Setup:
             words: dict[str, Any] = {
                 name: tuple(value) if isinstance(value, list) else value for name, value in plan["setup"].items()
             }
-            setup = cls(**words)
+            setup = cls(**{**words, "device": words["device"]})  # a journal names its device, whatever the default
             _check_words(setup)
             return setup
-        except (KeyError, AttributeError, TypeError, InvalidInput) as error:
-            raise BadFile(f"the journal's plan cannot be read: {error}") from error
+        except (KeyError, AttributeError, TypeError, ValueError, InvalidInput) as error:
+            raise BadFile(f"the journal's plan cannot be read: {said(error)}") from error
 
 
 def _check_words(setup: Setup) -> None:
-    """Raise TypeError if a field that came out of a file is not of the type it should be."""
+    """Raise ValueError if a field that came out of a file is not of the type it should be."""
     texts = [setup.device, setup.workload or "", *(setup.knobs or ()), *setup.inputs, setup.arrivals or ""]
     counts = [*(setup.batch_sizes or ()), *(setup.threads or ()), setup.queries or 1]
     given = (setup.seconds, setup.precision, setup.cool_c)
     times = [setup.timeout_s, setup.settle_s, *(1.0 if time is None else time for time in given)]
     if not all(isinstance(text, str) for text in texts) or not all(type(count) is int for count in counts):
-        raise TypeError("a name or a count is not one")
+        raise ValueError("a name or a count is not one")
     if not all(type(time) in (int, float) for time in times):
-        raise TypeError("a time is not a number")
+        raise ValueError("a time is not a number")
 
 
 def device_name(problem: Problem) -> str:

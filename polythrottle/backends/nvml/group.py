@@ -21,7 +21,15 @@ from polythrottle.actuation import Difference, restore_all
 from polythrottle.actuation.drivers.nvml import Library
 from polythrottle.backends.nvml.device import NvmlDevice
 from polythrottle.backends.nvml.knobs import PROFILE_KNOB, Dials, searched_knobs, space_of
-from polythrottle.backends.nvml.members import chosen, common, differing, joined, joined_labels, means_several
+from polythrottle.backends.nvml.members import (
+    check_name,
+    chosen,
+    common,
+    differing,
+    joined,
+    joined_labels,
+    means_several,
+)
 from polythrottle.domain.backports import paired
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import (
@@ -60,10 +68,14 @@ def open_nvml(
         InvalidInput: If the name or a value is malformed, or a GPU is named twice.
         DeviceError: If there is no driver, or one of the GPUs does not answer or is split by MIG.
     """
-    if not means_several(name):
-        return NvmlDevice.open(name, options, knobs)
-    labels = chosen(Library(), name)
-    members = [NvmlDevice.open(uuid, options, knobs) for uuid in labels]
+    try:
+        if not means_several(name):
+            return NvmlDevice.open(name, options, knobs)
+        labels = chosen(Library(), name)
+        members = [NvmlDevice.open(uuid, options, knobs) for uuid in labels]
+    except DeviceError:
+        check_name(name)  # where there is no driver that could say so
+        raise
     if len(members) == 1:
         return members[0]
     return NvmlGroup(members, list(labels.values()), knobs)

@@ -149,6 +149,26 @@ def means_several(name: str) -> bool:
     return name == ALL or "," in name or _RANGE.fullmatch(name) is not None
 
 
+def check_name(name: str) -> None:
+    """Refuse a name that no GPU and no group can have, whatever the driver says.
+
+    Raises:
+        InvalidInput: If it is malformed.
+    """
+    for part in name.split(",") if name not in ("", ALL) else ():
+        span = _RANGE.fullmatch(part)
+        if span is not None and int(span[1]) > int(span[2]):
+            raise _counts_down(name, span)
+        if span is None and not (part.isdecimal() or part.startswith(("GPU-", "MIG-"))):
+            raise InvalidInput(
+                f"nvml:{name[:80]} names no GPU; write nvml:0, nvml:0-7, nvml:0,2, nvml:all, or a UUID: nvml:GPU-…"
+            )
+
+
+def _counts_down(name: str, span: re.Match[str]) -> InvalidInput:
+    return InvalidInput(f"nvml:{name[:80]} counts down; write {int(span[2])}-{int(span[1])}")
+
+
 def chosen(library: Library, name: str) -> Mapping[str, str]:
     """Return the UUIDs of the GPUs a group's name means, each with what messages call it, such as ``GPU 3``.
 
@@ -208,5 +228,5 @@ def _parts(name: str, count: int) -> Iterator[str]:
         first = int(ends[1])
         last = int(ends[2])
         if first > last:
-            raise InvalidInput(f"nvml:{name[:80]} counts down; write {last}-{first}")
+            raise _counts_down(name, ends)
         yield from map(str, range(first, min(last, count) + 1))  # one past the last there is names it as unknown

@@ -114,7 +114,7 @@ def _curves(axes: Axes, runners: Sequence[Runner], colours: dict[str, str]) -> N
             axes.fill_between(numbers, *band, color=colour, alpha=0.13, linewidth=0, step="post", zorder=1)
     axes.axhline(0.05, color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)), zorder=2)
     axes.set(yscale="log", ylim=(_FLOOR * 0.9, _CEILING * 1.05))
-    axes.set_xlim(1, max(len(runner.middle) for runner in runners))
+    axes.set_xlim(1, max(2, *(len(runner.middle) for runner in runners)))  # a search may end with its first trial
     axes.yaxis.set_major_locator(FixedLocator(_TICKS))
     axes.yaxis.set_major_formatter(FuncFormatter(_percent_tick))
     axes.yaxis.set_minor_locator(NullLocator())

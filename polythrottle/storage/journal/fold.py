@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle.domain.errors import BadFile, PolythrottleError
+from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Reference, Study, Trial, TrialState
 from polythrottle.storage.journal.lines import check_format, cost_from, measurement_from, study_from, typed
+from polythrottle.storage.untrusted import said
 
 
 @dataclass
@@ -30,7 +32,7 @@ class Fold:
             raise ValueError("a study begins with exactly one line that describes it")
         if event == "study":
             self.study = study_from(line)
-            self.plan = dict(line["plan"])
+            self.plan = dict(typed(line["plan"], dict, "plan"))
             return
         if event != "reference":
             self.finished = str(line["reason"]) if event == "finished" else None
@@ -39,18 +41,17 @@ class Fold:
     def _changed(self, event: str, line: Mapping[str, Any]) -> Study:
         assert self.study is not None
         if event == "reference":
-            point = OperatingPoint(line["point"])
+            point = OperatingPoint(typed(line["point"], dict, "point"))
             measurement = measurement_from(line["measurement"])
             return self.study.with_reference(Reference(str(line["name"]), point, measurement))
         if event == "finished":
-            answer = typed(line["answer"], int) if "answer" in line else None
-            return replace(self.study, answer=answer)
-        number = typed(line["number"], int)
+            return replace(self.study, answer=self._answer(line))
+        number = typed(line["number"], int, "number")
         trials = self.study.trials
         if event == "started":
             if number != len(trials) or self.running is not None:
                 raise ValueError(f"trial {number} cannot start after {len(trials)} trials")
-            point = OperatingPoint(line["point"])
+            point = OperatingPoint(typed(line["point"], dict, "point"))
             self.study.problem.space.index(point)
             self.attempts[number] += 1
             return self.study.with_trial(Trial(number, point))
@@ -59,13 +60,33 @@ class Fold:
             raise ValueError(f"trial {number} is not running")
         ended = replace(running, cost=cost_from(line.get("cost")))
         if event == "completed":
-            return self.study.with_trial(replace(ended, measurement=measurement_from(line["measurement"])))
+            return self.study.with_trial(replace(ended, measurement=self._judgeable(line["measurement"])))
         if event == "failed":
-            absent = typed(line["absent"], str) if "absent" in line else None
-            return self.study.with_trial(replace(ended, failure=typed(line["failure"], str), absent=absent))
+            absent = typed(line["absent"], str, "absent") if "absent" in line else None
+            failure = typed(line["failure"], str, "failure")
+            return self.study.with_trial(replace(ended, failure=failure, absent=absent))
         if event == "interrupted":
             return Study(self.study.problem, self.study.method, self.study.seed, trials[:-1], self.study.references)
         raise ValueError(f"unknown event {event!r}")
+
+    def _answer(self, line: Mapping[str, Any]) -> int | None:
+        """Return the trial that a study's last line names; None if it names none."""
+        assert self.study is not None
+        if "answer" not in line:
+            return None
+        answer = typed(line["answer"], int, "answer")
+        if not any(trial.number == answer for trial in self.study.completed):
+            raise ValueError(f"its answer is trial {answer}, and no trial of that number was completed")
+        return answer
+
+    def _judgeable(self, line: Any) -> Measurement:
+        """Return a trial's measurement, which has every quantity with a limit: one without is written as failed."""
+        assert self.study is not None
+        measurement = measurement_from(line)
+        for constraint in self.study.problem.constraints:
+            if measurement.metric(constraint.metric) is None:
+                raise ValueError(f"its measurement has no {constraint.metric}, which {constraint} is about")
+        return measurement
 
     @property
     def running(self) -> Trial | None:
@@ -103,6 +124,5 @@ def folded(path: Path, data: bytes) -> tuple[int, Fold]:
             RecursionError,
             PolythrottleError,
         ) as error:
-            said = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-            raise BadFile(f"{path} line {number} is not a line of a journal: {said}") from error
+            raise BadFile(f"{path} line {number} is not a line of a journal: {said(error)}") from error
     return whole, fold

@@ -1,8 +1,8 @@
 """The lines of a journal: values as JSON, and back."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 from polythrottle.domain.arrivals import Arrivals
@@ -25,6 +25,24 @@ _NEWER = (
     "cut_share",
     "board",
 )
+_KINDS: Mapping[type, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object with keys",
+    list: "a list",
+}
+_TIMES = frozenset(each.name for each in fields(Latency))
+_FIGURES = frozenset(each.name for each in fields(Measurement)) - {
+    "latency",
+    "energy_kind",
+    "boundary",
+    "censored",
+    "intervals",
+    "extras",
+    "board",
+}
 T = TypeVar("T")
 
 
@@ -66,20 +84,24 @@ def study_from(line: Mapping[str, Any]) -> Study:
         KeyError: If it lacks something, as do all readers here; TypeError or ValueError if something is not what it
             should be, PolythrottleError if it makes no problem.
     """
+    content = typed(line["content"], dict, "content")
+    objective = line.get("objective", "energy")
+    if objective not in list(Objective):
+        raise ValueError(f"objective is one of {', '.join(Objective)}, not {objective!r}")
     problem = Problem(
-        space_from_document(line["space"]),
+        space_from_document(typed(line["space"], dict, "space")),
         tuple(Constraint(**constraint) for constraint in line["constraints"]),
-        typed(line["device"], str),
-        typed(line["workload"], str),
-        dict(line["reference"]),
-        Window(**line["window"]),
-        {typed(name, str): typed(digest, str) for name, digest in line["content"].items()},
-        Objective(line.get("objective", "energy")),
-        Arrivals.parse(typed(line.get("arrivals", "closed"), str)),
+        typed(line["device"], str, "device"),
+        typed(line["workload"], str, "workload"),
+        dict(typed(line["reference"], dict, "reference")),
+        Window(**typed(line["window"], dict, "window")),
+        {typed(name, str, "content"): typed(digest, str, f"content.{name}") for name, digest in content.items()},
+        Objective(objective),
+        Arrivals.parse(typed(line.get("arrivals", "closed"), str, "arrivals")),
     )
     if problem.fingerprint != line["problem"]:
         raise ValueError("the problem it describes does not match its fingerprint")
-    return Study(problem, typed(line["method"], str), typed(line["seed"], int))
+    return Study(problem, typed(line["method"], str, "method"), typed(line["seed"], int, "seed"))
 
 
 def measurement_line(measurement: Measurement) -> dict[str, Any]:
@@ -101,35 +123,47 @@ def _end(value: float) -> float | None:
     return None
 
 
-def _intervals(line: Mapping[str, Any]) -> dict[str, Interval]:
-    ends = {typed(name, str): [_figure(end) for end in pair] for name, pair in line.items()}
-    return {
-        name: Interval(-math.inf if low is None else low, math.inf if high is None else high)
-        for name, (low, high) in ends.items()
-    }
+def _intervals(line: Any) -> dict[str, Interval]:
+    return {name: _interval(pair, f"the interval of {name}") for name, pair in typed(line, dict, "intervals").items()}
 
 
-def _board(line: Mapping[str, Any]) -> BoardEnergy:
+def _interval(pair: Any, name: str) -> Interval:
+    """Return an interval that a line keeps as its two ends."""
+    if len(typed(pair, list, name)) != 2:
+        raise ValueError(f"{name} has two ends, not {len(pair)}")
+    low, high = (_figure(end, name) for end in pair)
+    return Interval(-math.inf if low is None else low, math.inf if high is None else high)
+
+
+def _board(line: Any) -> BoardEnergy:
+    line = typed(line, dict, "board")
     ends = line.get("interval")
     return BoardEnergy(
-        energy_j=typed(line["energy_j"], float),
-        energy_kind=EnergyKind(line["energy_kind"]),
-        boundary=typed(line["boundary"], str),
-        interval=None if ends is None else _intervals({"board": ends})["board"],
+        energy_j=typed(line["energy_j"], float, "board.energy_j"),
+        energy_kind=_kind(line["energy_kind"]),
+        boundary=typed(line["boundary"], str, "board.boundary"),
+        interval=None if ends is None else _interval(ends, "board.interval"),
     )
 
 
-def measurement_from(line: Mapping[str, Any]) -> Measurement:
+def _kind(word: Any) -> EnergyKind:
+    """Return how energy came about, as a line says it."""
+    if word not in list(EnergyKind):
+        raise ValueError(f"energy_kind is one of {', '.join(EnergyKind)}, not {word!r}")
+    return EnergyKind(word)
+
+
+def measurement_from(line: Any) -> Measurement:
     """Return the measurement a line keeps; raises as `study_from`."""
-    fields = dict(line)
-    times = {name: _figure(value) for name, value in fields.pop("latency").items()}
-    censored = typed(fields.pop("censored", False), bool)
-    intervals = _intervals(fields.pop("intervals", {}))
-    extras = {typed(name, str): typed(value, float) for name, value in fields.pop("extras", {}).items()}
-    board = fields.pop("board", None)
-    kind = EnergyKind(fields.pop("energy_kind"))
-    boundary = typed(fields.pop("boundary"), str)
-    figures = {name: _figure(value) for name, value in fields.items()}
+    left = dict(typed(line, dict, "measurement"))
+    times = _figures(typed(left.pop("latency"), dict, "latency"), _TIMES, ("mean_s",))
+    censored = typed(left.pop("censored", False), bool, "censored")
+    intervals = _intervals(left.pop("intervals", {}))
+    extras = {name: typed(value, float, name) for name, value in typed(left.pop("extras", {}), dict, "extras").items()}
+    board = left.pop("board", None)
+    kind = _kind(left.pop("energy_kind"))
+    boundary = typed(left.pop("boundary"), str, "boundary")
+    figures = _figures(left, _FIGURES, ("energy_j", "throughput_per_s"))
     return Measurement(
         latency=Latency(**times),  # type: ignore[arg-type]
         energy_kind=kind,
@@ -140,6 +174,23 @@ def measurement_from(line: Mapping[str, Any]) -> Measurement:
         board=None if board is None else _board(board),
         **figures,  # type: ignore[arg-type]
     )
+
+
+def _figures(line: Mapping[str, Any], known: Collection[str], needed: Collection[str]) -> dict[str, float | None]:
+    """Return figures by name.
+
+    Args:
+        line: Holds them.
+        known: The names it may have.
+        needed: Those of them that are there in any case.
+    """
+    if strange := sorted(set(line) - set(known)):
+        raise ValueError(f"{strange[0]!r} is no figure of a measurement")
+    figures = {name: _figure(value, name) for name, value in line.items()}
+    for name in needed:
+        if figures[name] is None:
+            raise ValueError(f"{name} is null, and every measurement has one")
+    return figures
 
 
 def cost_line(trial: Trial) -> dict[str, float] | None:
@@ -153,21 +204,29 @@ def cost_from(line: Any) -> Cost | None:
     """Return what a trial took; None if its line does not say."""
     if line is None:
         return None
-    return Cost(_figure(line["seconds"]) or 0.0, _figure(line["joules"]) or 0.0)
+    line = typed(line, dict, "cost")
+    return Cost(*(_figure(line[name], f"cost.{name}") or 0.0 for name in ("seconds", "joules")))
 
 
-def _figure(value: Any) -> float | None:
-    """Return a number or None as it is; OverflowError if it is larger than any that can be reckoned with."""
+def _figure(value: Any, name: str) -> float | None:
+    """Return a number or None as it is, unless it is larger than any that can be reckoned with."""
     if type(value) is int:
-        float(value)
+        try:
+            float(value)
+        except OverflowError:
+            raise ValueError(f"{name} is a number too large to reckon with") from None
         return value
     if value is None:
         return None
-    return typed(value, float)
+    return typed(value, float, name)
 
 
-def typed(value: Any, kind: type[T]) -> T:
-    """Return a value of exactly the kind it should be."""
+def typed(value: Any, kind: type[T], name: str) -> T:
+    """Return a value of exactly the kind it should be.
+
+    Raises:
+        ValueError: If it is of another; says of which name it is.
+    """
     if type(value) is not kind:
-        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+        raise ValueError(f"{name} is {value!r:.40}, not {_KINDS[kind]}")
     return value

@@ -9,7 +9,7 @@ from polythrottle.domain.errors import BadFile
 from polythrottle.domain.study import Study
 from polythrottle.storage.journal.fold import folded
 from polythrottle.storage.journal.lines import check_format
-from polythrottle.storage.untrusted import check_plain
+from polythrottle.storage.untrusted import check_plain, said
 
 
 def read(path: Path) -> Study:
@@ -64,7 +64,7 @@ def heading(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise BadFile(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise BadFile(f"{path} line 1 is not a line of a journal: {error}") from error
+        raise BadFile(f"{path} line 1 is not a line of a journal: {said(error)}") from error
     if line.get("event") != "study":
         raise BadFile(f"{path} line 1 is not the first line of a journal")
     return dict(line)
