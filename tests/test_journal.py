@@ -106,7 +106,8 @@ def test_any_other_bad_line_is_an_error_with_its_number(tmp_path: Path, line: by
      ('"method": "bayes"', '"method": 5'), ('"batch_size": 1', '"batch_size": 77'), ('{"v": 2', '{"v": true'),
      ('{"v": 2', '{"v": 0'), ('"censored": false', '"censored": 0'), ('"seconds": 2.5', '"seconds": -2.5'),
      ('"seconds": 2.5', '"seconds": "2.5"'), ('"cost": {', '"cost": {"_": 1, "second'),
-     ('"mean_s": 0.01', '"mean_s": null'), ('"energy_j": 1.0', '"energy_j": null'), ('"queries": null', '"queries": -4'),
+     ('"mean_s": 0.01', '"mean_s": null'), ('"energy_j": 1.0', '"energy_j": null'),
+     ('"queries": null', '"queries": -4'),
      ('"window_s": null', '"window_s": -1'), ('"temperature_c": null', '"temperature_c": NaN'),
      ('"mean_s": 0.01', '"mean_s": 0.01, "x": 1'), ('"latency": {', '"latency": null, "y": {'),
      ('"energy_kind": "simulated"', '"energy_kind": "psychic"'), ('"answer": 1', '"answer": 99'),
@@ -133,7 +134,7 @@ def test_a_trial_that_lacks_what_has_a_limit_is_a_bad_line(tmp_path: Path) -> No
         journal.started(Trial(0, ORDER[0]))
         journal.completed(Trial(0, ORDER[0], measured(), cost=Cost(2.5, 25.0)))
     path.write_text(path.read_text().replace('"p99_s": 0.012', '"p99_s": null'))
-    with pytest.raises(BadFile, match="line 3 .* has no p99, which p99<=1 s is about"):
+    with pytest.raises(BadFile, match=r"line 3 .* has no p99, which p99<=1 s is about"):
         read(path)
 
 

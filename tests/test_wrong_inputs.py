@@ -68,7 +68,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("measure -d sim: -w resnet50", 2, "polythrottle devices lists them"),
     ("measure -d simm:jetson-nano", 3, "a device is one of sim:<board>"),
     ("measure -d ''", 3, "unknown device ''"),
-    ("measure -d sim:jetson-nano?speed=2", 3, "did you mean seed or noise?"),
+    ("measure -d sim:jetson-nano?speed=2", 3, "did you mean seed?"),
     ("measure -d sim:jetson-nano?seed=x", 2, "not a whole number"),
     ("measure -d sim:jetson-nano?noise=nan", 2, "0 <= noise < 1"),
     ("measure -d sim:jetson-nano?meter=", 2, "names no meter; it is one of shelly:HOST"),
@@ -132,9 +132,9 @@ WRONG: list[tuple[str, int, str]] = [
     # Windows and arrivals
     (f"{MEASURE} --queries 0", 2, "needs 1 query or more"),
     (f"{MEASURE} --queries 99999999999999", 2, "1,000,000 queries at most"),
-    (f"{MEASURE} --seconds nan", 2, "lasts 0 seconds or more, not nan"),
+    (f"{MEASURE} --seconds nan", 2, "--seconds nan: a window lasts 0 s or more"),
     (f"{MEASURE} --timeout 0", 2, "a time above zero"),
-    (f"{MEASURE} --settle -1", 2, "settles for 0 s or more"),
+    (f"{MEASURE} --settle -1", 2, "--settle -1: a window settles for 0 s or more"),
     (f"{MEASURE} --cool nan", 2, "between -100 °C and 200 °C"),
     (f"{MEASURE} --precision two", 2, "write for example 2%"),
     (f"{MEASURE} --precision 200%", 2, "between 0.01 % and 50 %"),
@@ -293,6 +293,13 @@ QUICK = [
     (f"{RACE} --figure t.png", 8, "t.png is there already; name another file with --figure"),
     (f"{RACE} --out /proc/x.csv", 8, "/proc/x.csv cannot be written"),
     (f"{RACE} --figure /proc/x.png", 8, "/proc/x.png cannot be written"),
+    (f"{MEASURE} --queries 0", 2, "--queries 0: a window needs 1 query or more"),
+    (f"{MEASURE} --knobs gpu_max_mhz,gpu_max_hz", 2, "--knobs names gpu_max_mhz twice"),
+    (f"{MEASURE} --knobs batch_size", 3, "(--batch says which there may be)"),
+    (f"{TUNE} --method nope", 3, "unknown search method 'nope'; known: bayes"),
+    (f"{TUNE} --minutes -1", 2, "--minutes must be above zero and finite, not -1"),
+    (f"{RACE} --trials 0", 2, "--trials must be at least 1, not 0"),
+    (f"{RACE} --jobs -3", 2, "--jobs must be at least 0, not -3"),
     ("devices nvml:abc", 2, "nvml:abc names no GPU"),
     ("devices nvml:-1", 2, "nvml:-1 names no GPU"),
     ("devices nvml:7-0", 2, "counts down; write 0-7"),
@@ -417,6 +424,18 @@ def test_a_tree_is_planted_with_a_word_on_what_lies_beside_it(files: Path, capsy
     assert not Path("board.kernel/writes.log").exists()
     assert plant_or_run(["plant", "jetson-nanoo", "other"]) == 3
     assert capsys.readouterr().err.startswith("polythrottle: unknown")
+
+
+def test_a_limit_far_too_tight_is_asked_back_with_the_point_as_it_is_written(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The point in the units of `--point`, and the limit that was perhaps meant."""
+    assert run(shlex.split(f"{TUNE} --slo p99<=25us --method grid")) == 5
+    shown = capsys.readouterr()
+    assert shown.err.rstrip().endswith("was p99<=25ms meant?")
+    assert "gpu_max_mhz=" in shown.err.splitlines()[-1]
+    assert "gpu_max_hz=" not in shown.err
+    assert "next     polythrottle explain " in shown.out
 
 
 def test_a_limit_in_the_wrong_unit_is_asked_back(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

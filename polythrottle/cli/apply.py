@@ -69,7 +69,7 @@ def print_said(said: "DaemonReply") -> None:
 
 def apply(
     profile: Annotated[
-        str | None, typer.Argument(metavar="[PROFILE]", help="A profile's file, or <device>/<workload>.")
+        str | None, typer.Argument(metavar="PROFILE", help="A profile's file, or <device>/<workload>.")
     ] = None,
     device: Annotated[
         str | None, typer.Option("--device", "-d", metavar="URI", help="Where; the profile's own device by default.")
@@ -211,13 +211,15 @@ def _print_applied(found: "tuple[Applied, str]") -> None:
     applied, path = found
     console = plain_console()
     console.print(Text(applied.title, "bold"))
-    lines = {"device": applied.device, "profile": path, "set": show_point(applied.point)}
+    lines = {"device": applied.device, "set": show_point(applied.point)}
     if applied.served:
         lines["to do"] = f"{show_point(applied.served)}: belongs to the workload, set it where the model is served"
     lines["stands"] = _how_long(applied)
     if applied.remark:
         lines["but"] = applied.remark
     console.print(named_lines(lines.items()))
+    # On a line of its own, unbroken, so that it can be copied.
+    console.print(Text.assemble(("profile ", "dim"), path), soft_wrap=True)
 
 
 def _how_long(applied: "Applied") -> str:

@@ -143,6 +143,13 @@ class RuleOptions(OptionGroup):
     def _methods(self) -> list[str]:
         """Return who takes part, once what else was said has been looked at."""
         methods = self.methods.split(",")
+        for option, count, least in (
+            ("--seeds", self.seeds, 1),
+            ("--trials", self.trials, 1),
+            ("--jobs", self.jobs, 0),
+        ):
+            if count is not None and count < least:
+                raise InvalidInput(f"{option} must be at least {least}, not {count}")
         if self.history is not None:
             _check_named("--history", self.history)
         self._say_who_heeds_no_risk(methods)

@@ -79,7 +79,7 @@ def demo(
 
 
 def lay_examples(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where they go.", show_default=False)] = Path(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where they go.", show_default=False)] = Path(
         "examples"
     ),
     as_json: JsonOption = False,
@@ -154,6 +154,7 @@ def tune(
         )
     for name in study.as_prior or ():
         say_which(name)
+    budget.check()
     if resume is None:
         tuning = _begun(setup, study, budget, out, force, sure)
     else:
@@ -208,6 +209,13 @@ _KINDS = {"integer": "it takes a whole number", "number": "it takes a number"}
 # typer brings a click of its own in newer versions; its base class is reached through what typer exports.
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
+_CODES = """
+
+\b
+Exit codes: 0 done, 2 malformed words, 3 unknown name, 4 bad file, 5 no point
+holds the limit, 6 device out of reach, 7 trial spoilt, 8 result not written,
+9 claim not shown, 130 interrupted."""
+
 app = typer.Typer(
     name="polythrottle",
     cls=CommandGroup,
@@ -215,7 +223,8 @@ app = typer.Typer(
     epilog=examples(
         "polythrottle tune -d sim:jetson-orin-nano -w resnet50 --slo 'p99<=50ms'",
         "polythrottle tune --help",
-    ),
+    )
+    + _CODES,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -251,9 +260,7 @@ app.command(
     epilog=examples("polythrottle devices sim:jetson-orin-nano"),
 )
 def devices(
-    device: Annotated[
-        str | None, typer.Argument(metavar="[URI]", help="Show one device with knobs and presets.")
-    ] = None,
+    device: Annotated[str | None, typer.Argument(metavar="URI", help="Show one device with knobs and presets.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the devices that can be tuned here, and the models simulated boards can serve."""
@@ -296,7 +303,7 @@ def measure(
     setup: SetupOptions,
     sides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[A B]", help="Compare two in turns: profiles, presets or default.", show_default=False),
+        typer.Argument(metavar="A B", help="Compare two in turns: profiles, presets or default.", show_default=False),
     ] = None,
     point: Annotated[
         str | None, typer.Option("--point", metavar="K=V,…", help="gpu_max_mhz=900,batch_size=4; the rest at default.")

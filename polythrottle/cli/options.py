@@ -223,8 +223,8 @@ class SetupOptions(OptionGroup):
         str | None,
         typer.Option("--knobs", metavar="A,B", help="Device knobs to search; the others keep their default."),
     ] = None
-    batch: Annotated[str | None, typer.Option("--batch", metavar="1,2,4", help="Batch sizes to search.")] = None
-    threads: Annotated[str | None, typer.Option("--threads", metavar="1,2", help="Thread counts to search.")] = None
+    batch: Annotated[str | None, typer.Option("--batch", metavar="1,2,4", help="Batch sizes there may be.")] = None
+    threads: Annotated[str | None, typer.Option("--threads", metavar="1,2", help="Thread counts there may be.")] = None
     inputs: Annotated[
         list[str] | None,
         typer.Option("--input", metavar="SHAPE", help="Shape of a model input without its batch: 3x224x224."),
@@ -273,6 +273,11 @@ class SetupOptions(OptionGroup):
         """
         from polythrottle.tuning.setup import Setup
 
+        if self.queries is not None and self.queries < 1:
+            raise InvalidInput(f"--queries {self.queries}: a window needs 1 query or more")
+        for option, does, time_s in (("--seconds", "lasts", self.seconds), ("--settle", "settles for", self.settle)):
+            if time_s is not None and not 0 <= time_s < math.inf:
+                raise InvalidInput(f"{option} {time_s:g}: a window {does} 0 s or more")
         return Setup(
             self._device() if look else self.device,
             self.workload,
@@ -328,6 +333,16 @@ class BudgetOptions(OptionGroup):
             "--early-stop/--no-early-stop", help="Stop when next to nothing is left to save.", show_default=False
         ),
     ] = None
+
+    def check(self) -> None:
+        """Check the bounds that are numbers.
+
+        Raises:
+            InvalidInput: If one is not above zero and finite; names its option.
+        """
+        for option, bound in (("--minutes", self.minutes), ("--joules", self.joules)):
+            if bound is not None and not 0 < bound < math.inf:
+                raise InvalidInput(f"{option} must be above zero and finite, not {bound:g}")
 
 
 @dataclass(frozen=True)
@@ -412,7 +427,10 @@ def knob_names(text: str | None) -> tuple[str, ...] | None:
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise InvalidInput(f"--knobs takes names such as gpu_max_mhz,mem_mhz, not {text[:40]!r}")
-    return tuple(knob_name(name) for name in names)
+    knobs = tuple(knob_name(name) for name in names)
+    if twice := next((name for name, knob in zip(names, knobs, strict=True) if knobs.count(knob) > 1), None):
+        raise InvalidInput(f"--knobs names {twice} twice")
+    return knobs
 
 
 def counts(option: str, text: str | None) -> tuple[int, ...] | None:

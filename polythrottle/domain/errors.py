@@ -46,7 +46,7 @@ class UnknownName(PolythrottleError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         names = sorted(known)
-        near = get_close_matches(name, names, n=3, cutoff=0.4)
+        near = get_close_matches(name, names, n=3, cutoff=0.6)
         if near:
             offer = f"did you mean {' or '.join(near)}?"
         else:

@@ -1,7 +1,7 @@
 """The tuned answer: which point to apply for a workload on a device, and the evidence for it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from polythrottle.domain.errors import SloUnmet
@@ -11,6 +11,10 @@ from polythrottle.domain.problem import Objective
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import WORTHWHILE, Study, card_html, show_energy, show_point, show_saving
 from polythrottle.domain.units import show_excess
+
+_TIGHT = 300
+"""A limit that the closest trial misses by so many times looks as if its unit were wrong; seconds for milliseconds are
+1,000."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -208,8 +212,12 @@ def _nearest_miss(study: Study) -> str:
         return "no trial was measured, so no point is known to hold the SLO"
     worst = max(study.constraints, key=lambda constraint: constraint.excess(closest.measurement))  # type: ignore[arg-type]
     over = worst.excess(closest.measurement)
-    point = ", ".join(f"{name}={level}" for name, level in closest.point.items())
+    hint = ""
+    if worst.timed and not worst.relative and over >= _TIGHT:
+        meant = str(replace(worst, limit=1000 * worst.limit)).replace(" ", "")
+        hint = f"; was {meant} meant?"
     return (
         f"none of {len(study.completed)} measured points holds {' and '.join(map(str, study.constraints))}; "
-        f"trial {closest.number} came closest and misses {worst} by {show_excess(over, 1)} ({point})"
+        f"trial {closest.number} came closest and misses {worst} by {show_excess(over, 1)} "
+        f"({show_point(closest.point)}){hint}"
     )

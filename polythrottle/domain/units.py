@@ -113,7 +113,9 @@ def knob_name(text: str) -> str:
 
 def unknown_knob(name: str, known: Iterable[str]) -> UnknownName:
     """Return the error that says that there is no such knob, all names as people write them."""
-    return UnknownName("knob", show_name(name), map(show_name, known))
+    option = {"batch_size": "--batch", "threads": "--threads"}.get(name)
+    hint = f"({option} says which there may be)" if option else ""
+    return UnknownName("knob", show_name(name), map(show_name, known), hint=hint)
 
 
 def spelled(name: str) -> str:

@@ -349,5 +349,6 @@ class CsvMeter:
 
 def _place(path: Path, names: list[str], name: str) -> int:
     if names.count(name) != 1:
-        raise BadFile(f"{path} has {names.count(name)} columns {name!r}; it has {', '.join(names)}")
+        many = f"{names.count(name)} columns" if name in names else "no column"
+        raise BadFile(f"{path} has {many} {name!r}; it has {', '.join(names)}")
     return names.index(name)

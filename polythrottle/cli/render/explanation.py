@@ -134,6 +134,8 @@ def _price(price: Price) -> dict[str, Any]:
 
 _UNITS = {"s": "s", "w": "W", "c": "°C", "per_s": "/s", "per_j": "/J"}
 _AT_ONCE = 2
+_ROOM = 0.1
+"""The share of a limit that may be left where it is still said to bind, as a reader would."""
 _FAR = 20
 _MANY = 10
 _UNTRIED = 0.005
@@ -146,7 +148,7 @@ def print_explanation(found: Explanation) -> None:
     problem = found.study.problem
     console.print(Text.assemble("\n", (problem.device, "bold"), "  ", problem.workload), soft_wrap=True)
     if found.nothing is not None:
-        console.print(found.nothing)
+        console.print(Unpadded(Text(found.nothing)))
         return
     _section(console, None, _chosen(found))
     _section(console, "what holds it there", _holding(found))
@@ -218,6 +220,9 @@ def _standing(limit: Limit, words: str) -> str:
         text += f", {abs(limit.slack) / limit.noise:.1f} x the noise of a trial"
     if not limit.binds or limit.saving is None or limit.sure is None:
         return text + ("; does not bind" if limit.saving is not None else "")
+    if limit.slack_fraction > _ROOM:
+        # No point lies between: the next better one is beyond the limit.
+        return f"{text}; the next better point breaks it: without it {_range(limit.sure, limit.saving)} less {words}"
     return f"{text}; binds: without it {_range(limit.sure, limit.saving)} less {words}"
 
 
@@ -362,8 +367,11 @@ def _print_prices(console: Console, found: Explanation, limit: Limit, ladder: Se
     table = _table("limit", goal(found.study.problem.objective), "change", "", "point, where it differs")
     table.columns[-1].justify = "left"
     above = None
-    for price in ladder:
-        table.add_row(*_price_cells(found, price, above))
+    for price, after in zip(ladder, [*ladder[1:], None], strict=True):
+        # Of limits with one answer the first and the last are shown, and the limit as it is.
+        same = after is not None and above == price.point == after.point and price.constraint != limit.constraint
+        if not same:
+            table.add_row(*_price_cells(found, price, above))
         above = price.point
     console.print(Unpadded(table))
     console.print(_marginal(found, limit, ladder))

@@ -58,6 +58,11 @@ def print_tuning(tuning: "Tuning") -> None:
     for name, path in written.items():
         if path is not None:  # on a line of its own, unbroken, so that it can be copied
             console.print(Text.assemble((f"{name:<9}", "dim"), str(_near(path))), soft_wrap=True)
+    next_ = [("explain", tuning.journal_path)]
+    if tuning.profile_path is not None:
+        next_.insert(0, ("apply", tuning.profile_path))
+    words = "; ".join(shlex.join(["polythrottle", command, str(_near(path))]) for command, path in next_)
+    console.print(Text.assemble((f"{'next':<9}", "dim"), words), soft_wrap=True)
 
 
 def print_measurement(
