@@ -20,6 +20,7 @@ EDGES: dict[str, tuple[str, ...]] = {
     "board": (*ADAPTERS, "metering", "inspect"),
     "workloads": ("domain", "storage"),
     "optimize": ("domain", "storage"),
+    "proxy": ("domain", "storage"),
     "metering": ADAPTERS,
     "tuning": (*ADAPTERS, "board", "metering"),
     "report": ADAPTERS,
@@ -29,7 +30,7 @@ EDGES: dict[str, tuple[str, ...]] = {
     "cluster": (*ADAPTERS, "metering", "tuning"),
     "lab": (*ADAPTERS, "metering", "tuning", "training", "cluster"),
     "api": (*ADAPTERS, "board", "metering", "tuning", "report", "inspect", "daemon"),
-    "cli": (*ADAPTERS, "metering", "tuning", "report", "inspect", "training", "daemon", "cluster", "lab", "api"),
+    "cli": (*ADAPTERS, "metering", "tuning", "report", "inspect", "training", "daemon", "cluster", "lab", "api", "proxy"),
     "testing": ADAPTERS,
     "__init__": ("domain", "metering", "tuning", "daemon", "api"),
     "__main__": ("cli",),
@@ -64,7 +65,8 @@ HEAVY = {
     "textual": ("cli",),
     "starlette": ("daemon",),
     "uvicorn": ("daemon",),
-    "prometheus_client": ("daemon",),
+    "h11": ("daemon", "proxy"),
+    "prometheus_client": ("daemon", "proxy"),
     "rich": ("cli", "api"),
 }
 

@@ -40,6 +40,7 @@ from polythrottle.cli.options import (
     spread,
 )
 from polythrottle.cli.output import answer, complain, optional, own_stdout, say_which
+from polythrottle.cli.proxy import proxy
 from polythrottle.cli.reproduce import app as reproductions
 from polythrottle.domain.errors import INTERRUPTED, DeviceError, InvalidInput, PolythrottleError, SloUnmet, StorageError
 
@@ -435,6 +436,11 @@ app.add_typer(
 app.command(rich_help_panel=KEEP, short_help="Watch the daemon in the terminal.", epilog=examples("polythrottle top"))(
     top
 )
+app.command(
+    rich_help_panel=KEEP,
+    short_help="Bound the requests in flight at a language model's server.",
+    epilog=examples("polythrottle proxy http://127.0.0.1:8000 --in-flight 16"),
+)(proxy)
 app.add_typer(finetunes, name="finetune", rich_help_panel=KEEP, short_help="Fine-tune a model beside its inference.")
 app.add_typer(
     clusters, name="cluster", rich_help_panel=KEEP, short_help="Train on machines that can be taken away (spot)."

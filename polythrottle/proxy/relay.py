@@ -1,0 +1,314 @@
+"""One request on its way: to the server once it may start, and the answer back, byte for byte as it comes.
+
+The head of each message is h11's; bodies are passed on as they are, in the callback that has received them, so that a
+token waits for no task and no queue. Every request has a connection of its own to the server: what ends there, or is
+killed, ends for one client.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import h11
+
+from polythrottle.proxy.answers import Body, Tokens, body_of
+from polythrottle.storage.untrusted import printable
+
+HEAD_BYTES = 64 << 10
+"""A head may be this long: of a request or of an answer."""
+_CONNECT_S = 10.0
+_OK = 200
+_SERVER_FAULT = 500
+_BUFFER = bytearray(256 << 10)
+"""What is received lies here until the callback that received it returns; the loop runs one at a time."""
+_ROOM = memoryview(_BUFFER)
+# Source: RFC 9110, section 7.6.1: what concerns one connection is not passed on.
+_OF_ONE_CONNECTION = (b"connection", b"keep-alive", b"proxy-connection", b"te", b"upgrade")
+_ASKED_ANEW = (*_OF_ONE_CONNECTION, b"host", b"content-length", b"transfer-encoding", b"expect")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client has sent, whole.
+
+    Args:
+        method: In capital letters.
+        target: Path and query.
+        headers: As they came, names in small letters.
+        body: All of it.
+        old: Whether it is of HTTP/1.0, which knows no chunks.
+        keeps: Whether the client wants to use its connection again.
+    """
+
+    method: bytes
+    target: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+    old: bool
+    keeps: bool
+
+    def sent_to(self, host: bytes) -> tuple[h11.Connection, bytes]:
+        """Return what parses the answer, and the bytes to send to a server.
+
+        Args:
+            host: The server's, for its header.
+        """
+        headers = [(name, value) for name, value in self.headers if name not in _ASKED_ANEW]
+        headers += [(b"host", host), (b"connection", b"close")]
+        if self.body or self.method in (b"POST", b"PUT", b"PATCH"):
+            headers.append((b"content-length", b"%d" % len(self.body)))
+        parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
+        head = parser.send(h11.Request(method=self.method, target=self.target, headers=headers)) or b""
+        if self.body:
+            parser.send(h11.Data(data=self.body))
+        parser.send(h11.EndOfMessage())
+        if self.old:
+            line, rest = head.split(b"\r\n", 1)
+            head = line.replace(b"HTTP/1.1", b"HTTP/1.0") + b"\r\n" + rest
+        return parser, head + self.body
+
+
+class Client(Protocol):
+    """Where the answer goes."""
+
+    @property
+    def stalled(self) -> bool:
+        """Whether it takes no more for now."""
+
+    def forward(self, data: bytes) -> None:
+        """Send bytes on."""
+
+    def complete(self, keeps: bool) -> None:
+        """Have the answer ended; ``keeps`` whether the connection can be used again."""
+
+    def cut(self) -> None:
+        """Have the answer broken off, after what was sent."""
+
+    def refuse(self, status: int, why: str) -> None:
+        """Answer with an error instead."""
+
+
+class Observer(Protocol):
+    """Whoever keeps count."""
+
+    def passed(self, pieces: int) -> None:
+        """Count pieces of streams that were passed on."""
+
+    def over(self, exchange: "Exchange", outcome: str) -> None:
+        """Take note that a request has ended; called once."""
+
+
+class Exchange(asyncio.BufferedProtocol):
+    """One request and its answer.
+
+    Args:
+        request: To be sent.
+        client: Where the answer goes.
+        observer: Told how it ends.
+        came_s: When the request was there, on the clock of the loop.
+        bounded: Whether it counts as one in flight.
+    """
+
+    def __init__(self, request: Request, client: Client, observer: Observer, came_s: float, bounded: bool) -> None:
+        self.tokens = Tokens()
+        self.status = 0
+        self.came_s = came_s
+        self.bounded = bounded
+        self._request: Request | None = request
+        self._method = request.method
+        self._keeps = request.keeps
+        self._client: Client | None = client
+        self._observer = observer
+        self._loop = asyncio.get_running_loop()
+        self._work: asyncio.Task[None] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._parser: h11.Connection | None = None
+        self._body: Body | None = None
+
+    def start(self, server: "Upstream") -> None:
+        """Connect to the server and send the request."""
+        self._work = self._loop.create_task(self._connect(server))
+
+    async def _connect(self, server: "Upstream") -> None:
+        try:
+            await asyncio.wait_for(server.connect(self), _CONNECT_S)
+        except (OSError, asyncio.TimeoutError) as error:
+            self._give_up(502, f"nothing answers at {server.where} ({_reason(error)})", "unreachable")
+            return
+        if self._transport is None or self._request is None:
+            return
+        self._parser, sent = self._request.sent_to(server.host)
+        self._request = None  # a prompt may be megabytes, and its answer take minutes
+        self._transport.write(sent)
+        if self._client is not None and self._client.stalled:
+            self.pause()
+
+    def leave(self) -> None:
+        """End it because the client has gone; the server learns of it by its closed connection."""
+        self._end("left")
+
+    def turn_away(self, status: int, why: str) -> None:
+        """End it before it has begun, with an error."""
+        self._give_up(status, why, "refused")
+
+    def pause(self) -> None:
+        """Receive nothing until `resume`, as the client takes nothing: the server must wait too."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Receive again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the connection; close it at once if the client has gone meanwhile."""
+        assert isinstance(transport, asyncio.Transport)
+        if self._client is None:
+            transport.abort()
+            return
+        self._transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where bytes may be received."""
+        return _ROOM
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass on what was received."""
+        client = self._client
+        if client is None:
+            return
+        data = bytes(_ROOM[:nbytes])
+        body = self._body
+        try:
+            if body is None:
+                data, body = self._opened(client, data)
+                if body is None:
+                    return
+            taken = body.take(data)
+        except (h11.RemoteProtocolError, ValueError) as error:
+            self._give_up(502, f"the server does not answer in proper HTTP: {printable(str(error))}"[:300], "failed")
+            return
+        if taken < len(data):
+            data = data[:taken]
+        if data:
+            client.forward(data)
+            before = self.tokens.pieces
+            self.tokens.take(data, self._loop.time())
+            self._observer.passed(self.tokens.pieces - before)
+        if body.over:
+            self._whole()
+
+    def eof_received(self) -> bool:
+        """Let the connection be closed."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See whether the answer was whole."""
+        if self._client is None:
+            return
+        if self._body is None:
+            self._give_up(502, "the server closed the connection instead of answering", "failed")
+        elif exc is None and not self._body.framed:
+            self._whole()
+        else:
+            self._give_up(502, "", "cut")
+
+    def _opened(self, client: Client, data: bytes) -> tuple[bytes, Body | None]:
+        """Take in bytes of the head; returns those behind it and the body they begin, None if it is not there yet."""
+        parser = self._parser
+        if parser is None:  # a server that answers before it is asked
+            raise ValueError("it answers before it is asked")
+        parser.receive_data(data)
+        event = parser.next_event()
+        while isinstance(event, h11.InformationalResponse):
+            event = parser.next_event()
+        if not isinstance(event, h11.Response):
+            return b"", None
+        headers: Mapping[bytes, bytes] = dict(event.headers)
+        self.status = event.status_code
+        self._body = body = body_of(self._method, event.status_code, headers)
+        self.tokens.streamed = headers.get(b"content-type", b"").lower().startswith(b"text/event-stream")
+        self._keeps = self._keeps and body.framed
+        client.forward(_head(event, b"transfer-encoding" in headers, self._keeps))
+        rest = parser.trailing_data[0]
+        self._parser = None
+        return rest, body
+
+    def _whole(self) -> None:
+        client = self._client
+        keeps = self._keeps
+        self._end("answered" if self.status < _SERVER_FAULT else "failed")
+        if client is not None:
+            client.complete(keeps)
+
+    def _give_up(self, status: int, why: str, outcome: str) -> None:
+        """Tell the client that there is no answer, or no more of it."""
+        client = self._client
+        begun = bool(self.status)
+        self._end("cut" if begun else outcome)
+        if client is None:
+            return
+        if begun:
+            client.cut()
+        else:
+            client.refuse(status, why)
+
+    def _end(self, outcome: str) -> None:
+        if self._client is None:
+            return
+        self._client = None
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+        elif self._work is not None and not self._work.done() and self._work is not _current():
+            self._work.cancel()
+        self._observer.over(self, outcome)
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, OSError) or isinstance(error, TimeoutError):
+        return f"not within {_CONNECT_S:g} s"
+    # asyncio puts words of its own in place of the system's; an error of names has numbers of its own.
+    known = error.errno in errno.errorcode
+    return printable(os.strerror(error.errno or 0) if known else error.strerror or str(error)).lower()
+
+
+def _current() -> "asyncio.Task[None] | None":
+    with contextlib.suppress(RuntimeError):
+        return asyncio.current_task()
+    return None
+
+
+def _head(event: h11.Response, chunked: bool, keeps: bool) -> bytes:
+    dropped = (*_OF_ONE_CONNECTION, b"content-length") if chunked else _OF_ONE_CONNECTION
+    lines = [b"HTTP/1.1 %d %s" % (event.status_code, event.reason)]
+    lines += [b"%s: %s" % (name, value) for name, value in event.headers.raw_items() if name.lower() not in dropped]
+    if not keeps:
+        lines.append(b"Connection: close")
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+class Upstream(Protocol):
+    """The server that requests go to."""
+
+    @property
+    def where(self) -> str:
+        """Host and port, for people."""
+
+    @property
+    def host(self) -> bytes:
+        """For the header of that name."""
+
+    async def connect(self, protocol: asyncio.BufferedProtocol) -> None:
+        """Open a connection.
+
+        Raises:
+            OSError: If nobody answers.
+        """
