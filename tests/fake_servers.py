@@ -27,6 +27,10 @@ class Handler(BaseHTTPRequestHandler):
         """Answer."""
         self._answer("POST")
 
+    def do_PUT(self) -> None:
+        """Answer."""
+        self._answer("PUT")
+
     def _answer(self, method: str) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.seen.append((method, self.path, dict(self.headers), body))

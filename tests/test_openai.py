@@ -10,8 +10,17 @@ from typing import Any
 import pytest
 from fake_servers import FakeServer, Handler, event, listening, openai, piece, stream, usage
 
-from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PermissionDenied, TrialError, UnknownName
+from polythrottle.domain.errors import (
+    BadFile,
+    DeviceError,
+    InvalidInput,
+    KnobRejected,
+    PermissionDenied,
+    TrialError,
+    UnknownName,
+)
 from polythrottle.domain.ports import Concurrent, Noting, Workload
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.testing.contracts import WorkloadContract
 from polythrottle.workloads import open_workload
 from polythrottle.workloads.services.openai import Events, TokenStream, made_up_prompts
@@ -567,3 +576,63 @@ def test_redirects_are_not_followed(serve: Serve, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(TrialError, match=r"sends on to http.*, which is not followed"), opened(server):
         pass
     assert not other.seen
+
+
+# --- the bound on the requests in flight, behind a proxy -------------------------------------------------------------
+
+
+def bounded(server: FakeServer, limit: int = 3) -> list[int]:
+    """Have a server speak as a proxy does of its limit; returns the limits that held, the first one first."""
+    held = [limit]
+
+    def put(handler: Handler, body: bytes) -> None:
+        held.append(json.loads(body)["limit"])
+        handler.document({"limit": held[-1], "running": 0, "waiting": 0})
+
+    server.answers["GET", "/polythrottle/in_flight"] = lambda handler, _: handler.document({"limit": held[-1]})
+    server.answers["PUT", "/polythrottle/in_flight"] = put
+    return held
+
+
+def test_the_bound_in_flight_is_a_knob_and_is_set_again_in_the_end(serve: Serve) -> None:
+    """The bound that was found is among its levels and the default; one that holds already is not set."""
+    server = serve()
+    held = bounded(server)
+    with opened(server, "?in_flight=8,1&concurrency=8") as workload:
+        assert [dict(point)["in_flight"] for point in workload.space] == [1, 3, 8]
+        assert workload.space.default == OperatingPoint({"in_flight": 3})
+        for limit in (3, 8, 8, 1):
+            workload.apply(OperatingPoint({"in_flight": limit}))
+        assert held == [3, 8, 1]
+        assert isinstance(workload, Noting)
+        assert workload.notes == ()
+    assert held == [3, 8, 1, 3]
+
+
+def test_a_bound_that_no_proxy_keeps_is_refused(serve: Serve) -> None:
+    """Where there is no proxy, where it lets nobody through, and where it does not take a bound."""
+    server = serve()
+    with pytest.raises(DeviceError, match="no polythrottle proxy is at"):
+        open_workload(f"openai://{server.where}/org/m?in_flight=4")
+    bounded(server, 0)
+    with pytest.raises(DeviceError, match="holds all requests back"):
+        open_workload(f"openai://{server.where}/org/m?in_flight=4")
+    bounded(server)
+    error = {"error": {"message": "the limit is set from the machine that the proxy runs on"}}
+    server.answers["PUT", "/polythrottle/in_flight"] = lambda handler, _: handler.document(error, 403)
+    with opened(server, "?in_flight=4") as workload:
+        assert isinstance(workload, Noting)
+        assert "--arrivals" in workload.notes[0]
+        with pytest.raises(KnobRejected, match=r"does not take in_flight=4 \(403\): the limit is set from the machine"):
+            workload.apply(OperatingPoint({"in_flight": 4}))
+
+
+def test_a_proxy_that_is_gone_in_the_end_is_said(serve: Serve) -> None:
+    """Its bound could not be set as it was found, and how to is said."""
+    server = serve()
+    bounded(server)
+    workload = open_workload(f"openai://{server.where}/org/m?in_flight=4")
+    workload.apply(OperatingPoint({"in_flight": 4}))
+    del server.answers["PUT", "/polythrottle/in_flight"]
+    with pytest.raises(DeviceError, match=r"does not take in_flight=3 .*; set it by hand"):
+        workload.close()

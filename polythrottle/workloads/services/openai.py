@@ -17,8 +17,11 @@ from async_timeout import timeout
 
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PermissionDenied, TrialError, UnknownName
 from polythrottle.domain.measurement import Query
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.untrusted import check_plain
 from polythrottle.workloads.foreign_calls import refusal_text
+from polythrottle.workloads.inputs import chosen, count
+from polythrottle.workloads.services.in_flight import IN_FLIGHT, limit_of
 from polythrottle.workloads.services.service import CONCURRENCY, Service
 from polythrottle.workloads.uris import Address
 
@@ -222,7 +225,7 @@ class TokenStream:
 # A language model behind an OpenAI-compatible server (vLLM, SGLang, transformers serve, …) as a workload.
 
 KEY = "OPENAI_API_KEY"
-_OPTIONS = ("endpoint", "prompt_tokens", "max_tokens", "prompts", "stall", "ignore_eos", CONCURRENCY)
+_OPTIONS = ("endpoint", "prompt_tokens", "max_tokens", "prompts", "stall", "ignore_eos", CONCURRENCY, IN_FLIGHT)
 _PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 _OK = 200
 _REFUSAL = 400
@@ -247,7 +250,9 @@ class OpenaiWorkload(Service["Web"]):
         uri: ``openai://host:port/model`` or ``openai+https://host/model``; options after a question mark: ``endpoint``
             (chat or completions), ``prompt_tokens`` (128) or ``prompts`` (a file, a prompt a line), ``max_tokens``
             (64), ``stall`` (seconds without a token before the answer is given up, 10), ``ignore_eos=true`` (always
-            ``max_tokens``, where the server knows that field), ``concurrency``.
+            ``max_tokens``, where the server knows that field), ``concurrency``, ``in_flight`` (levels of the bound on
+            the requests in flight, where the address is that of ``polythrottle proxy``; the one found there is set
+            again when the workload is closed).
         inputs: Must be empty.
         batch_sizes: Must be None.
         threads: Must be None.
@@ -282,7 +287,14 @@ class OpenaiWorkload(Service["Web"]):
         self._by_usage = True
         self._answers = self._lumped = 0
         self._listed: list[str] = []
-        self._open([])
+        self._limit = limit_of(address)
+        if self._limit is not None:
+            with self._opening():
+                self._wait_for(self._in_time(self._limit.open()))
+            default = OperatingPoint({IN_FLIGHT: self._limit.found})
+            self._open([self._limit.knob], default)
+        else:
+            self._open([])
         with self._opening(asking=True):
             self._wait_for(self._in_time(self._try()))
 
@@ -300,7 +312,37 @@ class OpenaiWorkload(Service["Web"]):
         if self._lumped > _FEW * self._answers:
             some = f"{self._lumped:,} of {self._answers:,} answers of {where} came with all tokens in one piece"
             found.append(f"{some}: time per token (tpot) is unknown")
+        most = self._at_once[-1]
+        if self._limit is not None and most == 1:
+            found.append("in_flight bounds what comes by --arrivals; without, write ?concurrency= above its levels")
+        elif self._limit is not None and most < self._limit.knob.levels[-1]:
+            found.append(f"in_flight above {most} bounds nothing while at most {most} queries are under way")
         return tuple(found)
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Set the knobs of the queries to come, and the bound on those in flight at the proxy.
+
+        Raises:
+            KnobRejected: If the point is not in the space, or the proxy does not take the bound.
+        """
+        wanted = chosen(self.space, point)
+        if self._limit is not None and (level := count(wanted, IN_FLIGHT)) != self._limit.held:
+            self._wait_for(self._in_time(self._limit.set(level)))
+        super().apply(wanted)
+
+    def close(self) -> None:
+        """Close what was opened, the proxy's bound set as it was found; the service goes on.
+
+        Raises:
+            DeviceError: If the proxy does not take it.
+        """
+        try:
+            if self._limit is not None and self._limit.held != self._limit.found:
+                self._wait_for(self._in_time(self._limit.set(self._limit.found)))
+        except TrialError as err:
+            raise DeviceError(f"{err}; set it by hand") from err
+        finally:
+            super().close()
 
     def _asked(self) -> Any:
         options = self._address.options
