@@ -32,7 +32,8 @@ from polythrottle.cluster.catalogue import read_catalogue
 from polythrottle.cluster.plan.deadline import read_availability
 from polythrottle.cluster.recorded_tables import read_trace
 from polythrottle.daemon.settings import read_settings
-from polythrottle.daemon.traffic.server_metrics import counts_of, named
+from polythrottle.daemon.traffic.engines import named
+from polythrottle.daemon.traffic.server_metrics import counts_of
 from polythrottle.daemon.web import messages
 from polythrottle.daemon.web.messages import Refusal
 from polythrottle.domain.errors import PolythrottleError

@@ -19,15 +19,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from polythrottle.daemon.control.events import Target
 from polythrottle.daemon.observation import RequestStats, Traffic
+from polythrottle.daemon.traffic.engines import TRITON, VLLM, named
 from polythrottle.daemon.traffic.local_sources import LoggedTraffic, ProcessTraffic, ReportedTraffic
 from polythrottle.daemon.traffic.server_metrics import (
-    TRITON,
-    VLLM,
     Counts,
     Fetcher,
     ScrapedTraffic,
     counts_of,
-    named,
     quantile,
 )
 from polythrottle.daemon.traffic.sources import open_traffic

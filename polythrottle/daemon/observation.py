@@ -27,6 +27,10 @@ class RequestStats:
         model: A name for the contents of the served model; another one means that it was changed. Empty if unknown.
         p99_least_s: What the p99 of that whole time comes to at least, while it has not passed yet: what the guard goes
             by. None where only the p99 is known.
+        tokens_in: Tokens of prompts, of a language model; ``tokens_out`` that were generated.
+        tokens_out: Since the look before.
+        ttft_p99_s: 99 % of the requests answered lately had their first token within this time.
+        tpot_p99_s: Likewise, each request's mean time per token after it.
     """
 
     arrived: int | None = 0
@@ -38,6 +42,10 @@ class RequestStats:
     model: str = ""
     worst_s: float | None = None
     p99_least_s: float | None = None
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    ttft_p99_s: float | None = None
+    tpot_p99_s: float | None = None
 
 
 def known_sum(first: Amount | None, second: Amount | None) -> Amount | None:
@@ -315,6 +323,8 @@ def _both(first: RequestStats, second: RequestStats) -> RequestStats:
         answered=known_sum(first.answered, second.answered),
         failed=failed_of(first, second),
         model=second.model or first.model,
+        tokens_in=known_sum(first.tokens_in, second.tokens_in),
+        tokens_out=known_sum(first.tokens_out, second.tokens_out),
         worst_s=max((each.worst_s for each in (first, second) if each.worst_s is not None), default=None),
     )
 

@@ -14,7 +14,7 @@ OUTCOMES = ("answered", "failed", "refused", "unreachable", "cut", "left")
 off by the client."""
 _PER_DECADE = 10
 _BOUNDS = tuple(round(10 ** (power / _PER_DECADE), 12) for power in range(-3 * _PER_DECADE, 2 * _PER_DECADE + 1))
-"""From 1 ms to 100 s, each a quarter above the one before: a percentile out of them is within an eighth."""
+"""From 1 ms to 100 s, each a quarter above the one before: a percentile out of them is within a quarter."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Requests as a server's Prometheus metrics count them: fetched in the background, read for Triton.
-
-VLLM and any histogram.
-"""
+"""Requests and tokens as a server's Prometheus metrics count them: fetched in the background, read by engine."""
 
 from __future__ import annotations
 
@@ -19,6 +16,7 @@ from prometheus_client.samples import Sample
 
 from polythrottle.daemon.control.events import Target
 from polythrottle.daemon.observation import RequestStats
+from polythrottle.daemon.traffic.engines import Names, names_on, whose
 from polythrottle.daemon.traffic.local_sources import WINDOW_S
 from polythrottle.domain.errors import InvalidInput
 
@@ -110,10 +108,7 @@ class Fetcher:
         return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
 
 
-# What a server's Prometheus metrics say of its requests: Triton's, vLLM's, and any histogram of latencies.
-#
-# Names: https://github.com/triton-inference-server/server/blob/main/docs/user_guide/metrics.md and
-# https://docs.vllm.ai/en/latest/usage/metrics.html.
+# What a server's Prometheus metrics say of its requests, by the names of its engine.
 
 _MODEL_LABELS = ("model", "model_name")
 _SCALES = {"us": 1e-6, "microseconds": 1e-6, "ms": 1e-3, "milliseconds": 1e-3, "s": 1.0, "seconds": 1.0}
@@ -122,79 +117,25 @@ _MOST_BUCKETS = 1000
 
 
 @dataclass(frozen=True)
-class Names:
-    """Which metrics say what; an empty name is one the server does not have.
-
-    Args:
-        answered: Counters of requests that ended, well or not.
-        failed: Those of them that failed.
-        waiting: Gauges of requests that are not answered yet, waiting ones for the count of those that wait.
-        busy: Further gauges of such requests, being answered.
-        histogram: Of latencies.
-        total: Counter of the latencies' sum; ``total_of`` what it sums over, if not ``answered``.
-        summary: Of latencies, with a quantile 0.99.
-    """
-
-    answered: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()
-    waiting: str = ""
-    busy: str = ""
-    histogram: str = ""
-    total: str = ""
-    summary: str = ""
-
-    @property
-    def wanted(self) -> frozenset[str]:
-        """The names of all samples that matter."""
-        if self.histogram:
-            parts = [f"{self.histogram}_{part}" for part in ("bucket", "sum", "count")]
-        else:
-            parts = []
-        return frozenset(
-            {*self.answered, *self.failed, self.waiting, self.busy, self.total, self.summary, *parts} - {""}
-        )
-
-
-TRITON = Names(
-    answered=("nv_inference_request_success", "nv_inference_request_failure"),
-    failed=("nv_inference_request_failure",),
-    waiting="nv_inference_pending_request_count",
-    total="nv_inference_request_duration_us",
-    summary="nv_inference_request_summary_us",
-)
-VLLM = Names(
-    answered=("vllm:request_success_total",),
-    waiting="vllm:num_requests_waiting",
-    busy="vllm:num_requests_running",
-    histogram="vllm:e2e_request_latency_seconds",
-)
-
-
-def named(histogram: str, waiting: str = "") -> Names:
-    """Return the names of a server of which a histogram of latencies is known, and perhaps a gauge.
-
-    Args:
-        histogram: In the unit its name ends in: ``_seconds``, ``_ms``, ``_us``; seconds if it says none.
-        waiting: Of requests that are not answered yet.
-    """
-    return Names(answered=(f"{histogram}_count",), waiting=waiting, histogram=histogram)
-
-
-@dataclass(frozen=True)
 class Counts:
     """What a server has counted so far; None is not known.
 
     Args:
-        answered: Requests that ended.
+        answered: Requests that ended; None where the server does not count them.
         failed: Of them, without an answer.
         waiting: That wait now; ``busy`` that are being answered.
         sum_s: Of the latencies of ``summed`` requests.
         summed: How many.
         buckets: Upper end of a latency, and how many stayed within, ascending.
         p99_s: As the server computed it.
+        tokens_in: Tokens of prompts; ``tokens_out`` generated.
+        tokens_out: Tokens.
+        first: Like ``buckets``, of times to the first token; ``per_token`` of each request's time per token after it.
+        per_token: Likewise.
+        engine: Whose metrics these are.
     """
 
-    answered: float
+    answered: float | None
     failed: float | None = None
     waiting: float | None = None
     busy: float | None = None
@@ -202,10 +143,17 @@ class Counts:
     summed: float | None = None
     buckets: tuple[tuple[float, float], ...] = ()
     p99_s: float | None = None
+    tokens_in: float | None = None
+    tokens_out: float | None = None
+    first: tuple[tuple[float, float], ...] = ()
+    per_token: tuple[tuple[float, float], ...] = ()
+    engine: str = ""
 
     @property
-    def arrived(self) -> float:
-        """Requests that came so far, but for a constant: those that ended, wait or are being answered."""
+    def arrived(self) -> float | None:
+        """Requests that came so far, but for a constant: those that ended, wait or are answered; None if unknown."""
+        if self.answered is None:
+            return None
         return self.answered + (self.waiting or 0.0) + (self.busy or 0.0)
 
     def began_anew(self, before: Counts) -> bool:
@@ -213,6 +161,7 @@ class Counts:
         pairs = [(self.answered, before.answered), (self.failed, before.failed), (self.summed, before.summed)]
         known = dict(before.buckets)
         pairs += [(count, known.get(end)) for end, count in self.buckets]
+        pairs += [(self.tokens_in, before.tokens_in), (self.tokens_out, before.tokens_out)]
         return any(now is not None and then is not None and now < then for now, then in pairs)
 
 
@@ -221,20 +170,27 @@ class _Sums:
     """Samples added up over labels."""
 
     values: dict[str, float] = field(default_factory=dict)
-    buckets: dict[float, float] = field(default_factory=dict)
+    buckets: dict[str, dict[float, float]] = field(default_factory=dict)
     p99: float | None = None
 
     def take(self, sample: Sample, names: Names) -> None:
         value = float(sample.value)
-        if names.histogram and sample.name == f"{names.histogram}_bucket":
+        histogram = sample.name.removesuffix("_bucket")
+        if histogram != sample.name and histogram in names.histograms:
             end = float(sample.labels.get("le", "nan"))
-            if len(self.buckets) < _MOST_BUCKETS and not math.isnan(end):
-                self.buckets[end] = self.buckets.get(end, 0.0) + value
+            buckets = self.buckets.setdefault(histogram, {})
+            if len(buckets) < _MOST_BUCKETS and not math.isnan(end):
+                buckets[end] = buckets.get(end, 0.0) + value
         elif names.summary and sample.name == names.summary:
             if sample.labels.get("quantile") == _P99 and math.isfinite(value) and value > 0:
                 self.p99 = max(value, self.p99 or 0.0)
         elif math.isfinite(value):
             self.values[sample.name] = self.values.get(sample.name, 0.0) + value
+
+    def ends(self, histogram: str) -> tuple[tuple[float, float], ...]:
+        """Return the buckets of a histogram, ascending, their ends in seconds."""
+        scale_s = scale(histogram)
+        return tuple((end * scale_s, count) for end, count in sorted(self.buckets.get(histogram, {}).items()))
 
 
 def counts_of(text: str, known: Sequence[Names], model: str = "") -> Counts:
@@ -248,12 +204,9 @@ def counts_of(text: str, known: Sequence[Names], model: str = "") -> Counts:
     Raises:
         InvalidInput: If the text is not of that format, or none of the metrics is in it.
     """
-    present = {line.partition("{")[0].partition(" ")[0] for line in text.splitlines()}
-    names = next((each for each in known if present.intersection(each.answered)), None)
+    names = names_on(text, known)
     if names is None:
-        raise InvalidInput(
-            f"none of {', '.join(name for each in known for name in each.answered)} is among the metrics"
-        )
+        raise InvalidInput(whose(text, known))
     sums = _Sums()
     try:
         for sample in _samples(text, names.wanted):
@@ -277,7 +230,7 @@ def _model(labels: Mapping[str, str]) -> str:
 
 def _counted(sums: _Sums, names: Names) -> Counts:
     known = [sums.values[name] for name in names.answered if name in sums.values]
-    if not known:
+    if not (known if names.answered else sums.values):
         raise InvalidInput("none of the metrics is of this model; look at the label model or model_name")
     scale_s = scale(names.histogram or names.total)
     if names.histogram:
@@ -287,16 +240,21 @@ def _counted(sums: _Sums, names: Names) -> Counts:
     if whole[1]:
         summed = sums.values.get(whole[1])
     else:
-        summed = sum(known)
+        summed = sum(known) if known else None
     total = sums.values.get(whole[0])
     found = Counts(
-        sum(known),
+        sum(known) if names.answered else None,
         _total(sums, names.failed),
         sums.values.get(names.waiting),
         sums.values.get(names.busy),
         None if total is None else total * scale_s,
         summed,
-        tuple((end * scale_s, count) for end, count in sorted(sums.buckets.items())),
+        sums.ends(names.histogram),
+        tokens_in=sums.values.get(names.tokens_in),
+        tokens_out=sums.values.get(names.tokens_out),
+        first=sums.ends(names.first),
+        per_token=sums.ends(names.per_token),
+        engine=names.engine,
     )
     if sums.p99 is None:
         return found
@@ -334,8 +292,14 @@ def quantile(before: Counts, now: Counts, share: float = 0.99, least: int = 20) 
         share: Of the requests.
         least: How many there must be.
     """
-    then = dict(before.buckets)
-    added = [(end, max(0.0, count - then.get(end, 0.0))) for end, count in now.buckets]
+    return _quantile(before.buckets, now.buckets, share, least)
+
+
+def _quantile(
+    before: tuple[tuple[float, float], ...], now: tuple[tuple[float, float], ...], share: float = 0.99, least: int = 20
+) -> Quantile:
+    then = dict(before)
+    added = [(end, max(0.0, count - then.get(end, 0.0))) for end, count in now]
     total = 0.0
     if added:
         total = added[-1][1]
@@ -378,13 +342,23 @@ class ScrapedTraffic:
         names: Which metrics matter; of several servers, the first whose are there.
         model: Only this one of the server's models; all if empty.
         uri: The text that opens it again.
+        request_tokens: So many tokens, in and out, count as one request; None where requests count as such.
     """
 
-    def __init__(self, fetcher: Fetcher, names: tuple[Names, ...], model: str, uri: str) -> None:
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        names: tuple[Names, ...],
+        model: str,
+        uri: str,
+        request_tokens: float | None = None,
+    ) -> None:
         self._fetcher = fetcher
         self._known = names
         self._model = model
         self._uri = uri
+        self._request_tokens = request_tokens
+        self._due = 0.0
         self._number = 0
         self._unread = False
         self._asked_s = -math.inf
@@ -461,15 +435,38 @@ class ScrapedTraffic:
         before = past[-1][1]
         oldest = past[0][1]
         past.append((now_s, counts))
-        arrived = max(0, round(counts.arrived - before.arrived))
         return RequestStats(
-            arrived,
-            round(counts.answered - before.answered),
+            self._arrived(before, counts),
+            _added(counts.answered, before.answered),
             _added(counts.failed, before.failed),
             _whole(counts.waiting),
             self._p99_s(oldest, counts),
             _mean_s(oldest, counts),
+            tokens_in=_added(counts.tokens_in, before.tokens_in),
+            tokens_out=_added(counts.tokens_out, before.tokens_out),
+            ttft_p99_s=_quantile(oldest.first, counts.first).value_s,
+            tpot_p99_s=_quantile(oldest.per_token, counts.per_token).value_s,
         )
+
+    def _arrived(self, before: Counts, counts: Counts) -> int | None:
+        """Return how many requests came between two looks, by tokens where those are to count."""
+        if self._request_tokens is None:
+            if counts.arrived is None or before.arrived is None:
+                self.note = (
+                    f"{self._uri}: {counts.engine} counts no requests; give request_tokens=N to count its tokens"
+                )
+                return None
+            return max(0, round(counts.arrived - before.arrived))
+        came, made = _added(counts.tokens_in, before.tokens_in), _added(counts.tokens_out, before.tokens_out)
+        if came is None or made is None:
+            self.note = (
+                f"{self._uri}: {counts.engine or 'this server'} does not count its tokens; leave request_tokens out"
+            )
+            return None
+        self._due += (came + made) / self._request_tokens
+        whole = int(self._due)
+        self._due -= whole
+        return whole
 
     def _p99_s(self, oldest: Counts, counts: Counts) -> float | None:
         if not counts.buckets:

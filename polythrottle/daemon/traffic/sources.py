@@ -2,14 +2,17 @@
 
 ==========================================  ===================================================================
 ``report``                                  the program that serves reports through the daemon's API
-``metrics:http://host:port/metrics``        Prometheus metrics of Triton or vLLM; of others with ``?histogram=NAME``
+``metrics:http://host:port/metrics``        Prometheus metrics of Triton, vLLM, SGLang, TensorRT-LLM, llama.cpp or
+                                            the proxy; of others with ``?histogram=NAME``
 ``log:FILE``                                one line per request is added to it: ``time_s latency_s [ok]``
 ``process:NAME``                            whether a program runs, by its name or its pid file (a path)
 ``sim:poisson:30/s``                        made up, on a simulated board; any arrivals but ``closed``
 ==========================================  ===================================================================
 
 Options follow a question mark: ``report?quiet=5s``, ``log:FILE?quiet=10min`` (after how long without a word the
-workload is taken to be down), ``metrics:…?histogram=NAME&waiting=NAME&model=NAME&serve=kserve://host:port/model``.
+workload is taken to be down), ``metrics:…?histogram=NAME&waiting=NAME&model=NAME&serve=kserve://host:port/model``, and
+``request_tokens=700`` where so many tokens, in and out, are to count as one request of the profile: a long prompt is
+more load than a short one, and llama.cpp counts no requests at all.
 """
 
 from collections.abc import Mapping
@@ -73,27 +76,37 @@ def _running(rest: str) -> Traffic:
 
 
 def _scraped(rest: str) -> Traffic:
-    from polythrottle.daemon.traffic.server_metrics import TRITON, VLLM, Fetcher, ScrapedTraffic, named
+    from polythrottle.daemon.traffic.engines import KNOWN, named
+    from polythrottle.daemon.traffic.server_metrics import Fetcher, ScrapedTraffic
 
     address = _address(rest, "http", "https")
-    given = _options(address.query, "histogram", "waiting", "model", "serve")
+    given = _options(address.query, "histogram", "waiting", "model", "serve", "request_tokens")
     if "waiting" in given and "histogram" not in given:
-        raise InvalidInput("waiting=NAME goes with histogram=NAME; Triton's and vLLM's metrics are known without")
+        raise InvalidInput("waiting=NAME goes with histogram=NAME; known engines' metrics need neither")
     if "histogram" in given:
         names = [named(given["histogram"], given.get("waiting", ""))]
     else:
-        names = [TRITON, VLLM]
+        names = list(KNOWN)
     server = None
     if "serve" in given:
         server = _address(given["serve"], "kserve", "kserve+http")
     if server is not None and not server.path.strip("/"):
         raise InvalidInput(f"{given['serve']!r} names no model; write kserve://host:8000/model")
-    traffic = ScrapedTraffic(Fetcher(address), tuple(names), given.get("model", ""), f"metrics:{rest}")
+    tokens = _tokens(given.get("request_tokens"))
+    traffic = ScrapedTraffic(Fetcher(address), tuple(names), given.get("model", ""), f"metrics:{rest}", tokens)
     if server is None:
         return traffic
     from polythrottle.daemon.traffic.triton_batcher import TritonBatcher
 
     return TritonBatcher(traffic, str(server.hostname), server.port or 8000, server.path.strip("/"))
+
+
+def _tokens(text: str | None) -> float | None:
+    if text is None:
+        return None
+    if not (text.isdecimal() and len(text) < 10 and int(text)):
+        raise InvalidInput(f"request_tokens={text[:20]} is no whole number above zero; write for example 700")
+    return float(text)
 
 
 def _address(text: str, *schemes: str) -> SplitResult:

@@ -34,6 +34,11 @@ class InFlightLimit:
         """The levels, with the one that was found among them."""
         return Knob(IN_FLIGHT, tuple(sorted({*self._levels, self.found})))
 
+    @property
+    def most(self) -> int:
+        """The highest level."""
+        return max(*self._levels, self.found)
+
     async def open(self) -> None:
         """Look which limit holds.
 

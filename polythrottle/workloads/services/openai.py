@@ -315,7 +315,7 @@ class OpenaiWorkload(Service["Web"]):
         most = self._at_once[-1]
         if self._limit is not None and most == 1:
             found.append("in_flight bounds what comes by --arrivals; without, write ?concurrency= above its levels")
-        elif self._limit is not None and most < self._limit.knob.levels[-1]:
+        elif self._limit is not None and most < self._limit.most:
             found.append(f"in_flight above {most} bounds nothing while at most {most} queries are under way")
         return tuple(found)
 
