@@ -1,7 +1,13 @@
 """The proxy in front of a language model's server: its line, what it passes on, what it does when either side dies."""
 
 import asyncio
+import contextlib
 import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +17,7 @@ from fake_servers import piece, usage
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polythrottle.cli.commands import run as cli
 from polythrottle.domain.errors import DeviceError, InvalidInput
 from polythrottle.proxy.admission import Admission, InFlight
 from polythrottle.proxy.answers import ChunkedBody, Tokens
@@ -553,3 +560,78 @@ def test_a_port_that_is_taken_is_said_in_one_line() -> None:
                 await Proxy(ProxyOptions("http://x:1", f"127.0.0.1:{made.proxy.port}", 1)).open()
 
     run(story())
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("127.0.0.1:8000",), "is no server; write http://host:port"),
+        (("http://x:1", "--in-flight", "-1"), "requests in flight are a whole number from 0"),
+        (("http://x:1", "--queue", "-1"), "--queue -1 is no number from 0"),
+        (("http://x:1", "--grace", "nan"), "--grace nan is no number of seconds"),
+        (("http://x:1", "--listen", "8001"), "is no address to listen on"),
+    ],
+)
+def test_what_the_command_cannot_do_is_one_line(
+    words: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the exit code of malformed input."""
+    assert cli(["proxy", *words]) == 2
+    found = capsys.readouterr().err
+    assert line in found
+    assert found.count("\n") == 1
+
+
+def test_clients_that_keep_the_proxy_waiting_are_let_go() -> None:
+    """Half a request gets status 408; who asks or reads nothing is let go; an answer itself may take hours."""
+
+    async def story() -> None:
+        async with site() as made:
+            half, idle, stalled, long = (
+                await made.ask(b"POST / HTTP/1.1\r\nHost: x\r\n"),
+                await made.connect(),
+                await made.ask(),
+                await made.ask(),
+            )
+            asked, _ = await made.request(), await made.request()
+            await until(lambda: len(made.proxy._connections) == 4)
+            by_port = {
+                each._transport.get_extra_info("peername")[1]: each
+                for each in made.proxy._connections
+                if each._transport
+            }
+            reader = by_port[stalled.writer.get_extra_info("sockname")[1]]
+            loop = asyncio.get_running_loop()
+            await until(lambda: by_port[half.writer.get_extra_info("sockname")[1]].waited_for == "rest")
+            reader.pause_writing()
+            for each in by_port.values():
+                each.since_s -= 121.0
+            made.proxy._sweep(loop)
+            assert (await half.all()).startswith(b"HTTP/1.1 408 ")
+            assert await idle.all() == b""
+            with contextlib.suppress(ConnectionError):
+                assert await stalled.all() == b""
+            del asked
+            assert by_port[long.writer.get_extra_info("sockname")[1]] in made.proxy._connections
+
+    run(story())
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_it_is_asked_to_end() -> None:
+    """SIGTERM ends it with exit code 0 and SIGINT with 130; what passed is the answer."""
+    for number, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
+        words = ("proxy", "http://127.0.0.1:9", "--listen", "127.0.0.1:0", "--json")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "polythrottle", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{line.split()[1]}/v1/completions", data=b"{}", timeout=PATIENCE_S)
+        assert refused.value.code == 502
+        refused.value.close()
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == code, err
+        assert json.loads(out)["unreachable"] == 1
