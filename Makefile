@@ -21,8 +21,8 @@ MIXED := $(shell echo $$(((3 * $$(nproc) + 1) / 2)))
 ARGS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs check test test-slow test-tools test-faults test-faults-all test-fuzz test-services test-browser test-daemon \
-	test-cluster test-search test-ssh hw-test soak lint format bench-search install-units wheel test-container clean
+.PHONY: help demo docs check test test-slow test-tools test-faults test-faults-all test-fuzz test-services test-llama test-browser \
+	test-daemon test-cluster test-search test-ssh hw-test soak lint format bench-search install-units wheel test-container clean
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ test-fuzz: $(READY)  ## Damage every document that is read, FUZZ times for each 
 test-services: $(READY)  ## Measure and tune models on real servers, which are installed into .services (minutes)
 	$(BIN)/python -m pytest -q -rfE -m services tests/services $(ARGS)
 
+test-llama: $(READY)  ## Measure and tune a tiny model on llama.cpp's server, built into .services (minutes; cmake, g++)
+	$(BIN)/python -m pytest -q -rfE -m llama tests/services/test_llama_cpp.py $(ARGS)
+
 test-browser: $(READY)  ## Look at the daemon's page in Chromium, which must be installed
 	$(BIN)/python -m pytest -q -rfE -m browser tests/browser $(ARGS)
 
@@ -64,7 +67,7 @@ test-daemon: $(READY)  ## Hours of the daemon with a fault a minute, and its API
 	$(BIN)/python -m pytest -q -rfE -n $(WAITING) --dist worksteal -m 'soak or schema' tests/soak tests/test_web_schema.py $(ARGS)
 
 test-ssh: $(READY)  ## Tune, kill and cut off boards behind a real sshd on loopback (Debian: openssh-server, pypy3)
-	$(BIN)/python -m pytest -q -rfE -m ssh tests/ssh
+	$(BIN)/python -m pytest -q -rfE -m ssh tests/ssh $(ARGS)
 
 test-cluster: $(RAY)  ## Kill and bring back real nodes: torchrun, and two Slurm nodes where Slurm is installed (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rfE -n 2 --dist loadgroup -m cluster tests/cluster $(ARGS)
