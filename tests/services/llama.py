@@ -1,6 +1,7 @@
 """llama.cpp's own server, built from the sources in llama-cpp-python's archive, and a tiny model that is made here."""
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -94,7 +95,7 @@ def server() -> Path:
         flags = [f"-D{name}=OFF" for name in OFF]
         kind = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
         _run(["cmake", "-S", str(HOME / SOURCES), "-B", str(built), *kind, *flags])
-        _run(["cmake", "--build", str(built), "--target", "llama-server", "--parallel"])
+        _run(["cmake", "--build", str(built), "--target", "llama-server", "--parallel", f"{os.cpu_count()}"])
         shutil.copy(built / "bin" / "llama-server", program)
         for left in (built, HOME / SOURCES.partition("/")[0]):
             shutil.rmtree(left)
