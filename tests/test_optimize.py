@@ -438,6 +438,13 @@ def test_a_risk_is_used_where_it_gains_most(
     assert best_rows(worth(*promises), np.arange(len(promises)), Options(risk=0.1), used).tolist() == [chosen]
 
 
+def test_a_risk_goes_by_the_chances_that_physics_has_corrected() -> None:
+    """What the model alone takes for safe is not, and what it takes for risky is."""
+    promise = worth((0.02, 0.9999), (0.02, 0.97))
+    promise.assured = promise.feasible[::-1]
+    assert best_rows(promise, np.arange(2), Options(risk=0.1)).tolist() == [1]
+
+
 @pytest.mark.parametrize(
     ("promises", "told"),
     [
@@ -459,7 +466,7 @@ def test_the_account_of_a_search_follows_from_its_trials_alone() -> None:
 
     def chance(before: Study, trial: Trial) -> float | None:
         asked.append(len(before.trials))
-        return None if not before.trials else trial.point["gpu_max_hz"] / 100.0
+        return None if not before.trials else float(trial.point["gpu_max_hz"]) / 100.0
 
     space = SearchSpace.grid((Knob("gpu_max_hz", tuple(range(1, 9))),), {"gpu_max_hz": 8})
     trials = tuple(Trial(number, space[number]) for number in range(4))

@@ -75,11 +75,11 @@ def _within(worth: "AcquisitionValue", rows: Rows, options: Options, used: float
     if not worth.improving or Ingredient.CAP in options.without:
         return rows
     if options.risk is None:
-        return _promising(worth, rows, RISKS)
+        return _promising(worth, rows, RISKS, worth.feasible)
     allowed = safe_rows(worth, rows, options.risk, used)
     if not len(allowed):
         raise Exhausted(_unsafe(worth, rows, options.risk, used))
-    return _promising(worth, allowed, [share * max(options.risk - used, 0.0) for share in SHARES])
+    return _promising(worth, allowed, [share * (options.risk - used) for share in SHARES], worth.assured)
 
 
 def safe_rows(worth: "AcquisitionValue", rows: Rows, risk: float, used: float) -> Rows:
@@ -110,10 +110,17 @@ def _unsafe(worth: "AcquisitionValue", rows: Rows, risk: float, used: float) -> 
     return f"{told}; the safest that is worth it would be at --risk {math.ceil(1000.0 * needed - 1e-6) / 1000.0:g}"
 
 
-def _promising(worth: "AcquisitionValue", rows: Rows, risks: Sequence[float]) -> Rows:
-    """Return the rows within the first cap that leaves something to gain; all of them if none does."""
+def _promising(worth: "AcquisitionValue", rows: Rows, risks: Sequence[float], feasible: Array) -> Rows:
+    """Return the rows within the first cap that leaves something to gain; all of them if none does.
+
+    Args:
+        worth: Of every point.
+        rows: Those that a trial may go to.
+        risks: The caps.
+        feasible: Of which chances to hold every limit they are.
+    """
     for risk in risks:
-        within = _below(risk, worth.feasible, rows)
+        within = _below(risk, feasible, rows)
         if len(within) and worth.total[within].max() > math.log(WORTHWHILE):
             return within
     return rows
