@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from polythrottle.catalog import Model, load_model, names
+from polythrottle.catalog import Model, is_language_model, load_model, names
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.space import BATCH_SIZE
 from polythrottle.workloads import open_workload
@@ -234,7 +234,7 @@ def _shape(shape: Sequence[int | None]) -> str:
 
 def _usual(precision: str) -> list[Model]:
     """Return the shipped descriptions of a precision; those in half precision for one that none is in."""
-    shipped = [load_model(name) for name in names("profiles/workloads")]
+    shipped = [load_model(name) for name in names("profiles/workloads") if not is_language_model(name)]
     return [model for model in shipped if model.precision == precision] or [
         model for model in shipped if model.precision == "fp16"
     ]
