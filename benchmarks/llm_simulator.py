@@ -246,7 +246,7 @@ def serve(server: TokenServer, physics: StepPhysics, requests: list[Request], gp
 
 
 def runs(data: Path) -> None:
-    """Print TTFT and TPOT of whole runs beside what was measured; nothing was fitted to them."""
+    """Print TTFT and TPOT of whole runs beside what was measured; see the text for what was chosen on them."""
     table = pd.read_csv(data / "vllm_runs_requests.csv.gz")
     for run, rows in table.groupby("run"):
         hardware, name = str(run).split("/", 1)
