@@ -132,7 +132,9 @@ def test_without_a_terminal_it_says_how_to_confirm(
     assert "batch_size=4: belongs to the workload" in " ".join(shown.out.split())
     assert "for 1 minute; once confirmed, until polythrottle restore or a reboot" in " ".join(shown.out.split())
     assert shown.err == "confirm with: polythrottle apply --confirm (within 60 s)\n"
-    assert max(map(len, shown.out.splitlines())) <= 80
+    *lines, path = shown.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert path == f"profile {profile}"  # whole, however long, so that it can be copied
 
 
 def test_unconfirmed_it_reverts_by_itself(board: Path, profile: str) -> None:
@@ -155,6 +157,7 @@ def test_confirmed_it_stands_until_restored(board: Path, profile: str, capsys: p
     assert "profile resnet50" in capsys.readouterr().err
     assert run(["restore", "--device", "one"]) == 0
     assert "one: 1 put back, 0 left" in capsys.readouterr().out
+    assert run(["restore", "--device", "one"]) == 0  # known by its record, whatever stands
     assert board.read_text() == "1200"
 
 

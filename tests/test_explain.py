@@ -53,6 +53,12 @@ def product(point: Mapping[str, Level]) -> Measurement:
     )
 
 
+def _steep(point: Mapping[str, Level]) -> Measurement:
+    """Return what is cheap at the lowest clock alone, and then far slower than any limit nearby."""
+    lowest = point["gpu_max_hz"] == GPU_HZ[0]
+    return measured(1.0 if lowest else 0.01, 0.5 if lowest else 1.0 + float(point["gpu_max_hz"]) / 1e10)
+
+
 def visited(space: SearchSpace, *slo: str, visit: Visit = product, count: int | None = None, stride: int = 1) -> Study:
     """Return a study that visited the default, then every n-th other point of the space, at most so many."""
     points = [space.default, *(point for point in space if point != space.default)][::stride][:count]
@@ -139,6 +145,17 @@ def test_a_limit_that_holds_the_energy_up_binds() -> None:
     assert mean.saving > 0.1
     assert not temperature.binds
     assert mean.slack == pytest.approx(mean.constraint.limit - mean.value)
+
+
+def test_a_limit_with_room_that_binds_is_given_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    """Points have gaps between; and of limits with one answer the first, the last and the one asked for are listed."""
+    shown = " ".join(printed(explain(visited(board(), "mean<=13ms")), capsys).split())
+    assert "(11.1%) left; binds all the same, for better points lie beyond it: without it 24.2% less" in shown
+    flat = explain(visited(board(), "mean<=30ms", visit=_steep))
+    (ladder,) = flat.prices
+    rows = [line for line in printed(flat, capsys).splitlines() if line.endswith(("as above", "the same"))]
+    assert len({price.point for price in ladder}) == 2
+    assert len(rows) == 3 < len(ladder) - 1
 
 
 def test_ends_of_ranges_bind_where_no_limit_does() -> None:
@@ -373,7 +390,9 @@ def test_nine_knobs_print_in_eighty_columns(capsys: pytest.CaptureFixture[str]) 
 def test_every_kept_journal_is_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A journal of any format, as it stands, gives a page and one JSON document."""
     assert run(["explain", str(SAMPLES / name)]) == 0
-    assert capsys.readouterr().out.strip()
+    shown = capsys.readouterr().out
+    assert shown.strip()
+    assert not [line for line in shown.splitlines() if line != line.rstrip()]
     assert run(["explain", str(SAMPLES / name), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["device"]
 

@@ -237,10 +237,21 @@ def _chosen(state: Path | None, device: str | None, boot: str, force: bool) -> l
     if chosen := [site for site, name in named if name == device]:
         return chosen
     own = Site.of(device, state)
-    if not any(file.exists() for file in (own.record, own.lease, own.lock)):
+    if not remembered(device, state):
         raise UnknownName("device on record", device, dict.fromkeys(name for _, name in named))
     # Known by its files, whose names hold its own in part alone: nothing has been changed yet, or nothing is any more.
     return [site for site, _ in named if site.stem == own.stem and force]
+
+
+def remembered(device: str, state: Path | None = None) -> bool:
+    """Return whether a device of this name was ever entered here, whatever stands of it now.
+
+    Args:
+        device: By its name on record.
+        state: Folder of the records.
+    """
+    own = Site.of(device, state)
+    return any(file.exists() for file in (own.record, own.lease, own.lock))
 
 
 def _standing_name(site: Site, boot: str, force: bool) -> str | None:

@@ -218,7 +218,7 @@ def restore(
         named = on_record(device) if device is None or restoring.standing() else ()
         if device is not None:
             check_roots(device, named)
-            if not named:
+            if not named and not restoring.remembered(device):
                 _check_named(device)
         return Restored(all_restored(named, force=force))
     # What the daemon does not hold is put back here, unless one device was named.

@@ -299,6 +299,8 @@ def run_both(
         from polythrottle.cli.render.figures import check_figure
 
         check_figure(figure)
+    if seconds is not None and not seconds > 0:
+        raise InvalidInput(f"--seconds must be above zero, not {seconds:g}")
     if seconds is not None and by is not None:
         raise InvalidInput("--seconds and --by both say when to end; leave one out")
     day_s = within.day_s()

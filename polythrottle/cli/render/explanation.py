@@ -135,7 +135,7 @@ def _price(price: Price) -> dict[str, Any]:
 _UNITS = {"s": "s", "w": "W", "c": "°C", "per_s": "/s", "per_j": "/J"}
 _AT_ONCE = 2
 _ROOM = 0.1
-"""The share of a limit that may be left where it is still said to bind, as a reader would."""
+"""The share of a limit that can be left where it plainly binds; with more of it left, that takes a reason."""
 _FAR = 20
 _MANY = 10
 _UNTRIED = 0.005
@@ -220,10 +220,9 @@ def _standing(limit: Limit, words: str) -> str:
         text += f", {abs(limit.slack) / limit.noise:.1f} x the noise of a trial"
     if not limit.binds or limit.saving is None or limit.sure is None:
         return text + ("; does not bind" if limit.saving is not None else "")
-    if limit.slack_fraction > _ROOM:
-        # No point lies between: the next better one is beyond the limit.
-        return f"{text}; the next better point breaks it: without it {_range(limit.sure, limit.saving)} less {words}"
-    return f"{text}; binds: without it {_range(limit.sure, limit.saving)} less {words}"
+    # A space has gaps: the best point within a limit can be far from it, and better ones far beyond.
+    binds = "binds all the same, for better points lie beyond it" if limit.slack_fraction > _ROOM else "binds"
+    return f"{text}; {binds}: without it {_range(limit.sure, limit.saving)} less {words}"
 
 
 def _range(low: float, high: float) -> str:
