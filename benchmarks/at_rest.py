@@ -2,9 +2,11 @@
 
     python benchmarks/at_rest.py [--seconds 60] [--board jetson-orin-nano]
 
-Two pairs of processes: an actuator on a planted Jetson tree with a daemon behind it, as on a board, and a daemon that
-holds a simulated board itself. Resident memory is what the kernel counts (VmRSS); pages of the interpreter and of
-libraries that both processes share are counted in both, so that PSS, which shares them out, is shown beside it.
+Three settings: an actuator on a planted Jetson tree with a daemon behind it, as on a board; a daemon that holds a
+simulated board itself; and an actuator and a daemon for eight GPUs of the stand-in driver and three services that share
+3.2 kW (where there is a C compiler to build the stand-in). Resident memory is what the kernel counts (VmRSS); pages of
+the interpreter and of libraries that both processes share are counted in both, so that PSS, which shares them out, is
+shown beside it.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from pathlib import Path
 from polythrottle.daemon.client import Client
 from polythrottle.domain.errors import DeviceError
 from polythrottle.testing import BOARDS, plant
+from polythrottle.testing.nvml import FakeNvml, compiler
 
 _HEAVY = ("numpy", "torch", "pandas", "scipy", "matplotlib", "botorch")
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -36,6 +39,8 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         pairs = {"planted": planted(Path(folder) / "a", given.board), "sim": sim(Path(folder) / "b")}
+        if compiler() is not None:
+            pairs["server"] = server(Path(folder) / "c")
         for name, processes in pairs.items():
             with processes as running:
                 report(name, running, given.seconds)
@@ -76,6 +81,32 @@ def sim(folder: Path) -> Iterator[dict[str, int]]:
     folder.mkdir()
     with ExitStack() as ends:
         yield {"daemon": begun(ends, folder, "--device", "sim:jetson-agx-orin", "--traffic", "report")}
+
+
+_SERVER = """
+[node]
+power = "3.2kW"
+rest = "400W"
+"""
+_GROUPS = {"chat": "nvml:0-3", "photos": "nvml:4,5", "search": "nvml:6,7"}
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[dict[str, int]]:
+    """Start an actuator on eight GPUs of the stand-in driver, and a daemon with three services behind it."""
+    folder.mkdir()
+    with ExitStack() as ends:
+        ends.enter_context(FakeNvml(folder / "nvml", ["h100-sxm"] * 8))
+        socket = folder / "actuator.sock"
+        devices = [word for uri in _GROUPS.values() for word in ("--device", uri)]
+        actuator = started(ends, folder, "polythrottle.actuation.server", "--socket", str(socket), *devices)
+        tables = [
+            f'[[service]]\nname = "{name}"\ndevice = "{uri}"\nworkload = "model.onnx"\ntraffic = "report"\n'
+            for name, uri in _GROUPS.items()
+        ]
+        config = folder / "daemon.toml"
+        config.write_text(f'actuator = "{socket}"\n{_SERVER}{"".join(tables)}')
+        yield {"actuator": actuator, "daemon": begun(ends, folder, "--config", str(config))}
 
 
 def begun(ends: ExitStack, folder: Path, *words: str) -> int:

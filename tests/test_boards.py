@@ -138,7 +138,7 @@ def followed_for_a_minute(device: Device, folder: Path) -> None:
         house.turns(20, lambda: seen.add(house.runner.executor.state.phase.value))
     assert "following" in seen
     assert house.traffic.served
-    house.runner._end()
+    house.runner.end()
 
 
 @pytest.mark.slow

@@ -17,13 +17,17 @@ import typer
 
 from polythrottle.cli.options import CommandGroup, JsonOption, OptionGroup, examples, spread
 from polythrottle.cli.output import answer, formatted, optional, say_which, suffix
-from polythrottle.domain.errors import BadFile, DeviceError, PolythrottleError, StorageError
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PolythrottleError, StorageError, UnknownName
 from polythrottle.storage.cells import iso_time
 from polythrottle.storage.untrusted import check_plain
 
 if TYPE_CHECKING:
     from polythrottle.daemon.client import Client
     from polythrottle.daemon.status import Status
+
+ServiceOption = Annotated[
+    str | None, typer.Option("--service", metavar="NAME", help="Of several services the daemon looks after, this one.")
+]
 
 # `polythrottle top`: a daemon on the terminal, or once as text where there is none.
 
@@ -38,13 +42,14 @@ def top(
     token_file: Annotated[
         Path | None, typer.Option("--token-file", metavar="FILE", help="Holds the token a daemon on TCP asks for.")
     ] = None,
+    service: ServiceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Watch the daemon: power, p99, load, clocks, savings, events; keys start a study or give the board back.
 
     Without a terminal, and with --json, its present status is printed once.
     """
-    with _client(socket, url, token_file) as client:
+    with _client(socket, url, token_file, service) as client:
         status = client.status()
         if not as_json and sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
             from polythrottle.cli.render.status_screen import TopScreen
@@ -54,10 +59,10 @@ def top(
             answer(status, as_json, _print, _document)
 
 
-def _client(socket: Path | None, url: str | None, token_file: Path | None) -> "Client":
+def _client(socket: Path | None, url: str | None, token_file: Path | None, service: str | None) -> "Client":
     from polythrottle.daemon.client import Client
 
-    return Client(socket, url, optional(_token, token_file))
+    return Client(socket, url, optional(_token, token_file), service=service)
 
 
 def _token(path: Path) -> str:
@@ -103,6 +108,22 @@ _HUNG_S = 5.0
 _LAST_WORDS_S = 5.0
 _ACTUATOR = "polythrottle.actuation.server"
 SocketOption = Annotated[Path | None, typer.Option("--socket", metavar="PATH", help="Unix socket of the daemon's API.")]
+
+
+@dataclass(frozen=True)
+class NodeOptions(OptionGroup):
+    """What a whole server may draw, its rest included."""
+
+    node_power: Annotated[
+        str | None, typer.Option("--node-power", metavar="3.2kW", help="Most power of the whole server over a second.")
+    ] = None
+    rest: Annotated[
+        str | None, typer.Option("--rest", metavar="400W", help="What it draws besides its services' devices.")
+    ] = None
+    node_meter: Annotated[
+        str | None,
+        typer.Option("--node-meter", metavar="URI", help="Meter of the whole server instead, such as redfish:HOST."),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -160,6 +181,7 @@ def run_daemon(
     ] = False,
     socket: SocketOption = None,
     allowed: BudgetOptions,
+    shared: NodeOptions,
     tcp: Annotated[
         str | None, typer.Option("--tcp", metavar="HOST:PORT", help="Serve page and API there, with a token or TLS.")
     ] = None,
@@ -198,7 +220,8 @@ def run_daemon(
     To see it without hardware: polythrottle daemon demo.
     """
     # First of all, for these are the options and nothing else yet.
-    words = {name: value for name, value in locals().items() if name != "allowed"} | asdict(allowed)
+    words = {name: value for name, value in locals().items() if name not in ("allowed", "shared")}
+    words |= asdict(allowed) | asdict(shared)
     from polythrottle.cli.daemon_process import exec_daemon
 
     if profile is not None:
@@ -235,15 +258,22 @@ def demo(
 @app.command(epilog=examples("polythrottle daemon status --follow"))
 def status(
     socket: SocketOption = None,
+    service: ServiceOption = None,
     follow: Annotated[bool, typer.Option("--follow", help="Print a line per second until Ctrl-C.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what the daemon does now."""
     from polythrottle.daemon.client import Client
 
-    with Client(socket) as client:
+    with Client(socket, service=service) as client:
         if not follow:
-            answer(client.status(), as_json, _print_status, lambda found: found.document)
+            found = client.status()
+            if found.device == "node":
+                from polythrottle.cli.render.node import print_node
+
+                answer(client.node(), as_json, print_node, asdict)
+                return
+            answer(found, as_json, _print_status, lambda found: found.document)
             return
         silent = False
         for line, gone in _followed(client, as_json):
@@ -279,15 +309,29 @@ def stop(socket: SocketOption = None, as_json: JsonOption = False) -> None:
 def budget(
     allowed: BudgetOptions,
     socket: SocketOption = None,
+    within: Annotated[
+        str | None,
+        typer.Option("--within", metavar="5s", help="By when a server of services must keep --power; told of if not."),
+    ] = None,
+    service: ServiceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show, change or lift the power budget of a running daemon; it is kept until it is changed again."""
-    from polythrottle.cli.daemon_process import budget_of
+    from polythrottle.cli.daemon_process import budget_of, node_limit
     from polythrottle.daemon.client import Client
 
     wish = budget_of(asdict(allowed))
-    with Client(socket) as client:
-        if wish is None:
+    with Client(socket, service=service) as client:
+        if within is not None:
+            power_w, within_s = node_limit(wish, within, service)
+            try:
+                done = client.node_power(power_w, within_s)
+            except UnknownName as error:
+                raise InvalidInput(
+                    "--within is of a server of services; the budget of one service holds from the next second on"
+                ) from error
+            answer(done, as_json, lambda found: typer.echo(found["words"]))
+        elif wish is None:
             shown = client.status().budget
             words = shown.words or "no budget limits the power"
             answer(shown, as_json, lambda _: typer.echo(words), asdict)

@@ -20,9 +20,10 @@ from polythrottle.actuation.systemd import Supervisor
 from polythrottle.daemon.commands import SetBudget
 from polythrottle.daemon.energy_budget import check_wish
 from polythrottle.daemon.loop.mailbox import Mailbox
+from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.runner import Runner
-from polythrottle.daemon.settings import DEFAULT_FILE, Settings, read_settings, seconds, watt_hours, watts
-from polythrottle.daemon.startup import WakingClock, alone, build
+from polythrottle.daemon.settings import DEFAULT_FILE, NodeSettings, Settings, read_settings, seconds, watt_hours, watts
+from polythrottle.daemon.startup import WakingClock, alone, build, build_node
 from polythrottle.daemon.status import Status
 from polythrottle.domain.errors import INTERRUPTED, DeviceError, InvalidInput, PolythrottleError
 from polythrottle.domain.units import show
@@ -30,7 +31,7 @@ from polythrottle.storage.paths import DAEMON_SOCKET, run_dir, state_dir
 from polythrottle.storage.untrusted import printable
 
 if TYPE_CHECKING:
-    from polythrottle.daemon.web import Tcp
+    from polythrottle.daemon.web import Tcp, WebOptions
 
 WIDTH = 79
 """Of a line, for the narrowest of terminals."""
@@ -86,10 +87,12 @@ def settings_of(words: Mapping[str, Any]) -> Settings:
     local = bool(words.get("no_actuator"))
     if local:
         settings = settings.without_actuator()
+    node = _node_of(words, settings.node)
     finetune = tuple(Path(folder).absolute() for folder in words.get("finetune") or ())
     slo = tuple(words.get("slo") or ())
     settings = settings.over(**plain, **paths, traffic=traffic, slo=slo, budget=budget, local=local, finetune=finetune)
     tcp_of(settings)  # a bad address is refused before anything heavy is loaded
+    settings = replace(settings, node=node)
     if words.get("page") is None:
         return settings
     return replace(settings, page=words["page"] == "yes")
@@ -144,6 +147,38 @@ def budget_of(words: Mapping[str, Any]) -> SetBudget | None:
     return wish
 
 
+def _node_of(words: Mapping[str, Any], said: NodeSettings) -> NodeSettings:
+    """Return what a server's services share: what options say before what a file does."""
+    for name in ("node_power", "rest"):
+        if _is_number(words.get(name)):
+            raise InvalidInput(f"--{name.replace('_', '-')} {words[name]} has no unit; write for example 400W")
+    power = words.get("node_power")
+    rest = words.get("rest")
+    return NodeSettings(
+        power_w=said.power_w if power is None else watts(power),
+        rest_w=said.rest_w if rest is None else watts(rest),
+        meter=words.get("node_meter") or said.meter,
+    )
+
+
+def node_limit(wish: SetBudget | None, within: str, service: str | None) -> tuple[float, float]:
+    """Return the watts and the seconds of a limit on a whole server.
+
+    Args:
+        wish: What else was given.
+        within: By when it must hold.
+        service: Which was named; a limit on the server is of all.
+
+    Raises:
+        InvalidInput: If they make none.
+    """
+    if service is not None:
+        raise InvalidInput("--within is of the whole server; leave --service out")
+    if wish is None or wish.power_w is None or wish != SetBudget(power_w=wish.power_w):
+        raise InvalidInput("--within goes with --power alone: --power 1.6kW --within 5s")
+    return wish.power_w, seconds(within)
+
+
 def _is_number(text: Any) -> bool:
     with suppress(TypeError, ValueError):
         float(text)
@@ -178,9 +213,15 @@ def _served(settings: Settings) -> int:
             tcp = own_page(token_file)
             # The token lives as long as the page it opens.
             ends.callback(token_file.unlink, missing_ok=True)
-        runner, record = build(settings, clock, desk, supervisor, _version())
+        runner: Runner | Node
+        if settings.shared:
+            runner, record = build_node(settings, clock, desk, supervisor, _version(), ends=ends)
+        else:
+            runner, record = build(settings, clock, desk, supervisor, _version())
         ended = _until_signalled(runner, clock)
         options = WebOptions(socket, settings.readers, settings.writers, tcp, record.history, state_dir())
+        if isinstance(runner, Node):
+            options = _with_services(options, runner, clock)
         server = serve(desk, options)
         ends.callback(server.close)
         desk.on_wish(clock.wake)
@@ -192,6 +233,18 @@ def _served(settings: Settings) -> int:
     if signal.SIGINT in ended:
         return INTERRUPTED
     return 0
+
+
+def _with_services(options: "WebOptions", node: Node, clock: WakingClock) -> "WebOptions":
+    """Return the options with a door for each service, at which the loop is woken too."""
+    from polythrottle.daemon.web.access import ServiceDoor
+
+    doors = {}
+    for member in node.members:
+        member.mailbox.on_wish(clock.wake)
+        folder = state_dir() / "services" / member.name
+        doors[member.name] = ServiceDoor(member.mailbox, member.record.history, folder)
+    return replace(options, services=doors, node=lambda: node.shown)
 
 
 def addresses(socket: Path, tcp: "Tcp | None", port: int | None, terminal: bool) -> Iterator[str]:
@@ -219,7 +272,7 @@ def _version() -> str:
     return ""
 
 
-def _until_signalled(runner: Runner, clock: WakingClock) -> list[int]:
+def _until_signalled(runner: Runner | Node, clock: WakingClock) -> list[int]:
     """Have signals end the loop after the turn under way; a second one does not cut the restoring short.
 
     Returns:

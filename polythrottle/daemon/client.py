@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 from polythrottle.daemon.commands import Answer
 from polythrottle.daemon.observation import RequestStats
-from polythrottle.daemon.status import Happened, Status, StudyShown
+from polythrottle.daemon.status import Happened, NodeShown, Status, StudyShown
 from polythrottle.domain import errors
 from polythrottle.domain.clock import SystemClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, PolythrottleError, error_named
@@ -55,6 +55,7 @@ class Client:
         token: What a daemon on TCP asks for.
         authority: A certificate to trust with ``https``, such as the daemon's own, in PEM.
         timeout_s: How long an answer may take.
+        service: Of several services the one that is meant; None for the daemon as a whole.
 
     Raises:
         InvalidInput: If both a socket and a URL are given, or the URL is none.
@@ -67,6 +68,7 @@ class Client:
         token: str | None = None,
         authority: Path | None = None,
         timeout_s: float = 15.0,
+        service: str | None = None,
     ) -> None:
         if socket is not None and url is not None:
             raise InvalidInput("name the daemon by its socket or by a URL, not both")
@@ -75,6 +77,9 @@ class Client:
         self._dial = _unix(self._path) if self._path is not None else _tcp(self._where, authority)
         self._token = token
         self._timeout_s = timeout_s
+        self._base = ""
+        if service is not None:
+            self._base = f"/services/{quote(service, safe='')}"
         self._open: set[sockets.socket] = set()
         self._closed = threading.Event()
 
@@ -218,6 +223,26 @@ class Client:
         del told["p99_least_s"]  # how sure a p99 is matters where the daemon itself counts
         return self._asked("POST", "/v1/report", told)
 
+    def node(self) -> NodeShown:
+        """Return all services of a daemon that looks after several, and the watts they share.
+
+        Raises:
+            UnknownName: If it looks after one.
+        """
+        return self._read(NodeShown, self._asked("GET", "/v1/node"))
+
+    def node_power(self, power_w: float | None = None, within_s: float | None = None) -> Answer:
+        """Have a server of services draw no more than this; None lifts the limit.
+
+        Args:
+            power_w: Most power of the whole server over a second.
+            within_s: By when it must hold, which is told of as a fault if it does not.
+
+        Raises:
+            UnknownName: If the daemon looks after one service alone.
+        """
+        return self._asked("PUT", "/v1/node/power", {"power_w": power_w, "within_s": within_s})
+
     def stop(self) -> Answer:
         """End the daemon; it restores the board."""
         return self._asked("POST", "/v1/stop", {})
@@ -281,7 +306,7 @@ class Client:
             written["Authorization"] = f"Bearer {self._token}"
         data = None if body is None else json.dumps(body).encode()
         with suppress(BrokenPipeError, ConnectionResetError):  # it was refused before all was sent; the answer says why
-            line.request(method, path, data, {**written, **headers})
+            line.request(method, f"{self._base}{path}", data, {**written, **headers})
         return line.getresponse()
 
     def _document(self, status: int, data: bytes) -> dict[str, Any]:

@@ -56,6 +56,19 @@ class SetBudget:
 
 
 @dataclass(frozen=True)
+class SetNodePower:
+    """Have a server of services draw no more than this from now on; None lifts the limit.
+
+    Args:
+        power_w: Most power of the whole server over a second.
+        within_s: By when it must hold; told of as a fault if it does not. None asks for nothing but the next second.
+    """
+
+    power_w: float | None = None
+    within_s: float | None = None
+
+
+@dataclass(frozen=True)
 class StartStudy:
     """Tune again, from the journal of the study before if there is one.
 
@@ -87,6 +100,6 @@ class Stop:
     """End the daemon: board restored, study stopped."""
 
 
-Command = ApplyProfile | Confirm | Release | Take | SetBudget | StartStudy | StopStudy | Report | Stop
+Command = ApplyProfile | Confirm | Release | Take | SetBudget | SetNodePower | StartStudy | StopStudy | Report | Stop
 Answer = Mapping[str, Any]
 """What the control loop says when it has done what was wished; at least ``{"words": ...}``."""

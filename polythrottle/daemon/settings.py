@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,51 @@ DEFAULT_FILE = Path("/etc/polythrottle/daemon.toml")
 _MOST_BYTES = 1_000_000
 _SPANS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _WH = {"Wh": 1.0, "kWh": 1e3, "mWh": 1e-3}
+_SERVICE_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+_GPUS_MOST = 1024
 _AMOUNT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z%]*)\s*")
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """One of several services that a daemon looks after.
+
+    Args:
+        name: Its own, by which people and programs ask for it.
+        profile: What to follow; likewise the others, as `Settings` has them.
+        workload: Likewise.
+        device: Likewise; a group such as ``nvml:0-3`` is one device.
+        traffic: Likewise.
+        slo: Likewise.
+        guards: Likewise.
+        weight: What its SLO counts where watts are short.
+        most_w: What its devices draw at most while nobody bounds them; None takes what is known of them.
+    """
+
+    name: str
+    profile: str | None = None
+    workload: str | None = None
+    device: str | None = None
+    traffic: str | None = None
+    slo: tuple[str, ...] = ()
+    guards: Bounds = field(default_factory=Bounds)
+    weight: float = 1.0
+    most_w: float | None = None
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """The power that several services share.
+
+    Args:
+        power_w: Most mean power of the whole server over a second; None for no such limit.
+        rest_w: What it draws besides its services' devices; None to learn it from a meter.
+        meter: URI of a meter of the whole server, such as ``redfish:HOST``.
+    """
+
+    power_w: float | None = None
+    rest_w: float | None = None
+    meter: str | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +89,8 @@ class Settings:
             does it in a terminal.
         readers: Groups that may look; ``writers`` those that may change.
         finetune: Folders of fine-tuning jobs, or of several, besides ``finetune`` in the state folder.
+        services: Several services, each with devices of its own, in place of the one above.
+        node: The power they share.
     """
 
     profile: str | None = None
@@ -66,6 +113,13 @@ class Settings:
     readers: tuple[str, ...] = ()
     writers: tuple[str, ...] = ()
     finetune: tuple[Path, ...] = ()
+    services: tuple[ServiceSettings, ...] = ()
+    node: NodeSettings = field(default_factory=NodeSettings)
+
+    @property
+    def shared(self) -> bool:
+        """Whether a server of services is looked after, and not one service alone."""
+        return bool(self.services) or self.node.power_w is not None
 
     def over(self, **options: Any) -> "Settings":
         """Return the settings with those options put first that were given: neither None nor empty."""
@@ -92,12 +146,15 @@ def read_settings(file: Path) -> Settings:
     guards = reader.table("guards", document.get("guards", {}), _GUARDS)
     budget = reader.table("budget", document.get("budget", {}), _BUDGET)
     exploring = reader.table("exploring", document.get("exploring", {}), _EXPLORING)
+    node = reader.table("node", document.get("node", {}), _NODE)
     settings = Settings(
         **plain,
         **api,
         guards=reader.made("guards", lambda: Bounds(**guards)),
         budget=reader.made("budget", lambda: _budget(budget)) if budget else None,
         allowance=reader.made("exploring", lambda: ExplorationAllowance(**exploring)),
+        services=_services(reader, document),
+        node=NodeSettings(**node),
     )
     return replace(settings, local=document.get("actuator") is False)
 
@@ -112,6 +169,97 @@ def check(settings: Settings) -> None:
         raise InvalidInput("--actuator and --no-actuator exclude each other; leave one out")
     if settings.tcp is None and (settings.tls_cert or settings.tls_key or settings.token_file):
         raise InvalidInput("--tls-cert, --tls-key and --token-file protect --tcp HOST:PORT, which was not given")
+    if settings.shared:
+        _check_node(settings)
+
+
+def _check_node(settings: Settings) -> None:
+    """Check services and the power they share.
+
+    Raises:
+        InvalidInput: If two have one name or one device, or something is said that belongs to a service.
+    """
+    of_one = ("profile", "workload", "device", "traffic", "slo", "budget")
+    if settings.services and (said := [name for name in of_one if getattr(settings, name)]):
+        raise InvalidInput(
+            f"with [[service]] tables, {said[0]} is said of each service in its own table; leave the general one out"
+        )
+    names = [each.name for each in settings.services]
+    if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+        raise InvalidInput(f"two services are called {twice[0]!r}; give each a name of its own")
+    rest_w = settings.node.rest_w
+    power_w = settings.node.power_w
+    if rest_w is not None and power_w is not None and rest_w >= power_w:
+        raise InvalidInput(
+            f"the rest of the server draws {rest_w:g} W, which leaves nothing of a node power of {power_w:g} W"
+        )
+    check_devices({each.name: each.device for each in settings.services if each.device is not None})
+
+
+def check_devices(devices: Mapping[str, str]) -> None:
+    """Check that no two services have a device in common, as far as names tell.
+
+    What ``nvml:0`` and ``nvml:GPU-…`` are is known to the driver alone: there the second service cannot take the GPU.
+
+    Args:
+        devices: URIs, by the name of the service.
+
+    Raises:
+        InvalidInput: If two have; names both.
+    """
+    seen: list[tuple[str, str, frozenset[str]]] = []
+    for name, uri in devices.items():
+        parts = _parts(uri)
+        for other, other_uri, other_parts in seen:
+            both = parts & other_parts
+            if "all" in parts | other_parts and parts and other_parts:
+                both = parts | other_parts - {"all"}
+            if both:
+                raise InvalidInput(
+                    f"{uri} of {name} and {other_uri} of {other} are the same device ({', '.join(sorted(both))}); "
+                    "a device serves one service"
+                )
+        seen.append((name, uri, parts))
+
+
+def _parts(uri: str) -> frozenset[str]:
+    """Return the devices that a URI names; none for a simulated board, of which each service has its own."""
+    scheme, _, rest = uri.partition("?")[0].partition(":")
+    if scheme == "sim":
+        return frozenset()
+    if scheme != "nvml":
+        return frozenset({uri.partition("?")[0]})
+    found: set[str] = set()
+    for part in (rest or "0").split(","):
+        first, dash, last = part.strip().partition("-")
+        if dash and first.isdecimal() and last.isdecimal() and int(last) - int(first) < _GPUS_MOST:
+            found.update(map(str, range(int(first), int(last) + 1)))
+        else:
+            found.add(part.strip())
+    return frozenset(f"GPU {each}" if each.isdecimal() else each for each in found)
+
+
+def _services(reader: "_Reader", document: Mapping[str, Any]) -> tuple[ServiceSettings, ...]:
+    tables = document.get("service", [])
+    if not isinstance(tables, list):
+        reader.made("service", _not_tables)
+    found = []
+    for number, table in enumerate(tables, 1):
+        values = reader.table("service", table, _SERVICE)
+        if "name" not in values:
+            reader.made(f"service {number}", _nameless)
+        guards = reader.table("service.guards", values.pop("guards", {}), _GUARDS)
+        bounds = reader.made("service.guards", partial(Bounds, **guards))
+        found.append(ServiceSettings(**values, guards=bounds))
+    return tuple(found)
+
+
+def _not_tables() -> None:
+    raise InvalidInput("services are tables of their own, each below a line [[service]]")
+
+
+def _nameless() -> None:
+    raise InvalidInput("it needs a name, such as name = 'chat'")
 
 
 class _Reader:
@@ -278,7 +426,26 @@ def _switch(value: Any) -> bool:
     return value
 
 
-_TABLES = ("api", "guards", "budget", "exploring")
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not _SERVICE_NAME.fullmatch(value):
+        raise InvalidInput(f"{value!r} is no name of a service: up to 40 of a-z, 0-9 and -, beginning with a letter")
+    return value
+
+
+def _weight(value: Any) -> float:
+    found = _above_zero(value, float, "2")
+    if not 1e-3 <= found <= 1e3:
+        raise InvalidInput(f"a weight lies between 0.001 and 1000, not at {found:g}")
+    return found
+
+
+def _some(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{value!r} is to be a table")
+    return value
+
+
+_TABLES = ("api", "guards", "budget", "exploring", "node", "service")
 _TOP: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "profile": ("profile", _text),
     "workload": ("workload", _text),
@@ -306,6 +473,22 @@ _GUARDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "errors": ("errors", _part),
     "throttling": ("throttling", _switch),
     "hold_s": ("hold_s", seconds),
+}
+_SERVICE: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "name": ("name", _name),
+    "profile": ("profile", _text),
+    "workload": ("workload", _text),
+    "device": ("device", _text),
+    "traffic": ("traffic", _text),
+    "slo": ("slo", _slo),
+    "weight": ("weight", _weight),
+    "most": ("most_w", watts),
+    "guards": ("guards", _some),
+}
+_NODE: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "power": ("power_w", watts),
+    "rest": ("rest_w", watts),
+    "meter": ("meter", _text),
 }
 _BUDGET: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "power": ("power_w", watts),

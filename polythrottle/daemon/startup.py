@@ -7,27 +7,31 @@ import fcntl
 import os
 import select
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from polythrottle.actuation.client.board import ActuatorBoard, Board, LocalBoard, SeparateLender
 from polythrottle.actuation.systemd import Supervisor
 from polythrottle.backends.meters import meter_apart
 from polythrottle.catalog.profiles import find_profile, read_profile
+from polythrottle.daemon.control.power_sharing import HostPower
 from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.followed_profile import FollowedProfile, changed, check_kind, read_tuned, untuned
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.loop.mailbox import Mailbox
+from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
+from polythrottle.daemon.loop.shared_power import Member, SharedPower
 from polythrottle.daemon.observation import Traffic
-from polythrottle.daemon.settings import Settings, check
+from polythrottle.daemon.settings import NodeSettings, ServiceSettings, Settings, check, check_devices
 from polythrottle.daemon.study_process import Lender, Studies
 from polythrottle.daemon.traffic.sources import open_traffic
 from polythrottle.daemon.trainer_monitor import TrainerMonitor
 from polythrottle.domain.clock import Clock, SystemClock
-from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, StorageError
+from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, PolythrottleError, StorageError
 from polythrottle.domain.ports import Device, Recorded
 from polythrottle.domain.space import BATCH_SIZE
 from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path, state_dir
@@ -105,6 +109,8 @@ def build(
     supervisor: Supervisor | None = None,
     version: str = "",
     wall: Callable[[], float] = time.time,
+    folder: Path | None = None,
+    study_waits: Callable[[], str] = str,
 ) -> tuple[Runner, HistoryStore]:
     """Return a control loop, and its record for the API to read; nothing is set before it turns.
 
@@ -115,12 +121,14 @@ def build(
         supervisor: The service manager, if there is one.
         version: Of polythrottle.
         wall: Wall time, seconds since the epoch.
+        folder: Where its state is kept; by default the state folder.
+        study_waits: Returns why no study may begin now; empty if one may.
 
     Raises:
         PolythrottleError: If what it was told cannot be: says what, and what would do.
     """
     check(settings)
-    folder = state_dir()
+    folder = folder or state_dir()
     device, workload = _asked(settings)
     site = _site(settings, device, workload, clock, folder)
     tuned, unfit = _tuned(settings, workload, site.identity())
@@ -141,6 +149,7 @@ def build(
         supervisor=supervisor or Supervisor({}),
         version=version,
         finetuning=TrainerMonitor((folder / "finetune", *settings.finetune), wall),
+        study_waits=study_waits,
     )
     runner = Runner(parts, tuned)
     if unfit:
@@ -149,6 +158,130 @@ def build(
         runner.commands.answer(settings.budget)
     runner.go_on()
     return runner, record
+
+
+def build_node(
+    settings: Settings,
+    clock: Clock,
+    desk: Mailbox,
+    supervisor: Supervisor | None = None,
+    version: str = "",
+    wall: Callable[[], float] = time.time,
+    ends: ExitStack | None = None,
+) -> tuple[Node, HistoryStore]:
+    """Return the control loop of a server of services, and its record; nothing is set before it turns.
+
+    Args:
+        settings: What it was told; a service alone, if there are no tables of services, shares with nobody.
+        clock: It goes by.
+        desk: Where the server as a whole is met.
+        supervisor: The service manager, if there is one.
+        version: Of polythrottle.
+        wall: Wall time, seconds since the epoch.
+        ends: Takes what ends the meter.
+
+    Raises:
+        PolythrottleError: If what it was told cannot be: says of which service, and what would do.
+    """
+    check(settings)
+    folder = state_dir()
+    services = settings.services or (_alone(settings),)
+    _check_devices(services)
+    host = HostPower(settings.node.rest_w)
+    meter = None
+    if settings.node.meter is not None:
+        from polythrottle.backends.meters.meter_uri import open_meter
+
+        meter = open_meter(settings.node.meter)
+        if ends is not None:
+            ends.enter_context(meter.sampling())
+    if settings.node.power_w is not None and settings.node.rest_w is None and meter is None:
+        raise InvalidInput(
+            "say what the server draws besides its services' devices: rest = '400W' in [node], or --rest 400W; or name "
+            "a meter of the whole that tells: meter = 'redfish:HOST'"
+        )
+    node: list[Node] = []
+    members = []
+    for each in services:
+        mailbox = Mailbox()
+        waits = partial(_waits, node, each.name)
+        try:
+            runner, record = build(
+                _own(settings, each),
+                clock,
+                mailbox,
+                version=version,
+                wall=wall,
+                folder=folder / "services" / each.name,
+                study_waits=waits,
+            )
+        except PolythrottleError as error:
+            if not settings.services:
+                raise
+            raise type(error)(f"service {each.name}: {error}") from error
+        members.append(Member(each.name, each.weight, runner, mailbox, record, each.most_w))
+    record = HistoryStore(folder / "daemon.db", wall)
+    node.append(
+        Node(
+            members,
+            SharedPower(settings.node.power_w, host, meter),
+            clock=clock,
+            desk=desk,
+            record=record,
+            wall=wall,
+            supervisor=supervisor,
+            version=version,
+        )
+    )
+    return node[0], record
+
+
+def _waits(node: Sequence[Node], name: str) -> str:
+    """Return why no study of a service may begin now; none may before there is a node to ask."""
+    if not node:
+        return "the daemon has not started yet"
+    return node[0].study_waits(name)
+
+
+def _alone(settings: Settings) -> ServiceSettings:
+    """Return the one service of settings without tables of them."""
+    return ServiceSettings(
+        name="service",
+        profile=settings.profile,
+        workload=settings.workload,
+        device=settings.device,
+        traffic=settings.traffic,
+        slo=settings.slo,
+        guards=settings.guards,
+    )
+
+
+def _own(settings: Settings, service: ServiceSettings) -> Settings:
+    """Return the settings of one of several services: its own, and what is said for all."""
+    return replace(
+        settings,
+        profile=service.profile,
+        workload=service.workload,
+        device=service.device,
+        traffic=service.traffic,
+        slo=service.slo,
+        guards=service.guards,
+        budget=None,
+        services=(),
+        node=NodeSettings(),
+    )
+
+
+def _check_devices(services: Sequence[ServiceSettings]) -> None:
+    """Check that no two services have a device in common, those that their profiles name included."""
+    devices = {}
+    for each in services:
+        device = each.device
+        if device is None and each.profile is not None:
+            device = meter_apart(read_profile(find_profile(each.profile)).device)[0]
+        if device is not None:
+            devices[each.name] = device
+    check_devices(devices)
 
 
 def _asked(settings: Settings) -> tuple[str | None, str]:

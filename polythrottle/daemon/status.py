@@ -228,3 +228,72 @@ class Status:
     def document(self) -> dict[str, Any]:
         """The same as plain dictionaries and lists."""
         return asdict(self)
+
+
+# What a daemon that looks after several services shows of them together.
+
+
+@dataclass(frozen=True)
+class ServiceShown:
+    """One of several services.
+
+    Args:
+        name: Its own.
+        weight: What its SLO counts.
+        device: URI; ``phase`` of its controller, ``reason`` why its point is held.
+        power_w: What its devices drew in the last second; None if unknown.
+        share_w: What they may draw at most; None where they cannot be bounded now.
+        counted_w: What was counted for them.
+        short: Whether its SLO is expected to break for want of watts.
+        p99_s: Of requests lately; ``limit_s`` its limit.
+        rate_per_s: Requests that come.
+        rung: Where on its ladder, from 0; ``rungs`` of so many.
+        studying: Whether a study sets its devices.
+        faults: What does not work now.
+    """
+
+    name: str
+    weight: float
+    device: str
+    phase: str
+    reason: str
+    power_w: float | None = None
+    share_w: float | None = None
+    counted_w: float | None = None
+    short: bool = False
+    p99_s: float | None = None
+    limit_s: float | None = None
+    rate_per_s: float | None = None
+    rung: int | None = None
+    rungs: int | None = None
+    studying: bool = False
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeShown:
+    """A server of services.
+
+    Args:
+        turn: Of the control loop; ``at`` its wall time.
+        power_w: What the server drew in the last second, its rest included; None if a part is unknown.
+        boards_w: What its services' devices drew of it; ``rest_w`` what is counted for the rest.
+        limit_w: What it may draw; None if there is no such limit.
+        met: Whether what is counted for all fits; None without a limit.
+        buys: What more watts would buy, in words, and ``buys_w`` how many; empty and None if nothing.
+        above: Seconds above the limit since it was set; ``above_most`` the most of them in a row.
+        services: Each of them.
+    """
+
+    turn: int = 0
+    at: str = ""
+    power_w: float | None = None
+    boards_w: float | None = None
+    rest_w: float | None = None
+    limit_w: float | None = None
+    met: bool | None = None
+    buys: str = ""
+    buys_w: float | None = None
+    above: int = 0
+    above_most: int = 0
+    services: tuple[ServiceShown, ...] = ()

@@ -80,6 +80,11 @@ class Service:
         """The energy a full batch adds per request to what the device draws idle; never negative."""
         return max(0.0, self.batch_j - self.idle_w * self.interval_s) / self.batch
 
+    @property
+    def full_w(self) -> float:
+        """What it draws when requests never run out, which is the most it can."""
+        return max(self.idle_w, self.batch_j / self.interval_s)
+
     def least_w(self, rate_per_s: float) -> float:
         """Return the least mean power at a rate of requests: every batch full."""
         return self.idle_w + rate_per_s * self.marginal_j
@@ -166,6 +171,11 @@ class Ladder:
     def coolest(self) -> int:
         """The rung that draws least under the load it is meant for."""
         return min(range(len(self.rungs)), key=lambda number: self.rungs[number].power_w)
+
+    def within(self, full_w: float) -> tuple[int, ...]:
+        """Return the rungs that draw no more than this at full load; that which draws least if none does."""
+        found = tuple(number for number, rung in enumerate(self.rungs) if rung.service.full_w <= full_w)
+        return found or (min(range(len(self.rungs)), key=lambda number: self.rungs[number].service.full_w),)
 
     def best(self, demand_per_s: float, mean_per_s: float, budget_w: float | None = None) -> int:
         """Return the rung that answers a demand for the least power; the top if the demand is beyond all.

@@ -31,6 +31,7 @@
       StudyAsked                a study is wanted and offered at once
       Finetuned                 while a trainer works beside the workload no study begins, one that runs is ended and
                                 wanted again, and DriftFound is passed over: its joules are not the profile's fault
+      PowerShare                bounds the rung by what it draws at full load, in every phase in which the board is set
       PowerBudget, heat         bound the choice of the rung; if none is within, the one that draws least; while a
                                 budget is below what the load takes, a broken p99 is its price and trips no guard
       requests come late        the load is taken for higher than it is ("pressure"), for minutes
@@ -42,6 +43,7 @@ the users' sake (p99, errors) to the safe point, in the same step.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from polythrottle.daemon.control.events import (
@@ -61,6 +63,7 @@ from polythrottle.daemon.control.events import (
     ModelChanged,
     Observation,
     PowerBudget,
+    PowerShare,
     Reclaim,
     Replanned,
     Restore,
@@ -79,7 +82,7 @@ from polythrottle.daemon.control.events import (
     WorkloadUp,
     tripped,
 )
-from polythrottle.daemon.control.state import Hold, Phase, RungPosition, State, follow, patience, pressed_by
+from polythrottle.daemon.control.state import Hold, Phase, RungPosition, State, follow_within, patience, pressed_by
 from polythrottle.domain.ladder import Ladder
 from polythrottle.domain.load.forecast import Forecast
 
@@ -107,7 +110,7 @@ def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
         event: What happened.
     """
     after, told = _folded(state, event)
-    stops, after = _stopped(after)
+    stops, after = _stopped(_kept_within(after))
     if after.suspended:
         return replace(after, untold=(*after.untold, *told)[-_UNTOLD:]), stops
     told = (*after.untold, *told)
@@ -167,12 +170,37 @@ def _target(state: State) -> tuple[Target | None, str]:
     if state.phase is Phase.YIELDED:
         return None, "another program sets the board, or the board refuses"
     if state.hold is not None:
-        return state.hold.target, state.hold.reason
+        return _bounded(state, state.hold.target), state.hold.reason
     rung = state.rung
     assert rung is not None
     demand = state.forecast.demand_per_s
     load = "a load not yet known" if demand is None else f"a load of {demand:.3g}/s"
     return Target(rung.service.point, rung.gather_s), f"{load} ({rung.rate_per_s:.3g}/s can be answered)"
+
+
+def _bounded(state: State, target: Target) -> Target:
+    """Return a point that is held, or the highest rung within the share where that point could draw more."""
+    ladder = None if state.plan is None else state.plan.ladder
+    if state.share_w is None or ladder is None:
+        return target
+    allowed = ladder.within(state.share_w)
+    if any(target == Target(ladder.rungs[number].service.point, ladder.rungs[number].gather_s) for number in allowed):
+        return target
+    top = ladder.rungs[allowed[-1]]
+    return Target(top.service.point, top.gather_s)
+
+
+def _kept_within(state: State) -> State:
+    """Return the state on a rung within the share, which goes before everything that wants another."""
+    ladder = None if state.plan is None else state.plan.ladder
+    if state.share_w is None or ladder is None:
+        return state
+    allowed = ladder.within(state.share_w)
+    if state.footing.rung in allowed:
+        return state
+    demand_per_s = state.forecast.demand_per_s
+    able = [number for number in allowed if demand_per_s is not None and ladder.rungs[number].rate_per_s > demand_per_s]
+    return replace(state, footing=RungPosition(able[0] if able else allowed[-1]))
 
 
 def _folded(state: State, event: Event) -> Told:
@@ -183,8 +211,8 @@ def _folded(state: State, event: Event) -> Told:
             return replace(state, phase=Phase.DOWN, plan=None, hold=None, study_wanted="", foreign_s=()), ()
         case Observation():
             return _observed(state, event)
-        case PowerBudget(limit_w):
-            return replace(state, budget_w=limit_w), ()
+        case PowerBudget() | PowerShare():
+            return _limited(state, event), ()
         case Replanned(plan):
             return _replanned(state, plan), ()
         case ForeignWrite():
@@ -198,6 +226,12 @@ def _folded(state: State, event: Event) -> Told:
             return _learnt(state, event)
         case _:
             return _machine(state, event)
+
+
+def _limited(state: State, event: PowerBudget | PowerShare) -> State:
+    if isinstance(event, PowerBudget):
+        return replace(state, budget_w=event.limit_w)
+    return replace(state, share_w=event.limit_w)
 
 
 def _learnt(state: State, event: ModelChanged | DriftFound | StudyOffered | StudyAsked | StudyEnded) -> Told:
@@ -407,10 +441,14 @@ def _rationed(state: State) -> bool:
     """Return whether requests wait because there is too little energy: a point that draws more is no answer then."""
     plan = state.plan
     demand_per_s = state.forecast.demand_per_s
-    if plan is None or plan.ladder is None or state.budget_w is None or demand_per_s is None:
+    if plan is None or plan.ladder is None or demand_per_s is None:
         return False
     mean_per_s = state.forecast.slow_per_s
     wanted = plan.ladder.best(demand_per_s, mean_per_s)
+    if state.share_w is not None and wanted not in plan.ladder.within(state.share_w):
+        return True
+    if state.budget_w is None:
+        return False
     return plan.ladder.best(demand_per_s, mean_per_s, state.budget_w) != wanted
 
 
@@ -439,14 +477,19 @@ def _followed(state: State, seen: Observation) -> State:
     pressure = pressed_by(state.pressure, state.plan.bounds.p99_s, seen, state.forecast.steady, state.manner)
     pressed = replace(state, pressure=pressure, heat_w=_heat_w(state, seen))
     limits_w = [limit_w for limit_w in (pressed.budget_w, pressed.heat_w) if limit_w is not None]
-    footing = follow(
-        state.plan.ladder,
+    ladder = state.plan.ladder
+    allowed: Sequence[int] = range(len(ladder.rungs))
+    if state.share_w is not None:
+        allowed = ladder.within(state.share_w)
+    footing = follow_within(
+        ladder,
+        allowed,
         state.footing,
         state.forecast,
         seen.now_s,
         seen.waiting,
         min(limits_w, default=None),
-        replace(state.manner, headroom=state.manner.headroom * state.manner.press**pressed.pressure),
+        pressed.pressed_manner,
     )
     return replace(pressed, footing=footing)
 

@@ -184,6 +184,13 @@ class PowerBudget:
 
 
 @dataclass(frozen=True)
+class PowerShare:
+    """The most that may be drawn whatever load comes, in watts: a part of what several services share; None if none."""
+
+    limit_w: float | None
+
+
+@dataclass(frozen=True)
 class Suspend:
     """The machine goes to sleep."""
 
@@ -283,6 +290,7 @@ Event = (
     | WorkloadDown
     | Observation
     | PowerBudget
+    | PowerShare
     | Suspend
     | Resume
     | DriverReload

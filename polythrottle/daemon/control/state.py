@@ -1,7 +1,8 @@
 """What the controller knows, and which rung of the ladder a load needs: up at once, down only when it pays."""
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polythrottle.daemon.control.events import Alert, ControlPlan, Observation, Target
@@ -130,17 +131,10 @@ def follow(
         manner: How eagerly.
     """
     manner = manner or FollowingPolicy()
-    if forecast.demand_per_s is None:
-        return RungPosition(ladder.best(ladder.rungs[-1].rate_per_s, 0.0, budget_w))
     here = ladder.rungs[min(footing.rung, ladder.top)]
-    if waiting > patience(ladder, here, forecast.lull):
-        queued = waiting
-    else:
-        # The others wait no longer than they may.
-        queued = 0
-    demand_per_s = forecast.demand_per_s * manner.headroom + queued / (manner.clear * ladder.slo_s)
-    share = max(manner.reserve * manner.headroom, manner.alarm if queued else 0.0)
-    demand_per_s = max(demand_per_s, share * forecast.peak_per_s)
+    demand_per_s = needed_per_s(ladder, here, forecast, waiting, manner)
+    if demand_per_s is None:
+        return RungPosition(ladder.best(ladder.rungs[-1].rate_per_s, 0.0, budget_w))
     mean_per_s = forecast.slow_per_s
     wanted = _roomiest(ladder, demand_per_s, mean_per_s, budget_w, manner)
     if demand_per_s > here.rate_per_s or (budget_w is not None and here.power_at(mean_per_s) > budget_w):
@@ -158,6 +152,63 @@ def follow(
     if _pays(ladder, footing.rung, low, mean_per_s, manner):
         return RungPosition(low)
     return RungPosition(footing.rung, now_s, calmer)
+
+
+def needed_per_s(ladder: Ladder, here: Rung, forecast: Forecast, waiting: int, manner: FollowingPolicy) -> float | None:
+    """Return the rate that a rung must be able to answer now, with what waits already; None while no load is known.
+
+    Args:
+        ladder: The rungs.
+        here: The one that is followed.
+        forecast: Of the load.
+        waiting: Requests that wait to be sent.
+        manner: How eagerly.
+    """
+    if forecast.demand_per_s is None:
+        return None
+    if waiting > patience(ladder, here, forecast.lull):
+        queued = waiting
+    else:
+        # The others wait no longer than they may.
+        queued = 0
+    demand_per_s = forecast.demand_per_s * manner.headroom + queued / (manner.clear * ladder.slo_s)
+    share = max(manner.reserve * manner.headroom, manner.alarm if queued else 0.0)
+    return max(demand_per_s, share * forecast.peak_per_s)
+
+
+def follow_within(
+    ladder: Ladder,
+    allowed: Sequence[int],
+    footing: RungPosition,
+    forecast: Forecast,
+    now_s: float,
+    waiting: int,
+    budget_w: float | None = None,
+    manner: FollowingPolicy | None = None,
+) -> RungPosition:
+    """Return where to stand next on some rungs of a ladder; as `follow` does where all are allowed.
+
+    Args:
+        ladder: The rungs; the others as `follow` takes them.
+        allowed: The numbers of those that may be stood on, ascending; at least one.
+        footing: Where one stands, also on a rung that is no longer allowed.
+        forecast: Of the load.
+        now_s: The time.
+        waiting: Requests that wait to be sent.
+        budget_w: The most mean power.
+        manner: How eagerly.
+    """
+    if len(allowed) == len(ladder.rungs):
+        return follow(ladder, footing, forecast, now_s, waiting, budget_w, manner)
+    part = Ladder(ladder.slo_s, tuple(ladder.rungs[number] for number in allowed))
+    if footing.rung in allowed:
+        low = max(0, bisect_right(allowed, footing.low_rung) - 1)
+        here = RungPosition(allowed.index(footing.rung), footing.low_since_s, low)
+    else:
+        # Nobody may stay there: the next one below, from which the load says where to go at once.
+        here = RungPosition(max(0, bisect_right(allowed, footing.rung) - 1))
+    after = follow(part, here, forecast, now_s, waiting, budget_w, manner)
+    return replace(after, rung=allowed[after.rung], low_rung=allowed[after.low_rung])
 
 
 def _roomiest(
@@ -284,6 +335,7 @@ class State:
         left_s: When the safe point was left last, and for how long it had been held.
         budget_w: The most mean power somebody allows.
         heat_w: The most mean power heat leaves.
+        share_w: The most that may be drawn at full load, where services share a budget.
         pressure: How many steps the load is taken for higher than it is.
         suspended: Whether the machine sleeps.
         leased: Whether the daemon may write.
@@ -307,6 +359,7 @@ class State:
     left_s: tuple[float, float] = (-math.inf, 0.0)
     budget_w: float | None = None
     heat_w: float | None = None
+    share_w: float | None = None
     pressure: float = 0.0
     suspended: bool = False
     leased: bool = True
@@ -326,6 +379,11 @@ class State:
     def steers(self) -> bool:
         """Whether the board is the daemon's or its study's to set, and not left as it was found."""
         return self.phase not in (Phase.DOWN, Phase.YIELDED) and self.leased
+
+    @property
+    def pressed_manner(self) -> FollowingPolicy:
+        """How the load is followed under the pressure there is."""
+        return replace(self.manner, headroom=self.manner.headroom * self.manner.press**self.pressure)
 
     @property
     def rung(self) -> Rung | None:

@@ -51,6 +51,7 @@ class CommandHandler:
         traffic: Takes the reports of serving programs.
         record: Remembers that the board was released.
         events: Notes what happens.
+        study_waits: Returns why no study may begin now, besides what the controller knows; empty if one may.
     """
 
     clock: Clock
@@ -62,6 +63,7 @@ class CommandHandler:
     traffic: Traffic
     record: HistoryStore
     events: EventRecorder
+    study_waits: Callable[[], str] = str
 
     def answer(self, command: Command, read: Read | None = None) -> Answer:
         """Do what is asked for and say so.
@@ -190,6 +192,9 @@ class CommandHandler:
             raise DeviceError(
                 "fine-tuning runs, and a study would measure both; end it, or ask again once it has ended"
             )
+        waits = self.study_waits()
+        if waits:
+            raise DeviceError(f"no study can begin now: {waits}")
         wanted = self.executor.state.study_wanted
         before = studies.ask(command.trials, command.options)
         self.executor.do(StudyAsked("somebody asked for it"))

@@ -56,6 +56,7 @@ class Executor:
         released: Why the board is left alone; empty unless a person asked for that.
         reached: Whether there was ever the right to set the board.
         faults: What does not work now, by what it is of.
+        applies: How often something was set.
     """
 
     def __init__(self, clock: Clock, board: Board, traffic: Traffic, studies: Studies, events: EventRecorder) -> None:
@@ -63,6 +64,7 @@ class Executor:
         self._why = ""
         self.released = ""
         self.reached = False
+        self.applies = 0
         self.faults: dict[str, str] = {}
         self._followed: FollowedProfile | None = None
         self._clock = clock
@@ -244,6 +246,7 @@ class Executor:
             point = target.point
         else:
             point = self._followed.device_point(target.point)
+        self.applies += 1
         self._board.apply(point)
         self._serve(target)
 

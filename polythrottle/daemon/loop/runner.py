@@ -44,7 +44,7 @@ from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import BadFile, DeviceError, PolythrottleError
 
 PERIOD_S = 1.0
-_STEP_S = 0.1
+STEP_S = 0.1
 _GONE_S = 3.0
 """How long a workload must be gone to be down: a server that is asked may fail to answer once."""
 _SLEPT_S = 1.0
@@ -77,6 +77,7 @@ class LoopComponents:
         supervisor: The service manager.
         version: Of polythrottle.
         finetuning: Looks for trainers beside the workload.
+        study_waits: Returns why no study may begin now, besides what the controller knows; empty if one may.
     """
 
     clock: Clock
@@ -94,6 +95,7 @@ class LoopComponents:
     supervisor: Supervisor = field(default_factory=lambda: Supervisor({}))
     version: str = ""
     finetuning: TrainerMonitor = field(default_factory=TrainerMonitor)
+    study_waits: Callable[[], str] = str
 
 
 class Runner:
@@ -130,6 +132,7 @@ class Runner:
             traffic=parts.traffic,
             record=parts.record,
             events=self.events,
+            study_waits=parts.study_waits,
         )
         self._observer = Observer(parts.board, parts.traffic, parts.clock.now(), parts.guards.peak_w is not None)
         self._frame = Frame(parts.board, parts.traffic, stamp(parts.wall()), parts.version)
@@ -154,9 +157,8 @@ class Runner:
             DeviceError: If the control loop failed three times in a minute, or the board could not be restored.
         """
         with ExitStack() as ends:
-            ends.callback(self._end)
-            # Whoever waits for readiness finds a status to read at once.
-            self._publish(self._sight)
+            ends.callback(self.end)
+            self.begin()
             self._parts.supervisor.ready("the control loop turns")
             while not self._stopping:
                 try:
@@ -164,6 +166,36 @@ class Runner:
                     self._wait()
                 except Exception as error:
                     self._recover(error)
+
+    def begin(self) -> None:
+        """Publish a first status: whoever waits for readiness finds one to read at once."""
+        self._publish(self._sight)
+
+    def attempt(self, work: Callable[[], None]) -> None:
+        """Do a part of the loop's work; go to the safe point where that fails.
+
+        Raises:
+            DeviceError: If it failed three times in a minute.
+        """
+        try:
+            work()
+        except Exception as error:
+            self._fail(error)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the loop is to end."""
+        return self._stopping
+
+    @property
+    def sight(self) -> ControlPeriod:
+        """What the last turn saw."""
+        return self._sight
+
+    @property
+    def tuned(self) -> FollowedProfile | None:
+        """What is followed."""
+        return self._active.tuned
 
     def turn(self) -> None:
         """Do what belongs to one control period."""
@@ -318,8 +350,9 @@ class Runner:
             acting.do(sight.observed)
         # After the controller has seen the period, so that a budget bounds what it has just learnt of the load.
         for event in accounts.turn(sight, acting.state):
-            acting.do(event)
-        if acting.state.study_wanted and self._parts.studies.costless:
+            if not isinstance(event, StudyOffered) or not self._parts.study_waits():
+                acting.do(event)
+        if acting.state.study_wanted and self._parts.studies.costless and not self._parts.study_waits():
             acting.do(StudyOffered())
         tuned = self._active.tuned
         accounts.limited(None if tuned is None else tuned.plan.bounds.p99_s)
@@ -369,18 +402,27 @@ class Runner:
         while not self._stopping and 0 < (left_s := self._due_s - clock.now()) < 2 * PERIOD_S:  # rounded
             # Only requests can make the loop hurry: without a workload it sleeps through, which keeps it at rest.
             if self.executor.up:
-                left_s = min(left_s, _STEP_S)
+                left_s = min(left_s, STEP_S)
             clock.sleep(left_s)
             self.answer()
-            now_s = clock.now()
-            if not self.executor.up or self._due_s - now_s < _STEP_S / 2:
-                continue
-            if hurried(self.executor.state, self._observer.peek(now_s)):
-                sight = self._observer.look(now_s, self._shared)
-                self.executor.do(sight.observed)
-                self._parts.accounts.between(sight, self.executor.state)
+            self.hurry(self._due_s)
+
+    def hurry(self, due_s: float) -> None:
+        """Look before the next turn, which is due at a time, if requests pile up."""
+        now_s = self._parts.clock.now()
+        if not self.executor.up or due_s - now_s < STEP_S / 2:
+            return
+        if hurried(self.executor.state, self._observer.peek(now_s)):
+            sight = self._observer.look(now_s, self._shared)
+            self.executor.do(sight.observed)
+            self._parts.accounts.between(sight, self.executor.state)
 
     def _recover(self, error: Exception) -> None:
+        self._fail(error)
+        self._due_s = self._parts.clock.now() + PERIOD_S
+        self._wait()
+
+    def _fail(self, error: Exception) -> None:
         """Say what went wrong, go to the safe point, and go on; give up if it goes wrong again and again."""
         words = f"{type(error).__name__}: {error}"[:300]
         now_s = self._parts.clock.now()
@@ -393,8 +435,6 @@ class Runner:
                 f"the control loop failed {_STUMBLES_MOST} times in a minute, the last time with {words}"
             ) from error
         self.executor.do(ApplyRefused(f"the control loop failed: {words}"))
-        self._due_s = now_s + PERIOD_S
-        self._wait()
 
     def _publish(self, sight: ControlPeriod) -> None:
         parts = self._parts
@@ -427,7 +467,7 @@ class Runner:
         faults += [self._parts.record.fault, self._parts.finetuning.fault]
         return tuple(fault for fault in faults if fault)
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """Give everything back; each step is taken whatever becomes of those before."""
         parts = self._parts
         with ExitStack() as ends:

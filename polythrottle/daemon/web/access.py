@@ -7,7 +7,7 @@ import re
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from urllib.parse import quote
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polythrottle.actuation.server.unix_socket import group_id, peer_of
+from polythrottle.daemon.loop.mailbox import Mailbox
+from polythrottle.daemon.status import NodeShown
 from polythrottle.daemon.web.messages import Refusal
 from polythrottle.domain.errors import BadFile, InvalidInput, PermissionDenied, StorageError
 from polythrottle.storage.untrusted import check_plain
@@ -254,6 +256,8 @@ class WebOptions:
         tcp: Where else to listen; None is nowhere.
         history: What is kept of the last minutes.
         state: Folder whose ``profiles/tuned`` is listed besides the catalogue's; None for none.
+        services: Where each of several services is met, by name; empty where there is one alone.
+        node: Returns what is shown of them together; None where there is one alone.
     """
 
     socket: Path
@@ -262,6 +266,17 @@ class WebOptions:
     tcp: Tcp | None = None
     history: History = no_history
     state: Path | None = None
+    services: "Mapping[str, ServiceDoor]" = field(default_factory=dict)
+    node: "Callable[[], NodeShown] | None" = None
+
+
+@dataclass(frozen=True)
+class ServiceDoor:
+    """Where one of several services is met: its mailbox, what is kept of its last minutes, and its folder."""
+
+    desk: Mailbox
+    history: History
+    state: Path
 
 
 def is_loopback(host: str) -> bool:
@@ -295,10 +310,12 @@ class Gate:
     Args:
         app: What is behind.
         tcp: What was agreed on for TCP; None if nothing listens there.
+        pages: Paths of pages besides that at the root.
     """
 
-    def __init__(self, app: ASGIApp, tcp: Tcp | None) -> None:
+    def __init__(self, app: ASGIApp, tcp: Tcp | None, pages: Sequence[str] = ()) -> None:
         self._app = app
+        self._open = (*_OPEN, *pages)
         self._token = tcp.token() if tcp is not None else None
         own = socket.gethostname().lower()
         called: tuple[str, ...] = ()
@@ -331,7 +348,7 @@ class Gate:
         role = visitor.role
         if visitor.tcp:
             self._check_name(headers)
-            if scope["path"] in _OPEN:
+            if scope["path"] in self._open:
                 role = Role.READ
             else:
                 role = self._shown(headers)

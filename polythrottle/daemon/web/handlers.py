@@ -257,6 +257,33 @@ async def metrics(api: Api, request: Request) -> Response:
     return Response(body, headers={**HEADERS, "content-type": kind})
 
 
+async def node_shown(api: Api, request: Request) -> Response:
+    """Answer with all services and the watts they share."""
+    read_query(request, {})
+    assert api.options.node is not None
+    return json_reply(api.options.node())
+
+
+async def node_metrics(api: Api, request: Request) -> Response:
+    """Answer with the figures of all services for Prometheus."""
+    from polythrottle.daemon.web.prometheus import render_node
+
+    read_query(request, {})
+    assert api.options.node is not None
+    statuses = {name: door.desk.status for name, door in api.options.services.items()}
+    body, kind = render_node(api.shelf.status, api.options.node(), statuses, request.headers.get("accept", ""))
+    return Response(body, headers={**HEADERS, "content-type": kind})
+
+
+async def node_page(api: Api, request: Request) -> Response:
+    """Answer with the page of all services."""
+    from polythrottle.daemon.web.page import load_node
+
+    read_query(request, {})
+    page = load_node()
+    return Response(page.body, headers={**HEADERS, **{name.lower(): text for name, text in page.headers.items()}})
+
+
 async def page(api: Api, request: Request) -> Response:
     """Answer with the page."""
     from polythrottle.daemon.web.page import load

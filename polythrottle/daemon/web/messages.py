@@ -197,6 +197,15 @@ BUDGET = {
     "shares out.",
     "anyOf": [_supply(), _supply("battery_wh", "last_s"), _supply("wh_per_day")],
 }
+NODE_POWER = {
+    **_object(
+        {
+            "power_w": _number(MOST_W, "Most power of the whole server over a second; null lifts the limit.", LEAST_W),
+            "within_s": _number(3600.0, "By when it must hold, which is told of as a fault if it does not.", 1.0),
+        }
+    ),
+    "description": "What all services together may draw, the rest of the server included.",
+}
 STUDY = _object(
     {
         "trials": {**_count(10_000, "At most.", 1), "default": 30},

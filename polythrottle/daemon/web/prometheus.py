@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from polythrottle.daemon.control.state import Phase
-from polythrottle.daemon.status import FinetuningShown, Status
+from polythrottle.daemon.status import FinetuningShown, NodeShown, ServiceShown, Status
 from polythrottle.storage.cells import iso_time
 
 if TYPE_CHECKING:
@@ -83,6 +83,62 @@ def render(status: Status, accept: str = "") -> tuple[bytes, str]:
     return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
 
 
+def render_node(whole: Status, node: NodeShown, services: Mapping[str, Status], accept: str = "") -> tuple[bytes, str]:
+    """Return what a scrape of a daemon with several services is answered, and its content type.
+
+    Args:
+        whole: The server as one.
+        node: The watts that its services share.
+        services: The status of each, by its name.
+        accept: As `render` takes it.
+    """
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+    from prometheus_client.openmetrics import exposition as openmetrics
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Shared(whole, node, services))
+    if _OPENMETRICS in accept:
+        text: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
+        return text, openmetrics.CONTENT_TYPE_LATEST
+    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+class _Shared:
+    """A collector over the services of a server; each sample says of which it is."""
+
+    def __init__(self, whole: Status, node: NodeShown, services: Mapping[str, Status]) -> None:
+        self._whole = whole
+        self._node = node
+        self._services = services
+
+    def collect(self) -> "Iterator[Metric]":
+        from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+
+        yield InfoMetricFamily(
+            "polythrottle_build", "Version, device and kind of energy of this daemon.", _build(self._whole)
+        )
+        for figure in FIGURES:
+            every = {}
+            for name, status in ({"": self._whole} if figure in _DAEMON else self._services).items():
+                every.update({(name, *labels): value for labels, value in figure.values(status).items()})
+            family = _labelled(figure, ("service", *figure.labels), every)
+            if family.samples:
+                yield family
+        for name, words, value in _NODE:
+            found = value(self._node)
+            if found is not None:
+                yield GaugeMetricFamily(f"polythrottle_node_{name}", words, float(found))
+        for name, words, of_service in _SHARE:
+            gauge = GaugeMetricFamily(f"polythrottle_service_{name}", words, labels=("service",))
+            for each in self._node.services:
+                found = of_service(each)
+                if found is not None:
+                    gauge.add_metric((each.name,), float(found))
+            if gauge.samples:
+                yield gauge
+
+
 class _Present:
     """A collector over one status."""
 
@@ -103,15 +159,19 @@ def _build(status: Status) -> dict[str, str]:
 
 
 def _family(figure: Figure, status: Status) -> "Metric":
+    return _labelled(figure, figure.labels, figure.values(status))
+
+
+def _labelled(figure: Figure, names: Sequence[str], values: Labelled) -> "Metric":
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     name = f"polythrottle_{figure.name}"
     family: CounterMetricFamily | GaugeMetricFamily
     if figure.counter:
-        family = CounterMetricFamily(name, figure.help, labels=figure.labels)
+        family = CounterMetricFamily(name, figure.help, labels=names)
     else:
-        family = GaugeMetricFamily(name, figure.help, labels=figure.labels)
-    for labels, value in figure.values(status).items():
+        family = GaugeMetricFamily(name, figure.help, labels=names)
+    for labels, value in values.items():
         if value is not None and math.isfinite(value):
             family.add_metric(labels, float(value))
     return family
@@ -260,3 +320,19 @@ _FINETUNING: Sequence[Figure] = (
 )
 FIGURES: tuple[Figure, ...] = (*_DAEMON, *_WORKLOAD, *_DEVICE, *_LADDER, *_WATCHED, *_FINETUNING)
 """All families but ``polythrottle_build_info``, in the order they are shown in."""
+
+_NODE: Sequence[tuple[str, str, Callable[[NodeShown], Value]]] = (
+    ("power_watts", "Power of the server over the last turn, its rest included.", lambda n: n.power_w),
+    ("devices_power_watts", "What its services' devices drew of it.", lambda n: n.boards_w),
+    ("rest_watts", "What is counted for the rest of the server.", lambda n: n.rest_w),
+    ("limit_watts", "What the server may draw.", lambda n: n.limit_w),
+    ("limit_met", "Whether what its services may draw at most fits.", lambda n: n.met),
+    ("seconds_above_limit", "Turns above the limit since it was set.", lambda n: n.above),
+    ("seconds_above_limit_longest", "The most of them in a row.", lambda n: n.above_most),
+)
+_SHARE: Sequence[tuple[str, str, Callable[[ServiceShown], Value]]] = (
+    ("weight", "What the service's SLO counts.", lambda s: s.weight),
+    ("share_watts", "What its devices may draw at most.", lambda s: s.share_w),
+    ("counted_watts", "What was counted for its devices.", lambda s: s.counted_w),
+    ("short_of_power", "Whether its SLO is expected to break for want of watts.", lambda s: s.short),
+)

@@ -13,11 +13,11 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
-from polythrottle.daemon.commands import Confirm, Release, SetBudget, StartStudy, Stop, Take
-from polythrottle.daemon.status import Happened, Status, StudyShown, WorkloadShown
+from polythrottle.daemon.commands import Confirm, Release, SetBudget, SetNodePower, StartStudy, Stop, Take
+from polythrottle.daemon.status import Happened, NodeShown, Status, StudyShown, WorkloadShown
 from polythrottle.daemon.web.access import Gate
 from polythrottle.daemon.web.event_stream import KIND
 from polythrottle.daemon.web.handlers import (
@@ -30,6 +30,9 @@ from polythrottle.daemon.web.handlers import (
     healthz,
     history,
     metrics,
+    node_metrics,
+    node_page,
+    node_shown,
     page,
     profiles,
     report,
@@ -46,6 +49,7 @@ from polythrottle.daemon.web.messages import (
     EVENTS_QUERY,
     HISTORY_QUERY,
     LAST_EVENT,
+    NODE_POWER,
     NOTHING,
     REFUSAL,
     RELEASE,
@@ -321,6 +325,31 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
 )
 
+NODE_OPERATIONS: tuple[Operation, ...] = (
+    Operation("GET", "/", "page", "The page of all services.", node_page, kinds=("text/html",)),
+    Operation("GET", "/metrics", "metrics", "Figures for Prometheus, by service.", node_metrics, kinds=("text/plain",)),
+    Operation(
+        method="GET",
+        path="/v1/node",
+        name="node",
+        words="All services, and the watts they share. Each has an API of its own below /services/NAME.",
+        does=node_shown,
+        answer=schema_of(NodeShown),
+    ),
+    Operation(
+        method="PUT",
+        path="/v1/node/power",
+        name="nodePower",
+        words="Have the whole server draw no more than this; nothing lifts the limit.",
+        does=wished(NODE_POWER, lambda sent: SetNodePower(**sent)),
+        answer=_done(),
+        body=NODE_POWER,
+        refuses=(409, 503),
+    ),
+)
+"""What a daemon with several services answers besides, or in place of what one with one service does."""
+_REPLACED = ("page", "metrics")
+
 # The OpenAPI 3.1 document of the API, made from the same table as its routes.
 
 VERSION = "1.0.0"
@@ -332,10 +361,14 @@ _ABOUT = (
 )
 
 
-def document() -> dict[str, Any]:
-    """Return the OpenAPI document."""
+def document(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Any]:
+    """Return the OpenAPI document.
+
+    Args:
+        operations: Of a daemon with one service, if nothing else is said.
+    """
     paths: dict[str, dict[str, Any]] = {}
-    for each in OPERATIONS:
+    for each in operations:
         paths.setdefault(each.path, {})[each.method.lower()] = _operation(each)
     paths["/openapi.json"] = {"get": _itself()}
     return {
@@ -403,20 +436,37 @@ def _itself() -> dict[str, Any]:
 # The ASGI application: routes, and what errors become.
 
 
-def build_app(api: Api) -> ASGIApp:
+def build_app(api: Api, services: Mapping[str, Api] | None = None) -> ASGIApp:
     """Return the application; every request's scope must hold who asks, as ``state["visitor"]``.
+
+    Args:
+        api: Of the daemon.
+        services: Of each of several services, below ``/services/NAME``; None where there is one alone.
 
     Raises:
         BadFile: If the token of TCP cannot be read.
         PermissionDenied: If others could read it.
     """
-    routes = [Route("/openapi.json", _document, methods=["GET"])]
-    for path in dict.fromkeys(each.path for each in OPERATIONS):
-        here = {each.method: each for each in OPERATIONS if each.path == path}
+    if services is None:
+        return Gate(_served(_routes(api, OPERATIONS)), api.options.tcp)
+    own = (*(each for each in OPERATIONS if each.name not in _REPLACED), *NODE_OPERATIONS)
+    mounts = [Mount(f"/services/{name}", _served(_routes(each, OPERATIONS))) for name, each in services.items()]
+    pages = [f"/services/{name}/" for name in services]
+    return Gate(_served([*_routes(api, own), *mounts]), api.options.tcp, pages)
+
+
+def _routes(api: Api, operations: Sequence[Operation]) -> list[BaseRoute]:
+    routes: list[BaseRoute] = [Route("/openapi.json", _described(operations), methods=["GET"])]
+    for path in dict.fromkeys(each.path for each in operations):
+        here = {each.method: each for each in operations if each.path == path}
         routes.append(Route(path, _endpoint(api, here), methods=list(here)))
+    return routes
+
+
+def _served(routes: Sequence[BaseRoute]) -> Starlette:
     app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route, Exception: _fault})
     app.router.redirect_slashes = False
-    return Gate(app, api.options.tcp)
+    return app
 
 
 def _endpoint(api: Api, here: dict[str, Operation]) -> Callable[[Request], Awaitable[Response]]:
@@ -433,17 +483,19 @@ def _endpoint(api: Api, here: dict[str, Operation]) -> Callable[[Request], Await
     return endpoint
 
 
-async def _document(request: Request) -> Response:
-    try:
-        read_query(request, {})
-    except Refusal as refusal:
-        return refusal.reply()
-    return json_reply(_written())
+def _described(operations: Sequence[Operation]) -> Callable[[Request], Awaitable[Response]]:
+    @functools.cache
+    def written() -> bytes:
+        return to_json(document(operations))
 
+    async def described(request: Request) -> Response:
+        try:
+            read_query(request, {})
+        except Refusal as refusal:
+            return refusal.reply()
+        return json_reply(written())
 
-@functools.cache
-def _written() -> bytes:
-    return to_json(document())
+    return described
 
 
 def _no_route(request: Request, error: Exception) -> Response:

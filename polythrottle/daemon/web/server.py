@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -328,6 +328,7 @@ class ApiServer:
         self._loop = asyncio.new_event_loop()
         self._aside = ThreadPoolExecutor(1, "polythrottle-web-aside")
         self._shelf = StatusCache(desk, self._loop)
+        self._shelves = [self._shelf]
         self._servers: list[asyncio.Server] = []
         self._listening: list[socket.socket] = []
         self._accepting: asyncio.Task[None] | None = None
@@ -369,7 +370,7 @@ class ApiServer:
         # uvicorn warns of each request that is none: its sender is told, and could fill the log else
         logging.getLogger(LOG).setLevel(logging.ERROR)
         config = Config(
-            build_app(api),
+            build_app(api, self._services(options)),
             log_config=None,
             lifespan="off",
             ws="none",
@@ -379,6 +380,18 @@ class ApiServer:
             h11_max_incomplete_event_size=HEAD_BYTES_MOST,
         )
         return House(config, AccessControl.of(options.readers, options.writers))
+
+    def _services(self, options: WebOptions) -> dict[str, Api] | None:
+        """Return the API of each of several services; None where there is one alone."""
+        if options.node is None:
+            return None
+        found = {}
+        for name, door in options.services.items():
+            shelf = StatusCache(door.desk, self._loop)
+            self._shelves.append(shelf)
+            own = replace(options, history=door.history, state=door.state, services={}, node=None)
+            found[name] = Api(door.desk, shelf, own, self._aside)
+        return found
 
     def _open(self, options: WebOptions) -> None:
         unix = unix_socket(options.socket, self._house.door.groups)
@@ -428,7 +441,8 @@ class ApiServer:
     async def _wound_up(self) -> None:
         for server in self._servers:
             server.close()
-        self._shelf.close()
+        for shelf in self._shelves:
+            shelf.close()
         for connection in list(self._house.state.connections):
             connection.shutdown()
         if tasks := list(self._house.state.tasks):
@@ -442,7 +456,8 @@ class ApiServer:
         await asyncio.sleep(0)  # so that closed transports let go of their sockets
 
     def _let_go(self) -> None:
-        self._shelf.close()
+        for shelf in self._shelves:
+            shelf.close()
         if self._inode is not None:
             remove(self._path, self._inode)
         for listening in self._listening:

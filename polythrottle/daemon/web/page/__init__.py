@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -20,14 +20,25 @@ class Page:
 
 @cache
 def load() -> Page:
-    """Return the page, put together from its parts.
+    """Return the page of one service."""
+    return _joined("page.html", _SCRIPTS)
+
+
+@cache
+def load_node() -> Page:
+    """Return the page of a server of services, from which each service's own page is reached."""
+    return _joined("node.html", ("node.js",))
+
+
+def _joined(document: str, scripts: Sequence[str]) -> Page:
+    """Return a page, put together from its parts.
 
     Its policy lets the browser run this script and this style alone, named by their hashes, and connect to nothing but
     where the page came from (https://www.w3.org/TR/CSP3/).
     """
     style = _part("page.css")
-    script = "\n(() => {\n'use strict';\n" + "".join(map(_part, _SCRIPTS)) + "})();\n"
-    html = _part("page.html").replace("<style></style>", f"<style>{style}</style>")
+    script = "\n(() => {\n'use strict';\n" + "".join(map(_part, scripts)) + "})();\n"
+    html = _part(document).replace("<style></style>", f"<style>{style}</style>")
     body = html.replace("<script></script>", f"<script>{script}</script>").encode()
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; img-src data:; "

@@ -1,6 +1,8 @@
 // The connection: one stream of status and events, taken up again whenever it ends; writes one by one.
 const TOKEN = 'polythrottle-token';
 const SILENT_S = 15, STALE_S = 5, AGAIN_MOST_S = 10;
+// One of several services has its page and its API below /services/NAME; one alone has them at the root.
+const BASE = location.pathname.startsWith('/services/') ? location.pathname.replace(/\/+$/, '') : '';
 class Refusal extends Error {
   constructor(code, words) { super(words); this.code = code; }
 }
@@ -23,7 +25,7 @@ class Feed {
   }
   async ask(method, path, body) {
     const headers = this.headers(body === undefined ? {} : { 'Content-Type': 'application/json' });
-    const answer = await fetch(path, { method, headers, cache: 'no-store', body: body === undefined ? undefined : JSON.stringify(body) });
+    const answer = await fetch(`${BASE}${path}`, { method, headers, cache: 'no-store', body: body === undefined ? undefined : JSON.stringify(body) });
     await this.check(answer);
     return answer.json();
   }
@@ -63,7 +65,7 @@ class Feed {
     alive();
     try {
       const headers = this.headers({ Accept: 'text/event-stream', 'Last-Event-ID': String(this.last) });
-      const answer = await fetch(`/v1/events?after=${this.last}`, { headers, cache: 'no-store', signal: stop.signal });
+      const answer = await fetch(`${BASE}/v1/events?after=${this.last}`, { headers, cache: 'no-store', signal: stop.signal });
       await this.check(answer);
       opened();
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
