@@ -113,7 +113,7 @@ def begun(ends: ExitStack, folder: Path, *words: str) -> int:
     """Start a daemon and wait until it answers."""
     pid = started(ends, folder, "polythrottle", "daemon", "run", "--socket", str(folder / "daemon.sock"), *words)
     with Client(folder / "daemon.sock") as client:
-        for _ in range(200):
+        for _ in range(600):
             try:
                 if client.status().turn > 1:
                     return pid

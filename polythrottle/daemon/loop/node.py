@@ -28,6 +28,8 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleEr
 from polythrottle.domain.units import show
 
 _KEPT = "node power"
+_OF_ITS_OWN = ("start", "stop")
+"""Kinds of events that the server has itself, once for all services."""
 _UNMET_S = 5.0
 _ROUNDS_MOST = 3
 _WITHIN_MOST_S = 3600.0
@@ -246,6 +248,7 @@ class Node:
             member.runner.attempt(work)
         except PolythrottleError as error:
             member.failed = str(error)
+            self._hear()
             self.events.tell("fault", f"{member.name} is not looked after any more: {error}")
             self._ended(member)
         self._stopping |= member.runner.stopping
@@ -374,13 +377,24 @@ class Node:
             # Until the first split everybody stays lowest: nothing is known of what the others draw.
             for member in self.members:
                 member.runner.executor.do(PowerShare(0.0))
+        for member in self.members:
+            member.heard = max((event.number for event in member.mailbox.events()), default=0)
         names = ", ".join(member.name for member in self.members)
         self.events.tell("start", f"the daemon has started, for {len(self.members)} services: {names}")
 
     def _keep(self) -> None:
         self._record.keep(_KEPT, {"configured_w": self._configured_w, "power_w": self.power.limit_w})
 
+    def _hear(self) -> None:
+        """Tell what happened to the services, by name, where the server as a whole is listened to."""
+        for member in self.members:
+            for event in member.mailbox.events(member.heard):
+                member.heard = event.number
+                if event.kind not in _OF_ITS_OWN:
+                    self.events.tell(event.kind, f"{member.name}: {event.words}")
+
     def _publish(self) -> None:
+        self._hear()
         self.shown = self._node_shown()
         self._desk.publish(self._status())
 

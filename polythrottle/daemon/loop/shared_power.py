@@ -51,6 +51,7 @@ class Member:
     power_w: float | None = None
     powered_s: float = -math.inf
     applies: tuple[int, int] = (-1, -1)
+    heard: int = 0
 
     @property
     def bound_w(self) -> float:
