@@ -269,7 +269,7 @@ def test_no_key_is_sent_where_there_is_none(serve: Serve, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("options", "error", "line"),
     [
-        ("?endpoint=embeddings", UnknownName, "did you mean completions"),
+        ("?endpoint=embeddings", UnknownName, "known: chat, completions"),
         ("?max_token=3", UnknownName, "did you mean max_tokens"),
         ("?max_tokens=0", InvalidInput, "whole numbers from 1"),
         ("?max_tokens=1,2", InvalidInput, "give one number"),

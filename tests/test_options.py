@@ -57,7 +57,7 @@ def test_lists_are_read_in_the_units_of_engineers() -> None:
     [
         ("gpu_max_mhz=nan", "'gpu_max_mhz=nan' is not a finite level"),
         ("gpu_max_mhz=inf", "is not a finite level"),
-        ("gpu_max_mhz=1e308", "is not a finite level"),
+        ("gpu_max_mhz=1e308", "gpu_max_mhz is no number that a clock"),
         ("batch_size=nan", "is not a finite level"),
         ("gpu_max_mhz=fast", "'gpu_max_mhz=fast': 'fast' is not a number"),
         ("batch_size=four", "'four' is not a number"),

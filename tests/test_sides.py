@@ -233,7 +233,7 @@ def changed(tmp_path: Path, before: str, after: str) -> str:
     ("before", "after", "says"),
     [
         (LIMIT, "p99<=1.2x", "a profile's limits are absolute"),
-        (f'"{LIMIT}"', "3", "holds a limit that is none"),
+        (f'"{LIMIT}"', "3", "slo is not a list of texts"),
         ('energy_kind = "simulated"', 'energy_kind = "measured"', "are measured and those here simulated"),
         ("VIN_SYS_5V0", "VIN_SYS_5V0 × 1.1", "which do not compare; tune again here"),
         ('boundary = "VDD', 'note = "VDD', "cover nothing that is stated, and those here VDD_GPU_SOC"),

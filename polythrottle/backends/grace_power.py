@@ -7,6 +7,8 @@ Performance Tuning Guide, "Power Telemetry"; Linux Documentation/hwmon/acpi_powe
 UEFI). The module's covers regulators, GPU, HBM and memory (Alumet's user book, "Grace Hopper plugin").
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -61,8 +61,11 @@ class SshBoard:
             try:
                 return self.line.ask(verb, **fields)
             except DeviceError as err:
-                over = known and not self.line.connected
-                words = self._link.last_words() if over else self._link.said if "its log" in str(err) else ""
+                words = ""
+                if known and not self.line.connected:
+                    words = self._link.last_words()
+                elif "its log" in str(err):
+                    words = self._link.said
                 if words:
                     raise DeviceError(f"{err}; its last words: {words}") from err
                 raise

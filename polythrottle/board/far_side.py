@@ -52,6 +52,8 @@ from polythrottle.storage.untrusted import printable
 PREFIX = "polythrottle-board-"
 _LOCK = "lock"
 _STAYS = "stays"
+_LONGEST_PATH = 107
+"""Bytes of a socket's path, beside the one that ends it (unix(7))."""
 _OLD_S = 3600.0
 _CHUNK = 65536
 _LONGEST = 1000
@@ -115,6 +117,9 @@ def _serve(mark: str, folder: Path, device: str) -> int:
             raise InvalidInput(f"{device} needs no board; it is simulated wherever it is named without ssh://")
         why_missing(uri)
         path = folder / "far.sock"
+        if len(os.fsencode(path)) > _LONGEST_PATH:
+            # The folder by its descriptor, which stays open for life: a name of few bytes wherever the folder lies.
+            path = Path(f"/proc/{os.getpid()}/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}/far.sock")
         listener = listen_at(path, 8, lambda made: None)
         service = FarService(uri, path)
         for text in service.start():

@@ -220,7 +220,9 @@ class Client:
     def report(self, seen: RequestStats) -> Answer:
         """Say what a serving program saw since it said so last; the answer holds ``batch`` and ``gather_s``."""
         told = asdict(seen)
-        del told["p99_least_s"]  # how sure a p99 is matters where the daemon itself counts
+        # How sure a p99 is matters where the daemon itself counts; tokens are read from metric pages alone.
+        for name in ("p99_least_s", "tokens_in", "tokens_out", "ttft_p99_s", "tpot_p99_s"):
+            del told[name]
         return self._asked("POST", "/v1/report", told)
 
     def node(self) -> NodeShown:

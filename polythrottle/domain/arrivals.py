@@ -454,7 +454,7 @@ class Trace(_Open):
         first = _first(offsets_s, share)
         prompts, outputs = (each.tolist() for each in lengths)
         order = itertools.chain(range(first, len(prompts)), itertools.cycle(range(len(prompts))))
-        return (Call(time_s, prompts[i], outputs[i]) for time_s, i in zip(times, order, strict=False))
+        return (Call(time_s, prompts[i], outputs[i]) for time_s, i in zip(times, order))
 
     def __str__(self) -> str:
         return f"trace:{self.file}@{self._rate_text}"

@@ -47,6 +47,8 @@ class UnknownName(PolythrottleError):
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         names = sorted(known)
         near = get_close_matches(name, names, n=3, cutoff=0.6)
+        if len(name) > 2:  # a name that was begun, however long its rest
+            near += [each for each in names if each.startswith(name) and each not in near][:3]
         if near:
             offer = f"did you mean {' or '.join(near)}?"
         else:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from polythrottle.domain.arrivals import CLOSED, Arrivals
-from polythrottle.domain.backports import StrEnum
+from polythrottle.domain.backports import StrEnum, removeprefix
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.measurement import FLOORS, METRICS, Measurement, Window
 from polythrottle.domain.space import SearchSpace
@@ -58,7 +58,7 @@ class Constraint:
         match = _RELATION.fullmatch(text)
         if match is None:
             raise InvalidInput(f"{text!r} is not an SLO; {_GRAMMAR}")
-        metric = match[1].lower().removeprefix("e2e_")
+        metric = removeprefix(match[1].lower(), "e2e_")
         sign = ">=" if match[2][0] in ">≥⩾" else "<="
         quantity = match[3]
         if metric not in METRICS:

@@ -200,7 +200,11 @@ class ClientConnection(asyncio.Protocol):
 
     def refuse(self, status: int, why: str) -> None:
         """Answer with an error, in the form that OpenAI's API has for them, and close the connection."""
-        kind = "rate_limit_error" if status in _BUSY else "server_error" if status >= 500 else "invalid_request_error"
+        kind = "invalid_request_error"
+        if status in _BUSY:
+            kind = "rate_limit_error"
+        elif status >= 500:
+            kind = "server_error"
         self.exchange = None
         self.answer(status, {"error": {"message": why, "type": kind, "code": status}}, keeps=False)
 

@@ -171,9 +171,10 @@ class TableAndLoop:
         load = StepWork(max(1, 8 * (self._band[0] + 1)), 8 * (self._band[0] + 1) * 1200)
         base = view.clocks_hz.index(view.clock_for(load, 0.8 * TPOT_S))
         if view.step is not None and view.step.work.decodes:
-            self._offset += (
-                1 if view.step.duration_s > 0.95 * TPOT_S else -1 if view.step.duration_s < 0.6 * TPOT_S else 0
-            )
+            if view.step.duration_s > 0.95 * TPOT_S:
+                self._offset += 1
+            elif view.step.duration_s < 0.6 * TPOT_S:
+                self._offset -= 1
             self._offset = max(-2, min(len(view.clocks_hz), self._offset))
         decode_hz = view.clocks_hz[max(0, min(len(view.clocks_hz) - 1, base + self._offset))]
         return max(decode_hz, prompt_clock(view, 0.9, 0.0)), math.inf
