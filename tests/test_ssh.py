@@ -4,6 +4,7 @@ import ast
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -184,6 +185,11 @@ def test_a_search_measures_there(board: Path, tmp_path: Path, capsys: pytest.Cap
     assert code == 0, said.err
     assert held(board) == before
     assert json.loads(said.out)["trials"]
+    assert run(["apply", str(tmp_path / "out"), "--device", uri(board), "--confirm-within", "60"]) == 0
+    assert f"polythrottle apply --confirm --device {shlex.quote(uri(board))} (within" in capsys.readouterr().err
+    assert run(["apply", "--confirm", "--device", uri(board)]) == 0
+    assert run(["restore", "--device", uri(board)]) == 0
+    assert held(board) == before
     await_that(lambda: not far_sides(tmp_path), "the far side stays")
 
 

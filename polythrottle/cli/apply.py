@@ -2,6 +2,7 @@
 
 import contextlib
 import select
+import shlex
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -121,11 +122,14 @@ def apply(
     within_s = applied.stay.within_s
     if applied.stands_as is None or within_s is None:
         return
+    # What was applied over SSH is on record there, and is reached by its URI alone.
+    far = applied.device if applied.device.startswith("ssh:") else None
     # A script is never asked: it would wait for an answer until the settings revert.
     if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        typer.echo(f"confirm with: polythrottle apply --confirm (within {within_s:g} s)", err=True)
+        where = f" --device {shlex.quote(far)}" if far else ""
+        typer.echo(f"confirm with: polythrottle apply --confirm{where} (within {within_s:g} s)", err=True)
     else:
-        _ask(applied.stands_as, within_s)
+        _ask(far or applied.stands_as, within_s)
 
 
 def restore(
