@@ -466,12 +466,13 @@ def test_each_service_has_an_api_below_the_servers(tmp_path: Path) -> None:
         node = whole.node()
         assert [each.name for each in node.services] == list(THREE)
         assert node.limit_w == 100.0
+        assert node.energy_kind == whole.status().energy_kind == chat.status().energy_kind
         assert whole.status().device == "node"
         assert chat.status().device == "nvml:0"
         assert chat.events()[0].kind == "start"
         with pytest.raises(UnknownName):
             chat.node()
-        with Client(path, service="nobody") as nobody, pytest.raises(UnknownName):
+        with Client(path, service="nobody") as nobody, pytest.raises(UnknownName, match="'nobody'; known: chat, "):
             nobody.status()
 
 

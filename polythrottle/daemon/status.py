@@ -281,6 +281,7 @@ class NodeShown:
         limit_w: What it may draw; None if there is no such limit.
         met: Whether what is counted for all fits; None without a limit.
         buys: What more watts would buy, in words, and ``buys_w`` how many; empty and None if nothing.
+        energy_kind: How its watts come about, such as ``simulated``; several by commas.
         above: Seconds above the limit since it was set; ``above_most`` the most of them in a row.
         services: Each of them.
     """
@@ -294,6 +295,7 @@ class NodeShown:
     met: bool | None = None
     buys: str = ""
     buys_w: float | None = None
+    energy_kind: str = ""
     above: int = 0
     above_most: int = 0
     services: tuple[ServiceShown, ...] = ()

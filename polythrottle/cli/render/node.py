@@ -9,6 +9,7 @@ from polythrottle.cli.output import formatted
 from polythrottle.cli.render.console import plain_console
 from polythrottle.cli.render.text import named_lines
 from polythrottle.daemon.status import NodeShown, ServiceShown
+from polythrottle.domain.measurement import EnergyKind
 from polythrottle.domain.units import show
 from polythrottle.storage.untrusted import printable
 
@@ -30,7 +31,8 @@ def print_node(node: NodeShown) -> None:
 
 
 def _lines(node: NodeShown) -> Iterator[tuple[str, str]]:
-    yield "power", _watts(node.power_w)
+    kind = "" if node.energy_kind in ("", EnergyKind.MEASURED) else f" {node.energy_kind}"
+    yield "power", f"{_watts(node.power_w)}{kind}"
     if node.limit_w is None:
         yield "limit", "none"
         return

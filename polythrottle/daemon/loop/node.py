@@ -438,6 +438,7 @@ class Node:
             met=None if split is None else split.met,
             buys="" if split is None else split.buys,
             buys_w=None if split is None else split.buys_w,
+            energy_kind=", ".join(sorted({member.mailbox.status.energy_kind for member in self.members})),
             above=power.above,
             above_most=power.above_most,
             services=tuple(found),
@@ -453,7 +454,6 @@ class Node:
             energy_j = known_sum(energy_j, status.energy_j)
             requests = known_sum(requests, status.requests)
             failed = known_sum(failed, status.failed)
-        kinds = sorted({status.energy_kind for _, status in each})
         temperatures = [status.temperature_c for _, status in each if status.temperature_c is not None]
         faults = [f"{name}: {words}" for name, status in each for words in status.faults]
         faults += [f"{member.name}: {member.failed}" for member in self.members if member.failed]
@@ -469,7 +469,7 @@ class Node:
             polythrottle=self._version,
             device="node",
             title=f"a server of {len(each)} services: {', '.join(name for name, _ in each)}",
-            energy_kind=kinds[0] if len(kinds) == 1 else ", ".join(kinds),
+            energy_kind=shown.energy_kind,
             boundary="the devices of all services",
             phase=str(Phase.FOLLOWING if any(s.phase == Phase.FOLLOWING for _, s in each) else each[0][1].phase),
             reason="; ".join(f"{name} is {status.phase}" for name, status in each),

@@ -452,7 +452,20 @@ def build_app(api: Api, services: Mapping[str, Api] | None = None) -> ASGIApp:
     own = (*(each for each in OPERATIONS if each.name not in _REPLACED), *NODE_OPERATIONS)
     mounts = [Mount(f"/services/{name}", _served(_routes(each, OPERATIONS))) for name, each in services.items()]
     pages = [f"/services/{name}/" for name in services]
-    return Gate(_served([*_routes(api, own), *mounts]), api.options.tcp, pages)
+    others = Route(
+        "/services/{name}/{rest:path}", _unknown_service(tuple(services)), methods=["GET", "POST", "PUT", "DELETE"]
+    )
+    return Gate(_served([*_routes(api, own), *mounts, others]), api.options.tcp, pages)
+
+
+def _unknown_service(names: Sequence[str]) -> Callable[[Request], Response]:
+    """Return what answers below a service that is not there, with the names of those that are."""
+
+    def answer(request: Request) -> Response:
+        error = UnknownName("service", request.path_params["name"][:80], names)
+        return refused(404, UnknownName.__name__, str(error))
+
+    return answer
 
 
 def _routes(api: Api, operations: Sequence[Operation]) -> list[BaseRoute]:

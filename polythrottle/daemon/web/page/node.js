@@ -25,7 +25,8 @@ function row(each) {
 }
 function show(node) {
   find('title').textContent = `A server of ${node.services.length} services`;
-  find('at').textContent = node.at.slice(11, 19);
+  const kind = node.energy_kind === 'measured' ? '' : node.energy_kind;
+  find('at').textContent = [node.at.slice(11, 19), kind].filter(Boolean).join(' · ');
   find('power').textContent = watts(node.power_w ?? node.boards_w);
   find('power-note').textContent = node.power_w === null ? 'the devices of its services alone' : `of it ${watts(node.boards_w)} its services’ devices`;
   find('limit').textContent = node.limit_w === null ? 'no limit' : watts(node.limit_w);
