@@ -203,7 +203,7 @@ def _reference(mean: Tensor, seen: Tensor, limit: float) -> tuple[Tensor, Tensor
 #
 # Loads torch; `bayes` imports it when a suggestion needs a model.
 
-WIDER = 1.25
+WIDER = 1.5
 """Models of few trials are surer than they should be: deviations are this much wider where a limit must not break."""
 SURE = 0.8
 """How probably a point must hold every limit to be the answer where windows differ by chance."""
