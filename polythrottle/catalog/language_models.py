@@ -1,5 +1,7 @@
 """Language models: their shape, and how a server runs them, so that a simulator knows what each engine step asks."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from polythrottle.catalog.documents import locate, read_document

@@ -7,6 +7,8 @@ and k = 10, was seen to end over-current events there, and ``up_freq_margin`` to
 takes: levels go from half to five times what was found.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 
