@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 GROUPS = ("daemon", "cluster", "finetune", "bench", "reproduce")
 NOT_RUN = {
     "daemon run": "until Ctrl-C",
+    "proxy": "until Ctrl-C",
+    "reproduce llm": "needs recorded requests",
     "daemon demo": "until Ctrl-C",
     "daemon status": "needs a daemon",
     "daemon stop": "needs a daemon",

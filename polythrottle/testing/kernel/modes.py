@@ -67,6 +67,8 @@ def mode(machine: Machine) -> str:
         head = re.search(r"PM_CONFIG DEFAULT=(\d+)", machine.read(machine.inside(_CONF)))
         if head is not None:
             return head[1]
+    if not machine.place(_STATUS).is_file():  # a pipe would be waited for
+        raise refusal(errno.EINVAL, _STATUS)
     found = re.search(r"pmode:(\d+)", machine.read(_STATUS))
     if found is None:
         raise refusal(errno.EINVAL, _STATUS)
