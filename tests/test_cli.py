@@ -256,7 +256,7 @@ BAD: dict[str, tuple[list[str], int, str]] = {
     "history of a method": (
         ["tune", "-d", "replay:t.csv", "--method", "paper", "--history", "t.csv"], 2, "takes no --history"
     ),
-    "history without a name": (["tune", "-d", "replay:t.csv", "--history", ""], 2, "--history is empty; it takes a name"),
+    "history without a name": (["tune", "-d", "replay:t.csv", "--history", ""], 2, "--history is empty; it takes"),
     "knobs of a comma": (["tune", "-d", "sim:v100", "-w", "resnet50", "--knobs", ","], 2, "--knobs takes names"),
     "resume with a method": (["tune", "--resume", "j.jsonl", "--method", "random"], 2, "--resume takes everything"),
     "no such history": (["tune", "-d", "replay:t.csv", "--history", "none.jsonl"], 4, "none.jsonl to learn from"),
