@@ -118,7 +118,7 @@ def test_measure_and_tune_from_the_command_line(server: Running, tmp_path: Path)
 
 def test_what_the_readme_shows_works(server: Running, tmp_path: Path) -> None:
     """At this server's address, and in two trials."""
-    # The bound on requests in flight is a knob of the proxy, which tests/services/test_llama_cpp.py puts before a server.
+    # The bound on requests in flight is a knob of the proxy; test_llama_cpp.py puts one before a server.
     commands = [words for words in shown("openai", uri(server, "tiny")) if "in_flight=" not in " ".join(words)]
     assert len(commands) == 2
     for words in commands:
