@@ -642,9 +642,10 @@ def test_a_board_behind_the_actuator_is_measured_by_a_meter_of_ones_own(tmp_path
             board.apply(board.space[0])
             assert served.held() != before
             first = board.read()
-            board.clock.sleep(0.2)
+            board.clock.sleep(0.5)
             last = board.read()
-        assert last.energy_j - first.energy_j == pytest.approx(20 * (last.time_s - first.time_s), rel=0.6)
+        # Shelly counts in steps of 3.6 J; two readings can be one such step apart on either side.
+        assert last.energy_j - first.energy_j == pytest.approx(20 * (last.time_s - first.time_s), abs=3.7)
         assert last.board_j is not None
         assert last.clocks_hz
         assert served.held() == before

@@ -246,6 +246,17 @@ def test_a_confirmed_profile_stays_until_restored(knob: Path, state: Path) -> No
         confirm()
 
 
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_a_profile_that_changes_nothing_is_meant_by_its_whole_name(state: Path, confirmed: bool) -> None:
+    """Without a record only the names of its files tell the device, and they hold its own in part alone."""
+    name = "jetson?root=/tmp/a board"
+    Actuator(name).__enter__().hand_over("profile x", 30)
+    if confirmed:
+        assert confirm(name)[0].lease.kept
+    assert [outcome.left for outcome in restore_all(device=name)] == [()]
+    assert not standing()
+
+
 def test_a_profile_for_a_time_ends_after_it(knob: Path, state: Path) -> None:
     """Confirming starts the time it was applied for."""
     applied(knob, 30, confirmed_s=0.3)

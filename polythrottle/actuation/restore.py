@@ -240,7 +240,13 @@ def _chosen(state: Path | None, device: str | None, boot: str, force: bool) -> l
     if not remembered(device, state):
         raise UnknownName("device on record", device, dict.fromkeys(name for _, name in named))
     # Known by its files, whose names hold its own in part alone: nothing has been changed yet, or nothing is any more.
-    return [site for site, _ in named if site.stem == own.stem and force]
+    return [site for site, _ in named if site.stem == own.stem and (force or _applied(site, boot))]
+
+
+def _applied(site: Site, boot: str) -> bool:
+    with suppress(StorageError):
+        return Fence(site.lease, boot).read().applied
+    return False
 
 
 def remembered(device: str, state: Path | None = None) -> bool:
@@ -324,11 +330,13 @@ def confirm(device: str | None = None, state: Path | None = None) -> tuple[Stand
         fence = Fence(site.lease, boot)
         try:
             lease = fence.read()
-            named = (None, _device_of(site), Record(site.record, None, boot).device)
+            meant = device in (None, _device_of(site), Record(site.record, None, boot).device)
         except StorageError as err:
             unread.append(err)
             continue
-        if not lease.applied or lease.kept or device not in named:
+        # A profile that changed nothing left no record: then it is known by its files, as in `_chosen`.
+        meant = meant or (device is not None and site.stem == Site.of(device, state).stem)
+        if not lease.applied or lease.kept or not meant:
             continue
         # What was applied for a time stays so, also if it is confirmed twice.
         if not lease.alive:
