@@ -68,6 +68,14 @@ def test_the_step_of_a_counter_is_found() -> None:
     assert examined(Loaded(step_s=0.1)).step_s == pytest.approx(0.1, abs=0.01)
 
 
+def test_power_with_and_without_work_is_told_apart() -> None:
+    """Of a board that works at 20 W and else draws 5 W but for what it has just done, both are found in this order."""
+    device = Loaded()
+    tested = self_test(device, device.work, 5.0)
+    assert 5.0 <= tested.idle_w < 8.0
+    assert tested.loaded_w == pytest.approx(20.0, rel=0.05)
+
+
 def test_a_reading_that_never_moves_cannot_be_calibrated() -> None:
     """A dead sensor says so."""
     with pytest.raises(TrialError, match="did not move"):
@@ -336,7 +344,8 @@ def test_calibrate_finds_keeps_and_tells(
     assert "1 to 600 s" in capsys.readouterr().err
     assert run(["calibrate", "--device", "cpu", "--seconds", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["loaded_power_w"] > found["idle_power_w"] > 0
+    # Which of the two is more depends on what else the machine does meanwhile.
+    assert min(found["loaded_power_w"], found["idle_power_w"]) > 0
     (tmp_path / "short.csv").write_text("time_s,power_w\n" + "".join(f"{t / 10},{10 + t % 2}\n" for t in range(20)))
     assert run(["calibrate", "--device", "cpu", "--wall", str(tmp_path / "short.csv")]) == 2
     assert "covers 1.9 s of the " in capsys.readouterr().err
