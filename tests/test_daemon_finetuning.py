@@ -12,8 +12,12 @@ from daemons import EPOCH_S, House
 
 from polythrottle.daemon import trainer_monitor
 from polythrottle.daemon.commands import StartStudy
+from polythrottle.daemon.loop.mailbox import Mailbox
+from polythrottle.daemon.settings import Settings
+from polythrottle.daemon.startup import build
 from polythrottle.daemon.status import FinetuningShown
 from polythrottle.daemon.trainer_monitor import LATELY_S, LOOK_S, STILL_S, STILL_UNSEEN_S, TrainerMonitor, leave_link
+from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import DeviceError
 from polythrottle.training.beside.trainer.checkpoints import (
     Checkpoint,
@@ -327,3 +331,20 @@ def test_a_job_that_has_ended_before_is_no_event(house: House, tmp_path: Path) -
     assert house.desk.status.finetuning is not None
     assert house.desk.status.finetuning.state == "finished"
     assert house.words("finetuning") == []
+
+
+def test_a_folder_of_jobs_that_is_not_there_is_said_at_the_start(tmp_path: Path) -> None:
+    """It may come yet, so the daemon goes on; a slip in its name is seen all the same."""
+    desk = Mailbox()
+    there = tmp_path / "jobs"
+    there.mkdir()
+    settings = Settings(
+        profile=str(Path(trainer_monitor.__file__).with_name("demo.toml")),
+        traffic="sim:poisson:3/s",
+        finetune=(there, tmp_path / "job"),
+    )
+    runner, _ = build(settings, VirtualClock(), desk, folder=tmp_path / "state")
+    assert [event.words for event in desk.events() if event.kind == "finetuning"] == [
+        f"there is no folder {tmp_path / 'job'} yet; it is looked for"
+    ]
+    runner.end()

@@ -422,7 +422,7 @@ def test_services_are_read_from_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_table_that_is_none_is_named(tmp_path: Path, text: str, words: str) -> None:
-    """A service or a node that cannot be is refused with the key."""
+    """A node that cannot be, or whose only service cannot be, is refused with the key."""
     path = tmp_path / "daemon.toml"
     path.write_text(text)
     with pytest.raises(BadFile, match=words):
@@ -433,16 +433,37 @@ def test_a_table_that_is_none_is_named(tmp_path: Path, text: str, words: str) ->
     ("text", "words"),
     [
         ("profile = 'x'\n[[service]]\nname = 'a'", "profile is said of each service"),
-        ("[[service]]\nname = 'a'\n[[service]]\nname = 'a'", "two services are called 'a'"),
         ("[node]\npower = '300W'\nrest = '400W'", "leaves nothing"),
+        ("[node]\npower = '300W'", "say what the server draws besides"),
     ],
 )
 def test_what_does_not_go_together_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    """Names are used once, the general keys are left to one service alone, and the rest leaves something."""
+    """The general keys are left to one service alone, and the rest is known and leaves something."""
     path = tmp_path / "daemon.toml"
     path.write_text(text)
     with pytest.raises(InvalidInput, match=words):
         check(read_settings(path))
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("name = 'bad'\nweight = 0", "service bad is left out: FILE: service.weight: 0 is not above zero"),
+        ("name = 'Bad one'", "service number 2 is left out: FILE: service.name: 'Bad one' is no name"),
+        ("profile = 'a'", "service number 2 is left out: FILE: service 2: it needs a name"),
+        ("name = 'chat'", "service chat is left out: FILE: service 2: another service is called 'chat' already"),
+        ("name = 'bad'\nslo_p99 = '2s'", "service bad is left out: FILE: unknown key 'service.slo_p99'"),
+    ],
+)
+def test_a_bad_service_leaves_the_others(tmp_path: Path, table: str, words: str) -> None:
+    """One clear line says why it is left out; those before and after it are read as if it were not there."""
+    path = tmp_path / "daemon.toml"
+    path.write_text(f"[[service]]\nname = 'chat'\n[[service]]\n{table}\n[[service]]\nname = 'photos'\n")
+    settings = read_settings(path)
+    assert [each.name for each in settings.services] == ["chat", "photos"]
+    (line,) = settings.left_out
+    assert line.startswith(words.replace("FILE", str(path)))
+    assert "\n" not in line
 
 
 @contextmanager
@@ -541,19 +562,73 @@ def test_a_server_is_built_from_its_settings(tmp_path: Path, monkeypatch: pytest
             replace(simulated(), services=(ServiceSettings("chat", device="sim:nothing", traffic="sim:poisson:3/s"),)),
             "service chat: ",
         ),
-        (
-            Settings(services=(ServiceSettings("a", device="nvml:0"), ServiceSettings("b", device="nvml:all"))),
-            "are the same device",
-        ),
     ],
 )
 def test_a_server_that_cannot_be_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings, words: str
 ) -> None:
-    """It is said in a line what is missing, and of which service."""
+    """Where no service is left, it is said in a line what is missing, and of which."""
     monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(tmp_path))
     with pytest.raises(PolythrottleError, match=words):
         build_node(settings, VirtualClock(), Mailbox())
+
+
+@pytest.mark.parametrize(
+    ("services", "words"),
+    [
+        ({"bad": "sim:nothing"}, "service bad is left out: unknown device 'nothing'"),
+        ({"first": "cpu", "bad": "cpu"}, "service bad is left out: cpu of bad and cpu of first are the same device"),
+    ],
+)
+def test_a_service_that_cannot_be_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, services: dict[str, str], words: str
+) -> None:
+    """The daemon says so at its start and for as long as it runs, and follows the loads of those that can be."""
+    monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(tmp_path))
+    settings = simulated()
+    others = tuple(
+        ServiceSettings(name, device=uri, workload="resnet50", traffic="sim:poisson:3/s" if "sim" in uri else "report")
+        for name, uri in services.items()
+    )
+    desk = Mailbox()
+    node, _ = build_node(replace(settings, services=(*others, *settings.services)), VirtualClock(), desk)
+    node.turn()
+    assert [each.name for each in node.members] == [*list(services)[:-1], "chat", "search"]
+    (fault,) = node.shown.faults
+    assert fault.startswith(words)
+    assert fault in desk.status.faults
+    assert [event.words for event in desk.events() if event.kind == "fault"][:1] == [fault]
+    node.stop()
+    node.run()
+
+
+def test_a_fault_of_the_server_itself_is_survived_at_the_safe_points(tmp_path: Path) -> None:
+    """Every board goes to its safe point, and the next turn shares the watts again; three within a minute end it."""
+    house = server(tmp_path, 100.0)
+    list(house.turns(5))
+    share = house.node._share
+    faults = iter([RuntimeError("no split")])
+
+    def once() -> None:
+        for fault in faults:
+            raise fault
+        share()
+        house.node.stop()
+
+    house.node._share = once  # type: ignore[method-assign]
+    house.node.run()
+    assert house.words("fault") == ["the server's control loop failed: RuntimeError: no split"]
+    assert not any(board.taken for board in house.boards.values())
+
+    house = server(tmp_path / "again", 100.0)
+
+    def always() -> None:
+        raise RuntimeError("no split")
+
+    house.node._share = always  # type: ignore[method-assign]
+    with pytest.raises(DeviceError, match="3 times in a minute the server's control loop failed: RuntimeError"):
+        house.node.run()
+    assert not any(board.taken for board in house.boards.values())
 
 
 def test_options_of_a_server_go_before_its_file(tmp_path: Path) -> None:

@@ -219,6 +219,21 @@ def test_traffic_that_cannot_be_seen_is_a_fault(house: House) -> None:
     assert any("the log cannot be read" in fault for fault in house.desk.status.faults)
 
 
+def test_a_source_that_shows_no_requests_is_said_once(house: House) -> None:
+    """A log that is not there is a fault at the first look, and is told of again only after requests were seen."""
+    house.traffic.rate_per_s = None
+    vars(house.traffic)["note"] = "there is no log"
+    house.turns(5)
+    assert house.words("fault") == ["there is no log"]
+    house.traffic.rate_per_s = 30.0
+    vars(house.traffic)["note"] = ""
+    house.turns(2)
+    house.traffic.rate_per_s = None
+    vars(house.traffic)["note"] = "the log is gone"
+    house.turns(20)
+    assert house.words("fault") == ["there is no log", "the log is gone"]
+
+
 def test_another_model_is_not_followed_with_the_old_ladder(house: House) -> None:
     """New contents of the served model lead to the safe point; the old contents back to following."""
     house.traffic.model = "one"

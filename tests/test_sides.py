@@ -329,7 +329,9 @@ def test_levels_come_from_the_profile(capsys: pytest.CaptureFixture[str], tmp_pa
     assert code in (0, 9), err
     assert "windows" in out
     code, out, err = said(capsys, "measure", "default", profile, *SHORT)
-    assert (code, err) == (0, "")
+    assert code == 0, err
+    # How far it has come, and no word of complaint.
+    assert [line.partition(":")[0] for line in err.splitlines()] == ["1 pair", "2 pairs", "4 pairs"]
     code, out, err = said(capsys, "measure", "default", profile, *words, "--batch", "3", *SHORT)
     assert (code, out) == (2, "")
     assert "name its level with --batch" in err

@@ -12,6 +12,8 @@ import pytest
 from builders import study
 
 import polythrottle
+from polythrottle.actuation.restore import main as restore_all
+from polythrottle.actuation.server.main import main as serve_device
 from polythrottle.api import search
 from polythrottle.api.outcome import find_study
 from polythrottle.cli.commands import run
@@ -29,6 +31,9 @@ SIMULATE = "cluster simulate --catalogue c.toml"
 PLAN = "cluster plan c.toml"
 RACE = "bench search --tables t.csv"
 BUDGET = "daemon budget"
+DAEMON = "daemon run -p p.toml"
+LOAD = "sim:poisson:30/s"
+TRAIN = "cluster train job.py"
 
 WRONG: list[tuple[str, int, str]] = [
     # Commands and options
@@ -259,6 +264,7 @@ def files(tmp_path: Path) -> Path:
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "folder").mkdir()
+    (tmp_path / "job.py").write_text("print('trained')\n")
     shutil.copy(ROOT / "examples/orin-efficientnet-b4.toml", tmp_path / "p.toml")
     shutil.copy(ROOT / "examples/cluster-gcp-2019.toml", tmp_path / "c.toml")
     return tmp_path
@@ -303,20 +309,81 @@ QUICK = [
     ("devices nvml:abc", 2, "nvml:abc names no GPU"),
     ("devices nvml:-1", 2, "nvml:-1 names no GPU"),
     ("devices nvml:7-0", 2, "counts down; write 0-7"),
+    ("devices sim:folder", 2, "folder is a folder; a simulated board is one of those"),
+    # What the daemon is told is judged before its program begins.
+    (f"{DAEMON} --traffic {LOAD} --actuator /no.sock", 2, "leave --actuator out"),
+    (f"{DAEMON} --traffic {LOAD} --socket t.csv", 8, "t.csv is there already and no socket"),
+    (f"{DAEMON} --traffic {LOAD} --socket {'x' * 108}", 2, "at most 107 bytes"),
+    (f"{DAEMON} --traffic {LOAD} --slo p99<=25", 2, "write for example 25ms"),
+    (f"{DAEMON} --traffic sim:closed", 2, "simulated requests need a rate"),
+    (f"{DAEMON} --traffic wire:tap", 3, "unknown traffic 'wire'"),
+    (f"{DAEMON} --traffic {LOAD} --workload nope", 2, "leave --workload out"),
+    (f"{DAEMON} --traffic {LOAD} --tcp 127.0.0.1:0 --token-file none", 4, "the token cannot be read: none"),
+    (f"{DAEMON} --traffic {LOAD} --wh-per-day 9 --carbon none", 4, "none cannot be read"),
+    (f"{DAEMON} --device nope", 3, "unknown device 'nope'"),
+    (f"{DAEMON} --device nvml:abc", 2, "nvml:abc names no GPU"),
+    (f"{DAEMON} --device sim:nope", 3, "unknown device 'nope'"),
+    (f"{DAEMON} --device replay:t.csv", 2, "an actuator serves jetson, nvml, cpu, sim"),
+    (f"{DAEMON} --node-power 3kW", 2, "--rest 400W"),
+    ("daemon run -p none.toml", 3, "unknown profile 'none.toml'"),
+    ("daemon run -w resnet5 -d sim:jetson-nano --arrivals poisson:3/s", 3, "did you mean resnet50?"),
+    # So is what a cluster's controller, another process, would be told.
+    (f"{TRAIN} --token-file none", 2, "nodes of this machine need none"),
+    (f"{TRAIN} --join 127.0.0.1:1 --token-file none", 4, "the token file none cannot be read"),
+    (f"{TRAIN} --on slurm --token-file none", 4, "the token file none cannot be read"),
+    (f"{TRAIN} --on slurm --serve nope", 2, "an address is written HOST:PORT"),
+    (f"{TRAIN} --job ''", 2, "--job is empty"),
+    (f"{TRAIN} --store ''", 2, "--store is empty"),
+    (f"{TRAIN} --store nope://x", 2, "Protocol not known: nope"),
+    (f"{TRAIN} --store t.csv", 8, "t.csv cannot be read: Not a directory"),
+    (f"{PLAN} --deadline 12h --seed -1", 2, "--seed is a whole number from 0"),
+    (f"{SIMULATE} --seed -1", 2, "--seed is a whole number from 0"),
+    ("cluster fleet --store none", 4, "there is no store at none"),
+    ("apply p.toml --keep --confirm-within 3", 2, "--keep needs no confirmation"),
 ]
 
 
 @pytest.mark.parametrize(("words", "code", "told"), QUICK, ids=[words for words, _, _ in QUICK])
 def test_a_slip_costs_nothing(
-    words: str, code: int, told: str, files: Path, capsys: pytest.CaptureFixture[str]
+    words: str,
+    code: int,
+    told: str,
+    files: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No search is made, no file replaced, and an empty path is not the current folder."""
+    """No search is made, no program started, no file replaced, and an empty path is not the current folder."""
+    for start in ("execv", "posix_spawn", "fork"):
+        monkeypatch.setattr(os, start, lambda *words: pytest.fail(f"{words} was started"))
     (files / "t.png").write_bytes(b"mine")
     before = _tree(files)
     assert run(shlex.split(words)) == code
     shown = capsys.readouterr()
     assert (shown.out, len(shown.err.splitlines()), _tree(files)) == ("", 1, before)
     assert told in shown.err
+
+
+@pytest.mark.parametrize("words", [["--bogus"], ["extra"]])
+@pytest.mark.parametrize("main", [serve_device, restore_all, plant_or_run], ids=["actuator", "restore", "testing"])
+def test_programs_beside_the_command_line_refuse_words_in_one_line(
+    main: Callable[[list[str]], int], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They end with 2 as the command line does, and name the help page."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.out, len(shown.err.splitlines())) == (2, "", 1)
+    assert "--help lists what there is" in shown.err
+
+
+def test_a_device_that_is_named_and_not_there_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The examination is shown all the same; without a name no device can be missing."""
+    assert run(["doctor", "--device", f"jetson?root={tmp_path}"]) == 6
+    shown = capsys.readouterr()
+    assert "machine" in shown.out
+    (line,) = shown.err.splitlines()
+    assert line.startswith(f"polythrottle: jetson?root={tmp_path}: ")
+    assert run(["doctor", "--device", "sim:jetson-nano"]) == 0
 
 
 def test_a_search_that_ends_with_its_first_trial_is_drawn_without_a_warning(files: Path) -> None:

@@ -5,7 +5,6 @@ Also a program of its own, ``polythrottle-restore``, for a service's stop-post c
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -14,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from polythrottle.actuation.arguments import OneLineParser
 from polythrottle.actuation.drivers.controls import Controls
 from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.keeper import Lapse, lapses
@@ -353,7 +353,7 @@ def confirm(device: str | None = None, state: Path | None = None) -> tuple[Stand
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``polythrottle-restore``; returns 0 if all is as found, 6 if something is left, 8 if nobody can tell."""
-    parser = argparse.ArgumentParser(prog="polythrottle-restore", description="Put back every clock and limit.")
+    parser = OneLineParser(prog="polythrottle-restore", description="Put back every clock and limit.")
     parser.add_argument("--boot", action="store_true", help="at boot: nobody can be steering yet")
     parser.add_argument("--force", action="store_true", help="end a living writer's lease; undo others' changes too")
     given = parser.parse_args(arguments)

@@ -232,6 +232,10 @@ def restore(
 def _stay(confirm_within_s: float | None, lasting: str | None, keep: bool) -> Stay:
     if keep and lasting is not None:
         raise InvalidInput("--for (lasting) and --keep exclude each other; leave one out")
+    if keep and confirm_within_s is not None:
+        raise InvalidInput(
+            "--keep needs no confirmation, and --confirm-within (confirm_within_s) asks for one; leave one out"
+        )
     sure = keep or lasting is not None
     within_s = confirm_within_s
     if within_s is None and not sure:

@@ -186,11 +186,16 @@ def open_device(
 
 def _simulated(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
     from polythrottle.backends.simulated import SimulatedDevice
-    from polythrottle.catalog import load_board
+    from polythrottle.catalog import load_board, names
 
     uri.only("seed", "noise", "knobs")
     if not uri.name:
         raise InvalidInput("sim: needs the name of a board; polythrottle devices lists them")
+    if uri.name not in names("devices") and Path(uri.name).is_dir():
+        raise InvalidInput(
+            f"{uri.name} is a folder; a simulated board is one of those that polythrottle devices lists, or a file: a "
+            "board's .toml, or an archive that polythrottle snapshot makes"
+        )
     if "knobs" in uri.options:
         named = [knob_name(name) for name in uri.options["knobs"].split(",")]
     else:

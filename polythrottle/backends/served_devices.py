@@ -45,6 +45,23 @@ def given_uri(uri: str) -> str:
     return head.rstrip("?&")
 
 
+def check_form(uri: str) -> None:
+    """Refuse a URI that can never be a device's; whether the device is there is another question.
+
+    Raises:
+        InvalidInput: If it is malformed.
+        UnknownName: If there is no such simulated board or option.
+        BadFile: If a file it names is not what it should be.
+    """
+    parts = DeviceURI.parse(uri)
+    if parts.scheme == "nvml":  # without asking a driver which may take a second, or see other GPUs than the actuator's
+        from polythrottle.backends.nvml import check_name
+
+        check_name(parts.name)
+    else:
+        why_missing(uri)
+
+
 def open_served(uri: str) -> Device:
     """Return a device with every knob that works on it to be set; nothing is written.
 

@@ -5,13 +5,14 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polythrottle.cli.options import JsonOption, OtherModelOption, SetupOptions, share, spread
-from polythrottle.cli.output import answer, complain, finite, own_stdout, say_which, suffix
+from polythrottle.cli.output import answer, complain, finite, own_stdout, say_which, several, suffix
 from polythrottle.domain.errors import ClaimFailed, InvalidInput, StorageError
 from polythrottle.domain.units import show
 
@@ -143,7 +144,7 @@ def run_comparison(names: list[str], setup: SetupOptions, require: bool, as_json
     found = None
     with own_stdout(), _status() as say:
         for found in compare_sides(names, words, told=complain):
-            say(f"{len(found.pairs)} pairs: {_saving_words(found.saving)}")
+            say(f"{several(len(found.pairs), 'pair')}: {_saving_words(found.saving)}")
     assert found is not None
     answer((names, found, words.precision), as_json, _print_comparison, _comparison_document)
     if require and found.verdict is not ComparisonVerdict.SAVES:
@@ -177,7 +178,7 @@ def check(
             setup=words,
             other_model=other_model,
             told=complain,
-            looked=lambda seen: say(f"{seen.windows} windows: {_times(seen.energy)}"),
+            looked=lambda seen: say(f"{several(seen.windows, 'window')}: {_times(seen.energy)}"),
         )
     answer((profile, found, words.precision), as_json, _print_check, _check_document)
     if found.regressed or found.broken:
@@ -192,12 +193,20 @@ def check(
 
 @contextlib.contextmanager
 def _status() -> Iterator[Callable[[str], object]]:
-    """Yield what says on a terminal how far measuring has come."""
+    """Yield what says how far measuring has come: on a terminal in place, elsewhere ever more seldom in a line."""
     from rich.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda text: None
+        calls = count(1)
+
+        def say(text: str) -> None:
+            # At the first, second, fourth, … look: a log of an hour's measuring has a dozen lines.
+            number = next(calls)
+            if number & (number - 1) == 0:
+                typer.echo(text, err=True)
+
+        yield say
         return
     with console.status("measuring") as status:
         yield status.update
@@ -221,6 +230,8 @@ def _saving_words(saving: Any) -> str:
         return "nothing is known yet"
     if saving.low >= 0:
         return f"saves {100 * saving.low:.1f} to {100 * saving.high:.1f} %"
+    if saving.high < 0:
+        return f"costs {-100 * saving.high:.1f} to {-100 * saving.low:.1f} %"
     return f"takes between {-100 * saving.low:.1f} % more and {100 * saving.high:.1f} % less"
 
 

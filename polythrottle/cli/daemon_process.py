@@ -23,7 +23,7 @@ from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.runner import Runner
 from polythrottle.daemon.settings import DEFAULT_FILE, NodeSettings, Settings, read_settings, seconds, watt_hours, watts
-from polythrottle.daemon.startup import WakingClock, alone, build, build_node
+from polythrottle.daemon.startup import WakingClock, alone, build, build_node, check_words
 from polythrottle.daemon.status import Status
 from polythrottle.domain.errors import INTERRUPTED, DeviceError, InvalidInput, PolythrottleError
 from polythrottle.domain.units import show
@@ -52,7 +52,13 @@ def exec_daemon(words: Mapping[str, Any]) -> None:
         PolythrottleError: If they make no settings.
         DeviceError: If the program cannot be started.
     """
-    settings_of(words)
+    settings = settings_of(words)
+    # Cheap words first: the program takes a second to begin, and another daemon's hold would be all it says.
+    check_words(settings)
+    tcp = tcp_of(settings)
+    if tcp is not None:
+        tcp.token()
+        tcp.secured()
     # exec drops what Python has buffered.
     sys.stdout.flush()
     sys.stderr.flush()

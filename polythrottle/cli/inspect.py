@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polythrottle.cli.options import JsonOption
-from polythrottle.cli.output import answer, optional, own_stdout, suffix
-from polythrottle.domain.errors import InvalidInput, StorageError
+from polythrottle.cli.output import answer, complain, optional, own_stdout, suffix
+from polythrottle.domain.errors import DeviceError, InvalidInput, StorageError
 
 if TYPE_CHECKING:
     from polythrottle.domain.ports import Device, Finding, Sensor
@@ -48,7 +48,12 @@ def doctor(
     if assumed:
         answer(record(device), as_json, _print_records, document)
     else:
-        answer(examine(device), as_json, _print_examination, _examination_document)
+        found = examine(device)
+        answer(found, as_json, _print_examination, _examination_document)
+        # Whoever names a device wants to know whether it is there; without a name there is none to miss.
+        for one in found.devices:
+            if device is not None and not one.title:
+                raise typer.Exit(complain(f"{one.uri}: {one.findings[0].explanation}", DeviceError.exit_code))
 
 
 def _examination_document(found: "Examination") -> dict[str, Any]:

@@ -77,6 +77,16 @@ def examples(*commands: str) -> str:
     return f"\b\nExample{'s' * (len(commands) > 1)}:\n{lines}"
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that no generator takes.
+
+    Raises:
+        InvalidInput: If it is one.
+    """
+    if not 0 <= seed < 1 << 63:
+        raise InvalidInput(f"--seed is a whole number from 0 to 2^63 - 1, not {seed}")
+
+
 _PATHS = ("FILE", "FOLDER", "DIR", "PATH", "TABLE", "CATALOGUE", "STUDY", "PROFILE")
 """How help pages write what is a path, or may be one."""
 

@@ -90,6 +90,7 @@ class Settings:
         readers: Groups that may look; ``writers`` those that may change.
         finetune: Folders of fine-tuning jobs, or of several, besides ``finetune`` in the state folder.
         services: Several services, each with devices of its own, in place of the one above.
+        left_out: Those of a file that cannot be, each with why; the others are looked after all the same.
         node: The power they share.
     """
 
@@ -114,6 +115,7 @@ class Settings:
     writers: tuple[str, ...] = ()
     finetune: tuple[Path, ...] = ()
     services: tuple[ServiceSettings, ...] = ()
+    left_out: tuple[str, ...] = ()
     node: NodeSettings = field(default_factory=NodeSettings)
 
     @property
@@ -135,6 +137,7 @@ def read_settings(file: Path) -> Settings:
 
     Raises:
         BadFile: If it cannot be read or is no TOML, or a key is unknown or has a value it cannot have: names the key.
+            Of several services it is raised only where none is left; else `Settings.left_out` says so.
     """
     try:
         document = read_toml(file, _MOST_BYTES)
@@ -147,13 +150,15 @@ def read_settings(file: Path) -> Settings:
     budget = reader.table("budget", document.get("budget", {}), _BUDGET)
     exploring = reader.table("exploring", document.get("exploring", {}), _EXPLORING)
     node = reader.table("node", document.get("node", {}), _NODE)
+    services, left_out = _services(reader, document)
     settings = Settings(
         **plain,
         **api,
         guards=reader.made("guards", lambda: Bounds(**guards)),
         budget=reader.made("budget", lambda: _budget(budget)) if budget else None,
         allowance=reader.made("exploring", lambda: ExplorationAllowance(**exploring)),
-        services=_services(reader, document),
+        services=services,
+        left_out=left_out,
         node=NodeSettings(**node),
     )
     return replace(settings, local=document.get("actuator") is False)
@@ -174,10 +179,11 @@ def check(settings: Settings) -> None:
 
 
 def _check_node(settings: Settings) -> None:
-    """Check services and the power they share.
+    """Check services and the power they share; what is wrong with one of them is left to `startup.build_node`.
 
     Raises:
-        InvalidInput: If two have one name or one device, or something is said that belongs to a service.
+        InvalidInput: If two have one name, something is said that belongs to a service, or the power that is left to
+            them is not known.
     """
     of_one = ("profile", "workload", "device", "traffic", "slo", "budget")
     if settings.services and (said := [name for name in of_one if getattr(settings, name)]):
@@ -193,7 +199,11 @@ def _check_node(settings: Settings) -> None:
         raise InvalidInput(
             f"the rest of the server draws {rest_w:g} W, which leaves nothing of a node power of {power_w:g} W"
         )
-    check_devices({each.name: each.device for each in settings.services if each.device is not None})
+    if power_w is not None and rest_w is None and settings.node.meter is None:
+        raise InvalidInput(
+            "say what the server draws besides its services' devices: rest = '400W' in [node], or --rest 400W; or name "
+            "a meter of the whole that tells: meter = 'redfish:HOST'"
+        )
 
 
 def check_devices(devices: Mapping[str, str]) -> None:
@@ -239,19 +249,44 @@ def _parts(uri: str) -> frozenset[str]:
     return frozenset(f"GPU {each}" if each.isdecimal() else each for each in found)
 
 
-def _services(reader: "_Reader", document: Mapping[str, Any]) -> tuple[ServiceSettings, ...]:
+def _services(reader: "_Reader", document: Mapping[str, Any]) -> tuple[tuple[ServiceSettings, ...], tuple[str, ...]]:
+    """Return the services of a file, and why others in it cannot be.
+
+    Raises:
+        BadFile: If none is left, or they are no tables of their own.
+    """
     tables = document.get("service", [])
     if not isinstance(tables, list):
         reader.made("service", _not_tables)
-    found = []
+    found: dict[str, ServiceSettings] = {}
+    left_out: list[str] = []
+    refused: BadFile | None = None
     for number, table in enumerate(tables, 1):
-        values = reader.table("service", table, _SERVICE)
-        if "name" not in values:
-            reader.made(f"service {number}", _nameless)
-        guards = reader.table("service.guards", values.pop("guards", {}), _GUARDS)
-        bounds = reader.made("service.guards", partial(Bounds, **guards))
-        found.append(ServiceSettings(**values, guards=bounds))
-    return tuple(found)
+        try:
+            service = _service(reader, number, table)
+            if service.name in found:
+                reader.made(f"service {number}", partial(_named_twice, service.name))
+            found[service.name] = service
+        except BadFile as error:
+            name = table.get("name") if isinstance(table, dict) else None
+            shown = name if isinstance(name, str) and _SERVICE_NAME.fullmatch(name) else f"number {number}"
+            left_out.append(f"service {shown} is left out: {error}")
+            refused = refused or error
+    if refused is not None and not found:
+        raise refused
+    return tuple(found.values()), tuple(left_out)
+
+
+def _service(reader: "_Reader", number: int, table: Any) -> ServiceSettings:
+    values = reader.table("service", table, _SERVICE)
+    if "name" not in values:
+        reader.made(f"service {number}", _nameless)
+    guards = reader.table("service.guards", values.pop("guards", {}), _GUARDS)
+    return ServiceSettings(**values, guards=reader.made("service.guards", partial(Bounds, **guards)))
+
+
+def _named_twice(name: str) -> None:
+    raise InvalidInput(f"another service is called {name!r} already; give each a name of its own")
 
 
 def _not_tables() -> None:

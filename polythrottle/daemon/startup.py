@@ -12,13 +12,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polythrottle.actuation.client.board import ActuatorBoard, Board, LocalBoard, SeparateLender
+from polythrottle.actuation.server.unix_socket import check_path
 from polythrottle.actuation.systemd import Supervisor
 from polythrottle.backends.meters import meter_apart
+from polythrottle.backends.served_devices import check_form, served_uri
 from polythrottle.catalog.profiles import find_profile, read_profile
 from polythrottle.daemon.control.power_sharing import HostPower
 from polythrottle.daemon.energy_accounts import Accounts
+from polythrottle.daemon.energy_budget import Carbon
 from polythrottle.daemon.followed_profile import FollowedProfile, changed, check_kind, read_tuned, untuned
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.loop.mailbox import Mailbox
@@ -33,9 +37,13 @@ from polythrottle.daemon.trainer_monitor import TrainerMonitor
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, PolythrottleError, StorageError
 from polythrottle.domain.ports import Device, Recorded
+from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import BATCH_SIZE
 from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path, state_dir
 from polythrottle.tuning.file_trust import check_device
+
+if TYPE_CHECKING:
+    from polythrottle.daemon.traffic.simulated import SimulatedSite
 
 # The machine's clock with a sleep that another thread or a signal can end.
 
@@ -60,7 +68,52 @@ class WakingClock(SystemClock):
         os.close(self._bell)
 
 
-# From what a daemon was told to a control loop that is ready to turn.
+# From what a daemon was told to a control loop that is ready to turn: first what words and files alone can tell.
+
+
+def check_words(settings: Settings) -> None:
+    """Check all that can be told without a board, a state folder or a network: before anything takes time.
+
+    What is wrong with one of several services is left to `build_node`, which leaves it out.
+
+    Raises:
+        PolythrottleError: If what was told cannot be: says what, and what would do.
+    """
+    check(settings)
+    if settings.socket is not None:
+        check_path(settings.socket)
+    for text in settings.slo:
+        Constraint.parse(text)
+    if settings.budget is not None and settings.budget.carbon is not None:
+        Carbon.read(Path(settings.budget.carbon))
+    if not settings.services:
+        device, workload = _asked(settings)
+        _check_site(settings, device, workload)
+
+
+def _check_site(settings: Settings, device: str | None, workload: str) -> None:
+    text = settings.traffic or _LATELY
+    if text.startswith("sim:"):
+        if settings.actuator is not None:
+            raise InvalidInput(f"{text} comes with a board of its own, which no actuator sets; leave --actuator out")
+        _simulated_site(settings, device, workload, SystemClock())
+        return
+    open_traffic(text).close()
+    own = meter_apart(settings.device or "")[0]
+    if own:
+        check_form(own if settings.local else served_uri(own))
+
+
+def _simulated_site(settings: Settings, device: str | None, workload: str, clock: Clock) -> "SimulatedSite":
+    text = str(settings.traffic)
+    if not (device or "").startswith("sim:"):
+        raise InvalidInput(f"{text} makes up requests for a simulated board; give --device sim:<board>")
+    if not workload:
+        raise InvalidInput("say what the simulated board serves: --profile, or --workload")
+    from polythrottle.daemon.traffic.simulated import open_site
+
+    return open_site(text, str(device), workload, clock, _batches(settings))
+
 
 _LATELY = "report"
 
@@ -156,6 +209,9 @@ def build(
         runner.unfit(unfit)
     if settings.budget is not None and not accounts.goes_on(settings.budget):
         runner.commands.answer(settings.budget)
+    for job in settings.finetune:
+        if not job.is_dir():
+            runner.events.tell("finetuning", f"there is no folder {job} yet; it is looked for")
     runner.go_on()
     return runner, record
 
@@ -181,12 +237,12 @@ def build_node(
         ends: Takes what ends the meter.
 
     Raises:
-        PolythrottleError: If what it was told cannot be: says of which service, and what would do.
+        PolythrottleError: If what it was told cannot be for any service: says of which, and what would do. Where it
+            can be for some, the others are left out and told of.
     """
     check(settings)
     folder = state_dir()
-    services = settings.services or (_alone(settings),)
-    _check_devices(services)
+    services, left_out = _apart(settings.services)
     host = HostPower(settings.node.rest_w)
     meter = None
     if settings.node.meter is not None:
@@ -195,14 +251,9 @@ def build_node(
         meter = open_meter(settings.node.meter)
         if ends is not None:
             ends.enter_context(meter.sampling())
-    if settings.node.power_w is not None and settings.node.rest_w is None and meter is None:
-        raise InvalidInput(
-            "say what the server draws besides its services' devices: rest = '400W' in [node], or --rest 400W; or name "
-            "a meter of the whole that tells: meter = 'redfish:HOST'"
-        )
     node: list[Node] = []
     members = []
-    for each in services:
+    for each in services or (_alone(settings),):
         mailbox = Mailbox()
         waits = partial(_waits, node, each.name)
         try:
@@ -218,8 +269,12 @@ def build_node(
         except PolythrottleError as error:
             if not settings.services:
                 raise
-            raise type(error)(f"service {each.name}: {error}") from error
+            left_out[each.name] = error
+            continue
         members.append(Member(each.name, each.weight, runner, mailbox, record, each.most_w))
+    if not members:
+        name, refused = next(iter(left_out.items()))
+        raise type(refused)(f"service {name}: {refused}") from refused
     record = HistoryStore(folder / "daemon.db", wall)
     node.append(
         Node(
@@ -231,6 +286,7 @@ def build_node(
             wall=wall,
             supervisor=supervisor,
             version=version,
+            left_out=(*settings.left_out, *(f"service {name} is left out: {why}" for name, why in left_out.items())),
         )
     )
     return node[0], record
@@ -272,16 +328,23 @@ def _own(settings: Settings, service: ServiceSettings) -> Settings:
     )
 
 
-def _check_devices(services: Sequence[ServiceSettings]) -> None:
-    """Check that no two services have a device in common, those that their profiles name included."""
-    devices = {}
+def _apart(services: Sequence[ServiceSettings]) -> tuple[list[ServiceSettings], dict[str, PolythrottleError]]:
+    """Return the services that have no device in common with one before, and why each other one is left out."""
+    devices: dict[str, str] = {}
+    kept = []
+    left_out: dict[str, PolythrottleError] = {}
     for each in services:
-        device = each.device
-        if device is None and each.profile is not None:
-            device = meter_apart(read_profile(find_profile(each.profile)).device)[0]
-        if device is not None:
-            devices[each.name] = device
-    check_devices(devices)
+        try:
+            device = each.device
+            if device is None and each.profile is not None:
+                device = meter_apart(read_profile(find_profile(each.profile)).device)[0]
+            if device is not None:
+                check_devices({**devices, each.name: device})
+                devices[each.name] = device
+            kept.append(each)
+        except PolythrottleError as error:
+            left_out[each.name] = error
+    return kept, left_out
 
 
 def _asked(settings: Settings) -> tuple[str | None, str]:
@@ -309,13 +372,7 @@ def _batches(settings: Settings) -> set[int]:
 def _site(settings: Settings, device: str | None, workload: str, clock: Clock, folder: Path) -> Site:
     text = settings.traffic or _LATELY
     if text.startswith("sim:"):
-        if not (device or "").startswith("sim:"):
-            raise InvalidInput(f"{text} makes up requests for a simulated board; give --device sim:<board>")
-        if not workload:
-            raise InvalidInput("say what the simulated board serves: --profile, or --workload")
-        from polythrottle.daemon.traffic.simulated import open_site
-
-        simulated = open_site(text, str(device), workload, clock, _batches(settings))
+        simulated = _simulated_site(settings, device, workload, clock)
         uri = simulated.board.uri
         return Site(simulated.board, simulated.traffic, SeparateLender(uri), lambda: {"board": uri.partition("?")[0]})
     traffic = open_traffic(text)

@@ -284,6 +284,7 @@ class NodeShown:
         energy_kind: How its watts come about, such as ``simulated``; several by commas.
         above: Seconds above the limit since it was set; ``above_most`` the most of them in a row.
         services: Each of them.
+        faults: What does not work with the server as a whole, such as a service that is left out.
     """
 
     turn: int = 0
@@ -299,3 +300,4 @@ class NodeShown:
     above: int = 0
     above_most: int = 0
     services: tuple[ServiceShown, ...] = ()
+    faults: tuple[str, ...] = ()

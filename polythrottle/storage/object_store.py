@@ -43,6 +43,13 @@ class Store:
         protocol = self._system.protocol
         self.is_local = "file" in ((protocol,) if isinstance(protocol, str) else protocol)
 
+    def exists(self) -> bool:
+        """Return whether a folder of this machine is there, or a file in its place; elsewhere that is yet to be seen.
+
+        A bucket has no folders before something is in them.
+        """
+        return not self.is_local or os.path.lexists(self._root)
+
     def write(self, name: str, data: bytes | memoryview) -> None:
         """Write a file whole or not at all.
 
@@ -82,7 +89,8 @@ class Store:
         except FileNotFoundError:
             raise
         except Exception as err:
-            raise StorageError(f"the store {self.url} cannot be read: {err or type(err).__name__}") from err
+            why = getattr(err, "strerror", None) or err or type(err).__name__
+            raise StorageError(f"the store {self.url} cannot be read: {why}") from err
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names of the files in a folder, sorted; none if it is not there.

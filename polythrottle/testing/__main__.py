@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from polythrottle.actuation.arguments import OneLineParser, named_path
 from polythrottle.cli.commands import run
 from polythrottle.cli.output import complain
 from polythrottle.domain.errors import PolythrottleError
@@ -12,11 +13,11 @@ from polythrottle.testing import BOARDS, FakeKernel, plant
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m polythrottle.testing", description=__doc__)
+    parser = OneLineParser(prog="python -m polythrottle.testing", description=__doc__)
     commands = parser.add_subparsers(required=True, dest="command")
     planting = commands.add_parser("plant", help="lay the tree of a board")
     planting.add_argument("name", metavar="NAME", help=f"one of {', '.join(BOARDS)}")
-    planting.add_argument("folder", metavar="FOLDER", help="new or empty")
+    planting.add_argument("folder", type=named_path, metavar="FOLDER", help="new or empty")
     running = commands.add_parser("run", help="run polythrottle under the kernel of a tree")
     running.add_argument("root", metavar="ROOT", help="of the tree")
     running.add_argument("words", metavar="WORD", nargs=argparse.REMAINDER, help="what follows polythrottle")

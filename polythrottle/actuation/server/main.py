@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from polythrottle.actuation.arguments import OneLineParser, named_path
 from polythrottle.actuation.server.permits import GROUP, Permits
 from polythrottle.actuation.server.server import Server
 from polythrottle.actuation.server.service import Service
-from polythrottle.actuation.server.unix_socket import check_folder, group_id, listen_at
+from polythrottle.actuation.server.unix_socket import PATH_MOST, check_folder, group_id, listen_at
 from polythrottle.actuation.state.site import Site, opened
 from polythrottle.actuation.systemd import Supervisor
 from polythrottle.backends import find_device
@@ -27,7 +28,6 @@ from polythrottle.storage.paths import ACTUATOR_SOCKET, run_dir
 from polythrottle.storage.untrusted import printable
 
 _BACKLOG = 64
-_LONGEST_PATH = 107  # unix(7): sun_path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,12 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="polythrottle daemon actuator", description="Set a device for those whom the administrator permits."
     )
-    parser.add_argument("--socket", type=Path, help="where to listen; actuator.sock in the run folder by default")
+    parser.add_argument("--socket", type=named_path, help="where to listen; actuator.sock in the run folder by default")
     parser.add_argument("--device", action="append", metavar="URI", help="what to serve; the board or GPU found here")
-    parser.add_argument("--permits", type=Path, metavar="FILE", help="instead of /etc/polythrottle/permits.toml")
+    parser.add_argument("--permits", type=named_path, metavar="FILE", help="instead of /etc/polythrottle/permits.toml")
     return parser
 
 
@@ -111,8 +111,8 @@ def listening(path: Path) -> Iterator[socket.socket]:
         StorageError: If the socket cannot be made.
         PermissionDenied: If others may write to its folder.
     """
-    if len(os.fsencode(path)) > _LONGEST_PATH:
-        raise InvalidInput(f"{path} is too long for a socket, which may have {_LONGEST_PATH} bytes")
+    if len(os.fsencode(path)) > PATH_MOST:
+        raise InvalidInput(f"{path} is too long for a socket, which may have {PATH_MOST} bytes")
     group = group_id(GROUP) if os.geteuid() == 0 else None
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)

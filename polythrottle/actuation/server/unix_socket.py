@@ -16,7 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from polythrottle.domain.errors import PermissionDenied
+from polythrottle.domain.errors import InvalidInput, PermissionDenied, StorageError
+
+PATH_MOST = 107
+"""Bytes in the path of a Unix socket (unix(7), sun_path)."""
 
 # Who is at the other end of a connection, as the kernel tells it (unix(7), SO_PEERCRED and SO_PEERGROUPS).
 
@@ -95,6 +98,20 @@ def user_id(name: str) -> int | None:
 
 
 # Where a socket may lie: in a folder in which nobody else could put one of theirs, and there only once it listens.
+
+
+def check_path(path: Path) -> None:
+    """Refuse a path at which no socket can be made, whatever its folder; nothing is touched.
+
+    Raises:
+        InvalidInput: If it is too long.
+        StorageError: If something else is there.
+    """
+    if len(os.fsencode(path)) > PATH_MOST:
+        raise InvalidInput(f"the path of a socket has at most {PATH_MOST} bytes: {path}")
+    with suppress(OSError):  # not there, or not to be looked at, which whoever makes it says better
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise StorageError(f"{path} is there already and no socket; name another place with --socket")
 
 
 def check_folder(path: Path) -> None:

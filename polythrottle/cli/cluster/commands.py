@@ -10,9 +10,9 @@ import typer
 from polythrottle.cli.cluster.job_status import status
 from polythrottle.cli.cluster.plan import plan
 from polythrottle.cli.cluster.train import train
-from polythrottle.cli.options import CommandGroup, JsonOption, examples, share_below_one
+from polythrottle.cli.options import CommandGroup, JsonOption, check_seed, examples, share_below_one
 from polythrottle.cli.output import amount, answer, formatted, grid, optional, percent, several
-from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.errors import BadFile, InvalidInput
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +54,8 @@ def fleet(
     if not store.strip():
         raise InvalidInput("--store is empty; name a folder or a URL such as gs://bucket/job")
     opened = Store(store)
+    if learn is None and not opened.exists():
+        raise BadFile(f"there is no store at {store}; cluster train makes one, and --learn a table's")
     if learn is not None:
         if not (node and gpu and network):
             raise InvalidInput("--learn needs --node, --gpu and --network, to say whose knowledge it is and of what")
@@ -328,6 +330,7 @@ def simulate(
     _within("--nodes", nodes, 1, _MOST_NODES)
     _within("--days", days, 0.001, _MOST_DAYS)
     _within("--seeds", seeds, 1, _MOST_SEEDS)
+    check_seed(seed)
     if notice is not None:
         _within("--notice", notice, 0, 3600)
     asked = asked_of(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polythrottle.cli.options import JsonOption, OptionGroup, share, spread
+from polythrottle.cli.options import JsonOption, OptionGroup, check_seed, share, spread
 from polythrottle.cli.output import answer, optional
 from polythrottle.domain.errors import InvalidInput, SloUnmet, StorageError
 
@@ -53,6 +53,7 @@ class LimitOptions(OptionGroup):
         if sure is None or not 0 < sure <= 1:
             raise InvalidInput(f"--chance {self.chance!r} is above 0 and at most 100%; write for example 95%")
         _at_least("--draws", self.draws, 10)
+        check_seed(self.seed)
         return Limits(
             optional(partial(time_s, "--deadline"), self.deadline) or math.inf,
             math.inf if self.budget is None else money_usd("--budget", self.budget),

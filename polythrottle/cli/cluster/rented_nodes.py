@@ -53,6 +53,19 @@ class NodeSource:
         if not all(word.startswith("-") for word in (*self.sbatch, "-")) or partition.startswith("-"):
             raise InvalidInput(f"--sbatch takes options such as --gres=gpu:1, not {' '.join(self.sbatch)[:60]!r}")
 
+    def check(self) -> None:
+        """Refuse what the controller, another process, would refuse after seconds and in more than a line.
+
+        Raises:
+            InvalidInput: If the controller's address is none.
+            DeviceError: If Slurm is not here, or does not answer.
+        """
+        from polythrottle.cluster.provision.slurm import check_answers
+        from polythrottle.training.elastic.channel import parse_address
+
+        parse_address(self.address)
+        check_answers()
+
     @property
     def serving(self) -> list[str]:
         """Return the words of the controller's own process."""

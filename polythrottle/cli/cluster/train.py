@@ -290,6 +290,10 @@ def train(
     check_sources(node.notices or [])
     rent.check()
     _check_one_role(address, rent)
+    _check_token(address, rent)
+    for option, text in (("--job", job.job), ("--store", job.store), ("--node", node.node), ("--host", node.host)):
+        if text is not None and not text.strip():
+            raise InvalidInput(f"{option} is empty; give it a word, or leave it out")
     # With a place, --serve says where its controller listens; alone it is the controller.
     if address.serve is not None and rent.on is None:
         answer(_serve(job, address.serve, address.token_file), as_json, print_status)
@@ -310,6 +314,26 @@ def _check_one_role(address: AddressOptions, rent: RentOptions) -> None:
     for option, other in (("--serve", address.serve), ("--on", rent.on)):
         if address.join is not None and other is not None:
             raise InvalidInput(f"--join and {option} exclude each other: be one of them")
+
+
+def _check_token(address: AddressOptions, rent: RentOptions) -> None:
+    """Refuse a token where nobody asks for one, and one that cannot be read before anything starts."""
+    if address.token_file is None:
+        return
+    if address.serve is None and address.join is None and rent.place != SLURM:
+        raise InvalidInput("--token-file is for --serve, --join and --on slurm; nodes of this machine need none")
+    from polythrottle.training.elastic.channel import read_token
+
+    read_token(address.token_file)
+
+
+def _check_store(url: str) -> None:
+    """Refuse a store that can be none, before the controller starts, which is another process."""
+    from polythrottle.storage.object_store import Store, read_claim
+
+    store = Store(url)
+    if store.is_local:
+        read_claim(store)
 
 
 def _asked(options: TrainJobOptions, script: Path | None) -> Any:
@@ -399,6 +423,7 @@ def _run(
     check_room(count, node.workers or 1)
     # Before anything starts: two controllers of one job would both write its generations.
     refuse_taken(job)
+    _check_store(job.store)
     serving = ["--serve", "127.0.0.1:0", *_words(options, job.name)]
     plan = Plan(job.folder, training.path.absolute(), training.words, serving, _joining(node, count))
     gone: Callable[[], Mapping[str, int]] = dict
@@ -425,8 +450,10 @@ def _rent(options: TrainJobOptions, node: NodeOptions, training: TrainingScript,
     from polythrottle.training.elastic.launcher import node_counts, refuse_taken
 
     job = _asked(options, training.path).as_job()
+    where.check()
     # As on one machine: a second controller would write generations of its own.
     refuse_taken(job)
+    _check_store(job.store)
     count = node_counts(options.nodes)[1]
     complain(f"job {job.name}: {count} nodes on {where.on}, checkpoints in {job.store}")
     serving = [*where.serving, *_words(options, job.name)]

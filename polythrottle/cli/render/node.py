@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from polythrottle.cli.output import formatted
+from polythrottle.cli.output import formatted, several
 from polythrottle.cli.render.console import plain_console
 from polythrottle.cli.render.text import named_lines
 from polythrottle.daemon.status import NodeShown, ServiceShown
@@ -17,7 +17,7 @@ from polythrottle.storage.untrusted import printable
 def print_node(node: NodeShown) -> None:
     """Print all services of a server and the watts they share."""
     console = plain_console()
-    console.print(Text(f"a server of {len(node.services)} services", "bold"))
+    console.print(Text(f"a server of {several(len(node.services), 'service')}", "bold"))
     console.print(named_lines([pair for pair in _lines(node) if pair[1]]))
     table = Table(box=None, pad_edge=False)
     for name in ("service", "phase", "load", "p99", "power", "may draw", "weight"):
@@ -25,6 +25,8 @@ def print_node(node: NodeShown) -> None:
     for each in node.services:
         table.add_row(*_row(each))
     console.print(table)
+    for fault in node.faults:
+        console.print(Text(printable(fault)))
     for each in node.services:
         for fault in each.faults:
             console.print(Text(f"{each.name}: {printable(fault)}"))

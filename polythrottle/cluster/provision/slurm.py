@@ -50,6 +50,26 @@ class NodeSeen:
         return self.state.rstrip("*~#!%$@^-+") in {"idle", "allocated", "mixed", "completing", "reserved", "planned"}
 
 
+def check_here() -> None:
+    """Check that jobs can be submitted from this machine.
+
+    Raises:
+        DeviceError: If Slurm is not here.
+    """
+    if shutil.which("sbatch") is None:
+        raise DeviceError("sbatch is not here; install Slurm's client or run this where Slurm is")
+
+
+def check_answers() -> None:
+    """Check that Slurm answers here; nothing is submitted.
+
+    Raises:
+        DeviceError: If it is not here or cannot be reached; says what it said.
+    """
+    check_here()
+    _slurm(["squeue", "-h", "-t", "PENDING", "-o", "%i"])
+
+
 @dataclass
 class SlurmProvider:
     """Asks Slurm for nodes; each runs one command until it ends or the node is taken away.
@@ -76,8 +96,7 @@ class SlurmProvider:
     def __post_init__(self) -> None:
         if not self.command:
             raise InvalidInput("a Slurm job needs a command")
-        if shutil.which("sbatch") is None:
-            raise DeviceError("sbatch is not here; install Slurm's client or run this where Slurm is")
+        check_here()
 
     def request(self, order: Order) -> str:
         """Submit one requeueable job of one node and return its id.

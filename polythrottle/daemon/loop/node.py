@@ -5,6 +5,7 @@ board of one is never set while another's share is decided. What goes wrong with
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -12,13 +13,13 @@ from functools import partial
 
 from polythrottle.actuation.systemd import Supervisor
 from polythrottle.daemon.commands import Answer, Command, SetBudget, SetNodePower, Stop
-from polythrottle.daemon.control.events import PowerShare
+from polythrottle.daemon.control.events import ApplyRefused, PowerShare
 from polythrottle.daemon.control.power_sharing import PowerSplit, cuts_first
 from polythrottle.daemon.control.state import Phase
 from polythrottle.daemon.energy_budget import LEAST_W, MOST_W
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.loop.mailbox import EventRecorder, Mailbox
-from polythrottle.daemon.loop.runner import PERIOD_S, STEP_S
+from polythrottle.daemon.loop.runner import PERIOD_S, STEP_S, STUMBLES_MOST, STUMBLES_S
 from polythrottle.daemon.loop.shared_power import Member, SharedPower
 from polythrottle.daemon.loop.status_builder import resident_bytes, stamp
 from polythrottle.daemon.observation import JUMP_S, known_sum
@@ -54,6 +55,7 @@ class Node:
         wall: Wall time, seconds since the epoch.
         supervisor: The service manager.
         version: Of polythrottle.
+        left_out: Why further services are not looked after, a line each.
 
     Attributes:
         shown: What is shown of all services together.
@@ -71,8 +73,11 @@ class Node:
         wall: Callable[[], float],
         supervisor: Supervisor | None = None,
         version: str = "",
+        left_out: Sequence[str] = (),
     ) -> None:
         self.members = tuple(members)
+        self._left_out = tuple(left_out)
+        self._stumbles: deque[float] = deque(maxlen=STUMBLES_MOST)
         self.power = power
         self.shown = NodeShown()
         self.events = EventRecorder(record, desk)
@@ -95,7 +100,8 @@ class Node:
         """Turn once a second until `stop` is called; every board is given back whatever happens.
 
         Raises:
-            DeviceError: If a board could not be restored, or no service is left.
+            DeviceError: If a board could not be restored, no service is left, or the loop failed three times in a
+                minute.
         """
         with ExitStack() as ends:
             ends.callback(self._record.close)
@@ -106,8 +112,11 @@ class Node:
             self._publish()
             self._supervisor.ready("the control loops turn")
             while not self._stopping:
-                self.turn()
-                self._wait()
+                try:
+                    self.turn()
+                    self._wait()
+                except Exception as error:
+                    self._recover(error)
             self._supervisor.stopping()
         left = [f"{member.name}: {member.failed}" for member in self.members if member.failed]
         if left:
@@ -253,6 +262,24 @@ class Node:
             self._ended(member)
         self._stopping |= member.runner.stopping
 
+    def _recover(self, error: Exception) -> None:
+        """Say that the server's own loop failed, have every service go to its safe point, and go on from the next turn.
+
+        Raises:
+            DeviceError: If it failed three times in a minute, which is no accident.
+        """
+        words = f"the server's control loop failed: {type(error).__name__}: {error}"[:300]
+        now_s = self._clock.now()
+        self.events.tell("fault", words)
+        self._stumbles.append(now_s)
+        if len(self._stumbles) == STUMBLES_MOST and 0 <= now_s - self._stumbles[0] < STUMBLES_S:
+            raise DeviceError(f"{STUMBLES_MOST} times in a minute {words}") from error
+        for member in self._living():
+            self._attempt(member, partial(member.runner.executor.do, ApplyRefused(words)))
+        # Not from the turn that failed: it may be what the next one would begin with.
+        self._due_s = self._clock.now() + PERIOD_S
+        self._clock.sleep(PERIOD_S)
+
     def _ended(self, member: Member) -> None:
         if member.ended:
             return
@@ -261,6 +288,8 @@ class Node:
             member.runner.end()
         except PolythrottleError as error:
             member.failed = member.failed or str(error)
+        except Exception as error:  # the boards of the others are given back all the same
+            member.failed = member.failed or f"{type(error).__name__}: {error}"[:300]
 
     def _measure(self, now_s: float) -> None:
         power = self.power
@@ -381,6 +410,8 @@ class Node:
             member.heard = max((event.number for event in member.mailbox.events()), default=0)
         names = ", ".join(member.name for member in self.members)
         self.events.tell("start", f"the daemon has started, for {len(self.members)} services: {names}")
+        for words in self._left_out:
+            self.events.tell("fault", words)
 
     def _keep(self) -> None:
         self._record.keep(_KEPT, {"configured_w": self._configured_w, "power_w": self.power.limit_w})
@@ -442,6 +473,7 @@ class Node:
             above=power.above,
             above_most=power.above_most,
             services=tuple(found),
+            faults=(*self._left_out, *(words for words in (power.fault, self._record.fault) if words)),
         )
 
     def _status(self) -> Status:
@@ -457,8 +489,8 @@ class Node:
         temperatures = [status.temperature_c for _, status in each if status.temperature_c is not None]
         faults = [f"{name}: {words}" for name, status in each for words in status.faults]
         faults += [f"{member.name}: {member.failed}" for member in self.members if member.failed]
-        faults += [words for words in (self.power.fault, self._record.fault) if words]
         shown = self.shown
+        faults += shown.faults
         words = ""
         if shown.limit_w is not None:
             words = f"the server draws at most {show(shown.limit_w, 'W')}"

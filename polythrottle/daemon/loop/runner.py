@@ -49,8 +49,8 @@ _GONE_S = 3.0
 """How long a workload must be gone to be down: a server that is asked may fail to answer once."""
 _SLEPT_S = 1.0
 _LATENESSES = 1000
-_STUMBLES_MOST = 3
-_STUMBLES_S = 60.0
+STUMBLES_MOST = 3
+STUMBLES_S = 60.0
 
 
 def slept_s() -> float:
@@ -146,8 +146,9 @@ class Runner:
         self._trainer: tuple[str, str] | None = None
         self._shared = False
         self._before: tuple[Target | None, Phase] = (None, Phase.DOWN)
-        self._stumbles: deque[float] = deque(maxlen=_STUMBLES_MOST)
+        self._stumbles: deque[float] = deque(maxlen=STUMBLES_MOST)
         self._stopping = False
+        self._unseen_told = False
         self._resume()
 
     def run(self) -> None:
@@ -212,6 +213,7 @@ class Runner:
         sight = self._observer.look(now_s, self._shared)
         if sight.anew:
             self.executor.do(DriverReload())
+        self._check_traffic(sight)
         self._check_workload(sight)
         self._think(sight)
         # Last of what touches the board: what the controller has set in this turn is not taken for somebody else's.
@@ -323,6 +325,15 @@ class Runner:
             self._shared = runs
             self._drift.over(self._active.ladder)
 
+    def _check_traffic(self, sight: ControlPeriod) -> None:
+        """Say once why no requests can be seen, until some are: a log that is not there, a server that is silent."""
+        words = self._observer.faults.get("traffic", "")
+        if sight.seen is not None and not words:
+            self._unseen_told = False
+        elif sight.seen is None and words and not self._unseen_told:
+            self._unseen_told = True
+            self.events.tell("fault", words)
+
     def _check_workload(self, sight: ControlPeriod) -> None:
         """Tell the controller when the workload has come or gone."""
         tuned = self.selector.tuned
@@ -430,9 +441,9 @@ class Runner:
         # the daemon anew.
         self.events.tell("fault", f"the control loop failed: {words}")
         self._stumbles.append(now_s)
-        if len(self._stumbles) == _STUMBLES_MOST and 0 <= now_s - self._stumbles[0] < _STUMBLES_S:
+        if len(self._stumbles) == STUMBLES_MOST and 0 <= now_s - self._stumbles[0] < STUMBLES_S:
             raise DeviceError(
-                f"the control loop failed {_STUMBLES_MOST} times in a minute, the last time with {words}"
+                f"the control loop failed {STUMBLES_MOST} times in a minute, the last time with {words}"
             ) from error
         self.executor.do(ApplyRefused(f"the control loop failed: {words}"))
 

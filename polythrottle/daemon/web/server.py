@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import ssl
-import stat
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from polythrottle.actuation.server.unix_socket import check_folder, listen_at
+from polythrottle.actuation.server.unix_socket import check_folder, check_path, listen_at
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.web.access import HEAD_BYTES_MOST, AccessControl, Role, Tcp, Visitor, WebOptions
 from polythrottle.daemon.web.event_stream import StatusCache
@@ -33,8 +32,6 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, StorageError
 # The sockets the API listens at: made, permitted, and taken away.
 
 BACKLOG = 128
-_PATH_MOST = 107
-"""Bytes in the path of a Unix socket (unix(7))."""
 
 
 def unix_socket(path: Path, groups: frozenset[int]) -> socket.socket:
@@ -46,8 +43,7 @@ def unix_socket(path: Path, groups: frozenset[int]) -> socket.socket:
         StorageError: If it cannot be made, or something else is there.
         PermissionDenied: If others may write to its folder.
     """
-    if len(os.fsencode(path)) > _PATH_MOST:
-        raise InvalidInput(f"the path of a socket has at most {_PATH_MOST} bytes: {path}")
+    check_path(path)
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         check_folder(path)
@@ -61,10 +57,7 @@ def unix_socket(path: Path, groups: frozenset[int]) -> socket.socket:
 
 def _clear(path: Path) -> None:
     """Take away the socket of a daemon that has died; a living one's stays."""
-    try:
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise StorageError(f"{path} is there already and no socket; name another place with --socket")
-    except FileNotFoundError:
+    if not path.exists():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2.0)

@@ -34,7 +34,7 @@ function show(node) {
   find('buys').textContent = node.buys_w === null ? '–' : watts(node.buys_w);
   find('buys-note').textContent = node.buys;
   find('services').replaceChildren(...node.services.map(row));
-  const faults = node.services.flatMap((each) => each.faults.map((words) => `${each.name}: ${words}`));
+  const faults = [...node.faults, ...node.services.flatMap((each) => each.faults.map((words) => `${each.name}: ${words}`))];
   find('notices').replaceChildren(...faults.map((words) => { const line = document.createElement('p'); line.className = 'notice bad'; line.textContent = words; return line; }));
 }
 function lost(words) {
