@@ -4,16 +4,19 @@ A record is a file or an output that somebody has published. Its figures are set
 are; none was made here. "Notes" are files of public repositories that an index gave without their name.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from builders import quick
 
 from polythrottle.actuation.drivers.system import Nvpmodel
 from polythrottle.backends import open_device
 from polythrottle.backends.jetson import JetsonDevice
 from polythrottle.backends.jetson.board import BoardId
 from polythrottle.backends.jetson.power_modes import PowerModes
+from polythrottle.cli.commands import run
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.ports import Finding, findings_of
 from polythrottle.domain.space import OperatingPoint
@@ -71,6 +74,22 @@ def test_modes_of_agx_orin_hold_what_boards_show(mode: str, held: Mapping[str, i
     tables = {offer.knob.name: offer.knob.levels for offer in device(root, *KNOBS).offers()}
     for knob, level in held.items():
         assert abs(tables[knob].index(listed[knob]) - tables[knob].index(level)) <= 1
+
+
+@pytest.mark.parametrize("mode", ["50W", "MODE_50W", "mode 50w"])
+def test_a_preset_is_named_as_the_board_or_as_people_name_it(
+    mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Boards say MODE_50W (NVIDIA's file, jetson_clocks --show), datasheets and the catalogue 50W: both are it."""
+    root = quick(plant(AGX, tmp_path / "board", power_mode=0))
+    with FakeKernel(root).installed():
+        words = ["measure", "--device", f"jetson?root={root}", "--workload", "cmd:true", "--queries", "2", "--seconds"]
+        assert run([*words, "0", "--preset", mode, "--json"]) == 0, capsys.readouterr().err
+        assert json.loads(capsys.readouterr().out)["point"]["gpu_max_hz"] == 816_000_000
+        # As a level of the knob it is the same word.
+        point = ["--knobs", "power_mode", "--point", f"power_mode={mode}", "--json"]
+        assert run([*words, "0", *point]) == 0, capsys.readouterr().err
+        assert json.loads(capsys.readouterr().out)["point"]["power_mode"] == "MODE_50W"
 
 
 def test_an_agx_orin_on_another_makers_carrier_is_known(tmp_path: Path) -> None:

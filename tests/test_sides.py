@@ -115,6 +115,13 @@ def test_a_regression_is_an_error(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert (code, "p99<=5 ms is broken" in err) == (9, True)
 
 
+def test_a_side_may_be_a_preset_in_any_spelling(capsys: pytest.CaptureFixture[str]) -> None:
+    """Boards and the catalogue call one mode MODE_5W, 5W or 5w."""
+    words = ("-d", "sim:jetson-nano", "-w", "resnet50", *SHORT)
+    code, _, err = said(capsys, "measure", "maxn", "mode_5w", *words)
+    assert code == 0, err
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.domain.units import knob_name, parse_quantity, show, show_level, show_name, to_file, to_si
+from polythrottle.domain.units import knob_name, meant, parse_quantity, show, show_level, show_name, to_file, to_si
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,33 @@ def test_a_number_that_no_clock_could_have_is_refused(value: float) -> None:
     """In one line, also where it would become infinite only as hertz."""
     with pytest.raises(InvalidInput, match="gpu_max_mhz is no number that a clock"):
         to_si("gpu_max_mhz", value)
+
+
+ORIN = ("MAXN", "MODE_15W", "MODE_30W", "MODE_50W")
+XAVIER = ("MAXN", "10W", "30W_ALL", "30W_2CORE")
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "name"),
+    [
+        # AGX Orin's nvpmodel.conf has MODE_50W, of which people and the catalogue say 50W; jtop shows MODE 50W.
+        *((text, ORIN, "MODE_50W") for text in ("50W", "50w", "MODE_50W", "mode 50w", "Mode-50W", "50 W")),
+        *((text, ("15W", "50W"), "50W") for text in ("MODE_50W", "50w")),
+        ("30w all", XAVIER, "30W_ALL"),
+        ("maxn super", ("15W", "MAXN_SUPER"), "MAXN_SUPER"),
+        ("maxn", ("15W", "MAXN_SUPER"), "MAXN_SUPER"),
+        ("maxn", ("MAXN", "MAXN_SUPER"), "MAXN"),
+        ("15W", ("15W", "MODE_15W"), "15W"),
+        *((text, XAVIER, None) for text in ("30W", "3", "W", "", "mode", "_", "MAX", "51W")),
+        ("mode 15w", ("15W", "MODE_15W"), None),
+    ],
+)
+def test_a_mode_may_be_spelled_in_any_way_that_means_one(text: str, names: tuple[str, ...], name: str | None) -> None:
+    """Its exact name goes before all; what could mean two is no name."""
+    assert meant(text, names, begun=True) == name
+
+
+def test_the_beginning_of_a_name_is_enough_only_where_that_is_said() -> None:
+    """A level of a knob is never taken for another, longer one."""
+    assert meant("fp16", ("fp16_sparse", "fp32")) is None
+    assert meant("FP16 sparse", ("fp16_sparse", "fp32")) == "fp16_sparse"

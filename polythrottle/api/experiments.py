@@ -13,9 +13,9 @@ from polythrottle.backends import open_device
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.measurement import Measurement, Window
 from polythrottle.domain.ports import Device, EnergyMeter, Meter, Noting, PowerMeter, Readable, Workload
-from polythrottle.domain.space import Level, OperatingPoint, SearchSpace
+from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study
-from polythrottle.domain.units import show_level, show_name
+from polythrottle.domain.units import meant, show_level, show_name
 from polythrottle.tuning.objects import Served
 from polythrottle.tuning.remarks import afterwards
 from polythrottle.tuning.setup import Setup
@@ -291,14 +291,17 @@ def swept(
 
 
 def _preset(board: Device, name: str) -> OperatingPoint:
-    if name not in board.presets:
-        raise UnknownName(f"preset of {board.title}:", name, board.presets)
-    return board.presets[name]
+    presets = board.presets
+    own = meant(name, presets, begun=True)
+    if own is None:
+        raise UnknownName(f"preset of {board.title}:", name, presets)
+    return presets[own]
 
 
 def _point(space: SearchSpace, levels: Mapping[str, Level], held: OperatingPoint) -> OperatingPoint:
     """Return the point of a space with these levels; knobs that a preset holds need not be in the space."""
-    levels = {name: level for name, level in levels.items() if name in space.names or name not in held}
+    asked = {name: level for name, level in levels.items() if name in space.names or name not in held}
+    levels = {name: _own(space.knob(name), level) for name, level in asked.items()}
     for name, level in levels.items():
         knob = space.knob(name)
         if level not in knob.levels:
@@ -309,6 +312,13 @@ def _point(space: SearchSpace, levels: Mapping[str, Level], held: OperatingPoint
     if point not in space:
         raise InvalidInput(f"{show_point(point)} is not a point of this space; its knobs depend on each other")
     return point
+
+
+def _own(knob: Knob, level: Level) -> Level:
+    """Return a level as the knob has it: words, such as names of power modes, may be spelled otherwise."""
+    if not isinstance(level, str):
+        return level
+    return meant(level, (each for each in knob.levels if isinstance(each, str))) or level
 
 
 def _distance(known: Level, asked: Level) -> float:

@@ -6,6 +6,7 @@ the unit engineers use (``gpu_max_mhz = 1300.5``), and a quantity carries its un
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable
@@ -116,6 +117,31 @@ def unknown_knob(name: str, known: Iterable[str]) -> UnknownName:
     option = {"batch_size": "--batch", "threads": "--threads"}.get(name)
     hint = f"({option} says which there may be)" if option else ""
     return UnknownName("knob", show_name(name), map(show_name, known), hint=hint)
+
+
+def meant(text: str, names: Iterable[str], *, begun: bool = False) -> str | None:
+    """Return the one of a device's own names that a text can only mean; None if there is none, or more than one.
+
+    Makers spell their power modes as they like: what one release calls ``50W`` another calls ``MODE_50W``. So neither
+    case nor the word "mode" nor what stands between words counts. A name that is spelled exactly goes before all.
+
+    Args:
+        text: What a person wrote.
+        names: Those there are.
+        begun: Whether the first words of a name will do: ``maxn`` for ``MAXN_SUPER`` where no other begins so.
+    """
+    known = tuple(names)
+    if text in known:
+        return text
+    wanted = "".join(_words(text))
+    whole = [name for name in known if wanted == "".join(_words(name))]
+    first = [name for name in known if begun and wanted in itertools.accumulate(_words(name))]
+    found = whole or first
+    return found[0] if wanted and len(found) == 1 else None
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.findall(r"[^\W_]+", name.casefold()) if word != "mode"]
 
 
 def spelled(name: str) -> str:

@@ -14,6 +14,7 @@ from polythrottle.domain.ports import Device, Recorded, Rewindable, Workload
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
+from polythrottle.domain.units import meant
 from polythrottle.metering.comparison import MOST_PAIRS, Comparison, ProfileCheck, check_windows, compare
 from polythrottle.metering.meter import measure
 from polythrottle.tuning.apply import check_same_kind, split_point
@@ -288,10 +289,12 @@ def _point(device: Device, workload: Workload, name: str, profile: Profile | Non
         wanted: OperatingPoint = profile.point
     elif name == DEFAULT:
         return space.default
-    elif name in device.presets:
-        return OperatingPoint({**workload.space.default, **device.presets[name]})
     else:
-        raise UnknownName("profile or preset", name, (DEFAULT, *device.presets))
+        presets = device.presets
+        own = meant(name, presets, begun=True)
+        if own is None:
+            raise UnknownName("profile or preset", name, (DEFAULT, *presets))
+        return OperatingPoint({**workload.space.default, **presets[own]})
     whole = space.default.moved(wanted)
     if whole not in space:
         other = next((word for knob, word in _WORDS.items() if not _takes(workload, knob, wanted)), None)
