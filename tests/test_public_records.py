@@ -5,6 +5,7 @@ are; none was made here. "Notes" are files of public repositories that an index 
 """
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -169,6 +170,22 @@ def test_the_first_core_counts_though_the_file_does_not_list_it(tmp_path: Path) 
     assert {mode.name: file.cores(mode) for mode in file.modes}["MAXQ"] == 4
     board = device(root, MODE, GPU)
     assert {point[MODE] for point in board.space} == {"MAXN", "MAXQ", "MAXP_CORE_ALL", "MAXP_CORE_ARM"}
+
+
+def test_a_mode_for_cores_that_a_board_lacks_is_not_offered(tmp_path: Path) -> None:
+    """Orin NX 8 GB, six cores, 25W (notes on an Ouster OS1, CTI Hadron): MAXN ends with NVPM ERROR cpu6/online."""
+    root = plant("jetson-orin-nx", tmp_path / "board", power_mode=3)
+    conf = root / "etc/nvpmodel/nvpmodel_p3767_0000.conf"
+    before, mode, after = conf.read_text().partition("< POWER_MODEL ID=3")
+    conf.write_text(before + mode + after.replace("CPU_ONLINE CORE_6 1\n", "").replace("CPU_ONLINE CORE_7 1\n", ""))
+    assert "MAXN allows" in finding(device(root), "range").explanation
+    for core in ("cpu6", "cpu7"):
+        shutil.rmtree(root / "sys/devices/system/cpu" / core)
+    board = device(root)
+    told = finding(board, MODE)
+    assert "MAXN (switches on cpu6 and cpu7, which this board does not have)" in f"{told.explanation} {told.remedy}"
+    assert not any("MAXN" in each.explanation for each in board.findings() if each.subject == "range")
+    assert board.presets["25W"][CPU] == 1_497_600_000
 
 
 CURRENT = """

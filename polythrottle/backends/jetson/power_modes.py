@@ -96,6 +96,12 @@ class PowerModes:
         listed = any(self.files.get(name, {}).get(each, "").endswith("/cpu0/online") for name, each in switched)
         return list(switched.values()).count("1") + (0 if listed else 1)
 
+    def switched_on(self, mode: PowerMode) -> Sequence[str]:
+        """Return the files of the cores that a mode switches on."""
+        keys = (key for key, value in mode.values.items() if key[0].startswith("CPU_ONLINE") and value == "1")
+        paths = (self.files.get(name, {}).get(argument, "") for name, argument in keys)
+        return [path for path in paths if path.endswith("/online")]
+
     def current_limits(self, mode: PowerMode) -> Mapping[str, int]:
         """Return the over-current limits that a mode sets, as on Xavier NX, in mA by parameter and argument."""
         return {
@@ -153,6 +159,7 @@ NAME = "power_mode"
 _CONF = "etc/nvpmodel.conf"
 _STATUS = "var/lib/nvpmodel/status"
 _CPU = ("/scaling_max_freq",)
+_CPUS = "sys/devices/system/cpu"
 _RANGES = {"gpu_max_hz": "the GPU", "mem_hz": "the memory", "cpu_max_hz": "the CPU"}
 _EMC = ("/emc", "/emc_iso_cap")
 
@@ -251,6 +258,8 @@ class Mode:
     ) -> str | None:
         if mode is present:
             return None
+        if lacking := self._lacking(mode):
+            return f"switches on {' and '.join(lacking)}, which this board does not have"
         if self._file.fixed(mode) != self._file.fixed(present):
             return "needs a reboot"
         most = self._file.current_limits(present)
@@ -262,6 +271,18 @@ class Mode:
             if knob != "gpu_min_hz" and not isinstance(bound, str) and level > bound:
                 return f"would raise {knob} above what was found"
         return None
+
+    def _lacking(self, mode: PowerMode) -> Sequence[str]:
+        """Return the cores that a mode switches on and this board lacks: nvpmodel fails on them, half-way.
+
+        So does MAXN of an Orin NX of 8 GB and six cores, whose file is that of eight (notes on an Ouster OS1 on a CTI
+        Hadron carrier, L4T 35: "NVPM ERROR cpu6/online").
+        """
+        cpus = self._tree.root / _CPUS
+        if not self._tree.there(cpus / "cpu0"):
+            return ()
+        cores = (Path(path).parent.name for path in self._file.switched_on(mode))
+        return [core for core in cores if not self._tree.there(cpus / core)]
 
     def reach(self, mode: PowerMode, tables: Mapping[str, Sequence[int]]) -> Mapping[str, int]:
         """Return the level of each table that a mode's limit ends on: the nearest."""
@@ -278,7 +299,7 @@ class Mode:
         if present is None:
             return
         found = {knob: int(highest[knob]) for knob in _RANGES if isinstance(highest.get(knob), int)}
-        each = [(mode, _above(self.reach(mode, self._tables), found)) for mode in self.modes if mode is not present]
+        each = [(mode, _above(self.reach(mode, self._tables), found)) for mode in self._usable(present)]
         hidden = [(mode, levels) for mode, levels in each if levels]
         if not hidden:
             return
@@ -288,6 +309,10 @@ class Mode:
         reboot = ", reboot" if self._file.fixed(widest) != self._file.fixed(present) else ""
         explanation = f"in {present.name} {stops}; {widest.name} allows {allows}"
         yield Finding("range", True, explanation, f"sudo nvpmodel -m {widest.number}{reboot}, then tune")
+
+    def _usable(self, present: PowerMode) -> Iterator[PowerMode]:
+        """Yield the modes beside the present one that this board has all the cores for."""
+        yield from (mode for mode in self.modes if mode is not present and not self._lacking(mode))
 
     def apply(self, name: str) -> None:
         """Switch to a mode, which rewrites the limits of clocks and cores, and read the limits back.
