@@ -6,7 +6,8 @@ are; none was made here. "Notes" are files of public repositories that an index 
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,16 @@ from polythrottle.backends import open_device
 from polythrottle.backends.jetson import JetsonDevice
 from polythrottle.backends.jetson.board import BoardId
 from polythrottle.backends.jetson.power_modes import PowerModes
+from polythrottle.backends.nvml import NvmlDevice
 from polythrottle.cli.commands import run
 from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import DeviceError
 from polythrottle.domain.ports import Finding, findings_of
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.inspect.board_record import record
 from polythrottle.testing import FakeKernel, plant
-from polythrottle.testing.nvml import FakeNvml, compiler
+from polythrottle.testing.nvml import MODELS, FakeNvml, compiler
+from polythrottle.testing.nvml.models import GpuModel
 
 GPU, CPU, MEM, CORES, MODE = "gpu_max_hz", "cpu_max_hz", "mem_hz", "cpu_cores", "power_mode"
 KNOBS = (GPU, MEM, CPU)
@@ -356,3 +360,181 @@ def test_a_limit_that_the_module_holds_lower_is_said(tmp_path: Path) -> None:
         levels = gpu.space.knob("power_limit_w").levels
         assert [level for level in levels if float(level) > 700] == [900]
         assert any("700 W are enforced from outside" in each.explanation for each in findings_of(gpu))
+
+
+def table(first_mhz: float, last_mhz: float, step_mhz: float = 15) -> tuple[int, ...]:
+    """Return clocks as a driver lists them, in whole megahertz, descending: 3090, 3082, 3075 in steps of 7.5."""
+    return tuple(int(last_mhz - step_mhz * place) for place in range(round((last_mhz - first_mhz) / step_mhz) + 1))
+
+
+def card(like: str, name: str, limits_w: tuple[int, int, int], memories: Mapping[int, tuple[int, ...]]) -> GpuModel:
+    """Return a card of a record: lowest, usual and highest limit, and the clocks it lists; the rest of one like it."""
+    lowest, usual, highest = (watts * 1000 for watts in limits_w)
+    limits = {"limit_min_mw": lowest, "limit_default_mw": usual, "limit_max_mw": highest}
+    return replace(MODELS[like], name=name, clocks_mhz=tuple(memories.items()), **limits)
+
+
+AMPERE = table(210, 2100)
+TWELVES = tuple(round(1721 - place * (1721 - 139) / 125) for place in range(126))
+ADA = table(210, 3105)
+BLACKWELL = table(180, 3090, 7.5)
+THREE_PLUS_IDLE = {"architecture": 7, "compute_major": 8, "compute_minor": 6}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "found_w", "clocks", "memories", "limits_w"),
+    [
+        # nvidia-smi -q -x in the tests of influxdata/telegraf (plugins/inputs/nvidia_smi/testdata), by file.
+        pytest.param(  # rtx-3090-v12.xml: driver 525.147.05, limited to 200 W by its owner, 350 by default
+            replace(
+                card(
+                    "rtx4090",
+                    "NVIDIA GeForce RTX 3090",
+                    (100, 350, 375),
+                    {**dict.fromkeys((9751, 9501, 5001, 810), AMPERE), 405: table(210, 420)},
+                ),
+                compute_memory_mhz=9501,
+                **THREE_PLUS_IDLE,
+            ),
+            200,
+            (210, 2100),
+            (5001, 9751),
+            (100, 200),
+            id="rtx-3090",
+        ),
+        pytest.param(  # rtx-3080-v12.xml: driver 536.40, 336 W asked for where 320 are usual
+            replace(
+                card(
+                    "rtx4090",
+                    "NVIDIA GeForce RTX 3080",
+                    (100, 320, 336),
+                    {**dict.fromkeys((9501, 9251, 5001, 810), AMPERE), 405: table(210, 420)},
+                ),
+                compute_memory_mhz=9251,
+                **THREE_PLUS_IDLE,
+            ),
+            336,
+            (210, 2100),
+            (5001, 9501),
+            (100, 336),
+            id="rtx-3080",
+        ),
+        pytest.param(  # rtx-4000-sff-ada-v13.xml: driver 595.84, a card of 70 W
+            replace(
+                card(
+                    "rtx4090",
+                    "NVIDIA RTX 4000 SFF Ada Generation",
+                    (30, 70, 70),
+                    {**dict.fromkeys((7001, 6801, 5001, 810), ADA), 405: table(210, 405)},
+                ),
+                compute_memory_mhz=6801,
+            ),
+            70,
+            (225, 3105),
+            (5001, 7001),
+            (30, 70),
+            id="rtx-4000-sff-ada",
+        ),
+        pytest.param(  # pro-6000-maxq-blackwell-v13.xml: driver 590.44.01; its middle memory clock was not looked up
+            replace(
+                card(
+                    "rtx5090",
+                    "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+                    (250, 300, 325),
+                    {**dict.fromkeys((14001, 13365, 7001, 810), BLACKWELL), 405: table(180, 885, 7.5)},
+                ),
+                compute_memory_mhz=13365,
+            ),
+            300,
+            (210, 3090),
+            (7001, 14001),
+            (250, 300),
+            id="rtx-pro-6000-max-q",
+        ),
+        pytest.param(  # a10g.xml: driver 515.105.01; memory of 6251 MHz, and of 405 to rest
+            card("a40", "NVIDIA A10G", (100, 300, 300), {6251: table(210, 1710), 405: table(210, 420)}),
+            300,
+            (225, 1710),
+            (),
+            (100, 300),
+            id="a10g",
+        ),
+        pytest.param(  # tesla-t4.xml: driver 515.105.01; Turing's memory cannot be locked, and runs at 5000 of 5001 MHz
+            replace(
+                card("v100", "Tesla T4", (60, 70, 70), {5001: table(300, 1590), 405: table(300, 645)}),
+                architecture=6,
+                compute_minor=5,
+            ),
+            70,
+            (300, 1590),
+            (),
+            (60, 70),
+            id="t4",
+        ),
+        pytest.param(  # quadro-p2000-v12.xml: driver 525.125.06; Pascal locks nothing, and its limit is 75 to 75 W
+            replace(
+                card("v100", "Quadro P2000", (75, 75, 75), dict.fromkeys((3504, 810), TWELVES)),
+                architecture=4,
+                compute_major=6,
+                compute_minor=1,
+                has_gpu_lock=0,
+                has_energy=0,
+            ),
+            75,
+            (),
+            (),
+            (),
+            id="p2000",
+        ),
+        pytest.param(  # gtx-1660-ti.xml: driver 418.43; supported clocks N/A, limits all the same
+            replace(
+                card("laptop", "GeForce GTX 1660 Ti", (70, 130, 130), {4001: table(300, 2145)}),
+                architecture=6,
+                has_power_limit=1,
+                has_energy=1,
+            ),
+            130,
+            (),
+            (),
+            (70, 130),
+            id="gtx-1660-ti",
+        ),
+    ],
+)
+def test_cards_as_nvidia_smi_shows_them(
+    gpu: GpuModel, found_w: int, clocks: Sequence[int], memories: Sequence[int], limits_w: Sequence[int], tmp_path: Path
+) -> None:
+    """First and last of each knob are those of the record; what the driver does not have is off, and nothing written.
+
+    Memory that idles (405, 810 MHz) and the level under the highest, in which CUDA runs, are not searched.
+    """
+    if compiler() is None:
+        pytest.skip("no C compiler to build the stand-in for NVIDIA's library with")
+    with FakeNvml(tmp_path / "nvml", [gpu]) as fake:
+        fake.set(0, power_limit_mw=found_w * 1000, load_permille=500)
+        device = NvmlDevice("0", clock=fake.clock())
+        expected = {"gpu_max_hz": clocks, "mem_hz": memories, "power_limit_w": limits_w}
+        knobs = {knob.name: (knob.levels[0], knob.levels[-1]) for knob in device.space.knobs}
+        unit = {"gpu_max_hz": 10**6, "mem_hz": 10**6, "power_limit_w": 1}
+        assert knobs == {name: tuple(end * unit[name] for end in ends) for name, ends in expected.items() if ends}
+        before = fake.snapshot()
+        with device:
+            device.apply(device.space.default)
+            first = device.read()
+            device.clock.sleep(0.3)
+            assert device.read().energy_j >= first.energy_j
+        assert all(each.explanation for each in findings_of(device))
+        assert fake.snapshot() == before
+        assert not fake.log()
+
+
+def test_a_gpu_whose_mig_is_on_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    """a100-sxm4-v12.xml (influxdata/telegraf): four instances on an A100-SXM4-80GB, limits of 100 to 500 W."""
+    if compiler() is None:
+        pytest.skip("no C compiler to build the stand-in for NVIDIA's library with")
+    gpu = card("a100-mig", "NVIDIA A100-SXM4-80GB", (100, 500, 500), {1593: table(210, 1410)})
+    with (
+        FakeNvml(tmp_path / "nvml", [gpu]),
+        pytest.raises(DeviceError, match=r"split by MIG.*nvidia-smi -i GPU-.* -mig 0"),
+    ):
+        open_device("nvml:0")
