@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from polythrottle.domain.error_budget import ErrorAccount
 from polythrottle.domain.errors import BadFile, InvalidInput, SloUnmet, StorageError, UnknownName
 from polythrottle.domain.measurement import EnergyKind, Measurement
 from polythrottle.domain.ports import Device, Recorded
@@ -47,6 +48,7 @@ class Tuning:
         older: What became of a profile that was there before, and why; None if there was none to speak of.
         kept: Whether that one stays, so that the answer is in journal and report alone.
         unladdered: Why the answer holds no points along load; empty if it does.
+        errors: What was spent of its error budget; None if it had none.
     """
 
     study: Study
@@ -63,6 +65,7 @@ class Tuning:
     older: str | None = None
     kept: bool = False
     unladdered: str = ""
+    errors: ErrorAccount | None = None
 
     def __repr__(self) -> str:
         where = f" -> {self.profile_path}" if self.profile_path is not None and not self.kept else ""
@@ -78,6 +81,7 @@ class Tuning:
         yield from self.study.lines()
         yield "no answer", self.unmet or ""
         yield "ended", self.ended or ""
+        yield "error budget", "" if self.errors is None else self.errors.words
         for name, path in (
             ("profile", self.profile_path),
             ("journal", self.journal_path),
@@ -103,7 +107,9 @@ def conclude(journal: Journal, board: Device, plan: StudyPlan, past: PriorStudie
     study = journal.study
     page = report_path(journal.path)
     recorded = {"window": "as recorded"} if isinstance(board, Recorded) else {}
-    facts = {**StudyPlan.of(journal.plan).facts(journal.finished, study.problem.content.get(RUNS_ON)), **recorded}
+    begun = StudyPlan.of(journal.plan)
+    account = begun.account(study.problem, journal.spent)
+    facts = {**begun.facts(journal.finished, study.problem.content.get(RUNS_ON), account), **recorded}
     answer = _Answer.of(study, board, journal.path, plan, force)
     applicable = answer.path
     if answer.kept:  # an older profile stands there, of which this report knows nothing
@@ -124,6 +130,7 @@ def conclude(journal: Journal, board: Device, plan: StudyPlan, past: PriorStudie
         older=answer.older,
         kept=answer.kept,
         unladdered=answer.unladdered,
+        errors=account,
     )
 
 
@@ -272,7 +279,11 @@ def report_facts(journal: Path) -> dict[str, str]:
     """Return what a journal tells that is not in its study: why it ended, the risk taken, what was learnt from."""
     with contextlib.suppress(BadFile):
         heading = journals.heading(journal)
-        return StudyPlan.of(heading["plan"]).facts(journals.ending(journal), _runs_on(heading))
+        plan = StudyPlan.of(heading["plan"])
+        account = None
+        if plan.errors is not None:
+            account = plan.account(journals.read(journal).problem, journals.late_requests(journal))
+        return plan.facts(journals.ending(journal), _runs_on(heading), account)
     return {}
 
 

@@ -1,10 +1,8 @@
 """Open a device and a workload, tune them, and ask of a study, a profile or a machine."""
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
@@ -14,7 +12,8 @@ from polythrottle.api.experiments import IDLE_S, Watcher, energy, measure, notes
 from polythrottle.api.outcome import Tuning, conclude, find_study, planned, read_study, usual_path
 from polythrottle.backends.meters import unmetered
 from polythrottle.domain.arrivals import SelfPaced
-from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
+from polythrottle.domain.error_budget import ErrorBudget
+from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.measurement import EXTRAS, METRICS, EnergyKind, Window
 from polythrottle.domain.ports import Device, Meter, Optimizer, Workload
 from polythrottle.domain.problem import Constraint, Objective, Problem
@@ -26,42 +25,17 @@ from polythrottle.optimize.options import WarmStart
 from polythrottle.storage.journal import Journal
 from polythrottle.tuning.file_trust import accept_resumed, begun_on, checked_plan
 from polythrottle.tuning.objects import Served, checked_optimizer, type_name
-from polythrottle.tuning.plan import StudyPlan
+from polythrottle.tuning.plan import StudyPlan, check_importable
 from polythrottle.tuning.remarks import beforehand, meanwhile, narrowed, unsteered
 from polythrottle.tuning.setup import Setup
 from polythrottle.tuning.stopping import Budget, Rule
 from polythrottle.tuning.study_store import PriorStudies, check_same_problem, open_study, recalled
+from polythrottle.tuning.tuner import check_errors
 
 if TYPE_CHECKING:
     from polythrottle.inspect.doctor import Examination
     from polythrottle.metering.comparison import ProfileCheck
     from polythrottle.optimize.explain import Explanation
-
-# Packages that are needed later: imported before anything runs, and told of in one line if they cannot be.
-
-_LONGEST = 200
-
-
-def check_importable(packages: Sequence[str], what: str, remedy: str) -> None:
-    """Import packages, so that a study does not end where it first needs one that is missing or broken.
-
-    Args:
-        packages: Their names.
-        what: What needs them, such as ``method bayes``.
-        remedy: What else would do.
-
-    Raises:
-        DeviceError: If one cannot be imported; says which, and what to do.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # gpytorch uses deprecated parts of torch as it is imported
-        for name in packages:
-            try:
-                import_module(name)
-            except Exception as err:  # a broken installation raises whatever it likes: OSError, RuntimeError, …
-                why = " ".join(f"{type(err).__name__}: {err}".split())[:_LONGEST]
-                raise DeviceError(f"{what} needs {name}, which cannot be imported ({why}); {remedy}") from err
-
 
 # The Python API: open a device and a workload, tune them, and ask of a study, a profile or a machine.
 #
@@ -82,6 +56,7 @@ def tune(
     method: str | Optimizer = "bayes",
     seed: int = 0,
     risk: float | None = None,
+    error_budget: str | None = None,
     history: Sequence[Path | str] | None = None,
     priors: Sequence[Path | str] = (),
     setup: Setup | None = None,
@@ -118,6 +93,10 @@ def tune(
         seed: Randomness of the method.
         risk: Chance that the search breaks a limit once a point is known that holds it; the method's own
             choice if None.
+        error_budget: How many requests all trials together may make late beyond the share that the SLO allows: a share
+            of what they may send (``0.1%``), a number (``200``), or what comes in a time (``5min``). Each request is
+            counted before it is sent, so that this is never overdrawn; presets are not measured then. Any number if
+            None.
         history: Journals, tables, or folders of them to learn from; if None, the studies of this device or workload in
             the state folder, unless the device is a recorded table; if empty, nothing.
         priors: Profiles, of whatever board, whose points are tried right after the default, each at the nearest point
@@ -139,7 +118,14 @@ def tune(
         PolythrottleError: Any of its kinds, each with one line that says what to do (`polythrottle.domain.errors`).
     """
     _check_types(
-        trials=trials, minutes=minutes, joules=joules, horizon=horizon, objective=objective, risk=risk, window=window
+        trials=trials,
+        minutes=minutes,
+        joules=joules,
+        horizon=horizon,
+        objective=objective,
+        risk=risk,
+        error_budget=error_budget,
+        window=window,
     )
     setup = Setup.of(device, workload, meter, setup).searching
     name, optimizer = _method(method)
@@ -153,6 +139,7 @@ def tune(
         _asked(history),
         priors=_points_of(priors),
         objects=(*setup.objects.fleeting, *["method"] * (optimizer is not None)),
+        errors=None if error_budget is None else ErrorBudget.parse(error_budget),
     )
     options = TuneOptions(
         plan, name, optimizer, _texts(slo), Objective.parse(objective), window, seed, _absolute(journal), fresh
@@ -225,6 +212,7 @@ class TuneOptions:
             problem = _with_idle(problem, board, setup)
         content = setup.content(board, served)
         problem = replace(problem, content=content, objective=self.objective, arrivals=setup.traffic)
+        check_errors(self.plan, board, served, problem)
         check_replaceable(self.plan.out or usual_path(problem))
         return Study(problem, self.method, self.seed)
 
@@ -274,6 +262,7 @@ def _check_types(**given: object) -> None:
         "minutes": ((Real, NoneType), "a number of minutes"),
         "joules": ((Real, NoneType), "a number of joules"),
         "risk": ((Real, NoneType), "a number between 0 and 1"),
+        "error_budget": ((str, NoneType), "a share, a number of requests or a time as text, such as '0.1%'"),
         "horizon": ((str, NoneType), "a time with its unit, such as '30d'"),
         "objective": ((str,), "energy, edp, latency or pareto"),
         "window": ((Window, NoneType), "a polythrottle.Window, such as Window(duration_s=1.0)"),
@@ -554,13 +543,17 @@ class _Search:
         before = notes(self.served)
         self._tell((*self._remarks(), *before))
         optimizer = self._optimizer(own)
-        loop = tuner.tune(self.board, self.served, optimizer, self.kept, self.plan.budget, self.plan.rule)
+        # As it was begun: more trials on resuming are no reason for more late requests.
+        account = StudyPlan.of(self.kept.plan).account(self.kept.study.problem, self.kept.spent)
+        most_late = None if account is None else account.most
+        loop = tuner.tune(self.board, self.served, optimizer, self.kept, self.plan.budget, self.plan.rule, most_late)
         with contextlib.closing(loop):
             for study in loop:
                 self.watcher.changed(study)
                 self._tell(meanwhile(study, self.plan.risk))
         self._tell(line for line in notes(self.served) if line not in before)
-        if self.plan.presets:
+        # Presets are measured for comparison only, which is not worth a late request to whoever counts them.
+        if self.plan.presets and account is None:
             with contextlib.closing(tuner.compare(self.board, self.served, self.kept)) as loop:
                 for study in loop:
                     self.watcher.changed(study)

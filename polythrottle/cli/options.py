@@ -372,6 +372,10 @@ class StudyOptions(OptionGroup):
         float | None,
         typer.Option("--risk", metavar="R", help="Chance that the search breaks the SLO; 0.05 in production."),
     ] = None
+    error_budget: Annotated[
+        str | None,
+        typer.Option("--error-budget", metavar="E", help="Late requests the search may cost: 0.1%, 200 or 5min."),
+    ] = None
     history: Annotated[
         list[str] | None,
         typer.Option("--history", metavar="PATH", help="Journals, tables or folders to learn from; repeats."),
@@ -397,6 +401,7 @@ class StudyOptions(OptionGroup):
             "method": self.method,
             "seed": self.seed,
             "risk": self.risk,
+            "error_budget": self.error_budget,
             "history": self._history(),
             "priors": self.as_prior or (),
             "presets": self.presets,

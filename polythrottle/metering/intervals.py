@@ -383,3 +383,19 @@ def _counts(mean: float, variance: float, most: int) -> Array:
     if np.any(ratio <= 0):
         weights[1 + int(np.argmax(ratio <= 0)) :] = 0.0
     return np.asarray(np.cumsum(weights) / weights.sum())
+
+
+def mean_interval(values: np.ndarray[tuple[int], np.dtype[np.float64]], batches: int = 10) -> Interval | None:
+    """Return the 95 % interval of a mean by batch means; None if there are too few values.
+
+    Args:
+        values: In order, shape (values,).
+        batches: How many; fewer and longer ones where values resemble each other for long.
+    """
+    size = len(values) // batches
+    if size == 0:
+        return None
+    means = values[len(values) - size * batches :].reshape(batches, size).mean(axis=1)
+    half = half_width([Student(float(means.std(ddof=1)) / math.sqrt(batches), batches - 1)])
+    mean = float(values.mean())
+    return Interval(max(0.0, mean - half), mean + half)

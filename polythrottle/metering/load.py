@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from polythrottle.domain.arrivals import Arrivals, SelfPaced
 from polythrottle.domain.clock import Clock, Thread, VirtualClock
-from polythrottle.domain.errors import TrialError, Unanswered
+from polythrottle.domain.errors import InvalidInput, TrialError, Unanswered
 from polythrottle.domain.measurement import Query
 from polythrottle.domain.ports import Concurrent, Discounting, Workload
 from polythrottle.domain.space import BATCH_SIZE, Level
+from polythrottle.metering.window import Gate
 from polythrottle.workloads.foreign_calls import EventLoop
 
 if TYPE_CHECKING:
@@ -182,22 +183,27 @@ class PunctualSelector(selectors.EpollSelector):
 # One query after another in the thread of whoever asks: closed loops, and a single server with a queue before it.
 
 
-def back_to_back(workload: Workload, clock: Clock, ledger: Ledger) -> Generator[Query, None, None]:
+def back_to_back(
+    workload: Workload, clock: Clock, ledger: Ledger, gate: Gate | None = None
+) -> Generator[Query, None, None]:
     """Yield one query after another, each sent when the one before is answered.
 
     Args:
         workload: What answers.
         clock: Of the device.
         ledger: Of the sender; the processor time of a service that runs elsewhere is all the sender's.
+        gate: What may end it.
     """
     elsewhere = isinstance(workload, Concurrent)
-    while True:
+    while gate is None or gate.permits(1):
         started_s = clock.now()
         begun_s = time.thread_time() if elsewhere else 0.0
         query = workload.query()
         ledger.sent += 1
         ledger.landed += 1
         ledger.cpu_s += time.thread_time() - begun_s if elsewhere else 0.0
+        if gate is not None:
+            gate.landed(query)
         yield query if query.start_s is not None else replace(query, start_s=started_s)
 
 
@@ -210,7 +216,13 @@ def counted(queries: Generator[Query, None, None], ledger: Ledger) -> Generator[
 
 
 def in_turn(
-    workload: Workload, times: Iterator[float], clock: Clock, ledger: Ledger, batch: int, timeout_s: float
+    workload: Workload,
+    times: Iterator[float],
+    clock: Clock,
+    ledger: Ledger,
+    batch: int,
+    timeout_s: float,
+    gate: Gate | None = None,
 ) -> Generator[Query, None, None]:
     """Yield the requests of a first-come-first-served queue before a single server, as they are answered.
 
@@ -225,6 +237,7 @@ def in_turn(
         ledger: Of the sender.
         batch: Requests in a query.
         timeout_s: How long to wait for the requests of a query at most.
+        gate: What may end it.
 
     Raises:
         TrialError: If they take longer, or a query fails.
@@ -236,6 +249,8 @@ def in_turn(
         if ready_s - ended_s > timeout_s:
             raise TrialError(f"{batch} requests take {ready_s - ended_s:.3g} s to arrive; a window is {timeout_s:g} s")
         ledger.cpu_s += wait_until(clock, intended_s[-1])
+        if gate is not None and not gate.permits(batch):
+            return
         started_s = clock.now()
         query = workload.query()
         ended_s = clock.now()
@@ -244,7 +259,11 @@ def in_turn(
         ledger.sent += 1
         ledger.landed += batch
         ledger.note(started_s - ready_s)
-        yield from shared(query, intended_s, started_s, ended_s)
+        parts = list(shared(query, intended_s, started_s, ended_s))
+        if gate is not None:  # of all of them, before whoever asks may lose interest in the rest
+            for part in parts:
+                gate.landed(part)
+        yield from parts
 
 
 # Several queries under way at once: an event loop in a thread of its own sends them and takes their answers.
@@ -260,7 +279,13 @@ With Python's own 5 ms, 1 % of the queries go out 16 ms late where whoever asks 
 
 
 def in_flight(
-    workload: Concurrent, times: Iterator[float] | None, clock: Clock, ledger: Ledger, batch: int, timeout_s: float
+    workload: Concurrent,
+    times: Iterator[float] | None,
+    clock: Clock,
+    ledger: Ledger,
+    batch: int,
+    timeout_s: float,
+    gate: Gate | None = None,
 ) -> Generator[Query, None, None]:
     """Yield requests in the order in which they are answered; closing stops the load.
 
@@ -275,16 +300,17 @@ def in_flight(
         ledger: Of the sender.
         batch: Requests in a query, where ``times`` are given.
         timeout_s: How long to wait for the next answer at most.
+        gate: What may end it; what is under way then, or when the load is closed, is waited for as long as that says.
 
     Raises:
         TrialError: If none comes for that long, or a query fails.
     """
     turn_s = sys.getswitchinterval()
     sys.setswitchinterval(min(_TURN_S, turn_s))
-    flight = _Flight(workload, times, clock, ledger, batch)
+    flight = _Flight(workload, times, clock, ledger, batch, gate)
     try:
-        while True:
-            yield flight.landed(timeout_s)
+        while (query := flight.landed(timeout_s)) is not None:
+            yield query
     finally:
         flight.end()
         sys.setswitchinterval(turn_s)
@@ -294,23 +320,31 @@ class _Flight:
     """The thread that sends, and what has come back to it."""
 
     def __init__(
-        self, workload: Concurrent, times: Iterator[float] | None, clock: Clock, ledger: Ledger, batch: int
+        self,
+        workload: Concurrent,
+        times: Iterator[float] | None,
+        clock: Clock,
+        ledger: Ledger,
+        batch: int,
+        gate: Gate | None,
     ) -> None:
         self._workload = workload
         self._times = times
         self._batch = batch
         self._clock = clock
         self._ledger = ledger
-        self._back: queue.SimpleQueue[Query | BaseException] = queue.SimpleQueue()
+        self._gate = gate
+        self._back: queue.SimpleQueue[Query | BaseException | None] = queue.SimpleQueue()
         self._loop = asyncio.SelectorEventLoop(PunctualSelector())
         self._over = asyncio.Event()
         self._under_way: set[asyncio.Task[None]] = set()
+        self._schedule: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._thread = Thread(target=self._run, name="polythrottle load", daemon=True)
         self._thread.start()
 
-    def landed(self, timeout_s: float) -> Query:
-        """Wait for the next request that is answered, or raise what ended the load."""
+    def landed(self, timeout_s: float) -> Query | None:
+        """Wait for the next request that is answered, or raise what ended the load; None once the gate has."""
         try:
             back = self._back.get(timeout=timeout_s)
         except queue.Empty:
@@ -323,7 +357,7 @@ class _Flight:
         """Give up what is under way and wait until the thread has left."""
         with suppress(RuntimeError):  # the loop has ended by itself
             self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(_PARTING_S)
+        self._thread.join(_PARTING_S + (0.0 if self._gate is None else self._gate.patience_s))
 
     def _run(self) -> None:
         try:
@@ -336,11 +370,13 @@ class _Flight:
         """Send until nobody asks for more or something fails; then cancel what is under way."""
         try:
             if self._times is not None:
-                self._start(self._send_in_time(self._times))
+                self._schedule = self._start(self._send_in_time(self._times))
             else:
                 for _ in range(self._workload.concurrency):
                     self._start(self._send_on())
             await self._over.wait()
+            if self._gate is not None:
+                await self._all_landed(self._gate.patience_s)
         finally:
             under_way = set(self._under_way)
             for task in under_way:
@@ -349,11 +385,29 @@ class _Flight:
             await self._workload.hang_up()
         if self._failure is not None:
             raise self._failure
+        self._back.put(None)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _all_landed(self, patience_s: float) -> None:
+        """Send nothing more, and wait some time for what is under way, so that it is known how late it was."""
+        if self._schedule is not None:
+            self._schedule.cancel()
+        if under_way := self._under_way - {self._schedule}:
+            await asyncio.wait(under_way, timeout=patience_s)
+
+    def _permitted(self, count: int) -> bool:
+        """Return whether so many requests may be sent; if not, the load is over."""
+        if self._gate is None:
+            return True
+        if not self._over.is_set() and self._gate.permits(count):
+            return True
+        self._over.set()
+        return False
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._under_way.add(task)
         task.add_done_callback(self._finish)
+        return task
 
     def _finish(self, task: asyncio.Task[None]) -> None:
         """Let the first failure end the load."""
@@ -364,7 +418,7 @@ class _Flight:
 
     async def _send_on(self) -> None:
         """Send one query after another, as others like this do beside it."""
-        while True:
+        while self._permitted(1):
             started_s = self._clock.now()
             number = self._ledger.begin(started_s)
             query = await self._workload.send()
@@ -383,6 +437,8 @@ class _Flight:
             full = places.locked()
             await places.acquire()
             free_s = self._clock.now() if full else free_s
+            if not self._permitted(self._batch):
+                return
             self._start(self._send(intended_s, max(intended_s[-1], free_s), places))
 
     async def _moment(self, moment_s: float) -> None:
@@ -403,6 +459,8 @@ class _Flight:
 
     def _land(self, query: Query) -> None:
         self._ledger.cpu_s = time.thread_time()
+        if self._gate is not None:
+            self._gate.landed(query)
         self._back.put(query)
         self._ledger.landed += 1
 
@@ -411,7 +469,9 @@ class _Flight:
 
 
 class Load(typing.Iterator[Query]):
-    """Requests in the order in which they are answered, without end; nothing is sent before the first is asked for.
+    """Requests in the order in which they are answered; nothing is sent before the first is asked for.
+
+    There is no end but the one that a gate sets.
 
     Made by `drive`. Close it when enough has been seen, or use it as a context manager.
     """
@@ -429,6 +489,7 @@ class Load(typing.Iterator[Query]):
         """Return the next request that is answered.
 
         Raises:
+            StopIteration: If a gate has ended it.
             TrialError: If a query fails, or takes too long.
         """
         query = next(self._queries)
@@ -479,6 +540,7 @@ def drive(
     batch: int = 1,
     timeout_s: float = 60.0,
     device: object = None,
+    gate: Gate | None = None,
 ) -> Load:
     """Begin a load on a workload; use it in a ``with``, and ``for`` each answered request.
 
@@ -498,21 +560,25 @@ def drive(
         timeout_s: How long to wait for the next answer at most; longer than a window, nobody needs.
         device: Which is measured meanwhile; where its joules are an estimate from busy processors and it can do so, it
             leaves the sender's out. Whatever else it is, it is left alone.
+        gate: Asked before each query, and told of each answer; what it refuses ends the load.
 
     Raises:
         BadFile: If the arrivals are a recorded trace that cannot be read.
+        InvalidInput: If there is a gate and the workload sends its requests itself.
     """
     ledger = Ledger()
     if isinstance(workload, SelfPaced):
+        if gate is not None:
+            raise InvalidInput("a simulated server of language models sends its requests itself; nothing bounds them")
         return Load(counted(workload.served(arrivals, seed, timeout_s), ledger), ledger)
     times = arrivals.times(seed)
     real = not isinstance(clock, VirtualClock)
     if real and isinstance(workload, Concurrent) and (times is not None or workload.concurrency > 1):
-        queries = in_flight(workload, times, clock, ledger, batch, timeout_s)
+        queries = in_flight(workload, times, clock, ledger, batch, timeout_s, gate)
     elif times is None:
-        queries = back_to_back(workload, clock, ledger)
+        queries = back_to_back(workload, clock, ledger, gate)
     else:
-        queries = in_turn(workload, times, clock, ledger, batch, timeout_s)
+        queries = in_turn(workload, times, clock, ledger, batch, timeout_s, gate)
     return Load(queries, ledger, device if isinstance(device, Discounting) else None)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from typing_extensions import Self
 
 from polythrottle.backends.meters import unmetered
-from polythrottle.domain.arrivals import CLOSED, LATENCY_CYCLES, Arrivals
+from polythrottle.domain.arrivals import CLOSED, LATENCY_CYCLES, Arrivals, SelfPaced
 from polythrottle.domain.errors import InvalidInput, KnobRejected, TrialError
 from polythrottle.domain.measurement import BoardEnergy, Interval, Latency, Measurement, Query, Reading, Window
 from polythrottle.domain.ports import EXACT_SENSOR, Device, Recorded, Sensor, Workload
@@ -27,17 +27,19 @@ from polythrottle.metering.energy import (
     trajectory,
 )
 from polythrottle.metering.idle_power import idle_power_w
-from polythrottle.metering.intervals import SHARES, Student, half_width, percentile_interval
+from polythrottle.metering.intervals import SHARES, mean_interval, percentile_interval
 from polythrottle.metering.load import batch_of, drive
+from polythrottle.metering.request_watch import RequestWatch
 from polythrottle.metering.validity import (
     Disturbed,
     LockLost,
     backlog_per_s,
     check_drift,
+    check_moves,
     check_readings,
     check_undisturbed,
 )
-from polythrottle.metering.window import Watched, WindowLog, WindowSample, observe, warm_up
+from polythrottle.metering.window import Gate, Watched, WindowLog, WindowSample, observe, warm_up
 
 # One window: queries driven, the device looked at between them, and what that amounts to.
 
@@ -316,22 +318,6 @@ def _extras(seen: ObservedWindow, joules: EnergyEstimate) -> dict[str, float]:
     return found
 
 
-def mean_interval(values: np.ndarray[tuple[int], np.dtype[np.float64]], batches: int = _BATCHES) -> Interval | None:
-    """Return the 95 % interval of a mean by batch means; None if there are too few values.
-
-    Args:
-        values: In order, shape (values,).
-        batches: How many; fewer and longer ones where values resemble each other for long.
-    """
-    size = len(values) // batches
-    if size == 0:
-        return None
-    means = values[len(values) - size * batches :].reshape(batches, size).mean(axis=1)
-    half = half_width([Student(float(means.std(ddof=1)) / math.sqrt(batches), batches - 1)])
-    mean = float(values.mean())
-    return Interval(max(0.0, mean - half), mean + half)
-
-
 def _hottest(looks: Sequence[WindowSample]) -> float | None:
     return max((look.reading.temperature_c for look in looks if look.reading.temperature_c is not None), default=None)
 
@@ -356,6 +342,7 @@ def measure(
     goal: Goal | None = None,
     sensor: Sensor | None = None,
     kept: Callable[[Attribution], object] | None = None,
+    watch: RequestWatch | None = None,
 ) -> Measurement:
     """Return what a point does on a workload, with 95 % intervals where they can be told.
 
@@ -373,14 +360,18 @@ def measure(
         goal: What a window with a precision is for; its limits are ``limits`` if not given.
         sensor: What the device reads its energy with; if None, what was calibrated, or is usual for its kind.
         kept: Called with the energy of the window request by request, once all that were under way are answered.
+        watch: Of the requests, none of which is sent that it does not permit.
 
     Raises:
-        InvalidInput: If single requests are to be kept of a recorded device, which knows none.
+        InvalidInput: If single requests are to be kept or watched of a recorded device, which knows none, or watched
+            where they are sent elsewhere.
         TrialError: If a level is refused, a query fails, or the window tells nothing.
         DeviceError: If the device cannot be reached.
     """
     if kept is not None and isinstance(device, Recorded):
         raise InvalidInput("a recorded table knows no single requests, so none has a share; leave --attribute out")
+    if watch is not None and (why := unwatched(device, workload)):
+        raise InvalidInput(why)
     own = set(workload.space.names)
     workload.apply(point.only(own))
     if isinstance(device, Recorded):
@@ -389,11 +380,11 @@ def measure(
     device.apply(set_there)
     sensor = sensor_of(device) if sensor is None else sensor
     goal = Goal(tuple(limits)) if goal is None else goal
-    _see_that_it_moves(sensor, window)
+    check_moves(sensor, window)
     _cool(device, window)
     asked = Asked(window, sensor, goal, arrivals, seed)
-    with run_of(device, workload, point, asked) as run:
-        found, requests, seen = _repeated(device, set_there, run)
+    with run_of(device, workload, point, asked, watch) as run:
+        found, requests, seen = _repeated(device, set_there, run, watch)
         queries = [] if kept is None else [*seen.queries, *run.rest(seen.looks[-1].reading.time_s)]
         late_p99_s, sender_s = run.sender
     idle_w = run.idle_power_w()
@@ -402,22 +393,16 @@ def measure(
     return replace(found, requests=requests, idle_power_w=idle_w, late_p99_s=late_p99_s, sender_s=sender_s or None)
 
 
-def _see_that_it_moves(sensor: Sensor, window: Window) -> None:
-    """Check that a sensor moves within the longest window, often enough to tell, before anybody waits for it.
-
-    Raises:
-        TrialError: If it does not.
-    """
-    if sensor.step_s > window.timeout_s:
-        raise TrialError(
-            f"the energy reading moves every {sensor.step_s:.3g} s, and a window takes "
-            f"{window.timeout_s:.3g} s at most; run polythrottle calibrate again, or give --seconds {sensor.step_s:.0f}"
-        )
-    if sensor.least_s > window.timeout_s:
-        raise TrialError(
-            f"the energy reading tells an interval from {sensor.least_s:.3g} s on, and a window takes "
-            f"{window.timeout_s:.3g} s at most; give --seconds {math.ceil(sensor.least_s)}"
-        )
+def unwatched(device: Device, workload: Workload) -> str:
+    """Return why nobody here sees each request before it is sent; empty where somebody does."""
+    leave = "leave --error-budget out"
+    if isinstance(device, Recorded):
+        return f"a recorded table serves no requests, so none is late; {leave}"
+    if isinstance(workload, SelfPaced):
+        return f"a simulated server of language models sends its requests itself, so no error budget bounds it; {leave}"
+    if isinstance(workload, Hosted):
+        return f"over SSH the requests are sent on the board, where no error budget bounds them yet; {leave}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -470,17 +455,19 @@ class Hosted(Protocol):
         """Return a load on it at its part of a point; nothing is sent before the first window."""
 
 
-def run_of(device: Device, workload: Workload, point: OperatingPoint, asked: Asked) -> Run:
-    """Return a load on a workload at a point: driven here, or where the workload runs."""
+def run_of(device: Device, workload: Workload, point: OperatingPoint, asked: Asked, gate: Gate | None = None) -> Run:
+    """Return a load on a workload at a point: driven here, or where the workload runs, which heeds no gate."""
     if isinstance(workload, Hosted):
         return workload.run(device, point, asked)
-    return OwnRun(device, workload, point, asked)
+    return OwnRun(device, workload, point, asked, gate)
 
 
 class OwnRun:
     """A load that is driven in this process."""
 
-    def __init__(self, device: Device, workload: Workload, point: OperatingPoint, asked: Asked) -> None:
+    def __init__(
+        self, device: Device, workload: Workload, point: OperatingPoint, asked: Asked, gate: Gate | None = None
+    ) -> None:
         self._device = device
         self._asked = asked
         batch = batch_of(workload, point)
@@ -492,6 +479,7 @@ class OwnRun:
             batch=batch,
             timeout_s=asked.window.timeout_s,
             device=device,
+            gate=gate,
         )
 
     def window(self) -> tuple[int, ObservedWindow, bool]:
@@ -526,10 +514,13 @@ class OwnRun:
         self._load.close()
 
 
-def _repeated(device: Device, point: OperatingPoint, run: Run) -> tuple[Measurement, int, ObservedWindow]:
+def _repeated(
+    device: Device, point: OperatingPoint, run: Run, watch: RequestWatch | None
+) -> tuple[Measurement, int, ObservedWindow]:
     """Return the first window that was not disturbed, how many queries that took, and what was seen.
 
-    Where a clock did not hold, the point is applied once more before the next.
+    Where a clock did not hold, the point is applied once more before the next. After requests were cut short there is
+    no other.
 
     Raises:
         TrialError: If all were.
@@ -539,6 +530,8 @@ def _repeated(device: Device, point: OperatingPoint, run: Run) -> tuple[Measurem
     for left in range(REPEATS, -1, -1):
         warming, seen, censored = run.window()
         requests += warming + len(seen.queries)
+        if watch is not None and watch.cut:
+            return _cut(watch, seen), requests, seen
         try:
             return measurement_of(seen, censored), requests, seen
         except Disturbed as error:
@@ -550,6 +543,20 @@ def _repeated(device: Device, point: OperatingPoint, run: Run) -> tuple[Measurem
         except TrialError as error:
             raise TrialError(f"{before}{error}") from error
     raise AssertionError
+
+
+def _cut(watch: RequestWatch, seen: ObservedWindow) -> Measurement:
+    """Return what requests that were cut short amount to, where they show that the point breaks its limit.
+
+    Raises:
+        TrialError: If they do not, or too little was seen.
+    """
+    if not watch.broken:
+        raise TrialError(watch.cut)
+    try:
+        return measurement_of(seen, censored=True)
+    except TrialError as error:
+        raise TrialError(watch.cut) from error
 
 
 def _apply_again(device: Device, point: OperatingPoint, before: str) -> None:

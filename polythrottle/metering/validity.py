@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 
 from polythrottle.domain.errors import TrialError
-from polythrottle.domain.measurement import Measurement, Query, Reading
+from polythrottle.domain.measurement import Measurement, Query, Reading, Window
 from polythrottle.domain.ports import Sensor
 from polythrottle.domain.problem import Constraint
 from polythrottle.metering.window import WindowSample
@@ -212,4 +212,22 @@ def check_reference(default: Measurement, constraints: Iterable[Constraint]) -> 
         raise TrialError(
             f"the default point serves {default.throughput_per_s:.4g}/s of {default.offered_per_s:.4g}/s, so the queue "
             f"grows and {relative} multiplies nothing; let fewer come, or give an absolute limit"
+        )
+
+
+def check_moves(sensor: Sensor, window: Window) -> None:
+    """Check that a sensor moves within the longest window, often enough to tell, before anybody waits for it.
+
+    Raises:
+        TrialError: If it does not.
+    """
+    if sensor.step_s > window.timeout_s:
+        raise TrialError(
+            f"the energy reading moves every {sensor.step_s:.3g} s, and a window takes "
+            f"{window.timeout_s:.3g} s at most; run polythrottle calibrate again, or give --seconds {sensor.step_s:.0f}"
+        )
+    if sensor.least_s > window.timeout_s:
+        raise TrialError(
+            f"the energy reading tells an interval from {sensor.least_s:.3g} s on, and a window takes "
+            f"{window.timeout_s:.3g} s at most; give --seconds {math.ceil(sensor.least_s)}"
         )

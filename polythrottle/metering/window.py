@@ -108,6 +108,20 @@ class Judge(Protocol):
         """Return whether the window is plainly going to break a limit; asked after every query."""
 
 
+class Gate(Protocol):
+    """Whoever bounds what is sent: asked before each query, and told of each answer, both in the thread that sends."""
+
+    def permits(self, count: int) -> bool:
+        """Return whether so many requests may be sent now; after the first refusal nothing is sent any more."""
+
+    def landed(self, query: Query) -> None:
+        """Take note of a request that was answered."""
+
+    @property
+    def patience_s(self) -> float:
+        """How long to wait in the end for what is under way."""
+
+
 class Checks:
     """When to ask whether a window of a precision knows enough: ever less often.
 
@@ -148,7 +162,10 @@ def observe(seen: WindowLog, load: Iterator[Query], window: Window, judge: Judge
     while seen.elapsed_s < window.timeout_s and (
         len(seen.queries) < window.most_queries or seen.elapsed_s < seen.sensor.least_s
     ):
-        _take_whole(seen, load)
+        if not _take_whole(seen, load):
+            if seen.looks[-1].queries < len(seen.queries):
+                seen.look()
+            return True
         if due.now(len(seen.queries), seen.elapsed_s):
             seen.look()
         if _over(seen, window, least_s, judge):
@@ -161,12 +178,17 @@ def observe(seen: WindowLog, load: Iterator[Query], window: Window, judge: Judge
     return False
 
 
-def _take_whole(seen: WindowLog, load: Iterator[Query]) -> None:
-    """Take the next query, and those answered with it: the energy of one run is that of all of them."""
-    while True:
-        seen.take(query := next(load))
+def _take_whole(seen: WindowLog, load: Iterator[Query]) -> bool:
+    """Take the next query, and those answered with it: the energy of one run is that of all of them.
+
+    Returns:
+        Whether there was one; there is not where something has ended the load.
+    """
+    for query in load:
+        seen.take(query)
         if not query.more:
-            return
+            return True
+    return False
 
 
 class _Due:
@@ -212,7 +234,10 @@ def warm_up(load: Iterator[Query], clock: Clock, window: Window, sensor: Sensor)
     count = 0
     more = False
     while more or count < window.warmup or clock.now() - start_s < settle_s:
-        more = next(load).more
+        query = next(load, None)
+        if query is None:  # something has ended the load
+            break
+        more = query.more
         count += 1
     return count
 

@@ -1,13 +1,17 @@
 """What is intended with a study beyond its problem; kept in the journal, so that a study resumes from it alone."""
 
 import json
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from polythrottle.domain.errors import BadFile, InvalidInput
+from polythrottle.domain.error_budget import ErrorAccount, ErrorBudget, LateRequests
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
+from polythrottle.domain.problem import Problem
 from polythrottle.domain.space import Level
 from polythrottle.domain.units import span_s
 from polythrottle.optimize import Options, make_optimizer
@@ -35,6 +39,7 @@ class StudyPlan:
         them. priors: Points of profiles for other boards, to be tried first at the nearest points of this space.
         objects: Which of device, workload, meter and method were objects that no name opens again.
         identity: Hardware and firmware it was begun on; empty where the problem says it, or in older journals.
+        errors: How many requests it may make late beyond the SLO's own share; None for any number.
     """
 
     setup: Setup
@@ -48,6 +53,7 @@ class StudyPlan:
     priors: tuple[Mapping[str, Level], ...] = ()
     objects: tuple[str, ...] = ()
     identity: Mapping[str, str] = field(default_factory=dict)
+    errors: ErrorBudget | None = None
 
     def check(self, method: str) -> None:
         """Check that a method can do what is intended.
@@ -65,10 +71,17 @@ class StudyPlan:
     @property
     def variant(self) -> str:
         """A short name for what makes another study of the same problem, method and seed; empty for the usual."""
-        if self.risk is None and self.history is None and not self.priors:
+        if self.risk is None and self.history is None and not self.priors and self.errors is None:
             return ""
         priors = [[dict(prior) for prior in self.priors]] if self.priors else []
-        return f"{zlib.crc32(json.dumps([self.risk, self.history, *priors]).encode()):08x}"
+        errors = [str(self.errors)] if self.errors is not None else []
+        return f"{zlib.crc32(json.dumps([self.risk, self.history, *priors, *errors]).encode()):08x}"
+
+    def account(self, problem: Problem, spent: LateRequests) -> ErrorAccount | None:
+        """Return what a study has spent of its error budget; None if it has none."""
+        if self.errors is None:
+            return None
+        return ErrorAccount.of(self.errors, problem, self.budget.trials, spent)
 
     @property
     def to_go_on(self) -> str:
@@ -109,19 +122,23 @@ class StudyPlan:
             return replace(self, budget=budget)
         return replace(self, budget=budget, rule=Rule(self.rule.horizon_s if early_stop else None, early_stop))
 
-    def facts(self, ended: str | None, runs_on: str | None = None) -> dict[str, str]:
+    def facts(
+        self, ended: str | None, runs_on: str | None = None, account: ErrorAccount | None = None
+    ) -> dict[str, str]:
         """Return what a report should say of it.
 
         Args:
             ended: Why the study has ended; None if it has not.
             runs_on: What the work runs on, where that is known.
+            account: What was spent of its error budget; None if it has none.
         """
         learnt = ", ".join(Path(str(lesson["path"])).name for lesson in self.lessons)
         if self.risk is None:
             risk = None
         else:
             risk = f"at most {100 * self.risk:g} % chance that the search breaks a limit"
-        known = {"ended": ended, "runs on": runs_on, "risk": risk, "learnt from": learnt}
+        errors = None if account is None else account.words
+        known = {"ended": ended, "runs on": runs_on, "risk": risk, "error budget": errors, "learnt from": learnt}
         return {name: text for name, text in known.items() if text}
 
     def line(self) -> dict[str, Any]:
@@ -137,6 +154,7 @@ class StudyPlan:
             **({"priors": [dict(prior) for prior in self.priors]} if self.priors else {}),
             **({"objects": list(self.objects), "to_go_on": self.to_go_on} if self.objects else {}),
             **({"identity": dict(self.identity)} if self.identity else {}),
+            **({"error_budget": str(self.errors)} if self.errors is not None else {}),
             "setup": self.setup.words,
         }
 
@@ -161,6 +179,7 @@ class StudyPlan:
                 priors=tuple(_prior(prior) for prior in line.get("priors", ())),
                 objects=_texts(line.get("objects")) or (),
                 identity=_identity(line.get("identity", {})),
+                errors=None if line.get("error_budget") is None else ErrorBudget.parse(line["error_budget"]),
             )
         except (ValueError, TypeError, KeyError, AttributeError, InvalidInput) as error:
             raise BadFile(f"the journal's plan cannot be read: {said(error)}") from error
@@ -205,3 +224,29 @@ def _lesson(line: Mapping[str, Any]) -> Mapping[str, str | int]:
     if not all(type(text) is str for text in texts) or not all(type(count) is int for count in counts):
         raise ValueError("an earlier study is not described")
     return dict(line)
+
+
+# Packages that are needed later: imported before anything runs, and told of in one line if they cannot be.
+
+_LONGEST = 200
+
+
+def check_importable(packages: Sequence[str], what: str, remedy: str) -> None:
+    """Import packages, so that a study does not end where it first needs one that is missing or broken.
+
+    Args:
+        packages: Their names.
+        what: What needs them, such as ``method bayes``.
+        remedy: What else would do.
+
+    Raises:
+        DeviceError: If one cannot be imported; says which, and what to do.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # gpytorch uses deprecated parts of torch as it is imported
+        for name in packages:
+            try:
+                import_module(name)
+            except Exception as err:  # a broken installation raises whatever it likes: OSError, RuntimeError, …
+                why = " ".join(f"{type(err).__name__}: {err}".split())[:_LONGEST]
+                raise DeviceError(f"{what} needs {name}, which cannot be imported ({why}); {remedy}") from err

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle.backends.replay import Table
+from polythrottle.domain.error_budget import ErrorBudget
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.problem import Problem
 from polythrottle.domain.space import SearchSpace
@@ -375,7 +376,11 @@ def _past(study: Study, plan: StudyPlan) -> PriorStudies:
 
 def _same_means(path: Path, begun: StudyPlan, asked: StudyPlan) -> None:
     """Check that a study goes on with the risk and the history it was begun with."""
-    pairs = (("risk", begun.risk, asked.risk), ("history", begun.history, asked.history))
+    pairs = (
+        ("risk", begun.risk, asked.risk),
+        ("history", begun.history, asked.history),
+        ("error budget", _text(begun.errors), _text(asked.errors)),
+    )
     if begun.priors != asked.priors:
         raise BadFile(
             f"{path} is the journal of another problem: it was begun with other priors. Give another --journal"
@@ -388,7 +393,13 @@ def _same_means(path: Path, begun: StudyPlan, asked: StudyPlan) -> None:
             )
 
 
-def _means(value: float | tuple[str, ...] | None) -> str:
+def _text(errors: ErrorBudget | None) -> str:
+    return "unlimited" if errors is None else str(errors)
+
+
+def _means(value: float | str | tuple[str, ...] | None) -> str:
+    if isinstance(value, str):
+        return value
     if isinstance(value, tuple):
         return ", ".join(value) or "none"
     if value is None:

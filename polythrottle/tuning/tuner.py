@@ -1,26 +1,42 @@
 """The tuning loop: suggest, journal, measure, journal, again."""
 
-from collections.abc import Generator
+import contextlib
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 
-from polythrottle.domain.errors import Exhausted, KnobAbsent, TrialError
+from polythrottle.backends.meters import unmetered
+from polythrottle.domain.error_budget import NOTHING_SPENT, LateRequests
+from polythrottle.domain.errors import Exhausted, InvalidInput, KnobAbsent, StorageError, TrialError
 from polythrottle.domain.measurement import UNTOLD, Measurement, Reading
-from polythrottle.domain.ports import Chooser, Device, Optimizer, Recorded, Rewindable, Workload
-from polythrottle.domain.problem import Constraint, Objective
+from polythrottle.domain.ports import Chooser, Concurrent, Device, Optimizer, Recorded, Rewindable, Workload
+from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import RECORDED_ITEMS, Cost, Reference, Study, Trial, TrialState
 from polythrottle.metering.early_stopping import Goal
-from polythrottle.metering.meter import measure
+from polythrottle.metering.load import batch_of
+from polythrottle.metering.meter import measure, unwatched
+from polythrottle.metering.request_watch import CUT, RequestWatch
 from polythrottle.metering.validity import check_reference
 from polythrottle.storage.journal import Journal
+from polythrottle.tuning.plan import StudyPlan
 from polythrottle.tuning.stopping import ALL_TRIED, Budget, Outlook, Rule
 
 FAILURES_IN_A_ROW = 5
+ERRORS_USED = "error budget used"
+_LEAST_SEEN = 3
+"""How many requests a window has before it is cut short for what they show, so that it shows something."""
+_CONCURRENCY = "concurrency"
 _REFERENCE_NUMBERS = 1_000_000
 
 
 def tune(
-    device: Device, workload: Workload, optimizer: Optimizer, journal: Journal, budget: Budget, rule: Rule
+    device: Device,
+    workload: Workload,
+    optimizer: Optimizer,
+    journal: Journal,
+    budget: Budget,
+    rule: Rule,
+    most_late: float | None = None,
 ) -> Generator[Study]:
     """Continue a study until its budget is used or going on is not worth it; yields it when a trial starts or ends.
 
@@ -34,8 +50,10 @@ def tune(
         journal: Of this problem; holds the trials made so far, and in the end why there are no more.
         budget: What the study may use in the end, earlier trials counted.
         rule: When one more trial is not worth it.
+        most_late: How many requests may be late beyond the SLO's own share, earlier trials counted; any number if None.
 
     Raises:
+        InvalidInput: If that cannot be seen of each request before it is sent.
         TrialError: If the default point cannot be measured, or `FAILURES_IN_A_ROW` trials in a row failed.
         DeviceError: If the device is lost.
         StorageError: If the journal cannot be written.
@@ -57,11 +75,85 @@ def tune(
                 _finish(journal, optimizer, f"{ALL_TRIED}: {points}" if count >= points else str(error))
                 return
             trial = Trial(len(journal.study.trials), point)
-            # On disk before the hardware is touched: a crash then leaves a trial that is known to have failed.
-            yield journal.started(trial)
-            yield _visit(device, workload, journal, trial, start)
+            watch = (
+                None
+                if most_late is None
+                else watch_of(journal.study.problem, workload, point, most_late, journal.spent)
+            )
+            if watch is not None and not watch.affordable:
+                _finish(journal, optimizer, f"{ERRORS_USED}: {watch.shortage}")
+                return
+            with _counted(journal, trial, watch):
+                # On disk before the hardware is touched: a crash then leaves a trial that is known to have failed.
+                yield journal.started(trial, None if watch is None else watch.allowance)
+                study = _visit(device, workload, journal, trial, start=start, watch=watch)
+            yield study
+            if watch is not None and watch.last and watch.cut:
+                _finish(journal, optimizer, f"{ERRORS_USED}: {watch.cut.partition(': ')[2]} in the last trial")
+                return
             _give_up_if_hopeless(journal)
         _finish(journal, optimizer, used)
+
+
+def watch_of(
+    problem: Problem, workload: Workload, point: OperatingPoint, most_late: float, spent: LateRequests
+) -> RequestWatch:
+    """Return what watches the requests of a trial, given what those before it have spent.
+
+    Args:
+        problem: Whose limits count.
+        workload: Serves the requests.
+        point: Where the trial goes.
+        most_late: How many requests may be late beyond the SLO's own share, all trials together.
+        spent: What trials before have spent.
+    """
+    if not problem.arrivals.closed:
+        under_way = batch_of(workload, point)
+    elif isinstance(workload, Concurrent):
+        under_way = int(point.get(_CONCURRENCY, workload.concurrency))
+    else:
+        under_way = 1
+    return RequestWatch(
+        problem.constraints,
+        spent,
+        most_late,
+        under_way=under_way,
+        least=problem.window.warmup + _LEAST_SEEN,
+    )
+
+
+def check_errors(plan: StudyPlan, board: Device, served: Workload, problem: Problem) -> None:
+    """Check that an error budget can be kept here, and suffices for a first request.
+
+    Raises:
+        InvalidInput: If not.
+    """
+    if plan.errors is None:
+        return
+    if why := unwatched(unmetered(board), served):
+        raise InvalidInput(why)
+    most = plan.errors.requests(problem, plan.budget.trials)
+    watch = watch_of(problem, served, problem.space.default, most, NOTHING_SPENT)
+    if not watch.affordable:
+        raise InvalidInput(f"an error budget of {plan.errors} is too small to begin: {watch.shortage}; write more")
+
+
+@contextlib.contextmanager
+def _counted(journal: Journal, trial: Trial, watch: RequestWatch | None) -> Iterator[None]:
+    """Have a trial that is left before it has ended spend of the error budget what it did, and not all it might have.
+
+    Args:
+        journal: Of the study.
+        trial: Which has been begun.
+        watch: Of its requests; None where none are counted.
+    """
+    try:
+        yield
+    except BaseException:
+        if watch is not None and trial.number < len(journal.study.trials):
+            with contextlib.suppress(StorageError):
+                journal.interrupted(trial, watch.spent)
+        raise
 
 
 def compare(device: Device, workload: Workload, journal: Journal) -> Generator[Study]:
@@ -118,7 +210,15 @@ def _next(optimizer: Optimizer, study: Study, device: Device) -> OperatingPoint:
     return optimizer.suggest(study)
 
 
-def _visit(device: Device, workload: Workload, journal: Journal, trial: Trial, start: Reading) -> Study:
+def _visit(
+    device: Device,
+    workload: Workload,
+    journal: Journal,
+    trial: Trial,
+    *,
+    start: Reading,
+    watch: RequestWatch | None,
+) -> Study:
     study = journal.study
     try:
         limits = _limits(study, trial)
@@ -132,14 +232,20 @@ def _visit(device: Device, workload: Workload, journal: Journal, trial: Trial, s
             arrivals=problem.arrivals,
             seed=study.seed,
             goal=_goal(study, limits),
+            watch=watch,
         )
         seen = _judged(study, seen)
         if trial.point == problem.space.default:
             check_reference(seen, problem.constraints)
     except TrialError as error:
         absent = error.knob if isinstance(error, KnobAbsent) and error.knob in trial.point else None
-        return journal.failed(replace(trial, failure=str(error), cost=_cost(device, start, None), absent=absent))
-    return journal.completed(replace(trial, measurement=seen, cost=_cost(device, start, seen)))
+        failed = replace(trial, failure=str(error), cost=_cost(device, start, None), absent=absent)
+        return journal.failed(failed, _spent(watch))
+    return journal.completed(replace(trial, measurement=seen, cost=_cost(device, start, seen)), _spent(watch))
+
+
+def _spent(watch: RequestWatch | None) -> LateRequests | None:
+    return None if watch is None else watch.spent
 
 
 def _limits(study: Study, trial: Trial) -> tuple[Constraint, ...]:
@@ -192,7 +298,7 @@ def _give_up_if_hopeless(journal: Journal) -> None:
     trials = journal.study.trials
     if not trials or trials[-1].state is not TrialState.FAILED:
         return
-    newest = trials[-FAILURES_IN_A_ROW:]
+    newest = [trial for trial in trials if not (trial.failure or "").startswith(CUT)][-FAILURES_IN_A_ROW:]
     if trials[-1].point == journal.study.problem.space.default and journal.study.default is None:
         reason = f"the default point cannot be measured: {trials[-1].failure}"
     elif len(newest) == FAILURES_IN_A_ROW and all(trial.state is TrialState.FAILED for trial in newest):

@@ -49,6 +49,7 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
         "search": {"duration_s": study.cost.duration_s, "energy_j": study.cost.energy_j},
         "nothing_to_gain": study.default_will_do and is_conclusive(tuning.ended),
         "risk": tuning.risk,
+        "error_budget": _errors(tuning),
         "history": [lesson.line() for lesson in tuning.history],
         "presets": [
             {
@@ -110,6 +111,21 @@ def sweep_document(swept: "Swept") -> dict[str, Any]:
         "overloaded": swept.overloaded,
         "energy_kind": str(swept.energy_kind),
         "simulated": swept.energy_kind is EnergyKind.SIMULATED,
+    }
+
+
+def _errors(tuning: "Tuning") -> dict[str, Any] | None:
+    """Return what was spent of an error budget; None if there is none."""
+    if (account := tuning.errors) is None:
+        return None
+    return {
+        "requests": account.most,
+        "sent": account.spent.sent,
+        "late": {metric: account.spent.late.get(metric, 0) for metric in account.metrics},
+        "beyond": {metric: account.spent.beyond.get(metric, 0.0) for metric in account.metrics},
+        "forfeited": account.spent.forfeited,
+        "left": account.left,
+        "words": account.words,
     }
 
 

@@ -279,6 +279,8 @@ def _lines(tuning: "Tuning") -> "Iterator[tuple[str, str | Text]]":
         yield "ended", tuning.ended
     if (cost := _cost(study)) is not None:
         yield "search", cost
+    if tuning.errors is not None:
+        yield "late", tuning.errors.words
     yield from _older(tuning)
     yield from _presets(study)
 

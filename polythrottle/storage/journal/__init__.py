@@ -10,6 +10,9 @@
 
 Without an ``answer`` the trial whose figure is best is it.
 
+With an error budget ``started`` says what the trial may spend of it (``"reserved": 10.0``), and the line that ends it
+what it did (``"requests": {"sent": 105, "late": {"p99": 3}}``); where that is missing all of it counts as spent.
+
 Format 1 had no costs, no ``censored`` in a measurement and no objective but energy; it is still read, and continued in
 format 2.
 
@@ -18,7 +21,16 @@ its number. A trial that was interrupted ``ATTEMPTS`` times is given up as faile
 """
 
 from polythrottle.storage.journal.lines import FORMAT
-from polythrottle.storage.journal.reader import content, ending, heading, holds_study, is_finished, read, told
+from polythrottle.storage.journal.reader import (
+    content,
+    ending,
+    heading,
+    holds_study,
+    is_finished,
+    late_requests,
+    read,
+    told,
+)
 from polythrottle.storage.journal.writer import ATTEMPTS, Journal
 
 __all__ = [
@@ -30,6 +42,7 @@ __all__ = [
     "heading",
     "holds_study",
     "is_finished",
+    "late_requests",
     "read",
     "told",
 ]

@@ -8,22 +8,36 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from polythrottle.domain.error_budget import LateRequests
 from polythrottle.domain.errors import BadFile, PolythrottleError
 from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Reference, Study, Trial, TrialState
-from polythrottle.storage.journal.lines import check_format, cost_from, measurement_from, study_from, typed
+from polythrottle.storage.journal.lines import (
+    check_format,
+    cost_from,
+    late_from,
+    measurement_from,
+    reserved_from,
+    study_from,
+    typed,
+)
 from polythrottle.storage.untrusted import said
 
 
 @dataclass
 class Fold:
-    """A study as its journal tells it, line by line."""
+    """A study as its journal tells it, line by line.
+
+    ``spent`` is what its trials have taken of an error budget, and ``reserved`` what the one that runs may take.
+    """
 
     study: Study | None = None
     plan: Mapping[str, Any] = field(default_factory=dict)
     finished: str | None = None
     attempts: Counter[int] = field(default_factory=Counter)
+    spent: LateRequests = field(default_factory=LateRequests)
+    reserved: float = 0.0
 
     def take(self, line: Mapping[str, Any]) -> None:
         """Add one line; KeyError, TypeError, ValueError or a PolythrottleError mean that it does not fit."""
@@ -37,6 +51,16 @@ class Fold:
         if event != "reference":
             self.finished = str(line["reason"]) if event == "finished" else None
         self.study = self._changed(event, line)
+        self._count(event, line)
+
+    def _count(self, event: str, line: Mapping[str, Any]) -> None:
+        """Take note of requests that were late; what a trial may have spent that does not say is forfeited."""
+        if event == "started":
+            self.reserved = reserved_from(line)
+        elif event in ("completed", "failed", "interrupted"):
+            lost = LateRequests(forfeited=self.reserved)
+            self.spent += late_from(line["requests"]) if "requests" in line else lost
+            self.reserved = 0.0
 
     def _changed(self, event: str, line: Mapping[str, Any]) -> Study:
         assert self.study is not None

@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 from polythrottle.domain.arrivals import Arrivals
+from polythrottle.domain.error_budget import LateRequests
 from polythrottle.domain.measurement import BoardEnergy, EnergyKind, Interval, Latency, Measurement, Window
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.study import Cost, Study, Trial
@@ -206,6 +207,27 @@ def cost_from(line: Any) -> Cost | None:
         return None
     line = typed(line, dict, "cost")
     return Cost(*(_figure(line[name], f"cost.{name}") or 0.0 for name in ("seconds", "joules")))
+
+
+def late_line(spent: LateRequests) -> dict[str, Any]:
+    """Return what a trial has spent of an error budget, as a journal keeps it."""
+    return {"sent": spent.sent, "late": dict(spent.late)}
+
+
+def late_from(line: Any) -> LateRequests:
+    """Return what a trial has spent of an error budget; raises as `study_from`."""
+    line = typed(line, dict, "requests")
+    late = typed(line["late"], dict, "requests.late")
+    sent = typed(line["sent"], int, "requests.sent")
+    return LateRequests.of_trial(sent, {str(name): typed(count, int, str(name)) for name, count in late.items()})
+
+
+def reserved_from(line: Mapping[str, Any]) -> float:
+    """Return how much of an error budget a trial was begun with; 0 where there is none."""
+    reserved = _figure(line.get("reserved", 0.0), "reserved") or 0.0
+    if not 0 <= reserved < math.inf:
+        raise ValueError(f"reserved is {reserved}, which is no number of requests")
+    return reserved
 
 
 def _figure(value: Any, name: str) -> float | None:

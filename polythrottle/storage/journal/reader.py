@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polythrottle.domain.error_budget import LateRequests
 from polythrottle.domain.errors import BadFile
 from polythrottle.domain.study import Study
 from polythrottle.storage.journal.fold import folded
@@ -77,6 +78,15 @@ def ending(path: Path) -> str | None:
         BadFile: As `read`.
     """
     return folded(path, content(path))[1].finished
+
+
+def late_requests(path: Path) -> LateRequests:
+    """Return what the trials of a journal have spent of an error budget.
+
+    Raises:
+        BadFile: As `read`.
+    """
+    return folded(path, content(path))[1].spent
 
 
 def is_finished(path: Path) -> bool:

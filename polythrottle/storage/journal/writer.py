@@ -9,11 +9,12 @@ from typing import Any
 
 from typing_extensions import Self
 
+from polythrottle.domain.error_budget import NOTHING_SPENT, LateRequests
 from polythrottle.domain.errors import BadFile, PolythrottleError
 from polythrottle.domain.study import Reference, Study, Trial
 from polythrottle.storage.append_log import AppendLog
 from polythrottle.storage.journal.fold import Fold, folded
-from polythrottle.storage.journal.lines import FORMAT, cost_line, measurement_line, study_line
+from polythrottle.storage.journal.lines import FORMAT, cost_line, late_line, measurement_line, study_line
 from polythrottle.storage.journal.reader import check_regular
 
 ATTEMPTS = 3
@@ -27,11 +28,20 @@ class Journal:
     `create` starts one, `reopen` continues one; use as a context manager.
     """
 
-    def __init__(self, path: Path, log: AppendLog, study: Study, plan: Mapping[str, Any], finished: str | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        log: AppendLog,
+        study: Study,
+        plan: Mapping[str, Any],
+        finished: str | None,
+        spent: LateRequests = NOTHING_SPENT,
+    ) -> None:
         self.path = path
         self.study = study
         self.plan = plan
         self.finished = finished
+        self.spent = spent
         self._log = log
 
     @classmethod
@@ -77,7 +87,7 @@ class Journal:
         except PolythrottleError:
             log.close()
             raise
-        journal = cls(path, log, fold.study, fold.plan, fold.finished)
+        journal = cls(path, log, fold.study, fold.plan, fold.finished, fold.spent)
         if fold.running is not None:
             journal._close_running(fold)
         return journal
@@ -85,6 +95,8 @@ class Journal:
     def _close_running(self, fold: Fold) -> None:
         running = fold.running
         assert running is not None
+        # Nobody saw the end of it: whatever it was allowed may have been spent.
+        self.spent += LateRequests(forfeited=fold.reserved)
         if fold.attempts[running.number] >= ATTEMPTS:
             self.failed(Trial(running.number, running.point, failure=f"interrupted {ATTEMPTS} times"))
             return
@@ -93,24 +105,42 @@ class Journal:
         self._append({"event": "interrupted", "number": running.number})
         self.study = fold.study
 
-    def started(self, trial: Trial) -> Study:
-        """Record that a trial is about to touch the device, and return the study with it."""
-        self._append({"event": "started", "number": trial.number, "point": dict(trial.point)})
+    def started(self, trial: Trial, reserved: float | None = None) -> Study:
+        """Record that a trial is about to touch the device, and return the study with it.
+
+        Args:
+            trial: It.
+            reserved: How much of an error budget it may spend, which counts as spent if nobody sees its end.
+        """
+        kept = {} if reserved is None else {"reserved": reserved}
+        self._append({"event": "started", "number": trial.number, "point": dict(trial.point), **kept})
         return self._with(trial)
 
-    def completed(self, trial: Trial) -> Study:
-        """Record what a trial measured, and return the study with it."""
+    def completed(self, trial: Trial, spent: LateRequests | None = None) -> Study:
+        """Record what a trial measured, and spent of an error budget; return the study with it."""
         assert trial.measurement is not None
         line = {"number": trial.number, "measurement": measurement_line(trial.measurement), "cost": cost_line(trial)}
-        self._append({"event": "completed", **line})
+        self._append({"event": "completed", **line, **self._counted(spent)})
         return self._with(trial)
 
-    def failed(self, trial: Trial) -> Study:
-        """Record why a trial measured nothing, and return the study with it."""
+    def failed(self, trial: Trial, spent: LateRequests | None = None) -> Study:
+        """Record why a trial measured nothing, and what it spent of an error budget; return the study with it."""
         line = {"number": trial.number, "failure": trial.failure, "cost": cost_line(trial)}
         absent = {} if trial.absent is None else {"absent": trial.absent}
-        self._append({"event": "failed", **line, **absent})
+        self._append({"event": "failed", **line, **absent, **self._counted(spent)})
         return self._with(trial)
+
+    def interrupted(self, trial: Trial, spent: LateRequests) -> None:
+        """Record that a running trial was left, and what it had spent of an error budget; it will be made again."""
+        self._append({"event": "interrupted", "number": trial.number, **self._counted(spent)})
+        self.study = replace(self.study, trials=self.study.trials[: trial.number])
+
+    def _counted(self, spent: LateRequests | None) -> dict[str, Any]:
+        """Add what a trial has spent; return it as a line has it."""
+        if spent is None:
+            return {}
+        self.spent += spent
+        return {"requests": late_line(spent)}
 
     def referred(self, reference: Reference) -> Study:
         """Record a preset measured for comparison, and return the study with it."""
