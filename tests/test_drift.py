@@ -14,13 +14,13 @@ from polythrottle.daemon.control.drift_detector import (
     Offsets,
     Quantity,
     ResidualSpread,
-    RollbackTest,
     run_length,
     threshold_for,
     words_of,
 )
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.measurement import BETWEEN_WINDOWS
+from polythrottle.metering.sequential import RollbackTest
 
 
 def _first_alarm(residuals: Iterable[np.ndarray], chart: Chart) -> np.ndarray:

@@ -138,7 +138,7 @@ def apply(
             such as a tree of files, that the profile's file names and ``device`` does not.
         DeviceError: If the device cannot be steered, is held by another, or cannot be left changed.
     """
-    stay = _stay(confirm_within_s, lasting, keep)
+    stay = stay_of(confirm_within_s, lasting, keep)
     path, found = _opened(profile)
     if not other_model:
         _check_same_model(found)
@@ -229,7 +229,17 @@ def restore(
     return Restored(all_restored(names, force=False), released)
 
 
-def _stay(confirm_within_s: float | None, lasting: str | None, keep: bool) -> Stay:
+def stay_of(confirm_within_s: float | None, lasting: str | None, keep: bool) -> Stay:
+    """Return how long settings stand, from what was said of it.
+
+    Args:
+        confirm_within_s: Seconds after which they revert unless confirmed.
+        lasting: How long they stand then.
+        keep: Whether they stand without confirmation.
+
+    Raises:
+        InvalidInput: If that makes no sense.
+    """
     if keep and lasting is not None:
         raise InvalidInput("--for (lasting) and --keep exclude each other; leave one out")
     if keep and confirm_within_s is not None:

@@ -18,7 +18,7 @@ FORMS = (
     "actuator:[<socket>][?device=<one of these>], "
     "ssh://[user@]host[:port][/<a device there>]; each with ?meter=<a meter>"
 )
-_SCHEMES = ("auto", "cpu", "sim", "replay", "jetson", "nvml", "actuator", "ssh")
+SCHEMES = ("auto", "cpu", "sim", "replay", "jetson", "nvml", "actuator", "ssh")
 _HERE = ("auto", "cpu", "sim", "replay", "jetson", "nvml")
 """The schemes of what is on this machine, wherever a URI comes from."""
 
@@ -43,9 +43,9 @@ class DeviceURI:
         own, meter = _apart(text)
         body, _, query = own.partition("?")
         scheme, _, name = body.partition(":")
-        if scheme not in _SCHEMES:
+        if scheme not in SCHEMES:
             _check_board(own, body)
-            raise UnknownName("device", text, _SCHEMES, hint=f"(a device is one of {FORMS})")
+            raise UnknownName("device", text, SCHEMES, hint=f"(a device is one of {FORMS})")
         options: dict[str, str] = {}
         for part in filter(None, query.split("&")):
             key, found, value = part.partition("=")
@@ -132,7 +132,7 @@ def check_named(text: str, file: Path | str) -> None:
     trees = [part.partition("=")[2] for part in query.split("&") if part.startswith("root=")]
     if strange := next((tree for tree in trees if not _is_here(tree)), None):
         what = f"the files in {strange}"
-    elif scheme in _SCHEMES and scheme not in _HERE and name:
+    elif scheme in SCHEMES and scheme not in _HERE and name:
         what = f"what answers at {name}"
     else:
         return

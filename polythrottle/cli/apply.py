@@ -4,13 +4,16 @@ import contextlib
 import select
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polythrottle.cli.options import JsonOption, OtherModelOption
-from polythrottle.cli.output import answer, complain, optional, say_which
+from polythrottle.cli.boards import confirm_several, end_rollout, print_rollout, restore_several, rollout_document
+from polythrottle.cli.options import JsonOption, OtherModelOption, share
+from polythrottle.cli.output import answer, complain, optional, own_stdout, say_which
 from polythrottle.domain.clock import SystemClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, UnknownName
 from polythrottle.storage.untrusted import printable
@@ -73,7 +76,12 @@ def apply(
         str | None, typer.Argument(metavar="PROFILE", help="A profile's file, or <device>/<workload>.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", "-d", metavar="URI", help="Where; the profile's own device by default.")
+        str | None,
+        typer.Option("--device", "-d", metavar="URI[,URI]", help="Where; the profile's own device by default."),
+    ] = None,
+    canary: Annotated[
+        str | None,
+        typer.Option("--canary", metavar="10%", help="So many boards try it first; the rest follow if it is no worse."),
     ] = None,
     confirm_within: Annotated[
         float | None,
@@ -93,10 +101,14 @@ def apply(
     Knobs of the workload, such as batch size, are named: they are to be set where the model is served. Where the daemon
     holds the device, it is asked to follow the profile, and does both.
     """
+    devices = _several(device)
     if confirm:
-        if profile is not None or confirm_within is not None or lasting is not None or keep:
+        if profile is not None or confirm_within is not None or lasting is not None or keep or canary is not None:
             raise InvalidInput("--confirm goes alone or with --device: it lets stand what was applied before")
-        _confirm(device, no_daemon, as_json)
+        if len(devices) > 1:
+            confirm_several(devices, as_json)
+        else:
+            _confirm(device, no_daemon, as_json)
         return
     if profile is None:
         raise InvalidInput("say which profile: a file, or <device>/<workload> such as jetson/resnet50")
@@ -105,6 +117,10 @@ def apply(
 
     say_which(profile)
     path = find_profile(profile)
+    if len(devices) > 1 or canary is not None:
+        stay = {"confirm_within_s": confirm_within, "lasting": lasting, "keep": keep}
+        _apply_to_all(path, devices, share("--canary", canary, "10%"), stay, other_model, as_json)
+        return
     applied = deployment.apply(
         path,
         device,
@@ -132,10 +148,38 @@ def apply(
         _ask(far or applied.stands_as, within_s)
 
 
+def _several(device: str | None) -> tuple[str, ...]:
+    """Return the devices that an option names; of a name on record, which is no URI, that name."""
+    from polythrottle.backends.at_once import uris_in
+
+    return () if device is None else uris_in(device)
+
+
+def _apply_to_all(
+    path: Path,
+    devices: Sequence[str],
+    canary: float | None,
+    stay: Mapping[str, Any],
+    other_model: bool,
+    as_json: bool,
+) -> None:
+    from polythrottle.api.many_boards import apply_to_all
+
+    with own_stdout():
+        rollout = apply_to_all(path, devices, canary=canary, other_model=other_model, told=_warn, **stay)
+    answer((rollout, str(path)), as_json, print_rollout, rollout_document)
+    stands = [each.applied for each in rollout.outcomes if each.applied is not None and each.applied.stands_as]
+    within_s = stands[0].stay.within_s if stands else None
+    if within_s is not None:
+        where = shlex.quote(",".join(each.device for each in stands))
+        typer.echo(f"confirm with: polythrottle apply --confirm --device {where} (within {within_s:g} s)", err=True)
+    end_rollout(rollout)
+
+
 def restore(
     device: Annotated[
         str | None,
-        typer.Option("--device", "-d", metavar="URI", help="Only this one, by its URI or its name on record."),
+        typer.Option("--device", "-d", metavar="URI[,URI]", help="Only these, by URI or name on record."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="End a living holder's hold, and undo what others changed since.")
@@ -149,6 +193,9 @@ def restore(
     """
     from polythrottle.api import deployment
 
+    if len(devices := _several(device)) > 1:
+        restore_several(devices, force, as_json)
+        return
     found = deployment.restore(device, force=force, daemon=not no_daemon, told=_warn)
     document: dict[str, Any] = {}
     if found.released is not None:

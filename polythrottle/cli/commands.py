@@ -16,6 +16,7 @@ import typer
 
 from polythrottle.cli.apply import apply, restore
 from polythrottle.cli.bench import app as benchmarks
+from polythrottle.cli.boards import boards
 from polythrottle.cli.cluster.commands import app as clusters
 from polythrottle.cli.compare import AttributeOption, RequestTable, RequireOption, check, run_comparison
 from polythrottle.cli.daemon import app as daemons
@@ -445,6 +446,11 @@ app.add_typer(finetunes, name="finetune", rich_help_panel=KEEP, short_help="Fine
 app.add_typer(
     clusters, name="cluster", rich_help_panel=KEEP, short_help="Train on machines that can be taken away (spot)."
 )
+app.command(
+    rich_help_panel=BOARDS,
+    short_help="List, group and watch many boards at once.",
+    epilog=examples("polythrottle boards sim:jetson-nano,sim:jetson-orin-nano"),
+)(boards)
 app.command(
     rich_help_panel=BOARDS,
     short_help="Describe a model of your own for simulated boards.",

@@ -18,6 +18,8 @@ from polythrottle.storage.untrusted import printable
 
 _RESTORE = "polythrottle restore"
 _LEAST_BYTES = 1_000_000
+ABOUT_RECORDS = frozenset({"originals", "state folder", "promise", "limits"})
+"""Subjects of findings that are about the records as a whole; every other subject is a device that stands changed."""
 _FORGETFUL = {"tmpfs", "ramfs"}
 _REMOTE = {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs"}
 

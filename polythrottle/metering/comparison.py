@@ -3,7 +3,7 @@
 import math
 import random
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import geometric_mean, stdev
@@ -138,6 +138,7 @@ def compare(
     arrivals: Arrivals = CLOSED,
     seed: int = 0,
     most_pairs: int = MOST_PAIRS,
+    enough: Callable[[Comparison], bool] = lambda found: found.settled,
 ) -> Generator[Comparison]:
     """Measure two points in turns until it is settled which takes less energy; yields the comparison after each pair.
 
@@ -151,6 +152,7 @@ def compare(
         arrivals: When queries are meant to be sent.
         seed: Of the order and the arrivals.
         most_pairs: After how many pairs to give up.
+        enough: Says when more pairs would change nothing.
 
     Raises:
         TrialError: If five windows in a row told nothing, or nobody answered: at first, or later twice in a row.
@@ -162,7 +164,7 @@ def compare(
     found = Comparison((), 0, device.uri, workload.uri, str(arrivals), recorded, tuple(points))
     # A recorded table answers the same at every look: one pair is all there is.
     most = 1 if recorded else most_pairs
-    while len(found.pairs) < most and not found.settled:
+    while len(found.pairs) < most and not enough(found):
         number = len(found.pairs) + found.failures
         try:
             pair = _pair(device, workload, points, window, arrivals, seed + number, order.random() < 0.5)

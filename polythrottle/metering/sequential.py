@@ -10,9 +10,11 @@ variance, 2023, §4).
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from polythrottle.domain.measurement import Interval
+from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.measurement import BETWEEN_WINDOWS, Interval
 
 ALPHA = 0.05
 PRIOR_VARIANCE = 10.0
@@ -52,3 +54,47 @@ def interval(values: Sequence[float], alpha: float = ALPHA) -> Interval:
     half = half_width(len(values), stdev(values), alpha)
     mean = fmean(values)
     return Interval(mean - half, mean + half)
+
+
+@dataclass(frozen=True)
+class RollbackTest:
+    """Whether a new profile is worse than the old one, asked after each pair of samples: a sequential test.
+
+    The logarithms of new over old of samples that alternate between the two are taken for Gaussian. By how much they
+    differ is told by them alone (`polythrottle.metering.comparison`): what differs from one pair to the next is mostly
+    the load, of which nothing is known beforehand, and a spread that is set too low rolls back good profiles. It is
+    never taken for less than windows differ by, however alike the first few pairs happen to be.
+
+    Args:
+        harm: The share by which it may not be worse.
+        wrongly: The chance to roll a good one back, and to keep for certain one that is worse by ``harm``.
+        ratios: The logarithms so far.
+    """
+
+    harm: float = 0.02
+    wrongly: float = 0.05
+    ratios: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (self.harm > 0 and 0 < self.wrongly < 0.5):
+            raise InvalidInput("a sequential test needs a harm above 0 and a chance below one half")
+
+    def seen(self, new: float, old: float) -> "RollbackTest":
+        """Return the test after one more pair; a pair with a value that is not positive is not counted."""
+        if not (0 < new < math.inf and 0 < old < math.inf):
+            return self
+        return replace(self, ratios=(*self.ratios, math.log(new / old)))
+
+    @property
+    def worse(self) -> bool | None:
+        """Whether the new one is to be rolled back; None while that is not known."""
+        if len(self.ratios) < 2:
+            return None
+        spread = max(math.sqrt(2) * BETWEEN_WINDOWS, stdev(self.ratios))
+        half = half_width(len(self.ratios), spread, 2 * self.wrongly)  # each end is wrong half as often as both
+        mean = math.fsum(self.ratios) / len(self.ratios)
+        if mean - half > 0:
+            return True
+        if mean + half < math.log1p(self.harm):
+            return False
+        return None

@@ -30,7 +30,13 @@ _AGAIN = 2_000_000
 
 
 def compare_sides(
-    names: Sequence[str], setup: Setup, most_pairs: int = MOST_PAIRS, told: Told = lambda line: None
+    names: Sequence[str],
+    setup: Setup,
+    most_pairs: int = MOST_PAIRS,
+    told: Told = lambda line: None,
+    *,
+    other_model: bool | None = None,
+    enough: Callable[[Comparison], bool] = lambda found: found.settled,
 ) -> Generator[Comparison]:
     """Measure two sides in turns; yields the comparison after each pair.
 
@@ -39,6 +45,8 @@ def compare_sides(
         setup: Device and workload; where it names none, those of the first profile.
         most_pairs: After how many pairs to give up.
         told: Called with what is run because a profile names it, before it is.
+        other_model: Whether to measure another model than the one it was tuned for; None is no, without offering it.
+        enough: Says when more pairs would change nothing.
 
     Raises:
         InvalidInput: If there are not two sides, they were tuned for different workloads, or for a device that the
@@ -49,9 +57,10 @@ def compare_sides(
     """
     if len(names) != 2:
         raise InvalidInput("a comparison has two sides, such as: polythrottle measure default profile.toml")
-    with _opened(names, setup, told) as (device, workload, points, words):
+    with _opened(names, setup, told, other_model=other_model) as (device, workload, points, words):
+        window = words.window(device)
         yield from compare(
-            device, workload, points, words.window(device), arrivals=words.traffic, most_pairs=most_pairs
+            device, workload, points, window, arrivals=words.traffic, most_pairs=most_pairs, enough=enough
         )
 
 
@@ -86,7 +95,7 @@ def check_profile(
     profile = read_profile(find_profile(name))
     _check_arrivals(profile, setup)
     seen: list[Measurement] = []
-    limits = _limits(name, profile)
+    limits = limits_of(name, profile)
     with _opened((name,), setup, told, other_model=other_model) as (device, workload, (point,), words):
         recorded = isinstance(device, Recorded)
         # A recorded table answers the same at every look: one is all there is.
@@ -130,7 +139,12 @@ def _arrivals(profile: Profile) -> str | None:
     return str(said)
 
 
-def _limits(name: str, profile: Profile) -> tuple[Constraint, ...]:
+def limits_of(name: str, profile: Profile) -> tuple[Constraint, ...]:
+    """Return the limits that a profile holds.
+
+    Raises:
+        BadFile: If one of them is none, or not absolute.
+    """
     try:
         limits = tuple(Constraint.parse(str(text)) for text in profile.slo)
     except PolythrottleError as error:

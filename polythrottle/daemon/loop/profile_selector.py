@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from polythrottle.daemon.control.drift_detector import RollbackTest
 from polythrottle.daemon.control.events import ControlPlan, ModelChanged
 from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.followed_profile import FollowedProfile
@@ -14,6 +13,7 @@ from polythrottle.daemon.loop.mailbox import EventRecorder
 from polythrottle.daemon.observation import ControlPeriod
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.ladder import Ladder
+from polythrottle.metering.sequential import RollbackTest
 
 # Two profiles in turns: whether a new one is worse than the old one, seen on the same board under the same load.
 

@@ -1,0 +1,364 @@
+"""`polythrottle boards`, and `apply`, `apply --confirm` and `restore` of several boards: each one line, or why not."""
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polythrottle.cli.options import JsonOption
+from polythrottle.cli.output import answer, complain, finite, grid, optional, several, suffix
+from polythrottle.domain.clock import SystemClock
+from polythrottle.domain.errors import ClaimFailed, DeviceError, InvalidInput
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from polythrottle.actuation.restore import Standing
+    from polythrottle.api.deployment import Restored
+    from polythrottle.api.many_boards import Outcome, Rollout
+    from polythrottle.backends.at_once import Answer
+    from polythrottle.inspect.many_boards import BoardState, Kind
+    from polythrottle.tuning.canary import CanaryTest
+
+# `polythrottle boards`: lists, groups and watches.
+
+_LEAST_S = 1.0
+_LONGEST_S = 86_400.0
+
+
+def boards(
+    uris: Annotated[
+        list[str], typer.Argument(metavar="URI[,URI]…", help="The boards, such as ssh://nano1,ssh://nano2.")
+    ],
+    watch: Annotated[
+        float | None, typer.Option("--watch", metavar="S", help="Look again every S seconds, until Ctrl-C.")
+    ] = None,
+    within: Annotated[
+        float, typer.Option("--within", metavar="S", help="Give a board up that has not answered after S seconds.")
+    ] = 30.0,
+    prometheus: Annotated[bool, typer.Option("--prometheus", help="Print figures in the text format of it.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List boards by kind, with what each draws and what stands applied; all are asked at once, nothing is written.
+
+    Boards of one kind have the same hardware, firmware and knobs: a profile of one is for all of them. Exit code 6 if
+    one cannot be reached.
+    """
+    from polythrottle.inspect.many_boards import BoardWatch
+
+    if as_json and prometheus:
+        raise InvalidInput("--json and --prometheus exclude each other; leave one out")
+    if watch is not None and not _LEAST_S <= watch <= _LONGEST_S:
+        raise InvalidInput(f"--watch {watch:g} is no number of seconds from 1 to {_LONGEST_S:,.0f}")
+    looks = BoardWatch(_named(uris), within)
+    try:
+        states = looks.look()
+        heard = _print_states(states, as_json, prometheus, again=False)
+        clock = SystemClock()
+        while watch is not None and heard:
+            clock.sleep(watch)
+            states = looks.look()
+            heard = _print_states(states, as_json, prometheus, again=True)
+    finally:
+        looks.close()
+    if any(state.failure for state in states):
+        raise typer.Exit(DeviceError.exit_code)
+
+
+def _named(texts: Sequence[str]) -> tuple[str, ...]:
+    from polythrottle.backends.at_once import uris_in
+
+    return tuple(uri for text in texts for uri in uris_in(text))
+
+
+def _print_states(states: "Sequence[BoardState]", as_json: bool, prometheus: bool, *, again: bool) -> bool:
+    """Print a look, over the one before where a terminal shows it; return whether somebody reads it."""
+    from polythrottle.cli.render.console import narrow_console
+
+    if again and not as_json and not prometheus and sys.stdout.isatty():
+        narrow_console().clear()
+    heard = answer(states, as_json, _print_figures if prometheus else _print_table, _document)
+    sys.stdout.flush()
+    return heard
+
+
+def _document(states: "Sequence[BoardState]") -> dict[str, Any]:
+    from polythrottle.inspect.many_boards import by_kind
+
+    return {
+        "kinds": [
+            {
+                "title": kind.title,
+                "identity": dict(kind.identity),
+                "knobs": list(kind.knobs),
+                "space": kind.space,
+                "boards": [state.uri for state in members],
+            }
+            for kind, members in by_kind(states).items()
+        ],
+        "boards": [
+            {
+                "uri": state.uri,
+                "power_w": state.power_w,
+                "energy_kind": optional(str, state.energy_kind),
+                "temperature_c": state.temperature_c,
+                "throttled": state.throttled,
+                "stands": list(state.stands),
+                "failure": state.failure or None,
+            }
+            for state in states
+        ],
+    }
+
+
+def _print_table(states: "Sequence[BoardState]") -> None:
+    from rich.text import Text
+
+    from polythrottle.cli.render.console import Unpadded, narrow_console
+    from polythrottle.domain.units import show
+    from polythrottle.inspect.many_boards import by_kind
+
+    console = narrow_console()
+    kinds = by_kind(states)
+    for kind, members in kinds.items():
+        console.print(Unpadded(Text.assemble((kind.title, "bold"), "  ", _told(kind, len(members)))))
+        table = grid("", ("board", "power", "temperature", "throttled"), 1, after=2, folded=(0,))
+        for state in members:
+            power = optional(lambda value: show(value, "W"), state.power_w) or "?"
+            degrees = optional("{:.1f} °C".format, state.temperature_c) or "?"
+            table.add_row(Text(state.uri), power, degrees, "yes" if state.throttled else "no")
+        console.print(Unpadded(table))
+        for state in members:
+            for line in state.stands:
+                console.print(Unpadded(Text(f"  {state.uri}: {line}", "yellow")))
+        console.print()
+    for state in states:
+        if state.failure:
+            console.print(Unpadded(_line(state.uri, state.failure)))
+    reached = sum(map(len, kinds.values()))
+    console.print(f"{reached} of {several(len(states), 'board')}, {several(len(kinds), 'kind')}", style="dim")
+
+
+def _line(uri: str, words: str) -> "Text":
+    """Return a board's line; it is named once, also where its own words begin with it."""
+    from rich.text import Text
+
+    rest = words.removeprefix(uri).removeprefix(":").strip()
+    return Text.assemble((uri, "bold"), "  ", rest)
+
+
+def _told(kind: "Kind", count: int) -> str:
+    known = dict(kind.identity)
+    release = "".join(f"{name} {known[key]}, " for key, name in _RELEASES.items() if key in known)
+    return f"{release}{several(count, 'board')}, {several(len(kind.knobs), 'knob')} ({kind.space})"
+
+
+_RELEASES = {"jetpack": "JetPack", "l4t": "L4T", "driver": "driver"}
+
+
+def _print_figures(states: "Sequence[BoardState]") -> None:
+    """Print what Prometheus reads (https://prometheus.io/docs/instrumenting/exposition_formats/), all as gauges."""
+    reached = [state for state in states if not state.failure]
+    power = [(_labels(board=each.uri, energy_kind=str(each.energy_kind)), each.power_w) for each in reached]
+    _print_gauge(
+        "up", "Whether the board could be reached.", [(_labels(board=each.uri), not each.failure) for each in states]
+    )
+    _print_gauge("power_watts", "Mean power since the last look.", power)
+    _print_gauge(
+        "temperature_celsius",
+        "Its hottest sensor.",
+        [(_labels(board=each.uri), each.temperature_c) for each in reached],
+    )
+    _print_gauge(
+        "throttled",
+        "Whether heat or current slows it.",
+        [(_labels(board=each.uri), each.throttled) for each in reached],
+    )
+    _print_gauge(
+        "changed",
+        "How many devices stand changed on it.",
+        [(_labels(board=each.uri), len(each.stands)) for each in reached],
+    )
+
+
+def _print_gauge(name: str, told: str, values: Iterable[tuple[str, float | None]]) -> None:
+    typer.echo(f"# HELP polythrottle_board_{name} {told}")
+    typer.echo(f"# TYPE polythrottle_board_{name} gauge")
+    for labels, value in values:
+        if value is not None and math.isfinite(value):
+            typer.echo(f"polythrottle_board_{name}{{{labels}}} {float(value):.6g}")
+
+
+def _labels(**labels: str) -> str:
+    return ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+# `polythrottle apply`, `apply --confirm` and `restore` of several boards.
+
+
+def print_rollout(found: "tuple[Rollout, str]") -> None:
+    """Print what applying a profile to many boards came to: what the first have proven, then a line for each board."""
+    from rich.text import Text
+
+    from polythrottle.api.outcome import show_point
+    from polythrottle.cli.render.console import Unpadded, narrow_console
+    from polythrottle.cli.render.text import named_lines
+
+    rollout, path = found
+    console = narrow_console()
+    for test in rollout.tests:
+        console.print(Unpadded(Text.assemble(("canary ", "dim"), _line(test.uri, _proven(test)))))
+    for each in rollout.outcomes:
+        console.print(Unpadded(_line(each.uri, _became(each, rollout))))
+    applied = next((each.applied for each in rollout.outcomes if each.applied is not None), None)
+    if applied is not None:
+        lines = {"set": show_point(applied.point) or "nothing"}
+        if applied.served:
+            lines["to do"] = f"{show_point(applied.served)}: belongs to the workload, set it where the model is served"
+        console.print(Unpadded(named_lines(lines.items())))
+    console.print(Text.assemble(("profile ", "dim"), path), soft_wrap=True)
+
+
+def _proven(test: "CanaryTest") -> str:
+    from polythrottle.api.many_boards import why_worse
+    from polythrottle.cli.output import percent
+
+    count = several(len(test.comparison.pairs), "pair")
+    if test.worse:
+        return f"{count}: {why_worse(test)}"
+    if test.worse is None:
+        return f"{count}: {' and '.join(test.open)} not known"
+    limits = "".join(f", {name} holds" for name in test.limits)
+    middle = test.comparison.middle()
+    return f"{count}: no worse; {percent(None if middle is None else 1 - middle)} less energy per item{limits}"
+
+
+def _became(outcome: "Outcome", rollout: "Rollout") -> str:
+    if outcome.error is not None:
+        return " ".join(str(outcome.error).split())
+    applied = outcome.applied
+    if applied is None:
+        tried = any(test.uri == outcome.uri for test in rollout.tests)
+        return "rolled back: as it was found" if tried else "left alone"
+    if applied.stands_as is None:
+        return "simulated: nothing was kept" if applied.point else "nothing was changed"
+    return f"set{suffix(applied.remark, ', but {}')}"
+
+
+def rollout_document(found: "tuple[Rollout, str]") -> dict[str, Any]:
+    """Return the document of what applying a profile to many boards came to."""
+    rollout, path = found
+    return {
+        "profile": path,
+        "refused": rollout.refused or None,
+        "canary": [
+            {
+                "device": test.uri,
+                "worse": test.worse,
+                "pairs": len(test.comparison.pairs),
+                "saving": {"low": finite(test.saving.low), "high": finite(test.saving.high)},
+                "broken": list(test.broken),
+                "unknown": list(test.open),
+            }
+            for test in rollout.tests
+        ],
+        "boards": [
+            {
+                "device": each.uri,
+                "applied": each.applied is not None,
+                "point": None if each.applied is None else dict(each.applied.point),
+                "simulated": None if each.applied is None else each.applied.simulated,
+                "workload_point": None if each.applied is None else dict(each.applied.served),
+                "stands_as": None if each.applied is None else each.applied.stands_as,
+                "error": optional(str, each.error),
+            }
+            for each in rollout.outcomes
+        ],
+    }
+
+
+def end_rollout(rollout: "Rollout") -> None:
+    """End with the exit code of what applying a profile to many boards came to; 0 goes on."""
+    if rollout.refused:
+        words = (
+            f"the profile goes no further than the boards that tried it, and is rolled back there: {rollout.refused}"
+        )
+        raise typer.Exit(complain(words, ClaimFailed.exit_code))
+    if rollout.failed:
+        raise typer.Exit(DeviceError.exit_code)
+
+
+def confirm_several(devices: Sequence[str], as_json: bool) -> None:
+    """Let stand what was applied to several boards."""
+    from polythrottle.api.many_boards import confirm_all
+
+    found = confirm_all(devices)
+    answer(found, as_json, _print_confirmed, _confirmed_document)
+    _end(found)
+
+
+def _print_confirmed(found: "Sequence[Answer[tuple[Standing, ...]]]") -> None:
+    for each in found:
+        stands = ", ".join(one.device for one in each.found or ())
+        typer.echo(f"{each.uri}: {each.error or f'{stands} stands'}")
+
+
+def _confirmed_document(found: "Sequence[Answer[tuple[Standing, ...]]]") -> list[dict[str, Any]]:
+    return [
+        {
+            "device": each.uri,
+            "confirmed": [{"device": one.device, "for_s": one.expires_in_s} for one in each.found or ()],
+            "error": optional(str, each.error),
+        }
+        for each in found
+    ]
+
+
+def restore_several(devices: Sequence[str], force: bool, as_json: bool) -> None:
+    """Put several boards back."""
+    from polythrottle.api.many_boards import restore_all
+
+    found = restore_all(devices, force=force)
+    answer(found, as_json, _print_restored, _restored_document)
+    _end(found)
+    if any(each.found is not None and not each.found.clean for each in found):
+        raise typer.Exit(DeviceError.exit_code)
+
+
+def _print_restored(found: "Sequence[Answer[Restored]]") -> None:
+    for each in found:
+        if each.found is None:
+            typer.echo(f"{each.uri}: {each.error}")
+            continue
+        if not each.found.outcomes:
+            typer.echo(f"{each.uri}: nothing stands changed")
+        for outcome in each.found.outcomes:
+            typer.echo(f"{each.uri}: {len(outcome.restored)} put back, {len(outcome.left)} left")
+            for line in outcome.left:
+                typer.echo(f"  left      {line}")
+
+
+def _restored_document(found: "Sequence[Answer[Restored]]") -> list[dict[str, Any]]:
+    return [
+        {
+            "device": each.uri,
+            "restored": [asdict(one) for one in each.found.outcomes] if each.found else None,
+            "clean": each.found.clean if each.found else None,
+            "error": optional(str, each.error),
+        }
+        for each in found
+    ]
+
+
+def _end(found: "Sequence[Answer[Any]]") -> None:
+    """End with the code of the one error there is, or with 6 where there are several."""
+    codes = {each.error.exit_code for each in found if each.error is not None}
+    if codes:
+        raise typer.Exit(codes.pop() if len(codes) == 1 else DeviceError.exit_code)
