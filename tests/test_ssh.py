@@ -24,7 +24,7 @@ from polythrottle.board.link import SSH, Place
 from polythrottle.board.work_host import DeskJudge, FarDevice, FarWindow, Outbox
 from polythrottle.cli.commands import run
 from polythrottle.domain.arrivals import CLOSED
-from polythrottle.domain.errors import DeviceError, InvalidInput
+from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied
 from polythrottle.domain.measurement import Reading, Window
 from polythrottle.domain.ports import EXACT_SENSOR
 from polythrottle.domain.problem import Constraint
@@ -177,6 +177,63 @@ def test_a_board_is_examined_and_steered_and_left_as_it_was(
     assert held(board) == before
     await_that(lambda: not far_sides(tmp_path), "the far side stays")
     assert not [*tmp_path.glob("polythrottle-board-*")]
+
+
+_SUDO = """#!/bin/sh
+# As sudo with env_reset and env_keep has it: another home, nothing of the caller's besides what is kept.
+echo "$1 $2" >> "{folder}/sudo.log"
+{before}
+shift
+exec env -i PATH="$PATH" HOME="{folder}" TMPDIR="$TMPDIR" POLYTHROTTLE_STATE_DIR="$POLYTHROTTLE_STATE_DIR" "$@"
+"""
+
+
+def lay_sudo(folder: Path, monkeypatch: pytest.MonkeyPatch, before: str = "") -> None:
+    """Put a stand-in for ``sudo`` first on the path, which is the board's too.
+
+    Args:
+        folder: Where its log and its home are.
+        monkeypatch: Changes the path.
+        before: What it does first.
+    """
+    programs = folder / "programs"
+    programs.mkdir()
+    (programs / "sudo").write_text(_SUDO.format(folder=folder, before=before))
+    (programs / "sudo").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+
+
+def test_a_board_is_steered_by_sudo(board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``?sudo=yes`` a sudo that may not ask starts the far side; it is set, put back, and its URI says so."""
+    lay_sudo(tmp_path, monkeypatch)
+    before = held(board)
+    device = open_device(f"{uri(board)}&sudo=yes", ["mem_hz"])
+    assert device.uri == f"{uri(board)}&sudo=yes"
+    with device:
+        device.apply(device.space.default.moved({"mem_hz": device.space.knob("mem_hz").levels[0]}))
+        assert held(board) != before
+    assert held(board) == before
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+    assert {*(tmp_path / "sudo.log").read_text().splitlines()} == {f"-n {sys.executable}"}
+
+
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        ("echo 'sudo: a password is required' >&2; exit 1", "a password is required; allow sudo without a password"),
+        ("echo 'sudo: user is not in the sudoers file' >&2; exit 1", "not in the sudoers file; allow sudo without"),
+    ],
+)
+def test_a_sudo_that_would_ask_is_one_line(
+    board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, says: str
+) -> None:
+    """Nobody is asked for a password over the channel: the line says what to do, and the board is untouched."""
+    lay_sudo(tmp_path, monkeypatch, before)
+    found = held(board)
+    with pytest.raises(PermissionDenied, match=says) as caught:
+        open_device(f"{uri(board)}&sudo=yes")
+    assert "\n" not in str(caught.value)
+    assert held(board) == found
 
 
 @pytest.mark.slow
