@@ -67,6 +67,8 @@ HEAVY = {
     "tensorrt": ("workloads",),
     "aiohttp": ("workloads",),
     "tritonclient": ("workloads",),
+    "grpc": ("daemon",),
+    "google": ("daemon", "workloads"),
     "pynvml": ("backends", "actuation"),
     "jtop": ("backends",),
     "optuna": ("optimize",),

@@ -467,11 +467,20 @@ def _name(value: Any) -> str:
     return value
 
 
-def _weight(value: Any) -> float:
-    found = _above_zero(value, float, "2")
+def weight_of(value: Any) -> float:
+    """Return what an SLO counts where watts are short.
+
+    Raises:
+        InvalidInput: If it is no number from 0.001 to 1000.
+    """
+    found = _above_zero(value, _no_number, "2")
     if not 1e-3 <= found <= 1e3:
         raise InvalidInput(f"a weight lies between 0.001 and 1000, not at {found:g}")
     return found
+
+
+def _no_number(text: str) -> float:
+    raise InvalidInput(f"{text[:40]!r} is no number; write for example 2")
 
 
 def _some(value: Any) -> dict[str, Any]:
@@ -516,7 +525,7 @@ _SERVICE: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "device": ("device", _text),
     "traffic": ("traffic", _text),
     "slo": ("slo", _slo),
-    "weight": ("weight", _weight),
+    "weight": ("weight", weight_of),
     "most": ("most_w", watts),
     "guards": ("guards", _some),
 }

@@ -292,7 +292,7 @@ def _loaded(path: str) -> Any:
         from onnx import inliner
     except ImportError as err:
         raise DeviceError(f"{path} needs the package onnx; pip install 'polythrottle[onnx]'") from err
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
 
     if not Path(path).is_file():
         raise BadFile(f"there is no file {path}")

@@ -1,0 +1,487 @@
+"""Which pod has which GPUs: a kubelet's answers over a real Unix socket, annotations, and 1,000 random histories."""
+
+import http.server
+import json
+import random
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent import futures
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polythrottle.daemon.pods.cluster_api import ClusterApi, PodFacts
+from polythrottle.daemon.pods.kubelet import LIST_METHOD, Kubelet, PodDevices, PodName, message_class
+from polythrottle.daemon.pods.placement import Wish, place, wish_of
+from polythrottle.daemon.pods.tracker import FACTS_S, LOOK_S, SILENT_S, PodTracker
+from polythrottle.domain.clock import VirtualClock
+from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName
+
+grpc = pytest.importorskip("grpc")
+GPUS = [f"GPU-{number:08x}-0000-4000-8000-000000000000" for number in range(8)]
+CHAT = PodName("models", "chat-0")
+SERVED = {"polythrottle.io/profile": "chat"}
+Held = Mapping[str, tuple[str, ...]]
+
+
+class FakeKubelet:
+    """A gRPC server on a Unix socket that answers as a kubelet does; `start` and `stop` as often as wanted.
+
+    Args:
+        socket: Where it listens.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.pods: dict[PodName, tuple[Held, tuple[str, ...]]] = {}
+        self._server: Any = None
+
+    def start(self) -> None:
+        """Listen."""
+        self.socket.unlink(missing_ok=True)
+        self._server = grpc.server(futures.ThreadPoolExecutor(1))
+        handler = grpc.unary_unary_rpc_method_handler(
+            lambda request, context: self._answer(),
+            request_deserializer=message_class("ListPodResourcesRequest").FromString,
+            response_serializer=message_class("ListPodResourcesResponse").SerializeToString,
+        )
+        service, _, method = LIST_METHOD.strip("/").partition("/")
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        self._server.add_insecure_port(f"unix:{self.socket}")
+        self._server.start()
+
+    def stop(self) -> None:
+        """End."""
+        if self._server is not None:
+            self._server.stop(None).wait()
+        self._server = None
+
+    def _answer(self) -> Any:
+        answer = message_class("ListPodResourcesResponse")()
+        for pod, (devices, claims) in self.pods.items():
+            line = answer.pod_resources.add(name=pod.name, namespace=pod.namespace)
+            container = line.containers.add(name="server")
+            for resource, ids in devices.items():
+                container.devices.add(resource_name=resource, device_ids=ids)
+            for claim in claims:
+                container.dynamic_resources.add(claim_name=claim)
+            line.containers.add(name="sidecar")
+        return answer
+
+
+@dataclass
+class FakeCluster:
+    """Pods as the API server knows them."""
+
+    pods: dict[PodName, PodFacts] = field(default_factory=dict)
+    down: bool = False
+
+    def pod(self, name: PodName) -> PodFacts | None:
+        """Return one."""
+        if self.down:
+            raise DeviceError("the cluster's API does not answer")
+        return self.pods.get(name)
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[FakeKubelet]:
+    """Return a kubelet that listens."""
+    found = FakeKubelet(tmp_path / "kubelet.sock")
+    found.start()
+    yield found
+    found.stop()
+
+
+def tracker(kubelet: FakeKubelet, cluster: FakeCluster) -> tuple[PodTracker, VirtualClock]:
+    """Return who follows the pods, over the real socket."""
+    clock = VirtualClock()
+    return PodTracker(Kubelet(kubelet.socket), cluster, clock), clock
+
+
+def test_a_kubelet_tells_who_holds_what(kubelet: FakeKubelet) -> None:
+    """Devices of all containers of a pod are told by resource, and pods that hold none are left out."""
+    kubelet.pods[CHAT] = {"nvidia.com/gpu": (GPUS[0], GPUS[1]), "rdma/hca": ("mlx5_0",)}, ()
+    kubelet.pods[PodName("models", "claimed")] = {}, ("gpu",)
+    kubelet.pods[PodName("default", "plain")] = {}, ()
+    client = Kubelet(kubelet.socket)
+    assert client.pods() == (
+        PodDevices(CHAT, {"nvidia.com/gpu": (GPUS[0], GPUS[1]), "rdma/hca": ("mlx5_0",)}),
+        PodDevices(PodName("models", "claimed"), {}, ("gpu",)),
+    )
+    kubelet.stop()
+    with pytest.raises(DeviceError, match="does not tell who holds which devices: UNAVAILABLE"):
+        client.pods()
+    kubelet.start()
+    assert len(client.pods()) == 2
+    client.close()
+
+
+def test_fields_that_later_kubelets_add_are_skipped() -> None:
+    """An answer with fields that are not read (processors, memory, topology) is understood."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="newer.proto", package="newer", syntax="proto3")
+    message = file.message_type.add(name="PodResources")
+    for number, name in enumerate(("name", "namespace", "later"), 1):
+        message.field.add(name=name, number=number if number < 3 else 99, type=9, label=1)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    newer = message_factory.GetMessageClass(pool.FindMessageTypeByName("newer.PodResources"))
+    sent = newer(name="chat-0", namespace="models", later="x").SerializeToString()
+    read = message_class("PodResources").FromString(sent)
+    assert (read.namespace, read.name) == (CHAT.namespace, CHAT.name)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "wish"),
+    [
+        ({"profile": "chat"}, Wish("chat")),
+        ({"profile": "chat", "slo-p99": "200ms", "power": "600W"}, Wish("chat", ("p99<=200ms",), 600.0)),
+        (
+            {"profile": "a.b", "slo-ttft-p99": "2s", "slo-tpot-p99": "100ms"},
+            Wish("a.b", ("ttft_p99<=2s", "tpot_p99<=100ms")),
+        ),
+        ({"profile": "chat", "weight": "2.5", "metrics": "8000"}, Wish("chat", weight=2.5, metrics="8000/metrics")),
+        ({"profile": "chat", "metrics": "8000/v1/metrics"}, Wish("chat", metrics="8000/v1/metrics")),
+    ],
+)
+def test_annotations_say_what_is_asked_for(annotations: dict[str, str], wish: Wish) -> None:
+    """Profile, SLO, watts, weight and where metrics are; other programs' annotations say nothing."""
+    said = {f"polythrottle.io/{name}": value for name, value in annotations.items()}
+    assert wish_of({**said, "prometheus.io/port": "9000"}) == wish
+
+
+@pytest.mark.parametrize(
+    ("annotations", "words"),
+    [
+        ({"slo-p99": "200ms"}, "profile is missing"),
+        ({"profile": "../etc/passwd"}, "no name of a profile"),
+        ({"profile": "/etc/passwd"}, "no name of a profile"),
+        ({"profile": "chat", "slo-p99": "soon"}, "soon"),
+        ({"profile": "chat", "slo-p99": "200ms; rm"}, "200ms; rm"),
+        ({"profile": "chat", "power": "-3W"}, "-3"),
+        ({"profile": "chat", "weight": "1e9"}, "between 0.001 and 1000"),
+        ({"profile": "chat", "weight": "much"}, "much"),
+        ({"profile": "chat", "metrics": "http://169.254.169.254/"}, "no port and path"),
+        ({"profile": "chat", "metrics": "80@evil:8000/"}, "no port and path"),
+        ({"profile": "chat", "metrics": "99999/metrics"}, "no port and path"),
+        ({"profile": "chat", "slo-p9": "200ms"}, "slo-p99"),
+    ],
+)
+def test_annotations_that_say_nothing_sound_are_refused(annotations: dict[str, str], words: str) -> None:
+    """One line tells which annotation and why; no annotation leads to another file or another address."""
+    with pytest.raises((InvalidInput, UnknownName), match=words.replace("(", "\\(")) as told:
+        wish_of({f"polythrottle.io/{name}": value for name, value in annotations.items()})
+    assert "polythrottle.io/" in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+OTHER = PodName("models", "other")
+
+
+@pytest.mark.parametrize(
+    ("held", "facts", "words"),
+    [
+        ({"nvidia.com/mig-1g.10gb": ("MIG-0a-1",)}, {}, "a slice of a GPU (MIG)"),
+        ({"nvidia.com/gpu": ("nvidia0/gi1",)}, {}, "no UUID of a GPU"),
+        ({"nvidia.com/gpu.shared": (f"{GPUS[0]}::1",)}, {}, "is shared with models/other"),
+        ({"rdma/hca": ("mlx5_0",)}, {}, "holds no GPU"),
+        ({}, {}, "dynamic resource allocation"),
+        (
+            {"nvidia.com/gpu": (GPUS[1],)},
+            {"dynamo.nvidia.com/gpu-power-limit": "500"},
+            "set by NVIDIA Dynamo's power agent",
+        ),
+        ({"nvidia.com/gpu": (GPUS[1],)}, {"polythrottle.io/metrics": "8000"}, "no address yet"),
+    ],
+)
+def test_what_cannot_be_set_for_one_pod_alone_is_refused(held: Held, facts: dict[str, str], words: str) -> None:
+    """Slices, shared GPUs, claims, devices of other names and GPUs that another agent sets, each in one line."""
+    claims = () if held else ("gpu",)
+    lists = [PodDevices(CHAT, held, claims), PodDevices(OTHER, {"nvidia.com/gpu.shared": (f"{GPUS[0]}::0",)})]
+    placement = place(lists, {CHAT: PodFacts("1", {**SERVED, **facts}), OTHER: PodFacts("2")})
+    assert placement.services == ()
+    assert list(placement.refused) == [CHAT]
+    assert words in placement.refused[CHAT]
+
+
+def test_a_share_of_a_gpu_that_nobody_else_holds_is_the_whole_of_it() -> None:
+    """With time-slicing a pod is served while it is alone on its GPU, also beside one that has ended there."""
+    lists = [PodDevices(pod, {"nvidia.com/gpu": (f"{GPUS[0]}::{number}",)}) for number, pod in enumerate((CHAT, OTHER))]
+    alone = place(lists, {CHAT: PodFacts("1", SERVED), OTHER: PodFacts("2", phase="Succeeded")})
+    assert [each.device for each in alone.services] == [f"nvml:{GPUS[0]}"]
+    unknown = place(lists, {CHAT: PodFacts("1", SERVED)})
+    assert unknown.services == ()
+
+
+def test_services_have_names_of_their_own() -> None:
+    """Pods of one name in two namespaces, and one that follows another, are told apart; every name is a service's."""
+    from polythrottle.daemon.settings import _SERVICE_NAME
+
+    lists = [
+        PodDevices(PodName(space, "7.chat" * 20), {"nvidia.com/gpu": (gpu,)})
+        for space, gpu in zip("ab", GPUS, strict=False)
+    ]
+    names = [
+        each.name
+        for uid in ("1", "2")
+        for each in place(lists, {held.pod: PodFacts(uid, SERVED) for held in lists}).services
+    ]
+    assert len(set(names)) == 4
+    assert all(_SERVICE_NAME.fullmatch(name) for name in names)
+
+
+def test_a_successor_of_the_same_name_is_known_within_seconds(kubelet: FakeKubelet) -> None:
+    """A pod that took another's name and GPU between two looks is asked about again, and is another one."""
+    cluster = FakeCluster({CHAT: PodFacts("1", SERVED)})
+    kubelet.pods[CHAT] = {"nvidia.com/gpu": (GPUS[0],)}, ()
+    watch, clock = tracker(kubelet, cluster)
+    assert [each.uid for each in watch.look().placement.services] == ["1"]  # type: ignore[union-attr]
+    cluster.pods[CHAT] = PodFacts("2")
+    clock.sleep(FACTS_S)
+    assert watch.look().placement.services == ()  # type: ignore[union-attr]
+
+
+def test_answers_are_believed_for_a_while(kubelet: FakeKubelet) -> None:
+    """A kubelet that restarts changes nothing; one that stays away leaves nothing known, and the fault is told."""
+    cluster = FakeCluster({CHAT: PodFacts("1", SERVED)})
+    kubelet.pods[CHAT] = {"nvidia.com/gpu": (GPUS[0],)}, ()
+    watch, clock = tracker(kubelet, cluster)
+    before = watch.look().placement
+    kubelet.stop()
+    cluster.down = True
+    clock.sleep(SILENT_S - 1)
+    seen = watch.look()
+    assert seen.placement == before
+    assert len(seen.faults) == 2
+    clock.sleep(1)
+    assert watch.look().placement is None
+    kubelet.start()
+    cluster.down = False
+    assert watch.look().placement == before
+
+
+def test_the_clusters_api_is_asked_for_one_pod(tmp_path: Path) -> None:
+    """A pod's annotations, address and phase are read; gone, forbidden and nonsense are told apart."""
+    answers = {
+        "chat-0": (
+            200,
+            {"metadata": {"uid": "u", "annotations": SERVED}, "status": {"phase": "Running", "podIP": "10.0.0.7"}},
+        ),
+        "bare": (200, {"metadata": {"uid": "u"}}),
+        "secret": (403, {}),
+        "odd": (200, {"metadata": {"uid": 7}}),
+        "list": (200, []),
+        "broken": (500, {}),
+    }
+    shown = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            shown.append(self.headers.get("Authorization"))
+            code, document = answers.get(self.path.rpartition("/")[2], (404, {}))
+            body = json.dumps(document).encode()
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    (tmp_path / "token").write_text("secret")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            api = ClusterApi(f"http://127.0.0.1:{server.server_port}", tmp_path)
+            assert api.pod(CHAT) == PodFacts("u", SERVED, "Running", "10.0.0.7")
+            assert api.pod(PodName("models", "bare")) == PodFacts("u", {}, "")
+            assert api.pod(PodName("models", "gone")) is None
+            for name, words in {"secret": "get pods", "odd": "no pod", "list": "no pod", "broken": "500"}.items():
+                with pytest.raises(DeviceError, match=words):
+                    api.pod(PodName("models", name))
+        finally:
+            server.shutdown()
+            thread.join()
+    assert set(shown) == {None}, "what is not encrypted carries no token"
+    with pytest.raises(DeviceError, match="does not answer"):
+        api.pod(CHAT)
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://10.0.0.1", "https://x:y", "https://h/path", "nonsense"])
+def test_an_address_that_leads_to_no_api_is_refused(url: str) -> None:
+    """Only TLS, or a proxy on this machine."""
+    with pytest.raises(InvalidInput):
+        ClusterApi(url)
+
+
+def test_outside_a_cluster_the_api_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Kubernetes' environment one line says how."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(InvalidInput, match="kubectl proxy"):
+        ClusterApi()
+
+
+class History:
+    """A node on which pods come and go at random, and what must be known of it, reckoned another way than `place`.
+
+    Args:
+        seed: Of the history.
+        kubelet: Which tells of it.
+    """
+
+    def __init__(self, seed: int, kubelet: FakeKubelet) -> None:
+        self.random = random.Random(seed)
+        self.kubelet = kubelet
+        self.cluster = FakeCluster()
+        self.free = {gpu: 2 if number >= 5 else 1 for number, gpu in enumerate(GPUS[:7])}  # the last two are sliced
+        self.slots: dict[PodName, list[str]] = {}
+        self.uids = 0
+        kubelet.pods.clear()
+
+    def step(self) -> None:
+        """Let one thing happen."""
+        self.random.choice((self.come, self.come, self.go, self.end, self.follow, self.annotate))()
+
+    def come(self) -> None:
+        """A pod is started, on GPUs that are free."""
+        pod = PodName(self.random.choice("ab"), f"pod-{self.random.randrange(5)}")
+        if pod not in self.kubelet.pods:
+            self._start(pod)
+
+    def _start(self, pod: PodName) -> None:
+        kind = self.random.choice(("whole", "whole", "whole", "shared", "mig", "claim", "none"))
+        wanted = self.random.randint(1, 3)
+        pool = GPUS[:5] if kind == "whole" else GPUS[5:7]
+        taken = [gpu for gpu in self.random.sample(pool, len(pool)) if self.free[gpu]][:wanted]
+        self.slots[pod] = []
+        devices: Held = {}
+        if kind == "whole" and taken:
+            devices = {"nvidia.com/gpu": tuple(taken)}
+        elif kind == "shared" and taken:
+            devices = {"nvidia.com/gpu.shared": tuple(f"{gpu}::{self.free[gpu]}" for gpu in taken)}
+        elif kind == "mig":
+            devices = {"nvidia.com/mig-1g.10gb": (f"MIG-{GPUS[7][4:]}",)}
+        if kind in ("whole", "shared"):
+            self.slots[pod] = taken
+            for gpu in taken:
+                self.free[gpu] -= 1
+        self.kubelet.pods[pod] = devices, (("gpu",) if kind == "claim" else ())
+        self.uids += 1
+        self.cluster.pods[pod] = PodFacts(str(self.uids), self._annotations())
+
+    def _annotations(self) -> dict[str, str]:
+        said = dict(SERVED) if self.random.random() < 0.7 else {}
+        if self.random.random() < 0.1:
+            said["dynamo.nvidia.com/gpu-power-limit"] = "500"
+        if self.random.random() < 0.1:
+            said["polythrottle.io/slo"] = "fast"
+        return said
+
+    def _any(self) -> PodName | None:
+        return self.random.choice(sorted(self.kubelet.pods)) if self.kubelet.pods else None
+
+    def go(self) -> None:
+        """A pod vanishes; its GPUs are free."""
+        pod = self._any()
+        if pod is not None:
+            del self.kubelet.pods[pod]
+            self.cluster.pods.pop(pod, None)
+            for gpu in self.slots.pop(pod):
+                self.free[gpu] += 1
+
+    def end(self) -> None:
+        """A pod ends and is listed all the same."""
+        pod = self._any()
+        if pod is not None and self.random.random() < 0.5:
+            facts = self.cluster.pods[pod]
+            self.cluster.pods[pod] = PodFacts(facts.uid, facts.annotations, self.random.choice(("Succeeded", "Failed")))
+
+    def follow(self) -> None:
+        """A pod goes and another of its name comes at once, perhaps on the same GPUs."""
+        pod = self._any()
+        if pod is not None:
+            for gpu in self.slots.pop(pod):
+                self.free[gpu] += 1
+            self._start(pod)
+
+    def annotate(self) -> None:
+        """Somebody changes a pod's annotations."""
+        pod = self._any()
+        if pod is not None:
+            facts = self.cluster.pods[pod]
+            self.cluster.pods[pod] = PodFacts(facts.uid, self._annotations(), facts.phase)
+
+    def expected(self) -> dict[str, tuple[str, ...]]:
+        """Return GPUs by the uid of the pod they are set for."""
+        running = {pod for pod, facts in self.cluster.pods.items() if facts.phase == "Running"}
+        found = {}
+        for pod in running:
+            facts = self.cluster.pods[pod]
+            mine = self.slots[pod]
+            alone = all(not (set(mine) & set(self.slots[other])) for other in running - {pod})
+            if mine and alone and facts.annotations == SERVED:
+                found[facts.uid] = tuple(sorted(mine))
+        return found
+
+
+def lived(seed: int, kubelet: FakeKubelet) -> int:
+    """Live through one history, and return how many pods were served in it."""
+    history = History(seed, kubelet)
+    watch, clock = tracker(kubelet, history.cluster)
+    served = set()
+    for _ in range(12):
+        history.step()
+        if history.random.random() < 0.02:
+            kubelet.stop()
+            watch.look()
+            kubelet.start()
+        if history.random.random() < 0.1:
+            history.cluster.down = True
+            watch.look()
+            history.cluster.down = False
+        # Within so long everything is known that has happened.
+        for _ in range(1 + int(FACTS_S / LOOK_S)):
+            clock.sleep(LOOK_S)
+            seen = watch.look()
+        assert seen.placement is not None
+        assert seen.faults == ()
+        assert {each.uid: each.gpus for each in seen.placement.services} == history.expected(), seed
+        everyone = [gpu for each in seen.placement.services for gpu in each.gpus]
+        assert len(everyone) == len(set(everyone))
+        served |= {each.uid for each in seen.placement.services}
+    watch.close()
+    return len(served)
+
+
+def test_the_mapping_is_right_in_random_histories(kubelet: FakeKubelet) -> None:
+    """Pods come, end, vanish and follow each other; MIG, time-slicing, claims; kubelet and API go and come back."""
+    assert sum(lived(seed, kubelet) for seed in range(25)) > 25
+
+
+@pytest.mark.slow
+def test_the_mapping_is_right_in_a_thousand_histories(kubelet: FakeKubelet) -> None:
+    """The same, a thousand times."""
+    assert sum(lived(seed, kubelet) for seed in range(1000, 2000)) > 1000
+
+
+def test_whatever_annotations_say_is_one_line() -> None:
+    """Random texts are a wish or an error of the project's own."""
+    chance = random.Random(7)
+    names = ["profile", "power", "weight", "metrics", "slo-p99", "x\ny"]
+    for _ in range(500):
+        said = {
+            f"polythrottle.io/{chance.choice(names)}": "".join(
+                chance.choices("chat0189.-/:<>=Wms\n\x00é", k=chance.randint(0, 8))
+            )
+            for _ in range(3)
+        }
+        told = ""
+        try:
+            wish_of({**SERVED, **said})
+        except PolythrottleError as error:
+            told = str(error)
+        assert "\n" not in told
