@@ -94,6 +94,31 @@ def why_missing(uri: str) -> str:
     return ""
 
 
+def part_uri(name: str, whole: str) -> str:
+    """Return the URI of some of a group's GPUs, by which they are known wherever their numbers go.
+
+    Args:
+        name: The URI that was asked for.
+        whole: That of the group.
+
+    Returns:
+        "" if the group is none, or some of the GPUs are not in it.
+    """
+    try:
+        part = DeviceURI.parse(name)
+        group = DeviceURI.parse(whole)
+        if part.scheme != "nvml" or part.options or part.meter or not group.several:
+            return ""
+        from polythrottle.backends.nvml import uuids
+
+        wanted = uuids(part.name)
+        if not set(wanted) <= set(uuids(group.name)):
+            return ""
+    except PolythrottleError:
+        return ""
+    return f"nvml:{','.join(sorted(wanted))}"
+
+
 def offers_of(device: Device) -> tuple[Offer, ...]:
     """Return every knob that works on a device."""
     if isinstance(device, Offering):

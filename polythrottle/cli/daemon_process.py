@@ -32,6 +32,7 @@ from polythrottle.storage.untrusted import printable
 
 if TYPE_CHECKING:
     from polythrottle.daemon.web import Tcp, WebOptions
+    from polythrottle.daemon.web.access import ServiceDoor
 
 WIDTH = 79
 """Of a line, for the narrowest of terminals."""
@@ -227,7 +228,7 @@ def _served(settings: Settings) -> int:
         ended = _until_signalled(runner, clock)
         options = WebOptions(socket, settings.readers, settings.writers, tcp, record.history, state_dir())
         if isinstance(runner, Node):
-            options = _with_services(options, runner, clock)
+            options = _with_services(options, runner)
         server = serve(desk, options)
         ends.callback(server.close)
         desk.on_wish(clock.wake)
@@ -241,16 +242,34 @@ def _served(settings: Settings) -> int:
     return 0
 
 
-def _with_services(options: "WebOptions", node: Node, clock: WakingClock) -> "WebOptions":
-    """Return the options with a door for each service, at which the loop is woken too."""
-    from polythrottle.daemon.web.access import ServiceDoor
+def _with_services(options: "WebOptions", node: Node) -> "WebOptions":
+    """Return the options with a door for each service there is at any time."""
+    return replace(options, services=_Doors(node), node=lambda: node.shown)
 
-    doors = {}
-    for member in node.members:
-        member.mailbox.on_wish(clock.wake)
-        folder = state_dir() / "services" / member.name
-        doors[member.name] = ServiceDoor(member.mailbox, member.record.history, folder)
-    return replace(options, services=doors, node=lambda: node.shown)
+
+class _Doors(Mapping[str, "ServiceDoor"]):
+    """A door for each service that is looked after at the moment; may be asked from any thread.
+
+    Args:
+        node: Whose services.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __getitem__(self, name: str) -> "ServiceDoor":
+        from polythrottle.daemon.web.access import ServiceDoor
+
+        for member in self._node.members:
+            if member.name == name:
+                return ServiceDoor(member.mailbox, member.record.history, member.folder)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([member.name for member in self._node.members])
+
+    def __len__(self) -> int:
+        return len(self._node.members)
 
 
 def addresses(socket: Path, tcp: "Tcp | None", port: int | None, terminal: bool) -> Iterator[str]:

@@ -68,6 +68,21 @@ class NodeSettings:
 
 
 @dataclass(frozen=True)
+class KubernetesSettings:
+    """Where a daemon learns of the pods that are its services.
+
+    Args:
+        profiles: Folder of the profiles that pods may name, such as a ConfigMap's.
+        kubelet: Its socket for the PodResources API.
+        api: Address of the cluster's API; "" for the one that Kubernetes tells every pod.
+    """
+
+    profiles: Path = Path("/etc/polythrottle/profiles")
+    kubelet: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    api: str = ""
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything a daemon can be told; None and empty where nothing was said.
 
@@ -92,6 +107,7 @@ class Settings:
         services: Several services, each with devices of its own, in place of the one above.
         left_out: Those of a file that cannot be, each with why; the others are looked after all the same.
         node: The power they share.
+        kubernetes: Where the pods that are its services are learnt of; None without Kubernetes.
     """
 
     profile: str | None = None
@@ -117,11 +133,12 @@ class Settings:
     services: tuple[ServiceSettings, ...] = ()
     left_out: tuple[str, ...] = ()
     node: NodeSettings = field(default_factory=NodeSettings)
+    kubernetes: KubernetesSettings | None = None
 
     @property
     def shared(self) -> bool:
         """Whether a server of services is looked after, and not one service alone."""
-        return bool(self.services) or self.node.power_w is not None
+        return bool(self.services) or self.node.power_w is not None or self.kubernetes is not None
 
     def over(self, **options: Any) -> "Settings":
         """Return the settings with those options put first that were given: neither None nor empty."""
@@ -151,6 +168,7 @@ def read_settings(file: Path) -> Settings:
     exploring = reader.table("exploring", document.get("exploring", {}), _EXPLORING)
     node = reader.table("node", document.get("node", {}), _NODE)
     services, left_out = _services(reader, document)
+    pods = reader.table("kubernetes", document.get("kubernetes", {}), _KUBERNETES)
     settings = Settings(
         **plain,
         **api,
@@ -160,6 +178,7 @@ def read_settings(file: Path) -> Settings:
         services=services,
         left_out=left_out,
         node=NodeSettings(**node),
+        kubernetes=KubernetesSettings(**pods) if "kubernetes" in document else None,
     )
     return replace(settings, local=document.get("actuator") is False)
 
@@ -186,7 +205,12 @@ def _check_node(settings: Settings) -> None:
             them is not known.
     """
     of_one = ("profile", "workload", "device", "traffic", "slo", "budget")
-    if settings.services and (said := [name for name in of_one if getattr(settings, name)]):
+    said = [name for name in of_one if getattr(settings, name)]
+    if settings.kubernetes is not None and (settings.services or said):
+        raise InvalidInput(
+            f"with [kubernetes] the services are pods; leave {'[[service]]' if settings.services else said[0]} out"
+        )
+    if settings.services and said:
         raise InvalidInput(
             f"with [[service]] tables, {said[0]} is said of each service in its own table; leave the general one out"
         )
@@ -489,7 +513,7 @@ def _some(value: Any) -> dict[str, Any]:
     return value
 
 
-_TABLES = ("api", "guards", "budget", "exploring", "node", "service")
+_TABLES = ("api", "guards", "budget", "exploring", "node", "service", "kubernetes")
 _TOP: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "profile": ("profile", _text),
     "workload": ("workload", _text),
@@ -533,6 +557,11 @@ _NODE: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "power": ("power_w", watts),
     "rest": ("rest_w", watts),
     "meter": ("meter", _text),
+}
+_KUBERNETES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "profiles": ("profiles", _path),
+    "kubelet": ("kubelet", _path),
+    "api": ("api", _text),
 }
 _BUDGET: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "power": ("power_w", watts),

@@ -20,6 +20,7 @@ from polythrottle.actuation.systemd import Supervisor
 from polythrottle.backends.meters import meter_apart
 from polythrottle.backends.served_devices import check_form, served_uri
 from polythrottle.catalog.profiles import find_profile, read_profile
+from polythrottle.daemon.control.events import Bounds
 from polythrottle.daemon.control.power_sharing import HostPower
 from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.energy_budget import Carbon
@@ -35,7 +36,14 @@ from polythrottle.daemon.study_process import Lender, Studies
 from polythrottle.daemon.traffic.sources import open_traffic
 from polythrottle.daemon.trainer_monitor import TrainerMonitor
 from polythrottle.domain.clock import Clock, SystemClock
-from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, PolythrottleError, StorageError
+from polythrottle.domain.errors import (
+    DeviceError,
+    InvalidInput,
+    PermissionDenied,
+    PolythrottleError,
+    StorageError,
+    UnknownName,
+)
 from polythrottle.domain.ports import Device, Recorded
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import BATCH_SIZE
@@ -43,6 +51,8 @@ from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path, state_dir
 from polythrottle.tuning.file_trust import check_device
 
 if TYPE_CHECKING:
+    from polythrottle.daemon.pods.placement import PodService
+    from polythrottle.daemon.pods.residents import Residents
     from polythrottle.daemon.traffic.simulated import SimulatedSite
 
 # The machine's clock with a sleep that another thread or a signal can end.
@@ -252,29 +262,29 @@ def build_node(
         if ends is not None:
             ends.enter_context(meter.sampling())
     node: list[Node] = []
-    members = []
-    for each in services or (_alone(settings),):
+
+    def member(each: ServiceSettings, kept: Path) -> Member:
         mailbox = Mailbox()
-        waits = partial(_waits, node, each.name)
-        try:
-            runner, record = build(
-                _own(settings, each),
-                clock,
-                mailbox,
-                version=version,
-                wall=wall,
-                folder=folder / "services" / each.name,
-                study_waits=waits,
-            )
-        except PolythrottleError as error:
-            if not settings.services:
-                raise
-            left_out[each.name] = error
-            continue
-        members.append(Member(each.name, each.weight, runner, mailbox, record, each.most_w))
-    if not members:
-        name, refused = next(iter(left_out.items()))
-        raise type(refused)(f"service {name}: {refused}") from refused
+        runner, record = build(
+            _own(settings, each),
+            clock,
+            mailbox,
+            version=version,
+            wall=wall,
+            folder=kept / each.name,
+            study_waits=partial(_waits, node, each.name),
+        )
+        if isinstance(clock, WakingClock):
+            mailbox.on_wish(clock.wake)
+        return Member(each.name, each.weight, runner, mailbox, record, each.most_w, kept / each.name)
+
+    if settings.services:
+        members = _members(services, left_out, lambda each: member(each, folder / "services"))
+    else:
+        members = [member(_alone(settings), folder / "services")] if settings.kubernetes is None else []
+    guests = None
+    if settings.kubernetes is not None:
+        guests = _residents(settings, member, clock, folder / "pods")
     record = HistoryStore(folder / "daemon.db", wall)
     node.append(
         Node(
@@ -287,9 +297,80 @@ def build_node(
             supervisor=supervisor,
             version=version,
             left_out=(*settings.left_out, *(f"service {name} is left out: {why}" for name, why in left_out.items())),
+            guests=guests,
         )
     )
     return node[0], record
+
+
+def _members(
+    services: Sequence[ServiceSettings],
+    left_out: dict[str, PolythrottleError],
+    member: Callable[[ServiceSettings], Member],
+) -> list[Member]:
+    """Return the services that can be looked after, and enter why each other one is left out.
+
+    Raises:
+        PolythrottleError: If none can.
+    """
+    members = []
+    for each in services:
+        try:
+            members.append(member(each))
+        except PolythrottleError as error:
+            left_out[each.name] = error
+    if not members:
+        name, refused = next(iter(left_out.items()))
+        raise type(refused)(f"service {name}: {refused}") from refused
+    return members
+
+
+def _residents(
+    settings: Settings, member: Callable[[ServiceSettings, Path], Member], clock: Clock, folder: Path
+) -> "Residents":
+    """Return who makes services of pods, and begin to follow those.
+
+    Raises:
+        PolythrottleError: If gRPC is not installed, or it is not known where the cluster's API is.
+    """
+    from polythrottle.daemon.pods.cluster_api import ClusterApi
+    from polythrottle.daemon.pods.kubelet import Kubelet
+    from polythrottle.daemon.pods.residents import Residents
+    from polythrottle.daemon.pods.tracker import PodTracker, PodWatch
+
+    told = settings.kubernetes
+    assert told is not None
+    tracker = PodTracker(Kubelet(told.kubelet), ClusterApi(told.api), SystemClock())
+    watch = PodWatch(tracker, SystemClock(), clock.wake if isinstance(clock, WakingClock) else lambda: None)
+    return Residents(watch, lambda pod: member(service_of(pod, told.profiles, settings.guards), folder), clock, folder)
+
+
+def service_of(pod: "PodService", profiles: Path, guards: Bounds) -> ServiceSettings:
+    """Return a pod as a service.
+
+    Args:
+        pod: Which.
+        profiles: Folder of the profiles that it may name.
+        guards: Limits of every pod.
+
+    Raises:
+        UnknownName: If there is no such profile.
+    """
+    profile = profiles / f"{pod.wish.profile}.toml"
+    if not profile.is_file():
+        raise UnknownName("profile", pod.wish.profile, (each.stem for each in profiles.glob("*.toml")))
+    power_w = pod.wish.power_w
+    if power_w is not None:
+        guards = replace(guards, power_w=power_w if guards.power_w is None else min(power_w, guards.power_w))
+    return ServiceSettings(
+        name=pod.name,
+        profile=str(profile),
+        device=pod.device,
+        traffic=pod.traffic,
+        slo=pod.wish.slo,
+        guards=guards,
+        weight=pod.wish.weight,
+    )
 
 
 def _waits(node: Sequence[Node], name: str) -> str:
@@ -325,6 +406,7 @@ def _own(settings: Settings, service: ServiceSettings) -> Settings:
         budget=None,
         services=(),
         node=NodeSettings(),
+        kubernetes=None,
     )
 
 

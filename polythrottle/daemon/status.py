@@ -271,6 +271,24 @@ class ServiceShown:
 
 
 @dataclass(frozen=True)
+class PodShown:
+    """A pod that asks to be looked after.
+
+    Args:
+        namespace: Its own; ``pod`` its name.
+        service: The name of its service; "" if it is not looked after.
+        gpus: UUIDs of its GPUs, if it is.
+        refused: Why it is not looked after; "" if it is.
+    """
+
+    namespace: str
+    pod: str
+    service: str = ""
+    gpus: tuple[str, ...] = ()
+    refused: str = ""
+
+
+@dataclass(frozen=True)
 class NodeShown:
     """A server of services.
 
@@ -285,6 +303,7 @@ class NodeShown:
         above: Seconds above the limit since it was set; ``above_most`` the most of them in a row.
         services: Each of them.
         faults: What does not work with the server as a whole, such as a service that is left out.
+        pods: Those of Kubernetes that ask to be looked after; empty without it.
     """
 
     turn: int = 0
@@ -301,3 +320,4 @@ class NodeShown:
     above_most: int = 0
     services: tuple[ServiceShown, ...] = ()
     faults: tuple[str, ...] = ()
+    pods: tuple[PodShown, ...] = ()

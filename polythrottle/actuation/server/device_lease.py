@@ -260,6 +260,11 @@ class ServedDevice:
         return name in self.names
 
     @property
+    def idle(self) -> bool:
+        """Whether nobody has it and everything is as it was found."""
+        return self._device is None and self.terms.lease is None and self._retry_s is None
+
+    @property
     def point(self) -> dict[str, Level]:
         """What is applied; empty while the device is as found."""
         return dict(self._point or {})

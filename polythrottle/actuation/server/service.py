@@ -25,6 +25,7 @@ from polythrottle.actuation.state.lease import boot_s
 from polythrottle.actuation.state.site import Site
 from polythrottle.actuation.systemd import restore_handed_back
 from polythrottle.actuation.wire import MOST_S, VERSION, Later, LeaseOver
+from polythrottle.backends.served_devices import part_uri
 from polythrottle.domain.backports import removeprefix, removesuffix
 from polythrottle.domain.errors import (
     DeviceError,
@@ -165,6 +166,7 @@ _NOTED_PER_S = 0.2
 _NOTED_BURST = 50
 _MOST_USERS = 256
 _MOST_JOBS = 2
+_MOST_PARTS = 32
 _SLOW_S = 0.5
 
 
@@ -180,6 +182,7 @@ class Service:
     def __init__(self, uris: Sequence[str], permits: Permits, now_s: Callable[[], float] = boot_s) -> None:
         self._audit = Audit(Site.of("actuator").audit, "actuator")
         self.holdings = [ServedDevice(uri, self._note, now_s) for uri in dict.fromkeys(uris)]
+        self._whole: dict[ServedDevice, ServedDevice] = {}
         self._permits = permits
         self._now_s = now_s
         self._paces: dict[int, TokenBucket] = {}
@@ -320,7 +323,7 @@ class Service:
         return left
 
     def _rights(self, peer: Peer, holding: ServedDevice) -> Rights:
-        return self._permits.rights(peer, holding.names)
+        return self._permits.rights(peer, self._whole.get(holding, holding).names)
 
     def _named(self, peer: Peer, name: str, *, control: bool = False) -> tuple[ServedDevice, Rights]:
         """Return the device of a name and what the peer may do with it.
@@ -330,15 +333,43 @@ class Service:
             PermissionDenied: If it may be read but not set.
         """
         seen = {each: rights for each in self.holdings if (rights := self._rights(peer, each)).read or rights.control}
-        found = [each for each in seen if each.answers_to(name) or (not name and len(self.holdings) == 1)]
+        alone = len(self.holdings) - len(self._whole) == 1
+        found = [each for each in seen if each.answers_to(name) or (not name and alone and each not in self._whole)]
+        if not found:
+            found = self._parted(name, [each for each in seen if each not in self._whole])
         if not found:
             raise UnknownName("device of this actuator", name, [each.uri for each in seen])
-        rights = seen[found[0]]
+        rights = self._rights(peer, found[0])
         if control and not rights.control:
             raise PermissionDenied(f"the administrator's permits let {peer.name} read {found[0].uri} but not set it")
         if not control and not rights.read:
             raise PermissionDenied(f"the administrator's permits do not let {peer.name} read {found[0].uri}")
         return found[0], rights
+
+    def _parted(self, name: str, wholes: Sequence[ServedDevice]) -> list[ServedDevice]:
+        """Return some of the GPUs of a group that is served, as a device of their own; nothing if they are none.
+
+        Whoever may set all of them may set some, as a pod's; each GPU has its own lease, so that none has two holders.
+        """
+        for whole in wholes:
+            uri = part_uri(name, whole.uri)
+            if not uri:
+                continue
+            known = [each for each in self._whole if each.uri == uri]
+            if known:
+                return known
+            idle = [each for each in self._whole if each.idle]
+            for each in idle[: max(0, len(self._whole) + 1 - _MOST_PARTS)]:
+                each.close()
+                self.holdings.remove(each)
+                del self._whole[each]
+            if len(self._whole) >= _MOST_PARTS:
+                raise DeviceError(f"{_MOST_PARTS} groups of GPUs are held at once; no more are served")
+            part = ServedDevice(uri, self._note, self._now_s)
+            self.holdings.append(part)
+            self._whole[part] = whole
+            return [part]
+        return []
 
     def _term(self, peer: Peer, request: Request) -> tuple[ServedDevice, Term]:
         """Return the device and the lease or loan that a request's token is of.

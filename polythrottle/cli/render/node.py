@@ -30,6 +30,11 @@ def print_node(node: NodeShown) -> None:
     for each in node.services:
         for fault in each.faults:
             console.print(Text(f"{each.name}: {printable(fault)}"))
+    for pod in node.pods:
+        if pod.refused:
+            console.print(
+                Text(f"{printable(f'{pod.namespace}/{pod.pod}')} is not looked after: {printable(pod.refused)}")
+            )
 
 
 def _lines(node: NodeShown) -> Iterator[tuple[str, str]]:

@@ -220,6 +220,11 @@ class PowerSharing:
             before = self.scales.get(each.name, 1.0)
             self.scales[each.name] = before + _LEARNING * min(1.0, period_s) * (ratio - before)
 
+    def forget(self, name: str) -> None:
+        """Forget what a service drew that is gone."""
+        self.scales.pop(name, None)
+        self._excesses.pop(name, None)
+
     def _factor(self, name: str) -> float:
         """Return what a service is counted to draw at full load over what is predicted; never less than that."""
         return _MARGIN * self._excesses.get(name, 1.0)

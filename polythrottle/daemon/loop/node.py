@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 from polythrottle.actuation.systemd import Supervisor
 from polythrottle.daemon.commands import Answer, Command, SetBudget, SetNodePower, Stop
@@ -23,7 +24,7 @@ from polythrottle.daemon.loop.runner import PERIOD_S, STEP_S, STUMBLES_MOST, STU
 from polythrottle.daemon.loop.shared_power import Member, SharedPower
 from polythrottle.daemon.loop.status_builder import resident_bytes, stamp
 from polythrottle.daemon.observation import JUMP_S, known_sum
-from polythrottle.daemon.status import BudgetShown, NodeShown, ServiceShown, Status
+from polythrottle.daemon.status import BudgetShown, NodeShown, PodShown, ServiceShown, Status
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError
 from polythrottle.domain.units import show
@@ -43,6 +44,24 @@ class _Deadline:
     within_s: float
 
 
+class Guests(Protocol):
+    """Services that come and go while the daemon runs, such as pods."""
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What does not work now, in words."""
+
+    @property
+    def shown(self) -> tuple[PodShown, ...]:
+        """Every one that asks to be looked after."""
+
+    def turn(self, node: "Node") -> None:
+        """Admit those that have come, and dismiss those that are gone."""
+
+    def close(self) -> None:
+        """Follow them no more."""
+
+
 class Node:
     """The control loop of a server of services.
 
@@ -56,6 +75,7 @@ class Node:
         supervisor: The service manager.
         version: Of polythrottle.
         left_out: Why further services are not looked after, a line each.
+        guests: Services that come and go; None if there are none such.
 
     Attributes:
         shown: What is shown of all services together.
@@ -74,10 +94,12 @@ class Node:
         supervisor: Supervisor | None = None,
         version: str = "",
         left_out: Sequence[str] = (),
+        guests: Guests | None = None,
     ) -> None:
         self.members = tuple(members)
         self._left_out = tuple(left_out)
         self._stumbles: deque[float] = deque(maxlen=STUMBLES_MOST)
+        self._guests = guests
         self.power = power
         self.shown = NodeShown()
         self.events = EventRecorder(record, desk)
@@ -106,8 +128,8 @@ class Node:
         with ExitStack() as ends:
             ends.callback(self._record.close)
             ends.callback(self._tell_end)
+            ends.callback(self._end_all)
             for member in self.members:
-                ends.callback(self._ended, member)
                 member.runner.begin()
             self._publish()
             self._supervisor.ready("the control loops turn")
@@ -130,9 +152,38 @@ class Node:
             words = f"a board may not be as it was found: {'; '.join(left)}"
         self.events.tell("stop", f"the daemon has ended; {words}")
 
+    def _end_all(self) -> None:
+        with ExitStack() as ends:
+            if self._guests is not None:
+                ends.callback(self._guests.close)
+            for member in self.members:
+                ends.callback(self._ended, member)
+
     def stop(self) -> None:
         """End the loop after the turn under way."""
         self._stopping = True
+
+    def admit(self, member: Member) -> None:
+        """Look after one more service from now on."""
+        self._begin(member)
+        self.members = (*self.members, member)
+        member.runner.begin()
+
+    def dismiss(self, name: str) -> str:
+        """Look after a service no more; its board is given back. Returns why it may not be as it was found, or ""."""
+        gone = next(member for member in self.members if member.name == name)
+        failed = gone.failed
+        self._hear()
+        self._ended(gone)
+        self.members = tuple(member for member in self.members if member is not gone)
+        self.power.sharing.forget(name)
+        return "" if gone.failed == failed else gone.failed
+
+    def _begin(self, member: Member) -> None:
+        if self.power.limit_w is not None:
+            # Until the next split it stays lowest: nothing is known of what the others draw.
+            member.runner.executor.do(PowerShare(0.0))
+        member.heard = max((event.number for event in member.mailbox.events()), default=0)
 
     def turn(self) -> None:
         """Do what belongs to one control period of every service, and share the watts."""
@@ -144,6 +195,8 @@ class Node:
         else:
             self._due_s = now_s + PERIOD_S
         self._answer()
+        if self._guests is not None:
+            self._guests.turn(self)
         for member in self._living():
             self._attempt(member, member.runner.turn)
             member.seen(now_s)
@@ -324,6 +377,9 @@ class Node:
         limit_w = self.power.limit_w
         if limit_w is None:
             return
+        if not self.members:
+            self.power.split = None
+            return
         split = self._split(limit_w)
         for _ in range(_ROUNDS_MOST):
             told = self._cut(split)
@@ -402,16 +458,14 @@ class Node:
             limit_w = kept.get("power_w")
             if limit_w is None or (isinstance(limit_w, int | float) and LEAST_W <= limit_w <= MOST_W):
                 self.power.limit_w = limit_w
-        if self.power.limit_w is not None:
-            # Until the first split everybody stays lowest: nothing is known of what the others draw.
-            for member in self.members:
-                member.runner.executor.do(PowerShare(0.0))
         for member in self.members:
-            member.heard = max((event.number for event in member.mailbox.events()), default=0)
-        names = ", ".join(member.name for member in self.members)
-        self.events.tell("start", f"the daemon has started, for {len(self.members)} services: {names}")
-        for words in self._left_out:
-            self.events.tell("fault", words)
+            self._begin(member)
+        words = f"{len(self.members)} services: {', '.join(member.name for member in self.members)}"
+        if self._guests is not None:
+            words = "the pods of this node"
+        self.events.tell("start", f"the daemon has started, for {words}")
+        for reason in self._left_out:
+            self.events.tell("fault", reason)
 
     def _keep(self) -> None:
         self._record.keep(_KEPT, {"configured_w": self._configured_w, "power_w": self.power.limit_w})
@@ -474,6 +528,7 @@ class Node:
             above_most=power.above_most,
             services=tuple(found),
             faults=(*self._left_out, *(words for words in (power.fault, self._record.fault) if words)),
+            pods=() if self._guests is None else self._guests.shown,
         )
 
     def _status(self) -> Status:
@@ -491,6 +546,9 @@ class Node:
         faults += [f"{member.name}: {member.failed}" for member in self.members if member.failed]
         shown = self.shown
         faults += shown.faults
+        if self._guests is not None:
+            faults += self._guests.faults
+        first = each[0][1].phase if each else Phase.DOWN
         words = ""
         if shown.limit_w is not None:
             words = f"the server draws at most {show(shown.limit_w, 'W')}"
@@ -503,7 +561,7 @@ class Node:
             title=f"a server of {len(each)} services: {', '.join(name for name, _ in each)}",
             energy_kind=shown.energy_kind,
             boundary="the devices of all services",
-            phase=str(Phase.FOLLOWING if any(s.phase == Phase.FOLLOWING for _, s in each) else each[0][1].phase),
+            phase=str(Phase.FOLLOWING if any(s.phase == Phase.FOLLOWING for _, s in each) else first),
             reason="; ".join(f"{name} is {status.phase}" for name, status in each),
             leased=all(status.leased for _, status in each),
             reachable=all(status.reachable for _, status in each),

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 from polythrottle.daemon.control.power_sharing import HostPower, PowerSharing, PowerSplit, ServiceState
@@ -38,6 +39,7 @@ class Member:
         mailbox: Likewise.
         record: Likewise.
         most_w: What its devices draw at most while nobody bounds them; None takes what its profile tells.
+        folder: Where its state is kept.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Member:
     mailbox: Mailbox
     record: HistoryStore
     most_w: float | None = None
+    folder: Path = Path()
     failed: str = ""
     ended: bool = False
     power_w: float | None = None

@@ -310,12 +310,12 @@ class Gate:
     Args:
         app: What is behind.
         tcp: What was agreed on for TCP; None if nothing listens there.
-        pages: Paths of pages besides that at the root.
+        is_page: Tells whether a path is that of a page besides that at the root.
     """
 
-    def __init__(self, app: ASGIApp, tcp: Tcp | None, pages: Sequence[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, tcp: Tcp | None, is_page: Callable[[str], bool] = lambda path: False) -> None:
         self._app = app
-        self._open = (*_OPEN, *pages)
+        self._is_page = is_page
         self._token = tcp.token() if tcp is not None else None
         own = socket.gethostname().lower()
         called: tuple[str, ...] = ()
@@ -348,7 +348,7 @@ class Gate:
         role = visitor.role
         if visitor.tcp:
             self._check_name(headers)
-            if scope["path"] in self._open:
+            if scope["path"] in _OPEN or self._is_page(scope["path"]):
                 role = Role.READ
             else:
                 role = self._shown(headers)

@@ -270,7 +270,8 @@ async def node_metrics(api: Api, request: Request) -> Response:
 
     read_query(request, {})
     assert api.options.node is not None
-    statuses = {name: door.desk.status for name, door in api.options.services.items()}
+    doors = {name: api.options.services.get(name) for name in api.options.services}
+    statuses = {name: door.desk.status for name, door in doors.items() if door is not None}
     body, kind = render_node(api.shelf.status, api.options.node(), statuses, request.headers.get("accept", ""))
     return Response(body, headers={**HEADERS, "content-type": kind})
 

@@ -35,6 +35,7 @@ KINDS = (
     "driver",
     "machine",
     "model",
+    "pod",
     "finetuning",
     "fault",
     "other",
@@ -137,6 +138,21 @@ class _Shared:
                     gauge.add_metric((each.name,), float(found))
             if gauge.samples:
                 yield gauge
+        yield from self._pods()
+
+    def _pods(self) -> "Iterator[Metric]":
+        """Yield which service is which pod, to be joined with the figures of services."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        told = GaugeMetricFamily(
+            "polythrottle_pod",
+            "1 if a pod that asks for it is looked after, as this service; 0 if not.",
+            labels=("namespace", "pod", "service"),
+        )
+        for each in self._node.pods:
+            told.add_metric((each.namespace, each.pod, each.service), float(not each.refused))
+        if told.samples:
+            yield told
 
 
 class _Present:

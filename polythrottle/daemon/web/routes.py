@@ -6,6 +6,7 @@ Its OpenAPI 3.1 document and the ASGI application are made.
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -14,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polythrottle.daemon.commands import Confirm, Release, SetBudget, SetNodePower, StartStudy, Stop, Take
 from polythrottle.daemon.status import Happened, NodeShown, Status, StudyShown, WorkloadShown
@@ -450,22 +451,42 @@ def build_app(api: Api, services: Mapping[str, Api] | None = None) -> ASGIApp:
     if services is None:
         return Gate(_served(_routes(api, OPERATIONS)), api.options.tcp)
     own = (*(each for each in OPERATIONS if each.name not in _REPLACED), *NODE_OPERATIONS)
-    mounts = [Mount(f"/services/{name}", _served(_routes(each, OPERATIONS))) for name, each in services.items()]
-    pages = [f"/services/{name}/" for name in services]
-    others = Route(
-        "/services/{name}/{rest:path}", _unknown_service(tuple(services)), methods=["GET", "POST", "PUT", "DELETE"]
-    )
-    return Gate(_served([*_routes(api, own), *mounts, others]), api.options.tcp, pages)
+    several = Mount(f"{_SERVICES}{{name}}", _Services(services))
+    return Gate(_served([*_routes(api, own), several]), api.options.tcp, partial(_is_page, services))
 
 
-def _unknown_service(names: Sequence[str]) -> Callable[[Request], Response]:
-    """Return what answers below a service that is not there, with the names of those that are."""
+_SERVICES = "/services/"
 
-    def answer(request: Request) -> Response:
-        error = UnknownName("service", request.path_params["name"][:80], names)
-        return refused(404, UnknownName.__name__, str(error))
 
-    return answer
+def _is_page(services: Mapping[str, Api], path: str) -> bool:
+    """Return whether a path is that of the page of a service there is."""
+    return path.startswith(_SERVICES) and path.endswith("/") and path[len(_SERVICES) : -1] in services
+
+
+class _Services:
+    """An ASGI application that hands requests on to the service they name, of those there are at the moment.
+
+    Args:
+        services: Their APIs, by name.
+    """
+
+    def __init__(self, services: Mapping[str, Api]) -> None:
+        self._services = services
+        self._apps: dict[str, tuple[Api, ASGIApp]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request below a service's name."""
+        name = str(scope["path_params"]["name"])
+        api = self._services.get(name)
+        if api is None:
+            error = UnknownName("service", name[:80], self._services)
+            await refused(404, UnknownName.__name__, str(error))(scope, receive, send)
+            return
+        known = self._apps.get(name)
+        if known is None or known[0] is not api:
+            self._apps = {each: app for each, app in self._apps.items() if each in self._services}
+            known = self._apps[name] = api, _served(_routes(api, OPERATIONS))
+        await known[1](scope, receive, send)
 
 
 def _routes(api: Api, operations: Sequence[Operation]) -> list[BaseRoute]:

@@ -7,7 +7,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -374,17 +374,11 @@ class ApiServer:
         )
         return House(config, AccessControl.of(options.readers, options.writers))
 
-    def _services(self, options: WebOptions) -> dict[str, Api] | None:
+    def _services(self, options: WebOptions) -> Mapping[str, Api] | None:
         """Return the API of each of several services; None where there is one alone."""
         if options.node is None:
             return None
-        found = {}
-        for name, door in options.services.items():
-            shelf = StatusCache(door.desk, self._loop)
-            self._shelves.append(shelf)
-            own = replace(options, history=door.history, state=door.state, services={}, node=None)
-            found[name] = Api(door.desk, shelf, own, self._aside)
-        return found
+        return _ServiceApis(options, self._loop, self._aside, self._shelves)
 
     def _open(self, options: WebOptions) -> None:
         unix = unix_socket(options.socket, self._house.door.groups)
@@ -457,6 +451,62 @@ class ApiServer:
             listening.close()
         self._aside.shutdown(wait=False, cancel_futures=True)
         self._loop.close()
+
+
+class _ServiceApis(Mapping[str, Api]):
+    """The API of each service there is at the moment; that of one that is gone is let go.
+
+    After it was made it belongs to the thread of the event loop.
+
+    Args:
+        options: Of the server, with the doors of its services.
+        loop: What is shown is filled on.
+        aside: Does what takes long.
+        shelves: Of all APIs, to be closed with the server.
+    """
+
+    def __init__(
+        self,
+        options: WebOptions,
+        loop: asyncio.AbstractEventLoop,
+        aside: ThreadPoolExecutor,
+        shelves: list[StatusCache],
+    ) -> None:
+        self._options = options
+        self._loop = loop
+        self._aside = aside
+        self._shelves = shelves
+        self._made: dict[str, Api] = {}
+        for name in options.services:
+            self.get(name)
+
+    def __getitem__(self, name: str) -> Api:
+        door = self._options.services.get(name)
+        for gone in [each for each in self._made if each not in self._options.services]:
+            self._let_go(gone)
+        if door is None:
+            raise KeyError(name)
+        known = self._made.get(name)
+        if known is not None and known.desk is door.desk:
+            return known
+        if known is not None:
+            self._let_go(name)
+        shelf = StatusCache(door.desk, self._loop)
+        self._shelves.append(shelf)
+        own = replace(self._options, history=door.history, state=door.state, services={}, node=None)
+        self._made[name] = Api(door.desk, shelf, own, self._aside)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._options.services))
+
+    def __len__(self) -> int:
+        return len(self._options.services)
+
+    def _let_go(self, name: str) -> None:
+        shelf = self._made.pop(name).shelf
+        shelf.close()
+        self._shelves.remove(shelf)
 
 
 def serve(desk: Mailbox, options: WebOptions) -> ApiServer:
