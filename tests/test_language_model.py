@@ -6,17 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from polythrottle import read_journal, tune
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.backends.simulated.language_model import SimulatedLanguageModel, drawn_lengths
 from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, Request, TokenServer
 from polythrottle.backends.simulated.token_steps import StepPhysics, StepWork
 from polythrottle.catalog import is_language_model, load_board, load_language_model, load_model, names
+from polythrottle.catalog.profiles import read_profile
 from polythrottle.domain.arrivals import CLOSED, Arrivals, SelfPaced
 from polythrottle.domain.errors import BadFile, InvalidInput, KnobRejected, TrialError
-from polythrottle.domain.measurement import Window
+from polythrottle.domain.measurement import Window, measurement_frame
 from polythrottle.domain.ports import Workload
+from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
+from polythrottle.metering.early_stopping import Goal
 from polythrottle.metering.meter import measure
+from polythrottle.storage.journal.lines import measurement_from, measurement_line
 from polythrottle.testing import WorkloadContract
 
 BOARDS = ("a100-sxm", "h100-sxm", "l4", "b200", "rtx-4090", "rtx-pro-6000", "jetson-agx-orin", "jetson-thor")
@@ -183,6 +188,46 @@ def test_a_window_tells_every_time_of_tokens() -> None:
     assert few.extras["tpot_p50"] < many.extras["tpot_p50"]
     assert few.extras["tokens_per_j"] < many.extras["tokens_per_j"]
     assert few.extras["itl_p50"] < few.extras["tpot_p99"]
+
+
+def test_times_are_told_for_each_class_of_prompts(tmp_path: Path) -> None:
+    """What a limit is for is measured of its requests alone, with intervals; of a class nobody is of, nothing."""
+    trace = tmp_path / "trace.csv"
+    rows = "".join(f"{i},{(100, 4000)[i % 4 == 3]},8\n" for i in range(40))
+    trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    device = _device()
+    served = _served(device)
+    short, long, none = (f"ttft_p99 for prompts{which}" for which in ("<=2048", ">2048", ">9000"))
+    limits = tuple(Constraint(name, 1.0) for name in (short, long, none, "p99 for prompts>2048"))
+    window = Window(queries=160, duration_s=0.0, most_queries=160, timeout_s=3600.0)
+    arrivals = Arrivals.parse(f"trace:{trace}@2/s")
+    with device:
+        seen = measure(device, served, served.space.default, window, arrivals=arrivals, goal=Goal(judged=limits))
+    assert seen.extras[short] < 0.5 * seen.extras[long] == 0.5 * seen.extras["ttft_p99"]
+    assert seen.extras["mean for prompts<=2048"] < seen.latency.mean_s < seen.extras["mean for prompts>2048"]
+    assert seen.extras["p99 for prompts>2048"] == seen.latency.p99_s
+    assert seen.intervals["ttft_p50 for prompts>2048"].known
+    assert seen.extras[long] in seen.intervals[long]
+    assert not any("9000" in name for name in (*seen.extras, *seen.intervals))
+    assert limits[0].slack(seen) == pytest.approx(1.0 - seen.extras[short])
+    assert measurement_from(measurement_line(seen)) == seen
+    columns = measurement_frame([seen]).columns
+    assert {"ttft_p99 for prompts<=2048_s", "latency_p99 for prompts>2048_high_s"} <= set(columns)
+
+
+def test_a_search_holds_limits_for_short_and_for_long_prompts(tmp_path: Path) -> None:
+    """Three limits at once: journal and profile have them as asked, and the answer holds them."""
+    slo = ("ttft_p99<=600ms for prompts<=200", "ttft_p99<=2s for prompts>200", "tpot_p99<=100ms")
+    found = tune("sim:h100-sxm", "llama-3.1-8b", slo=slo, method="random", trials=2, seed=4, presets=False,
+                 window=Window(queries=100, duration_s=0.0, most_queries=100, timeout_s=3600.0),
+                 journal=tmp_path / "j.jsonl", out=tmp_path / "p.toml", progress=False)  # fmt: skip
+    assert read_journal(tmp_path / "j.jsonl").problem.constraints == tuple(map(Constraint.parse, slo))
+    assert found.profile is not None
+    kept = read_profile(tmp_path / "p.toml")
+    limits = tuple(map(Constraint.parse, kept.slo))
+    assert limits == tuple(map(Constraint.parse, slo))
+    assert all(limit.slack(kept.measurement) >= 0 for limit in limits)
+    assert kept.measurement.extras == pytest.approx(found.profile.measurement.extras)
 
 
 def test_requests_that_come_by_themselves_wait_for_nobody() -> None:

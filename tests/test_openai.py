@@ -73,7 +73,7 @@ def test_a_chat_is_streamed_with_its_usage(serve: Serve) -> None:
     """One message of so many words, at temperature 0, and the server is asked to count."""
     server = serve()
     with opened(server, "?prompt_tokens=20&max_tokens=9") as workload:
-        workload.query()
+        assert workload.query().prompt_tokens == 3  # as the server counts, which alone knows its tokens
     (found,) = asked(server)
     assert (found["model"], found["max_tokens"], found["temperature"], found["stream"]) == ("org/m", 9, 0, True)
     assert found["stream_options"] == {"include_usage": True}

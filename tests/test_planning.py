@@ -76,7 +76,7 @@ def test_bounds_come_from_the_slo_unless_asked_otherwise() -> None:
     slo = ("p99<=200 ms", "power<=15 W", "temperature<=80 °C", "mean<=100 ms")
     assert bounds_of(slo) == Bounds(p99_s=0.2, power_w=15.0, temperature_c=80.0)
     assert bounds_of(slo, Bounds(power_w=12.0, errors=0.01)) == Bounds(0.2, 12.0, None, 80.0, 0.01)
-    assert bounds_of(("p99<=1.2x",)) == Bounds()
+    assert bounds_of(("p99<=1.2x",)) == bounds_of(("p99<=1s for prompts<=9",)) == Bounds()
     assert p99_limit_s(("mean<=1 s",)) is None
 
 

@@ -37,6 +37,47 @@ def test_a_limit_may_be_written_as_people_write_it(text: str) -> None:
     assert Constraint.parse("throughput≥30/s") == Constraint.parse("throughput > 30/s") == Constraint("throughput", 30)
 
 
+@pytest.mark.parametrize(
+    ("text", "metric"),
+    [("ttft_p99<=400ms for prompts<=2048", "ttft_p99 for prompts<=2048"),
+     ("e2e_p99 < 400 ms FOR prompts ≤ 2048", "p99 for prompts<=2048"),
+     ("tpot_p99<=400ms for  prompts<2049 ", "tpot_p99 for prompts<=2048"),
+     ("mean<=0.4s for prompts>=4097", "mean for prompts>4096"),
+     ("ttft_p50<=400ms for 512 <= prompts < 2049", "ttft_p50 for 511<prompts<=2048")],
+)  # fmt: skip
+def test_a_limit_may_be_one_for_some_lengths_of_prompts_only(text: str, metric: str) -> None:
+    """However the lengths are written, the same requests have one name, which reads back."""
+    found = Constraint.parse(text)
+    assert found == Constraint(metric, 0.4)
+    assert (found.timed, found.at_least, found.relative) == (True, False, False)
+    assert Constraint.parse(str(found)) == found
+    relative = Constraint.parse("p99<=1.5x for prompts>100")
+    assert Constraint.parse(str(relative)) == relative == Constraint("p99 for prompts>100", 1.5, relative=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ttft_p99<=1s for", "ttft_p99<=1s for prompts", "ttft_p99<=1s for prompts<=", "ttft_p99<=1s for prompts<=2k",
+     "ttft_p99<=1s for answers<=5", "ttft_p99<=1s for prompts<1", "ttft_p99<=1s for 9<prompts<=9",
+     "ttft_p99<=1s for 9<prompts>=20", "ttft_p99<=1s for prompts<=5 for prompts<=6", "power<=20W for prompts<=5",
+     "tokens_per_j>=5/J for prompts<=5", "ttft_p98<=1s for prompts<=5", "ttft_p99<=1s for prompts<=99999999999"],
+)  # fmt: skip
+def test_lengths_that_name_no_requests_get_one_line(text: str) -> None:
+    """Neither a length nor a metric that prompts cannot have is guessed at."""
+    with pytest.raises((InvalidInput, UnknownName)) as caught:
+        Constraint.parse(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_metric_of_some_requests_has_one_spelling() -> None:
+    """A journal that names it in another would judge a figure that no measurement has."""
+    for odd in ("ttft_p99 for prompts<2049", "ttft_p99 for prompts <=2048", "power for prompts<=2048"):
+        with pytest.raises(UnknownName):
+            Constraint(odd, 0.4)
+        with pytest.raises(InvalidInput):
+            measured(extras={odd: 0.4})
+
+
 def test_an_slo_text_reads_back() -> None:
     """The text of a constraint means the same constraint."""
     for text in ("p99<=25ms", "mean<=1.2x", "power<=20W", "throughput>=30/s"):

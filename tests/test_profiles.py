@@ -160,8 +160,11 @@ def test_each_slo_has_a_file_of_its_own(state_folder: Path) -> None:
     assert asking("p99<=0.025s") == folder / "resnet50@p99-25ms.toml"
     assert asking("power<=20W", "mean<=1.2x") == asking("mean<=1.2x", "power<=20W")
     assert asking() == folder / "resnet50@no-slo.toml"
+    long = asking("ttft_p99<=2s for prompts>2048")
+    assert long == folder / "resnet50@ttft_p99-prompts-over-2048-2000ms.toml"
+    both = [asking("p99<=9ms for 64<prompts<=2048"), asking("p99<=9ms for prompts<=2048"), asking("p99<=9ms"), long]
     every = [asking("p99<=25ms"), asking("p99<=25ms", objective=Objective.EDP), asking("throughput>=30/s"), asking()]
-    assert len(set(every)) == 4
+    assert len(set(every + both)) == 8
     assert all(path.name.count("/") == 0 and " " not in path.name for path in every)
 
 

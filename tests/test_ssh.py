@@ -30,7 +30,7 @@ from polythrottle.domain.ports import EXACT_SENSOR
 from polythrottle.domain.problem import Constraint
 from polythrottle.metering.early_stopping import Goal
 from polythrottle.metering.load import drive
-from polythrottle.metering.meter import Verdict, measurement_of, observe_window
+from polythrottle.metering.observed_window import Verdict, measurement_of, observe_window
 from polythrottle.metering.window import observe
 from polythrottle.tuning.setup import Setup
 

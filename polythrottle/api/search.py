@@ -14,7 +14,8 @@ from polythrottle.backends.meters import unmetered
 from polythrottle.domain.arrivals import SelfPaced
 from polythrottle.domain.error_budget import ErrorBudget
 from polythrottle.domain.errors import BadFile, InvalidInput
-from polythrottle.domain.measurement import EXTRAS, METRICS, EnergyKind, Window
+from polythrottle.domain.measurement import EnergyKind, Window
+from polythrottle.domain.metrics import EXTRAS, METRICS
 from polythrottle.domain.ports import Device, Meter, Optimizer, Workload
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.space import Level, OperatingPoint
@@ -495,7 +496,7 @@ def _check_simulated(board: Device, served: Workload, constraints: Sequence[Cons
     if not isinstance(board, SimulatedDevice) or isinstance(served, SelfPaced):
         return
     for constraint in constraints:
-        if constraint.metric in EXTRAS:
+        if constraint.metric in EXTRAS or constraint.prompts is not None:
             known = ", ".join(metric for metric in METRICS if metric not in EXTRAS)
             raise InvalidInput(
                 f"{constraint}: {board.title} simulates whole answers and knows no {constraint.metric}; it has {known}"

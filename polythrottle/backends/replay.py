@@ -19,7 +19,8 @@ from typing_extensions import Self
 
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import BadFile, InvalidInput, KnobRejected, TrialError
-from polythrottle.domain.measurement import METRICS, EnergyKind, Latency, Measurement, Query, Reading
+from polythrottle.domain.measurement import EnergyKind, Latency, Measurement, Query, Reading
+from polythrottle.domain.metrics import METRICS
 from polythrottle.domain.space import BATCH_SIZE, Level, OperatingPoint, SearchSpace
 from polythrottle.storage.cells import Cells
 from polythrottle.storage.tables import header, read

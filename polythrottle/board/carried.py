@@ -43,6 +43,7 @@ _PATTERNS = (
     "domain/clock.py",
     "domain/errors.py",
     "domain/measurement.py",
+    "domain/metrics.py",
     "domain/ports.py",
     "domain/problem.py",
     "domain/space.py",

@@ -19,7 +19,8 @@ from polythrottle.domain.measurement import Query, Reading
 from polythrottle.domain.ports import Device
 from polythrottle.domain.space import OperatingPoint, SearchSpace
 from polythrottle.metering.idle_power import idle_watts
-from polythrottle.metering.meter import Asked, ObservedWindow, Run, Verdict
+from polythrottle.metering.meter import Asked, Run
+from polythrottle.metering.observed_window import ObservedWindow, Verdict
 from polythrottle.metering.window import Watched, WindowSample, observe, query_from
 
 _POLL_S = 1.0
@@ -253,7 +254,7 @@ class HostedRun:
         self._begun = True
         self._over = self._told.failed = False
         count = int(self._told.next("warm")[1])
-        seen = HostedWindow(self._device, asked.sensor, arrivals=asked.arrivals, told=self._told)
+        seen = HostedWindow(self._device, asked.sensor, arrivals=asked.arrivals, goal=asked.goal, told=self._told)
         censored = observe(seen, seen.load(), asked.window, verdict)
         self._stop()
         return count, seen, censored

@@ -14,6 +14,7 @@ from polythrottle.catalog.documents import catalogue_dir
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError, UnknownName
 from polythrottle.domain.ladder import Ladder, Rung, Service
 from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
+from polythrottle.domain.metrics import is_metric, split_metric, unit_of
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import BATCH_SIZE, Level, OperatingPoint
@@ -325,12 +326,16 @@ def _question(constraints: Iterable[Constraint], objective: Objective) -> str:
 
 
 def _limit(constraint: Constraint) -> str:
+    name, prompts = split_metric(constraint.metric)
+    if prompts is not None:
+        ends = (f"over-{prompts.above}" if prompts.above else "", "" if prompts.most is None else f"to-{prompts.most}")
+        name = "-".join(filter(None, (name, "prompts", *ends)))
     if constraint.relative:
-        return f"{constraint.metric}-{constraint.limit:.10g}x"
+        return f"{name}-{constraint.limit:.10g}x"
     factor, unit = {"s": (1e3, "ms"), "w": (1.0, "W"), "c": (1.0, "C"), "per_s": (1.0, "-per-s")}.get(
         constraint.unit, (1.0, "-per-J")
     )
-    return f"{constraint.metric}-{constraint.limit * factor:.10g}{unit}"
+    return f"{name}-{constraint.limit * factor:.10g}{unit}"
 
 
 def _slug(slo: str) -> str:
@@ -400,6 +405,7 @@ def check_replaceable(path: Path) -> None:
 
 def _measured(measurement: Measurement) -> dict[str, Any]:
     times = {stat: getattr(measurement.latency, f"{stat}_s") for stat in _STATISTICS}
+    extras = measurement.extras
     values = {
         "energy_j": measurement.energy_j,
         "energy_between_j": _ends(measurement.intervals.get("energy")),
@@ -412,8 +418,10 @@ def _measured(measurement: Measurement) -> dict[str, Any]:
         "window_s": measurement.window_s,
         "queries": measurement.latency.queries,
         "latency_ms": {stat: round(time * 1e3, 6) for stat, time in times.items() if time is not None},
+        "extra_ms": {name: round(value * 1e3, 6) for name, value in extras.items() if unit_of(name) == "s"},
+        "tokens_per_j": extras.get("tokens_per_j"),
     }
-    return {key: value for key, value in values.items() if value is not None}
+    return {key: value for key, value in values.items() if value not in (None, {})}
 
 
 def _ends(interval: Interval | None) -> list[float] | None:
@@ -454,7 +462,19 @@ def _measurement(values: Any) -> Measurement:
         _figure(values, "window_s"),
         intervals=_intervals(values.get("energy_between_j")),
         idle_power_w=_figure(values, "idle_power_w"),
+        extras=_extras(values),
     )
+
+
+def _extras(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return what only some workloads have: times of tokens and of classes of requests, tokens per joule."""
+    times = _table(values.get("extra_ms", {}), "extra_ms")
+    if strange := sorted(name for name in times if not is_metric(name) or unit_of(name) != "s"):
+        raise ValueError(f"{strange[0]!r} in extra_ms is no time")
+    found = {name: _needed(times, name) / 1e3 for name in times}
+    if (tokens_per_j := _figure(values, "tokens_per_j")) is not None:
+        found["tokens_per_j"] = tokens_per_j
+    return found
 
 
 def _needed(table: Mapping[str, Any], name: str) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from polythrottle.domain.backports import StrEnum, paired
 from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.metrics import EXTRAS, METRICS, OF_CLASS, is_metric, split_metric
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -163,38 +164,6 @@ class Latency:
         return cls(float(times.mean()), p50, p90, p95, p99, spread, int(times.size))
 
 
-METRICS: Mapping[str, str] = {
-    "mean": "s",
-    "p50": "s",
-    "p90": "s",
-    "p95": "s",
-    "p99": "s",
-    "power": "w",
-    "temperature": "c",
-    "throughput": "per_s",
-    "ttft_p50": "s",
-    "ttft_p99": "s",
-    "tpot_p50": "s",
-    "tpot_p99": "s",
-    "itl_p50": "s",
-    "itl_p99": "s",
-    "tokens_per_j": "per_j",
-}
-"""The quantities an SLO can bound, and the unit each is held in.
-
-Time to the first token is ttft, time per token after it tpot, the time between two tokens itl.
-"""
-FLOORS = frozenset({"throughput", "tokens_per_j"})
-"""Those of them that an SLO bounds from below."""
-UNTOLD: Mapping[str, str] = dict.fromkeys(
-    ("tpot_p50", "tpot_p99", "itl_p50", "itl_p99"),
-    " (it is known only where the tokens of an answer come one after another)",
-)
-"""Why those of them that can be unknown where others are known may be."""
-EXTRAS = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "itl_p50", "itl_p99", "tokens_per_j")
-"""Those of them that only some workloads have."""
-
-
 @dataclass(frozen=True)
 class Interval:
     """What a quantity is between, with 95 % confidence.
@@ -280,7 +249,7 @@ class Measurement:
         intervals: 95 % intervals by metric, ``energy`` included; those of them that are known.
         idle_power_w: What the device draws at this point without work; None if that was not measured.
         requests: How many queries this took, warm-up and windows that had to be repeated included; None if unknown.
-        extras: What only some workloads have, by metric.
+        extras: What only some workloads have, by metric, and times of classes of requests.
         offered_per_s: How many items were meant to be sent in a second, in the long run; None where answers decide.
         backlog_per_s: By how many items a second the queue grew, if it did: then latency is of this window only, and
             grows for as long as requests come like this.
@@ -317,7 +286,9 @@ class Measurement:
     board: BoardEnergy | None = None
 
     def __post_init__(self) -> None:
-        if strange := sorted(set(self.extras) - set(EXTRAS)):
+        if strange := sorted(
+            name for name in set(self.extras) - set(EXTRAS) if not (OF_CLASS in name and is_metric(name))
+        ):
             raise InvalidInput(f"{strange[0]} is not among {', '.join(EXTRAS)}")
         if self.idle_power_w is not None and not (math.isfinite(self.idle_power_w) and self.idle_power_w >= 0):
             raise InvalidInput(f"idle power must be finite and not negative, not {self.idle_power_w}")
@@ -341,7 +312,7 @@ class Measurement:
             return self.temperature_c
         if name == "throughput":
             return self.throughput_per_s
-        if name in EXTRAS:
+        if name in EXTRAS or OF_CLASS in name:
             return self.extras.get(name)
         value: float | None = getattr(self.latency, f"{name}_s")
         return value
@@ -510,7 +481,9 @@ _OTHERS = {**dict.fromkeys(_TEXTS, "object"), "requests": "Int64", "censored": "
 
 def quantity(metric: str) -> tuple[str, str]:
     """Return what a metric or ``energy`` is called in columns, and its unit: ``p99`` gives ``latency_p99, s``."""
-    return _QUANTITIES.get(metric) or (metric, METRICS[metric])
+    name, prompts = split_metric(metric)
+    stem, unit = _QUANTITIES.get(name) or (name, METRICS[name])
+    return (stem if prompts is None else f"{stem}{OF_CLASS}{prompts}", unit)
 
 
 def measurement_frame(seen: Sequence[Measurement | None]) -> pd.DataFrame:
@@ -538,12 +511,13 @@ def _columns(known: Sequence[Measurement]) -> Iterator[tuple[str, Callable[[Meas
     """Yield the columns that some measurements need, in their order, and what takes each from a measurement."""
     yield from ((name, take) for name, take in RECORDED.items() if name not in _TEXTS)
     bounded = {metric for each in known for metric in each.intervals} | {"energy"}
-    for metric in ("energy", *METRICS):
+    classed = sorted({metric for each in known for metric in each.extras if OF_CLASS in metric})
+    for metric in ("energy", *METRICS, *classed):
         if metric in bounded:
             stem, unit = quantity(metric)
             yield f"{stem}_low_{unit}", lambda m, metric=metric: _end(m, metric, "low")  # type: ignore[misc]
             yield f"{stem}_high_{unit}", lambda m, metric=metric: _end(m, metric, "high")  # type: ignore[misc]
-    for metric in EXTRAS:
+    for metric in (*EXTRAS, *classed):
         if any(metric in each.extras for each in known):
             yield "_".join(quantity(metric)), lambda m, metric=metric: m.extras.get(metric)  # type: ignore[misc]
     if any(each.offered_per_s is not None for each in known):

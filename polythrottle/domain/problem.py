@@ -10,11 +10,13 @@ from dataclasses import asdict, dataclass, field, replace
 from polythrottle.domain.arrivals import CLOSED, Arrivals
 from polythrottle.domain.backports import StrEnum, removeprefix
 from polythrottle.domain.errors import InvalidInput, UnknownName
-from polythrottle.domain.measurement import FLOORS, METRICS, Measurement, Window
+from polythrottle.domain.measurement import Measurement, Window
+from polythrottle.domain.metrics import FLOORS, METRICS, OF_CLASS, PromptClass, is_metric, split_metric, unit_of
 from polythrottle.domain.space import SearchSpace
 from polythrottle.domain.units import parse_quantity, show
 
 _RELATION = re.compile(r"\s*([A-Za-z0-9_]+)\s*([<>≤≥⩽⩾]=?)\s*([^=\s].*?)\s*")
+_FOR = re.compile(r"(.*?)\s+for\s+(.*)", re.DOTALL | re.IGNORECASE)
 _GRAMMAR = "write for example p99<=25ms, mean<=1.2x, power<=20W, temperature<=80C or throughput>=30/s"
 _LEAST = 1e-12
 _MOST = 1e12
@@ -27,7 +29,7 @@ class Constraint:
     """One bound on one metric.
 
     Args:
-        metric: One of `METRICS`.
+        metric: One of `METRICS`, or a time of a class of requests, such as ``ttft_p99 for prompts<=2048``.
         limit: The bound in the metric's unit, or a multiple of the reference if ``relative``.
         relative: Whether the limit multiplies the same metric at the reference (default point or fastest row).
 
@@ -41,7 +43,7 @@ class Constraint:
     relative: bool = False
 
     def __post_init__(self) -> None:
-        if self.metric not in METRICS:
+        if not is_metric(self.metric):
             raise UnknownName("metric", self.metric, METRICS)
         if not _LEAST <= self.limit <= _MOST:
             amount = f"{self.limit:g}x" if self.relative else self.show(self.limit)
@@ -51,11 +53,15 @@ class Constraint:
     def parse(cls, text: str) -> Constraint:
         """Return the constraint an SLO text means: ``p99<=25ms``, ``p99 < 25 ms``, ``mean≤1.2x``, ``throughput>=30/s``.
 
+        A limit on a time may be one for some requests only: ``ttft_p99<=400ms for prompts<=2048``.
+
         Raises:
             InvalidInput: If the text is not of that form, or the sign or unit does not fit the metric.
             UnknownName: If the metric is not known.
         """
-        match = _RELATION.fullmatch(text)
+        divided = _FOR.fullmatch(text)
+        relation, prompts = (text, None) if divided is None else (divided[1], PromptClass.parse(divided[2]))
+        match = _RELATION.fullmatch(relation)
         if match is None:
             raise InvalidInput(f"{text!r} is not an SLO; {_GRAMMAR}")
         metric = removeprefix(match[1].lower(), "e2e_")
@@ -64,6 +70,8 @@ class Constraint:
         if metric not in METRICS:
             raise UnknownName("metric", metric, METRICS, hint=f"({_GRAMMAR})")
         relative = quantity.endswith("x")
+        if prompts is not None and METRICS[metric] != "s":
+            raise InvalidInput(f"{text!r}: {metric} is not a time of single requests; leave 'for {prompts}' out")
         if relative and metric == "temperature":
             raise InvalidInput("temperature has no multiples; write for example temperature<=80C")
         other = "" if metric == "temperature" else ", or a multiple of the default's such as 1.5x"
@@ -71,7 +79,7 @@ class Constraint:
             limit = _multiple(quantity)
         else:
             limit = parse_quantity(quantity, METRICS[metric], other=other)
-        constraint = cls(metric, limit, relative)
+        constraint = cls(metric if prompts is None else f"{metric}{OF_CLASS}{prompts}", limit, relative)
         if (sign == ">=") != constraint.at_least:
             wanted = ">=" if constraint.at_least else "<="
             raise InvalidInput(f"{text!r}: {metric} is bounded with {wanted}; {_GRAMMAR}")
@@ -90,7 +98,12 @@ class Constraint:
     @property
     def unit(self) -> str:
         """The unit of metric and absolute limit, as in `METRICS`."""
-        return METRICS[self.metric]
+        return unit_of(self.metric)
+
+    @property
+    def prompts(self) -> PromptClass | None:
+        """The requests it is a limit for, by their prompts; None if for all."""
+        return split_metric(self.metric)[1]
 
     def resolved(self, reference: float | None) -> Constraint:
         """Return this constraint with an absolute limit.
@@ -126,9 +139,9 @@ class Constraint:
 
     def __str__(self) -> str:
         sign = ">=" if self.at_least else "<="
-        if self.relative:
-            return f"{self.metric}{sign}{self.limit:g}x"
-        return f"{self.metric}{sign}{self.show(self.limit)}"
+        metric, prompts = split_metric(self.metric)
+        amount = f"{self.limit:g}x" if self.relative else self.show(self.limit)
+        return f"{metric}{sign}{amount}" + ("" if prompts is None else f"{OF_CLASS}{prompts}")
 
     def show(self, value: float | None) -> str:
         """Return a value of the metric as people write it: ``25 ms``; unknown gives ``–``."""

@@ -11,7 +11,8 @@ from statistics import geometric_mean, stdev
 from polythrottle.domain.arrivals import CLOSED, Arrivals
 from polythrottle.domain.backports import StrEnum
 from polythrottle.domain.errors import TrialError, Unanswered
-from polythrottle.domain.measurement import BETWEEN_WINDOWS, UNTOLD, Interval, Measurement, Window
+from polythrottle.domain.measurement import BETWEEN_WINDOWS, Interval, Measurement, Window
+from polythrottle.domain.metrics import why_untold
 from polythrottle.domain.ports import Device, Recorded, Rewindable, Workload
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
@@ -67,7 +68,7 @@ class Comparison:
         It stays unknown where a side does not keep up: what a growing queue shows depends on how long one looks.
 
         Args:
-            metric: ``energy`` or one of `polythrottle.domain.measurement.METRICS`.
+            metric: ``energy`` or one of `polythrottle.domain.metrics.METRICS`.
         """
         logs = self._logs(metric)
         if len(logs) < len(self.pairs) or not all(self.keeps_up):
@@ -207,7 +208,7 @@ def _pair(
 LEAST_WINDOWS = 4
 _NORMAL = 1.96
 """How many deviations, where they are known, a draw stays within with 95 % probability."""
-_PERCENTILE = re.compile(r"(.*_)?p\d+")
+_PERCENTILE = re.compile(r"(.*_)?p\d+( for .*)?")
 
 
 @dataclass(frozen=True)
@@ -394,9 +395,7 @@ def _excess(limit: Constraint, look: Measurement) -> float:
     """Return a quantity as a share of its limit, above 1 where it is broken."""
     value = look.metric(limit.metric)
     if value is None or value <= 0:
-        raise TrialError(
-            f"{limit.metric} is not measured here{UNTOLD.get(limit.metric, '')}, so {limit} cannot be checked"
-        )
+        raise TrialError(f"{limit.metric} is not measured here{why_untold(limit.metric)}, so {limit} cannot be checked")
     if limit.at_least:
         return limit.limit / value
     return value / limit.limit

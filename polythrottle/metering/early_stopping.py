@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polythrottle.domain.measurement import FLOORS, Interval, Query, Reading, Window
+from polythrottle.domain.measurement import Interval, Query, Reading, Window
+from polythrottle.domain.metrics import FLOORS, PromptClass, split_metric
 from polythrottle.domain.problem import Constraint
 from polythrottle.metering.energy import EnergyEstimate
 from polythrottle.metering.intervals import SHARES
@@ -129,11 +130,20 @@ class Goal:
         limits: Absolute limits the point must hold.
         precise: Metrics that others will be judged by, so that they must be precise themselves.
         beat_j: The energy per item of the best point so far; None if there is none, or energy is not what is minimised.
+        judged: Absolute limits that requests are counted by, though no window is cut short for breaking one.
     """
 
     limits: tuple[Constraint, ...] = ()
     precise: tuple[str, ...] = ()
     beat_j: float | None = None
+    judged: tuple[Constraint, ...] = ()
+
+    @property
+    def classes(self) -> tuple[PromptClass, ...]:
+        """The classes of requests that any of it is about, each once."""
+        names = (*self.precise, *(limit.metric for limit in (*self.limits, *self.judged)))
+        found = (split_metric(name)[1] for name in names)
+        return tuple(dict.fromkeys(each for each in found if each is not None))
 
 
 class StoppingRule(Checks):

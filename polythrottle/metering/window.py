@@ -264,7 +264,7 @@ def idle_looks(device: Watched, duration_s: float, sensor: Sensor) -> list[Windo
 
 # A query as it travels from where a window is driven to where it is judged.
 
-_FIELDS = ("latency_s", "items", "start_s", "first_s", "tokens", "sent_s", "more", "lumped", "step_s")
+_FIELDS = ("latency_s", "items", "start_s", "first_s", "tokens", "sent_s", "more", "lumped", "step_s", "prompt_tokens")
 
 
 def query_line(query: Query, end_s: float) -> list[Any]:

@@ -10,7 +10,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from polythrottle.domain.measurement import FLOORS, Measurement
+from polythrottle.domain.measurement import Measurement
+from polythrottle.domain.metrics import FLOORS, OF_CLASS
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.study import Trial
 from polythrottle.optimize.features import Array
@@ -29,7 +30,7 @@ from polythrottle.optimize.features import Array
 # speaks for itself.
 
 MEDIANS = {"p90": "p50", "p95": "p50", "p99": "p50", "ttft_p99": "ttft_p50", "tpot_p99": "tpot_p50"}
-"""The median of each percentile that is far out."""
+"""The median of each percentile that is far out, be it of all requests or of a class of them."""
 APART_SD = 0.05
 APART_WINDOWS = 2.0
 """By how much points differ besides luck, as a logarithm, and how many windows that assumption counts for; assumed."""
@@ -80,10 +81,11 @@ def pooled(measurements: Sequence[Measurement], quantity: str) -> tuple[Array, A
 
 def _tail(measurement: Measurement, quantity: str) -> _Tail | None:
     """Return what a window says of its tail; None if it does not, or if a queue may have made it."""
-    if quantity not in MEDIANS or measurement.offered_per_s is not None:
+    name, divided, prompts = quantity.partition(OF_CLASS)
+    if name not in MEDIANS or measurement.offered_per_s is not None:
         return None
     value = measurement.metric(quantity)
-    median = measurement.metric(MEDIANS[quantity])
+    median = measurement.metric(f"{MEDIANS[name]}{divided}{prompts}")
     interval = measurement.intervals.get(quantity)
     queries = measurement.latency.queries
     if value is None or median is None or interval is None or not queries or interval.low <= 0:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from polythrottle.domain.measurement import METRICS, EnergyKind, Measurement
+from polythrottle.domain.measurement import EnergyKind, Measurement
+from polythrottle.domain.metrics import split_metric, unit_of
 from polythrottle.domain.problem import Constraint, Objective
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import CAUTIONS, RECORDED_ITEMS, WORTHWHILE, Trial, TrialState
@@ -61,14 +62,15 @@ def percent(fraction: float) -> str:
 
 def _value(metric: str, value: float | None) -> str:
     """Return one of `METRICS` with its unit; unknown gives ``–``."""
-    return show(value, _SHOWN_UNITS[METRICS[metric]])
+    return show(value, _SHOWN_UNITS[unit_of(metric)])
 
 
 def _title(metric: str) -> str:
     """Return what a metric is called: ``p99 latency``, ``power``."""
-    if METRICS[metric] == "s":
-        return f"{metric} latency"
-    return metric
+    if unit_of(metric) != "s":
+        return metric
+    name, prompts = split_metric(metric)
+    return f"{name} latency" if prompts is None else f"{name} latency, {prompts}"
 
 
 def _kinds(digest: Digest) -> list[EnergyKind]:

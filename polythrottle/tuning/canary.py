@@ -13,7 +13,8 @@ from functools import partial
 
 from polythrottle.catalog.profiles import find_profile, read_profile
 from polythrottle.domain.errors import InvalidInput, TrialError
-from polythrottle.domain.measurement import UNTOLD, Interval
+from polythrottle.domain.measurement import Interval
+from polythrottle.domain.metrics import why_untold
 from polythrottle.domain.problem import Constraint
 from polythrottle.metering.comparison import MOST_PAIRS, Comparison
 from polythrottle.metering.sequential import RollbackTest
@@ -56,7 +57,7 @@ class CanaryTest:
             for limit in limits:
                 value = with_.metric(limit.metric)
                 if value is None:
-                    raise TrialError(f"{limit.metric} is not measured here{UNTOLD.get(limit.metric, '')}")
+                    raise TrialError(f"{limit.metric} is not measured here{why_untold(limit.metric)}")
                 new, old = (limit.limit, value) if limit.at_least else (value, limit.limit)
                 bounds[str(limit)] = bounds[str(limit)].seen(new, old)
         return cls(uri, comparison, energy, bounds)

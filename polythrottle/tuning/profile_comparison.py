@@ -16,6 +16,7 @@ from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
 from polythrottle.domain.units import meant
 from polythrottle.metering.comparison import MOST_PAIRS, Comparison, ProfileCheck, check_windows, compare
+from polythrottle.metering.early_stopping import Goal
 from polythrottle.metering.meter import measure
 from polythrottle.tuning.apply import check_same_kind, split_point
 from polythrottle.tuning.file_trust import announcement, check_device
@@ -104,7 +105,15 @@ def check_profile(
         while len(seen) < most_windows and not (found and found.settled):
             if isinstance(device, Rewindable):
                 device.rewind(_AGAIN + len(seen))
-            look = measure(device, workload, point, words.window(device), arrivals=words.traffic, seed=len(seen))
+            look = measure(
+                device,
+                workload,
+                point,
+                words.window(device),
+                arrivals=words.traffic,
+                seed=len(seen),
+                goal=Goal(judged=limits),
+            )
             _check_same_joules(name, profile.measurement, look)
             seen.append(look)
             found = replace(

@@ -7,7 +7,8 @@ from dataclasses import replace
 from polythrottle.backends.meters import unmetered
 from polythrottle.domain.error_budget import NOTHING_SPENT, LateRequests
 from polythrottle.domain.errors import Exhausted, InvalidInput, KnobAbsent, StorageError, TrialError
-from polythrottle.domain.measurement import UNTOLD, Measurement, Reading
+from polythrottle.domain.measurement import Measurement, Reading
+from polythrottle.domain.metrics import why_untold
 from polythrottle.domain.ports import Chooser, Concurrent, Device, Optimizer, Recorded, Rewindable, Workload
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.space import OperatingPoint
@@ -257,17 +258,19 @@ def _limits(study: Study, trial: Trial) -> tuple[Constraint, ...]:
 
 def _goal(study: Study, limits: tuple[Constraint, ...]) -> Goal:
     """Return what a trial is to find out: what others will be judged by, later whether it is any better."""
+    asked = study.constraints if study.judgeable else study.problem.constraints
+    judged = tuple(constraint for constraint in asked if not constraint.relative)
     if not limits:
-        return Goal(precise=tuple(constraint.metric for constraint in study.problem.constraints))
+        return Goal(precise=tuple(constraint.metric for constraint in study.problem.constraints), judged=judged)
     best = study.best if study.problem.objective is Objective.ENERGY else None
-    return Goal(limits, beat_j=best.measurement.energy_j if best and best.measurement else None)
+    return Goal(limits, beat_j=best.measurement.energy_j if best and best.measurement else None, judged=judged)
 
 
 def _judged(study: Study, measurement: Measurement) -> Measurement:
     """Return a measurement that holds all the study needs to judge it."""
     for constraint in study.problem.constraints:
         if measurement.metric(constraint.metric) is None:
-            told = f"{constraint.metric} is not measured here{UNTOLD.get(constraint.metric, '')}"
+            told = f"{constraint.metric} is not measured here{why_untold(constraint.metric)}"
             raise TrialError(f"{told}, so {constraint} cannot be judged")
     return measurement
 

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from polythrottle.api.outcome import energy_kind
 from polythrottle.cli.output import finite, optional
-from polythrottle.domain.measurement import EXTRAS, METRICS, BoardEnergy, EnergyKind, Interval, Measurement
+from polythrottle.domain.measurement import BoardEnergy, EnergyKind, Interval, Measurement
+from polythrottle.domain.metrics import EXTRAS, METRICS
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study, Trial
 from polythrottle.tuning.remarks import unknown

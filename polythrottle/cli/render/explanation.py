@@ -15,7 +15,8 @@ from polythrottle.cli.output import formatted, grid, optional
 from polythrottle.cli.render.console import Unpadded, plain_console
 from polythrottle.cli.render.documents import trial_document
 from polythrottle.cli.render.text import named_lines
-from polythrottle.domain.measurement import METRICS, EnergyKind
+from polythrottle.domain.measurement import EnergyKind
+from polythrottle.domain.metrics import unit_of
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study
 from polythrottle.domain.units import show, show_excess, show_level, show_name
@@ -338,7 +339,7 @@ def _unit(study: Study, metric: str) -> str:
         if energy_kind(study) is EnergyKind.RELATIVE:
             return ""
         return unit
-    return _UNITS[METRICS[metric]]
+    return _UNITS[unit_of(metric)]
 
 
 def _objective(study: Study, value: float) -> str:

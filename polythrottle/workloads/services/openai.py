@@ -121,6 +121,7 @@ class TokenStream:
         start_s: When it was asked.
         chunks: How many pieces of text there were.
         counted: How many tokens the server says there were; None if it does not say.
+        prompt_tokens: How many it says the prompt had; likewise.
         over: Whether the answer has ended as it should.
         first_s: When the first text came; ``text_s`` is when the last did, and ``last_s`` when the answer ended.
         reason: Why the server says that it ended; empty before it does.
@@ -130,6 +131,7 @@ class TokenStream:
     start_s: float
     chunks: int = 0
     counted: int | None = None
+    prompt_tokens: int | None = None
     over: bool = False
     reason: str = ""
     first_s: float | None = None
@@ -161,9 +163,11 @@ class TokenStream:
             ) from None
 
     def _count(self, event: dict[str, Any]) -> None:
-        tokens = (event.get("usage") or {}).get("completion_tokens")
-        if type(tokens) is int:
+        usage = event.get("usage") or {}
+        if type(tokens := usage.get("completion_tokens")) is int:
             self.counted = tokens
+        if type(tokens := usage.get("prompt_tokens")) is int and tokens > 0:
+            self.prompt_tokens = tokens
 
     def _look_at(self, choice: dict[str, Any], now_s: float) -> None:
         said_now = {**choice, **(choice.get("delta") or {})}
@@ -206,7 +210,13 @@ class TokenStream:
         first_s = end_s if self.first_s is None else self.first_s
         tokens = self._believed(most_tokens) if by_usage else self.chunks
         lumped = self.first_s == self.text_s
-        return Query(end_s - self.start_s, first_s=first_s - self.start_s, tokens=tokens, lumped=lumped)
+        return Query(
+            end_s - self.start_s,
+            first_s=first_s - self.start_s,
+            tokens=tokens,
+            lumped=lumped,
+            prompt_tokens=self.prompt_tokens,
+        )
 
     def _believed(self, most_tokens: int | None) -> int:
         """Return how many tokens the server says there were, if that can be."""
