@@ -1,6 +1,7 @@
 """A language model served on a simulated card: its scheduler, its physics, and what it is to be tuned."""
 
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -215,6 +216,35 @@ def test_times_are_told_for_each_class_of_prompts(tmp_path: Path) -> None:
     assert {"ttft_p99 for prompts<=2048_s", "latency_p99 for prompts>2048_high_s"} <= set(columns)
 
 
+def test_goodput_is_the_share_of_requests_that_held_every_limit_of_theirs() -> None:
+    """As counted by hand from the same requests; energy per good one is that of all, shared by them alone."""
+    device = _device()
+    served = _served(device)
+    window = Window(queries=200, duration_s=0.0, most_queries=200, timeout_s=3600.0)
+    slo = ("ttft_p99<=80ms for prompts<=500", "ttft_p99<=150ms for prompts>500", "tpot_p99<=35ms", "mean<=1ms")
+    limits = tuple(map(Constraint.parse, slo))
+    with device:
+        seen = measure(device, served, OperatingPoint({"concurrency": 128}), window, goal=Goal(judged=limits))
+    again = _served(_device())
+    again.apply(OperatingPoint({"concurrency": 128}))
+    queries = list(itertools.islice(again.served(CLOSED, 0, 60.0), window.warmup + 200))[window.warmup :]
+    kept = [
+        query.first_s is not None
+        and query.first_s <= (0.08 if (query.prompt_tokens or 0) <= 500 else 0.15)
+        and (query.per_token_s or 0.0) <= 0.035
+        for query in queries
+    ]
+    short = [held for query, held in zip(queries, kept, strict=True) if (query.prompt_tokens or 0) <= 500]
+    assert seen.goodput is not None
+    assert 0 < sum(kept) < 200
+    assert (seen.goodput.requests, seen.goodput.good) == (len(kept), sum(kept))
+    assert seen.goodput.classes["prompts<=500"] == (len(short), sum(short))
+    assert sum(all_ for all_, _ in seen.goodput.classes.values()) == 200
+    assert seen.goodput.energy_j == pytest.approx(seen.energy_j / seen.goodput.share)
+    assert seen.goodput.per_s == pytest.approx(seen.throughput_per_s * seen.goodput.share)
+    assert measurement_from(measurement_line(seen)) == seen
+
+
 def test_a_search_holds_limits_for_short_and_for_long_prompts(tmp_path: Path) -> None:
     """Three limits at once: journal and profile have them as asked, and the answer holds them."""
     slo = ("ttft_p99<=600ms for prompts<=200", "ttft_p99<=2s for prompts>200", "tpot_p99<=100ms")
@@ -227,6 +257,14 @@ def test_a_search_holds_limits_for_short_and_for_long_prompts(tmp_path: Path) ->
     limits = tuple(map(Constraint.parse, kept.slo))
     assert limits == tuple(map(Constraint.parse, slo))
     assert all(limit.slack(kept.measurement) >= 0 for limit in limits)
+    best = read_journal(tmp_path / "j.jsonl").best
+    assert best is not None
+    assert best.measurement is not None
+    assert best.measurement.goodput is not None
+    assert best.measurement.goodput.share >= 0.97  # each of three limits holds for 99 in 100
+    assert {"goodput, tuned", "tokens per joule, tuned", "goodput, prompts&gt;200"} <= set(
+        re.findall("<dt>(.*?)</dt>", (tmp_path / "j.html").read_text())
+    )
     assert kept.measurement.extras == pytest.approx(found.profile.measurement.extras)
 
 

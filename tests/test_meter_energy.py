@@ -16,7 +16,7 @@ from polythrottle.domain.space import OperatingPoint
 from polythrottle.metering.early_stopping import Goal
 from polythrottle.metering.energy import EnergyEstimate, WindowSample, attribute, trajectory
 from polythrottle.metering.meter import measure
-from polythrottle.metering.observed_window import ObservedWindow, with_intervals
+from polythrottle.metering.observed_window import ObservedWindow, measurement_of, with_intervals
 from polythrottle.metering.validity import Disturbed, check_readings
 from polythrottle.testing.sensors import METERS, SENSORS, Rig, SensorFault, Traffic
 
@@ -296,6 +296,35 @@ def test_times_that_too_many_answers_do_not_tell_are_unknown(name: str, metric: 
         assert len(window.values("latency_s")) == len(window.queries)
     window.looks = [WindowSample(Reading(at_s, at_s), 0, 0, 0) for at_s in (0.0, 1.0)]
     assert window.interval(metric) is None
+
+
+def test_a_request_that_does_not_tell_is_not_good_and_too_many_leave_goodput_unknown() -> None:
+    """Answers of one token have no time between tokens to break; of gaps as many may be long as the limit says."""
+    limits = tuple(map(Constraint.parse, ("tpot_p99<=1s", "ttft_p99<=2s for prompts>9")))
+    good = Query(2.0, first_s=1.0, tokens=5, prompt_tokens=5)
+    single = replace(good, first_s=2.0, tokens=1)
+    late, slow = replace(good, latency_s=4.0, first_s=3.0, prompt_tokens=10), replace(good, latency_s=9.0)
+    mute, lengthless = replace(good, lumped=True), replace(good, prompt_tokens=None)
+
+    def counted(*queries: Query, limits: tuple[Constraint, ...] = limits) -> tuple[int, int] | None:
+        window = ObservedWindow(FakeDevice(), Sensor(), goal=Goal(judged=limits))
+        window.looks = [WindowSample(Reading(at_s, at_s), 0, 0, 0) for at_s in (0.0, 1.0)]
+        for query in queries:
+            window.take(query)
+        window.look()
+        window.looks[-1] = replace(window.looks[-1], reading=Reading(2.0, 2.0))
+        found = measurement_of(window, censored=True).goodput
+        return None if found is None else (found.requests, found.good)
+
+    assert counted(*[good] * 97, single, late, slow) == (100, 98)
+    assert counted(*[good] * 99, mute) == counted(*[good] * 99, lengthless) == (100, 99)
+    assert counted(*[good] * 98, mute, lengthless) is None
+    assert counted(*[slow] * 98, mute, replace(lengthless, latency_s=9.0)) == (100, 0)
+    gaps = (replace(good, gaps_s=(0.1,) * 99 + (5.0,)), replace(good, gaps_s=(0.1,) * 9 + (5.0,)), single)
+    assert counted(*gaps, limits=(Constraint.parse("itl_p99<=1s"),)) == (3, 2)
+    for nothing in ((), (Constraint.parse("mean<=1s"),), (Constraint.parse("ttft_p50<=1s"),)):
+        assert counted(good, good, limits=nothing) is None
+    assert counted(replace(good, tokens=None), limits=(Constraint.parse("p99<=9s"),)) is None
 
 
 def test_idle_power_is_measured_apart() -> None:

@@ -13,6 +13,7 @@ from polythrottle.backends import open_device
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.measurement import Measurement, Window
 from polythrottle.domain.ports import Device, EnergyMeter, Meter, Noting, PowerMeter, Readable, Workload
+from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study
 from polythrottle.domain.units import meant, show_level, show_name
@@ -124,6 +125,7 @@ def measure(
     point: Mapping[str, Level] | None = None,
     *,
     preset: str | None = None,
+    slo: Sequence[str] | str = (),
     setup: Setup | None = None,
     meter: Meter | None = None,
     window: Window | None = None,
@@ -137,6 +139,8 @@ def measure(
         workload: Workload URI, a workload, a function or a torch module, as of `tune`.
         point: Levels in SI by knob; knobs that are not named stay at their default.
         preset: Start from this preset of the device instead of its default.
+        slo: Absolute limits, such as ``ttft_p99<=400ms for prompts<=2048``: those of language models have the requests
+            counted that hold all of theirs (`polythrottle.domain.measurement.Goodput`), each class of them apart.
         setup: Device and workload with all their options; its names override both, objects given beside it stay.
         meter: An external meter whose joules count instead of the device's own.
         window: How long to look.
@@ -146,13 +150,15 @@ def measure(
     Raises:
         UnknownName: If the device and workload have no such knob or preset.
         InvalidInput: If a knob has no such level; names the nearest. Or if single requests of a recorded table are
-            asked for.
+            asked for, or a limit is relative.
         PolythrottleError: As `tune`.
     """
     from polythrottle.metering.calibration import passed_over
+    from polythrottle.metering.early_stopping import Goal
     from polythrottle.metering.meter import measure as measure_point
 
     setup = Setup.of(device, workload, meter, setup)
+    limits = absolute_limits(slo)
     tell = told or (lambda line: None)
     if point is not None and not isinstance(point, Mapping):
         raise InvalidInput(f"a point is levels by knob, such as {{'batch_size': 4}}, not {point!r}")
@@ -171,11 +177,38 @@ def measure(
         for line in (*passed_over(board), *before):
             tell(line)
         looks = window or replace(setup.window(board), idle_s=IDLE_S)
-        found = measure_point(board, served, whole, looks, arrivals=setup.traffic, kept=kept)
+        # Judged and not held: whoever asks how a point does wants all of its window.
+        goal = Goal(judged=limits)
+        found = measure_point(board, served, whole, looks, arrivals=setup.traffic, goal=goal, kept=kept)
         late = tuple(line for line in notes(served) if line not in before)
         for line in (*late, *afterwards(found, looks, setup.traffic, setup.seconds)):
             tell(line)
         return whole, found
+
+
+def slo_texts(slo: Sequence[str] | str) -> tuple[str, ...]:
+    """Return constraints as texts, one or many.
+
+    Raises:
+        InvalidInput: If they are something else.
+    """
+    if isinstance(slo, str):
+        return (slo,)
+    if not isinstance(slo, Sequence) or not all(isinstance(text, str) for text in slo):
+        raise InvalidInput(f"an SLO is a text such as 'p99<=25ms', or a list of them, not {slo!r}")
+    return tuple(slo)
+
+
+def absolute_limits(slo: Sequence[str] | str) -> tuple[Constraint, ...]:
+    """Return the limits that one point is looked at for.
+
+    Raises:
+        InvalidInput: If one is a multiple of what another point does, or none at all.
+    """
+    limits = tuple(map(Constraint.parse, slo_texts(slo)))
+    if multiple := next((limit for limit in limits if limit.relative), None):
+        raise InvalidInput(f"{multiple}: of one point there is no default to be a multiple of; write it as p99<=25ms")
+    return limits
 
 
 def energy(*devices: str | Device | Meter) -> "EnergyBlock":

@@ -8,7 +8,16 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
 
-from polythrottle.api.experiments import IDLE_S, Watcher, energy, measure, notes, study_progress, sweep
+from polythrottle.api.experiments import (
+    IDLE_S,
+    Watcher,
+    energy,
+    measure,
+    notes,
+    slo_texts,
+    study_progress,
+    sweep,
+)
 from polythrottle.api.outcome import Tuning, conclude, find_study, planned, read_study, usual_path
 from polythrottle.backends.meters import unmetered
 from polythrottle.domain.arrivals import SelfPaced
@@ -143,7 +152,7 @@ def tune(
         errors=None if error_budget is None else ErrorBudget.parse(error_budget),
     )
     options = TuneOptions(
-        plan, name, optimizer, _texts(slo), Objective.parse(objective), window, seed, _absolute(journal), fresh
+        plan, name, optimizer, slo_texts(slo), Objective.parse(objective), window, seed, _absolute(journal), fresh
     )
     return _begin(options, force, progress, watcher)
 
@@ -241,15 +250,6 @@ def _absolute(path: Path | str | None) -> Path | None:
     if path is None or path == "":
         return None
     return Path(path).absolute()
-
-
-def _texts(slo: Sequence[str] | str) -> tuple[str, ...]:
-    """Return constraints as texts, one or many."""
-    if isinstance(slo, str):
-        return (slo,)
-    if not isinstance(slo, Sequence) or not all(isinstance(text, str) for text in slo):
-        raise InvalidInput(f"an SLO is a text such as 'p99<=25ms', or a list of them, not {slo!r}")
-    return tuple(slo)
 
 
 def _check_types(**given: object) -> None:

@@ -311,26 +311,34 @@ def measure(
         str | None, typer.Option("--point", metavar="K=V,…", help="gpu_max_mhz=900,batch_size=4; the rest at default.")
     ] = None,
     preset: Annotated[str | None, typer.Option("--preset", metavar="NAME", help="Start from a preset: MAXN, …")] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option("--slo", metavar="SLO", help="Limits to judge it by, and requests to count; repeats."),
+    ] = None,
     attribute: AttributeOption = None,
     require: RequireOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure latency and energy at one operating point, or compare two in turns."""
     from polythrottle.api import search
+    from polythrottle.api.experiments import absolute_limits
     from polythrottle.cli.render.documents import measure_document
     from polythrottle.cli.render.text import print_measurement
 
     if sides:
-        _check_two_sides(point, preset, attribute)
+        _check_two_sides(point, preset, slo, attribute)
         run_comparison(sides, setup, require, as_json)
         return
     if require:
         raise InvalidInput("--require belongs to a comparison, such as: polythrottle measure default profile.toml")
     words = setup.setup()
+    limits = absolute_limits(slo or ())
     table = optional(RequestTable, attribute)
     kept = optional(attrgetter("keep"), table)
     with own_stdout():
-        where, measured = search.measure(point=levels(point), preset=preset, setup=words, told=complain, kept=kept)
+        where, measured = search.measure(
+            point=levels(point), preset=preset, slo=slo or (), setup=words, told=complain, kept=kept
+        )
     failed = None
     besides: dict[str, str] = {}
     document: dict[str, Any] = {}
@@ -341,16 +349,16 @@ def measure(
     answer(
         (words, where, measured),
         as_json,
-        lambda found: print_measurement(found, besides),
-        lambda found: {**measure_document(found), **document},
+        lambda found: print_measurement(found, limits, besides),
+        lambda found: {**measure_document(found, limits), **document},
     )
     # Raised last: the measurement is answered even where its table cannot be kept.
     if failed is not None:
         raise failed
 
 
-def _check_two_sides(point: str | None, preset: str | None, attribute: Path | None) -> None:
-    given = {"--point": point, "--preset": preset, "--attribute": attribute}
+def _check_two_sides(point: str | None, preset: str | None, slo: list[str] | None, attribute: Path | None) -> None:
+    given = {"--point": point, "--preset": preset, "--slo": slo or None, "--attribute": attribute}
     if wrong := [option for option, value in given.items() if value is not None]:
         raise InvalidInput(f"a comparison of two sides takes no {wrong[0]}; its sides are profiles, presets or default")
 

@@ -227,6 +227,42 @@ class BoardEnergy:
             raise InvalidInput(f"energy must be positive and finite, not {self.energy_j}")
 
 
+@dataclass(frozen=True)
+class Goodput:
+    """How many requests of a window held every limit of theirs, and what each of those took.
+
+    Args:
+        requests: How many were answered; ``good`` of them held.
+        good: A request whose times are not told is none of them.
+        per_s: Good ones a second.
+        energy_j: The energy of all requests per good one; None if none was.
+        classes: The same two counts for each class of requests, by its name.
+
+    Raises:
+        InvalidInput: If more were good than there were, or a figure cannot be one.
+    """
+
+    requests: int
+    good: int
+    per_s: float
+    energy_j: float | None = None
+    classes: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for requests, good in ((self.requests, self.good), *self.classes.values()):
+            if not 0 <= good <= requests:
+                raise InvalidInput(f"{good} of {requests} requests cannot have held their limits")
+        if not 0 <= self.per_s < math.inf:
+            raise InvalidInput(f"{self.per_s} requests a second cannot have held their limits")
+        if self.energy_j is not None and not 0 < self.energy_j < math.inf:
+            raise InvalidInput(f"energy must be positive and finite, not {self.energy_j}")
+
+    @property
+    def share(self) -> float:
+        """The share of all requests that was good."""
+        return self.good / self.requests if self.requests else 0.0
+
+
 _NEVER_NEGATIVE = ("window_s", "requests", "offered_per_s", "sender_s", "cuts_per_s", "cut_share")
 """Figures of a measurement that may be unknown or zero."""
 
@@ -258,6 +294,8 @@ class Measurement:
         cuts_per_s: How often a second the device cut its clocks for a moment, as is normal on it; None if unknown.
         cut_share: For which share of the time; None if unknown.
         board: What the device's own sensors said beside an external meter; None where nothing stands beside.
+        goodput: How many requests held every limit on their times; None where answers have no tokens, nothing limits
+            single requests, or too many do not tell.
 
     Raises:
         InvalidInput: If energy or throughput is not positive and finite, power is not finite or negative, an extra
@@ -284,6 +322,7 @@ class Measurement:
     cuts_per_s: float | None = None
     cut_share: float | None = None
     board: BoardEnergy | None = None
+    goodput: Goodput | None = None
 
     def __post_init__(self) -> None:
         if strange := sorted(

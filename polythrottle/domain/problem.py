@@ -18,6 +18,7 @@ from polythrottle.domain.units import parse_quantity, show
 _RELATION = re.compile(r"\s*([A-Za-z0-9_]+)\s*([<>≤≥⩽⩾]=?)\s*([^=\s].*?)\s*")
 _FOR = re.compile(r"(.*?)\s+for\s+(.*)", re.DOTALL | re.IGNORECASE)
 _GRAMMAR = "write for example p99<=25ms, mean<=1.2x, power<=20W, temperature<=80C or throughput>=30/s"
+_FAR_OUT = ("p90", "p95", "p99")
 _LEAST = 1e-12
 _MOST = 1e12
 _MULTIPLE = re.compile(r"(\d+\.?\d*|\.\d+)x")
@@ -94,6 +95,11 @@ class Constraint:
     def timed(self) -> bool:
         """Whether the metric is a latency."""
         return self.unit == "s"
+
+    @property
+    def of_each(self) -> bool:
+        """Whether it is a percentile far out, such as a p99: then nearly every request is to keep the limit."""
+        return split_metric(self.metric)[0].rpartition("_")[2] in _FAR_OUT
 
     @property
     def unit(self) -> str:

@@ -185,6 +185,11 @@ def show_excess(fraction: float, decimals: int = 0) -> str:
     return f"{fraction:,.0f} times the limit"
 
 
+def show_share(share: float) -> str:
+    """Return a share in percent that is 100 % only where it is whole: ``0.99996`` gives ``99.99 %``."""
+    return f"{math.floor(1e4 * share + 1e-9) / 100:.4g} %"
+
+
 def show_percent(fraction: float, form: str = ".1f") -> str:
     """Return a fraction as people read it: ``0.314`` gives ``31.4 %``."""
     return f"{100 * fraction:{form}} %"

@@ -139,6 +139,15 @@ class Goal:
     judged: tuple[Constraint, ...] = ()
 
     @property
+    def counted(self) -> tuple[Constraint, ...]:
+        """All limits that requests are counted by, each once: those that bound the times of nearly all of them.
+
+        Of what a mean or a median is to be, no request says that it is kept.
+        """
+        every = dict.fromkeys((*self.limits, *self.judged))
+        return tuple(limit for limit in every if limit.timed and not limit.relative and limit.of_each)
+
+    @property
     def classes(self) -> tuple[PromptClass, ...]:
         """The classes of requests that any of it is about, each once."""
         names = (*self.precise, *(limit.metric for limit in (*self.limits, *self.judged)))

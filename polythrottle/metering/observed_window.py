@@ -10,9 +10,10 @@ import numpy as np
 from polythrottle.backends.meters import unmetered
 from polythrottle.domain.arrivals import CLOSED, LATENCY_CYCLES, Arrivals
 from polythrottle.domain.errors import InvalidInput, TrialError
-from polythrottle.domain.measurement import BoardEnergy, Interval, Latency, Measurement, Query, Reading, Window
+from polythrottle.domain.measurement import BoardEnergy, Goodput, Interval, Latency, Measurement, Query, Reading, Window
 from polythrottle.domain.metrics import OF_CLASS, PromptClass, split_metric
 from polythrottle.domain.ports import EXACT_SENSOR, Device, Sensor
+from polythrottle.domain.problem import Constraint
 from polythrottle.metering.calibration import sensor_of
 from polythrottle.metering.early_stopping import Censor, Goal, StoppingRule
 from polythrottle.metering.energy import (
@@ -248,7 +249,65 @@ def _values(seen: ObservedWindow, joules: EnergyEstimate, censored: bool) -> Mea
         cuts_per_s=_grown_per_s(seen, "cuts"),
         cut_share=_grown_per_s(seen, "cut_s"),
         board=_board(seen),
+        goodput=_goodput(seen, joules),
     )
+
+
+def _goodput(seen: ObservedWindow, joules: EnergyEstimate) -> Goodput | None:
+    """Return how many requests held every limit of theirs; None where that means nothing or too many do not tell."""
+    limits = seen.goal.counted
+    if not limits or not seen.tokens:
+        return None
+    kept = [_keeps(query, limits) for query in seen.queries]
+    if kept.count(None) > _MOST_UNTOLD * len(kept):
+        return None
+    good = kept.count(True)
+    counts = {}
+    for prompts in seen.goal.classes:
+        of_class = [held for query, held in zip(seen.queries, kept, strict=True) if _is_of(query, prompts)]
+        counts[str(prompts)] = (len(of_class), of_class.count(True))
+    each_j = joules.item_j * seen.items / len(kept)
+    return Goodput(
+        requests=len(kept),
+        good=good,
+        per_s=good / seen.looked_s,
+        energy_j=each_j * len(kept) / good if good else None,
+        classes=counts,
+    )
+
+
+def _is_of(query: Query, prompts: PromptClass) -> bool | None:
+    """Return whether a query is of a class; None if it does not tell."""
+    return None if query.prompt_tokens is None else query.prompt_tokens in prompts
+
+
+def _keeps(query: Query, limits: Sequence[Constraint]) -> bool | None:
+    """Return whether a query kept all limits that are for it; None if it breaks none and does not tell of all."""
+    kept = [_keeps_one(query, limit) for limit in limits]
+    if False in kept:
+        return False
+    return None if None in kept else True
+
+
+def _keeps_one(query: Query, limit: Constraint) -> bool | None:
+    """Return whether a query kept a limit; None if it does not tell.
+
+    Of the times between its own tokens as many may be longer as the limit says of all.
+    """
+    prompts = limit.prompts
+    if prompts is not None and not (mine := _is_of(query, prompts)):
+        return None if mine is None else True
+    name, _, tail = split_metric(limit.metric)[0].rpartition("_")
+    if name == "":
+        return query.latency_s <= limit.limit
+    if name != "ttft" and query.tokens is not None and query.tokens < _OWED["per_token_s"]:
+        return True
+    if name != _GAPS:
+        taken_s = query.first_s if name == "ttft" else query.per_token_s
+    else:
+        gaps_s = np.asarray(query.gaps_s, dtype=float)
+        taken_s = float(np.quantile(gaps_s, SHARES[tail], method="inverted_cdf")) if gaps_s.size else None
+    return None if taken_s is None else taken_s <= limit.limit
 
 
 def _board(seen: ObservedWindow) -> BoardEnergy | None:

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from polythrottle.domain.measurement import EnergyKind, Measurement
-from polythrottle.domain.metrics import split_metric, unit_of
+from polythrottle.domain.metrics import OF_CLASS, split_metric, unit_of
 from polythrottle.domain.problem import Constraint, Objective
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import CAUTIONS, RECORDED_ITEMS, WORTHWHILE, Trial, TrialState
-from polythrottle.domain.units import show, show_name, show_number, show_percent, show_span
+from polythrottle.domain.units import show, show_name, show_number, show_percent, show_share, show_span
 from polythrottle.report.digest import Digest, Scale
 from polythrottle.report.figures import bare, titled
 from polythrottle.report.markup import Html, joined, tag
@@ -70,7 +70,9 @@ def _title(metric: str) -> str:
     if unit_of(metric) != "s":
         return metric
     name, prompts = split_metric(metric)
-    return f"{name} latency" if prompts is None else f"{name} latency, {prompts}"
+    if prompts is not None:
+        return f"{name} latency, {prompts}"
+    return f"{name} latency"
 
 
 def _kinds(digest: Digest) -> list[EnergyKind]:
@@ -133,6 +135,8 @@ def _stats(digest: Digest) -> Iterable[Html]:
         yield _slo(digest, bound)
     for bound in digest.study.problem.constraints if digest.constraints is None else ():
         yield _stat(_title(bound.metric), "–", f"SLO {bound}; what it multiplies was not measured")
+    if digest.best is not None:
+        yield from _of_tokens(digest.best.measurement)
     if not digest.study.problem.constraints:
         yield _stat("SLO", "none", "every point is allowed")
     if digest.study.problem.objective is not Objective.ENERGY:
@@ -153,6 +157,25 @@ def _stats(digest: Digest) -> Iterable[Html]:
     for state in (TrialState.FAILED, TrialState.RUNNING):
         if others := len(digest.in_state(state)):
             yield _stat(str(state), f"{others:,}", f"trial{'s' * (others > 1)} without a measurement")
+
+
+def _of_tokens(seen: Measurement) -> Iterator[Html]:
+    """Yield, of a language model, tokens per joule beside how long answers took, and how many held their limits."""
+    tokens_per_j = seen.metric("tokens_per_j")
+    if tokens_per_j is not None and seen.energy_kind is not EnergyKind.RELATIVE:
+        mean = show(seen.latency.mean_s, "s")
+        yield _stat("tokens per joule, tuned", f"{tokens_per_j:.4g}", f"{seen.energy_kind}; mean {mean} end to end")
+    if (goodput := seen.goodput) is not None:
+        each = ""
+        if goodput.energy_j is not None and seen.energy_kind is not EnergyKind.RELATIVE:
+            each = f"; {show(goodput.energy_j, 'J')} per good request, {seen.energy_kind}"
+        held = f"of {goodput.requests:,} requests held every limit of theirs, {goodput.per_s:.4g} a second{each}"
+        yield _stat("goodput, tuned", show_share(goodput.share), held)
+        for prompts, (requests, good) in goodput.classes.items():
+            if requests:
+                mean = show(seen.metric(f"mean{OF_CLASS}{prompts}"), "s")
+                note = f"of {requests:,} requests; mean {mean} end to end"
+                yield _stat(f"goodput, {prompts}", show_share(good / requests), note)
 
 
 def _effort(digest: Digest) -> Iterator[Html]:

@@ -1,11 +1,13 @@
 """What a command found out, as JSON documents for programs: SI units, null for what is not known."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from polythrottle.api.outcome import energy_kind
 from polythrottle.cli.output import finite, optional
-from polythrottle.domain.measurement import BoardEnergy, EnergyKind, Interval, Measurement
-from polythrottle.domain.metrics import EXTRAS, METRICS
+from polythrottle.domain.measurement import BoardEnergy, EnergyKind, Goodput, Interval, Measurement
+from polythrottle.domain.metrics import EXTRAS, METRICS, OF_CLASS
+from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study, Trial
 from polythrottle.tuning.remarks import unknown
@@ -73,7 +75,9 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
     }
 
 
-def measure_document(found: "tuple[Setup, OperatingPoint, Measurement]") -> dict[str, Any]:
+def measure_document(
+    found: "tuple[Setup, OperatingPoint, Measurement]", limits: Sequence[Constraint] = ()
+) -> dict[str, Any]:
     """Return the JSON document of ``measure``."""
     setup, point, measurement = found
     return {
@@ -90,6 +94,9 @@ def measure_document(found: "tuple[Setup, OperatingPoint, Measurement]") -> dict
         "marginal_j": measurement.marginal_j,
         "idle_j": measurement.idle_j,
         **{name: measurement.metric(name) for name in EXTRAS},
+        "slo": [_limit(limit, measurement) for limit in limits],
+        "goodput": optional(_goodput, measurement.goodput),
+        "classes": _classes(measurement),
         "late_p99_s": measurement.late_p99_s,
         "sender_s": measurement.sender_s,
         "cuts_per_s": measurement.cuts_per_s,
@@ -99,6 +106,37 @@ def measure_document(found: "tuple[Setup, OperatingPoint, Measurement]") -> dict
         "simulated": measurement.energy_kind is EnergyKind.SIMULATED,
         "energy_kind": str(measurement.energy_kind),
     }
+
+
+def _limit(limit: Constraint, measurement: Measurement) -> dict[str, Any]:
+    """Return how one measurement stands to an absolute limit; whether it holds is null where that is not known."""
+    value = measurement.metric(limit.metric)
+    holds = None
+    if value is not None:
+        holds = limit.slack(measurement) >= 0 and measurement.keeps_up and not measurement.censored
+    return {"text": str(limit), "metric": limit.metric, "limit": limit.limit, "value": value, "holds": holds}
+
+
+def _goodput(seen: Goodput) -> dict[str, Any]:
+    return {
+        "requests": seen.requests,
+        "good": seen.good,
+        "share": seen.share,
+        "good_per_s": seen.per_s,
+        "energy_per_good_j": seen.energy_j,
+    }
+
+
+def _classes(measurement: Measurement) -> dict[str, dict[str, Any]]:
+    """Return the times of each class of requests, and how many of it held their limits where that was counted."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in measurement.extras.items():
+        metric, divided, prompts = name.partition(OF_CLASS)
+        if divided:
+            found.setdefault(prompts, {})[f"{metric}_s"] = value
+    for prompts, (requests, good) in ({} if measurement.goodput is None else measurement.goodput.classes).items():
+        found.setdefault(prompts, {}).update({"requests": requests, "good": good})
+    return found
 
 
 def sweep_document(swept: "Swept") -> dict[str, Any]:
@@ -167,6 +205,9 @@ def _point_and(point: OperatingPoint, measurement: Measurement | None) -> dict[s
     document["intervals"] = _intervals(measurement)
     if measurement.board:
         document["board"] = _board(measurement.board)
+    if measurement.goodput:
+        document |= {"goodput": _goodput(measurement.goodput), "classes": _classes(measurement)}
+        document["tokens_per_j"] = measurement.metric("tokens_per_j")
     return document
 
 

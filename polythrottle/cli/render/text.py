@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
@@ -23,10 +23,11 @@ from polythrottle.domain.measurement import (
     Measurement,
     saving_interval,
 )
-from polythrottle.domain.problem import Objective
+from polythrottle.domain.metrics import OF_CLASS, why_untold
+from polythrottle.domain.problem import Constraint, Objective
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.domain.study import RECORDED_ITEMS, WORTHWHILE, Study
-from polythrottle.domain.units import show, show_excess, show_span
+from polythrottle.domain.study import RECORDED_ITEMS, WORTHWHILE, Study, Trial
+from polythrottle.domain.units import show, show_excess, show_share, show_span
 from polythrottle.tuning.remarks import passed_over
 from polythrottle.tuning.stopping import is_conclusive
 
@@ -66,9 +67,11 @@ def print_tuning(tuning: "Tuning") -> None:
 
 
 def print_measurement(
-    found: "tuple[Setup, OperatingPoint, Measurement]", besides: Mapping[str, str] = MappingProxyType({})
+    found: "tuple[Setup, OperatingPoint, Measurement]",
+    limits: Sequence[Constraint] = (),
+    besides: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Print one measurement in at most 80 columns, and lines that belong to it under their names."""
+    """Print one measurement in at most 80 columns, how it stands to limits, and lines that belong to it."""
     setup, point, measured = found
     lines = {
         "point": show_point(point),
@@ -76,6 +79,8 @@ def print_measurement(
             f"{name} {_with_interval(measured, name, 's')}" for name in ("mean", "p99") if measured.metric(name)
         ),
         **_tokens(measured),
+        **{limit.metric: _stands(limit, measured) for limit in limits},
+        **_goodput(measured),
         "energy": f"{_joules(measured)} per item, {show_boundary(measured)}",
         **_board(measured),
         "power": f"{_with_interval(measured, 'power', 'W')}, {_rate(measured.throughput_per_s)} items/s",
@@ -118,8 +123,35 @@ def _tokens(measured: Measurement) -> dict[str, str]:
         between = ""
         if interval is not None and interval.known:
             between = _between(each, interval, "")
-        found["tokens"] = f"{each:.4g} per joule{between}, {measured.energy_kind}"
+        mean = f"mean {show(measured.latency.mean_s, 's')} end to end"
+        found["tokens"] = f"{each:.4g} per joule{between}, {measured.energy_kind}; {mean}"
     return {name: text for name, text in found.items() if text}
+
+
+def _goodput(measured: Measurement) -> dict[str, str]:
+    """Return how many requests held every limit of theirs, of all and of each class, where that was counted."""
+    if (seen := measured.goodput) is None:
+        return {}
+    parts = [f"{show_share(seen.share)} of {seen.requests:,} held every limit of theirs", f"{_rate(seen.per_s)} good/s"]
+    if seen.energy_j is not None and measured.energy_kind is not EnergyKind.RELATIVE:
+        parts.append(f"{show(seen.energy_j, 'J')} per good one, {measured.energy_kind}")
+    lines = {"goodput": ", ".join(parts)}
+    for prompts, (requests, good) in seen.classes.items():
+        name = f"{OF_CLASS}{prompts}"
+        times = [f"{each} p99 {show(measured.metric(f'{each}_p99{name}'), 's')}" for each in ("ttft", "tpot")]
+        held = f"{show_share(good / requests)} of {requests:,}" if requests else "none came"
+        mean = f"mean {show(measured.metric(f'mean{name}'), 's')} end to end"
+        lines[prompts] = ", ".join([held, *times, mean] if requests else [held])
+    return lines
+
+
+def _stands(limit: Constraint, measured: Measurement) -> str:
+    """Return a metric beside its absolute limit, and whether it holds."""
+    value = measured.metric(limit.metric)
+    if value is None:
+        return f"not measured{why_untold(limit.metric)}, limit {limit.show(limit.limit)}"
+    broken = "  broken" if limit.slack(measured) < 0 or measured.censored or not measured.keeps_up else ""
+    return f"{limit.show(value)}, limit {limit.show(limit.limit)}{broken}"
 
 
 def _rate(rate_per_s: float) -> str:
@@ -272,6 +304,7 @@ def _lines(tuning: "Tuning") -> "Iterator[tuple[str, str | Text]]":
             yield "", f"{gained}: the default is within {WORTHWHILE:.0%} of the best found"
         yield "point", show_point(best.point)
         yield from _held(study, best.measurement)
+        yield from _of_tokens(default, best.measurement)
     if tuning.profile is not None:
         yield "ladder", _ladder(tuning)
     yield "trials", _trials(study)
@@ -424,6 +457,21 @@ def _held(study: Study, measurement: Measurement) -> Iterator[tuple[str, str]]:
             constraint.metric,
             f"{show(measurement.metric(constraint.metric), unit)}, limit {show(constraint.limit, unit)}{relative}",
         )
+
+
+def _of_tokens(default: Trial | None, tuned: Measurement) -> Iterator[tuple[str, str]]:
+    """Yield, of a language model, tokens per joule and goodput at the tuned point, and what the default had."""
+    before: Measurement | None = optional(attrgetter("measurement"), default)
+    if (told := _tokens(tuned).get("tokens")) is not None:
+        was = ""
+        if before is not None and (was_per_j := before.metric("tokens_per_j")) is not None:
+            was = f" (default {was_per_j:.4g}, mean {show(before.latency.mean_s, 's')})"
+        yield "tokens", told + was
+    for name, told in _goodput(tuned).items():
+        was = ""
+        if name == "goodput" and before is not None and before.goodput is not None:
+            was = f" (default {show_share(before.goodput.share)})"
+        yield name, told + was
 
 
 def _trials(study: Study) -> str:

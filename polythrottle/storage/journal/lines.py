@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from polythrottle.domain.arrivals import Arrivals
 from polythrottle.domain.error_budget import LateRequests
-from polythrottle.domain.measurement import BoardEnergy, EnergyKind, Interval, Latency, Measurement, Window
+from polythrottle.domain.measurement import BoardEnergy, EnergyKind, Goodput, Interval, Latency, Measurement, Window
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.study import Cost, Study, Trial
 from polythrottle.storage.space_codec import space_document, space_from_document
@@ -25,6 +25,7 @@ _NEWER = (
     "cuts_per_s",
     "cut_share",
     "board",
+    "goodput",
 )
 _KINDS: Mapping[type, str] = {
     str: "a text",
@@ -43,6 +44,7 @@ _FIGURES = frozenset(each.name for each in fields(Measurement)) - {
     "intervals",
     "extras",
     "board",
+    "goodput",
 }
 T = TypeVar("T")
 
@@ -115,6 +117,8 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
     newer = {**{name: line.pop(name) for name in _NEWER}, "intervals": ends}
     if (board := measurement.board) is not None and board.interval is not None:
         newer["board"]["interval"] = [_end(board.interval.low), _end(board.interval.high)]
+    if measurement.goodput is not None:
+        newer["goodput"]["classes"] = {name: list(each) for name, each in measurement.goodput.classes.items()}
     return {**line, **{name: value for name, value in newer.items() if value not in (None, {})}}
 
 
@@ -147,6 +151,21 @@ def _board(line: Any) -> BoardEnergy:
     )
 
 
+def _goodput(line: Any) -> Goodput:
+    line = typed(line, dict, "goodput")
+    classes = typed(line["classes"], dict, "goodput.classes")
+    if any(len(typed(pair, list, f"goodput of {name}")) != 2 for name, pair in classes.items()):
+        raise ValueError("a class of requests has two counts: how many there were, and how many were good")
+    energy_j = line.get("energy_j")
+    return Goodput(
+        requests=typed(line["requests"], int, "goodput.requests"),
+        good=typed(line["good"], int, "goodput.good"),
+        per_s=typed(line["per_s"], float, "goodput.per_s"),
+        energy_j=None if energy_j is None else typed(energy_j, float, "goodput.energy_j"),
+        classes={name: (typed(a, int, name), typed(b, int, name)) for name, (a, b) in classes.items()},
+    )
+
+
 def _kind(word: Any) -> EnergyKind:
     """Return how energy came about, as a line says it."""
     if word not in list(EnergyKind):
@@ -162,6 +181,7 @@ def measurement_from(line: Any) -> Measurement:
     intervals = _intervals(left.pop("intervals", {}))
     extras = {name: typed(value, float, name) for name, value in typed(left.pop("extras", {}), dict, "extras").items()}
     board = left.pop("board", None)
+    goodput = left.pop("goodput", None)
     kind = _kind(left.pop("energy_kind"))
     boundary = typed(left.pop("boundary"), str, "boundary")
     figures = _figures(left, _FIGURES, ("energy_j", "throughput_per_s"))
@@ -173,6 +193,7 @@ def measurement_from(line: Any) -> Measurement:
         intervals=intervals,
         extras=extras,
         board=None if board is None else _board(board),
+        goodput=None if goodput is None else _goodput(goodput),
         **figures,  # type: ignore[arg-type]
     )
 
