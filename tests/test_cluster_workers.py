@@ -79,6 +79,9 @@ def test_a_slurm_job_of_two_gpus_trains_on_two(tmp_path: Path, monkeypatch: pyte
         return 1
 
     monkeypatch.setattr("polythrottle.cli.cluster.train.run_on", run_on)
+    monkeypatch.setattr(
+        "polythrottle.cli.cluster.rented_nodes.NodeSource.check", lambda nodes: None
+    )  # no Slurm is asked
     given = ["--on", "slurm", "--sbatch=--gres=gpu:2"]
     run(["cluster", "train", str(tmp_path / "train.py"), *given])
     assert plans[0].joining[:2] == ["--workers", "2"]
