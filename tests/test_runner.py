@@ -219,6 +219,14 @@ def test_traffic_that_cannot_be_seen_is_a_fault(house: House) -> None:
     assert any("the log cannot be read" in fault for fault in house.desk.status.faults)
 
 
+def test_a_daemon_that_runs_first_has_nothing_to_go_on_with(house: House) -> None:
+    """Neither a profile chosen before nor a comparison that was cut off: nothing is read, and nothing said of it."""
+    assert house.runner.selector.remembered is None
+    assert house.runner.selector.compared is None
+    house.runner.go_on()
+    assert house.words("profile") == []
+
+
 def test_a_source_that_shows_no_requests_is_said_once(house: House) -> None:
     """A log that is not there is a fault at the first look, and is told of again only after requests were seen."""
     house.traffic.rate_per_s = None

@@ -333,6 +333,13 @@ QUICK = [
     (f"{DAEMON} --node-power 3kW", 2, "--rest 400W"),
     ("daemon run -p none.toml", 3, "unknown profile 'none.toml'"),
     ("daemon run -w resnet5 -d sim:jetson-nano --arrivals poisson:3/s", 3, "did you mean resnet50?"),
+    (f"{DAEMON} --traffic ''", 2, "--traffic is empty"),
+    (f"{DAEMON} --arrivals ''", 2, "--arrivals is empty"),
+    (f"{DAEMON} --actuator ''", 2, "--actuator is empty"),
+    ("daemon run -w ''", 2, "--workload is empty"),
+    (f"{DAEMON} --node-meter redfish:h", 2, "give --node-power with them"),
+    (f"{DAEMON} --rest 400W", 2, "give --node-power with them"),
+    (f"{DAEMON} --device sim:jetson-nano --traffic {LOAD}", 4, "was tuned on board sim:jetson-agx-orin"),
     # So is what a cluster's controller, another process, would be told.
     (f"{TRAIN} --token-file none", 2, "nodes of this machine need none"),
     (f"{TRAIN} --join 127.0.0.1:1 --token-file none", 4, "the token file none cannot be read"),
@@ -345,6 +352,14 @@ QUICK = [
     (f"{PLAN} --deadline 12h --seed -1", 2, "--seed is a whole number from 0"),
     (f"{SIMULATE} --seed -1", 2, "--seed is a whole number from 0"),
     ("cluster fleet --store none", 4, "there is no store at none"),
+    (f"{PLAN} --task /proc/x.yaml", 8, "/proc/x.yaml cannot be written"),
+    ("apply p.toml -d sim:a100", 4, "was tuned on board sim:jetson-agx-orin, and this is board sim:a100"),
+    (f"{TUNE} --objective ''", 3, "unknown objective ''; known: edp"),
+    (f"{MEASURE} --point ,", 2, "--point is empty"),
+    ("devices sim:jetson-nano?knobs=gpu_max_hz,gpu_max_mhz", 2, "names one twice"),
+    ("devices ssh://board:0", 2, "no such user or port"),
+    ("devices ssh://board:65536", 2, "no such user or port"),
+    ("devices sim:jetson-nano?meter=csv:short.csv", 4, "or as a meter's ?column="),
     ("apply p.toml --keep --confirm-within 3", 2, "--keep needs no confirmation"),
 ]
 

@@ -198,6 +198,8 @@ def _simulated(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
         )
     if "knobs" in uri.options:
         named = [knob_name(name) for name in uri.options["knobs"].split(",")]
+        if len(set(named)) < len(named):
+            raise InvalidInput(f"knobs={uri.options['knobs']} names one twice; name each once")
     else:
         named = None
     searched = knobs if knobs is not None else named

@@ -77,6 +77,10 @@ sys.exit(main(told["mark"], folder, told["device"]))
 """
 
 
+def _is_port(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,5}", text) is not None and 0 < int(text) < 65536
+
+
 @dataclass(frozen=True)
 class Place:
     """A board and a device on it: ``ssh://[user@]host[:port][/device]``.
@@ -117,7 +121,7 @@ class Place:
             raise InvalidInput(f"'ssh:{name}' names no board; write {form}")
         if ":" in user:
             raise InvalidInput("leave the password out of the URI: ssh has keys, an agent and ~/.ssh/config for that")
-        if (user and not _NAME.fullmatch(user)) or not re.fullmatch(r"\d{0,5}", port):
+        if (user and not _NAME.fullmatch(user)) or not (port == "" or _is_port(port)):
             raise InvalidInput(f"'ssh:{name}' has no such user or port; write {form}")
         sudo = options.get("sudo", "no")
         if sudo not in ("yes", "no"):

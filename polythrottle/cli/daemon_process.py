@@ -77,6 +77,10 @@ def settings_of(words: Mapping[str, Any]) -> Settings:
     Raises:
         PolythrottleError: If one is not what it should be; says which.
     """
+    for name in ("profile", "workload", "device", "traffic", "arrivals", "tcp", "node_meter"):
+        # Left out and empty are not the same: an empty variable of a script would have another daemon run.
+        if words.get(name) is not None and not words[name].strip():
+            raise InvalidInput(f"--{name.replace('_', '-')} is empty; give it a word, or leave it out")
     file = words.get("config")
     if not file and not words.get("profile") and DEFAULT_FILE.exists():
         file = str(DEFAULT_FILE)

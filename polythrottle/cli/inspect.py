@@ -53,7 +53,9 @@ def doctor(
         # Whoever names a device wants to know whether it is there; without a name there is none to miss.
         for one in found.devices:
             if device is not None and not one.title:
-                raise typer.Exit(complain(f"{one.uri}: {one.findings[0].explanation}", DeviceError.exit_code))
+                why = one.findings[0].explanation
+                named = why if one.uri in why else f"{one.uri}: {why}"
+                raise typer.Exit(complain(named, DeviceError.exit_code))
 
 
 def _examination_document(found: "Examination") -> dict[str, Any]:

@@ -87,7 +87,7 @@ def check_seed(seed: int) -> None:
         raise InvalidInput(f"--seed is a whole number from 0 to 2^63 - 1, not {seed}")
 
 
-_PATHS = ("FILE", "FOLDER", "DIR", "PATH", "TABLE", "CATALOGUE", "STUDY", "PROFILE")
+_PATHS = ("FILE", "FOLDER", "DIR", "PATH", "TABLE", "CATALOGUE", "STUDY", "PROFILE", "SOCKET")
 """How help pages write what is a path, or may be one."""
 
 
@@ -419,7 +419,7 @@ class StudyOptions(OptionGroup):
             )
         if self.pareto:
             return str(Objective.PARETO)
-        return str(Objective.parse(self.objective or Objective.ENERGY))
+        return str(Objective.parse(Objective.ENERGY if self.objective is None else self.objective))
 
     def _history(self) -> list[str] | None:
         if self.history and self.no_history:
@@ -471,7 +471,7 @@ def levels(text: str | None) -> "dict[str, Level]":
         InvalidInput: If one is no level or not finite, or a knob occurs twice.
     """
     found: dict[str, Level] = {}
-    if text is not None and not text.strip():
+    if text is not None and not text.strip(", "):
         raise InvalidInput("--point is empty; write for example gpu_max_mhz=900,batch_size=4")
     for part in filter(None, (text or "").split(",")):
         name, equals, value = (word.strip() for word in part.partition("="))

@@ -195,6 +195,10 @@ def check(settings: Settings) -> None:
         raise InvalidInput("--tls-cert, --tls-key and --token-file protect --tcp HOST:PORT, which was not given")
     if settings.shared:
         _check_node(settings)
+    elif settings.node != NodeSettings():
+        raise InvalidInput(
+            "--rest and --node-meter tell how much of a server's power is left to services; give --node-power with them"
+        )
 
 
 def _check_node(settings: Settings) -> None:

@@ -106,7 +106,8 @@ def _check_site(settings: Settings, device: str | None, workload: str) -> None:
     if text.startswith("sim:"):
         if settings.actuator is not None:
             raise InvalidInput(f"{text} comes with a board of its own, which no actuator sets; leave --actuator out")
-        _simulated_site(settings, device, workload, SystemClock())
+        site = _simulated_site(settings, device, workload, SystemClock())
+        _tuned(settings, workload, _board_identity(site))
         return
     open_traffic(text).close()
     own = meter_apart(settings.device or "")[0]
@@ -455,21 +456,25 @@ def _site(settings: Settings, device: str | None, workload: str, clock: Clock, f
     text = settings.traffic or _LATELY
     if text.startswith("sim:"):
         simulated = _simulated_site(settings, device, workload, clock)
-        uri = simulated.board.uri
-        return Site(simulated.board, simulated.traffic, SeparateLender(uri), lambda: {"board": uri.partition("?")[0]})
+        lender = SeparateLender(simulated.board.uri)
+        return Site(simulated.board, simulated.traffic, lender, partial(_board_identity, simulated))
     traffic = open_traffic(text)
     simulated_alone = (device or "").startswith("sim:") and settings.actuator is None
     if settings.local or simulated_alone:
         if device is None:
             raise InvalidInput("say which device: --device, or --profile")
         local = LocalBoard(_settable(device), clock)
-        lender: Lender = SeparateLender(local.uri) if local.uri.startswith("sim:") else local
-        return Site(local, traffic, lender, local.identity)
+        lent: Lender = SeparateLender(local.uri) if local.uri.startswith("sim:") else local
+        return Site(local, traffic, lent, local.identity)
     if settings.device is not None and meter_apart(settings.device)[1]:
         raise InvalidInput("the actuator reads the device's own sensors; ?meter= goes with --no-actuator")
     socket = settings.actuator or socket_path(ACTUATOR_SOCKET)
     board = ActuatorBoard(socket, settings.device, folder / "lease.token", clock, settings.lease_s)
     return Site(board, traffic, board, board.identity)
+
+
+def _board_identity(site: "SimulatedSite") -> Mapping[str, str]:
+    return {"board": site.board.uri.partition("?")[0]}
 
 
 def _settable(uri: str) -> Device:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from polythrottle.backends import open_device
 from polythrottle.backends.meters import meter_apart
 from polythrottle.domain.clock import VirtualClock
-from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, KnobRejected
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, KnobRejected, UnknownName
 from polythrottle.domain.ports import Device, Inspectable, Lasting, Recorded, findings_of
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import BATCH_SIZE, Level, OperatingPoint
@@ -87,7 +87,13 @@ def apply_profile(profile: Profile, stay: Stay, device: str | None = None) -> Ap
     own, served = split_point(profile)
     if device is None:
         device = profile.device
-    board = open_device(meter_apart(device)[0], tuple(own) or None)
+    uri = meter_apart(device)[0]
+    try:
+        board = open_device(uri, tuple(own) or None)
+    except UnknownName:
+        # Another board has other knobs: that it is another one says more than which of them it lacks.
+        check_same_kind(profile, open_device(uri))
+        raise
     check_same_kind(profile, board)
     point = own
     name = None

@@ -12,7 +12,7 @@ from typing import Any
 from polythrottle.backends.replay import Table
 from polythrottle.domain.error_budget import ErrorBudget
 from polythrottle.domain.errors import BadFile, InvalidInput
-from polythrottle.domain.problem import Problem
+from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import SearchSpace
 from polythrottle.domain.study import Study, Trial, TrialState
 from polythrottle.optimize.features import shared_coordinates
@@ -419,6 +419,10 @@ def _default_path(study: Study, fresh: bool, variant: str) -> Path:
         number += 1
 
 
+def _shown(constraints: Iterable[Constraint]) -> str:
+    return ", ".join(map(str, constraints)) or "none"
+
+
 def check_same_problem(path: Path, kept: Study, asked: Study) -> None:
     """Check that a journal's study is the one that is asked for.
 
@@ -435,11 +439,14 @@ def check_same_problem(path: Path, kept: Study, asked: Study) -> None:
     pairs = {
         "device": (kept.problem.device, asked.problem.device),
         "workload": (kept.problem.workload, asked.problem.workload),
-        "SLO": (", ".join(map(str, kept.problem.constraints)), ", ".join(map(str, asked.problem.constraints))),
+        "SLO": (_shown(kept.problem.constraints), _shown(asked.problem.constraints)),
         "objective": (kept.problem.objective, asked.problem.objective),
         "method": (kept.method, asked.method),
         "seed": (kept.seed, asked.seed),
-        "window": (kept.problem.window, asked.problem.window),
+        **{
+            f"window's {name}": (was, getattr(asked.problem.window, name))
+            for name, was in vars(kept.problem.window).items()
+        },
         "arrivals": (kept.problem.arrivals, asked.problem.arrivals),
     }
     if kept.problem.space.fingerprint != asked.problem.space.fingerprint:

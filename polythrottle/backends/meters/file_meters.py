@@ -97,7 +97,9 @@ def power_column(path: Path, names: Sequence[str], given: str | None = None) -> 
     if len(found) == 1:
         return found[0]
     why = f"{', '.join(found)} may all be the power; " if found else ""
-    raise BadFile(f"{path}: {why}say which column it is with --column; it has {', '.join(names)}")
+    raise BadFile(
+        f"{path}: {why}say which column it is, with --column or as a meter's ?column=; it has {', '.join(names)}"
+    )
 
 
 def _is_power(name: str) -> bool:

@@ -11,7 +11,8 @@ import typer
 
 from polythrottle.cli.options import JsonOption, OptionGroup, check_seed, share, spread
 from polythrottle.cli.output import answer, optional
-from polythrottle.domain.errors import InvalidInput, SloUnmet, StorageError
+from polythrottle.domain.errors import InvalidInput, SloUnmet
+from polythrottle.storage.atomic_file import check_new
 
 if TYPE_CHECKING:
     from polythrottle.cli.cluster.alternatives import Replays
@@ -131,8 +132,8 @@ class PlanJobOptions(OptionGroup):
             from polythrottle.cli.render.figures import check_figure
 
             check_figure(self.figure)
-        if self.task is not None and self.task.exists():
-            raise StorageError(f"{self.task} is there already; name another file with --task")
+        if self.task is not None:
+            check_new(self.task, "--task")
 
     def read(self, file: Path) -> "Catalogue":
         """Return a catalogue, with the price of energy that was given.
