@@ -818,6 +818,152 @@ def test_an_older_driver_is_asked_for_profiles_in_its_own_way(machine: Machine) 
     assert fake.snapshot() == before
 
 
+# Clock offsets
+
+OFFSETS = ("gpu_offset_hz", "mem_offset_hz")
+
+
+def offsets(fake: FakeNvml) -> tuple[int, int]:
+    """Return the offsets of graphics and memory clocks that hold, in MHz."""
+    return fake.get(0, "gpu_offset_mhz"), fake.get(0, "mem_offset_mhz")
+
+
+def test_offsets_are_searched_only_if_named_and_never_touched_otherwise(machine: Machine) -> None:
+    """Whoever has set one meanwhile keeps it."""
+    fake = machine("rtx4090")
+    fake.set(0, load_permille=500)
+    with device(fake) as gpu:
+        assert not set(OFFSETS) & set(gpu.space.names)
+        assert {each.knob.name: each.searched for each in gpu.offers()} | dict.fromkeys(OFFSETS, False) == {
+            each.knob.name: each.searched for each in gpu.offers()
+        }
+        fake.set(0, gpu_offset_mhz=75)
+        gpu.apply(gpu.space.default.moved({"power_limit_w": 300}))
+    assert offsets(fake) == (75, 0)
+    assert not any("Offset" in each.call for each in fake.log())
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_offsets_are_set_read_back_and_taken_back(machine: Machine, old: bool) -> None:
+    """By performance state P0, or by the calls of drivers before 555 where the newer are not there."""
+    fake = machine("rtx4090")
+    fake.set(0, load_permille=800)
+    for call in ("nvmlDeviceGetClockOffsets", "nvmlDeviceSetClockOffsets") if old else ():
+        fake.fail(call, code=13)
+    before = fake.snapshot()
+    with device(fake, knobs=OFFSETS) as gpu:
+        assert [each // 10**6 for each in gpu.space.knob("gpu_offset_hz").levels] == [*range(-200, 101, 25)]
+        assert [each // 10**6 for each in gpu.space.knob("mem_offset_hz").levels] == [*range(-1000, 501, 250)]
+        drawn = fake.power_mw(0)
+        gpu.apply(OperatingPoint({"gpu_offset_hz": 100 * 10**6, "mem_offset_hz": -250 * 10**6}))
+        assert offsets(fake) == (100, -250)
+        assert fake.power_mw(0) < drawn
+        gpu.apply(OperatingPoint({"gpu_offset_hz": -50 * 10**6, "mem_offset_hz": 0}))
+        assert offsets(fake) == (-50, 0)
+        assert not gpu.altered()
+        fake.foreign(0, gpu_offset_mhz=-75)
+        assert gpu.altered() == ("gpu_offset_hz",)
+        gpu.apply(OperatingPoint({"gpu_offset_hz": 0, "mem_offset_hz": 250 * 10**6}))
+    assert fake.snapshot() == before
+    calls = {each.call for each in fake.log() if each.code == 0 and "Offset" in each.call}
+    older = {"nvmlDeviceSetGpcClkVfOffset", "nvmlDeviceSetMemClkVfOffset"}
+    assert calls - {"gpu_offset_mhz"} == (older if old else {"nvmlDeviceSetClockOffsets"})
+
+
+def test_an_offset_that_the_next_point_does_not_name_is_taken_back(machine: Machine) -> None:
+    """Once it was set here, it is at its default wherever it is not named."""
+    fake = machine("rtx4090")
+    with device(fake) as gpu:
+        gpu.apply(OperatingPoint({"gpu_offset_hz": -100 * 10**6}))
+        assert offsets(fake) == (-100, 0)
+        gpu.apply(gpu.space.default)
+        assert offsets(fake) == (0, 0)
+
+
+def test_the_offsets_found_are_the_default_and_come_back(machine: Machine) -> None:
+    """An owner's own offset is a level, also beyond the margin, and nothing else of the range there is."""
+    fake = machine("rtx4090")
+    fake.set(0, gpu_offset_mhz=180)
+    with device(fake, knobs=("gpu_offset_hz",)) as gpu:
+        assert gpu.space.default["gpu_offset_hz"] == 180 * 10**6
+        assert gpu.space.knob("gpu_offset_hz").levels[-2:] == (100 * 10**6, 180 * 10**6)
+        gpu.apply(OperatingPoint({"gpu_offset_hz": -100 * 10**6}))
+        assert offsets(fake) == (-100, 0)
+    assert offsets(fake) == (180, 0)
+
+
+def test_the_drivers_own_range_and_the_administrators_bound_offsets(machine: Machine) -> None:
+    """Levels lie within both; a table of the administrator's that leaves out what was found leaves no knob."""
+    fake = machine("rtx4090")
+    fake.set(0, offset_min_mhz=-60, offset_max_mhz=30)
+    levels = device(fake, knobs=("gpu_offset_hz",)).space.knob("gpu_offset_hz").levels
+    assert [each // 10**6 for each in levels] == [-50, -25, 0, 25]
+    bounds = Limits({"nvml": {"gpu_offset_hz": (-1e9, 0.0)}})
+    levels = device(fake, knobs=("gpu_offset_hz",), limits=bounds).space.knob("gpu_offset_hz").levels
+    assert [each // 10**6 for each in levels] == [-50, -25, 0]
+    bounds = Limits({"nvml": {"gpu_offset_hz": (-1e9, -1.0)}})
+    with pytest.raises(DeviceError, match="leave out the offset it was found with"):
+        _ = device(fake, knobs=("gpu_offset_hz",), limits=bounds).space
+    key = key_of(fake.uuid(0), "gpu_offset_mhz")
+    controls = NvmlControls(Library(fake.clock()))
+    assert "administrator" in bounds.refusal(key, "-2000", controls)
+    assert not bounds.refusal(key, "-50", controls)
+    assert not bounds.refusal(key, "0", controls)  # what the driver begins with
+
+
+@pytest.mark.parametrize("model", ["h100", "a100", "laptop"])
+def test_offsets_are_off_where_the_driver_has_none(machine: Machine, model: str) -> None:
+    """Data centre cards answer NOT_SUPPORTED: named, the knob is refused with that reason."""
+    fake = machine(model)
+    with pytest.raises(DeviceError, match=r"gpu_offset_hz cannot be set on .*no clock offsets"):
+        _ = device(fake, knobs=("gpu_offset_hz",)).space
+    assert any(each.subject == "gpu_offset_hz" and not each.works for each in device(fake).findings())
+
+
+def test_a_locked_memory_clock_takes_no_offset(machine: Machine) -> None:
+    """The clock that runs would be neither of the two."""
+    fake = machine("rtx4090")
+    with pytest.raises(InvalidInput, match="search mem_mhz or mem_offset_mhz"):
+        _ = device(fake, knobs=("mem_hz", "mem_offset_hz")).space
+    with device(fake, knobs=("mem_offset_hz",)) as gpu, pytest.raises(KnobRejected, match="takes no offset"):
+        gpu.apply(OperatingPoint({"mem_hz": 5001 * 10**6, "mem_offset_hz": 250 * 10**6}))
+    assert not any(each.code == 0 for each in fake.log())
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ({"kind": FaultKind.IGNORE}, "it holds 0"),
+        ({"kind": FaultKind.SKEW, "value": 5}, "it holds -55"),
+        ({"code": 2}, "takes no such value"),
+        ({"code": 25}, ""),
+    ],
+)
+def test_an_offset_that_is_not_kept_is_rejected(machine: Machine, fault: dict[str, Any], says: str) -> None:
+    """The binding drops what the newer call answers; it is looked at, and the offset is read back."""
+    fake = machine("rtx4090")
+    before = fake.snapshot()
+    with device(fake, knobs=("gpu_offset_hz",)) as gpu:
+        fake.fail("nvmlDeviceSetClockOffsets", times=1, **fault)
+        point = OperatingPoint({"gpu_offset_hz": -50 * 10**6})
+        if says:
+            with pytest.raises(KnobRejected, match=says):
+                gpu.apply(point)
+        else:  # another version of the structure: the older call is taken
+            gpu.apply(point)
+            assert offsets(fake) == (-50, 0)
+    assert fake.snapshot() == before
+
+
+@pytest.mark.parametrize("text", ["", "--5", "5-", "1,2", "1e3", "-", str(-(2**31)), "unlocked"])
+def test_what_is_no_offset_reaches_no_driver(machine: Machine, text: str) -> None:
+    """A whole number of megahertz, with or without a minus."""
+    fake = machine("rtx4090")
+    with pytest.raises(KnobRejected, match="cannot hold"):
+        NvmlControls(Library(fake.clock())).write(key_of(fake.uuid(0), "gpu_offset_mhz"), text)
+    assert not fake.log()
+
+
 # Energy, power, heat, slowdown
 
 

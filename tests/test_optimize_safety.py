@@ -20,6 +20,7 @@ CORES = Knob("cpu_cores", (1, 4))
 CPU = Knob("cpu_max_hz", (1_000_000_000, 2_000_000_000))
 LIMIT = Knob("power_limit_w", (100.0, 150.0, 300.0))
 BATCH = Knob("batch_size", (1, 4))
+OFFSET = Knob("gpu_offset_hz", (-100_000_000, 0))
 MODE = Knob("power_mode", ("15W", "30W"), label=True)
 
 
@@ -55,6 +56,7 @@ def most(
         ((GPU, BATCH), {"batch_size": 4}, 4.0),  # one after the other
         ((GPU, BATCH), {"batch_size": 4, "gpu_max_hz": 500_000_000}, 8.0),
         ((MODE,), {"power_mode": "15W"}, math.inf),  # a name says nothing
+        ((OFFSET,), {"gpu_offset_hz": -100_000_000}, math.inf),  # nor does what is added to a clock: it is none
     ],
 )
 def test_no_query_takes_longer_than_its_slowest_part_is_slowed(

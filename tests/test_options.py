@@ -76,3 +76,11 @@ def test_a_list_of_knobs_with_a_gap_is_one_clear_error(text: str) -> None:
     """It says what a list looks like."""
     with pytest.raises(InvalidInput, match="--knobs takes names such as"):
         knob_names(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["gpu_offset=-100MHz", "gpu offset=-0.1GHz", "gpu_offset_mhz=-100", "gpu_offset_hz=-1e8"]
+)
+def test_a_level_below_zero_may_have_its_unit(text: str) -> None:
+    """What is added to a clock, with or without megahertz behind it."""
+    assert levels(text) == {"gpu_offset_hz": -100_000_000}

@@ -6,7 +6,15 @@ import pytest
 import tomli_w
 from builders import measured, study
 
-from polythrottle.catalog.profiles import find_profile, named_profiles, read_profile, tuned_path, write_profile
+from polythrottle.catalog.profiles import (
+    find_profile,
+    levels_of,
+    named_profiles,
+    point_of,
+    read_profile,
+    tuned_path,
+    write_profile,
+)
 from polythrottle.domain.backports import tomllib
 from polythrottle.domain.errors import BadFile, SloUnmet, StorageError, UnknownName
 from polythrottle.domain.problem import Constraint, Objective, Problem
@@ -193,3 +201,10 @@ def test_a_profile_that_is_not_there_is_one_helpful_line(tmp_path: Path) -> None
     with pytest.raises(BadFile, match="is a folder; name a profile's file"):
         find_profile(str(tmp_path))
     assert named_profiles("../resnet50") == named_profiles("a/b/c") == ()
+
+
+def test_what_is_added_to_a_clock_may_lie_below_zero() -> None:
+    """A point with a clock offset reads back from its file."""
+    point = OperatingPoint({"gpu_offset_hz": -75_000_000, "power_limit_w": 300})
+    assert levels_of(point) == {"gpu_offset_mhz": -75, "power_limit_w": 300}
+    assert point_of(levels_of(point)) == point

@@ -82,6 +82,12 @@ def test_noise_is_repeatable_and_small(tmp_path: Path) -> None:
     assert statistics.mean(seen) == pytest.approx(0.01, rel=0.01)
 
 
+def test_what_is_added_to_a_clock_may_lie_below_zero(tmp_path: Path) -> None:
+    """A sweep over clock offsets reads back."""
+    text = "gpu_offset_hz,latency_s,energy_j\n-200000000,0.2,3\n0,0.1,4\n"
+    assert ReplayDevice(table(tmp_path, text)).space.knob("gpu_offset_hz").levels == (-200_000_000, 0)
+
+
 def test_a_manifest_says_that_energy_is_relative(tmp_path: Path) -> None:
     """A table whose unit of energy is unknown says so from then on."""
     (tmp_path / "manifest.json").write_text('{"tables": [{"file": "t.csv", "energy_scale": "relative"}]}')

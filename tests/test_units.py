@@ -51,6 +51,9 @@ def test_a_delay_is_in_microseconds_outside() -> None:
 def test_a_knob_has_one_name_however_it_is_spelled(text: str) -> None:
     """What is no clock, limit or delay of a board keeps its name."""
     assert knob_name(text) == "gpu_max_hz"
+    assert {knob_name(each) for each in ("gpu_offset", "gpu offset", "GPU-offset", "gpu_offset_mhz")} == {
+        "gpu_offset_hz"
+    }
     assert [knob_name(each) for each in ("mem", "power limit", "queue delay", "batch size", "Custom")] == [
         *("mem_hz", "power_limit_w", "queue_delay_s", "batch_size", "Custom")
     ]

@@ -39,7 +39,13 @@ _FILES = {
     "min_freq": ("gpu_min_hz", 1.0),
     "rate": ("mem_hz", 1.0),
 }
-_NVML = {"gpu_clocks": ("gpu_max_hz", 1e6), "mem_clocks": ("mem_hz", 1e6), "power_limit_mw": ("power_limit_w", 1e-3)}
+_NVML = {
+    "gpu_clocks": ("gpu_max_hz", 1e6),
+    "mem_clocks": ("mem_hz", 1e6),
+    "power_limit_mw": ("power_limit_w", 1e-3),
+    "gpu_offset_mhz": ("gpu_offset_hz", 1e6),
+    "mem_offset_mhz": ("mem_offset_hz", 1e6),
+}
 """The knob behind a control, by the last part of its key, and what one of the control's units is of the knob's."""
 KINDS = ("jetson", "nvml", "cpu")
 KNOBS = (
@@ -52,6 +58,8 @@ KNOBS = (
     "power_limit_w",
     "power_mode",
     "power_profile",
+    "gpu_offset_hz",
+    "mem_offset_hz",
 )
 """The knobs of real devices that have numbers to bound."""
 Bounds = Tuple[float, float]
@@ -114,7 +122,7 @@ class Limits:
         place, _, what = key.rpartition("/")
         name, unit = (_NVML if key.startswith("nvml:") else _FILES).get(what, ("", 1.0))
         last = text.rpartition(",")[2]
-        if not name or not last.isdecimal() or not self.bounds:
+        if not name or not last[last[:1] == "-" :].isdecimal() or not self.bounds:
             return ""
         if key.startswith("nvml:"):
             kinds = ["nvml"]

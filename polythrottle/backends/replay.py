@@ -325,7 +325,7 @@ class _Row:
                 return text
         if not math.isfinite(value):
             raise BadFile(f"{self._where(name)}: the level {text!r} is not a finite number")
-        if name.endswith("_hz") and value < _SLOWEST_HZ:
+        if name.endswith("_hz") and not name.endswith("_offset_hz") and value < _SLOWEST_HZ:
             hint = f"; {text} MHz are {value * 1e6:.0f}" if value > 0 else ""
             raise BadFile(f"{self._where(name)}: {text} is no clock in Hz, of which the least is {_SLOWEST_HZ:,}{hint}")
         if value == int(value):

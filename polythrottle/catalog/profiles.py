@@ -49,7 +49,7 @@ def _level(name: str, level: Any) -> tuple[str, Level]:
         return name, level
     if type(level) not in (int, float) or not math.isfinite(level):
         raise ValueError(f"{name} has no level {level!r}")
-    if level < 0 and name.endswith(("hz", "_w")):
+    if level < 0 and name.endswith(("hz", "_w")) and "_offset_" not in name:
         raise ValueError(f"{name} is {level!r}, and neither clocks nor powers are below 0")
     return to_si(name, level)
 

@@ -490,7 +490,7 @@ def _in_its_unit(name: str, value: str) -> tuple[str, str]:
 
     name = spelled(name)
     unit = _UNIT.search(name)
-    if unit is None or not value[-1:].isalpha() or not value[:1].isdigit():
+    if unit is None or not value[-1:].isalpha() or not value.lstrip("+-")[:1].isdigit():
         return name, value
     ending, known, factor = _FILE_UNITS[unit[2]]
     return f"{name[: unit.start()]}_{ending}", f"{parse_quantity(value, known) / factor:.12g}"

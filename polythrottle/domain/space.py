@@ -78,6 +78,11 @@ class Knob:
         object.__setattr__(self, "levels", tuple(sorted(self.levels)))
 
     @property
+    def is_clock(self) -> bool:
+        """Whether its levels are clocks; what is added to a clock, below zero too, is none."""
+        return self.name.endswith("_hz") and not self.name.endswith("_offset_hz")
+
+    @property
     def ordered(self) -> bool:
         """Whether neighbouring levels mean neighbouring behaviour."""
         return not self.label and not isinstance(self.levels[0], str)

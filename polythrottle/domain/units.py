@@ -25,7 +25,7 @@ _MANY = 10
 MOST_LEVEL = 1e18
 """Every level of a knob lies below, in whatever unit it is written."""
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*")
-_CLOCK = re.compile(r"(gpu|cpu|mem)(_max|_min|_freq)?")
+_CLOCK = re.compile(r"(gpu|cpu|mem)(_max|_min|_freq)?|(gpu|mem)_offset")
 _SUFFIX = re.compile(r"(.+)_(hz|khz|mhz|ghz|us)")
 _SPANS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _SPAN = re.compile(r"\s*(\d{1,12}\.?\d{0,12}|\.\d{1,12})\s*(s|min|m|h|d|w)\s*")

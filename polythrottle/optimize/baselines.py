@@ -117,7 +117,7 @@ def _alone(space: SearchSpace) -> list[OperatingPoint]:
 
 
 def _steers_the_gpu(knob: Knob) -> bool:
-    return knob.name.startswith("gpu_") and knob.name.endswith("_hz") and "_min_" not in knob.name
+    return knob.name.startswith("gpu_") and knob.is_clock and "_min_" not in knob.name
 
 
 # Gradient-descent multi-dimensional search in the manner of Fulcrum's GMD (arXiv 2509.20205): a rival without a

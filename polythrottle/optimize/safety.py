@@ -215,7 +215,7 @@ def _domain(knob: Knob) -> str:
         return _BATCH
     if knob.name.endswith("_w"):
         return _LIMIT
-    if knob.name.endswith("_hz") or knob.name == _CORES:
+    if knob.is_clock or knob.name == _CORES:
         return knob.name.partition("_")[0].rstrip("0123456789")
     return _UNBOUNDED
 

@@ -128,7 +128,7 @@ def _mean(knob: Knob, quantity: str) -> tuple[float, float]:
 
 
 def _kind(knob: Knob) -> str:
-    if knob.name.endswith("_hz"):
+    if knob.is_clock:
         if "_min_" in knob.name:
             return "floor"
         return "clock"

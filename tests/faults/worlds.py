@@ -10,6 +10,7 @@ from pathlib import Path
 from polythrottle.actuation import Controls, SystemControls
 from polythrottle.backends.jetson import JetsonDevice
 from polythrottle.backends.nvml import NvmlDevice, NvmlGroup
+from polythrottle.backends.nvml.knobs import OFFSET_KNOBS
 from polythrottle.domain.ports import Device
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.testing import FakeKernel, plant, reboot
@@ -172,15 +173,25 @@ class NvmlWorld(World):
         """Load the driver again."""
         self._stand_in.reload_driver()
 
+    def points(self, device: Device) -> list[OperatingPoint]:
+        """Return the first point, the lowest of the clock offsets where there are some, and the last point."""
+        first, *others = super().points(device)
+        offers = {each.knob.name: each.knob.levels[0] for each in device.offers()}  # type: ignore[attr-defined]
+        lowest = {name: level for name, level in offers.items() if name in OFFSET_KNOBS}
+        return [first, *([device.space.default.moved(lowest)] if lowest else []), *others]
+
     def another(self, key: str) -> str:
-        """Return a limit, or a lock, that nobody here writes."""
+        """Return a limit, an offset or a lock that nobody here writes."""
+        if key.endswith("_offset_mhz"):
+            return "-33"
         return "211000" if key.endswith("power_limit_mw") else "300,600"
 
     def write_foreign(self, key: str, text: str) -> None:
-        """Write the power limit past our side of the driver; nobody can tell whose lock it is."""
-        if key.endswith("power_limit_mw"):
+        """Write what can be read back past our side of the driver; nobody can tell whose lock it is."""
+        what = key.rpartition("/")[2]
+        if what in ("power_limit_mw", "gpu_offset_mhz", "mem_offset_mhz"):
             slot = next(slot for slot in range(len(self._stand_in.models)) if self._stand_in.uuid(slot) in key)
-            self._stand_in.foreign(slot, power_limit_mw=int(text))
+            self._stand_in.foreign(slot, **{what: int(text)})
 
     def renumber(self) -> None:
         """Swap the two GPUs' indexes."""
@@ -212,6 +223,8 @@ _NUMBERS = {
     "mem_clocks": ("memory_lock_min_mhz", "memory_lock_max_mhz"),
     "power_limit_mw": ("power_limit_mw",),
     "power_profiles": ("requested_profiles",),
+    "gpu_offset_mhz": ("gpu_offset_mhz",),
+    "mem_offset_mhz": ("mem_offset_mhz",),
 }
 
 

@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -179,15 +179,29 @@ class Library:
         """
         import pynvml
 
+        return self._repeated(name, getattr(pynvml, name), arguments)
+
+    def _repeated(self, name: str, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        import pynvml
+
         for pause_s in (*_PAUSES_S, None):
             try:
-                return getattr(pynvml, name)(*arguments)
+                return function(*arguments)
             except pynvml.NVMLError as err:
                 code = CODES.get(err.value)
                 if pause_s is None or code is None or code.answer is not Reaction.FLEETING:
                     raise translated(name, err.value) from err
             self._clock.sleep(pause_s)
         raise AssertionError("the last round returns or raises")
+
+    def checked(self, name: str, *arguments: Any) -> None:
+        """Call a function whose return code its binding drops, and look at that code; as `call` otherwise."""
+        import pynvml
+
+        def looked_at(*given: Any) -> None:
+            pynvml._nvmlCheckReturn(pynvml._nvmlGetFunctionPointer(name)(*given))
+
+        self._repeated(name, looked_at, arguments)
 
     def gpu(self, uuid: str) -> Any:
         """Return the handle of a GPU, looked up by its UUID: indexes move when a GPU is reset or lost.
@@ -218,6 +232,8 @@ GPU_CLOCKS = "gpu_clocks"
 MEM_CLOCKS = "mem_clocks"
 POWER_LIMIT = "power_limit_mw"
 POWER_PROFILES = "power_profiles"
+GPU_OFFSET = "gpu_offset_mhz"
+MEM_OFFSET = "mem_offset_mhz"
 UNLOCKED = "unlocked"
 
 BLANK = 0x7FFFFFF0
@@ -259,6 +275,62 @@ def profiles(library: Library, handle: Any) -> tuple[tuple[int, ...], tuple[int,
     return mask_ids(state.requestedProfilesMask.mask), mask_ids(state.enforcedProfilesMask.mask)
 
 
+@dataclass(frozen=True)
+class ClockOffset:
+    """What a driver adds to the clocks of a domain, in MHz.
+
+    Args:
+        now_mhz: What holds.
+        least_mhz: The lowest it takes.
+        most_mhz: The highest it takes.
+    """
+
+    now_mhz: int
+    least_mhz: int
+    most_mhz: int
+
+
+# nvmlClockType_t, and what the domain is called by the calls of drivers before 555, which NVIDIA has deprecated.
+_DOMAINS = {GPU_OFFSET: (0, "Gpc"), MEM_OFFSET: (2, "Mem")}
+# nvmlPstates_t. Of the others drivers take none, or hold them with this one: LACT pull requests 461 and 918, where
+# P0 and P2 read the same -100 MHz, and P8 has a range of 0 to 0.
+_P0 = 0
+
+
+def clock_offset(library: Library, handle: Any, what: str) -> ClockOffset:
+    """Return a GPU's clock offset and the range that its driver takes.
+
+    Args:
+        library: Open.
+        handle: Of the GPU.
+        what: ``GPU_OFFSET`` or ``MEM_OFFSET``.
+
+    Raises:
+        NotOffered: If GPU or driver have none.
+        DeviceError: If the GPU is gone.
+    """
+    domain, older = _DOMAINS[what]
+    info = _offset_of(domain)
+    try:
+        library.checked("nvmlDeviceGetClockOffsets", handle, ctypes.byref(info))
+    except NotOffered:
+        now_mhz = int(library.call(f"nvmlDeviceGet{older}ClkVfOffset", handle))
+        least_mhz, most_mhz = library.call(f"nvmlDeviceGet{older}ClkMinMaxVfOffset", handle)
+        return ClockOffset(now_mhz, int(least_mhz), int(most_mhz))
+    return ClockOffset(info.clockOffsetMHz, info.minClockOffsetMHz, info.maxClockOffsetMHz)
+
+
+def _offset_of(domain: int, offset_mhz: int = 0) -> Any:
+    import pynvml
+
+    info = pynvml.c_nvmlClockOffset_t()
+    info.version = pynvml.nvmlClockOffset_v1
+    info.type = domain
+    info.pstate = _P0
+    info.clockOffsetMHz = offset_mhz
+    return info
+
+
 class NvmlControls:
     """Reads and writes the controls of all NVIDIA GPUs of this machine.
 
@@ -288,6 +360,8 @@ class NvmlControls:
                 return str(_limit_mw(library, handle))
             if what == POWER_PROFILES:
                 return ",".join(map(str, profiles(library, handle)[0]))
+            if what in _DOMAINS:
+                return str(clock_offset(library, handle, what).now_mhz)
             return UNREADABLE
 
     def start(self, key: str) -> Start:
@@ -311,8 +385,10 @@ class NvmlControls:
                 return Start(node)
 
     def factory(self, key: str) -> str | None:
-        """Return the power limit that the GPU begins with; None of other controls."""
+        """Return the power limit that the GPU begins with, and no clock offset; None of other controls."""
         uuid, what = _parted(key)
+        if what in _DOMAINS:
+            return "0"
         if what != POWER_LIMIT:
             return None
         with self._opened() as library:
@@ -360,11 +436,13 @@ def _numbers(key: str, what: str, text: str) -> tuple[int, ...]:
     """Return the numbers a text holds, none for ``unlocked``; whatever is malformed goes no further than here."""
     clocks = what in (GPU_CLOCKS, MEM_CLOCKS)
     parts = [] if text == "" or (clocks and text == UNLOCKED) else text.split(",")
-    numbers = tuple(int(part) for part in parts if part.isascii() and part.isdecimal())
-    counts = {GPU_CLOCKS: (2,), MEM_CLOCKS: (2,), POWER_LIMIT: (1,)}.get(what, range(len(parts) + 1))
+    signed = what in _DOMAINS
+    numbers = tuple(int(part) for part in parts if part.isascii() and part[signed and part[:1] == "-" :].isdecimal())
+    singles = dict.fromkeys((POWER_LIMIT, *_DOMAINS), (1,))
+    counts = {GPU_CLOCKS: (2,), MEM_CLOCKS: (2,), **singles}.get(what, range(len(parts) + 1))
     fits = len(numbers) in counts or (clocks and text == UNLOCKED)
     # From BLANK on lie "no value" and the symbolic clock limits of NVML, which must not be mixed with numbers.
-    if len(numbers) != len(parts) or not fits or any(number >= BLANK for number in numbers):
+    if len(numbers) != len(parts) or not fits or any(abs(number) >= BLANK for number in numbers):
         raise KnobRejected(f"{key} cannot hold {text!r}")
     if clocks and numbers and numbers[0] > numbers[1]:
         raise KnobRejected(f"{key} cannot hold {text!r}: the lowest clock lies above the highest")
@@ -428,6 +506,22 @@ def _change_profiles(library: Library, handle: Any, operation: int, changed: lis
         library.call(f"nvmlDeviceWorkloadPowerProfile{name}", handle, ctypes.byref(older))
 
 
+def _set_gpu_offset(library: Library, handle: Any, offsets_mhz: tuple[int, ...]) -> None:
+    _set_offset(library, handle, GPU_OFFSET, offsets_mhz[0])
+
+
+def _set_mem_offset(library: Library, handle: Any, offsets_mhz: tuple[int, ...]) -> None:
+    _set_offset(library, handle, MEM_OFFSET, offsets_mhz[0])
+
+
+def _set_offset(library: Library, handle: Any, what: str, offset_mhz: int) -> None:
+    domain, older = _DOMAINS[what]
+    try:
+        library.checked("nvmlDeviceSetClockOffsets", handle, ctypes.byref(_offset_of(domain, offset_mhz)))
+    except NotOffered:
+        library.call(f"nvmlDeviceSet{older}ClkVfOffset", handle, offset_mhz)
+
+
 def _mark(mask: Any, numbers: list[int]) -> None:
     for number in numbers:
         if number >= len(mask) * _BITS:
@@ -440,4 +534,6 @@ _WRITERS = {
     MEM_CLOCKS: _set_mem_clocks,
     POWER_LIMIT: _set_power_limit,
     POWER_PROFILES: _set_power_profiles,
+    GPU_OFFSET: _set_gpu_offset,
+    MEM_OFFSET: _set_mem_offset,
 }

@@ -39,6 +39,7 @@ from polythrottle.backends.nvml.inspection import Inspection, identity, may_set
 from polythrottle.backends.nvml.knobs import (
     GPU_KNOB,
     MEM_KNOB,
+    OFFSET_KNOBS,
     POWER_KNOB,
     PROFILE_KNOB,
     Dials,
@@ -72,9 +73,10 @@ class NvmlDevice:
     """One NVIDIA GPU, by its UUID.
 
     Its knobs are ``gpu_max_hz``, the highest graphics clock it may run at, held by a lock from the lowest clock there
-    is up to the level; ``mem_hz``, the memory clock it is locked to; ``power_limit_w``; and ``power_profile``, a
-    workload power profile where it has them, which is searched only if it is named. At its highest level a clock is
-    left to the driver, as it was found; the power limit never goes above what was found.
+    is up to the level; ``mem_hz``, the memory clock it is locked to; ``power_limit_w``; and three that are searched
+    only if they are named: ``power_profile``, a workload power profile where it has them, ``gpu_offset_hz`` and
+    ``mem_offset_hz``, what is added to the clocks of its voltage curve. At its highest level a clock is left to the
+    driver, as it was found; the power limit never goes above what was found.
 
     Clocks that somebody else has locked cannot be seen: NVML reads no lock back. They are taken for unlocked, and are
     unlocked on restoring if they were locked here.
@@ -327,8 +329,17 @@ class NvmlDevice:
 
     def _needed(self, wanted: Mapping[str, Level]) -> list[Setting]:
         """Return the writes for a point; what is as it was found and nobody here has touched is not among them."""
-        every = [Setting(key_of(self.uuid, dial.what), self.dials.text(dial.name, wanted)) for dial in self.dials.on]
-        return [setting for setting in every if setting.key in self._locked or not self._resting(setting)]
+        every = {
+            dial.name: Setting(key_of(self.uuid, dial.what), self.dials.text(dial.name, wanted))
+            for dial in self.dials.on
+        }
+        # An offset that nobody has named is nobody's business here, whoever moves it.
+        left = {name for name in OFFSET_KNOBS if name not in wanted}
+        return [
+            setting
+            for name, setting in every.items()
+            if setting.key in self._locked or not (name in left or self._resting(setting))
+        ]
 
     def _resting(self, setting: Setting) -> bool:
         # Of a lock nobody can tell whether it holds, so one is only lifted if it was made here.

@@ -89,10 +89,12 @@ int64_t enforced_limit_mw(const Gpu *gpu) {
 
 int64_t memory_power_mw(const Gpu *gpu) { return gpu->memory_mw * memory_clock_mhz(gpu) / gpu->memory_mhz[0]; }
 
-/* Dynamic power goes with f V^2; the voltage is flat below half of the highest clock and linear above. */
+/* Dynamic power goes with f V^2; the voltage is flat below half of the highest clock and linear above. An offset moves
+ * that curve: at the same clock the voltage is that of a clock lower by the offset. */
 static int64_t power_at_mw(const Gpu *gpu, int64_t mhz) {
     double ratio = (double)mhz / (double)gpu->clock_mhz[0][0];
-    double voltage = 0.65 + 0.35 * (ratio > 0.5 ? (ratio - 0.5) / 0.5 : 0.0);
+    double curve = (double)(mhz - gpu->gpu_offset_mhz) / (double)gpu->clock_mhz[0][0];
+    double voltage = 0.65 + 0.35 * (curve > 0.5 ? (curve - 0.5) / 0.5 : 0.0);
     double activity = 0.02 + 0.98 * (double)gpu->load_permille / 1000.0;
     return gpu->static_mw + memory_power_mw(gpu) + (int64_t)((double)gpu->gpu_mw * ratio * voltage * voltage * activity);
 }
@@ -154,7 +156,7 @@ void board_reset(Gpu *gpu) {
     gpu->gpu_lock_min_mhz = gpu->gpu_lock_max_mhz = gpu->live_min_mhz = gpu->live_max_mhz = gpu->settling = 0;
     gpu->memory_lock_min_mhz = gpu->memory_lock_max_mhz = 0;
     gpu->power_limit_mw = gpu->limit_default_mw;
-    gpu->persistence = gpu->requested_profiles = 0;
+    gpu->persistence = gpu->requested_profiles = gpu->gpu_offset_mhz = gpu->mem_offset_mhz = 0;
 }
 
 /* Sensors and the energy counter are refreshed once a period; between two refreshes they stand still. */

@@ -45,11 +45,13 @@ enum { BLANK_POWER = 1, BLANK_ENERGY = 2, BLANK_TEMPERATURE = 4, BLANK_CLOCK = 8
     X(has_gpu_lock) X(has_memory_lock) X(has_power_limit) X(has_energy) X(has_tables) X(has_power_fields)              \
     X(has_memory_power) X(has_module_power) X(has_memory_temperature) X(has_mig) X(has_profiles) X(has_serial)         \
     X(averages_power) X(deprecates_temperature) X(compute_memory_mhz) X(counts_module) X(lacks_gpu_scope)              \
+    X(has_offsets) X(offset_min_mhz) X(offset_max_mhz) X(mem_offset_min_mhz) X(mem_offset_max_mhz)                     \
     /* its made-up physics */                                                                                          \
     X(static_mw) X(memory_mw) X(gpu_mw) X(settle_us) X(ambient_c) X(limit_c) X(millikelvin_per_w)                      \
     /* what it is told: volatile, as in a driver */                                                                    \
     X(gpu_lock_min_mhz) X(gpu_lock_max_mhz) X(live_min_mhz) X(live_max_mhz) X(live_at_us) X(settling)                  \
     X(memory_lock_min_mhz) X(memory_lock_max_mhz) X(power_limit_mw) X(persistence) X(requested_profiles)               \
+    X(gpu_offset_mhz) X(mem_offset_mhz)                                                                                \
     /* what happens to it */                                                                                           \
     X(load_permille) X(outer_limit_mw) X(ceiling_mhz) X(forced_reasons) X(forced_temperature_c) X(mig_enabled)         \
     X(lost) X(reset_required) X(blank) X(energy_stuck) X(energy_seen_mj)

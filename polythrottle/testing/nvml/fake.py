@@ -143,6 +143,8 @@ _VOLATILE = (
     "power_limit_mw",
     "persistence",
     "requested_profiles",
+    "gpu_offset_mhz",
+    "mem_offset_mhz",
 )
 
 

@@ -38,6 +38,8 @@ class GpuModel:
             performance state P2; 0 where there is none.
         counts_module: 1 where the energy counter is that of the module around the GPU.
         lacks_gpu_scope: 1 where power fields of the GPU's own scope are not supported.
+        has_offsets: 1 where clocks may be offset; ranges by LACT pull request 918 and, for memory, an
+            owner of a Blackwell card.
     """
 
     name: str
@@ -59,6 +61,11 @@ class GpuModel:
     compute_memory_mhz: int = 0
     counts_module: int = 0
     lacks_gpu_scope: int = 0
+    has_offsets: int = 0
+    offset_min_mhz: int = -1000
+    offset_max_mhz: int = 1000
+    mem_offset_min_mhz: int = -2000
+    mem_offset_max_mhz: int = 6000
     has_gpu_lock: int = 1
     has_memory_lock: int = 1
     has_power_limit: int = 1
@@ -235,6 +242,7 @@ _RTX4090 = GpuModel(
     memory_mw=45_000,
     gpu_mw=420_000,
     compute_memory_mhz=10251,
+    has_offsets=1,
     millikelvin_per_w=100,
 )
 # That a locked memory clock holds other clocks down: NVIDIA/open-gpu-kernel-modules issues 1265 and 1266, where the

@@ -67,6 +67,8 @@ NUMBER(nvmlDeviceGetPowerManagementMode, unsigned, 1, gpu->has_power_limit)
 NUMBER(nvmlDeviceGetPowerManagementLimit, unsigned, gpu->has_power_limit, gpu->power_limit_mw)
 NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, gpu->has_power_limit, gpu->limit_default_mw)
 NUMBER(nvmlDeviceGetEnforcedPowerLimit, unsigned, gpu->has_power_limit, enforced_limit_mw(gpu))
+NUMBER(nvmlDeviceGetGpcClkVfOffset, int, gpu->has_offsets, gpu->gpu_offset_mhz)
+NUMBER(nvmlDeviceGetMemClkVfOffset, int, gpu->has_offsets, gpu->mem_offset_mhz)
 NUMBER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, gpu->has_energy, energy_mj(call.machine, gpu))
 NUMBER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, 1, event_reasons(gpu))
 NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, 1, event_reasons(gpu))
@@ -75,6 +77,24 @@ NUMBER(nvmlDeviceGetSupportedClocksThrottleReasons, unsigned long long, 1, 0x1ff
 NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, 1, gpu->has_mig ? 7 : 0)
 NUMBER(nvmlDeviceGetPowerUsage, unsigned, 1,
        blanked(gpu, BLANK_POWER, (gpu->averages_power ? average_mw : instant_mw)(gpu, now_us(call.machine))))
+
+NVML nvmlReturn_t nvmlDeviceGetGpcClkMinMaxVfOffset(nvmlDevice_t device, int *least_mhz, int *most_mhz) {
+    GPU(device);
+    NEED(gpu->has_offsets, NOT_SUPPORTED);
+    NEED(least_mhz && most_mhz, INVALID_ARGUMENT);
+    *least_mhz = (int)gpu->offset_min_mhz;
+    *most_mhz = (int)gpu->offset_max_mhz;
+    RETURN(OK);
+}
+
+NVML nvmlReturn_t nvmlDeviceGetMemClkMinMaxVfOffset(nvmlDevice_t device, int *least_mhz, int *most_mhz) {
+    GPU(device);
+    NEED(gpu->has_offsets, NOT_SUPPORTED);
+    NEED(least_mhz && most_mhz, INVALID_ARGUMENT);
+    *least_mhz = (int)gpu->mem_offset_min_mhz;
+    *most_mhz = (int)gpu->mem_offset_max_mhz;
+    RETURN(OK);
+}
 
 NVML nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending) {
     GPU(device);

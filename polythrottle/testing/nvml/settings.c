@@ -72,6 +72,22 @@ static nvmlReturn_t keep_loaded(const Machine *machine, Gpu *gpu, Asked mode, As
     return OK;
 }
 
+static nvmlReturn_t move_gpu(const Machine *machine, Gpu *gpu, Asked offset_mhz, Asked second) {
+    (void)machine, (void)second;
+    if (!gpu->has_offsets) return NOT_SUPPORTED;
+    if (offset_mhz < gpu->offset_min_mhz || offset_mhz > gpu->offset_max_mhz) return INVALID_ARGUMENT;
+    gpu->gpu_offset_mhz = offset_mhz;
+    return OK;
+}
+
+static nvmlReturn_t move_memory(const Machine *machine, Gpu *gpu, Asked offset_mhz, Asked second) {
+    (void)machine, (void)second;
+    if (!gpu->has_offsets) return NOT_SUPPORTED;
+    if (offset_mhz < gpu->mem_offset_min_mhz || offset_mhz > gpu->mem_offset_max_mhz) return INVALID_ARGUMENT;
+    gpu->mem_offset_mhz = offset_mhz;
+    return OK;
+}
+
 enum { CLEAR, ADD, REPLACE };
 
 static nvmlReturn_t ask_profiles(const Machine *machine, Gpu *gpu, Asked operation, Asked profiles) {
@@ -181,4 +197,47 @@ NVML nvmlReturn_t nvmlDeviceWorkloadPowerProfileClearRequestedProfiles(nvmlDevic
 NVML nvmlReturn_t nvmlDeviceWorkloadPowerProfileUpdateProfiles_v1(nvmlDevice_t device, const ProfilesAsked *asked) {
     if (!asked) return INVALID_ARGUMENT;
     return set(__func__, device, 2, asked->version_or_operation, profiles_of(asked), ask_profiles);
+}
+
+/* Offsets of the voltage curve: by performance state since driver 555, of which the stand-in takes P0 alone as drivers
+ * do; without one by the older calls, which NVIDIA has deprecated. */
+typedef struct {
+    unsigned version, type, pstate;
+    int offset_mhz, least_mhz, most_mhz;
+} ClockOffset;
+
+enum { GRAPHICS_DOMAIN = 0, MEMORY_DOMAIN = 2, OFFSET_VERSION = 0x1000018 };
+
+static nvmlReturn_t wrong_offset(const ClockOffset *info) {
+    if (!info) return INVALID_ARGUMENT;
+    if (info->version != OFFSET_VERSION) return ARGUMENT_VERSION_MISMATCH;
+    if (info->type != GRAPHICS_DOMAIN && info->type != MEMORY_DOMAIN) return INVALID_ARGUMENT;
+    return info->pstate > 15 ? INVALID_ARGUMENT : OK;
+}
+
+NVML nvmlReturn_t nvmlDeviceGetClockOffsets(nvmlDevice_t device, ClockOffset *info) {
+    GPU(device);
+    nvmlReturn_t wrong = wrong_offset(info);
+    NEED(!wrong, wrong);
+    NEED(gpu->has_offsets, NOT_SUPPORTED);
+    int memory = info->type == MEMORY_DOMAIN, first = !info->pstate;
+    info->offset_mhz = first ? (int)(memory ? gpu->mem_offset_mhz : gpu->gpu_offset_mhz) : 0;
+    info->least_mhz = first ? (int)(memory ? gpu->mem_offset_min_mhz : gpu->offset_min_mhz) : 0;
+    info->most_mhz = first ? (int)(memory ? gpu->mem_offset_max_mhz : gpu->offset_max_mhz) : 0;
+    RETURN(OK);
+}
+
+NVML nvmlReturn_t nvmlDeviceSetClockOffsets(nvmlDevice_t device, const ClockOffset *info) {
+    nvmlReturn_t wrong = wrong_offset(info);
+    if (wrong) return wrong;
+    if (info->pstate) return OK; /* taken by no other state, without a word */
+    return set(__func__, device, 1, info->offset_mhz, 0, info->type == MEMORY_DOMAIN ? move_memory : move_gpu);
+}
+
+NVML nvmlReturn_t nvmlDeviceSetGpcClkVfOffset(nvmlDevice_t device, int offset_mhz) {
+    return set(__func__, device, 1, offset_mhz, 0, move_gpu);
+}
+
+NVML nvmlReturn_t nvmlDeviceSetMemClkVfOffset(nvmlDevice_t device, int offset_mhz) {
+    return set(__func__, device, 1, offset_mhz, 0, move_memory);
 }
