@@ -36,7 +36,8 @@ with open(of["--journal"], "a") as file:
     line(event="study", constraints=[{"metric": "p99", "limit": 0.1, "relative": False}])
     for number, (joules, p99) in enumerate([(2.0, 0.05), (0.5, 0.2), (1.0, 0.08)]):
         line(event="started", number=number, point={"gpu_max_hz": 10**9 + number})
-        line(event="completed", number=number, measurement={"energy_j": joules, "latency": {"p99_s": p99}})
+        seen = {"energy_j": joules, "latency": {"p99_s": p99}}
+        line(event="completed", number=number, measurement=seen, requests={"sent": 100, "late": {"p99": 3}})
     file.write('{"torn')
     file.flush()
     END
@@ -97,10 +98,12 @@ def lender() -> Lender:
     return Lender()
 
 
-def studies(folder: Path, lender: Lender, words: tuple[str, ...]) -> Studies:
+def studies(
+    folder: Path, lender: Lender, words: tuple[str, ...], late_left: Callable[[float], float] | None = None
+) -> Studies:
     """Return studies of a model."""
     folder.mkdir(exist_ok=True)
-    return Studies(folder, lender, HistoryStore(folder / "daemon.db"), SystemClock(), words)
+    return Studies(folder, lender, HistoryStore(folder / "daemon.db"), SystemClock(), words, late_left=late_left)
 
 
 def ended(study: Studies) -> StudyOutcome:
@@ -278,3 +281,36 @@ def test_a_guard_ends_a_study_at_once(tmp_path: Path) -> None:
     assert house.board.applied == LADDER.rungs[0].service.point
     assert not house.studies.runs
     house.studies.close()
+
+
+def test_a_study_may_make_late_what_the_day_leaves(tmp_path: Path, lender: Lender) -> None:
+    """Its error budget is of the day's requests and its own, and what it has spent of it is shown."""
+    asked: list[float] = []
+
+    def left(requests: float) -> float:
+        asked.append(requests)
+        return 12.5
+
+    study = studies(tmp_path, lender, program(tmp_path, "time.sleep(600)"), left)
+    study.ask(7, {})
+    study.start("drift", _TUNED_HERE)
+    until(lambda: study.poll() or (study.shown is not None and study.shown.trials == 3))
+    assert study.shown is not None
+    assert study.shown.words == "drift; 6 of 12.50 requests late beyond the SLO's own share"
+    study.close()
+    words = json.loads((tmp_path / "mark.json").read_text())["words"]
+    assert words[words.index("--error-budget") + 1] == "12.50"
+    assert asked == [7 * 1005]
+
+
+@pytest.mark.parametrize("case", ["asked", "relative", "unseen", "uncounted"])
+def test_a_study_has_no_error_budget_where_none_can_be_kept(tmp_path: Path, lender: Lender, case: str) -> None:
+    """Somebody said another, the limit is a multiple, requests are sent elsewhere, or nobody counts the day's."""
+    study = studies(tmp_path, lender, finds(tmp_path), late_left=None if case == "uncounted" else lambda _: 12.5)
+    study.ask(7, {"error_budget": "3"} if case == "asked" else {})
+    tuned = replace(_TUNED_HERE, slo=("p99<=1.2x",)) if case == "relative" else _TUNED_HERE
+    study.start("drift", replace(tuned, workload="cmd:serve") if case == "unseen" else tuned)
+    ended(study)
+    words = json.loads((tmp_path / "mark.json").read_text())["words"]
+    assert words.count("--error-budget") == (case == "asked")
+    assert "12.50" not in words

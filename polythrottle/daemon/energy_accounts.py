@@ -150,6 +150,10 @@ class Accounts:
         self._studied_s = 0.0
         self._studied_j = 0.0
 
+    def late_left(self, requests: float) -> float:
+        """Return how many requests a study that sends so many may make late; see `ExplorationLedger`."""
+        return self._ledger.late_left(requests)
+
     def follow(self, profile: Profile | None) -> None:
         """Count what is saved from now on against the default point of a profile."""
         self._saving = Saving.of(profile)

@@ -125,6 +125,14 @@ class ExplorationLedger:
             return f"studies have used up their {self.allowance.violations:.2%} of requests over the limit"
         return None
 
+    def late_left(self, requests: float) -> float:
+        """Return how many requests a study may make late: what the day's share of them leaves.
+
+        Args:
+            requests: That it may send itself; they are of the day's too.
+        """
+        return max(0.0, self.allowance.violations * (self.requests + requests) - self.missed)
+
     def offer(self, now_s: float, since_midnight_s: float, pattern: DailyLoad, study_s: float, study_j: float) -> bool:
         """Return whether a study may begin now.
 

@@ -205,7 +205,7 @@ def build(
         desk,
         record,
         accounts,
-        Studies(folder, site.lender, record, clock),
+        Studies(folder, site.lender, record, clock, late_left=accounts.late_left),
         settings.guards,
         settings.slo,
         site.identity,

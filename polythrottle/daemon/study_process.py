@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -20,7 +20,10 @@ from polythrottle.daemon.followed_profile import FollowedProfile
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.status import StudyShown
 from polythrottle.domain.clock import Clock
+from polythrottle.domain.error_budget import NOTHING_SPENT, LateRequests, check_limits
 from polythrottle.domain.errors import DeviceError, InvalidInput, StorageError
+from polythrottle.domain.measurement import Window
+from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import Level
 
 _TRIALS = 30
@@ -29,6 +32,13 @@ _KILL_S = 5.0
 _KEPT = "study"
 _LINES_MOST = 4096
 _UNMET = 5
+_ERRORS = "error-budget"
+_UNSEEN = ("ssh:", "replay:", "cmd:")
+"""Devices and workloads whose requests nobody here sees one by one before they are sent."""
+_REQUESTS = Window().warmup + Window().most_queries
+"""What a trial may send at most."""
+_LEAST_LATE = 1.0
+_LONGEST_LINE = 64_000_000
 _OWN = ("device", "workload", "journal", "out", "json", "force", "trials", "resume", "fresh", "slo")
 """Options of ``tune`` that are the daemon's to give."""
 
@@ -89,6 +99,9 @@ class _Child:
     torn: bytes = b""
     kill_at_s: float | None = None
     limit_s: float | None = None
+    reason: str = ""
+    error_budget: str = ""
+    spent: LateRequests = NOTHING_SPENT
     visits: tuple[int, dict[str, Level]] = (-1, {})
 
 
@@ -101,6 +114,7 @@ class Studies:
         record: Remembers which study was interrupted.
         clock: Of the control loop.
         program: What runs a study, before the words of ``tune``.
+        late_left: Returns how many requests a study that may send so many may make late, where somebody counts them.
     """
 
     def __init__(
@@ -110,6 +124,8 @@ class Studies:
         record: HistoryStore,
         clock: Clock,
         program: Sequence[str] = (sys.executable, "-m", "polythrottle"),
+        *,
+        late_left: Callable[[float], float] | None = None,
     ) -> None:
         self.shown: StudyShown | None = None
         self._journals = folder / "studies" / "daemon"
@@ -118,6 +134,7 @@ class Studies:
         self._record = record
         self._clock = clock
         self._program = tuple(program)
+        self._late_left = late_left
         self._child: _Child | None = None
         self._stopping: _Child | None = None
         self.asked = StudyRequest()
@@ -178,13 +195,39 @@ class Studies:
         journal = self._journals / f"{name}.jsonl"
         out = self._profiles / f"{name}.toml"
         device, environment = self._lender.lend()
+        error_budget = self._error_budget(tuned, device, journal)
         try:
-            self._child = self._begun(self._words(tuned, device, journal, out), environment, journal, out)
+            words = self._words(tuned, device, journal, out)
+            if error_budget:
+                words += ["--error-budget", error_budget]
+            self._child = self._begun(words, environment, journal, out)
         except (OSError, StorageError) as error:
             self._take_back()
             raise DeviceError(f"no study could be started: {error}") from error
+        self._child.reason = reason
+        self._child.error_budget = error_budget
         self.shown = StudyShown(name, "running", 0, self.asked.trials, journal=str(journal), words=reason)
         self._remember(done=False)
+
+    def _error_budget(self, tuned: FollowedProfile, device: str, journal: Path) -> str:
+        """Return how many requests a study may make late, as `tune` takes it; empty where nobody bounds that.
+
+        One that goes on has what it was begun with. Nothing is bounded where a study takes nothing from those who are
+        served, somebody has said what it may take, its limits say of no request whether it is late, or no one here sees
+        a request before it is sent.
+        """
+        if journal.exists():
+            return _begun_with(journal)
+        unseen = device.startswith(_UNSEEN) or tuned.workload.startswith(_UNSEEN)
+        if self._late_left is None or self.costless or unseen or _ERRORS in _spelled(self.asked.options):
+            return ""
+        try:
+            check_limits([Constraint.parse(text) for text in tuned.slo])
+        except InvalidInput:
+            return ""
+        # As many as `tune` takes a share of, so that a board without any load may be studied too.
+        left = self._late_left(self.asked.trials * _REQUESTS)
+        return f"{max(left, _LEAST_LATE):.2f}"
 
     def poll(self) -> StudyOutcome | None:
         """Follow the study; return how it came out, once, when it has ended."""
@@ -299,6 +342,7 @@ class Studies:
                 self._read(child, json.loads(line))
 
     def _read(self, child: _Child, line: Any) -> None:
+        self._count(child, line)
         shown = self.shown
         assert shown is not None
         match line["event"]:
@@ -312,6 +356,15 @@ class Studies:
                 self.shown = replace(shown if best is None else best, trials=shown.trials + 1)
             case "failed":
                 self.shown = replace(shown, trials=shown.trials + 1)
+
+    def _count(self, child: _Child, line: Any) -> None:
+        """Show what a study has spent of its error budget."""
+        if not child.error_budget or self.shown is None or "requests" not in line:
+            return
+        told = line["requests"]
+        child.spent += LateRequests.of_trial(int(told["sent"]), {str(k): int(v) for k, v in told["late"].items()})
+        words = f"{child.spent.most_beyond():.4g} of {child.error_budget} requests late beyond the SLO's own share"
+        self.shown = replace(self.shown, words=f"{child.reason}; {words}")
 
     def _came_out(self, child: _Child, code: int) -> StudyOutcome:
         if code == 0 and child.out.is_file():
@@ -363,6 +416,20 @@ def _better(child: _Child, shown: StudyShown, line: Any) -> StudyShown | None:
     if shown.best_j is None or energy_j < shown.best_j:
         return replace(shown, best=point, best_j=energy_j)
     return None
+
+
+def _spelled(options: Mapping[str, str]) -> set[str]:
+    """Return the names of options as the command line has them."""
+    return {name.replace("_", "-") for name in options}
+
+
+def _begun_with(journal: Path) -> str:
+    """Return the error budget a study was begun with, as its journal keeps it; empty if it had none."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError), journal.open("rb") as file:
+        kept = json.loads(file.readline(_LONGEST_LINE))["plan"].get("error_budget")
+        if isinstance(kept, str):
+            return kept
+    return ""
 
 
 def _last_line(errors: IO[bytes]) -> str:

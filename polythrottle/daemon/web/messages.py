@@ -139,6 +139,7 @@ _FIGURE = r"^[0-9]+(\.[0-9]+)?$"
 
 TUNE_OPTIONS: dict[str, Schema] = {
     "risk": _text(_FIGURE),
+    "error_budget": _text(r"^[0-9]+(\.[0-9]+)?(%|min|m|h|d)?$"),
     "seed": _text(r"^[0-9]{1,9}$"),
     "method": _text(r"^[a-z][a-z0-9-]*$"),
     "objective": _text(r"^[a-z]+$"),
