@@ -14,12 +14,16 @@ from pathlib import Path
 
 import pytest
 from boards_over_ssh import await_that, children_of, desk, far_sides, held, planted
+from slow_line import SlowLine
 
 from polythrottle.backends import open_device
 from polythrottle.board.link import SSH
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import DeviceError, PermissionDenied
+from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.ports import Lasting
+from polythrottle.metering.meter import measure
+from polythrottle.tuning.setup import Setup
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 PYTHONS = [sys.executable, *(found for name in ("pypy3",) if (found := shutil.which(name)))]
@@ -204,6 +208,56 @@ def test_who_is_not_let_in_is_told_why(site: Site, host: str, kind: type[DeviceE
         open_device(f"ssh://{host}/jetson?root={site.root}")
     assert "\n" not in str(caught.value)
     assert held(site.root) == before
+
+
+@pytest.fixture
+def line(daemon: tuple[Path, int], monkeypatch: pytest.MonkeyPatch, site: Site) -> Iterator[SlowLine]:
+    """Return a line to the board that takes 200 ms each way and loses a twentieth; ``ssh://nano`` goes by it."""
+    folder, _ = daemon
+    config = (folder / "ssh_config").read_text()
+    port = int(config.partition("Port ")[2].split()[0])
+    slow = SlowLine(port, delay_s=0.2, loss=0.05)
+    monkeypatch.setenv(SSH, f"ssh -F {folder / 'ssh_config'} -o Port={slow.port} -o HostKeyAlias=nano")
+    yield slow
+    slow.close()
+
+
+def measured_on(device: str) -> Measurement:
+    """Return what serving takes on a device: queries of a hundredth of a second."""
+    words = Setup(device=device, workload="cmd:sleep 0.01", knobs=("mem_hz",), queries=50, seconds=1.0)
+    board, workload = words.open()
+    with words.closing(workload), board:
+        return measure(board, workload, (board.space * workload.space).default, words.window(board))
+
+
+def test_no_figure_holds_the_network(site: Site, line: SlowLine) -> None:
+    """Over 200 ms each way with a twentieth lost, latency and power are those that are measured on the board itself."""
+    far = measured_on(site.uri)
+    near = measured_on(f"jetson?root={site.root}")
+    assert line.lost > 0
+    assert line.passed[0] > 100_000
+    assert far.power_w == pytest.approx(near.power_w, rel=0.02)
+    # A single query that held a way of the line would be 200 ms longer; how busy the machine is, is far less.
+    assert far.latency.mean_s == pytest.approx(near.latency.mean_s, abs=0.1)
+
+
+def test_a_line_that_is_cut_gives_the_board_back(site: Site, line: SlowLine, tmp_path: Path) -> None:
+    """Both ends see it: one line at the desk, the board as it was found, nothing of ours left."""
+    before = held(site.root)
+    device = open_device(site.uri, ["mem_hz"])
+
+    def cut_while_set() -> None:
+        with device:
+            device.apply(device.space.default.moved({"mem_hz": device.space.knob("mem_hz").levels[0]}))
+            assert held(site.root) != before
+            line.cut()
+            device.read()
+
+    with pytest.raises(DeviceError) as caught:
+        cut_while_set()
+    assert "\n" not in str(caught.value)
+    await_that(lambda: held(site.root) == before, "the board stays changed")
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
 
 
 def test_what_is_handed_over_stands_without_a_connection_and_is_restored(
