@@ -403,8 +403,11 @@ def test_from_the_kubelet_to_the_gpu_and_back(four: FakeNvml, tmp_path: Path, mo
     monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(tmp_path / "state"))
     before = four.snapshot()
     uuids = sorted((four.uuid(1), four.uuid(2)))
-    (tmp_path / "profiles").mkdir()
-    chat_profile(tmp_path / "profiles" / "chat.toml", f"nvml:{','.join(uuids)}")
+    # As the kubelet lays a ConfigMap: each key is a link into a folder that is replaced as a whole.
+    (tmp_path / "profiles" / "..2026").mkdir(parents=True)
+    (tmp_path / "profiles" / "..data").symlink_to("..2026")
+    (tmp_path / "profiles" / "chat.toml").symlink_to("..data/chat.toml")
+    chat_profile(tmp_path / "profiles" / "..2026" / "chat.toml", f"nvml:{','.join(uuids)}")
     cluster = FakeCluster({CHAT: PodFacts("1", SERVED)})
     monkeypatch.setattr(cluster_api, "ClusterApi", lambda url: cluster)
     kubelet = FakeKubelet(tmp_path / "kubelet.sock")
