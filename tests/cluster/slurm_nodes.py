@@ -47,11 +47,21 @@ KillWait=2
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={n1_port} CPUs=1 State=UNKNOWN
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={n2_port} CPUs=1 State=UNKNOWN
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={n1_port} CPUs=1 {gres} State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={n2_port} CPUs=1 {gres} State=UNKNOWN
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10
 """
+_SCRIPTS = """
+Prolog={scripts}/prolog
+Epilog={scripts}/epilog
+PrologFlags=Alloc
+GresTypes=gpu
+"""
+_GPUS = "".join(
+    f"NodeName={node} Name=gpu File=/dev/{file}\n" for node in ("n1", "n2") for file in ("full", "null", "zero")
+)
+"""For Slurm any file is a GPU; it tells a job their numbers, in the order of their names."""
 _READY_S = 60.0
 
 
@@ -76,9 +86,11 @@ class SlurmNodes:
 
     Attributes:
         folder: Where configuration, state and logs are.
+        scripts: Folder of a prolog and an epilog; each node has three GPUs then, which are none.
     """
 
     folder: Path
+    scripts: Path | None = None
     _started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __enter__(self) -> "SlurmNodes":
@@ -178,7 +190,13 @@ class SlurmNodes:
             (self.folder / name).mkdir()
         ports = {name: free_port() for name in ("ctl_port", "n1_port", "n2_port")}
         host = socket.gethostname().partition(".")[0]
-        self.conf.write_text(_CONF.format(folder=self.folder, host=host, **ports).lstrip())
+        gres = "" if self.scripts is None else "Gres=gpu:3"
+        text = _CONF.format(folder=self.folder, host=host, gres=gres, **ports).lstrip()
+        if self.scripts is not None:
+            # Above the nodes, whose GPUs are refused before their kind is known.
+            text = _SCRIPTS.format(scripts=self.scripts).lstrip() + text
+            (self.folder / "gres.conf").write_text(_GPUS)
+        self.conf.write_text(text)
 
     def _munge(self) -> None:
         home = self.folder / "munge"
