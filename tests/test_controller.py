@@ -57,12 +57,16 @@ def _rung(rate_per_s: float, clock_hz: int, power_w: float) -> Rung:
 LADDER = Ladder(0.2, (_rung(1.0, 100, 10.0), _rung(10.0, 200, 20.0), _rung(100.0, 300, 40.0)))
 OTHER = Ladder(0.2, (_rung(1.0, 110, 10.0), _rung(100.0, 310, 40.0)))
 SAFE, COOL = Target(OperatingPoint({"gpu_max_hz": 400})), Target(OperatingPoint({"gpu_max_hz": 50}))
-BOUNDS = Bounds(p99_s=0.2, power_w=50.0, peak_w=80.0, temperature_c=90.0, errors=0.01, hold_s=5.0)
+BOUNDS = Bounds(
+    p99_s=0.2, power_w=50.0, peak_w=80.0, temperature_c=90.0, errors=0.01, hold_s=5.0, ttft_s=0.6, tpot_s=0.1
+)
 PLAN = ControlPlan(LADDER, SAFE, COOL, BOUNDS)
 WRITES = (Apply, GoSafe, Restore, StartStudy)
 
 BREACHES = {
     Guard.P99: {"p99_s": 0.21},
+    Guard.TTFT: {"ttft_p99_s": 0.61},
+    Guard.TPOT: {"tpot_p99_s": 0.11},
     Guard.ERRORS: {"errors": 0.02},
     Guard.POWER: {"power_w": 50.1},
     Guard.PEAK: {"peak_w": 80.1},
@@ -189,9 +193,7 @@ def _check_guards(before: State, state: State, seen: Observation, actions: tuple
     if before.plan is None or before.phase in (Phase.DOWN, Phase.YIELDED):
         return
     # With a budget a broken p99 may be its price; see the tests of that.
-    trips = [
-        each for each in tripped(before.plan.bounds, seen) if before.budget_w is None or each.guard is not Guard.P99
-    ]
+    trips = [each for each in tripped(before.plan.bounds, seen) if before.budget_w is None or not each.guard.latency]
     if not trips:
         return
     assert state.phase is Phase.SAFE

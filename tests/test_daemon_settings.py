@@ -81,6 +81,7 @@ def test_an_actuator_can_be_declined(tmp_path: Path) -> None:
         ("guards = 5", "guards"),
         ("[guards]\np99_ms = -1", "guards.p99_ms"),
         ("[guards]\np99_ms = true", "guards.p99_ms"),
+        ("[guards]\nttft_ms = 0", "guards.ttft_ms"),
         ("[guards]\nheat = 5", "guards.heat"),
         ("[guards]\nerrors = 'x%'", "guards.errors"),
         ("[guards]\nerrors = 'x%'", "write for example 0.01"),

@@ -1,9 +1,14 @@
 """Metric pages of language models' servers, as records of real ones have them: whose they are, and what they say."""
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from polythrottle.daemon.observation import RequestStats
+from polythrottle.daemon.control.events import Guard, tripped
+from polythrottle.daemon.followed_profile import bounds_of
+from polythrottle.daemon.loop.status_builder import guards_of
+from polythrottle.daemon.observation import ControlPeriod, RequestStats
 from polythrottle.daemon.traffic.engines import KNOWN, SGLANG, TRTLLM, TRTLLM_1, VLLM, Names, names_on
 from polythrottle.daemon.traffic.server_metrics import Fetcher, Page, ScrapedTraffic, counts_of
 from polythrottle.daemon.traffic.sources import open_traffic
@@ -142,6 +147,23 @@ def test_tokens_and_their_times_are_known_since_the_look_before() -> None:
     assert 0.2 < seen.ttft_p99_s <= 0.4
     assert 0.01 < seen.tpot_p99_s <= 0.02
     assert note == ""
+
+
+def test_the_times_of_tokens_on_a_page_are_guarded_and_shown() -> None:
+    """What a scraped page tells of first tokens and tokens a second reaches guards and status; elsewhere is no row."""
+    seen, _ = looked_at(vllm(100, 1000, 500), vllm(200, 71_000, 2500, first_s=0.3, per_token_s=0.015))
+    period = ControlPeriod(2.0, 1.0, seen, None)
+    bounds = bounds_of(("ttft_p99<=150ms", "tpot_p99<=100ms"))
+    (trip,) = tripped(bounds, period.observed)
+    assert trip.guard is Guard.TTFT
+    assert (period.per_s(seen.tokens_in), period.per_s(seen.tokens_out)) == (70_000, 2000)
+    assert period.per_s(None) is replace(period, jumped=True).per_s(5) is None
+    shown = {guard.name: guard for guard in guards_of(bounds, period.observed)}
+    assert (shown["ttft p99"].value, shown["ttft p99"].limit) == (seen.ttft_p99_s, 0.15)
+    assert (shown["ttft p99"].tripped, shown["tpot p99"].tripped) == (True, False)
+    silent = ControlPeriod(2.0, 1.0, RequestStats(), None).observed
+    assert tripped(bounds, silent) == ()
+    assert {"ttft p99", "tpot p99"}.isdisjoint(guard.name for guard in guards_of(bounds_of(("p99<=1s",)), silent))
 
 
 def test_load_may_be_counted_in_tokens() -> None:

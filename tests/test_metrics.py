@@ -68,6 +68,9 @@ def test_figures_are_those_of_the_status() -> None:
     assert one(shown, "polythrottle_power_watts", energy_kind="simulated") == pytest.approx(shown.power_w)
     assert one(shown, "polythrottle_energy_joules_total", energy_kind="simulated") == pytest.approx(shown.energy_j)
     assert one(shown, "polythrottle_request_latency_p99_seconds") == pytest.approx(shown.p99_s)
+    told = replace(shown, ttft_p99_s=0.25, tokens_out_per_s=1200.0)
+    assert one(told, "polythrottle_time_to_first_token_p99_seconds") == 0.25
+    assert one(told, "polythrottle_generated_tokens_per_second") == 1200.0
     assert one(shown, "polythrottle_request_latency_limit_seconds") == 0.025
     assert one(shown, "polythrottle_knob", knob="gpu_max_hz") == shown.point["gpu_max_hz"]
     assert one(shown, "polythrottle_clock_hertz", clock="cpu") == 1_420_800_000

@@ -76,6 +76,9 @@ def test_bounds_come_from_the_slo_unless_asked_otherwise() -> None:
     slo = ("p99<=200 ms", "power<=15 W", "temperature<=80 °C", "mean<=100 ms")
     assert bounds_of(slo) == Bounds(p99_s=0.2, power_w=15.0, temperature_c=80.0)
     assert bounds_of(slo, Bounds(power_w=12.0, errors=0.01)) == Bounds(0.2, 12.0, None, 80.0, 0.01)
+    tokens = ("ttft_p99<=600ms", "tpot_p99<=100ms", "ttft_p99<=100ms for prompts<=9")
+    assert bounds_of(tokens) == Bounds(ttft_s=0.6, tpot_s=0.1)
+    assert bounds_of(tokens, Bounds(ttft_s=0.5)) == Bounds(ttft_s=0.5, tpot_s=0.1)
     assert bounds_of(("p99<=1.2x",)) == bounds_of(("p99<=1s for prompts<=9",)) == Bounds()
     assert p99_limit_s(("mean<=1 s",)) is None
 

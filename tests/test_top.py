@@ -131,7 +131,9 @@ def test_fine_tuning_has_a_line_while_there_is_some(script: Daemon) -> None:
         assert max(map(len, screen.text.splitlines())) <= 80
 
     watch(script, play)
-    lines = dict(topview.status_lines(status(4601, finetuning=job)))
+    lines = dict(topview.status_lines(status(4601, finetuning=job, ttft_p99_s=0.25, tokens_out_per_s=1234.5)))
+    assert lines["tokens"] == "ttft p99 250 ms; 1,234/s out"
+    assert "tokens" not in dict(topview.status_lines(status(4601)))
     assert "1,280 done at 41.5/s" in lines["training"]
     assert lines["training"].isprintable()
 

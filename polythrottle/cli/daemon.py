@@ -472,7 +472,7 @@ def _hung(at: str) -> str:
 
 def _lines(status: Any, show: Any) -> Iterator[tuple[str, str]]:
     from polythrottle.api.outcome import show_point
-    from polythrottle.cli.render.status import finetuning_words
+    from polythrottle.cli.render.status import finetuning_words, token_words
     from polythrottle.domain.space import OperatingPoint
 
     yield "phase", f"{status.phase}: {status.reason}"
@@ -491,6 +491,8 @@ def _lines(status: Any, show: Any) -> Iterator[tuple[str, str]]:
     yield "requests", formatted(status.rate_per_s, f"{{:.3g}}/s, {waiting} waiting")
     if status.p99_s is not None:
         yield "p99", f"{show(status.p99_s, 's')} (limit {show(status.limit_s, 's')})"
+    if (told := token_words(status)) is not None:
+        yield "tokens", told
     if status.power_w is not None:
         yield "power", f"{show(status.power_w, 'W')} ({status.energy_kind})"
     yield "temperature", formatted(status.temperature_c, "{:.1f} °C")

@@ -138,7 +138,9 @@ def single(profile: Profile) -> Ladder:
 
 
 def bounds_of(slo: Sequence[str], asked: Bounds | None = None) -> Bounds:
-    """Return what the guards hold: what was asked, and beside it what an SLO bounds.
+    """Return what the guards hold: what was asked, and beside it what an SLO bounds of all requests.
+
+    Of limits for some lengths of prompts no server's metrics tell whether they hold.
 
     Args:
         slo: Constraints with absolute limits, as texts.
@@ -151,6 +153,8 @@ def bounds_of(slo: Sequence[str], asked: Bounds | None = None) -> Bounds:
         p99_s=limits.get("p99") if asked.p99_s is None else asked.p99_s,
         power_w=limits.get("power") if asked.power_w is None else asked.power_w,
         temperature_c=limits.get("temperature") if asked.temperature_c is None else asked.temperature_c,
+        ttft_s=limits.get("ttft_p99") if asked.ttft_s is None else asked.ttft_s,
+        tpot_s=limits.get("tpot_p99") if asked.tpot_s is None else asked.tpot_s,
     )
 
 

@@ -150,6 +150,12 @@ class ControlPeriod:
             return None
         return self.seen.arrived / self.period_s
 
+    def per_s(self, tokens: int | None) -> float | None:
+        """Return tokens since the look before as a rate; None as `rate_per_s`."""
+        if tokens is None or self.jumped or self.period_s < _RATE_LEAST_S:
+            return None
+        return tokens / self.period_s
+
     @property
     def errors(self) -> float | None:
         """The share of requests that failed; None if that is not known."""
@@ -178,6 +184,8 @@ class ControlPeriod:
             self.errors,
             seen.worst_s,
             seen.p99_least_s,
+            seen.ttft_p99_s,
+            seen.tpot_p99_s,
         )
 
 

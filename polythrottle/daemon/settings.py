@@ -539,6 +539,8 @@ _API: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 }
 _GUARDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "p99_ms": ("p99_s", _millis),
+    "ttft_ms": ("ttft_s", _millis),
+    "tpot_ms": ("tpot_s", _millis),
     "power_w": ("power_w", watts),
     "peak_w": ("peak_w", watts),
     "temperature_c": ("temperature_c", _celsius),

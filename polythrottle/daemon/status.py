@@ -166,6 +166,8 @@ class Status:
         reachable: Whether the actuator (or the device) answers.
         rate_per_s: Requests that come; ``demand_per_s`` what is prepared for; ``waiting`` how many wait.
         p99_s: Of requests lately; ``limit_s`` its limit; ``mean_s`` their mean.
+        ttft_p99_s: Of a language model's requests lately; ``tpot_p99_s`` likewise; None of any other workload.
+        tokens_in_per_s: Tokens of prompts that came; ``tokens_out_per_s`` those that were generated.
         power_w: Mean over the turn; ``peak_w`` highest sample; ``energy_j`` since the daemon began.
         temperature_c: Hottest; ``clocks_hz`` what runs; ``throttled`` whether the device throttles.
         drift: What has drifted, in words; empty if nothing.
@@ -223,6 +225,10 @@ class Status:
     unconfirmed: str = ""
     confirm_left_s: float | None = None
     finetuning: FinetuningShown | None = None
+    ttft_p99_s: float | None = None
+    tpot_p99_s: float | None = None
+    tokens_in_per_s: float | None = None
+    tokens_out_per_s: float | None = None
 
     @property
     def document(self) -> dict[str, Any]:

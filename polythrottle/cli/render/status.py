@@ -19,7 +19,7 @@ BAD = "bold red"
 DIM = "dim"
 HERE = "bold cyan"
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_UNITS = {"p99": "s", "power": "W", "peak power": "W", "temperature": "°C"}
+_UNITS = {"p99": "s", "ttft p99": "s", "tpot p99": "s", "power": "W", "peak power": "W", "temperature": "°C"}
 
 
 def clock_time(at: str) -> str:
@@ -63,6 +63,23 @@ def p99_words(status: Status) -> tuple[str, str]:
     else:
         share = ""
     return show(status.p99_s, "s"), f"limit {show(status.limit_s, 's')}{share}"
+
+
+def token_words(status: Status) -> str | None:
+    """Return a language model's times to and per token, and its tokens a second; None of any other workload."""
+    words = [
+        *(
+            f"{name} {show(value_s, 's')}"
+            for name, value_s in (("ttft p99", status.ttft_p99_s), ("tpot p99", status.tpot_p99_s))
+            if value_s is not None
+        ),
+        *(
+            f"{per_s:,.0f}/s {what}"
+            for what, per_s in (("in", status.tokens_in_per_s), ("out", status.tokens_out_per_s))
+            if per_s is not None
+        ),
+    ]
+    return "; ".join(words) or None
 
 
 def load_words(status: Status) -> tuple[str, str]:
@@ -243,6 +260,8 @@ def status_lines(status: Status) -> Iterator[tuple[str, str]]:
         slo = ", ".join(served.slo) or "no SLO"
         yield "workload", printable(f"{served.name}, {'up' if served.up else 'down'}; {slo}; {served.traffic}")
         yield "profile", printable(served.profile or "none")
+    if (told := token_words(status)) is not None:
+        yield "tokens", told
     pairs = {"power": power_words, "p99": p99_words, "load": load_words, "saved": saved_words}
     for name, words in pairs.items():
         yield name, "; ".join(filter(None, (*words(status), kind(status) * (name == "power"))))

@@ -57,7 +57,6 @@ from polythrottle.daemon.control.events import (
     Event,
     ForeignWrite,
     GoSafe,
-    Guard,
     LeaseGained,
     LeaseLost,
     ModelChanged,
@@ -378,7 +377,7 @@ def _observed(state: State, seen: Observation) -> Told:
     state = replace(
         state, forecast=forecast.raised(_burst_per_s(plan, seen)) if hurried(state, seen.waiting) else forecast
     )
-    trips = tuple(trip for trip in tripped(plan.bounds, seen) if trip.guard is not Guard.P99 or not _rationed(state))
+    trips = tuple(trip for trip in tripped(plan.bounds, seen) if not (trip.guard.latency and _rationed(state)))
     if state.phase is Phase.SAFE:
         return _held(state, seen, trips)
     if trips:

@@ -18,6 +18,8 @@ class Guard(StrEnum):
     """What is watched."""
 
     P99 = "p99"
+    TTFT = "ttft p99"
+    TPOT = "tpot p99"
     ERRORS = "errors"
     POWER = "power"
     PEAK = "peak power"
@@ -27,7 +29,12 @@ class Guard(StrEnum):
     @property
     def hardware(self) -> bool:
         """Whether it is for the device's sake, which goes before the users'."""
-        return self not in (Guard.P99, Guard.ERRORS)
+        return not self.latency and self is not Guard.ERRORS
+
+    @property
+    def latency(self) -> bool:
+        """Whether it is how long users wait."""
+        return self in (Guard.P99, Guard.TTFT, Guard.TPOT)
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class Bounds:
         errors: The share of requests that may fail.
         throttling: Whether the device may throttle.
         hold_s: How long the safe point is held after everything is well again; doubled when a guard trips soon after.
+        ttft_s: Of a language model's requests, the p99 of the time to the first token; ``tpot_s`` per token after it.
 
     Raises:
         InvalidInput: If a limit is not positive.
@@ -51,9 +59,14 @@ class Bounds:
     errors: float | None = None
     throttling: bool = False
     hold_s: float = 20.0
+    ttft_s: float | None = None
+    tpot_s: float | None = None
 
     def __post_init__(self) -> None:
-        limits = (self.p99_s, self.power_w, self.peak_w, self.temperature_c, self.hold_s)
+        limits = (
+            *(self.p99_s, self.ttft_s, self.tpot_s),
+            *(self.power_w, self.peak_w, self.temperature_c, self.hold_s),
+        )
         if any(limit is not None and not limit > 0 for limit in limits) or not (
             self.errors is None or self.errors >= 0
         ):
@@ -85,6 +98,7 @@ class Observation:
         worst_s: The longest that a request took which was answered since the look before.
         p99_least_s: What the p99 comes to at least once it is of as long a time as the SLO is meant for; None where
             that has passed, or is not known.
+        ttft_p99_s: Of the requests answered lately, the time to the first token; ``tpot_p99_s`` per token after it.
     """
 
     now_s: float
@@ -99,6 +113,8 @@ class Observation:
     errors: float | None = None
     worst_s: float | None = None
     p99_least_s: float | None = None
+    ttft_p99_s: float | None = None
+    tpot_p99_s: float | None = None
 
     @property
     def broken_s(self) -> float | None:
@@ -123,6 +139,8 @@ def _over(bounds: Bounds, seen: Observation) -> bool:
 def _tripped(bounds: Bounds, seen: Observation) -> Iterator[Trip]:
     rows = (
         (Guard.P99, seen.broken_s, bounds.p99_s, 1e3, "ms"),
+        (Guard.TTFT, seen.ttft_p99_s, bounds.ttft_s, 1e3, "ms"),
+        (Guard.TPOT, seen.tpot_p99_s, bounds.tpot_s, 1e3, "ms"),
         (Guard.ERRORS, seen.errors, bounds.errors, 1e2, "% of requests"),
         (Guard.POWER, seen.power_w, bounds.power_w, 1.0, "W"),
         (Guard.PEAK, seen.peak_w, bounds.peak_w, 1.0, "W"),

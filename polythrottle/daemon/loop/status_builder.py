@@ -113,7 +113,16 @@ def _seen(status: Status, sight: ControlPeriod) -> Status:
     seen = sight.seen
     reading = sight.reading
     if seen is not None:
-        status = replace(status, waiting=seen.waiting, p99_s=seen.p99_s, mean_s=seen.mean_s)
+        status = replace(
+            status,
+            waiting=seen.waiting,
+            p99_s=seen.p99_s,
+            mean_s=seen.mean_s,
+            ttft_p99_s=seen.ttft_p99_s,
+            tpot_p99_s=seen.tpot_p99_s,
+            tokens_in_per_s=sight.per_s(seen.tokens_in),
+            tokens_out_per_s=sight.per_s(seen.tokens_out),
+        )
     if reading is not None:
         clocks = dict(reading.clocks_hz)
         status = replace(
@@ -149,7 +158,12 @@ def guards_of(bounds: Bounds, seen: Observation) -> tuple[GuardShown, ...]:
         (Guard.TEMPERATURE, seen.temperature_c, bounds.temperature_c),
         (Guard.THROTTLE, throttled, None if bounds.throttling else 0.0),
     )
-    return tuple(GuardShown(str(guard), value, limit, guard in trips) for guard, value, limit in rows)
+    of_tokens = ((Guard.TTFT, seen.ttft_p99_s, bounds.ttft_s), (Guard.TPOT, seen.tpot_p99_s, bounds.tpot_s))
+    # Of a workload without tokens they would be two rows that never say anything.
+    told = [row for row in of_tokens if row[1] is not None or row[2] is not None]
+    return tuple(
+        GuardShown(str(guard), value, limit, guard in trips) for guard, value, limit in (rows[0], *told, *rows[1:])
+    )
 
 
 def stamp(wall_s: float) -> str:

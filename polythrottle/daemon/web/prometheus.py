@@ -271,6 +271,10 @@ _WORKLOAD: Sequence[Figure] = (
     _plain("request_latency_mean_seconds", "Mean latency of requests lately.", lambda s: s.mean_s),
     _plain("request_latency_p99_seconds", "p99 latency of requests lately.", lambda s: s.p99_s),
     _plain("request_latency_limit_seconds", "What the p99 must stay within.", lambda s: s.limit_s),
+    _plain("time_to_first_token_p99_seconds", "p99 time to the first token lately.", lambda s: s.ttft_p99_s),
+    _plain("time_per_token_p99_seconds", "p99 time per token after the first lately.", lambda s: s.tpot_p99_s),
+    _plain("prompt_tokens_per_second", "Tokens of prompts arriving per second.", lambda s: s.tokens_in_per_s),
+    _plain("generated_tokens_per_second", "Tokens generated per second.", lambda s: s.tokens_out_per_s),
 )
 _DEVICE: Sequence[Figure] = (
     _joules("power_watts", "Mean power over the last turn.", lambda s: s.power_w),

@@ -74,11 +74,14 @@ const figures = (now) => {
   over('power', known(limit) && now.power_w > limit);
   tell('p99', seconds(now.p99_s));
   const used = known(now.p99_s) && now.limit_s > 0 ? `, ${Math.round(100 * now.p99_s / now.limit_s)} % of it` : '';
-  tell('p99-note', known(now.limit_s) ? `limit ${seconds(now.limit_s)}${used}` : `mean ${seconds(now.mean_s)} · no limit`);
+  const first = known(now.ttft_p99_s) ? ` · first token ${seconds(now.ttft_p99_s)}` : '';
+  const each = known(now.tpot_p99_s) ? ` · per token ${seconds(now.tpot_p99_s)}` : '';
+  tell('p99-note', `${known(now.limit_s) ? `limit ${seconds(now.limit_s)}${used}` : `mean ${seconds(now.mean_s)} · no limit`}${first}${each}`);
   over('p99', known(now.limit_s) && now.p99_s > now.limit_s);
   tell('rate', rate(now.rate_per_s));
   const most = now.rung ? `serves up to ${rate(now.rung.rate_per_s)} · ` : '';
-  tell('rate-note', `${most}${known(now.waiting) ? now.waiting : NONE} waiting`);
+  const tokens = known(now.tokens_out_per_s) ? ` · ${Math.round(now.tokens_out_per_s).toLocaleString('en')} tokens/s` : '';
+  tell('rate-note', `${most}${known(now.waiting) ? now.waiting : NONE} waiting${tokens}`);
   sparks.power_w.draw(ring, limit);
   sparks.p99_s.draw(ring, now.limit_s);
   sparks.rate_per_s.draw(ring, now.rung?.rate_per_s);
@@ -104,7 +107,7 @@ const interval = (mid, low, high, proven) => {
   zero.style.left = `${share(0)}%`;
   classed(at('interval'), proven ? 'interval' : 'interval unproven');
 };
-const GUARDS = { p99: seconds, errors: (value) => `${round(value * 100)} %`, power: watts, 'peak power': watts, temperature: degrees, throttling: (value) => (value ? 'yes' : 'no') };
+const GUARDS = { p99: seconds, 'ttft p99': seconds, 'tpot p99': seconds, errors: (value) => `${round(value * 100)} %`, power: watts, 'peak power': watts, temperature: degrees, throttling: (value) => (value ? 'yes' : 'no') };
 const tables = (now) => {
   const set = Object.entries(now.point).map(([name, value]) => [knobName(name), level(name, value)]);
   if (set.length && now.gather_s > 0) set.push(['wait for a full batch', seconds(now.gather_s)]);
