@@ -178,8 +178,9 @@ def test_requests_under_way_at_the_end_are_waited_for(arrivals: Arrivals, concur
     found = kept[0]
     assert found.meter_j == pytest.approx(10.0 * found.window_s)
     assert all(each.start_s < found.window_s and each.end_s > 0 for each in found.requests)
-    slow = [each for each in found.requests if each.end_s - each.start_s >= 1.0]
-    assert len(slow) == 1
-    assert slow[0].end_s > found.window_s
-    assert 0 < slow[0].within < 1
-    assert slow[0].idle_share_j == 0
+    # The longest, and not the only long one: a busy machine holds up others too.
+    slow = max(found.requests, key=lambda each: each.end_s - each.start_s)
+    assert slow.end_s - slow.start_s >= 1.0
+    assert slow.end_s > found.window_s
+    assert 0 < slow.within < 1
+    assert slow.idle_share_j == 0
