@@ -122,6 +122,20 @@ def test_the_devices_part_is_set_and_the_workloads_is_named(
     assert board.read_text() == "1200"
 
 
+def test_on_a_terminal_it_asks_about_the_device_that_was_set(
+    board: Path, profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name on record: a no puts back that one and no other."""
+    asked: list[tuple[str | None, float]] = []
+    monkeypatch.setattr("polythrottle.cli.apply._ask", lambda name, within_s: asked.append((name, within_s)))
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    assert run(["apply", profile]) == 0
+    assert asked == [("one", 60.0)]
+    assert run(["restore"]) == 0
+    assert board.read_text() == "1200"
+
+
 def test_without_a_terminal_it_says_how_to_confirm(
     board: Path, profile: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from trainer_jobs import data_folder, exported
 
 from polythrottle.cli.commands import run
-from polythrottle.cli.render.finetune import LiveRun, _capped
+from polythrottle.cli.render.finetune import LiveRun, _capped, show_time
 from polythrottle.domain.arrivals import Poisson
 from polythrottle.storage.paths import state_dir
 from polythrottle.training.beside.live_run import RunProgress
@@ -330,3 +330,12 @@ def test_a_bound_on_power_is_said_to_be_kept_only_where_it_was(drawn_w: float | 
     """An unknown mean is no mean below the bound."""
     found = SimpleNamespace(mean_power_w=drawn_w, training=SimpleNamespace(waited_s=2.0))
     assert _capped(found, 10.0).startswith(f"10 W on average at most: {word}")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(45, "45 s"), (119, "119 s"), (120, "2 min"), (3540, "59 min"), (3600, "1 h 00 min"), (28860, "8 h 01 min")],
+)
+def test_a_length_of_time_is_shown_in_the_unit_people_say_it_in(seconds: float, shown: str) -> None:
+    """Seconds below two minutes, minutes below an hour, hours and minutes beyond."""
+    assert show_time(seconds) == shown
