@@ -112,8 +112,7 @@ DOCTORED = [
         remove("sys/class/devfreq/15a80000.nvenc"),
         "15340000.vic",
     ),
-    ("jetson-thor", "nvpmodel", "70W's cores", swap(MODES, "CORE_12 0", "CORE_12 1"), "13 of 14 cores"),
-    ("jetson-thor", "gpu", "that 90W and 70W", swap(MODES, "MASK 1", "MASK 0"), "all as MAXN"),
+    ("jetson-thor", "gpu", "the name of the file", swap(MODES, "MASK 15873", "MASK 64"), "all as MAXN"),
     ("jetson-orin-nx-super", "gpu", "that 1020", write(f"{NX}/available_frequencies", "306000000"), "306 MHz"),
     ("jetson-orin-nx", "overcurrent", "all of it", write("sys/class/hwmon/hwmon4/name", "oc"), "oc in hwmon4"),
     (

@@ -5,6 +5,7 @@ are; none was made here. "Notes" are files of public repositories that an index 
 """
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from polythrottle.backends.jetson.power_modes import PowerModes
 from polythrottle.backends.nvml import NvmlDevice
 from polythrottle.cli.commands import run
 from polythrottle.domain.clock import VirtualClock
-from polythrottle.domain.errors import DeviceError
+from polythrottle.domain.errors import DeviceError, KnobRejected
 from polythrottle.domain.ports import Finding, findings_of
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.inspect.board_record import record
@@ -192,6 +193,42 @@ def test_a_mode_for_cores_that_a_board_lacks_is_not_offered(tmp_path: Path) -> N
     assert board.presets["25W"][CPU] == 1_497_600_000
 
 
+def test_a_mode_that_gates_parts_of_the_gpu_is_not_offered_on_orin_nano(tmp_path: Path) -> None:
+    """A study on an Orin Nano Super: 7W prints "Reboot required", 15W, 25W and MAXN switch live; its mask is 252."""
+    root = plant("jetson-orin-nano", tmp_path / "board", power_mode=2)
+    assert "7W (needs a reboot)" in finding(device(root), MODE).explanation
+    assert {point[MODE] for point in device(root, MODE).space} == {"15W", "25W", "MAXN_SUPER"}
+
+
+def test_thors_two_lower_modes_need_a_reboot_by_the_mask_of_their_gpu(tmp_path: Path) -> None:
+    """A characterization of an AGX Thor: mask 64 in MAXN and 120W, 15873 in 90W and 70W, of 12 cores each."""
+    root = plant("jetson-thor", tmp_path / "board", power_mode=0)
+    told = finding(device(root), MODE).explanation
+    assert "90W (needs a reboot), 70W (needs a reboot)" in told
+    assert {point[MODE] for point in device(root, MODE).space} == {"120W", "MAXN"}
+    file = PowerModes.parse((root / "etc/nvpmodel.conf").read_text())
+    assert [file.cores(mode) for mode in file.modes] == [14, 14, 12, 12]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "NVPM WARN: Reboot required for changing to this power mode: 2\n"
+        "NVPM WARN: DO YOU WANT TO REBOOT NOW? enter YES/yes to confirm:\n"
+        "NVPM ERROR: bad input!\nNVPM ERROR: optMask is 1, no request for power mode",
+        "NVPM WARN: Golden image context is already created\n"
+        "NVPM WARN: Reboot required for changing to this power mode: 1\n"
+        "NVPM WARN: DO YOU WANT TO REBOOT NOW? enter YES/yes to confirm:",
+    ],
+)
+def test_what_nvpmodel_says_before_a_reboot_is_one_line(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of an AGX Thor and of an AGX Orin that nobody answers: nothing was switched, whatever the exit status."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    for status in (0, 255):
+        with pytest.raises(KnobRejected, match=r"power mode 2 takes a reboot, so it was not switched to$"):
+            Nvpmodel(lambda words, status=status: (status, said)).write("nvpmodel:/", "2")
+
+
 CURRENT = """
 < PARAM TYPE=CLOCK NAME=CPU_DENVER_0 >
 MAX_FREQ /sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq
@@ -254,10 +291,14 @@ def test_a_board_that_was_never_switched_is_in_the_mode_it_starts_in(tmp_path: P
     (root / "var/lib/nvpmodel/status").unlink()
     assert finding(device(root), "range") == told
     assert told.explanation.startswith("in 25W the GPU stops at 918 MHz and the CPU stops at 1344 MHz; MAXN_SUPER")
+    root = plant("jetson-orin-nano", tmp_path / "free", power_mode=2)
+    conf = root / "etc/nvpmodel/nvpmodel_p3767_0003_super.conf"
+    conf.write_text(conf.read_text().replace("DEFAULT=1", "DEFAULT=2"))
+    (root / "var/lib/nvpmodel/status").unlink()
     kernel = FakeKernel(root)
     before = kernel.snapshot()
     with kernel.installed(), device(root, MODE) as board:
-        board.apply(OperatingPoint({MODE: "7W"}))
+        board.apply(OperatingPoint({MODE: "15W"}))
         assert kernel.snapshot() != before
     assert kernel.snapshot() == before
 

@@ -63,7 +63,6 @@ def board_probes(tree: Tree) -> Mapping[str, Probe]:
         "devfreq": _devfreq,
         "gpu_levels": _gpu_levels,
         "gated_modes": _gated_modes,
-        "mode_cores": _mode_cores,
         "events": _events,
         "zones": _zones,
         "trips": _trips,
@@ -209,14 +208,6 @@ def _gated_modes(tree: Tree) -> ProbeResult | ProbeFailure:
 
 def _of(parameter: str, fixed: Mapping[tuple[str, str], str]) -> Mapping[str, str]:
     return {argument: text for (name, argument), text in fixed.items() if name == parameter}
-
-
-def _mode_cores(tree: Tree) -> ProbeResult | ProbeFailure:
-    mode = next((each for each in _modes(tree).modes if each.name.startswith("70W")), None)
-    if mode is None:
-        return ProbeFailure("/etc/nvpmodel.conf has no mode of 70 W")
-    cores = [text for (name, _), text in mode.values.items() if name.startswith("CPU_ONLINE")]
-    return ProbeResult(f"{mode.name}: {cores.count('1')} of {len(cores)} cores")
 
 
 def _events(tree: Tree) -> ProbeResult | ProbeFailure:
