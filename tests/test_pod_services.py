@@ -165,6 +165,7 @@ def test_nothing_stays_set_while_pods_are_unknown(tmp_path: Path) -> None:
     house.turn()
     assert house.set_for == set()
     assert "the kubelet is silent" in house.desk.status.faults
+    assert house.words("fault") == ["the kubelet is silent"]
     house.watch.show(pod("chat-0", 0))
     house.turn(2)
     assert len(house.set_for) == 1

@@ -558,7 +558,7 @@ class Node:
             since=self._since,
             polythrottle=self._version,
             device="node",
-            title=f"a server of {len(each)} services: {', '.join(name for name, _ in each)}",
+            title=f"a server of {len(each)} services: {', '.join(name for name, _ in each) or 'none yet'}",
             energy_kind=shown.energy_kind,
             boundary="the devices of all services",
             phase=str(Phase.FOLLOWING if any(s.phase == Phase.FOLLOWING for _, s in each) else first),

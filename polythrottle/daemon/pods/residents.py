@@ -74,6 +74,9 @@ class Residents:
         seen = self._watch.seen
         if seen is None:
             return
+        for words in seen.faults:
+            if words not in self._faults:
+                node.events.tell("fault", words)
         self._faults = seen.faults
         placement = seen.placement
         wanted: dict[str, PodService] = {}
