@@ -263,22 +263,39 @@ class Ahead:
 
     def wish(self, view: ServerView) -> tuple[float, float]:
         """Return the highest of the clocks for saving, for tokens and for prompts."""
-        return needed_clock(view, self.share, self.ahead_s), math.inf
+        return max(running_clock(view), prompt_clock(view, self.share, self.ahead_s)), math.inf
 
 
-def needed_clock(view: ServerView, share: float, ahead_s: float = 0.0) -> float:
-    """Return the highest of the clocks at which running adds least, tokens hold their limit, and prompts theirs."""
+def running_clock(view: ServerView) -> float:
+    """Return the higher of the clocks at which running adds least and at which tokens hold their limit."""
     running = view.decoding() if view.server.decoding else StepWork(0, 0, 1024, 1024 * 512, 1)
-    token_hz = view.clock_for(view.decoding(), 0.7 * TPOT_S)
-    return max(view.thriftiest(running), token_hz, prompt_clock(view, share, ahead_s))
+    return max(view.thriftiest(running), view.clock_for(view.decoding(), 0.7 * TPOT_S))
+
+
+def in_order_clock(view: ServerView, share: float) -> float:
+    """Return the clock at which each prompt, behind those before it, starts within a share of the time it has left."""
+    server = view.server
+    lefts = [(request, request.target - request.computed) for request in server.prompts]
+    lefts += [(request, request.prompt_tokens + request.made) for request in server.waiting]
+    needed_hz = view.clocks_hz[0]
+    tokens = 0
+    for request, left in lefts:
+        tokens += left
+        if request.first_s is None and tokens:
+            piece = min(tokens, BUDGET)
+            work = StepWork(server.decoding, server.context, piece, piece * 1024, 1)
+            left_s = request.arrival_s + ttft_limit_s(request.prompt_tokens) - view.now_s
+            needed_hz = max(needed_hz, view.clock_for(work, share * left_s, math.ceil(tokens / BUDGET)))
+    return needed_hz
 
 
 @dataclass
 class Ours:
     """What is needed now by prediction, above a floor that follows what requests really waited.
 
-    The floor begins at the highest clock and falls while the slowest request of the last while stays well inside its
-    limits; it rises at once where one comes near them, for requests that come while the clock is low cannot be undone.
+    The floor begins at the highest clock and falls while the slowest request of the last while stays inside its
+    limits; it rises at once where one comes near them, for requests that come while the clock is low cannot be undone,
+    but not for a first token that would have come as near at the highest clock: near the capacity many do.
     """
 
     period_s: float = 0.2
@@ -286,19 +303,29 @@ class Ours:
     _floor_hz: float = math.inf
     _moved_s: float = 0.0
     _shares: deque[tuple[float, float]] = field(default_factory=deque)
+    _lost: deque[tuple[float, float]] = field(default_factory=deque)
+    _view: ServerView | None = None
 
     def saw(self, step: Step) -> None:
         """Note what share of its limits each request took that has its first or its last token."""
+        assert self._view is not None
         end_s = step.begin_s + step.duration_s
+        lost_s = step.duration_s - self._view.physics.duration_s(step.work, self._view.top_hz)
+        self._lost.append((step.begin_s, max(0.0, lost_s)))
+        while self._lost[0][0] < end_s - _WATCHED_S:
+            self._lost.popleft()
         for request in step.started:
-            self._shares.append((end_s, (end_s - request.arrival_s) / ttft_limit_s(request.prompt_tokens)))
+            limit_s, waited_s = ttft_limit_s(request.prompt_tokens), end_s - request.arrival_s
+            lost_s = sum(each_s for begin_s, each_s in self._lost if begin_s >= request.arrival_s)
+            if waited_s - lost_s <= _NEAR * limit_s:
+                self._shares.append((end_s, waited_s / limit_s))
         for request in step.finished:
-            if request.output_tokens > 1 and request.first_s is not None:
-                each_s = (request.last_s - request.first_s) / (request.output_tokens - 1)
-                self._shares.append((end_s, each_s / TPOT_S))
+            each_s = (request.last_s - (request.first_s or 0.0)) / max(1, request.output_tokens - 1)
+            self._shares.append((end_s, each_s / TPOT_S))
 
     def wish(self, view: ServerView) -> tuple[float, float]:
-        """Return the higher of what is needed and the floor."""
+        """Return the highest of the clocks for saving, for tokens, for prompts, and of the floor."""
+        self._view = view
         while self._shares and self._shares[0][0] < view.now_s - _WATCHED_S:
             self._shares.popleft()
         self._floor_hz = min(self._floor_hz, view.top_hz)
@@ -310,14 +337,13 @@ class Ours:
         elif view.now_s - self._moved_s >= _STEADY_S and worst < _FAR:
             self._floor_hz *= _DOWN
             self._moved_s = view.now_s
-        return max(needed_clock(view, 0.5), view.at_least(self._floor_hz)), math.inf
+        return max(running_clock(view), in_order_clock(view, _OF_LEFT), view.at_least(self._floor_hz)), math.inf
 
 
-_WATCHED_S = 30.0
-_STEADY_S = 5.0
-_NEAR, _FAR = 0.8, 0.65
+_WATCHED_S, _STEADY_S, _OF_LEFT = 30.0, 5.0, 0.6
+_NEAR, _FAR = 0.8, 0.7
 _UP, _DOWN = 1.15, 0.95
-"""How `Ours` moves its floor: chosen on the first half hours of the traces, which are those it is shown on."""
+"""How `Ours` predicts and moves its floor: chosen on the first half hours of the traces, on which it is shown."""
 
 
 # Requests served under a policy, and what came of it.
