@@ -18,7 +18,13 @@ from polythrottle.cluster.ledger import SimulatedOutcome, Spread, against, sprea
 from polythrottle.cluster.recorded_tables import Trace, caps_of_table, finer, read_trace
 from polythrottle.cluster.simulate.job_simulator import Scenario, simulate
 from polythrottle.cluster.simulate.machine_supply import DrawnSupply, RecordedSupply, SimulatedJob
-from polythrottle.cluster.simulate.policies import DefaultPolicy, IndependentPolicy, JointPolicy, Policy, TunedPolicy
+from polythrottle.cluster.simulate.policies import (
+    DefaultPolicy,
+    FleetPolicy,
+    IndependentPolicy,
+    JointPolicy,
+    TunedPolicy,
+)
 from polythrottle.domain.fleet.gpu_variability import Silicon
 from polythrottle.domain.fleet.transient_machine import Cap, ConstantHazard, MachineType, Market
 from polythrottle.lab.lone_node import Lone, lived
@@ -152,18 +158,18 @@ def _at_most(scenario: Scenario, default: list[SimulatedOutcome], horizon_s: flo
     return saved
 
 
-def _policies() -> tuple[Policy, ...]:
+def _policies() -> tuple[FleetPolicy, ...]:
     return DefaultPolicy(), IndependentPolicy(), JointPolicy(), TunedPolicy(), DefaultPolicy(600.0, "default, 600 s")
 
 
 def _outcomes(
-    each: Workload, trace: Trace, places: int, apart: float, seeds: int, policy: Policy
+    each: Workload, trace: Trace, places: int, apart: float, seeds: int, policy: FleetPolicy
 ) -> list[SimulatedOutcome]:
     scenario = _scenario(each, trace, places, apart, policy)
     return [simulate(scenario, seed, trace.ends_s) for seed in range(seeds)]
 
 
-def _scenario(each: Workload, trace: Trace, places: int, apart: float, policy: Policy) -> Scenario:
+def _scenario(each: Workload, trace: Trace, places: int, apart: float, policy: FleetPolicy) -> Scenario:
     machine = _machine(each, JOINT_STEP_W if isinstance(policy, JointPolicy) else CAP_STEP_W)
     return Scenario(SimulatedJob(), machine, RecordedSupply(trace, places), policy, Silicon(apart))
 

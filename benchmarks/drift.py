@@ -62,7 +62,7 @@ from polythrottle.daemon.study_process import StudyOutcome
 from polythrottle.daemon.traffic.simulated import SimulatedBoard, SimulatedSite
 from polythrottle.domain.arrivals import Burst
 from polythrottle.domain.clock import VirtualClock
-from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.measurement import Reading
 
 _DRIFT = 1.08
@@ -142,7 +142,7 @@ class QuickStudies:
 def _measured(rungs: Ladder, factor: float) -> Ladder:
     """Return a ladder as it is measured where every joule counts for so much."""
 
-    def service(old: Service) -> Service:
+    def service(old: PointPerformance) -> PointPerformance:
         return replace(old, batch_j=factor * old.batch_j, idle_w=factor * old.idle_w)
 
     found = (replace(rung, service=service(rung.service), power_w=factor * rung.power_w) for rung in rungs.rungs)

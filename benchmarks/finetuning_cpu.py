@@ -22,7 +22,7 @@ from polythrottle.backends import open_device
 from polythrottle.domain.arrivals import Poisson
 from polythrottle.domain.errors import SloUnmet
 from polythrottle.training.beside.live_run import run
-from polythrottle.training.beside.preparation import Server
+from polythrottle.training.beside.preparation import BatchedWorkload
 from polythrottle.training.beside.result import Result
 from polythrottle.training.beside.scheduler import Terms
 from polythrottle.training.beside.trainer.driver import Trainer
@@ -63,7 +63,7 @@ def measured(policy: str, seconds: float, rate_per_s: float, slo_s: float, folde
     """
     name = f"{Path(__file__).stem}:model"
     task = Task(name, str(folder / "data"), str(folder / policy), batch=BATCH, epochs=100_000, threads=TRAINING_THREADS)
-    server = Server(open_workload(name, inputs=(f"3x{SIDE}x{SIDE}",), threads=[SERVING_THREADS]))
+    server = BatchedWorkload(open_workload(name, inputs=(f"3x{SIDE}x{SIDE}",), threads=[SERVING_THREADS]))
     terms = Terms(slo_s, Poisson(rate_per_s), policy, seconds)
     return run(open_device("cpu"), server, Trainer(task), terms)
 

@@ -56,7 +56,7 @@ from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.traffic.simulated import SimulatedSite
 from polythrottle.domain.arrivals import Burst
 from polythrottle.domain.clock import VirtualClock
-from polythrottle.domain.ladder import Ladder, Service
+from polythrottle.domain.ladder import Ladder, PointPerformance
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.arrival_trace import recorded
 from polythrottle.tuning.measured_ladder import batches, gatherings, ladder_of, undominated
@@ -198,7 +198,7 @@ class Follower:
                 replay.set(action.target)
 
 
-def services(site: Site) -> list[Service]:
+def services(site: Site) -> list[PointPerformance]:
     """Return how the device answers back to back, at every point whose lowest GPU clock is the highest."""
     device, workload = site.opened()
     found = []
@@ -208,7 +208,7 @@ def services(site: Site) -> list[Service]:
         idle_w = _idle_w(device, point)
         for batch in workload.space.knob(_BATCH).levels:
             whole = point.moved({_BATCH: batch})
-            found.append(Service.of(whole, replace(device.expected(workload, whole), idle_power_w=idle_w)))
+            found.append(PointPerformance.of(whole, replace(device.expected(workload, whole), idle_power_w=idle_w)))
     return found
 
 
@@ -264,7 +264,9 @@ def followed(
     return replay.run(length_s, follower)
 
 
-def singles(site: Site, found: Sequence[Service], times_s: Sequence[float], length_s: float, seed: int) -> list[Run]:
+def singles(
+    site: Site, found: Sequence[PointPerformance], times_s: Sequence[float], length_s: float, seed: int
+) -> list[Run]:
     """Return replays at points that stay, from the cheapest on by what the queue predicts, up to one that holds."""
     kept: list[tuple[float, Target]] = []
     rate_per_s = len(times_s) / length_s
@@ -294,7 +296,7 @@ def _cheapest(runs: Sequence[Run], slo_s: float, share: float) -> Run | None:
     return min(holding, key=lambda run: float(run.joules.sum()), default=None)
 
 
-def _predicted(site: Site, service: Service, gather_s: float, times_s: Sequence[float]) -> tuple[float, float]:
+def _predicted(site: Site, service: PointPerformance, gather_s: float, times_s: Sequence[float]) -> tuple[float, float]:
     sent = list(batches(times_s, service, gather_s))
     starts_s = np.repeat([each.start_s for each in sent], [each.after - each.first for each in sent])
     latencies_s = starts_s - np.asarray(times_s) + service.latency_s
@@ -429,7 +431,7 @@ def _presets(device: SimulatedDevice) -> list[tuple[str, OperatingPoint]]:
 
 
 @cache
-def tuned(site: Site) -> tuple[list[Service], Ladder]:
+def tuned(site: Site) -> tuple[list[PointPerformance], Ladder]:
     """Return how a device answers, and the ladder made of that."""
     found = services(site)
     return found, ladder_of(found, site.slo_s)

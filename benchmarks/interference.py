@@ -11,7 +11,7 @@ import numpy as np
 from polythrottle.catalog import load_board, load_model
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.training.beside.corun_bench import CoRunProfile, profile
-from polythrottle.training.beside.operating_options import Job
+from polythrottle.training.beside.operating_options import FinetuningJob
 from polythrottle.training.beside.simulated_host import SimulatedBench
 
 BOARDS = {
@@ -32,7 +32,7 @@ NOISE, FITTED, HELD_OUT, REQUESTS = 0.03, 8, 24, 200
 def profiled(board: str, model: str, seed: int) -> CoRunProfile:
     """Return the profile of one board, model and seed."""
     batch, output = BOARDS[board]
-    job = Job(10 * batch, batch, 1, output, model)
+    job = FinetuningJob(10 * batch, batch, 1, output, model)
     bench = SimulatedBench(load_board(board), load_model(model), job, NOISE, seed)
     return profile(bench, FITTED, HELD_OUT, REQUESTS, seed)
 

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
-from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, Request, TokenServer
+from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, TokenRequest, TokenServer
 from polythrottle.backends.simulated.token_steps import TERMS, StepPhysics, StepWork
 from polythrottle.catalog import load_board
 from polythrottle.catalog.boards import LanguageSimulation
@@ -226,7 +226,9 @@ GROUPS = {"32B": (2, 1), "30B-A3B": (2, 2)}
 """GPUs of the runs on two of them, and how many engines, each with its own limit of sequences."""
 
 
-def serve(server: TokenServer, physics: StepPhysics, requests: list[Request], gpu_hz: float, cap_w: float) -> float:
+def serve(
+    server: TokenServer, physics: StepPhysics, requests: list[TokenRequest], gpu_hz: float, cap_w: float
+) -> float:
     """Serve requests to the end and return the joules of all GPUs while a step ran."""
     coming = deque(sorted(requests, key=lambda request: request.ready_s))
     left = len(requests)
@@ -257,7 +259,7 @@ def runs(data: Path) -> None:
         found = load_board(board)
         server = TokenServer(model, physics, model.blocks(found.memory_bytes, BLOCK_TOKENS), 1 << 20)
         requests = [
-            Request(row.arrival_s, int(row.input_tokens), int(row.output_tokens), ready_s=row.arrival_s)
+            TokenRequest(row.arrival_s, int(row.input_tokens), int(row.output_tokens), ready_s=row.arrival_s)
             for row in rows.itertuples()
         ]
         serve(server, physics, requests, float(found.knob("gpu_max_hz").levels[-1]), found.power_max_w)

@@ -55,7 +55,7 @@ from polythrottle.daemon.control.events import (
 )
 from polythrottle.daemon.control.power_sharing import HostPower, PowerSharing, ServiceState, cuts_first
 from polythrottle.daemon.control.state import State
-from polythrottle.domain.ladder import Ladder, Service
+from polythrottle.domain.ladder import Ladder, PointPerformance
 from polythrottle.storage.arrival_trace import recorded
 from polythrottle.tuning.measured_ladder import ladder_of
 
@@ -91,7 +91,7 @@ TENANTS = (
 
 
 @cache
-def one_gpu(model: str) -> tuple[Service, ...]:
+def one_gpu(model: str) -> tuple[PointPerformance, ...]:
     """Return how one GPU answers back to back, at the top power limit, at every third clock."""
     device, workload = Site("h100", model, 1.0, 1.0, 1.0).opened()
     found = []
@@ -103,11 +103,11 @@ def one_gpu(model: str) -> tuple[Service, ...]:
         idle_w = _idle_w(device, point)
         for batch in workload.space.knob("batch_size").levels:
             whole = point.moved({"batch_size": batch})
-            found.append(Service.of(whole, replace(device.expected(workload, whole), idle_power_w=idle_w)))
+            found.append(PointPerformance.of(whole, replace(device.expected(workload, whole), idle_power_w=idle_w)))
     return tuple(found)
 
 
-def grouped(service: Service, gpus: int) -> Service:
+def grouped(service: PointPerformance, gpus: int) -> PointPerformance:
     """Return how several GPUs answer that work as one."""
     return replace(service, batch=gpus * service.batch, batch_j=gpus * service.batch_j, idle_w=gpus * service.idle_w)
 
@@ -129,12 +129,12 @@ def capped(tenant: Tenant, cap_w: float) -> Target:
 
 
 @cache
-def _at(tenant: Tenant, batch: int) -> tuple[Service, ...]:
+def _at(tenant: Tenant, batch: int) -> tuple[PointPerformance, ...]:
     return tuple(grouped(each, tenant.gpus) for each in one_gpu(tenant.model) if each.point["batch_size"] == batch)
 
 
 @cache
-def _by_point(tenant: Tenant) -> dict[object, Service]:
+def _by_point(tenant: Tenant) -> dict[object, PointPerformance]:
     return {each.point: grouped(each, tenant.gpus) for each in one_gpu(tenant.model)}
 
 
@@ -199,7 +199,7 @@ class Group:
         self._free_s = 0.0
         self._random = np.random.default_rng(chips.seed)
         self._noise: list[float] = []
-        self._service: Service | None = None
+        self._service: PointPerformance | None = None
         self._target: Target | None = None
         self._next: deque[tuple[float, Target]] = deque()
         self.done: deque[tuple[float, int, int]] = deque()

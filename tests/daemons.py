@@ -17,7 +17,7 @@ from polythrottle.daemon.study_process import Studies
 from polythrottle.daemon.trainer_monitor import TrainerMonitor
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import DeviceError, PolythrottleError
-from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Device
 from polythrottle.domain.space import OperatingPoint
@@ -30,7 +30,9 @@ def rung(rate_per_s: float, mhz: int, power_w: float, batch: int = 1) -> Rung:
     """Return a rung whose device idles at half of its power."""
     point = OperatingPoint({"gpu_max_hz": mhz * 10**6, "batch_size": batch})
     interval_s = batch / rate_per_s / 1.25
-    service = Service(point, batch, interval_s, interval_s, interval_s * 1.2, power_w * interval_s, power_w / 2)
+    service = PointPerformance(
+        point, batch, interval_s, interval_s, interval_s * 1.2, power_w * interval_s, power_w / 2
+    )
     return Rung(rate_per_s, service, 0.0, power_w, 0.05)
 
 

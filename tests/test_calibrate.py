@@ -254,7 +254,9 @@ def test_times_since_1970_tell_their_unit_themselves(tmp_path: Path, parts: int)
 def test_of_several_powers_none_is_taken(tmp_path: Path) -> None:
     """Two sockets of one strip: who records says which; without a time the option is named too."""
     (tmp_path / "a.csv").write_text("time_s,power_1_w,power_2_w\n0,1,2\n")
-    with pytest.raises(BadFile, match=r"power_1_w, power_2_w may all be the power; say which column it is, with --colu"):
+    with pytest.raises(
+        BadFile, match=r"power_1_w, power_2_w may all be the power; say which column it is, with --colu"
+    ):
         read_wall(tmp_path / "a.csv")
     assert read_wall(tmp_path / "a.csv", "power_2_w").readings == ((0.0, 2.0),)
     (tmp_path / "a.csv").write_text("when,power_w\n0,1\n")

@@ -10,8 +10,8 @@ from polythrottle.training.elastic.nodes.bottleneck import Cause, Remedy
 from polythrottle.training.elastic.nodes.bottleneck_monitor import (
     LENGTH_S,
     BottleneckMonitor,
-    Member,
     MonitorTerms,
+    ObservedNode,
     allowed_remedies,
 )
 from polythrottle.training.elastic.worker.progress_reporter import Pace, Tally
@@ -51,7 +51,7 @@ class Job:
                 cold = pace.cold.plus(more) if self.cold else pace.cold
                 self.paces[name] = replace(pace, tally=pace.tally.plus(more), cold=cold)
             assert self.lookout.due(self.now_s)
-            members = [Member(name, pace, **self.about.get(name, {})) for name, pace in self.paces.items()]
+            members = [ObservedNode(name, pace, **self.about.get(name, {})) for name, pace in self.paces.items()]
             found += self.lookout.look(members, self.now_s)
         return found
 

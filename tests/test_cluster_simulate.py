@@ -14,7 +14,13 @@ from polythrottle.cluster.ledger import SimulatedOutcome, Use, against, spread
 from polythrottle.cluster.recorded_tables import Trace, read_trace
 from polythrottle.cluster.simulate.job_simulator import Scenario, simulate
 from polythrottle.cluster.simulate.machine_supply import Change, DrawnSupply, RecordedSupply, SimulatedJob
-from polythrottle.cluster.simulate.policies import DefaultPolicy, IndependentPolicy, JointPolicy, Policy, TunedPolicy
+from polythrottle.cluster.simulate.policies import (
+    DefaultPolicy,
+    FleetPolicy,
+    IndependentPolicy,
+    JointPolicy,
+    TunedPolicy,
+)
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.gpu_variability import Silicon
 from polythrottle.domain.fleet.transient_machine import (
@@ -45,7 +51,7 @@ class Scripted:
 
 
 def of(
-    job: SimulatedJob, supply: object, policy: Policy, silicon: Silicon = EQUAL, machine: MachineType = MACHINE
+    job: SimulatedJob, supply: object, policy: FleetPolicy, silicon: Silicon = EQUAL, machine: MachineType = MACHINE
 ) -> Scenario:
     """Return a scenario without noise."""
     return Scenario(job, machine, supply, policy, silicon, noise=0.0)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polythrottle.cluster.predict.completion import Service, asynchronous, shortfall, think_s
+from polythrottle.cluster.predict.completion import ServerDemand, asynchronous, shortfall, think_s
 from polythrottle.domain.errors import InvalidInput
 
 
@@ -31,12 +31,12 @@ def test_servers_without_limit_add_speeds_up() -> None:
 
 def test_another_server_helps_only_what_servers_share() -> None:
     """Handling is shared, moving bytes is not."""
-    assert Service(0.02, 0.0).time_s(2) == pytest.approx(0.01)
-    assert Service(0.0, 0.02).time_s(2) == pytest.approx(0.02)
+    assert ServerDemand(0.02, 0.0).time_s(2) == pytest.approx(0.01)
+    assert ServerDemand(0.0, 0.02).time_s(2) == pytest.approx(0.02)
     with pytest.raises(InvalidInput, match="at least one"):
-        Service(0.02).time_s(0)
+        ServerDemand(0.02).time_s(0)
     with pytest.raises(InvalidInput):
-        Service(-1.0)
+        ServerDemand(-1.0)
 
 
 def test_distance_slows_a_worker_by_round_trips() -> None:

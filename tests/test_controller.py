@@ -43,14 +43,14 @@ from polythrottle.daemon.control.events import (
 )
 from polythrottle.daemon.control.state import Phase, State
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.space import OperatingPoint
 
 
 def _rung(rate_per_s: float, clock_hz: int, power_w: float) -> Rung:
     idle_w, interval_s = 0.8 * power_w, 0.5 / rate_per_s
     batch_j = (power_w - idle_w) / rate_per_s + idle_w * interval_s
-    service = Service(OperatingPoint({"gpu_max_hz": clock_hz}), 1, interval_s, 0.05, 0.06, batch_j, idle_w)
+    service = PointPerformance(OperatingPoint({"gpu_max_hz": clock_hz}), 1, interval_s, 0.05, 0.06, batch_j, idle_w)
     return Rung(rate_per_s, service, 0.0, power_w, 0.1)
 
 

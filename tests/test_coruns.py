@@ -12,14 +12,14 @@ from polythrottle.domain.measurement import Query
 from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.training.beside.corun_bench import UNCOUNTED, MeasuredBench, Work, profile
 from polythrottle.training.beside.interference import most_informative
-from polythrottle.training.beside.operating_options import Job
+from polythrottle.training.beside.operating_options import FinetuningJob
 from polythrottle.training.beside.simulated_host import SHARES, SimulatedBench
 
 
 def bench(noise: float = 0.03, seed: int = 0) -> SimulatedBench:
     """Return a simulated TX2 that serves B4."""
     model = load_model("efficientnet-b4")
-    return SimulatedBench(load_board("jetson-tx2"), model, Job(640, 8, 1, 100, model.name), noise, seed)
+    return SimulatedBench(load_board("jetson-tx2"), model, FinetuningJob(640, 8, 1, 100, model.name), noise, seed)
 
 
 class Served:

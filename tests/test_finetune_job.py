@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.training.beside.operating_options import Job, Slice
+from polythrottle.training.beside.operating_options import FinetuningJob, Slice
 
 _COUNT = st.integers(1, 500)
 
@@ -15,7 +15,7 @@ _COUNT = st.integers(1, 500)
 @given(_COUNT, _COUNT, st.integers(1, 5))
 def test_steps_take_each_sample_once_per_epoch(samples: int, batch: int, epochs: int) -> None:
     """The samples of all steps are those of the job."""
-    job = Job(samples, batch, epochs, 10, "x")
+    job = FinetuningJob(samples, batch, epochs, 10, "x")
     taken = [job.step_samples(step) for step in range(job.steps)]
     assert sum(taken) == job.work == samples * epochs
     assert min(taken) >= 1
@@ -26,7 +26,7 @@ def test_steps_take_each_sample_once_per_epoch(samples: int, batch: int, epochs:
 def test_a_job_of_nothing_is_refused(name: str) -> None:
     """The message names what is missing."""
     with pytest.raises(InvalidInput, match=name):
-        replace(Job(1, 1, 1, 1, "x"), **{name: 0})  # type: ignore[arg-type]
+        replace(FinetuningJob(1, 1, 1, 1, "x"), **{name: 0})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("alone_s", "tail_s"), [(0.0, 1.0), (2.0, 1.0), (1.0, float("inf")), (float("nan"), 1.0)])

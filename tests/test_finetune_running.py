@@ -17,7 +17,7 @@ from polythrottle.domain.load.energy_ration import DAY_S
 from polythrottle.domain.measurement import Query
 from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.training.beside.live_run import RunProgress, run
-from polythrottle.training.beside.preparation import Server
+from polythrottle.training.beside.preparation import BatchedWorkload
 from polythrottle.training.beside.result import Result
 from polythrottle.training.beside.scheduler import Hours, Terms, wall_day_s
 from polythrottle.training.beside.trainer.driver import Trainer
@@ -73,7 +73,9 @@ def _terms(policy: str = "interleave", seconds: float | None = None, rate_per_s:
 def test_a_job_is_done_beside_its_inference(tmp_path: Path, policy: str) -> None:
     """Until the job is done every request is answered, in one thread, and every sample is trained once per epoch."""
     served, told = Answering(), list[RunProgress]()
-    found = run(open_device("cpu"), Server(served), _pretending(tmp_path, epochs=60), _terms(policy), told.append)
+    found = run(
+        open_device("cpu"), BatchedWorkload(served), _pretending(tmp_path, epochs=60), _terms(policy), told.append
+    )
     assert found.training.finished
     assert (tmp_path / "job" / "steps").read_text() == "300"
     assert 0 < found.training.samples <= 60 * 40
@@ -90,12 +92,12 @@ def test_a_job_is_done_beside_its_inference(tmp_path: Path, policy: str) -> None
 @pytest.mark.slow
 def test_inference_alone_trains_nothing_while_requests_come(tmp_path: Path) -> None:
     """What was trained to see how long slices take is not counted, and nothing comes on top."""
-    found = run(open_device("cpu"), Server(Answering()), _pretending(tmp_path, epochs=99), _terms("none", 1.0))
+    found = run(open_device("cpu"), BatchedWorkload(Answering()), _pretending(tmp_path, epochs=99), _terms("none", 1.0))
     assert (found.training.samples, found.training.steps, found.training.finished) == (0, 0, False)
     assert found.requests > 0
     assert found.span_s >= 1.0
     with pytest.raises(InvalidInput, match="has no end"):
-        run(open_device("cpu"), Server(Answering()), _pretending(tmp_path), _terms("none"))
+        run(open_device("cpu"), BatchedWorkload(Answering()), _pretending(tmp_path), _terms("none"))
 
 
 @pytest.mark.slow
@@ -103,7 +105,7 @@ def test_inference_alone_trains_nothing_while_requests_come(tmp_path: Path) -> N
 def test_a_trainer_that_dies_is_started_again_and_inference_goes_on(tmp_path: Path, how: str) -> None:
     """It goes on from its last step, and says how often; all requests are answered."""
     trainer = _pretending(tmp_path, how, 60, 70, epochs=20)
-    found = run(open_device("cpu"), Server(Answering()), trainer, _terms())
+    found = run(open_device("cpu"), BatchedWorkload(Answering()), trainer, _terms())
     assert found.training.finished
     assert found.training.restarts == 2
     assert len(found.latencies_s) == found.requests
@@ -113,7 +115,7 @@ def test_a_trainer_that_dies_is_started_again_and_inference_goes_on(tmp_path: Pa
 def test_a_run_ends_with_its_requests_while_a_trainer_starts_again(tmp_path: Path) -> None:
     """One that has died and does not come back keeps nobody waiting, and its time is not counted."""
     trainer = _pretending(tmp_path, "lingers", 60, epochs=10**6)
-    found = run(open_device("cpu"), Server(Answering()), trainer, _terms(seconds=3.0))
+    found = run(open_device("cpu"), BatchedWorkload(Answering()), trainer, _terms(seconds=3.0))
     assert (found.training.restarts, found.training.stopped, found.training.exit_code) == (1, "", 0)
     assert any("gone at the end" in note for note in found.notices)
     assert found.span_s < 30.0  # the trainer is given a minute to start
@@ -123,7 +125,7 @@ def test_a_run_ends_with_its_requests_while_a_trainer_starts_again(tmp_path: Pat
 def test_a_trainer_that_refuses_stops_fine_tuning_alone(tmp_path: Path) -> None:
     """Its words are told, requests are answered until the time is up."""
     trainer = _pretending(tmp_path, "refuses", 60, epochs=99)
-    found = run(open_device("cpu"), Server(Answering()), trainer, _terms(seconds=3.0))
+    found = run(open_device("cpu"), BatchedWorkload(Answering()), trainer, _terms(seconds=3.0))
     assert "the disk is full" in found.training.stopped
     assert found.training.exit_code == StorageError.exit_code
     assert not found.training.finished
@@ -134,7 +136,7 @@ def test_a_trainer_that_refuses_stops_fine_tuning_alone(tmp_path: Path) -> None:
 def test_a_new_model_is_validated_and_served_once_the_job_is_done(tmp_path: Path) -> None:
     """The result says what was found and which file is served now."""
     trainer = _pretending(tmp_path, epochs=20, served="new.pt2")
-    found = run(open_device("cpu"), Server(Answering()), trainer, _terms())
+    found = run(open_device("cpu"), BatchedWorkload(Answering()), trainer, _terms())
     assert found.validation is not None
     assert (found.validation["accuracy"], found.validation["served"]) == (0.75, "new.pt2")
 
@@ -144,7 +146,7 @@ def test_a_model_that_fails_ends_the_run_and_the_trainer(tmp_path: Path) -> None
     """The failure is told as it is, and no process stays behind."""
     trainer = _pretending(tmp_path, epochs=100_000)
     with pytest.raises(TrialError, match="fallen over"):
-        run(open_device("cpu"), Server(Answering(1e-2, fails_after=200)), trainer, _terms())
+        run(open_device("cpu"), BatchedWorkload(Answering(1e-2, fails_after=200)), trainer, _terms())
     assert trainer.pid is not None
     with pytest.raises(ProcessLookupError):
         os.kill(trainer.pid, 0)
@@ -158,7 +160,7 @@ def test_an_interrupt_ends_the_run_with_what_came_of_it(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     trainer = _pretending(tmp_path, epochs=100_000)
-    found = run(open_device("cpu"), Server(Answering()), trainer, _terms(), interrupting)
+    found = run(open_device("cpu"), BatchedWorkload(Answering()), trainer, _terms(), interrupting)
     assert found.interrupted
     assert not found.training.finished
     assert found.requests > 0
@@ -169,7 +171,7 @@ def test_a_limit_that_inference_alone_cannot_hold_is_refused(tmp_path: Path) -> 
     """Before anything runs, with what a request takes and what would do."""
     terms = Terms(0.01, Uniform(5.0))
     with pytest.raises(SloUnmet, match=r"inference alone does not hold 10 ms .* allow more time"):
-        run(open_device("cpu"), Server(Answering(0.03)), _pretending(tmp_path), terms)
+        run(open_device("cpu"), BatchedWorkload(Answering(0.03)), _pretending(tmp_path), terms)
 
 
 @pytest.mark.slow
@@ -177,17 +179,19 @@ def test_requests_are_answered_in_batches_that_were_allowed(tmp_path: Path) -> N
     """Batches of four fill while nothing is late; sizes the model has not are refused."""
     served = Answering()
     trainer = _pretending(tmp_path, epochs=99)
-    run(open_device("cpu"), Server(served, (1, 4)), trainer, _terms(seconds=2.0, rate_per_s=200.0))
+    run(open_device("cpu"), BatchedWorkload(served, (1, 4)), trainer, _terms(seconds=2.0, rate_per_s=200.0))
     assert set(served.batches) == {1, 4}
     with pytest.raises(InvalidInput, match=r"answers batches of 1, 2, 4, not \[3\]"):
-        Server(served, (3,))
+        BatchedWorkload(served, (3,))
 
 
 @pytest.mark.slow
 def test_a_lone_request_is_answered_in_a_batch_it_does_not_fill(tmp_path: Path) -> None:
     """A model that takes no batch of one is never given one."""
     served = Answering()
-    found = run(open_device("cpu"), Server(served, (2, 4)), _pretending(tmp_path, epochs=99), _terms(seconds=1.0))
+    found = run(
+        open_device("cpu"), BatchedWorkload(served, (2, 4)), _pretending(tmp_path, epochs=99), _terms(seconds=1.0)
+    )
     assert set(served.batches) == {2, 4}
     assert found.requests == len(found.latencies_s) > 0
 
@@ -196,7 +200,7 @@ def test_a_lone_request_is_answered_in_a_batch_it_does_not_fill(tmp_path: Path) 
 def test_the_papers_policy_says_why_it_cannot_be_had(tmp_path: Path) -> None:
     """Where operations cannot be counted its prediction cannot be made."""
     with pytest.raises(InvalidInput, match="take another policy"):
-        run(open_device("cpu"), Server(Answering()), _pretending(tmp_path, epochs=99), _terms("paper"))
+        run(open_device("cpu"), BatchedWorkload(Answering()), _pretending(tmp_path, epochs=99), _terms("paper"))
 
 
 @pytest.mark.slow
@@ -228,7 +232,7 @@ def test_a_power_that_is_nearly_used_up_makes_fine_tuning_wait(tmp_path: Path) -
 
 def _run(where: Path, policy: str, epochs: int = 99, seconds: float | None = None, **kept: Any) -> Result:
     terms = Terms(_SLO_S, Poisson(50.0), policy, seconds, **kept)
-    return run(open_device("cpu"), Server(Answering()), _pretending(where, epochs=epochs), terms)
+    return run(open_device("cpu"), BatchedWorkload(Answering()), _pretending(where, epochs=epochs), terms)
 
 
 @pytest.mark.slow
@@ -238,7 +242,7 @@ def test_a_real_trainer_trains_a_real_model_in_between(tmp_path: Path) -> None:
     archive = exported(tmp_path / "tiny.pt2")
     served = open_workload(str(archive), threads=[1])
     for _ in range(2):
-        found = run(open_device("cpu"), Server(served), Trainer(job(tmp_path, archive, epochs=12)), _terms())
+        found = run(open_device("cpu"), BatchedWorkload(served), Trainer(job(tmp_path, archive, epochs=12)), _terms())
         assert found.training.finished
     assert read_progress(tmp_path / "job").finished
     served.close()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from loaded_machine import LoadedMachine
 
 from polythrottle.domain.errors import InvalidInput, UnknownName
-from polythrottle.domain.ladder import Service
+from polythrottle.domain.ladder import PointPerformance
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.training.beside.operating_options import MARGIN, Menu, Option, Slice
 from polythrottle.training.beside.scheduler import (
@@ -40,7 +40,7 @@ def _option(pace: float = 1.0, watts: float = 20.0, shared_s: tuple[float, ...] 
         return (0.05 + 0.02 * items) / pace
 
     services = tuple(
-        Service(point, n, took_s(n), took_s(n), 1.2 * took_s(n), watts * took_s(n), 10.0) for n in (1, 2, 4, 8)
+        PointPerformance(point, n, took_s(n), took_s(n), 1.2 * took_s(n), watts * took_s(n), 10.0) for n in (1, 2, 4, 8)
     )
     slices = tuple(Slice(n, took_s(n), 1.2 * took_s(n), watts * took_s(n)) for n in (1, 2, 4, 8, 16, 32))
     return Option(point, services, slices, shared_s)

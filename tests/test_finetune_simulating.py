@@ -13,7 +13,7 @@ from polythrottle.domain.arrivals import Poisson, Uniform
 from polythrottle.domain.errors import InvalidInput, SloUnmet, UnknownName
 from polythrottle.domain.load.energy_ration import DailyLoad, LoadInterval
 from polythrottle.lab.reproduce.scheduler import least_busy_s, most_samples
-from polythrottle.training.beside.operating_options import Job, Menu
+from polythrottle.training.beside.operating_options import FinetuningJob, Menu
 from polythrottle.training.beside.plan import Plan, plan, until_s, warnings_before
 from polythrottle.training.beside.scheduler import (
     Decision,
@@ -30,7 +30,7 @@ from polythrottle.training.beside.scheduler import (
 from polythrottle.training.beside.simulated_host import Host
 from polythrottle.training.beside.simulated_run import Stream, simulate
 
-_JOB = Job(samples=64, batch=16, epochs=2, output=100, model="efficientnet-b7")
+_JOB = FinetuningJob(samples=64, batch=16, epochs=2, output=100, model="efficientnet-b7")
 _LENGTH_S, _RATE, _SLO_S = 10.0, 6.0, 0.7
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.space import BATCH_SIZE, Knob, OperatingPoint, SearchSpace
-from polythrottle.training.beside.preparation import Server, Timings
+from polythrottle.training.beside.preparation import BatchedWorkload, Timings
 
 
 def _timings() -> Timings:
@@ -105,10 +105,10 @@ class Answering:
 def test_a_batch_is_applied_where_the_workload_has_batches() -> None:
     """Each size once until another comes; a workload without batches is left at its default."""
     several: Any = Answering(1, 4)
-    server = Server(several, (1, 4))
+    server = BatchedWorkload(several, (1, 4))
     for requests in (1, 3, 4, 1):
         server.answer(requests)
     assert [point[BATCH_SIZE] for point in several.applied] == [1, 4, 1]
     alone: Any = Answering()
-    Server(alone).answer(1)
+    BatchedWorkload(alone).answer(1)
     assert alone.applied == [OperatingPoint({"threads": 2})]

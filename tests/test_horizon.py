@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.load.energy_ration import DAY_S, DailyLoad, LoadInterval, Supply, ration, weighted
 from polythrottle.domain.space import OperatingPoint
 
@@ -14,7 +14,7 @@ def _ladder() -> Ladder:
     rungs = []
     for rate, interval_s, idle_w in ((1.0, 0.3, 5.0), (4.0, 0.1, 10.0), (20.0, 0.02, 20.0)):
         point = OperatingPoint({"gpu_max_hz": round(1e9 / interval_s), "batch_size": 1})
-        service = Service(point, 1, interval_s, interval_s, interval_s, idle_w * interval_s + 2.0, idle_w)
+        service = PointPerformance(point, 1, interval_s, interval_s, interval_s, idle_w * interval_s + 2.0, idle_w)
         rungs.append(Rung(rate, service, 0.0, idle_w + 2.0 * rate, 0.5))
     return Ladder(0.7, tuple(rungs))
 

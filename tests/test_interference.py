@@ -11,7 +11,7 @@ from polythrottle.domain.errors import InvalidInput
 from polythrottle.training.beside.corun_bench import CoRunProfile, profile
 from polythrottle.training.beside.corun_model import CoRun, PaperModel, intensity, nonnegative
 from polythrottle.training.beside.interference import FORM, Interference, Reference, form, slopes
-from polythrottle.training.beside.operating_options import Job
+from polythrottle.training.beside.operating_options import FinetuningJob
 from polythrottle.training.beside.simulated_host import SimulatedBench
 
 PAIRS = [
@@ -26,7 +26,7 @@ def bench(
     board: str = "jetson-tx2", model: str = "efficientnet-b4", batch: int = 8, output: int = 100, seed: int = 0
 ) -> SimulatedBench:
     """Return a simulated bench with noise of 3 %."""
-    return SimulatedBench(load_board(board), load_model(model), Job(640, batch, 1, output, model), seed=seed)
+    return SimulatedBench(load_board(board), load_model(model), FinetuningJob(640, batch, 1, output, model), seed=seed)
 
 
 def run(**changes: object) -> CoRun:

@@ -13,7 +13,7 @@ from polythrottle.catalog.profiles import ladder_from_table, ladder_table, read_
 from polythrottle.cli.commands import run
 from polythrottle.domain.backports import tomllib
 from polythrottle.domain.errors import BadFile
-from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.measurement import Interval
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
@@ -25,7 +25,7 @@ def _ladder() -> Ladder:
     rungs = []
     for step in range(3):
         point = _POINT.moved({"batch_size": 1 << step})
-        service = Service(point, 1 << step, 0.1 / 3, 0.1 / 7, 0.12 / 7, 2 / 3, 8 / 3)
+        service = PointPerformance(point, 1 << step, 0.1 / 3, 0.1 / 7, 0.12 / 7, 2 / 3, 8 / 3)
         rungs.append(Rung(10.0 ** (step - 0.5), service, 0.01 * step / 3, 10 / 3 + step, 0.1 / 3))
     return Ladder(0.7, tuple(rungs))
 
@@ -55,7 +55,7 @@ _figures = st.floats(1e-6, 1e4)
 def test_any_ladder_survives_its_file(figures: list[float]) -> None:
     """Times are held to the nanosecond, everything else to the last bit."""
     rate, gather, power, p99, interval, latency, joules, slo = figures
-    service = Service(_POINT, 4, interval, latency, interval + latency, joules, power)
+    service = PointPerformance(_POINT, 4, interval, latency, interval + latency, joules, power)
     ladder = Ladder(slo, (Rung(rate, service, gather, power, p99),))
     assert ladder_from_table(tomllib.loads(tomli_w.dumps(ladder_table(ladder))), _POINT) == ladder
 

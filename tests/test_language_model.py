@@ -10,7 +10,7 @@ import pytest
 from polythrottle import read_journal, tune
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.backends.simulated.language_model import SimulatedLanguageModel, drawn_lengths
-from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, Request, TokenServer
+from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, TokenRequest, TokenServer
 from polythrottle.backends.simulated.token_steps import StepPhysics, StepWork
 from polythrottle.catalog import is_language_model, load_board, load_language_model, load_model, names
 from polythrottle.catalog.profiles import read_profile
@@ -49,11 +49,13 @@ def _physics(board: str = "h100-sxm", name: str = "llama-3.1-8b") -> StepPhysics
     return _served(_device(board), name).physics
 
 
-def _run(server: TokenServer, physics: StepPhysics, requests: list[Request], gpu_hz: float = 1.98e9) -> list[Request]:
+def _run(
+    server: TokenServer, physics: StepPhysics, requests: list[TokenRequest], gpu_hz: float = 1.98e9
+) -> list[TokenRequest]:
     """Serve requests to the end, and return them in the order in which they ended."""
     coming = sorted(requests, key=lambda request: request.ready_s)
     now_s = 0.0
-    ended: list[Request] = []
+    ended: list[TokenRequest] = []
     while len(ended) < len(requests):
         while coming and coming[0].ready_s <= now_s:
             server.add(coming.pop(0))
@@ -75,7 +77,7 @@ def test_every_token_is_made_and_every_block_comes_back() -> None:
     server = TokenServer(model, physics, blocks=300, most=64)
     lengths = itertools.islice(drawn_lengths(model, 3), 80)
     requests = [
-        Request(0.01 * number, min(prompt, 1500), min(output, 900), ready_s=0.01 * number)
+        TokenRequest(0.01 * number, min(prompt, 1500), min(output, 900), ready_s=0.01 * number)
         for number, (prompt, output) in enumerate(lengths)
     ]
     ended = _run(server, physics, requests)
@@ -94,11 +96,11 @@ def test_a_prompt_longer_than_the_budget_is_cut_and_decoding_goes_on() -> None:
     model = load_language_model("llama-3.1-8b")
     physics = _physics()
     server = TokenServer(model, physics, blocks=10_000, most=64)
-    short = Request(0.0, 10, 400)
+    short = TokenRequest(0.0, 10, 400)
     server.add(short)
     work, pieces = server.plan()
     now_s = server.advance(0.0, work, pieces, physics.run(work, 1.98e9, 1e9)).duration_s
-    server.add(Request(now_s, 5000, 2, ready_s=now_s))
+    server.add(TokenRequest(now_s, 5000, 2, ready_s=now_s))
     taken = []
     for _ in range(3):
         work, pieces = server.plan()
@@ -111,8 +113,8 @@ def test_a_shared_prefix_is_not_computed_again() -> None:
     """Of a prompt whose beginning another request has left, only the rest is computed; one token at least."""
     model = load_language_model("llama-3.1-8b")
     server = TokenServer(model, _physics(), blocks=10_000, most=4)
-    server.add(Request(0.0, 1000, 5, cached_tokens=960))
-    server.add(Request(0.0, 1000, 5, cached_tokens=1000))
+    server.add(TokenRequest(0.0, 1000, 5, cached_tokens=960))
+    server.add(TokenRequest(0.0, 1000, 5, cached_tokens=1000))
     work, _ = server.plan()
     assert work.prompt_tokens == 40 + 1
 
@@ -123,7 +125,7 @@ def test_no_more_run_at_once_than_the_point_says() -> None:
     physics = _physics()
     server = TokenServer(model, physics, blocks=100_000, most=3)
     for number in range(8):
-        server.add(Request(float(number), 20, 50))
+        server.add(TokenRequest(float(number), 20, 50))
     work, pieces = server.plan()
     assert (server.running, len(server.waiting), work.prompts) == (3, 5, 3)
     server.advance(0.0, work, pieces, (0.01, 300.0, 1e9))

@@ -14,7 +14,7 @@ from polythrottle.daemon.control.state import FollowingPolicy, RungPosition, Swi
 from polythrottle.domain.arrivals import Arrivals, Poisson
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import InvalidInput, SloUnmet
-from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.load.forecast import Forecast, ForecastWindows
 from polythrottle.domain.measurement import EnergyKind, Latency, Measurement, Query
 from polythrottle.domain.problem import Constraint, Problem
@@ -34,9 +34,9 @@ from polythrottle.tuning.measured_ladder import (
 
 def _service(
     interval_s: float = 0.1, batch: int = 1, idle_w: float = 10.0, extra_w: float = 10.0, mem: int = 1
-) -> Service:
+) -> PointPerformance:
     point = OperatingPoint({"gpu_max_hz": round(1e9 / interval_s), "mem_hz": mem, "batch_size": batch})
-    return Service(point, batch, interval_s, interval_s, interval_s, (idle_w + extra_w) * interval_s, idle_w)
+    return PointPerformance(point, batch, interval_s, interval_s, interval_s, (idle_w + extra_w) * interval_s, idle_w)
 
 
 def _ladder() -> Ladder:
@@ -53,7 +53,7 @@ class _Server:
 
     uri, space = "server", SearchSpace.unit()
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: PointPerformance) -> None:
         self.clock, self.service = VirtualClock(), service
 
     def apply(self, point: OperatingPoint) -> None:
@@ -114,13 +114,13 @@ def test_a_service_needs_idle_power_and_p99() -> None:
     """Without either nothing is made up; one line says what is missing."""
     point = OperatingPoint({"batch_size": 2})
     seen = Measurement(Latency(0.1, p99_s=0.12), 1.0, 20.0, 20.0, idle_power_w=8.0)
-    service = Service.of(point, seen)
+    service = PointPerformance.of(point, seen)
     assert (service.batch, service.interval_s, service.batch_j, service.most_per_s) == (2, 0.1, 2.0, 20.0)
     assert service.marginal_j == pytest.approx(0.6)
     with pytest.raises(InvalidInput, match="idle power"):
-        Service.of(point, replace(seen, idle_power_w=None))
+        PointPerformance.of(point, replace(seen, idle_power_w=None))
     with pytest.raises(InvalidInput, match="p99"):
-        Service.of(point, replace(seen, latency=Latency(0.1)))
+        PointPerformance.of(point, replace(seen, latency=Latency(0.1)))
     with pytest.raises(InvalidInput, match="batch of"):
         replace(service, interval_s=math.nan)
 
@@ -228,7 +228,7 @@ def test_a_rung_of_a_simulated_board_keeps_its_word() -> None:
         device.clock.sleep(5.0)
         idle_w = (device.read().energy_j - before_j) / 5.0
         whole = point.moved({"batch_size": 1})
-        found.append(Service.of(whole, replace(device.expected(workload, whole), idle_power_w=idle_w)))
+        found.append(PointPerformance.of(whole, replace(device.expected(workload, whole), idle_power_w=idle_w)))
     ladder = ladder_of(found, 0.7)
     rung = ladder.rungs[len(ladder.rungs) // 2]
     device.rewind(1)

@@ -6,7 +6,7 @@ import pytest
 
 from polythrottle.daemon.control.events import Bounds
 from polythrottle.daemon.followed_profile import UNTOUCHED, bounds_of, device_part, p99_limit_s, plan_of
-from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.measurement import Latency, Measurement
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
@@ -23,7 +23,7 @@ def _ladder() -> Ladder:
     rungs = []
     for rate_per_s, batch, power_w in ((5.0, 1, 9.0), (30.0, 4, 16.0)):
         point = _POINT.moved({"batch_size": batch})
-        rungs.append(Rung(rate_per_s, Service(point, batch, 0.1, 0.1, 0.12, 2.0, 8.0), 0.05, power_w, 0.15))
+        rungs.append(Rung(rate_per_s, PointPerformance(point, batch, 0.1, 0.1, 0.12, 2.0, 8.0), 0.05, power_w, 0.15))
     return Ladder(0.2, tuple(rungs))
 
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from polythrottle.api import plots
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.problem import Problem
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import SearchSpace
@@ -62,7 +62,7 @@ def test_a_ladder_is_drawn_along_load() -> None:
     profile = Profile.of(SOME, {})
     with pytest.raises(InvalidInput, match="has no ladder"):
         plots.ladder(profile)
-    services = [Service(profile.point, 1, 0.01, 0.01, 0.012, joules, 2.0) for joules in (0.1, 0.2)]
+    services = [PointPerformance(profile.point, 1, 0.01, 0.01, 0.012, joules, 2.0) for joules in (0.1, 0.2)]
     rungs = tuple(Rung(rate, service, 0.0, rate / 5, 0.015) for rate, service in zip((20, 40), services, strict=True))
     figure = plots.ladder(Profile(**{**vars(profile), "ladder": Ladder(0.02, rungs)}))
     assert legend(figure) == ["ladder of 2", "highest rung alone"]

@@ -41,7 +41,7 @@ from polythrottle.daemon.study_process import Studies
 from polythrottle.daemon.web import WebOptions, serve
 from polythrottle.domain.clock import SystemClock, VirtualClock
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, UnknownName
-from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.identity import identity_of
@@ -383,7 +383,7 @@ def chat_profile(path: Path, uri: str) -> None:
     rungs = []
     for known, at in zip(LADDER.rungs, points, strict=True):
         service = replace(known.service, point=at, batch=1)
-        assert isinstance(service, Service)
+        assert isinstance(service, PointPerformance)
         rungs.append(Rung(known.rate_per_s, service, 0.0, known.power_w, known.p99_s))
     profile = Profile(
         uri,

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polythrottle.domain.load.power_split import Cost, Option, spread, staircase
+from polythrottle.domain.load.power_split import Cost, PowerOption, spread, staircase
 
 OPTION = st.builds(
-    Option,
+    PowerOption,
     most_w=st.integers(1, 40).map(float),
     mean_w=st.integers(1, 40).map(float),
     broken=st.sampled_from([0.0, 1.0, 2.0]),
@@ -17,7 +17,7 @@ OPTION = st.builds(
 )
 
 
-def cheapest(services: list[list[Option]], budget_w: float) -> Cost | None:
+def cheapest(services: list[list[PowerOption]], budget_w: float) -> Cost | None:
     """Return the least cost within a budget, by going through every choice."""
     fits = (each for each in product(*services) if sum(option.most_w for option in each) <= budget_w)
     costs = (tuple(sum(part) for part in zip(*(option.cost for option in each), strict=True)) for each in fits)
@@ -25,7 +25,7 @@ def cheapest(services: list[list[Option]], budget_w: float) -> Cost | None:
 
 
 @given(st.lists(st.lists(OPTION, min_size=1, max_size=5), min_size=1, max_size=4), st.integers(1, 160))
-def test_no_choice_within_a_budget_is_cheaper(services: list[list[Option]], budget_w: int) -> None:
+def test_no_choice_within_a_budget_is_cheaper(services: list[list[PowerOption]], budget_w: int) -> None:
     """The staircase finds what going through all choices finds, at every budget."""
     step = staircase(services).within(float(budget_w))
     best = cheapest(services, float(budget_w))
@@ -37,8 +37,8 @@ def test_no_choice_within_a_budget_is_cheaper(services: list[list[Option]], budg
 
 def test_a_greedy_by_weight_a_watt_is_not_exact() -> None:
     """The light service holds its limit for the fewest watts a weight, and then nothing is left for the heavy one."""
-    heavy = [Option(10, 10, broken=3.0), Option(42, 42)]
-    light = [Option(10, 10, broken=1.4), Option(24, 24)]
+    heavy = [PowerOption(10, 10, broken=3.0), PowerOption(42, 42)]
+    light = [PowerOption(10, 10, broken=1.4), PowerOption(24, 24)]
     by_watt = {"heavy": 3.0 / 32, "light": 1.4 / 14}
     assert max(by_watt, key=lambda name: by_watt[name]) == "light"
     step = staircase([heavy, light]).within(55.0)
@@ -48,7 +48,7 @@ def test_a_greedy_by_weight_a_watt_is_not_exact() -> None:
 
 def test_more_watts_buy_the_next_step() -> None:
     """What lies beyond a budget is the first choice that costs less."""
-    stairs = staircase([[Option(10, 10, broken=1.0), Option(30, 25), Option(50, 20)]])
+    stairs = staircase([[PowerOption(10, 10, broken=1.0), PowerOption(30, 25), PowerOption(50, 20)]])
     assert [step.most_w for step in stairs.steps] == [10, 30, 50]
     beyond = stairs.beyond(35.0)
     assert beyond is not None
@@ -59,7 +59,9 @@ def test_more_watts_buy_the_next_step() -> None:
 
 def test_many_services_stay_within_their_budget() -> None:
     """Where steps are thinned out, draws are rounded up, so that what is chosen still fits."""
-    services = [[Option(10 + 3.7 * n + 0.013 * k * n, 5 + n, broken=float(9 - n)) for n in range(10)] for k in range(8)]
+    services = [
+        [PowerOption(10 + 3.7 * n + 0.013 * k * n, 5 + n, broken=float(9 - n)) for n in range(10)] for k in range(8)
+    ]
     stairs = staircase(services)
     assert len(stairs.steps) <= 1000
     for budget_w in (100.0, 150.0, 223.3, 300.0):

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import pytest
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.domain.ladder import Service
+from polythrottle.domain.ladder import PointPerformance
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.training.beside.operating_options import Option, Slice
 from polythrottle.training.beside.scheduler import Decision, Moment, interleave
-from polythrottle.training.beside.serving_loop import Answer, ServingHost, ServingLoop
+from polythrottle.training.beside.serving_loop import AnsweredBatch, ServingHost, ServingLoop
 
 POINT = OperatingPoint({"gpu_max_hz": 1e9})
 PIECE = Slice(4, 0.05, 0.06)
@@ -25,7 +25,7 @@ class FixedHost:
         late_s: By how much it wakes later than it was asked to.
     """
 
-    option = Option(POINT, (Service(POINT, 1, SERVE_S, SERVE_S, SERVE_S, 1.0, 5.0),), (PIECE,))
+    option = Option(POINT, (PointPerformance(POINT, 1, SERVE_S, SERVE_S, SERVE_S, 1.0, 5.0),), (PIECE,))
     day_s = None
     aim_s = None
 
@@ -71,7 +71,7 @@ class FixedHost:
         self.served = arrived_s
         self.serves_until_s = self.now_s + SERVE_S
 
-    def wait(self, until_s: float, queued: bool) -> Sequence[Answer]:
+    def wait(self, until_s: float, queued: bool) -> Sequence[AnsweredBatch]:
         """Let time pass until then or until something ends."""
         ends = [end for end in (self.serves_until_s, self.slice_ends_s) if end is not None]
         self.now_s = max(self.now_s, min([until_s + self.late_s, *ends]))
@@ -81,7 +81,7 @@ class FixedHost:
             self.remaining = max(0, self.remaining - PIECE.samples)
         if self.serves_until_s is not None and self.serves_until_s <= self.now_s:
             self.serves_until_s = None
-            return (Answer(self.served, self.now_s),)
+            return (AnsweredBatch(self.served, self.now_s),)
         return ()
 
     def look(self, period_s: float, answered: int, late: int) -> float:

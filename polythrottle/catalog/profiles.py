@@ -12,7 +12,7 @@ import tomli_w
 
 from polythrottle.catalog.documents import catalogue_dir
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError, UnknownName
-from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
 from polythrottle.domain.metrics import is_metric, split_metric, unit_of
 from polythrottle.domain.problem import Constraint, Objective, Problem
@@ -100,7 +100,7 @@ def _rung(table: Any, where: str, point: OperatingPoint) -> Rung:
     batch_j = _number(table, "batch_j", where)
     idle_w = _number(table, "idle_w", where, least=0.0)
     batch = _batch(table, where)
-    service = Service(_point(table, where, point), batch, interval_s, latency_s, tail_s, batch_j, idle_w)
+    service = PointPerformance(_point(table, where, point), batch, interval_s, latency_s, tail_s, batch_j, idle_w)
     if int(service.point.get(BATCH_SIZE, service.batch)) != service.batch:
         raise BadFile(f"{where}.batch is {service.batch}, and its point says {service.point[BATCH_SIZE]}")
     rate_per_s, power_w = (_number(table, key, where) for key in ("rate_per_s", "power_w"))

@@ -19,7 +19,7 @@ from polythrottle.storage.paths import state_dir
 if TYPE_CHECKING:
     from polythrottle.domain.arrivals import Arrivals
     from polythrottle.training.beside.corun_bench import CoRunProfile
-    from polythrottle.training.beside.operating_options import Job, Menu
+    from polythrottle.training.beside.operating_options import FinetuningJob, Menu
     from polythrottle.training.beside.preparation import ServingPlace
     from polythrottle.training.beside.result import Result
     from polythrottle.training.beside.scheduler import Hours, Terms
@@ -108,14 +108,14 @@ class JobOptions(OptionGroup):
     samples: Annotated[int, typer.Option("--samples", metavar="N", help="Simulated: samples of an epoch.")] = 640
     output: Annotated[int, typer.Option("--output", metavar="N", help="Simulated: classes of the head.")] = 1000
 
-    def simulated(self, model: str) -> "Job":
+    def simulated(self, model: str) -> "FinetuningJob":
         """Return the job on a simulated board.
 
         Raises:
             InvalidInput: If a count is below 1 or beyond a billion, the learning rate is none, or words belong to real
                 jobs.
         """
-        from polythrottle.training.beside.operating_options import Job
+        from polythrottle.training.beside.operating_options import FinetuningJob
 
         if self.data or self.job or self.model or self.served:
             raise InvalidInput(
@@ -127,7 +127,7 @@ class JobOptions(OptionGroup):
         most = max(self.samples, self.step, self.epochs, self.output)
         if most > _COUNT_MOST:
             raise InvalidInput(f"a simulated job counts to {_COUNT_MOST:,} at most, not to {str(most)[:20]}")
-        return Job(self.samples, self.step, self.epochs, self.output, model)
+        return FinetuningJob(self.samples, self.step, self.epochs, self.output, model)
 
     def task(self, place: "ServingPlace", job: str | None = None) -> "Task":
         """Return the real job.
@@ -401,7 +401,7 @@ def plan(
     answer(forecast, as_json, print_plan, plan_document)
 
 
-def _known(place: "ServingPlace", job: JobOptions) -> "tuple[Menu, Job, str]":
+def _known(place: "ServingPlace", job: JobOptions) -> "tuple[Menu, FinetuningJob, str]":
     """Return what a device can do, the job, and how the joules come about."""
     from polythrottle.training.beside.preparation import known
     from polythrottle.training.beside.trainer.driver import Trainer

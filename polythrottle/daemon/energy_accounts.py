@@ -17,7 +17,7 @@ from polythrottle.daemon.history_store import HistoryStore, Minute, Totals
 from polythrottle.daemon.observation import ControlPeriod, known_sum
 from polythrottle.daemon.status import BudgetShown, SavedShown
 from polythrottle.domain.errors import InvalidInput, PolythrottleError
-from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.load.energy_ration import DailyLoad
 from polythrottle.domain.measurement import BETWEEN_WINDOWS, EnergyKind, Measurement
 from polythrottle.domain.profile import Profile
@@ -51,7 +51,7 @@ class Saving:
         if seen.energy_kind is EnergyKind.RELATIVE:
             return cls(None, None, "unknown: the profile's energy is relative, not in joules")
         try:
-            service = Service.of(OperatingPoint({}), seen)
+            service = PointPerformance.of(OperatingPoint({}), seen)
         except InvalidInput:
             return cls(None, None, "unknown: the profile lacks the idle power or the p99 of the default point")
         power_w = service.batch_j / service.interval_s

@@ -11,7 +11,7 @@ from polythrottle.catalog.documents import locate
 from polythrottle.catalog.profiles import find_profile, read_profile
 from polythrottle.daemon.control.events import Bounds, ControlPlan, Target
 from polythrottle.domain.errors import BadFile, UnknownName
-from polythrottle.domain.ladder import FULL, Ladder, Rung, Service
+from polythrottle.domain.ladder import FULL, Ladder, PointPerformance, Rung
 from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.profile import Profile
@@ -129,7 +129,7 @@ def single(profile: Profile) -> Ladder:
     else:
         idle_w = min(power_w, seen.idle_power_w)
     tail_s = seen.latency.p99_s or seen.latency.mean_s
-    service = Service(
+    service = PointPerformance(
         point, batch, batch / seen.throughput_per_s, seen.latency.mean_s, tail_s, seen.energy_j * batch, idle_w
     )
     rate_per_s = _ROOM * service.most_per_s

@@ -20,7 +20,7 @@ def _held(value: object, *names: str) -> None:
 
 
 @dataclass(frozen=True)
-class Service:
+class PointPerformance:
     """How a device answers at one operating point: a batch that is not full takes as long and as much as one that is.
 
     That is what engines of fixed shapes do, which pad; one that does not is cheaper than is said here. Times are held
@@ -54,7 +54,7 @@ class Service:
             raise InvalidInput(f"a batch of {self.batch} takes {self.interval_s} s and {self.batch_j} J")
 
     @classmethod
-    def of(cls, point: OperatingPoint, seen: Measurement) -> "Service":
+    def of(cls, point: OperatingPoint, seen: Measurement) -> "PointPerformance":
         """Return how a device answers at a point, from what was measured there back to back.
 
         Raises:
@@ -107,7 +107,7 @@ class Rung:
     """
 
     rate_per_s: float
-    service: Service
+    service: PointPerformance
     gather_s: float
     power_w: float
     p99_s: float

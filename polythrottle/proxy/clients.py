@@ -18,7 +18,7 @@ _REASONS |= {200: "OK", 501: "Not Implemented", 502: "Bad Gateway", 503: "Servic
 _BUSY = (429, 503)
 
 
-class Service(Protocol):
+class ProxiedService(Protocol):
     """What is behind the connections."""
 
     def opened(self, connection: "ClientConnection") -> None:
@@ -38,7 +38,7 @@ class ClientConnection(asyncio.Protocol):
         service: What is behind it.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ProxiedService) -> None:
         self.exchange: Exchange | None = None
         self.stalled = False
         self.since_s = 0.0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from polythrottle.domain.errors import InvalidInput, SloUnmet
-from polythrottle.domain.ladder import FULL, Ladder, Rung, Service
+from polythrottle.domain.ladder import FULL, Ladder, PointPerformance, Rung
 from polythrottle.domain.measurement import EnergyKind, Measurement
 from polythrottle.domain.study import Study
 
@@ -37,7 +37,7 @@ def gathered_s(times_s: Sequence[float], first: int, batch: int, gather_s: float
     return min(full_s, times_s[first] + gather_s)
 
 
-def batches(times_s: Sequence[float], service: Service, gather_s: float) -> Iterator[Batch]:
+def batches(times_s: Sequence[float], service: PointPerformance, gather_s: float) -> Iterator[Batch]:
     """Yield the batches in which one server answers requests, first come, first served.
 
     Args:
@@ -71,7 +71,9 @@ class QueueResult(NamedTuple):
     high_s: float
 
 
-def simulate_queue(times_s: Sequence[float], service: Service, gather_s: float, share: float = 0.99) -> QueueResult:
+def simulate_queue(
+    times_s: Sequence[float], service: PointPerformance, gather_s: float, share: float = 0.99
+) -> QueueResult:
     """Return how long requests take and what the device draws, by going through arrivals one by one.
 
     Each batch is taken to last its mean; by how much the tail of one batch exceeds that is added to the percentile, as
@@ -115,7 +117,7 @@ _HOPELESS = 1.5
 """So many requests suffice to see that a queue takes that many times too long."""
 
 
-def ladder_of(services: Iterable[Service], slo_s: float, seed: int = 0) -> Ladder:
+def ladder_of(services: Iterable[PointPerformance], slo_s: float, seed: int = 0) -> Ladder:
     """Return the ladder along Poisson arrivals.
 
     Args:
@@ -152,7 +154,7 @@ def ladder_of_study(study: Study, slo_s: float) -> Ladder:
     """Return the ladder of the points a study measured; those that break its power or heat are left out.
 
     Raises:
-        InvalidInput: If no measurement has what is needed; see `Service.of`.
+        InvalidInput: If no measurement has what is needed; see `PointPerformance.of`.
         SloUnmet: If none of them holds the SLO.
     """
     seen = [(trial.point, trial.measurement) for trial in study.completed if trial.measurement is not None]
@@ -160,7 +162,7 @@ def ladder_of_study(study: Study, slo_s: float) -> Ladder:
     limits = [limit for limit in study.constraints if not limit.timed and not limit.at_least]
     held = [(point, each) for point, each in whole if all(limit.slack(each) >= 0 for limit in limits)]
     known = [(point, each) for point, each in held if each.idle_power_w is not None and each.latency.p99_s is not None]
-    return ladder_of([Service.of(point, measurement) for point, measurement in known or held[:1]], slo_s)
+    return ladder_of([PointPerformance.of(point, measurement) for point, measurement in known or held[:1]], slo_s)
 
 
 @dataclass(frozen=True)
@@ -190,24 +192,24 @@ def _measured(study: Study) -> list[Measurement]:
     return [trial.measurement for trial in study.completed if trial.measurement is not None]
 
 
-def undominated(services: Iterable[Service]) -> list[Service]:
+def undominated(services: Iterable[PointPerformance]) -> list[PointPerformance]:
     """Return the services that no other of the same batch beats in everything, by more than a trifle."""
-    kept: list[Service] = []
+    kept: list[PointPerformance] = []
     for service in sorted(services, key=_figures):
         if not any(other.batch == service.batch and _beats(other, service) for other in kept):
             kept.append(service)
     return kept
 
 
-def _figures(service: Service) -> tuple[float, ...]:
+def _figures(service: PointPerformance) -> tuple[float, ...]:
     return (service.interval_s, service.latency_s, service.tail_s, service.marginal_j, service.idle_w)
 
 
-def _beats(one: Service, other: Service) -> bool:
+def _beats(one: PointPerformance, other: PointPerformance) -> bool:
     return all(mine <= theirs * (1 + _ALIKE) for mine, theirs in zip(_figures(one), _figures(other), strict=True))
 
 
-def _rung(services: Sequence[Service], rate_per_s: float, times: np.ndarray, slo_s: float) -> Rung | None:
+def _rung(services: Sequence[PointPerformance], rate_per_s: float, times: np.ndarray, slo_s: float) -> Rung | None:
     """Return the cheapest rung at a rate: one that holds in nearly all minutes, or failing that on the whole."""
     times_s = (times / rate_per_s).tolist()
     # Nearly every minute is to hold; with few requests in a minute that may be more than any point can do.
@@ -217,7 +219,7 @@ def _rung(services: Sequence[Service], rate_per_s: float, times: np.ndarray, slo
 
 
 def _cheapest(
-    services: Sequence[Service], rate_per_s: float, times_s: Sequence[float], slo_s: float, share: float
+    services: Sequence[PointPerformance], rate_per_s: float, times_s: Sequence[float], slo_s: float, share: float
 ) -> Rung | None:
     """Return the cheapest rung that so many requests stay within; those that cannot be cheaper are not looked at."""
     best: Rung | None = None
@@ -266,7 +268,7 @@ def _at_most(count: int, mean: float) -> float:
     return total
 
 
-def gatherings(service: Service, slo_s: float) -> tuple[float, ...]:
+def gatherings(service: PointPerformance, slo_s: float) -> tuple[float, ...]:
     """Return how long a batch may be gathered: not at all, or for parts of what the SLO leaves beside its service.
 
     All of that leaves no time to wait for the batch before; at high rates, where batches fill sooner, there is none to

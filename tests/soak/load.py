@@ -12,7 +12,7 @@ from polythrottle.backends.simulated import SimulatedDevice, SimulatedWorkload
 from polythrottle.catalog import load_board, load_model
 from polythrottle.catalog.profiles import write_profile
 from polythrottle.domain.arrivals import Burst
-from polythrottle.domain.ladder import Ladder, Service
+from polythrottle.domain.ladder import Ladder, PointPerformance
 from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
@@ -50,7 +50,7 @@ def ladder() -> Ladder:
         idle_w = _idle_w(device, point)
         for batch in workload.space.knob(BATCH).levels:
             whole = point.moved({BATCH: batch})
-            found.append(Service.of(whole, replace(device.expected(workload, whole), idle_power_w=idle_w)))
+            found.append(PointPerformance.of(whole, replace(device.expected(workload, whole), idle_power_w=idle_w)))
     return ladder_of(found, SLO_S)
 
 

@@ -22,7 +22,7 @@ from polythrottle.catalog.profiles import write_profile
 from polythrottle.daemon.client import Client
 from polythrottle.daemon.status import Status
 from polythrottle.domain.errors import DeviceError, PolythrottleError
-from polythrottle.domain.ladder import Ladder, Rung, Service
+from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.measurement import Latency, Measurement
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
@@ -363,7 +363,9 @@ def _killed(process: "subprocess.Popen[bytes] | None") -> None:
 
 def _rung(point: OperatingPoint, rate_per_s: float) -> Rung:
     interval_s = 1 / rate_per_s / 1.25
-    return Rung(rate_per_s, Service(point, 1, interval_s, interval_s, interval_s, 8 * interval_s, 4.0), 0.0, 8.0, 0.05)
+    return Rung(
+        rate_per_s, PointPerformance(point, 1, interval_s, interval_s, interval_s, 8 * interval_s, 4.0), 0.0, 8.0, 0.05
+    )
 
 
 def _answers(path: Path) -> bool:

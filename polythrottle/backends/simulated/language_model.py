@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, Request, Step, TokenServer
+from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, Step, TokenRequest, TokenServer
 from polythrottle.backends.simulated.token_steps import StepPhysics
 from polythrottle.catalog.boards import Board
 from polythrottle.catalog.language_models import LanguageModel
@@ -41,7 +41,7 @@ def drawn_lengths(model: LanguageModel, seed: int) -> Iterator[tuple[int, int]]:
             yield tokens, min(max(1, round(output)), lengths.longest - tokens)
 
 
-def query_of(request: Request, server: TokenServer, more: bool) -> Query:
+def query_of(request: TokenRequest, server: TokenServer, more: bool) -> Query:
     """Return what the sender of a finished request saw."""
     assert request.first_s is not None
     token_s = server.token_s
@@ -159,7 +159,7 @@ class SimulatedLanguageModel:
             return self._closed(server, lengths, self._concurrency)
         return self._open(server, lengths, calls, timeout_s)
 
-    def _request(self, arrival_s: float, lengths: Iterator[tuple[int, int]], call: Call | None = None) -> Request:
+    def _request(self, arrival_s: float, lengths: Iterator[tuple[int, int]], call: Call | None = None) -> TokenRequest:
         if call is None or call.prompt_tokens is None or call.output_tokens is None:
             prompt, output = next(lengths)
         else:
@@ -169,7 +169,7 @@ class SimulatedLanguageModel:
             raise TrialError(
                 f"a request has {prompt:,} + {output:,} tokens and {self.model.title} takes {longest:,} at most"
             )
-        return Request(arrival_s, prompt, output, ready_s=arrival_s + self.model.server.start_s)
+        return TokenRequest(arrival_s, prompt, output, ready_s=arrival_s + self.model.server.start_s)
 
     def _closed(
         self, server: TokenServer, lengths: Iterator[tuple[int, int]], clients: int
@@ -192,7 +192,7 @@ class SimulatedLanguageModel:
         self, server: TokenServer, lengths: Iterator[tuple[int, int]], calls: Iterator[Call], timeout_s: float
     ) -> Generator[Query, None, None]:
         begin_s = self._clock.now()
-        coming: deque[Request] = deque()
+        coming: deque[TokenRequest] = deque()
         while True:
             while not coming or coming[-1].ready_s <= self._clock.now():
                 call = next(calls)
@@ -203,7 +203,7 @@ class SimulatedLanguageModel:
             for number, request in enumerate(step.finished):
                 yield query_of(request, server, number + 1 < len(step.finished))
 
-    def _advance(self, server: TokenServer, coming: deque[Request]) -> Step:
+    def _advance(self, server: TokenServer, coming: deque[TokenRequest]) -> Step:
         """Take in who has come, idle until somebody does where nobody is there, and run one step."""
         if server.idle and coming[0].ready_s > self._clock.now():
             self._clock.sleep(coming[0].ready_s - self._clock.now())

@@ -20,7 +20,7 @@ BLOCK_TOKENS = 16
 
 
 @dataclass
-class Request:
+class TokenRequest:
     """A request and how far it has come; times are in seconds on the server's clock.
 
     Args:
@@ -73,8 +73,8 @@ class Step:
     power_w: float
     gpu_hz: float
     work: StepWork
-    finished: tuple[Request, ...]
-    started: tuple[Request, ...]
+    finished: tuple[TokenRequest, ...]
+    started: tuple[TokenRequest, ...]
 
 
 class TokenServer:
@@ -93,13 +93,13 @@ class TokenServer:
         self._free = blocks
         self._budget = model.server.max_batched_tokens
         self._most = min(most, model.server.max_sequences, self._budget)
-        self.waiting: deque[Request] = deque()
-        self._running: dict[int, Request] = {}
-        self._prompts: dict[int, Request] = {}
+        self.waiting: deque[TokenRequest] = deque()
+        self._running: dict[int, TokenRequest] = {}
+        self._prompts: dict[int, TokenRequest] = {}
         self._decoding = 0
         self._context = 0
         self._phases = [0] * BLOCK_TOKENS
-        self._finishes: list[tuple[int, int, int, Request]] = []
+        self._finishes: list[tuple[int, int, int, TokenRequest]] = []
         self._decode_steps = 0
         self._admissions = 0
         self._ends_s: list[float] = []
@@ -128,7 +128,7 @@ class TokenServer:
         return left + sum(request.prompt_tokens + request.made for request in self.waiting)
 
     @property
-    def prompts(self) -> tuple[Request, ...]:
+    def prompts(self) -> tuple[TokenRequest, ...]:
         """Requests that run and whose prompts are not computed yet."""
         return tuple(self._prompts.values())
 
@@ -142,18 +142,18 @@ class TokenServer:
         """Whether there is nothing to compute."""
         return not self._running and not self.waiting
 
-    def add(self, request: Request) -> None:
+    def add(self, request: TokenRequest) -> None:
         """Queue a request that has reached the scheduler."""
         self.waiting.append(request)
 
-    def plan(self) -> tuple[StepWork, list[tuple[Request, int]]]:
+    def plan(self) -> tuple[StepWork, list[tuple[TokenRequest, int]]]:
         """Return what the next step computes, and the piece of each prompt that it takes; blocks are taken.
 
         The step is then to be run with `advance`.
         """
         self._make_room()
         budget = self._budget - self._decoding
-        pieces: list[tuple[Request, int]] = []
+        pieces: list[tuple[TokenRequest, int]] = []
         for request in self._prompts.values():
             piece = self._piece(request, budget)
             if piece > 0:
@@ -178,7 +178,7 @@ class TokenServer:
             budget -= piece
         return self._work(pieces), pieces
 
-    def _piece(self, request: Request, budget: int) -> int:
+    def _piece(self, request: TokenRequest, budget: int) -> int:
         """Return how many tokens of a prompt fit into a budget and the free blocks, and take the blocks."""
         spare = -request.computed % BLOCK_TOKENS
         piece = min(budget, request.target - request.computed, spare + self._free * BLOCK_TOKENS)
@@ -186,7 +186,7 @@ class TokenServer:
             self._free -= -(-(piece - spare) // BLOCK_TOKENS)
         return piece
 
-    def _work(self, pieces: list[tuple[Request, int]]) -> StepWork:
+    def _work(self, pieces: list[tuple[TokenRequest, int]]) -> StepWork:
         tokens = pairs = ends = 0
         for request, piece in pieces:
             tokens += piece
@@ -200,7 +200,7 @@ class TokenServer:
             self._put_back(self._running[next(reversed(self._running))])
         self._free -= self._phases[-self._decode_steps % BLOCK_TOKENS]
 
-    def _put_back(self, request: Request) -> None:
+    def _put_back(self, request: TokenRequest) -> None:
         del self._running[request.joined]
         self.preemptions += 1
         request.preempted += 1
@@ -211,7 +211,7 @@ class TokenServer:
         request.joined = 0
         self.waiting.appendleft(request)
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: TokenRequest) -> None:
         """Take a request out of the sums over decoding ones, and note what it has made."""
         begun, made = request.spans[-1]
         steps = self._decode_steps - made
@@ -223,7 +223,7 @@ class TokenServer:
         self._phases[(request.target - made) % BLOCK_TOKENS] -= 1
 
     def advance(
-        self, now_s: float, work: StepWork, pieces: list[tuple[Request, int]], ran: tuple[float, float, float]
+        self, now_s: float, work: StepWork, pieces: list[tuple[TokenRequest, int]], ran: tuple[float, float, float]
     ) -> Step:
         """Return the planned step once it has run.
 
@@ -243,7 +243,7 @@ class TokenServer:
         started = self._prompted(pieces, end_s, finished)
         return Step(now_s, duration_s, power_w * self._model.gpus, gpu_hz, work, tuple(finished), tuple(started))
 
-    def _finished(self, end_s: float) -> list[Request]:
+    def _finished(self, end_s: float) -> list[TokenRequest]:
         finished = []
         while self._finishes and self._finishes[0][0] <= self._decode_steps:
             _, joined, _, request = heapq.heappop(self._finishes)
@@ -254,13 +254,15 @@ class TokenServer:
             finished.append(request)
         return finished
 
-    def _end(self, request: Request, end_s: float) -> None:
+    def _end(self, request: TokenRequest, end_s: float) -> None:
         del self._running[request.joined]
         self._free += request.blocks
         request.joined = 0
         request.last_s = end_s
 
-    def _prompted(self, pieces: list[tuple[Request, int]], end_s: float, finished: list[Request]) -> list[Request]:
+    def _prompted(
+        self, pieces: list[tuple[TokenRequest, int]], end_s: float, finished: list[TokenRequest]
+    ) -> list[TokenRequest]:
         """Move on the prompts of a step; return the requests that have their first token."""
         started = []
         for request, piece in pieces:
@@ -287,7 +289,7 @@ class TokenServer:
             heapq.heappush(self._finishes, (last, request.joined, id(request), request))
         return started
 
-    def gaps_s(self, request: Request) -> list[float]:
+    def gaps_s(self, request: TokenRequest) -> list[float]:
         """Return the times between the tokens of a request that has finished, in seconds."""
         pieces = [self._ends_s[a:b] for a, b in request.spans]
         return [after - before for before, after in pairwise(chain.from_iterable(pieces))]

@@ -22,7 +22,7 @@ from polythrottle.training.beside.plan import Plan, Range
 if TYPE_CHECKING:
     from polythrottle.training.beside.corun_bench import CoRunProfile
     from polythrottle.training.beside.live_run import RunProgress as Passed
-    from polythrottle.training.beside.operating_options import Job
+    from polythrottle.training.beside.operating_options import FinetuningJob
     from polythrottle.training.beside.result import Result
     from polythrottle.training.beside.scheduler import Hours, Terms
     from polythrottle.training.beside.trainer.job_folder import Progress as Standing
@@ -52,7 +52,7 @@ class FinetunePlan:
 
     plan: Plan
     length_s: float
-    job: "Job"
+    job: "FinetuningJob"
     energy_kind: str
     policy: str
     hours: "Hours | None" = None

@@ -29,7 +29,7 @@ SHORT = 0.067
 
 
 @dataclass(frozen=True)
-class Service:
+class ServerDemand:
     """What one step of one worker takes of the parameter servers.
 
     Attributes:

@@ -11,12 +11,18 @@ from polythrottle.cluster.plan.options import Offer, Work
 from polythrottle.cluster.recorded_tables import History, Trace
 from polythrottle.cluster.simulate.job_simulator import Scenario, simulate
 from polythrottle.cluster.simulate.machine_supply import DrawnSupply, RecordedSupply, SimulatedJob, Supply
-from polythrottle.cluster.simulate.policies import DefaultPolicy, IndependentPolicy, JointPolicy, Policy, TunedPolicy
+from polythrottle.cluster.simulate.policies import (
+    DefaultPolicy,
+    FleetPolicy,
+    IndependentPolicy,
+    JointPolicy,
+    TunedPolicy,
+)
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.fleet.gpu_variability import TYPICAL, Silicon
 from polythrottle.domain.fleet.transient_machine import Market
 
-POLICIES: Mapping[str, Callable[[float], Policy]] = {
+POLICIES: Mapping[str, Callable[[float], FleetPolicy]] = {
     "default": lambda longer: DefaultPolicy(),
     "apart": IndependentPolicy,
     "joint": JointPolicy,
@@ -89,7 +95,7 @@ class SimulationRequest:
             return RecordedSupply(self.trace, self.machines)
         return DrawnSupply(self.machines, self.offer.lifetime, max(0.0, self.offer.startup_s - _COLD_S))
 
-    def scenario(self, policy: Policy) -> Scenario:
+    def scenario(self, policy: FleetPolicy) -> Scenario:
         """Return what is simulated under a policy."""
         prices = self.offer.machine.usd_per_h
         if Market.SPOT in prices:

@@ -14,7 +14,14 @@ from random import Random
 
 from polythrottle.cluster.ledger import Ledger, SimulatedOutcome, Use
 from polythrottle.cluster.simulate.machine_supply import SimulatedJob, Supply
-from polythrottle.cluster.simulate.policies import Decision, LearnedHazard, Policy, Situation, admitted, known_per_s
+from polythrottle.cluster.simulate.policies import (
+    Decision,
+    FleetPolicy,
+    LearnedHazard,
+    Situation,
+    admitted,
+    known_per_s,
+)
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.gpu_variability import (
     UNKNOWN,
@@ -231,7 +238,7 @@ class Scenario:
     job: SimulatedJob
     machine: MachineType
     supply: Supply
-    policy: Policy
+    policy: FleetPolicy
     silicon: Silicon = field(default_factory=Silicon)
     noise: float = 0.0025
     usd_per_h: Callable[[float], float] | None = None

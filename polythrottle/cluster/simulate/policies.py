@@ -209,7 +209,7 @@ class Decision:
         return 1 - late, late
 
 
-class Policy(Protocol):
+class FleetPolicy(Protocol):
     """Decides for a fleet."""
 
     @property

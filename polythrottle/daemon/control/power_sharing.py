@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from polythrottle.daemon.control.state import Phase, State, needed_per_s
 from polythrottle.domain.ladder import Ladder
-from polythrottle.domain.load.power_split import Option, Step, spread, staircase
+from polythrottle.domain.load.power_split import PowerOption, Step, spread, staircase
 
 _MARGIN = 1.03
 """What is counted for what nobody has seen yet: single samples lie above a mean."""
@@ -229,11 +229,11 @@ class PowerSharing:
         """Return what a service is counted to draw at full load over what is predicted; never less than that."""
         return _MARGIN * self._excesses.get(name, 1.0)
 
-    def _options(self, service: ServiceState) -> Sequence[Option]:
+    def _options(self, service: ServiceState) -> Sequence[PowerOption]:
         """Return the rungs of a service; the one draw that is to be counted where it cannot be bounded."""
         ladder = service.ladder
         if ladder is None:
-            return (Option(self._unbounded_w(service), service.power_w or 0.0),)
+            return (PowerOption(self._unbounded_w(service), service.power_w or 0.0),)
         state = service.state
         factor = self._factor(service.name)
         here = ladder.rungs[min(state.footing.rung, ladder.top)]
@@ -251,7 +251,7 @@ class PowerSharing:
             # Beyond the top rung no watt helps: what even that leaves breaks for all alike.
             short = min(1.0, ladder.rungs[-1].rate_per_s / needed) - able if needed > 0 else 0.0
             broken = service.weight if short > 0 else 0.0
-            found.append(Option(rung.service.full_w * factor, mean_w, broken, service.weight * max(0.0, short)))
+            found.append(PowerOption(rung.service.full_w * factor, mean_w, broken, service.weight * max(0.0, short)))
         return found
 
     def _unbounded_w(self, service: ServiceState) -> float:
@@ -264,8 +264,8 @@ class PowerSharing:
     def _spread(
         self,
         services: Sequence[ServiceState],
-        offers: Sequence[Sequence[Option]],
-        picked: Sequence[Option],
+        offers: Sequence[Sequence[PowerOption]],
+        picked: Sequence[PowerOption],
         free_w: float,
     ) -> list[float]:
         """Return each service's watts, with what is left shared out too, for load that rises within a second."""
@@ -274,7 +274,7 @@ class PowerSharing:
         weights = [each.weight for each in services]
         return spread(needed_w, tops_w, weights, free_w - sum(needed_w))
 
-    def _share(self, service: ServiceState, option: Option, share_w: float) -> ServiceShare:
+    def _share(self, service: ServiceState, option: PowerOption, share_w: float) -> ServiceShare:
         # Rounded up by less than a milliwatt, so that dividing back does not forbid the rung it was made for.
         limit_w = share_w / self._factor(service.name) + 1e-6
         if service.ladder is None:
@@ -282,7 +282,9 @@ class PowerSharing:
         return ServiceShare(service.name, share_w, option.most_w, option.broken > 0, limit_w)
 
 
-def _bought(services: Sequence[ServiceState], offers: Sequence[Sequence[Option]], now: Step, more: Step | None) -> str:
+def _bought(
+    services: Sequence[ServiceState], offers: Sequence[Sequence[PowerOption]], now: Step, more: Step | None
+) -> str:
     """Return what the next step buys, in words."""
     if more is None:
         return ""

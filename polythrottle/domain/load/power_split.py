@@ -20,7 +20,7 @@ Cost = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
-class Option:
+class PowerOption:
     """One way for a service to run.
 
     Args:
@@ -82,7 +82,7 @@ class Staircase:
         return number
 
 
-def staircase(services: Sequence[Sequence[Option]]) -> Staircase:
+def staircase(services: Sequence[Sequence[PowerOption]]) -> Staircase:
     """Return what each budget buys for all services together.
 
     Args:
@@ -95,7 +95,7 @@ def staircase(services: Sequence[Sequence[Option]]) -> Staircase:
     return Staircase(tuple(steps))
 
 
-def _merged(steps: Sequence[Step], options: Sequence[Option]) -> list[Step]:
+def _merged(steps: Sequence[Step], options: Sequence[PowerOption]) -> list[Step]:
     return [
         Step(step.most_w + option.most_w, _sum(step.cost, option.cost), (*step.chosen, number))
         for step in steps

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, Request, Step, TokenServer
+from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, Step, TokenRequest, TokenServer
 from polythrottle.backends.simulated.token_steps import StepPhysics, StepWork
 from polythrottle.catalog import load_board, load_language_model
 from polythrottle.domain.errors import BadFile
@@ -78,7 +78,7 @@ class ServerView:
     physics: StepPhysics
     clocks_hz: Sequence[float]
     gpu_hz: float
-    coming: deque[Request]
+    coming: deque[TokenRequest]
     step: Step | None = None
 
     @property
@@ -381,7 +381,7 @@ class Outcome:
         return self.held >= _HELD
 
 
-def outcome_of(requests: Sequence[Request], energy_j: float, mean_hz: float) -> Outcome:
+def outcome_of(requests: Sequence[TokenRequest], energy_j: float, mean_hz: float) -> Outcome:
     """Return what came of requests that have all been answered."""
     first_s = np.array([(request.first_s or 0.0) - request.arrival_s for request in requests])
     each_s = np.array([(r.last_s - (r.first_s or 0.0)) / max(1, r.output_tokens - 1) for r in requests])
@@ -437,7 +437,7 @@ class Scene:
         physics = StepPhysics(model, board.language, float(board.knob("gpu_max_hz").levels[-1]))
         server = TokenServer(model, physics, model.blocks(board.memory_bytes, BLOCK_TOKENS), 1 << 20)
         start_s = model.server.start_s
-        requests = [Request(time_s, prompt, output, ready_s=time_s + start_s) for time_s, prompt, output in calls]
+        requests = [TokenRequest(time_s, prompt, output, ready_s=time_s + start_s) for time_s, prompt, output in calls]
         coming = deque(requests)
         clocks_hz = tuple(each for each in self.clocks_hz() if each >= board.language.lowest * self.clocks_hz()[-1])
         view = ServerView(0.0, server, physics, clocks_hz, clocks_hz[-1], coming)

@@ -13,7 +13,7 @@ from polythrottle.domain.arrivals import Arrivals, Burst, Poisson, Uniform
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.lab.reproduce.polythrottle_paper import Bar
 from polythrottle.lab.reproduce.published import B4, B7, ORIN, SOURCE, TX2
-from polythrottle.training.beside.operating_options import Job, Menu, Option
+from polythrottle.training.beside.operating_options import FinetuningJob, Menu, Option
 from polythrottle.training.beside.scheduler import POLICIES, Decision, Moment, Policy, alone, greedy
 from polythrottle.training.beside.simulated_host import Host
 from polythrottle.training.beside.simulated_run import Account, Stream, beside_s, predicted, simulate
@@ -58,13 +58,13 @@ class Setting:
     network: str
     rate_per_s: float
     slo_s: float
-    job: Job
+    job: FinetuningJob
     stretch: float
 
 
 SETTINGS = (
-    Setting(ORIN, B7, 8.0, 0.7, Job(samples=640, batch=64, epochs=1, output=1000, model=B7), 0.92),
-    Setting(TX2, B4, 4.0, 1.0, Job(samples=80, batch=8, epochs=1, output=100, model=B4), 9.0),
+    Setting(ORIN, B7, 8.0, 0.7, FinetuningJob(samples=640, batch=64, epochs=1, output=1000, model=B7), 0.92),
+    Setting(TX2, B4, 4.0, 1.0, FinetuningJob(samples=80, batch=8, epochs=1, output=100, model=B4), 9.0),
 )
 
 ARRIVALS: Mapping[str, Callable[[float], Arrivals]] = {

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from polythrottle.cluster.predict.completion import Service, asynchronous, think_s
+from polythrottle.cluster.predict.completion import ServerDemand, asynchronous, think_s
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import Network
 from polythrottle.lab.reproduce.cluster_tables import SpeedRow
@@ -37,9 +37,9 @@ class ServerCost:
     tensor_s: float
     parameter_s: float
 
-    def service(self, network: Network) -> Service:
+    def service(self, network: Network) -> ServerDemand:
         """Return what a step of a network takes."""
-        return Service(self.tensor_s * network.n_tensors, self.parameter_s * network.n_parameters)
+        return ServerDemand(self.tensor_s * network.n_tensors, self.parameter_s * network.n_parameters)
 
 
 PRIOR = ServerCost(_TENSOR_S, _BYTES_PER_PARAMETER / _LINK_BYTES_PER_S)

@@ -14,7 +14,13 @@ from polythrottle.domain.ports import Device
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.training.beside.operating_options import Menu, Option, Slice
 from polythrottle.training.beside.plan import check_held, warnings_before
-from polythrottle.training.beside.preparation import Server, Timings, predicted_beside, rehearse, remeasure_batches
+from polythrottle.training.beside.preparation import (
+    BatchedWorkload,
+    Timings,
+    predicted_beside,
+    rehearse,
+    remeasure_batches,
+)
 from polythrottle.training.beside.result import SLICES_MOST, Result, Training
 from polythrottle.training.beside.scheduler import (
     ALONE,
@@ -24,7 +30,7 @@ from polythrottle.training.beside.scheduler import (
     policy,
     wall_day_s,
 )
-from polythrottle.training.beside.serving_loop import LOOK_S, Answer, ServingLoop
+from polythrottle.training.beside.serving_loop import LOOK_S, AnsweredBatch, ServingLoop
 from polythrottle.training.beside.trainer.driver import Trainer
 from polythrottle.training.beside.trainer.supervisor import SLICE, CompletedCall, SupervisedTrainer, WorkerThread
 
@@ -230,7 +236,7 @@ class RunProgress:
 
 def run(
     device: Device,
-    server: Server,
+    server: BatchedWorkload,
     trainer: Trainer,
     terms: Terms,
     told: Callable[[RunProgress], None] | None = None,
@@ -318,7 +324,9 @@ def _judged(tended: SupervisedTrainer) -> dict[str, Any]:
     return {**document, "served": None if served is None else served["served"]}
 
 
-def _rehearsed(device: Device, server: Server, tended: SupervisedTrainer, terms: Terms, lane: WorkerThread) -> Timings:
+def _rehearsed(
+    device: Device, server: BatchedWorkload, tended: SupervisedTrainer, terms: Terms, lane: WorkerThread
+) -> Timings:
     """Return what the device does, looked at once more where it seems too slow: something else may have run.
 
     Raises:
@@ -340,7 +348,7 @@ class _LiveHost:
     def __init__(
         self,
         device: Device,
-        server: Server,
+        server: BatchedWorkload,
         tended: SupervisedTrainer,
         timings: Timings,
         terms: Terms,
@@ -481,7 +489,7 @@ class _LiveHost:
             return "starting" if tended.starting else "saving"
         return "training" if self.training else "paused"
 
-    def wait(self, until_s: float, queued: bool) -> Sequence[Answer]:
+    def wait(self, until_s: float, queued: bool) -> Sequence[AnsweredBatch]:
         """Wait until something is done, comes, or is to be looked at.
 
         Raises:
@@ -493,7 +501,7 @@ class _LiveHost:
         if queued and self.training:
             # A slice that takes longer than its tail is stopped for them, and nothing else would wake the loop then.
             ends.append(self.now_s + max(_TICK_S, self._tended.remaining_s()))
-        answers: list[Answer] = []
+        answers: list[AnsweredBatch] = []
         try:
             answers += self._take(self._done.get(timeout=max(1e-6, min(ends) - self.now_s)))
             while True:
@@ -501,7 +509,7 @@ class _LiveHost:
         except Empty:
             return answers
 
-    def _take(self, done: CompletedCall) -> tuple[Answer, ...]:
+    def _take(self, done: CompletedCall) -> tuple[AnsweredBatch, ...]:
         if isinstance(done.what, tuple):
             return (self._answered(done),)
         if done.what == SLICE:
@@ -513,11 +521,11 @@ class _LiveHost:
             self.finished_s = self.now_s
         return ()
 
-    def _answered(self, done: CompletedCall) -> Answer:
+    def _answered(self, done: CompletedCall) -> AnsweredBatch:
         self._serving = False
         if done.error is not None:
             raise done.error
-        answer = Answer(done.what, done.ended_s - self._begin_s)
+        answer = AnsweredBatch(done.what, done.ended_s - self._begin_s)
         self._timings.served(self._server.size(len(done.what)), done.took_s)
         if self._gentle:
             for arrived_s in answer.arrived_s:
@@ -525,7 +533,9 @@ class _LiveHost:
         return answer
 
 
-def _served_beside(host: _LiveHost, server: Server, terms: Terms, tended: SupervisedTrainer, title: str) -> Result:
+def _served_beside(
+    host: _LiveHost, server: BatchedWorkload, terms: Terms, tended: SupervisedTrainer, title: str
+) -> Result:
     """Serve and train until the time is up or the job is done, and return what came of it, energy left out."""
     times_s = terms.arrivals.times(terms.seed)
     assert times_s is not None

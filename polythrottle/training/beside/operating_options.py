@@ -8,14 +8,14 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.domain.ladder import Service
+from polythrottle.domain.ladder import PointPerformance
 from polythrottle.domain.space import OperatingPoint
 
 # A fine-tuning job, and the slices in which it is done.
 
 
 @dataclass(frozen=True)
-class Job:
+class FinetuningJob:
     """What is to be fine-tuned: a head on a frozen backbone, over some data, for some epochs.
 
     Args:
@@ -126,7 +126,7 @@ class Option:
     """
 
     point: OperatingPoint
-    services: tuple[Service, ...]
+    services: tuple[PointPerformance, ...]
     slices: tuple[Slice, ...]
     shared_s: tuple[float, ...] = ()
 
@@ -138,11 +138,11 @@ class Option:
         if self.shared_s and len(self.shared_s) != len(batches):
             raise InvalidInput("an option needs a shared latency for each service, or none")
 
-    def serves(self, requests: int) -> Service:
+    def serves(self, requests: int) -> PointPerformance:
         """Return the service of the largest batch that so many requests fill; the smallest if none is."""
         return next((each for each in reversed(self.services) if each.batch <= requests), self.services[0])
 
-    def widest(self, slo_s: float) -> Service:
+    def widest(self, slo_s: float) -> PointPerformance:
         """Return the service of the largest batch that a request can wait for and still be answered in time."""
         # A request may have just missed a batch: it waits for that one, then for its own.
         able = [each for each in self.services if each.interval_s + each.tail_s <= MARGIN * slo_s]
@@ -197,7 +197,7 @@ class Option:
             return 0.0
         return max(0.0, 1 - rate_per_s * service.interval_s / service.batch) * piece.samples / piece.alone_s
 
-    def gathered(self, rate_per_s: float, slo_s: float) -> Service:
+    def gathered(self, rate_per_s: float, slo_s: float) -> PointPerformance:
         """Return the service of the batch that gathers while the oldest request can wait."""
         widest = self.widest(slo_s)
         spare_s = max(0.0, MARGIN * slo_s - widest.tail_s)

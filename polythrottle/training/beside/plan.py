@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from polythrottle.domain.errors import InvalidInput, SloUnmet, UnknownName
 from polythrottle.domain.load.energy_ration import DAY_S, LoadInterval
-from polythrottle.training.beside.operating_options import Job, Menu, Option
+from polythrottle.training.beside.operating_options import FinetuningJob, Menu, Option
 from polythrottle.training.beside.scheduler import GENTLE, POLICIES, Moment, OffPeak, Terms
 
 _OFF = 0.2
@@ -98,7 +98,7 @@ def until_s(now_s: float, by_s: float) -> float:
 
 def plan(
     menu: Menu,
-    job: Job,
+    job: FinetuningJob,
     ahead: Sequence[LoadInterval],
     slo_s: float,
     policy: str = "interleave",
@@ -245,7 +245,7 @@ def check_held(menu: Menu, rate_per_s: float, slo_s: float) -> None:
 
 def _summed(
     menu: Menu,
-    job: Job,
+    job: FinetuningJob,
     ahead: Sequence[tuple[LoadInterval, float]],
     slo_s: float,
     power_w: float | None,

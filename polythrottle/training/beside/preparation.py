@@ -13,12 +13,12 @@ from polythrottle.backends import DeviceURI, open_device
 from polythrottle.backends.probe import find_device
 from polythrottle.catalog import load_board, load_model, names
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.domain.ladder import Service
+from polythrottle.domain.ladder import PointPerformance
 from polythrottle.domain.ports import Device, Workload
 from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
 from polythrottle.training.beside.corun_bench import UNKNOWN, CoRunProfile, MeasuredBench, Work, profile
 from polythrottle.training.beside.corun_model import LEAST_RUNS, PaperModel
-from polythrottle.training.beside.operating_options import Job, Menu, Option, Slice
+from polythrottle.training.beside.operating_options import FinetuningJob, Menu, Option, Slice
 from polythrottle.training.beside.simulated_run import Scene
 from polythrottle.training.beside.trainer.driver import Trainer
 from polythrottle.training.beside.trainer.protocol import Task
@@ -28,7 +28,7 @@ from polythrottle.workloads import open_workload
 # A workload that answers requests in batches.
 
 
-class Server:
+class BatchedWorkload:
     """A workload, and the batches it is used with; all calls come from one thread.
 
     Args:
@@ -168,13 +168,13 @@ class Timings:
             beside = ()
         return Option(self._point, services, tuple(map(self._slice, sizes)), beside)
 
-    def _service(self, batch: int) -> Service:
+    def _service(self, batch: int) -> PointPerformance:
         sized = self._batches[batch]
         if sized.joules is not None:
             joules = sized.joules
         else:
             joules = self._idle_w * sized.mean_s
-        return Service(
+        return PointPerformance(
             self._point, batch, sized.mean_s, sized.mean_s, sized.tail_s, max(joules, 1e-9), max(0.0, self._idle_w)
         )
 
@@ -241,7 +241,7 @@ class ServingPlace:
         """Of a simulated board."""
         return DeviceURI.parse(self.device).count("seed", 0)
 
-    def scene(self, job: Job) -> Scene:
+    def scene(self, job: FinetuningJob) -> Scene:
         """Return the simulated board with both kinds of work.
 
         Raises:
@@ -262,7 +262,7 @@ class ServingPlace:
             raise InvalidInput(f"a simulation needs 0 <= noise < 1, not noise={self.noise:g}")
         return Scene.of(load_board(uri.name), load_model(self.workload), job, self.noise, most)
 
-    def open(self) -> tuple[Device, Server]:
+    def open(self) -> tuple[Device, BatchedWorkload]:
         """Return the real device, not entered, and what answers on it.
 
         Raises:
@@ -279,7 +279,7 @@ class ServingPlace:
         threads: Sequence[int] | None = None if self.threads is None else (self.threads,)
         batches = self.batches or None
         workload = open_workload(self.workload, inputs=self.inputs, batch_sizes=batches, threads=threads)
-        return open_device(uri), Server(workload, self.batches)
+        return open_device(uri), BatchedWorkload(workload, self.batches)
 
 
 # Before the first request: what batches and slices take on a real device, each alone, and beside each other.
@@ -294,7 +294,7 @@ _ALL = 1.0
 """The share of its time that a trainer works whom nobody holds back."""
 
 
-def rehearse(device: Device, server: Server, tended: SupervisedTrainer) -> Timings:
+def rehearse(device: Device, server: BatchedWorkload, tended: SupervisedTrainer) -> Timings:
     """Return what batches and slices take, each measured a few times alone, and what they make the device draw.
 
     Slices really train; a short job may come to its end here.
@@ -320,7 +320,7 @@ def rehearse(device: Device, server: Server, tended: SupervisedTrainer) -> Timin
     return timings
 
 
-def remeasure_batches(device: Device, server: Server, timings: Timings) -> None:
+def remeasure_batches(device: Device, server: BatchedWorkload, timings: Timings) -> None:
     """Measure batches anew and forget what they took before.
 
     Raises:
@@ -347,7 +347,7 @@ def _telling(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted({sizes[0], sizes[len(sizes) // 3], sizes[2 * len(sizes) // 3], sizes[-1]}))
 
 
-def _batches(device: Device, server: Server, timings: Timings, batch: int) -> None:
+def _batches(device: Device, server: BatchedWorkload, timings: Timings, batch: int) -> None:
     # The first calls compile kernels and grow memory pools.
     for _ in range(_WARM):
         server.answer(batch)
@@ -379,7 +379,7 @@ def _slices(device: Device, tended: SupervisedTrainer, timings: Timings, size: i
         timings.trained(done.samples, done.measured_s)
 
 
-def bench_of(title: str, server: Server, tended: SupervisedTrainer) -> MeasuredBench:
+def bench_of(title: str, server: BatchedWorkload, tended: SupervisedTrainer) -> MeasuredBench:
     """Return a bench on which co-runs of a workload and an open trainer can be measured."""
     hello = tended.hello
     assert hello is not None
@@ -394,7 +394,7 @@ def bench_of(title: str, server: Server, tended: SupervisedTrainer) -> MeasuredB
     )
 
 
-def predicted_beside(server: Server, tended: SupervisedTrainer) -> Mapping[int, float]:
+def predicted_beside(server: BatchedWorkload, tended: SupervisedTrainer) -> Mapping[int, float]:
     """Return by batch how long the paper's model says that it takes beside a whole step, fitted to a few co-runs.
 
     Raises:
@@ -415,7 +415,7 @@ def predicted_beside(server: Server, tended: SupervisedTrainer) -> Mapping[int, 
     return {batch: fitted.predict(bench.case(batch, sizes[-1], _ALL)).mean_s for batch in server.batches}
 
 
-def known(device: Device, server: Server, trainer: Trainer, task: Task) -> tuple[Menu, Job]:
+def known(device: Device, server: BatchedWorkload, trainer: Trainer, task: Task) -> tuple[Menu, FinetuningJob]:
     """Return what a real device can do where it stands, measured, and the job as its data make it.
 
     Args:
@@ -430,11 +430,11 @@ def known(device: Device, server: Server, trainer: Trainer, task: Task) -> tuple
     with _opened(device, trainer) as tended:
         option = rehearse(device, server, tended).option()
         assert tended.hello is not None
-        job = Job(tended.hello.samples, task.batch, task.epochs, tended.hello.output, task.model)
+        job = FinetuningJob(tended.hello.samples, task.batch, task.epochs, tended.hello.output, task.model)
         return Menu((option,)), job
 
 
-def profiled(device: Device, server: Server, trainer: Trainer, held_out: int, requests: int) -> CoRunProfile:
+def profiled(device: Device, server: BatchedWorkload, trainer: Trainer, held_out: int, requests: int) -> CoRunProfile:
     """Return what co-runs on a real device tell; see `coruns.profile`.
 
     Args:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from polythrottle.domain.arrivals import Arrivals
 from polythrottle.domain.errors import InvalidInput, UnknownName
-from polythrottle.domain.ladder import Service
+from polythrottle.domain.ladder import PointPerformance
 from polythrottle.domain.load.energy_ration import DAY_S, LoadInterval
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.training.beside.operating_options import Menu, Option, Slice
@@ -312,7 +312,7 @@ def paper(moment: Moment) -> Decision:
     return Decision(reason, step, batch, late)
 
 
-def _shared(option: Option) -> list[tuple[Service, float]]:
+def _shared(option: Option) -> list[tuple[PointPerformance, float]]:
     if not option.shared_s:
         raise InvalidInput(
             "the paper's policy needs a prediction of latencies beside fine-tuning; profile co-runs first"
@@ -320,7 +320,7 @@ def _shared(option: Option) -> list[tuple[Service, float]]:
     return list(zip(option.services, option.shared_s, strict=True))
 
 
-def _holds(ages_s: tuple[float, ...], service: Service, shared_s: float, slo_s: float) -> bool:
+def _holds(ages_s: tuple[float, ...], service: PointPerformance, shared_s: float, slo_s: float) -> bool:
     """Return whether the last request that waits is answered in time, batch after batch."""
     batches = max(1, -(-len(ages_s) // service.batch))
     return (ages_s[0] if ages_s else 0.0) + batches * shared_s <= slo_s

@@ -21,7 +21,7 @@ _ASKED = 100
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnsweredBatch:
     """A batch that was answered.
 
     Args:
@@ -80,7 +80,7 @@ class ServingHost(Protocol):
     def serve(self, arrived_s: tuple[float, ...]) -> None:
         """Begin to answer a batch."""
 
-    def wait(self, until_s: float, queued: bool) -> Sequence[Answer]:
+    def wait(self, until_s: float, queued: bool) -> Sequence[AnsweredBatch]:
         """Let time pass until then, or until something ends, and return what was answered.
 
         Args:

@@ -22,11 +22,11 @@ from polythrottle.backends.simulated.shared_gpu import (
 )
 from polythrottle.catalog import Board, Model
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.domain.ladder import Service
+from polythrottle.domain.ladder import PointPerformance
 from polythrottle.domain.measurement import Latency
 from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
 from polythrottle.training.beside.corun_model import CoRun, intensity
-from polythrottle.training.beside.operating_options import Job, Menu, Option, Slice
+from polythrottle.training.beside.operating_options import FinetuningJob, Menu, Option, Slice
 
 # A simulated board that serves a model and fine-tunes it: what either kind of work takes at its points. Simulated.
 
@@ -70,7 +70,7 @@ class Host:
 
     engine: Engine
     model: Model
-    job: Job
+    job: FinetuningJob
     noise: float = 0.02
     sharing: Sharing = ASSUMED
     most: int = 8
@@ -150,13 +150,13 @@ class Host:
         leak_w = static_w(heat, heat.start_c)
         idle_w = self.idle_w(point)
 
-        def service(requests: int) -> Service:
+        def service(requests: int) -> PointPerformance:
             piece = self.serving(point, requests, _SETTLED_S, beside=False)
             took_s = piece.work_s * self.stretch.mean_s
             tail_s = (piece.work_s + piece.lag_s) * self._tail
             latency_s = (piece.work_s + piece.lag_s) * self.stretch.mean_s
             joules = (piece.power_w + leak_w) * took_s
-            return Service(point, requests, took_s, latency_s, tail_s, joules, idle_w + leak_w)
+            return PointPerformance(point, requests, took_s, latency_s, tail_s, joules, idle_w + leak_w)
 
         def cut(samples: int) -> Slice:
             piece = self.learning(point, samples, 0.0, beside=False)
@@ -222,7 +222,13 @@ class SimulatedBench:
     simulated = True
 
     def __init__(
-        self, board: Board, model: Model, job: Job, noise: float = 0.03, seed: int = 0, sharing: Sharing = ASSUMED
+        self,
+        board: Board,
+        model: Model,
+        job: FinetuningJob,
+        noise: float = 0.03,
+        seed: int = 0,
+        sharing: Sharing = ASSUMED,
     ) -> None:
         if not 0 <= noise < 1 or seed < 0:
             raise InvalidInput(f"a simulation needs 0 <= noise < 1 and seed >= 0, not noise={noise} and seed={seed}")

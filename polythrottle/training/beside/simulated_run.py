@@ -15,7 +15,7 @@ from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.load.energy_ration import DAY_S
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.training.beside.corun_model import CoRun, PaperModel
-from polythrottle.training.beside.operating_options import Job, Menu, Option, Slice
+from polythrottle.training.beside.operating_options import FinetuningJob, Menu, Option, Slice
 from polythrottle.training.beside.plan import check_held, warnings_before
 from polythrottle.training.beside.result import SLICES_MOST, Result, Training
 from polythrottle.training.beside.scheduler import (
@@ -27,7 +27,7 @@ from polythrottle.training.beside.scheduler import (
     alone,
     policy,
 )
-from polythrottle.training.beside.serving_loop import INSTANT_S, LOOK_S, Answer, ServingLoop
+from polythrottle.training.beside.serving_loop import INSTANT_S, LOOK_S, AnsweredBatch, ServingLoop
 from polythrottle.training.beside.simulated_host import Host, Piece, SimulatedBench
 
 # A stream of requests and a fine-tuning job on a simulated board under a policy, event by event. Simulated.
@@ -291,7 +291,7 @@ class _VirtualHost:
         self._last = kind
         return _Flight(piece, piece.work_s * next(self._noise) + warmup_s, samples, arrived_s, self.now_s)
 
-    def wait(self, until_s: float, queued: bool) -> Sequence[Answer]:
+    def wait(self, until_s: float, queued: bool) -> Sequence[AnsweredBatch]:
         """Let time pass, at most until a piece ends."""
         inference, training = self._paces()
         ends = [until_s]
@@ -347,12 +347,12 @@ class _VirtualHost:
         if self._learning is not None:
             self._learning.left_s -= duration_s * training
 
-    def _end_serving(self) -> Sequence[Answer]:
+    def _end_serving(self) -> Sequence[AnsweredBatch]:
         flight = self._serving
         if flight is None or flight.left_s > INSTANT_S:
             return ()
         self._serving = None
-        return (Answer(flight.arrived_s, self.now_s + flight.piece.lag_s),)
+        return (AnsweredBatch(flight.arrived_s, self.now_s + flight.piece.lag_s),)
 
     def _end_learning(self) -> None:
         flight = self._learning
@@ -398,7 +398,7 @@ class Scene:
     menu: Menu
 
     @classmethod
-    def of(cls, board: Board, model: Model, job: Job, noise: float = 0.02, most: int = 8) -> "Scene":
+    def of(cls, board: Board, model: Model, job: FinetuningJob, noise: float = 0.02, most: int = 8) -> "Scene":
         """Return a board that serves a model and fine-tunes it.
 
         Args:

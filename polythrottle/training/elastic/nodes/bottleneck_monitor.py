@@ -61,7 +61,7 @@ class MonitorTerms:
 
 
 @dataclass(frozen=True)
-class Member:
+class ObservedNode:
     """One node as it stands now.
 
     Attributes:
@@ -158,7 +158,7 @@ class BottleneckMonitor:
         """Return whether a window is over."""
         return now_s - self._begun_s >= LENGTH_S
 
-    def look(self, members: Sequence[Member], now_s: float) -> list[dict[str, Any]]:
+    def look(self, members: Sequence[ObservedNode], now_s: float) -> list[dict[str, Any]]:
         """Take note of where the members stand when a window is due, and return what there is to tell, as events.
 
         Args:
@@ -250,7 +250,7 @@ class BottleneckMonitor:
             "tried": [tried_document(each) for each in self.tried],
         }
 
-    def _judge(self, members: Sequence[Member]) -> list[dict[str, Any]]:
+    def _judge(self, members: Sequence[ObservedNode]) -> list[dict[str, Any]]:
         for each in members:
             self._learn(each)
         middle = self._middle(members)
@@ -264,7 +264,7 @@ class BottleneckMonitor:
     def _judged(self, expected: float) -> Shortfall:
         return shortfall(list(self._windows), expected, self.terms.threshold, self.terms.warm_up_s)
 
-    def _learn(self, member: Member) -> None:
+    def _learn(self, member: ObservedNode) -> None:
         """Keep what a node's own work takes at its best, at its default clocks: the middle of three windows or more."""
         samples = self._seen[member.name]
         key = (member.name, member.pace.network)
@@ -274,7 +274,7 @@ class BottleneckMonitor:
         work_s = median(_work_s(each) for each in newest) / member.slowdown
         self._best_s[key] = min(work_s, self._best_s.get(key, work_s))
 
-    def _node(self, member: Member, middle: Mapping[tuple[str, str], float]) -> NodeMeasurement:
+    def _node(self, member: ObservedNode, middle: Mapping[tuple[str, str], float]) -> NodeMeasurement:
         samples = self._seen[member.name]
         work_s = samples.work_s
         waiting = min(1.0, samples.data_s / samples.own_s)
@@ -284,7 +284,7 @@ class BottleneckMonitor:
             ingest = _ingest(member.pace)
         return NodeMeasurement(member.name, work_s, None, usual_s, member.throttled, ingest, waiting)
 
-    def _middle(self, members: Sequence[Member]) -> dict[tuple[str, str], float]:
+    def _middle(self, members: Sequence[ObservedNode]) -> dict[tuple[str, str], float]:
         """Return what the own work of nodes of one type takes, in the middle, by type and network."""
         samples: dict[tuple[str, str], list[float]] = {}
         for each in members:
@@ -293,7 +293,7 @@ class BottleneckMonitor:
                 samples.setdefault((each.gpu, each.pace.network), []).append(best_s)
         return {key: median_low(times) for key, times in samples.items()}
 
-    def _usual_s(self, member: Member, middle: Mapping[tuple[str, str], float]) -> float | None:
+    def _usual_s(self, member: ObservedNode, middle: Mapping[tuple[str, str], float]) -> float | None:
         best_s = self._best_s.get((member.name, member.pace.network))
         if best_s is None:
             return None

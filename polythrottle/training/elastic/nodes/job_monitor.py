@@ -13,8 +13,8 @@ from polythrottle.storage.fleet_knowledge import CapObservation
 from polythrottle.training.elastic.membership import Membership
 from polythrottle.training.elastic.nodes.bottleneck_monitor import (
     BottleneckMonitor,
-    Member,
     MonitorTerms,
+    ObservedNode,
     proposal_document,
     tried_document,
 )
@@ -425,7 +425,7 @@ class Overseer:
     def _batch(self) -> int:
         return next((each.pace.batch for each in self._pacing.nodes.values() if each.pace is not None), 1)
 
-    def _members(self) -> list[Member]:
+    def _members(self) -> list[ObservedNode]:
         found = []
         slowdowns = self._pacing.slowdowns()
         for name, heard in self._pacing.nodes.items():
@@ -434,5 +434,5 @@ class Overseer:
                 known_s = board.get("known_s")
                 throttled = bool(board.get("throttled"))
                 about = str(board.get("gpu") or ""), slowdowns[name], known_s, throttled
-                found.append(Member(name, heard.pace, *about))
+                found.append(ObservedNode(name, heard.pace, *about))
         return found
