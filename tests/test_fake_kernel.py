@@ -394,16 +394,17 @@ def test_a_cluster_without_cores_has_no_clock(make: Make) -> None:
 
 
 def test_a_power_mode_rewrites_caps_and_its_status(make: Make) -> None:
-    """Switching sets GPU, CPU and memory caps and cores, notes itself, and going back lifts them again."""
+    """Switching sets GPU, CPU and memory caps, notes itself, and going back lifts them; 7W, with its cores, reboots."""
     kernel = make("jetson-orin-nano", 2)
     mode, before = f"nvpmodel:{kernel.root}", kernel.snapshot()
     assert kernel.read(mode) == "2"
-    kernel.write(mode, "3")
-    assert (kernel.root / "var/lib/nvpmodel/status").read_text() == "pmode:0003\n"
-    assert number(gpu(kernel) / "max_freq") == 408000000
+    kernel.write(mode, "0")
+    assert (kernel.root / "var/lib/nvpmodel/status").read_text() == "pmode:0000\n"
+    assert number(gpu(kernel) / "max_freq") == 612000000
     assert number(kernel.root / "sys/kernel/nvpmodel_clk_cap/emc") == 2133000000
-    assert (kernel.root / CPU / "online").read_text() == "0-3\n"
     kernel.write(mode, "2")
+    with pytest.raises(KnobRejected, match="takes a reboot"):
+        kernel.write(mode, "3")
     assert kernel.snapshot() == before
     assert refused(kernel, mode, "9") == "EINVAL"
     assert refused(kernel, f"nvpmodel:{kernel.root}/etc", "1") == "ENOENT"
