@@ -67,7 +67,7 @@ test-daemon: $(READY)  ## Hours of the daemon with a fault a minute, and its API
 	$(BIN)/python -m pytest -q -rfE -n $(WAITING) --dist worksteal -m 'soak or schema' tests/soak tests/test_web_schema.py $(ARGS)
 
 test-ssh: $(READY)  ## Tune, kill and cut off boards behind a real sshd on loopback (Debian: openssh-server, pypy3)
-	$(BIN)/python -m pytest -q -rfE -m ssh tests/ssh $(ARGS)
+	$(BIN)/python -m pytest -q -rfE -n $(WAITING) --dist worksteal -m ssh tests/ssh $(ARGS)
 
 test-cluster: $(RAY)  ## Kill and bring back real nodes: torchrun, and two Slurm nodes where Slurm is installed (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rfE -n 2 --dist loadgroup -m cluster tests/cluster $(ARGS)
