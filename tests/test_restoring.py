@@ -226,6 +226,25 @@ def applied(knob: Path, seconds: float | None, confirmed_s: float | None = None)
     device.hand_over("profile x", seconds, confirmed_s)
 
 
+def test_a_restoring_that_a_stopped_guard_holds_up_names_what_is_left(
+    knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a first try has ended the lease, a guard that does not run keeps the lock; what stands changed is said."""
+    applied(knob, 30)
+    monkeypatch.setattr(program, "_WAIT_S", 0.05)
+    (site,) = Site.all(state)
+    fence = Fence(site.lease, boot_id())
+    guard_pid = fence.read().pid
+    assert guard_pid not in (None, os.getpid())
+    os.kill(guard_pid, signal.SIGSTOP)
+    try:
+        fence.release(fence.take("restoring (process 1)", None))
+        with pytest.raises(DeviceError, match=f"steered by .*on record, and perhaps still changed: {knob}"):
+            restore_all()
+    finally:
+        os.kill(guard_pid, signal.SIGCONT)
+
+
 def test_a_profile_that_nobody_confirms_reverts(knob: Path, state: Path) -> None:
     """The guard stays behind and puts the original back in time."""
     applied(knob, 0.4)

@@ -206,7 +206,7 @@ def _all_restored(
             if applied:
                 _await_guard(site)
         except DeviceError as err:
-            errors.append(err)
+            errors.append(DeviceError(f"{err}{_on_record(site, boot) if _ended(fence) else ''}"))
         except StorageError as err:
             errors.append(StorageError(f"{err}{_on_record(site, boot)}"))
         except Exception as err:  # whatever is wrong with one device, the others are put back
@@ -215,6 +215,13 @@ def _all_restored(
         unsaid = any(isinstance(err, StorageError) for err in errors)
         raise (StorageError if unsaid else DeviceError)("; ".join(map(str, errors)))
     return tuple(outcomes)
+
+
+def _ended(fence: Fence) -> bool:
+    """Return whether nobody steers a device, as after a first try that failed, whatever still keeps its lock."""
+    with suppress(StorageError):
+        return not fence.read().alive
+    return False
 
 
 def _on_record(site: Site, boot: str) -> str:
