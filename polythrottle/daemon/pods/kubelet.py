@@ -165,7 +165,9 @@ class Kubelet:
 
     def _list(self) -> Callable[..., Any]:
         if self._line is None:
-            options = (("grpc.max_receive_message_length", _ANSWER_BYTES_MOST),)
+            # Of its own: one shared within the process would wait until gRPC tries it again, also after `close`.
+            own = ("grpc.use_local_subchannel_pool", 1)
+            options = (("grpc.max_receive_message_length", _ANSWER_BYTES_MOST), own)
             self._line = self._grpc.insecure_channel(f"unix:{self._socket.absolute()}", options=options)
         method: Callable[..., Any] = self._line.unary_unary(
             LIST_METHOD,
