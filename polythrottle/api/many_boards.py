@@ -24,7 +24,7 @@ _NO_BOUND_S = float("inf")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BoardOutcome:
     """What became of one board.
 
     Args:
@@ -48,12 +48,12 @@ class Rollout:
         refused: Why the others were left alone; empty if they were not.
     """
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[BoardOutcome, ...]
     tests: tuple[CanaryTest, ...] = ()
     refused: str = ""
 
     @property
-    def failed(self) -> tuple[Outcome, ...]:
+    def failed(self) -> tuple[BoardOutcome, ...]:
         """The boards on which it could not be applied or tried."""
         return tuple(each for each in self.outcomes if each.error is not None)
 
@@ -197,13 +197,13 @@ class _Canary:
         return ""
 
     @property
-    def failed(self) -> tuple[Outcome, ...]:
+    def failed(self) -> tuple[BoardOutcome, ...]:
         """The boards that did not answer, or dropped out of the trial."""
-        return tuple(Outcome(uri, error=error) for uri, error in self.errors.items())
+        return tuple(BoardOutcome(uri, error=error) for uri, error in self.errors.items())
 
-    def outcomes(self, devices: Sequence[str]) -> tuple[Outcome, ...]:
+    def outcomes(self, devices: Sequence[str]) -> tuple[BoardOutcome, ...]:
         """Return what has become of every board where nothing is applied to any."""
-        return tuple(Outcome(uri, error=self.errors.get(uri)) for uri in devices)
+        return tuple(BoardOutcome(uri, error=self.errors.get(uri)) for uri in devices)
 
 
 def why_worse(test: CanaryTest) -> str:
@@ -245,6 +245,6 @@ def _every(devices: Sequence[str], ask: Callable[[str], Found]) -> tuple[Answer[
     return tuple(answers[uri] for uri in devices)
 
 
-def _in_order(devices: Sequence[str], answers: Iterable[Answer[Applied]]) -> tuple[Outcome, ...]:
-    found = {each.uri: Outcome(each.uri, each.found, each.error) for each in answers}
+def _in_order(devices: Sequence[str], answers: Iterable[Answer[Applied]]) -> tuple[BoardOutcome, ...]:
+    found = {each.uri: BoardOutcome(each.uri, each.found, each.error) for each in answers}
     return tuple(found[uri] for uri in devices)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from polythrottle.actuation.restore import Standing
     from polythrottle.api.deployment import Restored
-    from polythrottle.api.many_boards import Outcome, Rollout
+    from polythrottle.api.many_boards import BoardOutcome, Rollout
     from polythrottle.backends.at_once import Answer
     from polythrottle.inspect.many_boards import BoardState, Kind
     from polythrottle.tuning.canary import CanaryTest
@@ -240,7 +240,7 @@ def _proven(test: "CanaryTest") -> str:
     return f"{count}: no worse; {percent(None if middle is None else 1 - middle)} less energy per item{limits}"
 
 
-def _became(outcome: "Outcome", rollout: "Rollout") -> str:
+def _became(outcome: "BoardOutcome", rollout: "Rollout") -> str:
     if outcome.error is not None:
         return " ".join(str(outcome.error).split())
     applied = outcome.applied
