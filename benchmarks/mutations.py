@@ -266,9 +266,8 @@ def nearest(mutant: Mutant) -> list[str]:
     ranks = {}
     for path in sorted((ROOT / "tests").glob("test_*.py")):
         text = path.read_text()
-        about = (
-            4 * bool(named.search(text)) + 3 * (name in path.stem) + 2 * (parts[-2] in path.stem) + (package in text)
-        )
+        folder = parts[-2] if package else name  # the package itself lies in none
+        about = 4 * bool(named.search(text)) + 3 * (name in path.stem) + 2 * (folder in path.stem) + (package in text)
         if about > 1 or (about and package != PACKAGE):
             ranks[str(path.relative_to(ROOT))] = (-about, text.count(f"{PACKAGE}."), path.name)
     return sorted(ranks, key=lambda file: ranks[file])
