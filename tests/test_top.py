@@ -46,8 +46,8 @@ class Watched:
         await self.met(lambda: words in self.text, words)
 
     async def met(self, condition: Callable[[], bool], words: str = "") -> None:
-        """Wait until something holds."""
-        for _ in range(400):
+        """Wait until something holds; a minute, for what never comes on a busy machine either."""
+        for _ in range(3000):
             await self._pilot.pause(0.02)  # type: ignore[attr-defined]
             if condition():
                 return
