@@ -22,7 +22,7 @@ from polythrottle.testing.boards.tree import UNMETERED, assumptions
 from polythrottle.testing.boards.tree import described as planted_as
 from polythrottle.testing.kernel.limits import force_limits
 from polythrottle.testing.kernel.machine import Machine
-from polythrottle.testing.kernel.memory_clock import memory_levels
+from polythrottle.testing.kernel.memory_clock import memory_levels, memory_rate
 
 DESCRIPTIONS = Path(sys.modules["polythrottle.testing.boards.tree"].__file__ or "").parent
 CLK, CPU = "sys/kernel/debug/bpmp/debug/clk", "sys/devices/system/cpu"
@@ -343,6 +343,14 @@ def test_an_old_cap_holds_whatever_was_written(make: Make) -> None:
     for text in ("1331200001", "1866000000", "0"):
         kernel.write(str(cap), text)
         assert kernel.read(str(cap)) == text
+
+
+def test_a_memory_clock_that_no_file_shows_draws_nothing(make: Make) -> None:
+    """Its part of the power goes with it; until then it is that of the board."""
+    machine = Machine(make().root)
+    assert memory_rate(machine) in memory_levels(machine)
+    (machine.root / CLK / "emc/rate").unlink()
+    assert repr(memory_rate(machine)) == "0"
 
 
 def test_a_nano_overrides_its_memory_clock(make: Make) -> None:

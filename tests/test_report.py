@@ -20,6 +20,7 @@ from polythrottle.domain.study import Cost, Reference, Study, Trial
 from polythrottle.report import report_html, write_report
 from polythrottle.report.digest import Digest, Scale
 from polythrottle.report.figures import best_so_far, convergence, pareto, plane
+from polythrottle.report.page import convergence_keys
 
 SPACE = SearchSpace.grid(
     [Knob("gpu_max_hz", (500_000_000, 800_000_000, 1_300_500_000)), Knob("batch_size", (1, 2, 4, 8))],
@@ -498,6 +499,12 @@ def test_convergence_is_of_what_is_minimised(objective: Objective, title: str) -
     level = objective.of(digest.default.measurement) / digest.objective_scale.factor
     assert any(list(line.get_ydata()) == [level, level] for line in axes.lines)
     assert f"{objective.words} of the default" in report_html(done)
+    assert "best so far" in convergence_keys(digest)
+
+
+def test_nothing_is_the_best_so_far_where_nothing_holds_the_limit() -> None:
+    """Its line is not among the keys then, as it is not in the figure."""
+    assert "best so far" not in convergence_keys(Digest(study("p99<=1us")))
 
 
 def test_relative_energy_gives_a_product_without_joules() -> None:

@@ -299,4 +299,4 @@ class Executor:
     @property
     def up(self) -> bool:
         """Whether the workload is."""
-        return self.state.phase is not Phase.DOWN and self.state.plan is not None
+        return self.state.plan is not None

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle.domain.clock import Clock, SystemClock
-from polythrottle.domain.errors import DeviceError, InvalidInput
+from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
 from polythrottle.training.elastic.channel import NODE, ControllerAway, ControllerChannel
-from polythrottle.training.elastic.engines import Plan, Torchrun, descendants, job_line
+from polythrottle.training.elastic.engines import STOP_S, Plan, Torchrun, descendants, job_line
 from polythrottle.training.elastic.event_log import read_events
 from polythrottle.training.elastic.membership import Phase
 
@@ -71,7 +71,7 @@ class RayEngine:
 
     def stop(self) -> None:
         """Let all workers stop after a checkpoint, then end Ray and the controller."""
-        with contextlib.suppress(ControllerAway, InvalidInput, DeviceError):
+        with contextlib.suppress(ControllerAway, BadFile, InvalidInput, DeviceError):
             line = job_line(self.plan.folder)
             for node in line.ask("status")["nodes"]:
                 line.ask("drain", node=node["node"], reason="the job is stopped")
@@ -80,7 +80,11 @@ class RayEngine:
             for pid in descendants(self._driver.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM if pid == self._driver.pid else signal.SIGKILL)
-            self._driver.wait()
+            try:
+                self._driver.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._driver.kill()
+                self._driver.wait()
         if self._serving is not None:
             self._serving.stop()
 

@@ -1,0 +1,42 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from polythrottle.training.elastic.engines import Plan
+from polythrottle.training.elastic.ray_engine import RayEngine
+
+DRIVER = """
+import signal, subprocess, sys
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print(subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]).pid, flush=True)
+signal.sigwait({signal.SIGTERM})
+with open("ended", "w") as file:
+    file.write("by itself")
+"""
+
+
+def test_ray_s_driver_may_end_by_itself_and_what_it_started_is_killed(tmp_path: Path) -> None:
+    """It shuts Ray down when it is asked to; its children have nothing to keep. No controller need be there to ask."""
+    words = [sys.executable, "-c", DRIVER]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True) as driver:
+        assert driver.stdout is not None
+        child = int(driver.stdout.readline())
+        try:
+            RayEngine(Plan(tmp_path, tmp_path / "train.py"), _driver=driver).stop()
+            assert driver.returncode == 0
+            assert (tmp_path / "ended").read_text() == "by itself"
+            assert _gone(child)
+        finally:
+            driver.kill()
+            if not _gone(child):
+                os.kill(child, signal.SIGKILL)
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
