@@ -263,6 +263,19 @@ def test_a_local_board_enters_sets_and_restores() -> None:
     assert board.read().clocks_hz["gpu"] != 624_750_000
 
 
+def test_what_somebody_else_has_set_is_said_of_a_local_board_that_was_set() -> None:
+    """Not before anything was applied, and not after it was left, for then nothing is claimed."""
+    device = open_device("sim:jetson-agx-orin")
+    device.altered = lambda: (GPU,)  # type: ignore[attr-defined]
+    board = LocalBoard(device, VirtualClock())
+    board.take()
+    assert board.verify() == ()
+    board.apply(OperatingPoint({}))
+    assert board.verify() == (GPU,)
+    board.release()
+    assert board.verify() == ()
+
+
 def test_simulated_time_follows_the_loop() -> None:
     """A simulated board draws energy while the clock of the control loop moves."""
     clock = VirtualClock()

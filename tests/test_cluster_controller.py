@@ -72,6 +72,23 @@ def test_nodes_gather_beat_and_are_lost(tmp_path: Path, opened: Callable[..., Co
     assert all("generation" in line and "at_s" in line for line in read_events(tmp_path))
 
 
+def test_a_loss_says_when_the_node_was_last_heard_of(tmp_path: Path, opened: Callable[..., Controller]) -> None:
+    """So that what was lost with it is counted from there, not from when its silence was noticed."""
+    clock = VirtualClock()
+    held = opened(Job("job", tmp_path, Rules(1, 2), "memory://x"), clock)
+    for name in "ab":
+        held.answer("join", {"node": name, "address": AT})
+        held.answer("ready", {"node": name, "address": AT})
+    clock.sleep(1.5)
+    held.answer("beat", {"node": "b"})
+    for _ in range(3):
+        clock.sleep(1.5)
+        held.answer("beat", {"node": "a"})
+        held.tick()
+    (loss,) = (line for line in read_events(tmp_path) if line["event"] == "lost")
+    assert (loss["node"], loss["beaten_s"]) == ("b", 1.5)
+
+
 def test_a_controller_that_was_held_up_itself_takes_nobody_for_lost(
     tmp_path: Path, opened: Callable[..., Controller]
 ) -> None:

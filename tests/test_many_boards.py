@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 from boards_over_ssh import held, stand_in
 
-from polythrottle.api.many_boards import apply_to_all
+from polythrottle.actuation.restore import Standing
+from polythrottle.actuation.state.lease import Lease
+from polythrottle.api import deployment
+from polythrottle.api.many_boards import apply_to_all, confirm_all
 from polythrottle.backends import open_device
 from polythrottle.backends.at_once import at_once, uris_in
 from polythrottle.backends.ssh import SshDevice
@@ -227,6 +230,23 @@ def test_what_is_not_proven_goes_no_further() -> None:
     assert test(8, energy_j=1.1).worse is True
     assert test(8, p99_s=0.03).broken == ("p99<=25 ms",)
     assert test(3, energy_j=1.0, p99_s=0.025).open == ("energy", "p99<=25 ms")
+
+
+def test_what_stands_on_many_boards_is_let_stand_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has an answer in the order they were named: what stands there now, or why it could not be asked."""
+    asked = {"sim:a": (Standing("sim:a", ("gpu_max_hz",), Lease(0, "boot")),), "sim:b": ()}
+
+    def confirm(uri: str, *, daemon: bool) -> tuple[Standing, ...]:
+        assert not daemon, "a board's own daemon confirms nothing for a desk"
+        if uri not in asked:
+            raise DeviceError("no route to host")
+        return asked[uri]
+
+    monkeypatch.setattr(deployment, "confirm", confirm)
+    found = confirm_all(["sim:b", "sim:gone", "sim:a"])
+    assert [answer.uri for answer in found] == ["sim:b", "sim:gone", "sim:a"]
+    assert [answer.found for answer in found] == [(), None, asked["sim:a"]]
+    assert "no route to host" in str(found[1].error)
 
 
 @pytest.fixture

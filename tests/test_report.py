@@ -18,8 +18,8 @@ from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Cost, Reference, Study, Trial
 from polythrottle.report import report_html, write_report
-from polythrottle.report.digest import Digest, Scale
-from polythrottle.report.figures import best_so_far, convergence, pareto, plane
+from polythrottle.report.digest import Digest, Mark, Role, Scale
+from polythrottle.report.figures import best_so_far, convergence, pareto, plane, region
 from polythrottle.report.page import convergence_keys
 
 SPACE = SearchSpace.grid(
@@ -505,6 +505,17 @@ def test_convergence_is_of_what_is_minimised(objective: Objective, title: str) -
 def test_nothing_is_the_best_so_far_where_nothing_holds_the_limit() -> None:
     """Its line is not among the keys then, as it is not in the figure."""
     assert "best so far" not in convergence_keys(Digest(study("p99<=1us")))
+
+
+def test_a_trial_far_out_does_not_widen_what_the_plane_shows() -> None:
+    """Where the default is far away, the part shown ends at thrice what lies between the least and the median trial."""
+    held = [(1.0, 1.0), (1.1, 1.1), (1.2, 1.2), (9.0, 9.0)]
+    marks = [Mark(Role.FEASIBLE, "", SPACE[0], seen(SPACE[0]), True, number) for number in range(len(held))]
+    marks.append(Mark(Role.DEFAULT, "default", SPACE[0], seen(SPACE[0]), True, 9))
+    shown = region(marks, [*held, (500.0, 500.0)])
+    assert shown is not None
+    assert all(shown.holds(spot) for spot in held[:3])
+    assert not shown.holds(held[3])
 
 
 def test_relative_energy_gives_a_product_without_joules() -> None:
