@@ -316,7 +316,13 @@ QUICK = [
     ("devices nvml:-1", 2, "nvml:-1 names no GPU"),
     ("devices nvml:7-0", 2, "counts down; write 0-7"),
     ("devices sim:folder", 2, "folder is a folder; a simulated board is one of those"),
+    ("tune --resume none.jsonl --method bayes", 2, "leave --method out"),
+    ("tune --resume none.jsonl --seed 0", 2, "leave --seed out"),
+    ("tune --resume none.jsonl --presets", 2, "leave --presets out"),
+    ("tune --resume none.jsonl --settle 0 -d cpu", 2, "leave --settle out"),
     # What the daemon is told is judged before its program begins.
+    (f"{DAEMON} --traffic {LOAD} --power 1W", 2, "at most 1 W cannot be kept"),
+    (f"{DAEMON} --power 9W", 2, "at most 9 W cannot be kept"),
     (f"{DAEMON} --traffic {LOAD} --actuator /no.sock", 2, "leave --actuator out"),
     (f"{DAEMON} --traffic {LOAD} --socket t.csv", 8, "t.csv is there already and no socket"),
     (f"{DAEMON} --traffic {LOAD} --socket {'x' * 108}", 2, "at most 107 bytes"),

@@ -30,16 +30,16 @@ _LONGEST_S = 86_400.0
 
 
 def boards(
-    uris: Annotated[
-        list[str], typer.Argument(metavar="URI[,URI]…", help="The boards, such as ssh://nano1,ssh://nano2.")
-    ],
+    uris: Annotated[list[str], typer.Argument(metavar="URI", help="The boards, such as ssh://nano1,ssh://nano2.")],
     watch: Annotated[
         float | None, typer.Option("--watch", metavar="S", help="Look again every S seconds, until Ctrl-C.")
     ] = None,
     within: Annotated[
         float, typer.Option("--within", metavar="S", help="Give a board up that has not answered after S seconds.")
     ] = 30.0,
-    prometheus: Annotated[bool, typer.Option("--prometheus", help="Print figures in the text format of it.")] = False,
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="Print figures in Prometheus's text format.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List boards by kind, with what each draws and what stands applied; all are asked at once, nothing is written.

@@ -6,7 +6,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -37,6 +36,7 @@ from polythrottle.cli.options import (
     SetupOptions,
     StudyOptions,
     examples,
+    given_options,
     levels,
     spread,
 )
@@ -131,6 +131,7 @@ def _shipped() -> Path:
 
 @spread
 def tune(
+    context: typer.Context,
     setup: SetupOptions,
     study: StudyOptions,
     budget: BudgetOptions,
@@ -149,10 +150,10 @@ def tune(
     from polythrottle.cli.render.documents import tune_document
     from polythrottle.cli.render.text import print_tuning
 
-    if resume is not None and (replace(setup, device="auto").given() or study.given()):
+    if resume is not None and (fixed := given_options(context, SetupOptions, StudyOptions) - {"--device"}):
         raise InvalidInput(
-            "--resume takes everything from the journal; beside it only --trials, --minutes, --joules, --horizon, "
-            "--no-early-stop, --out, --force, --json and the journal's own --device count"
+            f"--resume takes everything from the journal; leave {min(fixed)} out: beside it only --trials, --minutes, "
+            "--joules, --horizon, --no-early-stop, --out, --force, --json and the journal's own --device count"
         )
     for name in study.as_prior or ():
         say_which(name)

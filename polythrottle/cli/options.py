@@ -51,6 +51,7 @@ class CommandGroup(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not hasattr(command, "commands"):
             _check_paths(command.params, rest)
+            _hide_types(command.params)
         return name, command, rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -121,6 +122,13 @@ def _check_paths(parameters: Iterable[Any], words: Iterable[str]) -> None:
                 _check_path(argument, word)
 
 
+def _hide_types(parameters: Iterable[Any]) -> None:
+    """Leave Python's types out of help pages, where newer versions of typer write them behind each argument: <str>."""
+    for parameter in parameters:
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = lambda ctx: None
+
+
 def _check_path(parameter: Any, word: str) -> None:
     kind = str(parameter.metavar or "").strip("[]")
     if kind in _PATHS and not word.strip():
@@ -167,6 +175,17 @@ class OptionGroup:
             (value := getattr(self, option.name)) != option.default and value != []
             for option in fields(self)  # type: ignore[arg-type]
         )
+
+
+def given_options(context: typer.Context, *groups: type[OptionGroup]) -> set[str]:
+    """Return which options of some groups are on the command line, by their long names, also with a default's value."""
+    names = {option.name for group in groups for option in fields(group)}  # type: ignore[arg-type]
+    given = set()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            given.add(max(parameter.opts, key=len))
+    return given
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
@@ -240,16 +259,17 @@ class SetupOptions(OptionGroup):
         typer.Option("--input", metavar="SHAPE", help="Shape of a model input without its batch: 3x224x224."),
     ] = None
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="S", help="When a query of a cmd: or a service is given up.")
+        float, typer.Option("--timeout", metavar="S", help="Give up a query of a command or a service after S seconds.")
     ] = 60.0
     seconds: Annotated[
         float | None,
         typer.Option(
-            "--seconds", metavar="S", help="Length of a trial at least, but for one of 1,000 queries or --queries; 2."
+            "--seconds", metavar="S", help="Least length of a trial; 2, unless it has --queries or 1,000 queries."
         ),
     ] = None
     queries: Annotated[
-        int | None, typer.Option("--queries", metavar="N", help="Queries per trial at least; 100, simulated 1000.")
+        int | None,
+        typer.Option("--queries", metavar="N", help="Least queries of a trial; 100, simulated 1,000."),
     ] = None
     arrivals: Annotated[
         str | None,
@@ -264,10 +284,10 @@ class SetupOptions(OptionGroup):
         typer.Option(
             "--precision",
             metavar="2%",
-            help="End a trial once it knows enough, and its energy to this; tune: 2% unless --queries or --seconds.",
+            help="End a trial once its energy is this sure and the SLO judged; tune: 2% without --queries, --seconds.",
         ),
     ] = None
-    settle: Annotated[float, typer.Option("--settle", metavar="S", help="Warm up for at least so long; 0.")] = 0.0
+    settle: Annotated[float, typer.Option("--settle", metavar="S", help="Warm up for at least S seconds.")] = 0.0
     cool: Annotated[
         float | None, typer.Option("--cool", metavar="C", help="Wait before a trial until it is this cool, in °C.")
     ] = None

@@ -23,8 +23,15 @@ from polythrottle.catalog.profiles import find_profile, read_profile
 from polythrottle.daemon.control.events import Bounds
 from polythrottle.daemon.control.power_sharing import HostPower
 from polythrottle.daemon.energy_accounts import Accounts
-from polythrottle.daemon.energy_budget import Carbon
-from polythrottle.daemon.followed_profile import FollowedProfile, changed, check_kind, read_tuned, untuned
+from polythrottle.daemon.energy_budget import Carbon, check_power
+from polythrottle.daemon.followed_profile import (
+    FollowedProfile,
+    changed,
+    check_kind,
+    plan_of,
+    read_tuned,
+    untuned,
+)
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.node import Node
@@ -99,6 +106,15 @@ def check_words(settings: Settings) -> None:
     if not settings.services:
         device, workload = _asked(settings)
         _check_site(settings, device, workload)
+        _check_power(settings)
+
+
+def _check_power(settings: Settings) -> None:
+    if settings.budget is None or settings.budget.power_w is None or settings.profile is None:
+        return
+    ladder = plan_of(read_profile(find_profile(settings.profile))).ladder
+    if ladder is not None:
+        check_power(settings.budget.power_w, ladder)
 
 
 def _check_site(settings: Settings, device: str | None, workload: str) -> None:

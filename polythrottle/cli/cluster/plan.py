@@ -36,9 +36,7 @@ class LimitOptions(OptionGroup):
     budget: Annotated[str | None, typer.Option("--budget", metavar="USD", help="What it may cost at most: 20usd.")] = (
         None
     )
-    chance: Annotated[
-        str, typer.Option("--chance", metavar="P", help="How likely the limits are to be kept; 95% by default.")
-    ] = "95%"
+    chance: Annotated[str, typer.Option("--chance", metavar="P", help="How likely the limits are to be kept.")] = "95%"
     draws: Annotated[int, typer.Option("--draws", metavar="N", help="Simulated outcomes per option.")] = 200
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the draws.")] = 0
 
@@ -66,9 +64,7 @@ class LimitOptions(OptionGroup):
 class AimOptions(OptionGroup):
     """What is to be small, and in which markets."""
 
-    minimise: Annotated[
-        str, typer.Option("--minimise", metavar="WHAT", help="energy, cost or time; cost by default.")
-    ] = "cost"
+    minimise: Annotated[str, typer.Option("--minimise", metavar="WHAT", help="energy, cost or time.")] = "cost"
     market: Annotated[str | None, typer.Option("--market", metavar="NAME", help="Only spot, or only on-demand.")] = None
 
     def aim(self) -> "Aim":
@@ -161,9 +157,7 @@ class ReplayOptions(OptionGroup):
         typer.Option("--mix", metavar="'1 A, 2 B'", help="Also simulate a mix of machine types; repeats."),
     ] = None
     moves: Annotated[bool, typer.Option("--moves", help="Replay moving between the zones of price tables.")] = False
-    dwell: Annotated[
-        str, typer.Option("--dwell", metavar="TIME", help="With --moves: stay at least so long; 24h by default.")
-    ] = "24h"
+    dwell: Annotated[str, typer.Option("--dwell", metavar="TIME", help="With --moves: stay at least so long.")] = "24h"
     waits: Annotated[
         Path | None, typer.Option("--waits", metavar="FILE", help="Recorded waits: when to ask for a successor.")
     ] = None

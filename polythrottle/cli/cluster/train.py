@@ -273,9 +273,9 @@ def train(
     job: TrainJobOptions,
     node: NodeOptions,
     script: Annotated[
-        Path | None, typer.Argument(metavar="[SCRIPT]", help="The training script; its words follow --.")
+        Path | None, typer.Argument(metavar="SCRIPT", help="The training script; its words follow --.")
     ] = None,
-    words: Annotated[list[str] | None, typer.Argument(metavar="[-- WORDS]")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="-- WORDS", help="What the script is given.")] = None,
     *,
     address: AddressOptions,
     rent: RentOptions,
