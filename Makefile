@@ -125,7 +125,7 @@ $(DOCS): $(READY)
 # Ray pins what the rest leaves open, so it has an environment of its own, which sees the other one's packages behind it.
 $(RAY): $(READY)
 	$(PYTHON) -m venv .ray
-	.ray/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) 'ray[default,train]>=2.60'
+	.ray/bin/python -m pip install --no-compile --quiet --disable-pip-version-check $(PINNED) 'ray[default,train]>=2.60'
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)", sep="\n")' > \
 		"$$(.ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/polythrottle.pth"
 	touch $@

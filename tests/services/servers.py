@@ -76,7 +76,7 @@ def install() -> Installed:
 def _install(found: Installed) -> None:
     shutil.rmtree(found.folder, ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(found.folder)])
-    pip = [found.program("python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [found.program("python"), "-m", "pip", "install", "--no-compile", "--quiet", "--disable-pip-version-check"]
     _run([*pip, "--constraint", str(PINNED), "mlserver", "transformers[serving]", "torch"])
     # The server and its libraries are in the wheel; the packages it asks for serve another way of using it.
     _run([*pip, "--constraint", str(PINNED), "--no-deps", "nvidia-pytriton"])
