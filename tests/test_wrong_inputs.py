@@ -266,10 +266,14 @@ def files(tmp_path: Path) -> Path:
         "latin.csv": "gpu_freq_hz,latency_s,energy_j\n1e9,0,é\n".encode("latin-1"),
         "short.csv": b"a,b\n1,2\n",
         "nan.csv": b"gpu_freq_hz,latency_s,energy_j\n9e8,nan,1\n",
+        "deep.toml": b"a=" + b"[" * 5000 + b"]" * 5000,
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to("nowhere")
     (tmp_path / "job.py").write_text("print('trained')\n")
     shutil.copy(ROOT / "examples/orin-efficientnet-b4.toml", tmp_path / "p.toml")
     shutil.copy(ROOT / "examples/cluster-gcp-2019.toml", tmp_path / "c.toml")
@@ -316,6 +320,42 @@ QUICK = [
     ("devices nvml:-1", 2, "nvml:-1 names no GPU"),
     ("devices nvml:7-0", 2, "counts down; write 0-7"),
     ("devices sim:folder", 2, "folder is a folder; a simulated board is one of those"),
+    # Files of other kinds: nothing waits for a pipe, and a link to nowhere is found before the search
+    (f"{TUNE} --out gone/p.toml", 8, "gone is not a folder that can be written to"),
+    (f"{TUNE} --out fifo", 8, "fifo is there already and not a profile"),
+    (f"{TUNE} --journal fifo", 4, "fifo is not a regular file; a journal is one"),
+    (f"{TUNE} --journal loop", 4, "loop cannot be read: Too many levels of symbolic links"),
+    ("tune --resume /dev/null", 4, "/dev/null is not a regular file; a journal is one"),
+    ("tune -d replay:t.csv --history /dev/zero", 4, "/dev/zero is not a regular file"),
+    ("measure -d replay:fifo", 4, "fifo is no file that a table can be read from"),
+    ("measure -d replay:/dev/zero", 4, "/dev/zero is no file that a table can be read from"),
+    (f"{MEASURE} --arrivals trace:fifo@3/s", 4, "fifo is no file that a table can be read from"),
+    ("report /dev/zero", 4, "/dev/zero is not a regular file"),
+    ("explain fifo", 4, "fifo is not a regular file"),
+    ("apply fifo", 4, "fifo is no plain file; name a profile's file"),
+    ("apply deep.toml", 4, "deep.toml is not a profile: it is nested too deep"),
+    ("check /dev/null", 4, "/dev/null is no plain file"),
+    ("snapshot --unpack /dev/zero --out o", 4, "/dev/zero cannot be read: it is no plain file"),
+    ("calibrate -d cpu --wall fifo", 4, "fifo is no file that a table can be read from"),
+    ("examples /dev/null", 8, "/dev/null is no folder"),
+    ("demo --folder /proc/x", 8, "/proc/x/profile.toml cannot be written"),
+    ("top --token-file fifo --url http://127.0.0.1:1", 4, "fifo cannot be read: it is no plain file"),
+    ("cluster plan deep.toml", 4, "it is nested too deep"),
+    ("cluster plan /dev/zero", 4, "/dev/zero cannot be read: it is no plain file"),
+    (f"{PLAN} --trace fifo --deadline 12h", 4, "fifo is no file that a table can be read from"),
+    # Odd words
+    ("measure -d cpu -w job.py:train", 2, "write the module as Python imports it: job:train"),
+    ("measure -d cpu -w kserve://host:99999/m", 2, "is not a service; write kserve://host:port/model"),
+    ("measure -d ssh://-oProxyCommand=x", 2, "names no board"),
+    ("top --url 'http://a b:1'", 2, "is not the address of a daemon"),
+    (f"{TUNE} --knobs ✨", 3, "unknown knob '✨'"),
+    (f"{TUNE} --batch 99999999999999999999", 2, "--batch takes whole numbers"),
+    (f"{TUNE} --horizon 99999999999999999y", 2, "is not a span of time"),
+    (f"{MEASURE} --point gpu_max_mhz=1e999", 2, "is not a finite level"),
+    (f"{MEASURE} --arrivals poisson:1e308/s", 2, "arrivals come at 0.0001/s to 1000000/s"),
+    ("boards sim:jetson-nano --within nan", 2, "a time above zero, not nan s"),
+    ("apply p.toml --device cpu,cpu", 2, "cpu is named twice"),
+    ("proxy 'http://[::1'", 2, "is no server; write http://host:port"),
     ("tune --resume none.jsonl --method bayes", 2, "leave --method out"),
     ("tune --resume none.jsonl --seed 0", 2, "leave --seed out"),
     ("tune --resume none.jsonl --presets", 2, "leave --presets out"),
@@ -346,6 +386,12 @@ QUICK = [
     (f"{DAEMON} --node-meter redfish:h", 2, "give --node-power with them"),
     (f"{DAEMON} --rest 400W", 2, "give --node-power with them"),
     (f"{DAEMON} --device sim:jetson-nano --traffic {LOAD}", 4, "was tuned on board sim:jetson-agx-orin"),
+    (f"{DAEMON} --traffic {LOAD} --slo p99<=1.5x", 2, "beside a profile a limit is absolute"),
+    (f"{DAEMON} --traffic {LOAD} --finetune t.csv", 2, "t.csv is a file; --finetune takes the folder"),
+    (f"{DAEMON} --traffic {LOAD} --node-power 3kW --node-meter nope", 3, "unknown meter 'nope'"),
+    ("daemon run --config deep.toml", 4, "deep.toml is not TOML: it is nested too deep"),
+    ("daemon run -p deep.toml", 4, "deep.toml is not a profile: it is nested too deep"),
+    ("daemon demo --socket folder", 8, "folder is there already and no socket"),
     # So is what a cluster's controller, another process, would be told.
     (f"{TRAIN} --token-file none", 2, "nodes of this machine need none"),
     (f"{TRAIN} --join 127.0.0.1:1 --token-file none", 4, "the token file none cannot be read"),

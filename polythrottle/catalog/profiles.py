@@ -252,7 +252,7 @@ def find_profile(name: str) -> Path:
 
     Raises:
         UnknownName: If there is none; names the nearest.
-        BadFile: If it is a folder.
+        BadFile: If it is a folder, or no plain file.
         InvalidInput: If the name is empty.
     """
     if not name.strip():
@@ -268,6 +268,8 @@ def find_profile(name: str) -> Path:
         known = {each.partition("@")[0] for each in known}
     if path.is_dir():
         raise BadFile(f"{name} is a folder; name a profile's file, or <device>/<workload>{_some(known)}")
+    if path.exists():
+        raise BadFile(f"{name} is no plain file; name a profile's file, or <device>/<workload>{_some(known)}")
     if not known:
         raise UnknownName("profile", name, (), hint="(there is no such file either; polythrottle tune makes profiles)")
     raise UnknownName("profile", name, known, hint="(a profile is its file, or <device>/<workload>)")

@@ -239,12 +239,14 @@ def demo(
 
     A day of requests passes in a few minutes. Nothing is set on this machine. Ctrl-C ends it.
     """
+    from polythrottle.actuation.server.unix_socket import check_path
     from polythrottle.cli.daemon_process import exec_daemon as become
     from polythrottle.domain.arrivals import Arrivals
     from polythrottle.storage.paths import DAEMON_SOCKET, run_dir, state_dir
 
     arrivals = Arrivals.parse(f"{_DEMO_TRAFFIC}?length={day}")
     where = socket or run_dir() / DAEMON_SOCKET
+    check_path(where)
     if socket is None:
         look = "polythrottle top"
     else:

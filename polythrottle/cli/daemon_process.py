@@ -26,6 +26,7 @@ from polythrottle.daemon.settings import DEFAULT_FILE, NodeSettings, Settings, r
 from polythrottle.daemon.startup import WakingClock, alone, build, build_node, check_words
 from polythrottle.daemon.status import Status
 from polythrottle.domain.errors import INTERRUPTED, DeviceError, InvalidInput, PolythrottleError
+from polythrottle.domain.problem import Constraint
 from polythrottle.domain.units import show
 from polythrottle.storage.paths import DAEMON_SOCKET, run_dir, state_dir
 from polythrottle.storage.untrusted import printable
@@ -102,6 +103,9 @@ def settings_of(words: Mapping[str, Any]) -> Settings:
     finetune = tuple(Path(folder).absolute() for folder in words.get("finetune") or ())
     slo = tuple(words.get("slo") or ())
     settings = settings.over(**plain, **paths, traffic=traffic, slo=slo, budget=budget, local=local, finetune=finetune)
+    multiple = next((text for text in slo if settings.profile and Constraint.parse(text).relative), None)
+    if multiple is not None:
+        raise InvalidInput(f"--slo {multiple}: beside a profile a limit is absolute; write it as p99<=25ms")
     tcp_of(settings)  # a bad address is refused before anything heavy is loaded
     settings = replace(settings, node=node)
     if words.get("page") is None:

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import socket as sockets
 import ssl
 import threading
@@ -27,6 +28,8 @@ from polythrottle.storage.paths import DAEMON_SOCKET, socket_path
 
 Shown = TypeVar("Shown")
 
+_HOST = re.compile(r"[\w.:%-]+")
+"""A name, or an address of IPv4 or IPv6 (RFC 3986, 6874)."""
 _AGAIN_S = 0.5
 _AGAIN_MOST_S = 5.0
 _AT_THE_DOOR_S = 2.0
@@ -430,7 +433,7 @@ def _tcp(url: str, authority: Path | None) -> Callable[[float], http.client.HTTP
         port = parts.port
     except ValueError:
         host = port = None
-    if host is None or parts.scheme not in ("http", "https") or parts.path.strip("/"):
+    if host is None or not _HOST.fullmatch(host) or parts.scheme not in ("http", "https") or parts.path.strip("/"):
         raise InvalidInput(f"{url!r} is not the address of a daemon; write for example http://127.0.0.1:8080")
     if parts.scheme == "http":
         return lambda timeout_s: http.client.HTTPConnection(host, port, timeout=timeout_s)

@@ -103,6 +103,13 @@ def check_words(settings: Settings) -> None:
         Constraint.parse(text)
     if settings.budget is not None and settings.budget.carbon is not None:
         Carbon.read(Path(settings.budget.carbon))
+    for job in settings.finetune:
+        if job.exists() and not job.is_dir():
+            raise InvalidInput(f"{job} is a file; --finetune takes the folder of a job, or of several")
+    if settings.node.meter is not None:
+        from polythrottle.backends.meters.meter_uri import check_kind
+
+        check_kind(settings.node.meter)
     if not settings.services:
         device, workload = _asked(settings)
         _check_site(settings, device, workload)

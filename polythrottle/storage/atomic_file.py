@@ -55,7 +55,7 @@ def check_folder(path: Path) -> None:
         StorageError: If that is so.
     """
     try:
-        folder = next(folder for folder in path.absolute().parents if folder.exists())
+        folder = next(folder for folder in path.absolute().parents if os.path.lexists(folder))  # a link to nowhere too
         if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             raise StorageError(f"{path} cannot be written: {folder} is not a folder that can be written to")
         with tempfile.TemporaryFile(dir=folder):

@@ -145,13 +145,15 @@ def parse_toml(data: bytes) -> dict[str, Any]:
     """Return the document in a file of TOML that somebody else has written.
 
     Raises:
-        ValueError: If it is no TOML, no text in UTF-8, or has a key of absurdly many parts.
-        RecursionError: If it is nested too deep.
+        ValueError: If it is no TOML, no text in UTF-8, nested too deep, or has a key of absurdly many parts.
     """
     # Python's reader keeps every beginning of a dotted key: a line of 256 kB would take more memory than there is.
     if data.count(b".") > _MOST_DOTS and _dots(data) > _MOST_DOTS:
         raise ValueError(f"it has a key of more than {_MOST_DOTS} parts")
-    return tomllib.loads(data.decode())
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))  # editors on Windows begin a file with a byte order mark
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
 
 
 def read_toml(path: Path, most_bytes: int) -> dict[str, Any]:
@@ -159,8 +161,7 @@ def read_toml(path: Path, most_bytes: int) -> dict[str, Any]:
 
     Raises:
         BadFile: As `blocks`.
-        ValueError: As `toml`.
-        RecursionError: Likewise.
+        ValueError: As `parse_toml`.
     """
     if path.is_file() and path.stat().st_size == 0:
         return {}

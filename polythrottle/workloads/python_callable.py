@@ -154,6 +154,9 @@ def workload_of(
 
 def _imported(uri: str) -> Any:
     module_name, _, attribute = uri.partition(":")
+    if module_name.endswith(".py"):
+        module_name = module_name[: -len(".py")].replace("/", ".")
+        raise InvalidInput(f"{uri} names a file; write the module as Python imports it: {module_name}:{attribute}")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

@@ -31,6 +31,16 @@ def meter_apart(text: str) -> tuple[str, str]:
     return own, meters[0].strip() if meters else ""
 
 
+def check_kind(text: str) -> None:
+    """Refuse a meter's URI of a kind that there is not.
+
+    Raises:
+        UnknownName: If it is one.
+    """
+    if text.partition(":")[0] not in _KINDS:
+        raise UnknownName("meter", text, _KINDS, hint=f"(a meter is one of {FORMS})")
+
+
 def open_meter(text: str) -> LiveMeter:
     """Return the meter a URI means, once it has answered.
 
@@ -43,9 +53,8 @@ def open_meter(text: str) -> LiveMeter:
         BadFile: If a file it names is not what it should be.
         DeviceError: If it does not answer, or not with watts or joules.
     """
+    check_kind(text)
     kind, _, rest = text.partition(":")
-    if kind not in _KINDS:
-        raise UnknownName("meter", text, _KINDS, hint=f"(a meter is one of {FORMS})")
     name, options = _options(kind, rest)
     known = {word: _seconds(word, options.pop(word)) for word in _TIMES if word in options}
     if "step" in known and kind == "cmd":
