@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polythrottle.cli.options import CommandGroup, JsonOption, OptionGroup, examples, knob_names, share, spread
+from polythrottle.cli.options import (
+    CommandGroup,
+    JsonOption,
+    OptionGroup,
+    check_count,
+    examples,
+    knob_names,
+    share,
+    spread,
+)
 from polythrottle.cli.output import answer, formatted, grid
 from polythrottle.domain.errors import InvalidInput
 
@@ -143,13 +152,10 @@ class RuleOptions(OptionGroup):
     def _methods(self) -> list[str]:
         """Return who takes part, once what else was said has been looked at."""
         methods = self.methods.split(",")
-        for option, count, least in (
-            ("--seeds", self.seeds, 1),
-            ("--trials", self.trials, 1),
-            ("--jobs", self.jobs, 0),
-        ):
-            if count is not None and count < least:
-                raise InvalidInput(f"{option} must be at least {least}, not {count}")
+        check_count("--seeds", self.seeds, 1)
+        check_count("--jobs", self.jobs, 0)
+        if self.trials is not None:
+            check_count("--trials", self.trials, 1)
         if self.history is not None:
             _check_named("--history", self.history)
         self._say_who_heeds_no_risk(methods)

@@ -88,6 +88,22 @@ def check_seed(seed: int) -> None:
         raise InvalidInput(f"--seed is a whole number from 0 to 2^63 - 1, not {seed}")
 
 
+_MOST = 100_000
+"""Searches, replays or processes: more would not end."""
+
+
+def check_count(option: str, count: int, least: int) -> None:
+    """Refuse a number of things to do, or to do them by, that is below the least or would never end.
+
+    Raises:
+        InvalidInput: If it is one.
+    """
+    if count < least:
+        raise InvalidInput(f"{option} must be at least {least}, not {count}")
+    if count > _MOST:
+        raise InvalidInput(f"{option} must be at most {_MOST:,}, not {count}")
+
+
 _PATHS = ("FILE", "FOLDER", "DIR", "PATH", "TABLE", "CATALOGUE", "STUDY", "PROFILE", "SOCKET")
 """How help pages write what is a path, or may be one."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polythrottle.cli.options import CommandGroup, JsonOption, examples
+from polythrottle.cli.options import CommandGroup, JsonOption, check_count, examples
 from polythrottle.cli.output import answer, end, formatted, grid, percent, say, several
 from polythrottle.domain.errors import InvalidInput
 
@@ -315,8 +315,8 @@ def paper(
 
     from polythrottle.lab.reproduce import document
 
-    if seeds < 1 or jobs < 0:
-        raise InvalidInput("--seeds must be at least 1 and --jobs at least 0")
+    check_count("--seeds", seeds, 1)
+    check_count("--jobs", jobs, 0)
     found = document(None if quick else _trials(seeds, jobs or len(os.sched_getaffinity(0))))
     if as_json:
         typer.echo(json.dumps(found, indent=2, allow_nan=False))
@@ -339,8 +339,7 @@ def scheduler(
     from polythrottle.api.progress import LiveSweep
     from polythrottle.lab.reproduce.scheduler import document
 
-    if replays < 1:
-        raise InvalidInput("--replays must be at least 1")
+    check_count("--replays", replays, 1)
     with LiveSweep("replaying") as live:
         found = document(replays, live.counted)
     if as_json:
