@@ -359,6 +359,8 @@ QUICK = [
     ("boards sim:jetson-nano --within nan", 2, "a time above zero, not nan s"),
     ("apply p.toml --device cpu,cpu", 2, "cpu is named twice"),
     ("proxy 'http://[::1'", 2, "is no server; write http://host:port"),
+    (f"{TUNE} --out o\udce9.toml", 2, "'o\\udce9.toml' is not text in UTF-8"),
+    ("tune -d replay:caf\udce9.csv", 2, "is not text in UTF-8, which journals and profiles are; rename it"),
     ("tune --resume none.jsonl --method bayes", 2, "leave --method out"),
     ("tune --resume none.jsonl --seed 0", 2, "leave --seed out"),
     ("tune --resume none.jsonl --presets", 2, "leave --presets out"),

@@ -35,6 +35,7 @@ from polythrottle.cli.options import (
     JsonOption,
     SetupOptions,
     StudyOptions,
+    check_text,
     examples,
     given_options,
     levels,
@@ -155,6 +156,7 @@ def tune(
             f"--resume takes everything from the journal; leave {min(fixed)} out: beside it only --trials, --minutes, "
             "--joules, --horizon, --no-early-stop, --out, --force, --json and the journal's own --device count"
         )
+    check_text(context)
     for name in study.as_prior or ():
         say_which(name)
     budget.check()

@@ -88,6 +88,25 @@ def check_seed(seed: int) -> None:
         raise InvalidInput(f"--seed is a whole number from 0 to 2^63 - 1, not {seed}")
 
 
+def check_text(context: typer.Context) -> None:
+    """Refuse words that are not UTF-8, such as old names of files, where they are to be written into files that are.
+
+    Raises:
+        InvalidInput: If one of the command's is not; shows it.
+    """
+    for value in context.params.values():
+        for word in value if isinstance(value, list) else [value]:
+            if isinstance(word, str | Path):
+                _check_utf_8(str(word))
+
+
+def _check_utf_8(word: str) -> None:
+    try:
+        word.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{word!r} is not text in UTF-8, which journals and profiles are; rename it") from error
+
+
 _MOST = 100_000
 """Searches, replays or processes: more would not end."""
 
