@@ -135,6 +135,11 @@ def test_a_key_of_thousands_of_parts_is_refused(text: str) -> None:
         parse_toml(text.encode())
 
 
+def test_a_byte_order_mark_is_no_part_of_a_document() -> None:
+    """Editors on Windows begin a file with it."""
+    assert parse_toml(b"\xef\xbb\xbfa = 1\r\n") == {"a": 1}
+
+
 def test_dots_outside_of_keys_are_no_parts() -> None:
     """In numbers, texts and addresses there may be any number, and what has no end is gone through once."""
     words = "one. " * 100
