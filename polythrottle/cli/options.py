@@ -95,32 +95,25 @@ def check_text(context: typer.Context) -> None:
         InvalidInput: If one of the command's is not; shows it.
     """
     for value in context.params.values():
-        for word in value if isinstance(value, list) else [value]:
-            if isinstance(word, str | Path):
-                _check_utf_8(str(word))
+        for word in map(str, value if isinstance(value, list) else [value]):
+            try:
+                word.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidInput(
+                    f"{word!r} is not text in UTF-8, which journals and profiles are; rename it"
+                ) from error
 
 
-def _check_utf_8(word: str) -> None:
-    try:
-        word.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidInput(f"{word!r} is not text in UTF-8, which journals and profiles are; rename it") from error
-
-
-_MOST = 100_000
-"""Searches, replays or processes: more would not end."""
-
-
-def check_count(option: str, count: int, least: int) -> None:
-    """Refuse a number of things to do, or to do them by, that is below the least or would never end.
+def check_count(option: str, count: int, least: int, most: int = 100_000) -> None:
+    """Refuse a number of searches, replays or processes that is too small, or would never end.
 
     Raises:
         InvalidInput: If it is one.
     """
     if count < least:
         raise InvalidInput(f"{option} must be at least {least}, not {count}")
-    if count > _MOST:
-        raise InvalidInput(f"{option} must be at most {_MOST:,}, not {count}")
+    if count > most:
+        raise InvalidInput(f"{option} must be at most {most:,}, not {count}")
 
 
 _PATHS = ("FILE", "FOLDER", "DIR", "PATH", "TABLE", "CATALOGUE", "STUDY", "PROFILE", "SOCKET")
