@@ -60,6 +60,15 @@ def test_the_default_is_the_stock_point(tmp_path: Path) -> None:
     assert dict(ReplayDevice(table(tmp_path)).space.default) == {"gpu_freq_hz": 1_200_000_000, "batch_size": 1}
 
 
+def test_the_default_of_a_clock_offset_is_none(tmp_path: Path) -> None:
+    """What is added to a clock is nearest 0 at the default, whichever rows there are; the clocks are at the top."""
+    head = "gpu_offset_hz,gpu_max_hz,mem_offset_hz,latency_s,energy_j\n"
+    rows = [(-100, 1800), (-100, 2100), (0, 1800), (0, 2100), (100, 1800), (100, 2100)]
+    lines = [f"{gpu}000000,{top}000000,{mem},0.01,0.1" for gpu, top in rows for mem in (-500_000_000, 250_000_000)]
+    default = ReplayDevice(table(tmp_path, head + "\n".join(lines))).space.default
+    assert dict(default) == {"gpu_offset_hz": 0, "gpu_max_hz": 2_100_000_000, "mem_offset_hz": 250_000_000}
+
+
 def test_relative_limits_multiply_the_fastest_row(tmp_path: Path) -> None:
     """The reference of a table is its fastest row."""
     assert ReplayDevice(table(tmp_path)).reference["mean"] == 0.01

@@ -36,6 +36,7 @@ _MOST = 1e15
 _SLOWEST_HZ = 1_000_000
 _MAY_BE_ZERO = ("temperature_c", "latency_std_s")
 _SMALL_IS_STOCK = frozenset({BATCH_SIZE, "gpu_min_hz"})
+_OFFSET = "_offset_hz"
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,14 @@ class Table:
 
     @property
     def _stock(self) -> OperatingPoint:
-        """The recorded point nearest to an untuned device: clocks and limits at the top, then batches at the bottom."""
+        """The recorded point nearest to an untuned device: clocks and limits high, offsets near 0, batches small."""
 
         def rank(point: OperatingPoint) -> tuple[float, ...]:
-            high = [_number(level) for name, level in point.items() if name not in _SMALL_IS_STOCK]
-            low = [-_number(level) for name, level in point.items() if name in _SMALL_IS_STOCK]
-            return (*high, *low)
+            clocks = {name: level for name, level in point.items() if not name.endswith(_OFFSET)}
+            none = [-abs(_number(level)) for name, level in point.items() if name.endswith(_OFFSET)]
+            high = [_number(level) for name, level in clocks.items() if name not in _SMALL_IS_STOCK]
+            low = [-_number(level) for name, level in clocks.items() if name in _SMALL_IS_STOCK]
+            return (*none, *high, *low)
 
         return max(self.points, key=rank)
 
@@ -325,7 +328,7 @@ class _Row:
                 return text
         if not math.isfinite(value):
             raise BadFile(f"{self._where(name)}: the level {text!r} is not a finite number")
-        if name.endswith("_hz") and not name.endswith("_offset_hz") and value < _SLOWEST_HZ:
+        if name.endswith("_hz") and not name.endswith(_OFFSET) and value < _SLOWEST_HZ:
             hint = f"; {text} MHz are {value * 1e6:.0f}" if value > 0 else ""
             raise BadFile(f"{self._where(name)}: {text} is no clock in Hz, of which the least is {_SLOWEST_HZ:,}{hint}")
         if value == int(value):
