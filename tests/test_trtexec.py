@@ -3,7 +3,9 @@
 The lines are those of public logs: the summary of TensorRT 10 (github.com/NVIDIA/TensorRT/issues/4177), of one input
 "Created input binding" as releases before 8.6 say it and "Input binding … is created." as later ones do
 (github.com/lyuwenyu/RT-DETR/issues/47); what is exported is written as exportJSONTrace of
-samples/common/sampleReporting.cpp does, in releases 8.6.1, 10.3.0 and 11.1 alike. trtexec itself did not run here.
+samples/common/sampleReporting.cpp does, in releases 8.6.1, 10.3.0 and 11.1 alike. Logs of older releases are those of
+KhairulIzwan/data_statistics (7.1, a Caffe model of batch 8), of notes on a YOLOv4 (7.1, the batch in its shapes) and
+of a Jetson Nano (8.0.1, DeepStream 6.0). trtexec itself did not run here.
 """
 
 import json
@@ -48,6 +50,39 @@ OLD = (
     b"percentile(99%) = 43.2434 ms\n[08/09/2022-06:54:41] [I] End-to-End Host Latency: min = 1 ms, max = 2 ms, "
     b"mean = 1.5 ms, median = 1.5 ms\n"
 )
+
+SEVEN = b"""
+[01/12/2021-17:37:13] [I] === Model Options ===
+[01/12/2021-17:37:13] [I] Format: Caffe
+[01/12/2021-17:37:13] [I] Max batch: 8
+[01/12/2021-17:37:13] [I] === Inference Options ===
+[01/12/2021-17:37:13] [I] Batch: 8
+[01/12/2021-17:38:15] [I] Warmup completed 8 queries over 200 ms
+[01/12/2021-17:38:15] [I] Timing trace has 80 queries over 3.74516 s
+[01/12/2021-17:38:15] [I] Trace averages of 3 runs:
+[01/12/2021-17:38:15] [I] Average on 3 runs - GPU latency: 373.409 ms - Host latency: 373.916 ms (end to end 373.922 ms)
+[01/12/2021-17:38:15] [I] Average on 3 runs - GPU latency: 374.967 ms - Host latency: 375.476 ms (end to end 375.482 ms)
+[01/12/2021-17:38:15] [I] Average on 3 runs - GPU latency: 373.734 ms - Host latency: 374.239 ms (end to end 374.245 ms)
+[01/12/2021-17:38:15] [I] Host Latency
+[01/12/2021-17:38:15] [I] min: 373.747 ms (end to end 373.753 ms)
+[01/12/2021-17:38:15] [I] max: 377.474 ms (end to end 377.48 ms)
+[01/12/2021-17:38:15] [I] mean: 374.51 ms (end to end 374.515 ms)
+[01/12/2021-17:38:15] [I] median: 374.178 ms (end to end 374.183 ms)
+[01/12/2021-17:38:15] [I] percentile: 377.474 ms at 99% (end to end 377.48 ms at 99%)
+[01/12/2021-17:38:15] [I] throughput: 21.3609 qps
+[01/12/2021-17:38:15] [I] walltime: 3.74516 s
+[01/12/2021-17:38:15] [I] Enqueue Time
+[01/12/2021-17:38:15] [I] min: 4.68089 ms
+[01/12/2021-17:38:15] [I] max: 5.27795 ms
+[01/12/2021-17:38:15] [I] median: 4.91486 ms
+[01/12/2021-17:38:15] [I] GPU Compute
+[01/12/2021-17:38:15] [I] min: 373.242 ms
+[01/12/2021-17:38:15] [I] max: 376.966 ms
+[01/12/2021-17:38:15] [I] mean: 374.004 ms
+[01/12/2021-17:38:15] [I] median: 373.68 ms
+[01/12/2021-17:38:15] [I] percentile: 376.966 ms at 99%
+[01/12/2021-17:38:15] [I] total compute time: 3.74004 s
+"""
 
 STAND_IN = """
 import json, sys
@@ -148,6 +183,49 @@ def test_older_releases_print_one_percentile_and_times_between_ends() -> None:
     times = [latency_s for latency_s, _ in found.latencies]
     assert (min(times), max(times)) == pytest.approx((41.3601e-3, 43.2434e-3))
     assert {items for _, items in found.latencies} == {None}
+
+
+def test_release_7_prints_each_figure_on_a_line_of_its_own_and_counts_items() -> None:
+    """A ResNet-50 by Caffe, batch 8 beside its shapes: ten runs, whose host latency alone is told."""
+    found = told(SEVEN)
+    times, items = zip(*found.latencies, strict=True)
+    assert set(items) == {8}
+    assert len(times) == 10
+    seen = [min(times), Latency.of(times).p50_s, max(times), sum(times) / 10]
+    assert seen == pytest.approx([373.747e-3, 374.178e-3, 377.474e-3, 374.51e-3], rel=1e-5)
+    alone = told(SEVEN.replace(b"Batch: 8", b"Batch: 1").replace(b"has 80 queries", b"has 10 queries"))
+    assert {items for _, items in alone.latencies} == {1}
+
+
+def test_release_7_counts_no_queries_where_the_batch_is_in_the_shapes() -> None:
+    """A YOLOv4 on TensorRT 7: 0 queries, 0 qps; the averages over runs say how many there were, to the last few."""
+    shapes = SEVEN.replace(b"Format: Caffe", b"Format: ONNX").replace(b"Batch: 8", b"Batch: Explicit")
+    found = told(shapes.replace(b"has 80 queries", b"has 0 queries"))
+    assert len(found.latencies) == 9
+    assert {items for _, items in found.latencies} == {None}
+    for heading, percentile in ((b"Host latency", b"ms (99%)"), (b"Host Latency", b"ms at 99%")):  # releases 6 and 7
+        older = shapes.replace(b"Host Latency", heading).replace(b"ms at 99% (end to end 377.48 ms at 99%)", percentile)
+        assert max(latency_s for latency_s, _ in told(older).latencies) == pytest.approx(377.474e-3)
+
+
+def test_a_batch_of_one_says_nothing_of_an_engine_that_has_it_in_its_shapes() -> None:
+    """An engine loaded by 8.0.1 on a Nano: "Batch: 1" for all of them, 1x3x640x640 for this one."""
+    lines = b"[I] Batch: 1\n[I] Created input binding for input with dimensions 4x3x640x640\n"
+    assert {items for _, items in told(lines + OLD).latencies} == {4}
+    lines = b"[I] Batch: 16\n[I] Created input binding for data with dimensions 3x224x224\n"
+    assert {items for _, items in told(lines + OLD).latencies} == {16}
+
+
+def test_what_release_7_exports_tells_whether_inputs_are_copied(tmp_path: Path) -> None:
+    """It calls copying in and out inMs and outMs."""
+    file = tmp_path / "times.json"
+    file.write_text(
+        '[\n  { "inMs" : 0.3, "computeMs" : 4.1, "outMs" : 0.1, "latencyMs" : 4.5, "endToEndMs" : 4.6 }\n]\n'
+    )
+    found = Trtexec()
+    found.end(5.0, file)
+    assert [latency_s for latency_s, _ in found.latencies] == [0.0045]
+    assert found.copies
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
 """What TensorRT's ``trtexec`` tells: the latency of each query in the file of ``--exportTimes``, else its percentiles.
 
-Formats: samples/common/sampleReporting.cpp and sampleInference.cpp of NVIDIA/TensorRT, release 8.6 to 11.1. Times are
-its own, by CUDA's events; ``latencyMs`` is the sum of copying in, computing and copying out.
+Formats: samples/common/sampleReporting.cpp, sampleOptions.cpp and sampleInference.cpp of NVIDIA/TensorRT, release 6 to
+11.1. Times are its own, by CUDA's events; ``latencyMs`` is the sum of copying in, computing and copying out.
 
     [I] Input binding for images with dimensions 4x3x640x640 is created.
     [I] Timing trace has 410 queries over 3.02161 s
     [I] Latency: min = 9.7 ms, max = 9.9 ms, mean = 9.8 ms, median = 9.8 ms, percentile(90%) = 9.85 ms, …
+
+Before release 8 (JetPack 4.5 and older) each figure has a line of its own below ``Host Latency``, and a trace whose
+batch is part of the shapes has 0 queries. Up to release 9 an engine may have no batch in its shapes: ``Batch: 8`` says
+it, and queries are counted in items then.
 """
 
 from __future__ import annotations
@@ -37,8 +41,19 @@ _LATENCY = re.compile(
 _PERCENTILE = re.compile(rf"percentile\({_NUMBER}%\) = {_NUMBER} ms")
 _TRACE = re.compile(rf"{_BEGIN}Timing trace has (\d+) queries over {_NUMBER} s")
 _INPUT = re.compile(rf"{_BEGIN}(?:Created input binding for|Input binding for) (\S+) with dimensions (\d+)x")
+_HEADING = re.compile(rf"{_BEGIN}(Host [Ll]atency|Enqueue Time|GPU Compute)$")
+_FIGURE = re.compile(rf"{_BEGIN}(min|max|mean|median|percentile): {_NUMBER} ms(?: (?:at |\()(\d[\d.]*)%)?")
+_AVERAGE = re.compile(rf"{_BEGIN}Average on (\d+) runs")
+_BATCH = re.compile(rf"{_BEGIN}Batch: (\d+)$")
+_UNBATCHED = re.compile(rf"{_BEGIN}Format: (?:Caffe|UFF)$")
+"""Models whose shapes have no batch."""
 _STREAMS = re.compile(r"^--(?:infStreams|streams)=(\d+)$")
-_WORDS = (b"Latency: min", b"Timing trace has", b"binding for")
+_WORDS = re.compile(
+    rb"[Ll]atency|Timing trace has|binding for|Enqueue Time|GPU Compute|m(?:in|ax|ean|edian): |percentile: |Average on|"
+    rb"Batch: |Format: "
+)
+_COPIES = ("h2dMs", "d2hMs", "inMs", "outMs")
+"""The last two before release 8."""
 _EXPORT = "--exportTimes="
 _LONGEST_LINE = 4096
 _MOST = 200_000
@@ -93,7 +108,11 @@ class Trtexec:
     copies: bool | None = None
     _rest: bytes = b""
     _queries: int = 0
+    _averaged: int = 0
     _items: int | None = None
+    _batch: int | None = None
+    _unbatched: bool = False
+    _figures: dict[str, tuple[float, float]] | None = None
     _summary: tuple[Mapping[float, float], float] | None = None
 
     near = ""
@@ -106,17 +125,53 @@ class Trtexec:
         self._rest = rest[: _LONGEST_LINE + 1]
 
     def _line(self, line: bytes) -> None:
-        if not any(word in line for word in _WORDS):
+        if not _WORDS.search(line):
             return
         text = line[:_LONGEST_LINE].decode(errors="replace").rstrip()
-        if match := _TRACE.search(text):
-            self._queries = int(match[1])
-        elif (match := _INPUT.search(text)) and self._items is None:
-            self._items = max(1, int(match[2]))
-        elif match := _LATENCY.search(text):
+        if match := _LATENCY.search(text):
             low, high, mean, median, rest = match.groups()
             shares = {float(share): float(value) for share, value in _PERCENTILE.findall(rest)}
             self._summary = {0.0: float(low), 50.0: float(median), **shares, 100.0: float(high)}, float(mean)
+        elif match := _HEADING.search(text):
+            self._figures = {} if match[1].lower() == "host latency" else None
+        elif (match := _FIGURE.search(text)) and self._figures is not None:
+            self._figure(*match.groups())
+        else:
+            self._count(text)
+
+    def _figure(self, name: str, value: str, share: str | None) -> None:
+        """Take a line below "Host Latency", of which the percentile's is the last."""
+        assert self._figures is not None
+        self._figures[name] = float(value), float(share or 99)
+        if {"min", "max", "mean", "median", "percentile"} <= self._figures.keys():
+            value_ms, percent = self._figures["percentile"]
+            ends = {0.0: self._figures["min"][0], 50.0: self._figures["median"][0], 100.0: self._figures["max"][0]}
+            self._summary = {**ends, percent: value_ms}, self._figures["mean"][0]
+
+    def _count(self, text: str) -> None:
+        """Take a line that says how many queries there were, or of how many items."""
+        if match := _TRACE.search(text):
+            self._queries = int(match[1])
+        elif match := _AVERAGE.search(text):
+            self._averaged += int(match[1])
+        elif match := _BATCH.search(text):
+            self._batch = int(match[1])
+        elif (match := _INPUT.search(text)) and self._items is None:
+            self._items = max(1, int(match[2]))
+        elif _UNBATCHED.search(text):
+            self._unbatched = True
+
+    @property
+    def _each(self) -> int | None:
+        """How many items a query has, if that is known; of an engine "Batch: 1" says nothing."""
+        if self._batch is not None and (self._batch > 1 or self._unbatched):
+            return self._batch
+        return self._items
+
+    @property
+    def _traced(self) -> int:
+        """How many queries were timed; before release 8 to the ten, where it says 0; 0 if it is not known."""
+        return self._queries // max(1, self._batch or 1) or self._averaged
 
     def end(self, elapsed_s: float, export: Path | None = None) -> None:
         """Take note that the run has ended.
@@ -132,11 +187,11 @@ class Trtexec:
         self._rest = b""
         times_ms = [] if export is None else self._exported(export)
         if not times_ms and self._summary is not None:
-            times_ms = spread(*self._summary, self._queries)
+            times_ms = spread(*self._summary, self._traced)
             self.reconstructed = True
         if times_ms and not 0 < max(times_ms) <= 1000 * elapsed_s:
             raise TrialError(f"trtexec tells a latency of {max(times_ms):g} ms in a run of {elapsed_s:.4g} s")
-        self.latencies = [(max(each / 1000, 1e-9), self._items) for each in times_ms]
+        self.latencies = [(max(each / 1000, 1e-9), self._each) for each in times_ms]
 
     def _exported(self, path: Path) -> list[float]:
         """Return single latencies in milliseconds; those of the warm-up, which older releases told too, left out."""
@@ -145,15 +200,15 @@ class Trtexec:
         try:
             lines: list[Any] = json.loads(read_plain(path, _MOST_BYTES))
             times_ms = [float(each["latencyMs"]) for each in lines]
-            self.copies = any(float(each.get("h2dMs", 0)) + float(each.get("d2hMs", 0)) > 0 for each in lines)
+            self.copies = any(float(each.get(name, 0)) > 0 for each in lines for name in _COPIES)
         except (BadFile, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
             raise TrialError(f"{path} is not what trtexec --exportTimes writes") from err
         if len(times_ms) > _MOST:
             raise TrialError(f"{len(times_ms):,} queries in a run are too many; give --duration=1")
         if not all(math.isfinite(each) and each >= 0 for each in times_ms):
             raise TrialError(f"{path} holds a latency that is no time")
-        if 0 < self._queries < len(times_ms):
-            return times_ms[-self._queries :]
+        if 0 < self._traced < len(times_ms):
+            return times_ms[-self._traced :]
         return times_ms
 
 
@@ -166,7 +221,7 @@ def spread(quantiles: Mapping[float, float], mean: float, count: int) -> list[fl
     Args:
         quantiles: Latencies by percentile, from 0 to 100.
         mean: Of all.
-        count: How many there are; at least one for each percentile.
+        count: How many there are; if that is not known, 0, and what was told is all.
 
     Returns:
         Ascending, shape (count,).
@@ -174,9 +229,13 @@ def spread(quantiles: Mapping[float, float], mean: float, count: int) -> list[fl
     shares = sorted(quantiles)
     values = [quantiles[share] for share in shares]
     values = [max(values[: number + 1]) for number in range(len(values))]  # as rounded, they may cross
-    count = max(count, len(values))
-    ranks = [min(count, max(number, math.ceil(count * share / 100))) for number, share in enumerate(shares, start=1)]
-    between = [max(0, ranks[number + 1] - ranks[number] - 1) for number in range(len(ranks) - 1)]
+    if count < 1:
+        return values
+    told = {1: values[0]}  # by place; of two percentiles at one, as of a few latencies, the higher is told
+    for share, value in zip(shares[1:], values[1:], strict=True):
+        told[min(count, max(2, math.ceil(count * share / 100)))] = value
+    ranks, values = list(told), list(told.values())
+    between = [after - before - 1 for before, after in pairwise(ranks)]
     steps = list(paired(between, pairwise(values)))
     lowest = sum(values) + sum(number * low for number, (low, _) in steps)
     room = sum(number * (high - low) for number, (low, high) in steps)
