@@ -25,6 +25,7 @@ from polythrottle.backends.meters import (
     program_meters,
 )
 from polythrottle.backends.meters import live_meter as live_module
+from polythrottle.backends.meters.file_meters import read_wall
 from polythrottle.backends.meters.live_meter import power_sensor
 from polythrottle.cli.render.documents import measure_document
 from polythrottle.cli.render.text import print_measurement
@@ -102,7 +103,10 @@ def stand_ins() -> Iterator[tuple[str, FakeMeter, str]]:
     yield "shelly 1", FakeShelly(1), "shelly:{}"
     yield "shelly 2", FakeShelly(2), "shelly:{}"
     yield "shelly 3, PM1", FakeShelly(3, "PM1"), "shelly:{}?channel=0"
+    yield "shelly 3EM", FakeShelly(1, "emeters"), "shelly:{}"
+    yield "shelly Pro 3EM", FakeShelly(2, "EM"), "shelly:{}"
     yield "tasmota", FakeTasmota(), "tasmota:{}"
+    yield "tasmota, two channels", FakeTasmota(shares=(0.9, 0.1)), "tasmota:{}"
     yield "tasmota, old", FakeTasmota("Status 8"), "tasmota:{}"
     yield "redfish", FakeRedfish(), "redfish:http://{}"
     yield "redfish, new", FakeRedfish(newer=True), "redfish:http://{}"
@@ -122,8 +126,10 @@ def test_each_kind_says_what_its_stand_in_draws(fake: FakeMeter, form: str) -> N
     ("fake", "form", "quantum_j"),
     [
         (FakeShelly(1), "shelly:{}?read=energy", 60.0),
+        (FakeShelly(1, "emeters"), "shelly:{}?read=energy", 360.0),
         (FakeShelly(2), "shelly:{}", 3.6),
         (FakeTasmota(), "tasmota:{}?read=energy", 3600.0),
+        (FakeTasmota(shares=(0.75, 0.25)), "tasmota:{}?read=energy", 3600.0),
         (FakeRedfish(newer=True), "redfish:http://{}?read=energy", 1.0),
     ],
 )
@@ -316,6 +322,14 @@ def test_hwmon_is_read_in_its_units(tmp_path: Path) -> None:
         open_meter(f"hwmon:{chip}/name")
 
 
+def test_an_ina226_averages_over_its_update_interval(tmp_path: Path) -> None:
+    """Documentation/hwmon/ina2xx.rst: the interval says how many samples are averaged; of other chips it does not."""
+    chip = plant_hwmon(tmp_path / "hwmon3", power1_input=7_500_000, update_interval=140)
+    assert open_meter(f"hwmon:{chip}").sensor == power_sensor(0.14, 0.14, source="hwmon")
+    plant_hwmon(chip, name="some_psu")
+    assert open_meter(f"hwmon:{chip}").sensor == power_sensor(0.14, 0.0, source="hwmon")
+
+
 def printing(tmp_path: Path, text: str) -> str:
     """Return the URI of a program that does what a shell script says."""
     plant_program(tmp_path, "watts", f"#!/bin/sh\n{text}\n")
@@ -392,6 +406,33 @@ def test_a_log_is_followed_as_it_grows(tmp_path: Path, at: VirtualClock) -> None
         log.write_text(text)
         with pytest.raises(BadFile, match=words):
             open_meter(f"csv:{log}")
+
+
+@pytest.mark.parametrize(
+    ("header", "begin"),
+    [
+        ("t_unix,iso,watts", "{t:.3f},2026-03-01T00:00:00,"),  # a public logger of DCMI power on Dell hosts
+        ("timestamp,power.draw [W]", "2026/03/01 10:00:{s:06.3f},"),  # as nvidia-smi writes times
+        ("Time;Power (W)", "2026-03-01T10:00:{s:02.0f}Z;"),
+    ],
+)
+def test_times_of_a_log_may_be_dates(header: str, begin: str, tmp_path: Path, at: VirtualClock) -> None:
+    """With a time of day, in ISO 8601 or with slashes; seconds since 1970 may be called unix."""
+    log = tmp_path / "meter.csv"
+    lines = [f"{begin.format(t=1772359200 + second, s=float(second))}{10 + second}\n" for second in range(6)]
+    log.write_text(header + "\n" + "".join(lines[:3]))
+    meter = open_meter(f"csv:{log}")
+    assert meter.step_s == pytest.approx(1.0)
+    with pytest.raises(TrialError, match="said nothing"):
+        meter.energy_j()
+    with log.open("a") as file:
+        file.write("".join(lines[3:]))
+    at.sleep(2)
+    assert meter.energy_j() == pytest.approx(28.0)
+    meter.close()
+    read = read_wall(log).readings
+    assert [power_w for _, power_w in read] == [10, 11, 12, 13, 14, 15]
+    assert read[-1][0] - read[0][0] == pytest.approx(5.0)
 
 
 def test_a_log_whose_clock_runs_at_another_pace_is_refused(tmp_path: Path, at: VirtualClock) -> None:

@@ -179,11 +179,13 @@ def _distorted(found: Any, factor: float) -> Any:
 
 
 class FakeShelly(FakeMeter):
-    """A Shelly: https://shelly-api-docs.shelly.cloud/gen1/ and /gen2/ComponentsAndServices/Switch, PM1.
+    """A Shelly: https://shelly-api-docs.shelly.cloud/gen1/ and /gen2/ComponentsAndServices/Switch, PM1, EM.
+
+    ``emeters`` as a 3EM and an EM answer (a forum on solar power; evcc-io/evcc, meter/shelly), ``EM`` as a Pro 3EM.
 
     Args:
         generation: 1, or 2 and later.
-        component: ``Switch`` or ``PM1``, from generation 2 on.
+        component: ``Switch``, ``PM1`` or ``EM``, from generation 2 on; ``meters`` or ``emeters`` before.
         others: As of `FakeMeter`.
     """
 
@@ -201,12 +203,18 @@ class FakeShelly(FakeMeter):
         if self.generation == 1:
             if path != "/status":
                 return None
+            if self.component == "emeters":
+                total_wh = round(self.energy_j() / 3600, 1)
+                own = {"power": self.power_w(), "pf": 0.98, "is_valid": True, "total": total_wh, "total_returned": 4.1}
+                return {"emeters": [own, {**own, "power": 0.0}], "total_power": self.power_w()}
             total = int(self.energy_j() / 60)
             return {
                 "meters": [{"power": self.power_w(), "is_valid": True, "counters": [0.0, 0.0, 0.0], "total": total}]
             }
         if path != f"/rpc/{self.component}.GetStatus" or query.get("id") != ["0"]:
             return None
+        if self.component == "EM":
+            return {"id": 0, "a_act_power": self.power_w(), "b_act_power": 0.0, "total_act_power": self.power_w()}
         total_wh = self.energy_j() / 3600
         return {"id": 0, "apower": self.power_w(), "voltage": 230.1, "aenergy": {"total": round(total_wh, 3)}}
 
@@ -217,11 +225,16 @@ class FakeTasmota(FakeMeter):
     Args:
         command: Which command tells the sensors: ``Status 10``, or ``Status 8`` in old ones.
         password: Which it wants; none if "".
+        shares: Of what is drawn on each of its channels; those of a device of several are told as a list, as by a
+            Sonoff Dual (ferrets6/wattson, mqtt).
         others: As of `FakeMeter`.
     """
 
-    def __init__(self, command: str = "Status 10", password: str = "", **others: Any) -> None:
+    def __init__(
+        self, command: str = "Status 10", password: str = "", shares: tuple[float, ...] = (1.0,), **others: Any
+    ) -> None:
         super().__init__(**others)
+        self.shares = shares
         self.command = command
         self.password = password
 
@@ -233,9 +246,11 @@ class FakeTasmota(FakeMeter):
             return {"WARNING": "Need user=<username>&password=<password>"}
         if query.get("cmnd") != [self.command]:
             return {"Command": "Unknown"}
-        told = round(self.power_w())
-        total_kwh = self.energy_j() / 3.6e6
-        energy = {"Total": round(total_kwh, 3), "Power": told, "ApparentPower": told, "Factor": 1.0, "Voltage": 230}
+        powers = [round(self.power_w() * share) for share in self.shares]
+        totals = [round(self.energy_j() / 3.6e6 * share, 3) for share in self.shares]
+        power: Any = powers if len(powers) > 1 else powers[0]
+        total: Any = totals if len(totals) > 1 else totals[0]
+        energy = {"Total": total, "Power": power, "ApparentPower": power, "Factor": 1.0, "Voltage": 230}
         return {"StatusSNS": {"Time": "2026-01-02T10:30:00", "ENERGY": energy}}
 
 

@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timezone
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -15,6 +16,7 @@ from polythrottle.backends.grace_power import NAMES, channels
 from polythrottle.backends.meters.live_meter import Sample, power_sensor
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PermissionDenied
 from polythrottle.domain.ports import Sensor
+from polythrottle.storage.cells import iso_time
 from polythrottle.storage.tables import Table, read
 from polythrottle.storage.untrusted import check_plain, printable
 
@@ -23,7 +25,7 @@ from polythrottle.storage.untrusted import check_plain, printable
 _POWER_ENDS = ("_w", "(w)", "[w]", "watts", "watt")
 _NO_POWER = re.compile(r"apparent|reactive|factor|setpoint|limit|target|\b(k?var?|pf|set)\b")
 """Words in columns beside active power that power meters and their programs write."""
-_TIME = re.compile(r"(.*[^a-z])?(time|timestamp|datetime|epoch)([^a-z].*)?|t([^a-z]*|_[mun]?s)")
+_TIME = re.compile(r"(.*[^a-z])?(time|timestamp|datetime|epoch|unix)([^a-z].*)?|t([^a-z]*|_[mun]?s)")
 _UNIT = re.compile(r"[^a-z](m|u|µ|n|milli|micro|nano)?s(?:ecs?|econds?)?[^a-z]*$")
 _PARTS_S = {"m": 1e-3, "milli": 1e-3, "u": 1e-6, "µ": 1e-6, "micro": 1e-6, "n": 1e-9, "nano": 1e-9}
 _EPOCHS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
@@ -52,7 +54,8 @@ def read_wall(path: Path, column: str | None = None, time_column: str | None = N
         column: Which column is the power; if None the only one whose name says power or watts, and not that it is
             another power (apparent, reactive), a factor, or what was set.
         time_column: Which is the time; the first whose name says time if None. It is in the unit after its name, as in
-            ``time_ms``, else in seconds, unless it is so large that it can only be in parts of one, since 1970.
+            ``time_ms``, else in seconds, unless it is so large that it can only be in parts of one, since 1970; or
+            it is a date with a time of day (ISO 8601).
 
     Raises:
         BadFile: If there is no such file or column, several may be the power, or a line is not two numbers.
@@ -60,7 +63,7 @@ def read_wall(path: Path, column: str | None = None, time_column: str | None = N
     table = read(path, loose=True, most_rows=_MOST_READINGS)
     power = power_column(path, table.names, column)
     name = time_column_of(path, table.names, time_column)
-    moments = _numbers(table, name)
+    moments = _moments(table, name)
     powers_w = _numbers(table, power)
     unit = unit_s(name, moments)
     return WallLog(power, tuple((moment * unit, power_w) for moment, power_w in zip(moments, powers_w, strict=True)))
@@ -85,6 +88,33 @@ def _numbers(table: Table, column: str) -> list[float]:
         raise BadFile(f"{table.path} has {has}; it has {', '.join(table.names)}")
     found: list[float] = table.numbers(column).tolist()
     return found
+
+
+def _moments(table: Table, column: str) -> list[float]:
+    """Return a column of times, each a number or a date with a time of day."""
+    try:
+        return _numbers(table, column)
+    except BadFile:
+        if column not in table.names:
+            raise
+        try:
+            return [_moment_of(text) for text in table.texts(column)]
+        except ValueError:
+            pass
+        raise
+
+
+def _moment_of(text: str) -> float:
+    """Return a time: a number as it stands, a date with a time of day in seconds since 1970.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        when = iso_time(text.strip().strip('"').replace("/", "-"))
+        return (when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp()
 
 
 def power_column(path: Path, names: Sequence[str], given: str | None = None) -> str:
@@ -130,6 +160,8 @@ _MICRO = 1e-6
 _MILLI = 1e-3
 _HWMON = re.compile(r"(power\d+)_(?:input|average)|(energy\d+)_input")
 _PREFERRED = ("energy1_input", "power1_average", "power1_input")
+_AVERAGING = ("ina",)
+"""Chips whose ``update_interval`` is what they average over, as INA226 and INA260 (Documentation/hwmon/ina2xx.rst)."""
 _MOST_TEXT = 64
 _MOST_LINE = 4096
 _TAIL_BYTES = 1 << 16
@@ -164,6 +196,8 @@ class HwmonMeter:
             return Sensor(step_s=step_s, quantum_j=_MICRO, source="hwmon", counts=True)
         if self._file.name.endswith("_average"):
             average_s = _milliseconds(folder / f"{kind}_average_interval")
+        elif _text(folder / "name").startswith(_AVERAGING):
+            average_s = step_s
         else:
             average_s = 0.0
         return power_sensor(step_s or average_s, average_s, source="hwmon")
@@ -304,7 +338,7 @@ class CsvMeter:
     def _moment(self, line: str) -> float | None:
         fields = line.split(self._delimiter)
         try:
-            return float(fields[self._time])
+            return _moment_of(fields[self._time])
         except (ValueError, IndexError):
             return None
 
@@ -335,7 +369,7 @@ class CsvMeter:
             fields = line.split(self._delimiter)
             try:
                 power_w = float(fields[self._power])
-                moment = float(fields[self._time])
+                moment = _moment_of(fields[self._time])
             except (ValueError, IndexError):
                 told = printable(line)[:60]
                 raise DeviceError(f"{self._path} has the line {told!r}, which is no time and power") from None

@@ -2,10 +2,12 @@
 
 Paths, fields and units are those of the makers' documentation: Shelly's API of generation 1
 (https://shelly-api-docs.shelly.cloud/gen1/: ``/status``, ``meters[].power`` in W, ``total`` in watt-minutes, 0 after a
-restart) and of generation 2 and later (https://shelly-api-docs.shelly.cloud/gen2/: ``Switch.GetStatus``, ``apower`` in
-W, ``aenergy.total`` in Wh; ``PM1`` and ``EM1`` likewise); Tasmota's ``Status 10``, once ``Status 8``
-(``StatusSNS.ENERGY``: ``Power`` in W, ``Total`` in kWh: https://tasmota.github.io/docs/Commands/); Redfish's ``Power``
-and ``EnvironmentMetrics`` (DMTF DSP0266 and DSP2046).
+restart; ``emeters[]`` of EM and 3EM, whose ``total`` is in Wh) and of generation 2 and later
+(https://shelly-api-docs.shelly.cloud/gen2/: ``Switch.GetStatus``, ``apower`` in W, ``aenergy.total`` in Wh; ``PM1``
+likewise; ``act_power`` of ``EM1`` and ``total_act_power`` of ``EM``, whose counters, apart, are new each minute);
+Tasmota's ``Status 10``, once ``Status 8`` (``StatusSNS.ENERGY``: ``Power`` in W, ``Total`` in kWh, each a list on a
+device of several channels: https://tasmota.github.io/docs/Commands/); Redfish's ``Power`` and ``EnvironmentMetrics``
+(DMTF DSP0266 and DSP2046).
 """
 
 import http.client
@@ -37,6 +39,7 @@ _PART = 1 << 16
 _WH_J = 3600.0
 _WATT_MINUTE_J = 60.0
 _KWH_J = 3.6e6
+_ACTIVE = ("apower", "act_power", "total_act_power")
 
 
 class _SameHost(urllib.request.HTTPRedirectHandler):
@@ -270,20 +273,24 @@ class Shelly:
         self._energy = energy
         self._path = ""
         self._generation = 0
+        self._counted = True
+        self._clamps = False
         self.boundary = f"wall, shelly at {web.host}" + (f" (channel {channel})" if channel else "")
 
     @property
     def counts(self) -> bool:
         """Whether its counter is taken."""
         if self._energy is None:
-            return self._generation != 1
+            return self._generation != 1 and self._counted
         return self._energy
 
     @property
     def sensor(self) -> Sensor:
-        """Power anew each second, and a counter in thousandths of Wh, of whole watt-minutes in generation 1."""
+        """Power anew each second; a counter in thousandths of Wh, in generation 1 in watt-minutes or tenths of Wh."""
         if self.counts:
-            quantum_j = _WATT_MINUTE_J if self._generation == 1 else _WH_J / 1000
+            quantum_j = _WH_J / 1000
+            if self._generation == 1:
+                quantum_j = _WH_J / 10 if self._clamps else _WATT_MINUTE_J
             return Sensor(step_s=1.0, quantum_j=quantum_j, source="shelly: about once a second, assumed", counts=True)
         quantum_w = 0.01 if self._generation == 1 else 0.1
         return power_sensor(1.0, 1.0, quantum_w=quantum_w, source="shelly: a mean over each second, assumed")
@@ -298,16 +305,15 @@ class Shelly:
             self._path = self._found()
         answer = self._web.get(self._path)
         if self._generation == 1:
-            meter = answer.get("meters")
+            self._clamps = "emeters" in answer
+            unit_j = _WH_J if self._clamps else _WATT_MINUTE_J
+            meter = answer.get("emeters" if self._clamps else "meters")
             power_w = number_at(meter, self._channel, "power")
-            total_j = _times(number_at(meter, self._channel, "total"), _WATT_MINUTE_J)
+            total_j = _times(number_at(meter, self._channel, "total"), unit_j)
             if power_w is not None and meter[self._channel].get("is_valid") is False:  # type: ignore[index]
                 raise DeviceError("it says itself that its reading is not valid")
         else:
-            if "apower" in answer:
-                power_w = number_at(answer, "apower")
-            else:
-                power_w = number_at(answer, "act_power")
+            power_w = number_at(answer, next((name for name in _ACTIVE if name in answer), ""))
             total_j = _times(number_at(answer, "aenergy", "total"), _WH_J)
         return (_told(power_w, total_j, self.counts, self._web.host),)
 
@@ -320,13 +326,14 @@ class Shelly:
         self._generation = 1 if generation is None else int(generation)
         if self._generation == 1:
             return "/status"
-        for component in ("Switch", "PM1", "EM1", "Cover", "Light"):
+        for component in ("Switch", "PM1", "EM1", "EM", "Cover", "Light"):
             path = f"/rpc/{component}.GetStatus?id={self._channel}"
             try:
                 answer = self._web.get(path)
             except PathAbsent:
                 continue
-            if "apower" in answer or "act_power" in answer:
+            if any(name in answer for name in _ACTIVE):
+                self._counted = "aenergy" in answer
                 return path
         raise DeviceError(f"{self._web.host} has no meter as its channel {self._channel}")
 
@@ -380,11 +387,8 @@ class Tasmota:
                 self._command = "Status 8"
                 return self.sample()
             raise DeviceError(f"{self._web.host} tells no ENERGY: it is no Tasmota device with a meter")
-        power = energy.get("Power")
-        power_w = number_at(power, 0) if isinstance(power, list) else number_at(energy, "Power")
-        total = energy.get("Total")
-        total_kwh = number_at(total, 0) if isinstance(total, list) else number_at(energy, "Total")
-        return (_told(power_w, _times(total_kwh, _KWH_J), self.counts, self._web.host),)
+        total_j = _times(_summed(energy, "Total"), _KWH_J)
+        return (_told(_summed(energy, "Power"), total_j, self.counts, self._web.host),)
 
     def close(self) -> None:
         """Ask the newer command first again."""
@@ -476,6 +480,15 @@ def _server(answer: Mapping[str, Any]) -> tuple[float | None, float | None]:
     if energy_j is None:
         energy_j = _times(number_at(answer, "EnergykWh", "Reading"), _KWH_J)
     return power_w, energy_j
+
+
+def _summed(found: Mapping[str, Any], name: str) -> float | None:
+    """Return the number of a name; of a list, as of a plug of two channels, all of them together."""
+    listed = found.get(name)
+    if not isinstance(listed, list):
+        return number_at(found, name)
+    numbers = [number_at(listed, place) for place in range(len(listed))]
+    return sum(each for each in numbers if each is not None) if numbers else None
 
 
 def _times(value: float | None, unit: float) -> float | None:
