@@ -114,7 +114,7 @@ DOCTORED = [
     ),
     ("jetson-thor", "gpu", "the name of the file", swap(MODES, "MASK 15873", "MASK 64"), "all as MAXN"),
     ("jetson-orin-nx-super", "gpu", "that 1020", write(f"{NX}/available_frequencies", "306000000"), "306 MHz"),
-    ("jetson-orin-nx", "overcurrent", "all of it", write("sys/class/hwmon/hwmon4/name", "oc"), "oc in hwmon4"),
+    ("jetson-orin-nx", "overcurrent", "name, folder", write("sys/class/hwmon/hwmon4/name", "oc"), "oc in hwmon4"),
     (
         "jetson-orin-nano",
         "thermal",
@@ -122,7 +122,7 @@ DOCTORED = [
         write(f"{ZONE}/trip_point_0_temp", "104500"),
         "passive 104.5 °C in gpu",
     ),
-    ("jetson-tx2", "thermal", "all of it", write(f"{ZONE}/type", "CPU-therm"), "BCPU-therm, CPU-therm"),
+    ("jetson-agx-xavier", "thermal", "all of it", write(f"{ZONE}/type", "BCPU-therm"), "CPU-therm, BCPU-therm"),
     ("jetson-thor", "cpu", "pairs", write(f"{CPUFREQ}/policy0/related_cpus", "0"), "clusters 0, 2+3"),
 ]
 

@@ -256,6 +256,16 @@ def test_an_event_that_spoils_a_window_is_named_by_what_it_means_there(name: str
     assert (board.read().throttled, board.read().cause) == (True, MEANT[name, number])
 
 
+@pytest.mark.parametrize("name", ["jetson-xavier-nx", "jetson-agx-xavier"])
+def test_xavier_counts_six_kinds_of_event_in_files_of_another_name(name: str, tmp_path: Path) -> None:
+    """tegra-oc-event.c of NVIDIA's kernels 4.9 and 5.10, for tegra194: oc1_irq_cnt to oc6_irq_cnt in soctherm_oc."""
+    kernel = FakeKernel(plant(name, tmp_path / "b"))
+    assert not list(kernel.root.glob("sys/class/hwmon/*/oc*_event_cnt"))
+    board = device(kernel.root)
+    kernel.throttle(1, 5)
+    assert (board.read().throttled, board.read().cause) == (True, "OC5")
+
+
 def test_the_time_that_normal_cuts_take_is_told_where_the_firmware_tells_it(tmp_path: Path) -> None:
     """27,390 events of an Orin Nano Super in 3,605 s: 7.6 a second, 0.8 % of the time at half the clock."""
     kernel = FakeKernel(plant("jetson-orin-nano", tmp_path / "b"))

@@ -13,6 +13,7 @@ from polythrottle.backends.jetson.board import BoardId
 from polythrottle.backends.jetson.gpu_clock import find
 from polythrottle.backends.jetson.memory_clock import rates_hz
 from polythrottle.backends.jetson.power_modes import PowerModes
+from polythrottle.backends.jetson.protection import COUNTERS
 from polythrottle.backends.probe import Tree
 from polythrottle.domain.errors import DeviceError, InvalidInput
 from polythrottle.domain.ports import Device
@@ -211,7 +212,7 @@ def _of(parameter: str, fixed: Mapping[tuple[str, str], str]) -> Mapping[str, st
 
 
 def _events(tree: Tree) -> ProbeResult | ProbeFailure:
-    counters = tree.found("sys/class/hwmon/hwmon*/oc*_event_cnt", "sys/class/hwmon/hwmon*/device/oc*_event_cnt")
+    counters = tree.found(*COUNTERS)
     if not counters:
         return ProbeFailure("no over-current events are counted here")
     folder = counters[0].parent

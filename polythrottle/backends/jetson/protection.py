@@ -96,8 +96,9 @@ def _with_trip(zone: ThermalZone, others_c: list[float]) -> ThermalZone:
 
 # Over-current protection: which of a board's events spoil a window, and which are its everyday life.
 #
-# Each chip counts three kinds of event, in files ``ocN_event_cnt`` whose folder's name varies by release. What a
-# number means differs by chip:
+# Orin and Thor count three kinds of event in files ``ocN_event_cnt``, Xavier six in ``ocN_irq_cnt`` (NVIDIA's drivers
+# tegra234-oc-event.c and tegra-oc-event.c); the number of their folder varies. What an event's number means differs by
+# chip:
 #
 # * Xavier (tegra194): 1 current above the limit at any moment, 2 supply below 4.5 V, 3 mean current above the limit
 #   (NVIDIA for Xavier NX with JetPack 5.1: forums.developer.nvidia.com, topics 276251 and 307919).
@@ -114,8 +115,11 @@ def _with_trip(zone: ThermalZone, others_c: list[float]) -> ThermalZone:
 # 31.25 MHz counter, which nobody documents. The firmware brings its counters up to date about every two seconds, by
 # the same log.
 
-_COUNTERS = ("sys/class/hwmon/hwmon*/oc*_event_cnt", "sys/class/hwmon/hwmon*/device/oc*_event_cnt")
-_NUMBER = re.compile(r"oc(\d+)_event_cnt")
+COUNTERS = tuple(
+    f"sys/class/hwmon/hwmon*/{place}oc*_{what}_cnt" for what in ("event", "irq") for place in ("", "device/")
+)
+"""Where events are counted."""
+_NUMBER = re.compile(r"oc(\d+)_(?:event|irq)_cnt")
 _TIME = "sys/kernel/debug/bpmp/debug/soctherm/oc{}/event_time"
 _TICKS_PER_S = {"tegra234": 31_250_000}
 _UPTIME = "proc/uptime"
@@ -151,7 +155,7 @@ class OverCurrent:
         self._meanings = _MEANINGS.get(chip, {})
         self._everyday = _EVERYDAY.get(chip, frozenset())
         self._ticks_per_s = _TICKS_PER_S.get(chip)
-        self._counters = tree.found(*_COUNTERS)
+        self._counters = tree.found(*COUNTERS)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -163,7 +167,7 @@ class OverCurrent:
         """Return how often each kind of event has come since the board was started, by its number."""
         found = {counter: self._tree.number(counter) for counter in self._counters}
         if None in found.values():  # the folder has another number now
-            self._counters = self._tree.found(*_COUNTERS)
+            self._counters = self._tree.found(*COUNTERS)
             found = {counter: self._tree.number(counter) for counter in self._counters}
         counts: dict[int, int] = {}
         for counter, count in found.items():

@@ -393,7 +393,8 @@ def _put_zone(layout: Layout, index: int, zone: str, *, silent: bool) -> None:
 def _put_overcurrent(layout: Layout, place: Mapping[str, Any], shift: int) -> None:
     number = place["number"] + shift
     folder = f"{place['path']}/hwmon/hwmon{number}"
-    counters = {f"oc{index}_{what}": value for index in (1, 2, 3) for what, value in _OVERCURRENT.items()}
+    kinds, each = _OVERCURRENT[place.get("driver", "tegra234-oc-event")]
+    counters = {f"oc{index}_{what}": value for index in range(1, kinds + 1) for what, value in each.items()}
     layout.put(folder, {"name": place["name"], **counters})
     layout.link(f"/sys/class/hwmon/hwmon{number}", folder)
     if place.get("event_time"):
@@ -405,7 +406,11 @@ SOCTHERM = "/sys/kernel/debug/bpmp/debug/soctherm"
 EVENT_TICKS = 33_569
 """Where the firmware of an Orin tells of events, numbered from 0, and by what the time of one grows: a public log of an
 Orin Nano Super with JetPack 6.2 (27,390 events in 3,605 s, 33,569 units each)."""
-_OVERCURRENT = {"event_cnt": 0, "throt_en": 1}
+_OVERCURRENT: Mapping[str, tuple[int, Mapping[str, int]]] = {
+    "tegra234-oc-event": (3, {"event_cnt": 0, "throt_en": 1}),
+    "tegra-oc-event": (6, {"irq_cnt": 0, "priority": 0, "cpu_throttle_ctrl": 0, "gpu_throttle_ctrl": 0}),
+}
+"""How many kinds of event NVIDIA's drivers count, and the files of each."""
 
 # Files that say what a board is and which power modes it has.
 

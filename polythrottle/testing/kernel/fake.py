@@ -235,16 +235,17 @@ class FakeKernel:
 
         Args:
             events: How many.
-            number: Of which kind, 1 to 3; 3 is normal on Orin and Thor.
+            number: Of which kind, 1 to 3 (to 6 on Xavier); 3 is normal on Orin and Thor.
 
         Raises:
             DeviceError: If the board has no such counters.
         """
         with self._machine.held():
             for name in self._machine.names("/sys/class/hwmon"):
-                path = f"/sys/class/hwmon/{name}/oc{number}_event_cnt"
-                if self._machine.has(path):
-                    self._count(path, events)
+                paths = [f"/sys/class/hwmon/{name}/oc{number}_{what}_cnt" for what in ("event", "irq")]
+                if any(map(self._machine.has, paths)):
+                    for path in paths:
+                        self._count(path, events)
                     for told, each in (("event_cnt", 1), ("event_time", EVENT_TICKS)):
                         self._count(f"{SOCTHERM}/oc{number - 1}/{told}", events * each)
                     return
