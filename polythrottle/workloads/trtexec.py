@@ -232,7 +232,7 @@ def spread(quantiles: Mapping[float, float], mean: float, count: int) -> list[fl
     if count < 1:
         return values
     told = {1: values[0]}  # by place; of two percentiles at one, as of a few latencies, the higher is told
-    for share, value in zip(shares[1:], values[1:], strict=True):
+    for share, value in paired(shares[1:], values[1:]):
         told[min(count, max(2, math.ceil(count * share / 100)))] = value
     ranks, values = list(told), list(told.values())
     between = [after - before - 1 for before, after in pairwise(ranks)]
