@@ -22,7 +22,7 @@ ARGS :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo docs check test test-slow test-tools test-faults test-faults-all test-fuzz test-services test-llama test-browser \
-	test-daemon test-cluster test-search test-ssh hw-test soak lint format bench-search install-units wheel test-container clean
+	test-daemon test-cluster test-search test-ssh hw-test soak lint format bench-search install-units wheel deb test-container clean
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ test-container: $(READY)  ## Build the container image and run what is in it (mi
 
 wheel: $(READY)  ## Build the wheel into dist/
 	$(BIN)/python -m hatchling build --target wheel
+
+deb: $(READY)  ## Build the Debian package into dist/ (dpkg-deb; for the architecture and the Python of this machine)
+	PYTHON=$(BIN)/python packaging/debian/build
 
 install-units:  ## Lay systemd units, udev rules and the group below DESTDIR, for programs in BINDIR (/usr/local/bin)
 	@DESTDIR='$(DESTDIR)' BINDIR='$(or $(BINDIR),/usr/local/bin)' packaging/install-units
