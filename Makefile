@@ -22,7 +22,7 @@ ARGS :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo docs check test test-slow test-tools test-faults test-faults-all test-fuzz test-services test-llama test-browser \
-	test-daemon test-cluster test-search test-ssh hw-test soak lint format bench-search install-units wheel deb test-container clean
+	test-daemon test-cluster test-search test-ssh hw-test soak lint format bench-search install-units wheel deb test-container test-systemd clean
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,9 @@ bench-search: $(READY)  ## Compare the search methods, into benchmarks/ (hours; 
 
 test-container: $(READY)  ## Build the container image and run what is in it (minutes; root; Debian's debootstrap and buildah)
 	.ci/container
+
+test-systemd: $(READY)  ## Install the Debian package and run the units under a real systemd (minutes; root; Debian's debootstrap)
+	.ci/systemd $(ARGS)
 
 wheel: $(READY)  ## Build the wheel into dist/
 	$(BIN)/python -m hatchling build --target wheel
