@@ -123,8 +123,12 @@ class Machine:
             os.kill(self._init, signal.SIGKILL)
         self._process.wait(timeout=60)
         self._init = 0
-        for group in sorted(_groups() - self._groups, reverse=True):  # a folder after those in it
-            group.rmdir()
+        ends = time.monotonic() + 10.0
+        while (left := _groups() - self._groups) and time.monotonic() < ends:
+            for group in sorted(left, reverse=True):  # a folder after those in it, which the last processes leave late
+                with suppress(OSError):
+                    group.rmdir()
+            time.sleep(0.02)
 
     def run(self, *words: str, check: bool = True, input: str | None = None) -> "subprocess.CompletedProcess[str]":
         """Run a program on it as root."""
