@@ -15,9 +15,9 @@ from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.problem import Constraint, Objective
 from polythrottle.domain.study import Study, Trial, TrialState
 from polythrottle.optimize.acquisition import log_expected_improvement, log_probability_below, log_standard_improvement
-from polythrottle.optimize.features import Array
+from polythrottle.optimize.features import Array, Rows
 from polythrottle.optimize.options import Ingredient, Options
-from polythrottle.optimize.posterior import posterior_given, prior_mean, rows_of, study_posterior
+from polythrottle.optimize.posterior import posterior_given, prior_mean, rows_of, running_rows, study_posterior
 from polythrottle.optimize.quantities import DRAW, ENERGY, TIME, Bound, bound, by_chance, doubts, names, table
 from polythrottle.optimize.safety import ceiling, log_below
 from polythrottle.optimize.surrogate import QuantityPosterior, one_thread
@@ -151,6 +151,7 @@ def log_gain(
     energy: Normal,
     held: Sequence[Measurement],
     bounds: Sequence[Bound],
+    awaited: Rows,
 ) -> Tensor:
     """Return the log of what a trial is expected to improve, shape (points,).
 
@@ -164,17 +165,19 @@ def log_gain(
         energy: Mean and variance of log energy per item.
         held: What was seen at the trials that hold the limits, at least one.
         bounds: The limits; beyond one on the front's latency nothing counts.
+        awaited: Rows of points that are being measured now and likely to hold the limits: to improve on what they are
+            expected to be is what is left to the next trial.
     """
     objective = study.problem.objective
     if objective is not Objective.PARETO:
         mean, variance = log_objective(study, belief, quantities, energy)
-        best = min(objective.of(one) for one in held)
-        return log_expected_improvement(mean, variance.sqrt(), math.log(best))
+        best = min((math.log(min(objective.of(one) for one in held)), *mean[awaited].tolist()))
+        return log_expected_improvement(mean, variance.sqrt(), best)
     late = _of(belief, quantities, study.front_metric)
     mean = torch.stack([late[0], energy[0]], dim=1)
     std = torch.stack([late[1], energy[1]], dim=1).sqrt()
     parts = torch.from_numpy(table(held, (study.front_metric, TIME, DRAW)))
-    seen = torch.stack([parts[:, 0], parts[:, 1] + parts[:, 2]], dim=1)
+    seen = torch.cat([torch.stack([parts[:, 0], parts[:, 1] + parts[:, 2]], dim=1), mean[awaited]])
     limit = min((one.limit for one in bounds if one.quantity == study.front_metric), default=math.inf)
     reference, extent = _reference(mean, seen, limit)
     return log_improvement(mean, std, seen, reference) - extent[0].log()
@@ -263,7 +266,7 @@ def acquisition_value(study: Study, constraints: Sequence[Constraint], options: 
     energy = log_energy(belief, options)
     trusted = _trusted(study, held, feasible)
     if trusted:
-        gain = log_gain(study, belief, quantities, energy, trusted, bounds)
+        gain = log_gain(study, belief, quantities, energy, trusted, bounds, _awaited(study, feasible))
     else:
         gain = -log_objective(study, belief, quantities, energy)[0]
     assured = feasible if options.risk is None else log_assured(study, belief, quantities, bounds)
@@ -307,6 +310,13 @@ def _trusted(study: Study, held: list[Trial], log_hold: Tensor) -> list[Measurem
         chances = log_hold[torch.from_numpy(rows_of(study, here))].tolist()
         held = [trial for trial, chance in zip(here, chances, strict=True) if chance >= math.log(SURE)] or held
     return [trial.measurement for trial in held if trial.measurement is not None]
+
+
+def _awaited(study: Study, feasible: Tensor) -> Rows:
+    """Return the rows that are being measured now and hold every limit more likely than not."""
+    rows = running_rows(study)
+    kept: Rows = rows[feasible.numpy()[rows] >= math.log(0.5)]
+    return kept
 
 
 def log_feasible(

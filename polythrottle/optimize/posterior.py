@@ -14,7 +14,7 @@ from botorch.utils.sampling import manual_seed
 from torch import Tensor
 
 from polythrottle.domain.space import OperatingPoint, SearchSpace
-from polythrottle.domain.study import Study, Trial
+from polythrottle.domain.study import Study, Trial, TrialState
 from polythrottle.optimize.features import Array, Rows, coordinates
 from polythrottle.optimize.options import Ingredient, Options
 from polythrottle.optimize.quantities import doubts, table
@@ -38,7 +38,11 @@ from polythrottle.optimize.transfer import transfer_posterior
 
 
 def study_posterior(study: Study, quantities: tuple[str, ...], options: Options) -> QuantityPosterior | None:
-    """Return what the completed trials say of each quantity at each point; None if they say nothing."""
+    """Return what the completed trials say of each quantity at each point; None if they say nothing.
+
+    Trials that run, of which there is one per board where several search together, count as ended as they are expected
+    to.
+    """
     trials = [trial for trial in study.completed if trial.point in study.problem.space]
     measurements = [trial.measurement for trial in trials if trial.measurement]
     values = table(measurements, quantities)
@@ -46,15 +50,30 @@ def study_posterior(study: Study, quantities: tuple[str, ...], options: Options)
     seen = rows_of(study, trials)[whole]
     kept = [measurements[int(i)] for i in np.flatnonzero(whole)]
     prior = prior_mean(study, quantities, options)
-    belief = posterior_given(study, seen, values[whole] - prior.numpy()[seen], options, doubts(kept, quantities))
-    cold = belief and QuantityPosterior(belief.mean + prior, belief.variance, belief.noise)
-    if cold is None or not options.history:
-        return cold
-    return transfer_posterior(study, quantities, seen, kept, cold, options.history)
+    running = running_rows(study)
+    told = values[whole] - prior.numpy()[seen]
+    belief = posterior_given(study, seen, told, options, doubts(kept, quantities), running)
+    if belief is None:
+        return None
+    found = QuantityPosterior(belief.mean + prior, belief.variance, belief.noise)
+    if options.history:
+        found = transfer_posterior(study, quantities, seen, kept, found, options.history)
+    return found.foreseen(belief.left)
+
+
+def running_rows(study: Study) -> Rows:
+    """Return the row number of each point that a trial is at now, shape (running,)."""
+    space = study.problem.space
+    return rows_of(study, [each for each in study.trials if each.state is TrialState.RUNNING and each.point in space])
 
 
 def posterior_given(
-    study: Study, seen: Rows, values: Array, options: Options, doubt: Array | None = None
+    study: Study,
+    seen: Rows,
+    values: Array,
+    options: Options,
+    doubt: Array | None = None,
+    running: Rows | None = None,
 ) -> QuantityPosterior | None:
     """Return the posterior given values at some rows; None if there is none.
 
@@ -64,6 +83,7 @@ def posterior_given(
         values: Shape (trials, quantities).
         options: Which ingredients to leave out.
         doubt: The variance of each value that is known; None for none.
+        running: Rows that are being measured now; None for none.
     """
     space = study.problem.space
     where = coordinates(space)
@@ -73,7 +93,7 @@ def posterior_given(
             return None
         if doubt is None:
             doubt = np.zeros_like(values)
-        return fit_posterior(where.unit, functions, seen, values, study.seed, doubt)
+        return fit_posterior(where.unit, functions, seen, values, study.seed, doubt, running)
     except RuntimeError:  # what torch and gpytorch raise when a matrix cannot be decomposed
         return None
 

@@ -6,7 +6,7 @@ Fitted on one thread.
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -182,6 +182,8 @@ class QuantityPosterior:
         noise: Variance one more measurement adds, its own doubt as usual in the study, shape (quantities,).
         energy_mean: Of log energy per item, shape (points,), where it is modelled for itself.
         energy_variance: Likewise, > 0.
+        left: The share of the variance that is left once trials that still run have ended, shape (points, quantities);
+            None where none runs.
     """
 
     mean: Tensor
@@ -189,6 +191,7 @@ class QuantityPosterior:
     noise: Tensor
     energy_mean: Tensor | None = None
     energy_variance: Tensor | None = None
+    left: Tensor | None = None
 
     @property
     def energy(self) -> tuple[Tensor, Tensor]:
@@ -197,8 +200,32 @@ class QuantityPosterior:
             return self.energy_mean, self.energy_variance
         return self.mean[:, :2].sum(dim=1), self.variance[:, :2].sum(dim=1)
 
+    def foreseen(self, left: Tensor | None) -> "QuantityPosterior":
+        """Return what would be believed if the trials that still run ended as expected: as sure as that, no wiser.
 
-def fit_posterior(unit: Array, basis: Array, seen: Rows, values: Array, seed: int, doubt: Array) -> QuantityPosterior:
+        To condition a process on its own mean leaves the mean as it is (the kriging believer: Ginsbourger, Le Riche
+        and Carraro 2010).
+
+        Args:
+            left: The share of the variance that is left then, as of a belief of the same quantities; None for all.
+        """
+        if left is None:
+            return self
+        energy = self.energy_variance
+        if energy is not None:
+            energy = energy * left[:, :2].mean(dim=1)
+        return replace(self, variance=self.variance * left, energy_variance=energy, left=None)
+
+
+def fit_posterior(
+    unit: Array,
+    basis: Array,
+    seen: Rows,
+    values: Array,
+    seed: int,
+    doubt: Array,
+    running: Rows | None = None,
+) -> QuantityPosterior:
     """Return the posterior at every point of a space.
 
     Args:
@@ -208,6 +235,7 @@ def fit_posterior(unit: Array, basis: Array, seen: Rows, values: Array, seed: in
         values: What was measured, less the trend's prior mean, shape (trials, quantities).
         seed: Of any randomness in the fit.
         doubt: Variance of each value that its own window tells of, shape (trials, quantities).
+        running: Row number of each point that is being measured now; none if None.
 
     Raises:
         RuntimeError: If the covariance of the trials cannot be decomposed.
@@ -220,7 +248,30 @@ def fit_posterior(unit: Array, basis: Array, seen: Rows, values: Array, seed: in
         with torch.no_grad():
             root = trials_root(model, everywhere[seen], values.shape[1])
             mean, variance = posterior_at(model, everywhere, everywhere[seen], targets, root)
-    return QuantityPosterior(mean + torch.from_numpy(level), variance, noise_ahead(model, doubt))
+            left = None
+            if running is not None and len(running):
+                left = _once_ended(model, everywhere, (seen, running), doubt) / variance
+    return QuantityPosterior(mean + torch.from_numpy(level), variance, noise_ahead(model, doubt), left=left)
+
+
+def _once_ended(model: SingleTaskGP, everywhere: Tensor, rows: tuple[Rows, Rows], doubt: Array) -> Tensor:
+    """Return the variance at every point once what runs has ended too, shape (points, quantities).
+
+    Args:
+        model: The process, fitted to what has ended.
+        everywhere: Inputs of every point, shape (points, inputs).
+        rows: Row numbers of the trials that have ended, and of those that run.
+        doubt: As in `fit_posterior`.
+    """
+    seen, running = rows
+    inputs = everywhere[np.concatenate([seen, running])]
+    quantities = doubt.shape[1]
+    ended = noise_of(model, quantities, len(seen))
+    ahead = noise_ahead(model, doubt).reshape(quantities, 1).expand(quantities, len(running))
+    noise = torch.cat([ended, ahead], dim=1) + _JITTER
+    root = psd_safe_cholesky(prior_covariance(model, inputs, inputs) + torch.diag_embed(noise))
+    targets = inputs.new_zeros((len(inputs), quantities))
+    return posterior_at(model, everywhere, inputs, targets, root)[1]
 
 
 def noise_ahead(model: SingleTaskGP, doubt: Array) -> Tensor:
