@@ -19,9 +19,11 @@ from polythrottle.domain.profile import Profile, Verdict, verdict
 from polythrottle.domain.study import Study, card_html
 from polythrottle.domain.units import show, show_name, show_number
 from polythrottle.storage import journal as journals
+from polythrottle.storage.boards_journal import boards_of
 from polythrottle.storage.identity import disagreement, identity_of
 from polythrottle.storage.journal import Journal
 from polythrottle.storage.paths import state_dir
+from polythrottle.tuning.board_offsets import BoardAnswer, BoardsView
 from polythrottle.tuning.plan import StudyPlan
 from polythrottle.tuning.setup import RUNS_ON, device_name, workload_name
 from polythrottle.tuning.study_store import PriorStudies, PriorStudy
@@ -49,6 +51,7 @@ class Tuning:
         kept: Whether that one stays, so that the answer is in journal and report alone.
         unladdered: Why the answer holds no points along load; empty if it does.
         errors: What was spent of its error budget; None if it had none.
+        boards: What the answer comes to on each board of several; empty where there was one.
     """
 
     study: Study
@@ -66,6 +69,7 @@ class Tuning:
     kept: bool = False
     unladdered: str = ""
     errors: ErrorAccount | None = None
+    boards: tuple[BoardAnswer, ...] = ()
 
     def __repr__(self) -> str:
         where = f" -> {self.profile_path}" if self.profile_path is not None and not self.kept else ""
@@ -82,6 +86,8 @@ class Tuning:
         yield "no answer", self.unmet or ""
         yield "ended", self.ended or ""
         yield "error budget", "" if self.errors is None else self.errors.words
+        for board in self.boards:
+            yield board.uri, board.words
         for name, path in (
             ("profile", self.profile_path),
             ("journal", self.journal_path),
@@ -104,7 +110,7 @@ def conclude(journal: Journal, board: Device, plan: StudyPlan, past: PriorStudie
     """
     from polythrottle.report import write_report
 
-    study = journal.study
+    study = on_all_boards(journal.study, journal.path)
     page = report_path(journal.path)
     recorded = {"window": "as recorded"} if isinstance(board, Recorded) else {}
     begun = StudyPlan.of(journal.plan)
@@ -131,7 +137,15 @@ def conclude(journal: Journal, board: Device, plan: StudyPlan, past: PriorStudie
         kept=answer.kept,
         unladdered=answer.unladdered,
         errors=account,
+        boards=_on_each(study, journal),
     )
+
+
+def _on_each(study: Study, journal: Journal) -> tuple[BoardAnswer, ...]:
+    boards = boards_of(journal.path)
+    if not boards or (best := study.answered) is None:
+        return ()
+    return BoardsView(journal.study, boards).answers(best.point)
 
 
 @dataclass(frozen=True)
@@ -256,11 +270,19 @@ def read_study(journal: Path) -> Study:
     Raises:
         BadFile: If either cannot be read.
     """
-    study = journals.read(journal)
+    study = on_all_boards(journals.read(journal), journal)
     plan = journals.heading(journal)["plan"]
     if "setup" in plan:  # a journal that a program began without words of a user is as good
         planned(journal, plan)
     return study
+
+
+def on_all_boards(study: Study, journal: Path) -> Study:
+    """Return a study that several boards made as its limits have to hold on each of them; any other as it is."""
+    boards = boards_of(journal)
+    if not boards:
+        return study
+    return BoardsView(study, boards).on_all()
 
 
 def planned(journal: Path, plan: Mapping[str, Any]) -> StudyPlan:

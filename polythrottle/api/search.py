@@ -8,6 +8,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
 
+from polythrottle.api.boards_together import TogetherOptions, method_of, resume_together, several_in, tune_together
 from polythrottle.api.experiments import (
     IDLE_S,
     Watcher,
@@ -27,11 +28,11 @@ from polythrottle.domain.measurement import EnergyKind, Window
 from polythrottle.domain.metrics import EXTRAS, METRICS
 from polythrottle.domain.ports import Device, Meter, Optimizer, Workload
 from polythrottle.domain.problem import Constraint, Objective, Problem
-from polythrottle.domain.space import Level, OperatingPoint
+from polythrottle.domain.space import Level
 from polythrottle.domain.study import Study
 from polythrottle.domain.units import span_s
-from polythrottle.optimize import PACKAGES, Options, make_optimizer
-from polythrottle.optimize.options import WarmStart
+from polythrottle.optimize import PACKAGES
+from polythrottle.storage.boards_journal import BoardsJournal, journal_kind
 from polythrottle.storage.journal import Journal
 from polythrottle.tuning.file_trust import accept_resumed, begun_on, checked_plan
 from polythrottle.tuning.objects import Served, checked_optimizer, type_name
@@ -87,7 +88,8 @@ def tune(
     journal too, but `resume` cannot open them again: it goes on when `tune` is called again with the same objects.
 
     Args:
-        device: Device URI, or a device; ``auto`` takes the real one that is here.
+        device: Device URI, or a device; ``auto`` takes the real one that is here. Several URIs with commas between them
+            search together: boards of one kind, a trial at a time on each; presets are not measured then.
         workload: Workload URI, a workload, a function whose every call is one query (``f()``, ``f(batch_size)`` or
             ``f(batch_size, threads)``), or a torch module. A workload given as an object is not closed.
         slo: Constraints such as ``p99<=25ms``; none minimises energy alone.
@@ -159,6 +161,10 @@ def tune(
 
 def _begin(options: "TuneOptions", force: bool, progress: bool | None, watcher: Watcher | None) -> Tuning:
     """Return what a new study comes to, or one that is continued."""
+    if uris := several_in(options.plan.setup):
+        _check_packages(options.method)
+        asked = TogetherOptions(uris, options.plan, options.journal, options.fresh, force, options.optimizer)
+        return tune_together(asked, options.study, progress, watcher)
     board, served = options.plan.setup.open()
     with options.plan.setup.closing(served):
         study = options.study(board, served)
@@ -319,7 +325,7 @@ def resume(
     """
     journal = Path(journal)
     out = _checked_out(out, journal)
-    with Journal.reopen(journal.absolute()) as kept:
+    with journal_kind(journal).reopen(journal.absolute()) as kept:
         begun = planned(journal, kept.plan)
         if begun.objects:
             raise BadFile(f"{journal} cannot be resumed by itself: {begun.to_go_on}")
@@ -327,6 +333,9 @@ def resume(
         plan = checked_plan(journal, plan, device, out)
         with contextlib.ExitStack() as stack:
             shown = stack.enter_context(study_progress(progress, watcher, plan.resumed_by))
+            if isinstance(kept, BoardsJournal):
+                _check_packages(kept.study.method)
+                return resume_together(kept, plan, device, shown, force)
             board, served = plan.setup.open(accept_resumed(journal, kept.study, plan, device, shown.told))
             stack.enter_context(contextlib.closing(served))
             _check_packages(kept.study.method)
@@ -543,7 +552,7 @@ class _Search:
         self.watcher.opened(self.kept.study, self.kept.path, self.plan.budget.trials)
         before = notes(self.served)
         self._tell((*self._remarks(), *before))
-        optimizer = self._optimizer(own)
+        optimizer = method_of(self.kept.study, (self.board, self.served), self.plan, self.past, self.watcher, own)
         # As it was begun: more trials on resuming are no reason for more late requests.
         account = StudyPlan.of(self.kept.plan).account(self.kept.study.problem, self.kept.spent)
         most_late = None if account is None else account.most
@@ -574,17 +583,6 @@ class _Search:
             advice = "; --no-history starts afresh"
         known = (*self.past.words(study.problem, advice), *beforehand(study), *passed_over(self.board))
         return (*known, *unsteered(self.board), *narrowed(self.board))
-
-    def _optimizer(self, own: Optimizer | None) -> Optimizer:
-        """Return the search method, which tries the points of other profiles first if there are any."""
-        default = self.served.space.default
-        presets = tuple(OperatingPoint({**default, **point}) for point in self.board.presets.values())
-        optimizer = own or make_optimizer(self.kept.study.method, Options(self.past.studies, self.plan.risk, presets))
-        if not self.plan.priors:
-            return optimizer
-        primed = WarmStart(optimizer, self.plan.priors)
-        self.watcher.told(primed.words(self.kept.study.problem.space))
-        return primed
 
 
 __all__ = ["check", "doctor", "energy", "explain", "measure", "read_journal", "resume", "sweep", "tune"]

@@ -14,7 +14,7 @@ from typing_extensions import Self
 from polythrottle.actuation.client.connection import reading_from
 from polythrottle.actuation.wire import error_from, space_from
 from polythrottle.domain.clock import VirtualClock
-from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError
+from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, TrialError
 from polythrottle.domain.measurement import Query, Reading
 from polythrottle.domain.ports import Device
 from polythrottle.domain.space import OperatingPoint, SearchSpace
@@ -112,6 +112,8 @@ class Told:
         self._orders: list[Mapping[str, object]] = []
         self.failed = False
         """Whether an error has ended what was under way there."""
+        self.cut: Callable[[], bool] = lambda: False
+        """Whether nobody needs what is under way there any more."""
 
     def say(self, **order: object) -> None:
         """Give an order, with what is asked next."""
@@ -121,9 +123,12 @@ class Told:
         """Return what comes next.
 
         Raises:
+            TrialError: If nobody needs it any more.
             PolythrottleError: If that is an error, or the board cannot be reached.
         """
         while not self._events:
+            if self.cut():
+                raise TrialError("nobody needs it any more")
             orders, self._orders = self._orders, []
             self._events.extend(self._exchange(orders, _POLL_S))
         if self._events[0][0] == "error":

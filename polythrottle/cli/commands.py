@@ -146,7 +146,9 @@ def tune(
 ) -> None:
     """Find the operating point of least energy, or best by another objective, that holds the SLO.
 
-    An unfinished study of the same problem is continued. Exit code 5 means that no tried point holds the SLO.
+    An unfinished study of the same problem is continued. Boards of one kind, named with commas between them, search
+    together: a trial at a time on each, and the answer holds on all of them. Exit code 5 means that no tried point
+    holds the SLO.
     """
     from polythrottle.cli.render.documents import tune_document
     from polythrottle.cli.render.text import print_tuning
@@ -293,7 +295,9 @@ app.command(
     short_help="Find the operating point of least energy that holds the SLO.",
     epilog=examples(
         "polythrottle tune -d sim:jetson-orin-nano -w resnet50 --slo 'p99<=50ms' \\\n"
-        "  --journal study.jsonl --out profile.toml"
+        "  --journal study.jsonl --out profile.toml",
+        "polythrottle tune -d 'sim:jetson-orin-nano?seed=1,sim:jetson-orin-nano?seed=2' \\\n"
+        "  -w resnet50 --slo 'p99<=50ms'",
     ),
 )(tune)
 

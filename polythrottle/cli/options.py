@@ -263,7 +263,10 @@ class SetupOptions(OptionGroup):
     device: Annotated[
         str,
         typer.Option(
-            "--device", "-d", metavar="URI", help="jetson, nvml:0, cpu, sim:<board>, replay:<table>, or auto."
+            "--device",
+            "-d",
+            metavar="URI",
+            help="jetson, nvml:0, cpu, sim:<board>, replay:<table>, or auto; tune takes several, with commas between.",
         ),
     ] = "auto"
     workload: Annotated[

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polythrottle.backends import check_named
+from polythrottle.backends.at_once import uris_in
 from polythrottle.backends.meters import meter_apart, unmetered
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
@@ -46,7 +47,8 @@ def check_device(file: Path, uri: str) -> None:
         InvalidInput: If the user has to name it.
     """
     if not is_own(file):
-        check_named(uri, file)
+        for each in uris_in(uri):
+            check_named(each, file)
 
 
 def checked_plan(journal: Path, plan: StudyPlan, device: str | None, out: Path | None) -> StudyPlan:

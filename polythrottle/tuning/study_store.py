@@ -18,9 +18,11 @@ from polythrottle.domain.study import Study, Trial, TrialState
 from polythrottle.optimize.features import shared_coordinates
 from polythrottle.storage import journal
 from polythrottle.storage import journal as journals
+from polythrottle.storage.boards_journal import boards_in
 from polythrottle.storage.journal import Journal
 from polythrottle.storage.paths import state_dir
 from polythrottle.storage.tables import ENDINGS
+from polythrottle.tuning.board_offsets import BoardsView
 from polythrottle.tuning.plan import LEARNERS, StudyPlan
 from polythrottle.tuning.setup import device_name, slug, workload_name
 
@@ -193,6 +195,8 @@ def lesson(path: Path, size: int | None = None) -> PriorStudy:
     if path.name.endswith(ENDINGS):
         return PriorStudy(path.absolute(), len(data), hashlib.sha256(data).hexdigest(), _study_of(Table.read(path)))
     whole, study = journal.told(path, data[:size])
+    if boards := boards_in(data[:whole]):
+        study = BoardsView(_ended(study), boards).on_all()
     return PriorStudy(path.absolute(), whole, hashlib.sha256(data[:whole]).hexdigest(), _ended(study))
 
 
@@ -331,7 +335,9 @@ def _where(studies: Sequence[Study], problem: Problem) -> str:
 
 
 @contextlib.contextmanager
-def open_study(study: Study, path: Path | None, fresh: bool, plan: StudyPlan) -> Iterator[tuple[Journal, PriorStudies]]:
+def open_study(
+    study: Study, path: Path | None, fresh: bool, plan: StudyPlan, kind: type[Journal] = Journal
+) -> Iterator[tuple[Journal, PriorStudies]]:
     """Open the study's journal: the given file, or the newest of this problem that is not finished, or a new one.
 
     With it comes what there is to learn from: for a new study what is there now, for another what it began with.
@@ -341,6 +347,7 @@ def open_study(study: Study, path: Path | None, fresh: bool, plan: StudyPlan) ->
         path: The given file; None for the usual place under the state folder.
         fresh: Whether to start a new study even if an unfinished one is there.
         plan: Kept in the journal of a new study.
+        kind: What the journal is opened as; `BoardsJournal` for a study of several boards.
 
     Raises:
         InvalidInput: If a new study is wanted in a file that holds one, or the history cannot be used.
@@ -353,10 +360,10 @@ def open_study(study: Study, path: Path | None, fresh: bool, plan: StudyPlan) ->
     if not journals.holds_study(path):
         past = _past(study, plan)
         plan = replace(plan, lessons=tuple(lesson.line() for lesson in past.lessons))
-        with Journal.create(path, study, plan.line()) as kept:
+        with kind.create(path, study, plan.line()) as kept:
             yield kept, past
         return
-    with Journal.reopen(path) as kept:
+    with kind.reopen(path) as kept:
         begun = StudyPlan.of(kept.plan)
         check_same_problem(path, kept.study, study)
         _same_means(path, begun, plan)

@@ -1,5 +1,6 @@
 """What a command found out, as JSON documents for programs: SI units, null for what is not known."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from polythrottle.tuning.stopping import is_conclusive
 
 if TYPE_CHECKING:
     from polythrottle.api.outcome import Tuning
+    from polythrottle.tuning.board_offsets import BoardAnswer
     from polythrottle.tuning.setup import Setup
     from polythrottle.tuning.sweep import Swept
 
@@ -62,6 +64,7 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
             }
             for preset in study.references
         ],
+        **({"boards": [_board_document(board) for board in tuning.boards]} if tuning.boards else {}),
         "ladder": _ladder(tuning),
         "no_ladder": tuning.unladdered or None,
         "profile": optional(str, tuning.profile_path),
@@ -72,6 +75,19 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
         "boundary": tuning.boundary,
         "simulated": kind is EnergyKind.SIMULATED,
         "energy_kind": optional(str, kind),
+    }
+
+
+def _board_document(board: "BoardAnswer") -> dict[str, Any]:
+    return {
+        "device": board.uri,
+        "trials": board.trials,
+        "energy_offset": math.expm1(board.offset.energy.mean),
+        "latency_offset": math.expm1(board.offset.latency.mean),
+        "energy_j": board.measurement.energy_j,
+        "saving_fraction": board.saving,
+        "saving_interval": optional(_ends, board.between),
+        "measured": board.measured,
     }
 
 

@@ -28,6 +28,7 @@ from polythrottle.domain.problem import Constraint, Objective
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import RECORDED_ITEMS, WORTHWHILE, Study, Trial
 from polythrottle.domain.units import show, show_excess, show_share, show_span
+from polythrottle.storage.untrusted import printable
 from polythrottle.tuning.remarks import passed_over
 from polythrottle.tuning.stopping import is_conclusive
 
@@ -305,6 +306,7 @@ def _lines(tuning: "Tuning") -> "Iterator[tuple[str, str | Text]]":
         yield "point", show_point(best.point)
         yield from _held(study, best.measurement)
         yield from _of_tokens(default, best.measurement)
+    yield from (("board", f"{printable(board.uri)}: {board.words}") for board in tuning.boards)
     if tuning.profile is not None:
         yield "ladder", _ladder(tuning)
     yield "trials", _trials(study)

@@ -1,0 +1,329 @@
+"""Boards of one kind that search together: told apart, each limit kept on the slowest, put back whatever happens."""
+
+import contextlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from builders import measured, problem
+
+from polythrottle.backends.simulated import SimulatedDevice
+from polythrottle.catalog import load_board, load_model
+from polythrottle.cli.commands import run
+from polythrottle.domain.errors import DeviceError, TrialError
+from polythrottle.domain.measurement import Interval, Measurement
+from polythrottle.domain.problem import Constraint, Problem
+from polythrottle.domain.space import OperatingPoint
+from polythrottle.domain.study import Study, Trial, TrialState
+from polythrottle.optimize import make_optimizer
+from polythrottle.storage import journal as journals
+from polythrottle.storage.boards_journal import BoardsJournal, boards_of
+from polythrottle.storage.journal import ATTEMPTS, Journal
+from polythrottle.tuning.board_offsets import BoardsView, KindOffsets
+from polythrottle.tuning.open_board import OpenBoard
+from polythrottle.tuning.setup import Setup
+from polythrottle.tuning.several_boards import SharedStudy
+from polythrottle.tuning.stopping import Budget, Rule
+
+KIND, MODEL = "jetson-orin-nano", "resnet50"
+TWO = f"sim:{KIND}?seed=1,sim:{KIND}?seed=2"
+
+
+class OneOfAKind(SimulatedDevice):
+    """A simulated board that is slower than its kind, hungrier, and may be lost."""
+
+    slower = 1.0
+    hungrier = 1.0
+    lasts = math.inf
+    applied: OperatingPoint | None = None
+    left = False
+
+    def apply(self, point: OperatingPoint) -> None:
+        """Set every knob, unless the board is lost by now."""
+        self.lasts -= 1
+        if self.lasts < 0:
+            raise DeviceError("the cable is out")
+        self.applied = point
+        super().apply(point)
+        time, power = self._state.factors
+        self._state.factors = (time * self.slower, power * self.hungrier)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        self.left = True
+        super().restore()
+
+
+def boards(count: int) -> list[OpenBoard]:
+    """Return simulated boards of one kind."""
+    devices = [OneOfAKind(load_board(KIND), seed=number) for number in range(1, count + 1)]
+    return [OpenBoard(device.uri, device, device.serve(load_model(MODEL))) for device in devices]
+
+
+def asked(board: OpenBoard, *limits: str) -> Problem:
+    """Return what is searched for on a board."""
+    window = Setup(board.uri, MODEL, queries=20).window(board.device)
+    space = board.device.space * board.served.space
+    return Problem(space, tuple(map(Constraint.parse, limits)), board.uri, MODEL, {}, window)
+
+
+def searched(path: Path, found: Sequence[OpenBoard], trials: int = 8, limit: str = "p99<=50ms") -> list[Study | str]:
+    """Return all that a search at random yields; continues a journal that is there."""
+    with contextlib.ExitStack() as stack:
+        if path.exists():
+            kept = BoardsJournal.reopen(path)
+        else:
+            kept = BoardsJournal.create(path, Study(asked(found[0], limit), "random"), {})
+        stack.enter_context(kept)
+        assert isinstance(kept, BoardsJournal)
+        shared = SharedStudy(found, make_optimizer("random"), kept, Budget(trials), Rule())
+        return list(shared.search())
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    """Return the lines of a journal."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_two_boards_end_with_a_profile_and_a_journal_that_names_the_board_of_each_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They share the work, and the answer says what each of them saves."""
+    path = tmp_path / "study.jsonl"
+    out = tmp_path / "profile.toml"
+    words = ["tune", "-d", TWO, "-w", MODEL, "--slo", "p99<=50ms", "--method", "random", "--trials", "8"]
+    assert run([*words, "--journal", str(path), "--out", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert out.exists()
+    study = journals.read(path)
+    assert len(study.trials) in (7, 8)  # one is kept for the slowest board
+    assert set(boards_of(path)) == {trial.number for trial in study.trials}
+    assert set(boards_of(path).values()) == set(TWO.split(","))
+    assert [board["device"] for board in told["boards"]] == TWO.split(",")
+    assert sum(board["trials"] for board in told["boards"]) == len(study.trials)
+    assert run(["report", str(path), "--out", str(tmp_path / "report.html")]) == 0
+
+
+def test_each_board_measures_the_default_and_every_trial_is_on_disk_before_its_board_is_touched(
+    tmp_path: Path,
+) -> None:
+    """A trial is written as begun first; what it came to, later."""
+    path = tmp_path / "study.jsonl"
+    found = boards(3)
+    searched(path, found)
+    study = journals.read(path)
+    default = study.problem.space.default
+    assert {boards_of(path)[trial.number] for trial in study.trials if trial.point == default} == {
+        each.uri for each in found
+    }
+    begun = [line for line in lines(path) if line["event"] == "interrupted"]
+    assert [line["visit"] for line in begun] == list(range(len(study.trials)))
+
+
+def test_the_same_boards_make_the_same_study(tmp_path: Path) -> None:
+    """In virtual time it does not matter which thread is faster."""
+    searched(tmp_path / "one.jsonl", boards(3))
+    searched(tmp_path / "other.jsonl", boards(3))
+    assert lines(tmp_path / "one.jsonl") == lines(tmp_path / "other.jsonl")
+
+
+def test_a_board_that_drops_out_is_left_out_and_its_trial_made_again_elsewhere(tmp_path: Path) -> None:
+    """A line says so; nothing of it is lost, and the other board makes the rest."""
+    path = tmp_path / "study.jsonl"
+    found = boards(2)
+    assert isinstance(found[1].device, OneOfAKind)
+    found[1].device.lasts = 2
+    events = searched(path, found)
+    said = [event for event in events if isinstance(event, str)]
+    assert said == [f"{found[1].uri} is left out: the cable is out; its trial is made again elsewhere"]
+    lost = found[1].device.applied
+    study = journals.read(path)
+    assert len(study.trials) >= 7
+    assert all(trial.state is TrialState.COMPLETED for trial in study.trials)
+    begun = [line for line in lines(path) if line["event"] == "interrupted" and line["board"] == found[1].uri]
+    started = [line for line in lines(path) if line["event"] == "started" and line.get("visit") == begun[-1]["visit"]]
+    point = OperatingPoint(started[0]["point"])  # type: ignore[arg-type]
+    assert point in study.visited
+    assert lost is not None
+
+
+def test_the_last_board_that_is_lost_ends_the_search(tmp_path: Path) -> None:
+    """The journal is kept; what there is to say is said of the last."""
+    found = boards(2)
+    for board in found:
+        assert isinstance(board.device, OneOfAKind)
+        board.device.lasts = 2
+    with pytest.raises(DeviceError, match="no board is left; the last was"):
+        searched(tmp_path / "study.jsonl", found)
+    assert not journals.is_finished(tmp_path / "study.jsonl")
+
+
+def test_whatever_ends_a_search_every_board_is_put_back(tmp_path: Path) -> None:
+    """Whoever leaves it in the middle, as Ctrl-C does, finds them so."""
+    found = boards(3)
+    with BoardsJournal.create(tmp_path / "study.jsonl", Study(asked(found[0]), "random"), {}) as kept:
+        assert isinstance(kept, BoardsJournal)
+        events = SharedStudy(found, make_optimizer("random"), kept, Budget(20), Rule()).search()
+        for event in events:
+            if isinstance(event, Study) and len(event.completed) == 5:
+                break
+        for board in found:
+            assert isinstance(board.device, OneOfAKind)
+            board.device.left = False
+        events.close()
+    assert all(isinstance(board.device, OneOfAKind) and board.device.left for board in found)
+
+
+def test_trials_that_ran_when_a_search_was_left_are_made_again_first(tmp_path: Path) -> None:
+    """A resumed study begins with them, on whichever board is free."""
+    path = tmp_path / "study.jsonl"
+    found = boards(2)
+    with BoardsJournal.create(path, Study(asked(found[0], "p99<=50ms"), "random"), {}) as kept:
+        assert isinstance(kept, BoardsJournal)
+        for board in found:
+            kept.end(
+                kept.begin(kept.study.problem.space.default, board.uri),
+                Trial(0, kept.study.problem.space.default, measured()),
+            )
+        points = [point for point in kept.study.problem.space if point not in kept.study.visited][5:7]
+        for point, board in zip(points, found, strict=True):
+            kept.begin(point, board.uri)
+    searched(path, found)
+    assert {trial.point for trial in journals.read(path).trials[2:4]} == set(points)
+
+
+def test_a_trial_that_ends_every_process_is_given_up(tmp_path: Path) -> None:
+    """What was begun so often, and never ended, is recorded as failed."""
+    path = tmp_path / "study.jsonl"
+    asks = problem()
+    point = next(point for point in asks.space if point != asks.space.default)
+    with BoardsJournal.create(path, Study(asks, "random"), {}) as kept:
+        assert isinstance(kept, BoardsJournal)
+        kept.begin(point, "a")
+    for _ in range(ATTEMPTS - 1):
+        with BoardsJournal.reopen(path) as kept:
+            assert isinstance(kept, BoardsJournal)
+            assert kept.again("a") == point
+            kept.begin(point, "a")
+    with BoardsJournal.reopen(path) as kept:
+        assert isinstance(kept, BoardsJournal)
+        assert kept.again("a") is None
+        assert kept.study.trials[-1].failure == f"interrupted {ATTEMPTS} times"
+
+
+def test_a_process_that_ends_between_two_lines_of_a_trial_loses_nothing(tmp_path: Path) -> None:
+    """A journal of several boards is one that any version reads and reopens."""
+    path = tmp_path / "study.jsonl"
+    asks = problem()
+    with BoardsJournal.create(path, Study(asks, "random"), {}) as kept:
+        assert isinstance(kept, BoardsJournal)
+        visit = kept.begin(asks.space.default, "a")
+        kept._start(asks.space.default, "a", visit)
+    with BoardsJournal.reopen(path) as kept:
+        assert kept.study.trials == ()
+        assert isinstance(kept, BoardsJournal)
+        kept.end(kept.begin(asks.space.default, "b"), Trial(0, asks.space.default, measured()))
+    with Journal.reopen(path) as plain:
+        assert len(plain.study.trials) == 1
+    assert boards_of(path) == {0: "b"}
+
+
+def precise(latency_s: float, energy_j: float) -> Measurement:
+    """Return a measurement that is sure of itself to 0.2 %."""
+    between = {
+        "mean": Interval(0.998 * latency_s, 1.002 * latency_s),
+        "energy": Interval(0.998 * energy_j, 1.002 * energy_j),
+        "p99": Interval(1.19 * latency_s, 1.21 * latency_s),
+    }
+    return measured(latency_s, energy_j, intervals=between)
+
+
+def test_boards_are_told_apart_by_their_default_points() -> None:
+    """By how much each differs comes out within its doubt."""
+    truth = {"a": -0.06, "b": -0.01, "c": 0.02, "d": 0.05}
+    offsets = KindOffsets.of({uri: precise(0.01 * math.exp(log / 2), math.exp(log)) for uri, log in truth.items()})
+    for uri, log in truth.items():
+        assert abs(offsets.board(uri).energy.mean - log) <= 2 * offsets.board(uri).energy.sd
+        assert abs(offsets.board(uri).latency.mean - log / 2) <= 2 * offsets.board(uri).latency.sd
+    assert offsets.slowest == "d"
+
+
+def test_a_limit_has_to_hold_on_the_slowest_board() -> None:
+    """What held on a fast one by little is infeasible; on a slow one itself the limit is what was asked."""
+    asks = problem("p99<=13ms")
+    default = asks.space.default
+    other = next(point for point in asks.space if point != default)
+    trials = (
+        Trial(0, default, precise(0.0100, 1.0)),
+        Trial(1, default, precise(0.0110, 1.1)),
+        Trial(2, other, precise(0.0102, 0.8)),
+    )
+    view = BoardsView(Study(asks, "grid", 0, trials), {0: "fast", 1: "slow", 2: "fast"})
+    assert view.study.feasible(trials[2])
+    assert not view.on_all().feasible(view.on_all().trials[2])
+    assert view.on_one("slow").constraints[0].limit == pytest.approx(0.013)
+    assert view.on_one("fast").constraints[0].limit < 0.0123
+    answers = view.answers(other)
+    assert [(each.uri, each.trials, each.measured) for each in answers] == [("fast", 2, True), ("slow", 1, False)]
+    assert [each.saving for each in answers] == pytest.approx([0.2, 0.2], abs=0.03)
+
+
+def test_what_broke_a_limit_on_the_slowest_board_is_no_answer() -> None:
+    """Whatever another has seen there."""
+    asks = problem("p99<=13ms")
+    default = asks.space.default
+    other = next(point for point in asks.space if point != default)
+    seen = ((default, 0.0100), (default, 0.0101), (other, 0.0105), (other, 0.0112))
+    trials = tuple(Trial(number, point, precise(time_s, 1.0)) for number, (point, time_s) in enumerate(seen))
+    study = BoardsView(Study(asks, "grid", 0, trials), {0: "fast", 1: "slow", 2: "fast", 3: "slow"}).on_all()
+    assert {trial.number for trial in study.infeasible} == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("device", "code", "says"),
+    [
+        (f"sim:{KIND},sim:jetson-nano", 2, "boards that search together are of one kind"),
+        (f"sim:{KIND},sim:{KIND}", 2, f"sim:{KIND} is named twice"),
+        (f"{TWO},sim:nonesuch", 3, "nonesuch"),
+        (f"{TWO},cpu", 2, "a real device needs the model itself"),
+    ],
+)
+def test_what_cannot_search_together_is_one_line(
+    device: str, code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is touched."""
+    assert run(["tune", "-d", device, "-w", MODEL, "--method", "random", "--trials", "8"]) == code
+    told = capsys.readouterr().err
+    assert says in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--trials", "3"], "2 boards need 4 trials at least, not 3"),
+        (["--slo", "p99<=50ms", "--error-budget", "0.1%"], "an error budget is for one board"),
+    ],
+)
+def test_what_several_boards_cannot_do_is_one_line(
+    more: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says what to leave out."""
+    assert run(["tune", "-d", TWO, "-w", MODEL, "--method", "random", *more]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_board_that_cannot_measure_the_default_is_left_out(tmp_path: Path) -> None:
+    """Nothing it measured could be compared with the others."""
+    found = boards(2)
+
+    def refused() -> None:
+        raise TrialError("no answer")
+
+    setattr(found[0].served, "query", refused)  # noqa: B010
+    events = searched(tmp_path / "study.jsonl", found)
+    said = [event for event in events if isinstance(event, str)]
+    assert said == [f"{found[0].uri} is left out: the default point cannot be measured: no answer"]
+    assert len(journals.read(tmp_path / "study.jsonl").completed) >= 6
