@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import measured
+from builders import measured, study
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +22,7 @@ from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study, Trial
 from polythrottle.optimize import METHODS, make_optimizer
-from polythrottle.optimize.bayes import Account, best_rows, beyond_caps
+from polythrottle.optimize.bayes import Account, ConstrainedBayes, best_rows, beyond_caps
 from polythrottle.optimize.options import Options
 from polythrottle.optimize.quantities import bound, in_units, table
 from polythrottle.testing import OptimizerContract
@@ -236,6 +236,26 @@ def test_bayes_needs_a_fraction_of_the_trials_of_chance() -> None:
     ours = regret(searched(board(), ("mean<=20ms",), 10))
     chance = [regret(searched(board(), ("mean<=20ms",), 10, method="random", seed=seed)) for seed in range(5)]
     assert ours < 0.3 * float(np.mean(chance))
+
+
+def test_a_trial_that_runs_counts_as_ended_as_expected() -> None:
+    """Boards that search at once spread: what is measured elsewhere is surer, no different, and not suggested again."""
+    seen = study("p99<=13ms", energies=(1.0, 0.9, 0.8), latencies=(0.010, 0.0101, 0.0102))
+    method = ConstrainedBayes()
+    point = method.suggest(seen)
+    running = seen.with_trial(Trial(3, point))
+    from polythrottle.optimize.posterior import study_posterior
+
+    alone = study_posterior(seen, ("time", "draw", "p99"), Options())
+    beside = study_posterior(running, ("time", "draw", "p99"), Options())
+    assert alone is not None
+    assert beside is not None
+    row = seen.problem.space.index(point)
+    assert bool((beside.mean == alone.mean).all())
+    assert bool((beside.variance <= 1.000001 * alone.variance).all())
+    assert bool((beside.variance[row] < 0.9 * alone.variance[row]).all())
+    assert ConstrainedBayes().suggest(running) != point
+    assert ConstrainedBayes().saving_left(running) <= method.saving_left(seen)
 
 
 @pytest.mark.slow

@@ -23,6 +23,8 @@ from polythrottle.domain.errors import DeviceError, PermissionDenied
 from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.ports import Lasting
 from polythrottle.metering.meter import measure
+from polythrottle.storage.boards_journal import boards_of
+from polythrottle.testing import plant
 from polythrottle.tuning.setup import Setup
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
@@ -153,6 +155,27 @@ def test_a_search_measures_there_and_leaves_the_board_as_it_was(
     assert held(site.root) == before
     await_that(lambda: not far_sides(tmp_path), "the far side stays")
     assert not [*tmp_path.glob("polythrottle-board-*")]
+
+
+def test_boards_that_search_together_are_measured_at_once_and_put_back(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each behind a connection of its own: every trial names its board, nothing changed and nothing left on either."""
+    other = plant("jetson-agx-orin-jp6", tmp_path / "other")
+    for serial in other.rglob("serial-number"):
+        serial.write_bytes(b"1422000000002\0")
+    before = held(site.root), held(other)
+    uris = [site.uri, site.uri.replace(str(site.root), str(other))]
+    words = ["--knobs", "mem", "--slo", "p99<=60s", "--yes", "--trials", "5", "--seconds", "0.3", "--queries", "10"]
+    files = ["--journal", str(tmp_path / "study.jsonl"), "--out", str(tmp_path / "out")]
+    device = ",".join(uris)
+    code = run(["tune", "-d", device, "-w", "cmd:sleep 0.02", *words, *files, "--method", "grid", "--json"])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert [board["device"] for board in json.loads(said.out)["boards"]] == sorted(uris)
+    assert set(boards_of(tmp_path / "study.jsonl").values()) == set(uris)
+    assert (held(site.root), held(other)) == before
+    await_that(lambda: not far_sides(tmp_path), "a far side stays")
 
 
 @pytest.mark.parametrize("victim", ["far side", "its session", "ssh", "desk"])
