@@ -417,20 +417,29 @@ class SharedStudy:
         # The default, which each board has measured, is one point of those it takes to say anything.
         if len({trial.point for trial in study.completed}) < ENOUGH and self._rule.horizon_s is None:
             return None
-        return self._rule.reason(study, self._saving_left, self._dares)
+        if (reason := self._rule.reason(study, self._saving_left, self._dares)) is not None:
+            return reason
+        # A trial that all other boards wait for takes the time of all of them, so it has to be worth more than one's.
+        share = self._share_left(study)
+        if share >= WORTHLESS_IDLE:
+            return None
+        return f"{NOTHING_LEFT}: one more trial would save {max(100 * share, 0.001):.2g} % beside the best"
 
     def _idles(self, study: Study) -> bool:
-        """Return whether a board waits for what runs, as it would save next to nothing beside that.
+        """Return whether a board waits for what runs, as one more trial would save next to nothing beside it.
 
         What a trial would save is a guess as long as others run; what they tell settles most of it.
         """
-        best = study.best
         runs = any(trial.state is TrialState.RUNNING for trial in study.trials)
-        if not (runs and self._rule.early) or best is None or best.measurement is None:
-            return False
-        if len({trial.point for trial in study.completed}) < ENOUGH:
-            return False
-        return self._saving_left(study) < WORTHLESS_IDLE * study.problem.objective.of(best.measurement)
+        enough = len({trial.point for trial in study.completed}) >= ENOUGH
+        return runs and enough and self._share_left(study) < WORTHLESS_IDLE
+
+    def _share_left(self, study: Study) -> float:
+        """Return the share of the objective that one more trial is expected to save; inf if that does not count."""
+        best = study.best
+        if not self._rule.early or self._rule.horizon_s is not None or best is None or best.measurement is None:
+            return math.inf
+        return self._saving_left(study) / study.problem.objective.of(best.measurement)
 
     def _saving_left(self, study: Study) -> float:
         if isinstance(self._optimizer, Forecaster):
