@@ -104,6 +104,8 @@ def test_two_boards_end_with_a_profile_and_a_journal_that_names_the_board_of_eac
     assert [board["device"] for board in told["boards"]] == TWO.split(",")
     assert sum(board["trials"] for board in told["boards"]) == len(study.trials)
     assert run(["report", str(path), "--out", str(tmp_path / "report.html")]) == 0
+    assert run(["tune", "--resume", str(path), "--device", TWO, "--trials", "10", "--json"]) == 0
+    assert len(journals.read(path).trials) in (9, 10)
 
 
 def test_each_board_measures_the_default_and_every_trial_is_on_disk_before_its_board_is_touched(
