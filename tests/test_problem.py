@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from builders import measured, problem, study
 
@@ -53,6 +55,22 @@ def test_a_limit_may_be_one_for_some_lengths_of_prompts_only(text: str, metric: 
     assert Constraint.parse(str(found)) == found
     relative = Constraint.parse("p99<=1.5x for prompts>100")
     assert Constraint.parse(str(relative)) == relative == Constraint("p99 for prompts>100", 1.5, relative=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [("ttft_p99<=400ms_for_prompts<=2048", "ttft_p99<=400 ms for prompts<=2048"),
+     ("ttft_p99<=400ms,prompts<=2048", "ttft_p99<=400 ms for prompts<=2048"),
+     ("tpot_p99<=0.1s_for_512<prompts<=2048", "tpot_p99<=100 ms for 512<prompts<=2048"),
+     ("ttft_p99<=400ms_for_prompts<=x", "ttft_p99<=400ms for prompts<=2048"),
+     ("ttft_p99<=400ms(prompts<=2048)", "ttft_p99<=400ms for prompts<=2048"),
+     ("prompts<=2048", "ttft_p99<=400ms for prompts<=2048")],
+)  # fmt: skip
+def test_a_limit_for_some_prompts_that_is_spelt_otherwise_is_told_how_to_be(text: str, right: str) -> None:
+    """The line holds the spelling that was meant, or an example where that is unclear; the spelling is one."""
+    with pytest.raises(InvalidInput, match=re.escape(f"{text!r} is not an SLO; write it as {right!r}, in quotes")):
+        Constraint.parse(text)
+    assert Constraint.parse(right).prompts is not None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,10 @@ from polythrottle.domain.units import parse_quantity, show
 
 _RELATION = re.compile(r"\s*([A-Za-z0-9_]+)\s*([<>≤≥⩽⩾]=?)\s*([^=\s].*?)\s*")
 _FOR = re.compile(r"(.*?)\s+for\s+(.*)", re.DOTALL | re.IGNORECASE)
+_RUN_ON = re.compile(r"[\s_,;]*(?:for)?[\s_,;]*(?=(?:\d+\s*(?:<=?|≤)\s*)?prompts)", re.IGNORECASE)
+"""What stands between a limit and its prompts in the spellings that occur to people who avoid blanks."""
 _GRAMMAR = "write for example p99<=25ms, mean<=1.2x, power<=20W, temperature<=80C or throughput>=30/s"
+_OF_PROMPTS = "ttft_p99<=400ms for prompts<=2048"
 _FAR_OUT = ("p90", "p95", "p99")
 _LEAST = 1e-12
 _MOST = 1e12
@@ -61,6 +64,8 @@ class Constraint:
             UnknownName: If the metric is not known.
         """
         divided = _FOR.fullmatch(text)
+        if divided is None and "prompt" in text.lower():
+            raise InvalidInput(f"{text!r} is not an SLO; write it as {_of_prompts(text)!r}, in quotes")
         relation, prompts = (text, None) if divided is None else (divided[1], PromptClass.parse(divided[2]))
         match = _RELATION.fullmatch(relation)
         if match is None:
@@ -152,6 +157,15 @@ class Constraint:
     def show(self, value: float | None) -> str:
         """Return a value of the metric as people write it: ``25 ms``; unknown gives ``–``."""
         return show(value, _SHOWN[self.unit])
+
+
+def _of_prompts(text: str) -> str:
+    """Return how a limit for some prompts is written that was written another way; an example if that is unclear."""
+    meant = _RUN_ON.sub(" for ", text, count=1)
+    try:
+        return str(Constraint.parse(meant)) if _FOR.fullmatch(meant) else _OF_PROMPTS
+    except (InvalidInput, UnknownName):
+        return _OF_PROMPTS
 
 
 def _multiple(quantity: str) -> float:
