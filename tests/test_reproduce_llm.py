@@ -1,6 +1,7 @@
 """Policies for language models on recorded requests: what each does, and that every request is accounted for."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,31 @@ from polythrottle.lab.reproduce.language_models import (
     Fixed,
     LowestSafe,
     Ours,
-    Policy,
     Scene,
     TableAndLoop,
     recorded_calls,
-    ttft_limit_s,
 )
+from polythrottle.lab.reproduce.steered_server import Policy, ServerView, ttft_limit_s
 
 SCENE = Scene("a100-sxm", "llama-3.1-8b")
 CALLS = [(0.5 * number, 200 + 37 * (number % 20), 20 + 3 * (number % 9)) for number in range(60)]
 POLICIES = (Fixed(1.41e9), Fixed(0.9e9), LowestSafe(), TableAndLoop(), Bandit(), Ours(), Ahead())
+
+
+@dataclass
+class Late:
+    """The lowest clock at first, and the highest from the second time it is asked."""
+
+    delay_s: float
+    period_s: float = 1e-3
+    asked: int = 0
+
+    def wish(self, view: ServerView) -> tuple[float, float]:
+        """Return the clock."""
+        if not self.asked:
+            view.gpu_hz = view.clocks_hz[0]
+        self.asked += 1
+        return view.top_hz, float("inf")
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
@@ -67,10 +83,38 @@ def test_a_trace_is_stretched_and_cut(tmp_path: Path) -> None:
         recorded_calls(trace, 1.0, 1.0, 1000)
 
 
+def test_a_stretch_may_begin_later(tmp_path: Path) -> None:
+    """Requests before it are left out, and time begins with it."""
+    trace = tmp_path / "a.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{n},{n + 1},5\n" for n in range(241)))
+    calls = recorded_calls(trace, 1.0, 1.0, 1000, 2.0)
+    assert 59 <= len(calls) <= 61
+    assert 0 <= calls[0][0] < 1
+    assert calls[0][1] > 100
+
+
+def test_a_clock_takes_effect_within_a_step() -> None:
+    """A prompt's step of a tenth of a second, begun at a low clock, is shorter the sooner a high one comes."""
+    waits_s = [SCENE.serve([(0.0, 1000, 2)], Late(delay_s)).ttft_p99_s for delay_s in (0.0, 0.05, 0.1, 10.0)]
+    assert waits_s == sorted(waits_s)
+    assert waits_s[1] < waits_s[2] < waits_s[3]
+
+
+def test_ours_saves_more_than_the_fixed_clock_that_is_as_seldom_late() -> None:
+    """On even requests it draws less than every fixed clock under which no more are late."""
+    ours, top = SCENE.serve(CALLS, Ours()), SCENE.serve(CALLS, Fixed(1.41e9))
+    assert ours.good >= top.good
+    assert ours.energy_j < 0.85 * top.energy_j
+
+
 def test_a_missing_trace_and_strange_minutes_are_one_line(tmp_path: Path) -> None:
     """Nothing is computed before the folder is seen to hold the traces."""
     runner = CliRunner()
-    for words in (["--data", str(tmp_path)], ["--data", str(tmp_path), "--minutes", "0"]):
+    for words in (
+        ["--data", str(tmp_path)],
+        ["--data", str(tmp_path), "--minutes", "0"],
+        ["--data", ".", "--from", "-1"],
+    ):
         result = runner.invoke(app, ["reproduce", "llm", *words, "--json"])
         assert result.exit_code != 0
         assert "Traceback" not in result.output

@@ -358,11 +358,17 @@ app.command(
 @app.command(
     "llm",
     short_help="Policies for language models on recorded requests.",
-    epilog=examples("polythrottle reproduce llm --data traces --quick"),
+    epilog=examples(
+        "polythrottle reproduce llm --data traces --quick",
+        "polythrottle reproduce llm --data traces --quick --minutes 10 --from 15",
+    ),
 )
 def language_models(
     data: Annotated[Path, typer.Option("--data", metavar="FOLDER", help="With Azure's traces of 2023, conv and code.")],
     minutes: Annotated[float, typer.Option("--minutes", metavar="N", help="Of each trace.")] = 5.0,
+    begin: Annotated[
+        float, typer.Option("--from", metavar="N", help="Minute of each stretched trace to begin at.")
+    ] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Leave the larger model out.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -375,8 +381,10 @@ def language_models(
 
     if not 0.5 <= minutes <= 60:
         raise InvalidInput(f"--minutes must be between 0.5 and 60, not {minutes:g}")
+    if not 0 <= begin <= 60:
+        raise InvalidInput(f"--from must be between 0 and 60, not {begin:g}")
     with LiveSweep("serving") as live:
-        found = document(data, minutes, quick, live.counted)
+        found = document(data, minutes, quick, live.counted, begin)
     answer(found, as_json, _show_policies, lambda value: value)
 
 

@@ -7,28 +7,33 @@ policy that predicts is better informed here than in its paper, ours included.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, Step, TokenRequest, TokenServer
 from polythrottle.backends.simulated.token_steps import StepPhysics, StepWork
 from polythrottle.catalog import load_board, load_language_model
-from polythrottle.domain.errors import BadFile
+from polythrottle.domain.errors import BadFile, InvalidInput
+from polythrottle.domain.load.prompt_boost import PromptBoost
+from polythrottle.lab.reproduce.steered_server import (
+    BUDGET,
+    LONG_PROMPT,
+    LONG_TTFT_S,
+    TPOT_S,
+    TTFT_S,
+    Policy,
+    ServerView,
+    steps,
+    ttft_limit_s,
+)
 
-TTFT_S = 0.6
-LONG_TTFT_S = 2.0
-LONG_PROMPT = 4096
-TPOT_S = 0.1
-"""Limits: time to the first token at p99, that of prompts longer than so many tokens, and time per token at p99."""
 DELAY_S = 0.1
 """How long a change of clock takes; published are 50 to 200 ms (DynamoLLM, throttLL'eM)."""
-BUDGET = 1024
-"""Tokens of a step (``max_num_batched_tokens``): a piece of 2,048 takes an A100 longer than `TPOT_S`."""
 _FEWEST = 300
 """So many requests a p99 needs to say anything; scenes with fewer are marked."""
 _HELD = 0.99
@@ -52,74 +57,6 @@ PUBLISHED = (
     {"system": "DualScale", "source": "arXiv 2602.18755", "saving": "28 to 48 %", "policy": None},
 )
 """Savings over the highest clock; those without a policy split prompts from answers, which is not posed here."""
-
-
-def ttft_limit_s(prompt_tokens: int) -> float:
-    """Return the limit on the time to the first token of a prompt."""
-    return LONG_TTFT_S if prompt_tokens > LONG_PROMPT else TTFT_S
-
-
-@dataclass
-class ServerView:
-    """What a policy sees before a step.
-
-    Args:
-        now_s: On the server's clock.
-        server: Its queue and what runs.
-        physics: Of its steps.
-        clocks_hz: That can be set, ascending.
-        gpu_hz: The one that runs.
-        coming: Requests that have not come yet; only a clairvoyant looks.
-        step: The last step; None before the first.
-    """
-
-    now_s: float
-    server: TokenServer
-    physics: StepPhysics
-    clocks_hz: Sequence[float]
-    gpu_hz: float
-    coming: deque[TokenRequest]
-    step: Step | None = None
-
-    @property
-    def top_hz(self) -> float:
-        """The highest clock."""
-        return self.clocks_hz[-1]
-
-    def at_least(self, gpu_hz: float) -> float:
-        """Return the lowest clock that is not below another; the highest if all are."""
-        return next((each for each in self.clocks_hz if each >= gpu_hz), self.top_hz)
-
-    def clock_for(self, work: StepWork, limit_s: float, steps: int = 1) -> float:
-        """Return the lowest clock at which some like steps take no longer than a limit; the highest if none does."""
-        still_s, clocked_s = self.physics.split(work)
-        left_s = limit_s / steps - still_s
-        if left_s <= 0:
-            return self.top_hz
-        return self.at_least(clocked_s * self.top_hz / left_s)
-
-    def decoding(self) -> StepWork:
-        """Return a step that only makes tokens."""
-        return StepWork(self.server.decoding, self.server.context)
-
-    def thriftiest(self, work: StepWork) -> float:
-        """Return the clock at which a step adds least to what an idle engine draws anyway."""
-        idle_w = self.physics.idle_w()
-
-        def added_j(gpu_hz: float) -> float:
-            return (self.physics.power_w(work, gpu_hz) - idle_w) * self.physics.duration_s(work, gpu_hz)
-
-        return min(self.clocks_hz, key=added_j)
-
-
-class Policy(Protocol):
-    """Says which clock and which power limit the card is to have."""
-
-    period_s: float
-    delay_s: float
-
-    def wish(self, view: ServerView) -> tuple[float, float]:
-        """Return the clock in Hz and the power limit in watts to set now."""
 
 
 @dataclass
@@ -272,78 +209,23 @@ def running_clock(view: ServerView) -> float:
     return max(view.thriftiest(running), view.clock_for(view.decoding(), 0.7 * TPOT_S))
 
 
-def in_order_clock(view: ServerView, share: float) -> float:
-    """Return the clock at which each prompt, behind those before it, starts within a share of the time it has left."""
-    server = view.server
-    lefts = [(request, request.target - request.computed) for request in server.prompts]
-    lefts += [(request, request.prompt_tokens + request.made) for request in server.waiting]
-    needed_hz = view.clocks_hz[0]
-    tokens = 0
-    for request, left in lefts:
-        tokens += left
-        if request.first_s is None and tokens:
-            piece = min(tokens, BUDGET)
-            work = StepWork(server.decoding, server.context, piece, piece * 1024, 1)
-            left_s = request.arrival_s + ttft_limit_s(request.prompt_tokens) - view.now_s
-            needed_hz = max(needed_hz, view.clock_for(work, share * left_s, math.ceil(tokens / BUDGET)))
-    return needed_hz
-
-
 @dataclass
 class Ours:
-    """What is needed now by prediction, above a floor that follows what requests really waited.
-
-    The floor begins at the highest clock and falls while the slowest request of the last while stays inside its
-    limits; it rises at once where one comes near them, for requests that come while the clock is low cannot be undone,
-    but not for a first token that would have come as near at the highest clock: near the capacity many do.
-    """
+    """The higher of the clocks that prompts need by `PromptBoost` and that tokens need."""
 
     period_s: float = 0.2
     delay_s: float = DELAY_S
-    _floor_hz: float = math.inf
-    _moved_s: float = 0.0
-    _shares: deque[tuple[float, float]] = field(default_factory=deque)
-    _lost: deque[tuple[float, float]] = field(default_factory=deque)
-    _view: ServerView | None = None
-
-    def saw(self, step: Step) -> None:
-        """Note what share of its limits each request took that has its first or its last token."""
-        assert self._view is not None
-        end_s = step.begin_s + step.duration_s
-        lost_s = step.duration_s - self._view.physics.duration_s(step.work, self._view.top_hz)
-        self._lost.append((step.begin_s, max(0.0, lost_s)))
-        while self._lost[0][0] < end_s - _WATCHED_S:
-            self._lost.popleft()
-        for request in step.started:
-            limit_s, waited_s = ttft_limit_s(request.prompt_tokens), end_s - request.arrival_s
-            lost_s = sum(each_s for begin_s, each_s in self._lost if begin_s >= request.arrival_s)
-            if waited_s - lost_s <= _NEAR * limit_s:
-                self._shares.append((end_s, waited_s / limit_s))
-        for request in step.finished:
-            each_s = (request.last_s - (request.first_s or 0.0)) / max(1, request.output_tokens - 1)
-            self._shares.append((end_s, each_s / TPOT_S))
+    _boost: PromptBoost | None = None
+    _arrived: int = 0
 
     def wish(self, view: ServerView) -> tuple[float, float]:
-        """Return the highest of the clocks for saving, for tokens, for prompts, and of the floor."""
-        self._view = view
-        while self._shares and self._shares[0][0] < view.now_s - _WATCHED_S:
-            self._shares.popleft()
-        self._floor_hz = min(self._floor_hz, view.top_hz)
-        worst = max((share for _, share in self._shares), default=0.0)
-        if worst > _NEAR:
-            self._floor_hz = min(view.top_hz, self._floor_hz * _UP)
-            self._shares.clear()
-            self._moved_s = view.now_s
-        elif view.now_s - self._moved_s >= _STEADY_S and worst < _FAR:
-            self._floor_hz *= _DOWN
-            self._moved_s = view.now_s
-        return max(running_clock(view), in_order_clock(view, _OF_LEFT), view.at_least(self._floor_hz)), math.inf
-
-
-_WATCHED_S, _STEADY_S, _OF_LEFT = 30.0, 5.0, 0.6
-_NEAR, _FAR = 0.8, 0.7
-_UP, _DOWN = 1.15, 0.95
-"""How `Ours` predicts and moves its floor: chosen on the first half hours of the traces, on which it is shown."""
+        """Return the higher of the two clocks."""
+        boost = self._boost or PromptBoost(view.prompt_tokens_per_s)
+        self._boost = boost.arrived(view.now_s, view.arrived_tokens - self._arrived)
+        self._arrived = view.arrived_tokens
+        prompts = self._boost.needed(view.now_s, view.starting())
+        tokens_hz = view.clock_for(view.decoding(), 0.7 * TPOT_S)
+        return max(view.at_least(prompts * view.top_hz), tokens_hz), math.inf
 
 
 # Requests served under a policy, and what came of it.
@@ -442,46 +324,20 @@ class Scene:
         clocks_hz = tuple(each for each in self.clocks_hz() if each >= board.language.lowest * self.clocks_hz()[-1])
         view = ServerView(0.0, server, physics, clocks_hz, clocks_hz[-1], coming)
         energy_j = busy_s = cycles = 0.0
-        for step, idle_s in _steps(view, policy, len(requests), board.power_max_w):
+        for step, idle_s in steps(view, policy, len(requests), board.power_max_w):
             energy_j += step.power_w * step.duration_s + idle_s * physics.idle_w() * model.gpus
             busy_s += step.duration_s
             cycles += step.gpu_hz * step.duration_s
         return outcome_of(requests, energy_j, cycles / busy_s)
 
 
-def _steps(view: ServerView, policy: Policy, left: int, limit_w: float) -> Iterator[tuple[Step, float]]:
-    """Yield each step and how long the engine stood idle before it, until so many requests are answered."""
-    wished: deque[tuple[float, float, float]] = deque()
-    asked_s, cap_w = -math.inf, math.inf
-    saw: Callable[[Step], None] | None = getattr(policy, "saw", None)
-    while left:
-        idle_s = 0.0
-        if view.server.idle:
-            idle_s = max(0.0, view.coming[0].ready_s - view.now_s)
-            view.now_s += idle_s
-        while view.coming and view.coming[0].ready_s <= view.now_s:
-            view.server.add(view.coming.popleft())
-        if view.now_s - asked_s >= policy.period_s or (view.server.waiting and view.now_s - asked_s >= policy.delay_s):
-            gpu_hz, power_w = policy.wish(view)
-            wished.append((view.now_s + policy.delay_s, gpu_hz, power_w))
-            asked_s = view.now_s
-        while wished and wished[0][0] <= view.now_s:
-            _, view.gpu_hz, cap_w = wished.popleft()
-        work, pieces = view.server.plan()
-        ran = view.physics.run(work, view.gpu_hz, min(cap_w, limit_w))
-        view.step = view.server.advance(view.now_s, work, pieces, ran)
-        view.now_s += view.step.duration_s
-        left -= len(view.step.finished)
-        if saw is not None:
-            saw(view.step)
-        yield view.step, idle_s
-
-
 # A recorded trace at a share of what a server can do, under every policy.
 
 
-def recorded_calls(path: Path, minutes: float, rate_per_s: float, longest: int) -> list[tuple[float, int, int]]:
-    """Return the requests of a trace from its beginning, stretched to a rate; longer ones than fit are cut.
+def recorded_calls(
+    path: Path, minutes: float, rate_per_s: float, longest: int, begin_minutes: float = 0.0
+) -> list[tuple[float, int, int]]:
+    """Return the requests of a trace, stretched to a rate, from a minute on; longer ones than fit are cut.
 
     Raises:
         BadFile: If the file cannot be read or holds no tokens.
@@ -495,18 +351,19 @@ def recorded_calls(path: Path, minutes: float, rate_per_s: float, longest: int) 
     times_s = offsets_s * (len(offsets_s) / (rate_per_s * float(offsets_s[-1])))
     prompts = np.minimum(lengths[0], longest - 1)
     outputs = np.minimum(lengths[1], longest - prompts)
-    count = int(np.searchsorted(times_s, 60 * minutes))
-    return list(zip(times_s[:count].tolist(), prompts[:count].tolist(), outputs[:count].tolist(), strict=True))
+    begin_s = 60 * begin_minutes
+    part = slice(*(int(each) for each in np.searchsorted(times_s, (begin_s, begin_s + 60 * minutes))))
+    return list(zip((times_s[part] - begin_s).tolist(), prompts[part].tolist(), outputs[part].tolist(), strict=True))
 
 
-def capacity_per_s(scene: Scene, path: Path, minutes: float) -> float:
+def capacity_per_s(scene: Scene, path: Path, minutes: float, begin_minutes: float = 0.0) -> float:
     """Return the highest rate, to 5 %, at which the default clock holds every limit at p99 over the stretch."""
     top = Fixed(scene.clocks_hz()[-1])
     longest = load_language_model(scene.workload).lengths.longest
     low, high = 0.25, 64.0
     while high / low > 1.05:
         rate_per_s = math.sqrt(low * high)
-        calls = recorded_calls(path, minutes, rate_per_s, longest)
+        calls = recorded_calls(path, minutes, rate_per_s, longest, begin_minutes)
         held = len(calls) < 2 or _keeps(scene.serve(calls, top))
         low, high = (rate_per_s, high) if held else (low, rate_per_s)
     return low
@@ -529,6 +386,7 @@ def compared(scene: Scene, calls: Sequence[tuple[float, int, int]]) -> dict[str,
     found["throttllem"] = scene.serve(calls, LowestSafe())
     found["greenllm"] = scene.serve(calls, TableAndLoop())
     found["agft"] = scene.serve(calls, Bandit())
+    found["ours, clocks at once"] = scene.serve(calls, Ours(delay_s=0.0))
     found["ours"] = scene.serve(calls, Ours())
     found["clairvoyant"] = scene.serve(calls, Ahead())
     return found
@@ -540,7 +398,9 @@ def scenes(quick: bool) -> Sequence[tuple[Scene, str, float]]:
     return [(Scene(*setting), trace, load) for setting in settings for trace in _TRACES for load in _LOADS]
 
 
-def document(data: Path, minutes: float, quick: bool, done: Callable[[int, int], None]) -> dict[str, Any]:
+def document(
+    data: Path, minutes: float, quick: bool, done: Callable[[int, int], None], begin_minutes: float = 0.0
+) -> dict[str, Any]:
     """Return every scene under every policy, and what the papers report.
 
     Args:
@@ -548,9 +408,11 @@ def document(data: Path, minutes: float, quick: bool, done: Callable[[int, int],
         minutes: Of each stretch.
         quick: Whether to leave the larger model out.
         done: Called with how many scenes are done, and of how many.
+        begin_minutes: Minute of the stretched trace at which each stretch begins.
 
     Raises:
         BadFile: If a trace cannot be read.
+        InvalidInput: If no request comes in a stretch.
     """
     todo = scenes(quick)
     capacities: dict[tuple[Scene, str], float] = {}
@@ -558,10 +420,13 @@ def document(data: Path, minutes: float, quick: bool, done: Callable[[int, int],
     for number, (scene, trace, load) in enumerate(todo):
         path = data / _TRACES[trace]
         if (scene, trace) not in capacities:
-            capacities[scene, trace] = capacity_per_s(scene, path, minutes)
+            capacities[scene, trace] = capacity_per_s(scene, path, minutes, begin_minutes)
         rate_per_s = load * capacities[scene, trace]
         longest = load_language_model(scene.workload).lengths.longest
-        outcomes = compared(scene, recorded_calls(path, minutes, rate_per_s, longest))
+        calls = recorded_calls(path, minutes, rate_per_s, longest, begin_minutes)
+        if not calls:
+            raise InvalidInput(f"no requests of {path.name} at {rate_per_s:.3g}/s come in that stretch; take another")
+        outcomes = compared(scene, calls)
         base = outcomes["default"]
         table.append(
             {
@@ -577,6 +442,7 @@ def document(data: Path, minutes: float, quick: bool, done: Callable[[int, int],
     return {
         "simulated": True,
         "minutes": minutes,
+        "begin_minutes": begin_minutes,
         "limits": limits,
         "engine": engine,
         "published": list(PUBLISHED),
