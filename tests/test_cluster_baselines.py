@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from polythrottle.cluster.predict.accuracy import MOST, NAMES, baseline
-from polythrottle.cluster.predict.published_tables import StepRow
+from polythrottle.cluster.recorded_tables import StepRow
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import Network
 

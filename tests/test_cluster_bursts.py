@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.predict.published_tables import LifetimeRow, lifetime_rows
+from polythrottle.cluster.recorded_tables import LifetimeRow, lifetime_rows
 from polythrottle.lab.reproduce.transient_machines import bursts
 
 START = datetime(2019, 2, 18)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polythrottle.cluster.predict.published_tables import LifetimeRow, lifetime_rows
+from polythrottle.cluster.recorded_tables import LifetimeRow, lifetime_rows
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import HOUR_S, ConstantHazard
 from polythrottle.lab.reproduce.transient_machines import LIMIT_S, Bathtub, Weibull, fit_curves, log_likelihood

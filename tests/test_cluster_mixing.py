@@ -5,8 +5,7 @@ from math import inf
 import pytest
 from planning_builders import offer, work
 
-from polythrottle.cluster.plan.mixed_cluster import Part, mix, service_s
-from polythrottle.cluster.plan.options import options
+from polythrottle.cluster.plan.options import Part, mix, options, service_s
 from polythrottle.cluster.predict.completion import asynchronous
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import ConstantHazard, Market

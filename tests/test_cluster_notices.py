@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.notices.cloud_metadata import OFF, AwsSource, AzureSource, Endpoint, GoogleSource
-from polythrottle.cluster.notices.notice_watcher import NoticeWatch, source_from, watch_from
-from polythrottle.cluster.notices.sources import (
+from polythrottle.cluster.notice_sources import (
+    OFF,
+    AwsSource,
+    AzureSource,
+    Endpoint,
     FileSource,
+    GoogleSource,
     Notice,
     NoticeKind,
     RaySource,
@@ -27,6 +30,7 @@ from polythrottle.cluster.notices.sources import (
     seconds_left,
     slurm_from_environment,
 )
+from polythrottle.cluster.notice_watcher import NoticeWatch, source_from, watch_from
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import BadFile, InvalidInput, UnknownName
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polythrottle.cluster.predict.lifetimes import EDGES_S, Pieces, Pool, pooled, prior, spans_s, tally
-from polythrottle.cluster.predict.published_tables import LifetimeRow
+from polythrottle.cluster.recorded_tables import LifetimeRow
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import HOUR_S
 from polythrottle.lab.reproduce.transient_lifetimes import calibration, inside, lives

@@ -19,7 +19,7 @@ from polythrottle.cluster.predict.accuracy import (
     mape,
     unseen,
 )
-from polythrottle.cluster.predict.published_tables import StepRow, step_rows
+from polythrottle.cluster.recorded_tables import StepRow, step_rows
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.fleet.transient_machine import Network
 

@@ -9,7 +9,7 @@ from planning_builders import V100, offer, work
 
 from polythrottle.cli.commands import run
 from polythrottle.cluster.plan.options import Option, options
-from polythrottle.cluster.provision.skypilot import Training, task_text, training_text
+from polythrottle.cluster.provision import SkyPilotTraining, task_text, training_text
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import MachineType, Market
 
@@ -54,7 +54,7 @@ def test_a_training_names_its_controller_by_the_first_node() -> None:
     """All nodes join there with the secret token; the first one is the controller too, and spot is asked for."""
     serving, joining = ("--nodes", "2:4", "--job", "j"), ("--notice", "aws")
     found = yaml.safe_load(
-        training_text(Training("My job", 4, "V100:1", "s3://b/j", serving, joining, "t.py", ["a b"]))
+        training_text(SkyPilotTraining("My job", 4, "V100:1", "s3://b/j", serving, joining, "t.py", ["a b"]))
     )
     assert (found["name"], found["num_nodes"], found["workdir"]) == ("my-job", 4, ".")
     assert found["resources"] == {"accelerators": "V100:1", "use_spot": True, "job_recovery": "EAGER_NEXT_REGION"}
@@ -64,7 +64,8 @@ def test_a_training_names_its_controller_by_the_first_node() -> None:
     assert found["run"].count("--join $at") == 1
     assert "--notice aws t.py -- 'a b'" in found["run"]
     assert (
-        "accelerators" not in yaml.safe_load(training_text(Training("x", 1, "", "gs://b", (), (), "t.py")))["resources"]
+        "accelerators"
+        not in yaml.safe_load(training_text(SkyPilotTraining("x", 1, "", "gs://b", (), (), "t.py")))["resources"]
     )
 
 
@@ -72,7 +73,7 @@ def test_a_training_names_its_controller_by_the_first_node() -> None:
 def test_accelerators_that_could_not_be_are_refused(name: str) -> None:
     """Nothing but a name and a number goes into the file."""
     with pytest.raises(InvalidInput, match="V100:1"):
-        Training("x", 1, name, "gs://b", (), (), "t.py")
+        SkyPilotTraining("x", 1, name, "gs://b", (), (), "t.py")
 
 
 def test_a_training_is_written_for_skypilot_and_not_begun(

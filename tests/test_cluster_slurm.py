@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.provision.slurm import NodeSeen, SlurmProvider, nodes, parsed
+from polythrottle.cluster.provision import SlurmNode, SlurmProvider, nodes, parsed
 from polythrottle.domain.errors import DeviceError, InvalidInput
 from polythrottle.domain.fleet.transient_machine import Order, Rented, Stage
 
@@ -99,7 +99,7 @@ def test_nodes_are_read_with_their_reasons(commands: Path) -> None:
     """Flags behind a state do not make a node unusable, a reason may hold bars."""
     script(commands, "sinfo", "printf 'n1|idle~|none\\nn2|down*|a|b\\nbroken\\n'")
     seen = nodes()
-    assert seen == {"n1": NodeSeen("n1", "idle~"), "n2": NodeSeen("n2", "down*", "a|b")}
+    assert seen == {"n1": SlurmNode("n1", "idle~"), "n2": SlurmNode("n2", "down*", "a|b")}
     assert [node.usable for node in seen.values()] == [True, False]
 
 

@@ -4,7 +4,7 @@ from datetime import datetime
 
 import pytest
 
-from polythrottle.cluster.predict.published_tables import LifetimeRow
+from polythrottle.cluster.recorded_tables import LifetimeRow
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.lab.reproduce.transient_machines import kaplan_meier
 

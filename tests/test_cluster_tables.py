@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.predict.published_tables import checkpoint_rows, lifetime_rows, step_rows
+from polythrottle.cluster.recorded_tables import checkpoint_rows, lifetime_rows, step_rows
 from polythrottle.domain.errors import BadFile
 from polythrottle.lab.reproduce.cluster_tables import job_rows, speed_rows, startup_rows
 

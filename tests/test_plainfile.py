@@ -12,7 +12,7 @@ from polythrottle.actuation.server.permits import Permits
 from polythrottle.backends.meters.file_meters import CsvMeter, HwmonMeter
 from polythrottle.catalog.documents import read_archive
 from polythrottle.cli.daemon import _token
-from polythrottle.cluster.notices.sources import FileSource
+from polythrottle.cluster.notice_sources import FileSource
 from polythrottle.cluster.plan.deadline import _of_json
 from polythrottle.daemon.settings import read_settings
 from polythrottle.daemon.web.access import Tcp

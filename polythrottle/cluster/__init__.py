@@ -1,10 +1,11 @@
 """The same tuning for training nodes that can be taken away: predict, plan, provision, notices, fleet, simulate.
 
-    catalogue ledger recorded_tables   what can be rented and trained; where seconds, joules and dollars went
+    catalogue ledger   what can be rented and trained; where seconds, joules and dollars went
+    recorded_tables    prices, power caps, machines, step times and lifetimes that were recorded
     predict/      step time, cluster speed, checkpoints, lifetimes, completion; each model is scored on unseen networks
     plan/         which machines, how many, which market, which cap, which checkpoint interval
-    provision/    machines from Slurm and SkyPilot
-    notices/      machines that are about to be taken away
+    provision     machines from Slurm and SkyPilot
+    notice_sources notice_watcher   machines that are about to be taken away
     fleet         what nodes have learnt from each other, as `cluster fleet` shows it
     simulate/     the same planner, checkpointing and fleet in virtual time
 

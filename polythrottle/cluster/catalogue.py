@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from polythrottle.cluster.plan.options import Offer, ServerRental, Work
 from polythrottle.cluster.plan.spot_market import PricedPlace
 from polythrottle.cluster.predict.lifetimes import Limited, published_lifetime, table_lifetime
-from polythrottle.cluster.recorded_tables import History, caps_of_table, finer, read_histories
+from polythrottle.cluster.recorded_tables import History, StepRow, caps_of_table, finer, read_histories, step_rows
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError
 from polythrottle.domain.fleet.transient_machine import (
     HOUR_S,
@@ -35,9 +35,6 @@ from polythrottle.domain.fleet.transient_machine import (
     ObservedLifetime,
 )
 from polythrottle.storage.documents import TomlTable
-
-if TYPE_CHECKING:
-    from polythrottle.cluster.predict.published_tables import StepRow
 
 _Found = TypeVar("_Found")
 _MOST_CAPS = 200
@@ -263,8 +260,6 @@ def _step(entry: TomlTable, work: TomlTable) -> tuple[float, str]:
         return 1 / entry.number("steps_per_s", above=True), "as written"
     if "speeds" not in work.values:
         raise entry.wrong("steps_per_s", "is missing; give it, or a table of step times as work.speeds")
-    from polythrottle.cluster.predict.published_tables import step_rows
-
     gpu = entry.text("gpu")
     name = work.text("network")
     rows = [row for row in _told(work, lambda: step_rows(table(work, "speeds"))) if row.gpu.lower() == gpu.lower()]
@@ -277,7 +272,7 @@ def _step(entry: TomlTable, work: TomlTable) -> tuple[float, str]:
     return _predicted_s(rows, work, name), f"predicted from {len(rows)} network{'s' * (len(rows) > 1)}"
 
 
-def _predicted_s(rows: "list[StepRow]", work: TomlTable, name: str) -> float:
+def _predicted_s(rows: list[StepRow], work: TomlTable, name: str) -> float:
     from polythrottle.cluster.predict.step_times import fit_steps
 
     figures = (work.number("flops", above=True), work.number("n_tensors", above=True))

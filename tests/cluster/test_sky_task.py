@@ -10,7 +10,7 @@ import yaml
 from cluster.ledgers import counted, steps
 from cluster.slurm_nodes import free_port
 
-from polythrottle.cluster.provision.skypilot import PORT, Training, training_text
+from polythrottle.cluster.provision import PORT, SkyPilotTraining, training_text
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).with_name("elastic_script.py")
@@ -22,7 +22,7 @@ def test_the_commands_of_a_task_train(tmp_path: Path) -> None:
     ledger.mkdir()
     (ledger / "hurry").touch()
     serving, words = ("--nodes", "2:2", "--job", "task"), (str(ledger), "200", "10", "1", "0")
-    task = Training("task", 2, "", f"file://{tmp_path}/store", serving, (), str(SCRIPT), words)
+    task = SkyPilotTraining("task", 2, "", f"file://{tmp_path}/store", serving, (), str(SCRIPT), words)
     commands = yaml.safe_load(training_text(task))["run"].replace(f":{PORT} ", f":{free_port()} ")
     found = []
     for rank in range(2):

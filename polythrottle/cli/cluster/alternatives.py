@@ -13,8 +13,7 @@ from polythrottle.domain.errors import InvalidInput, UnknownName
 if TYPE_CHECKING:
     from polythrottle.cluster.catalogue import Catalogue
     from polythrottle.cluster.plan.deadline import Availability, RentalPolicy
-    from polythrottle.cluster.plan.mixed_cluster import Mixed, Part
-    from polythrottle.cluster.plan.options import Option
+    from polythrottle.cluster.plan.options import Mixed, Option, Part
     from polythrottle.cluster.plan.pareto_front import Plan
     from polythrottle.cluster.plan.spot_market import Journey
     from polythrottle.cluster.predict.completion import DrawnSpread
@@ -38,14 +37,14 @@ def mixes(catalogue: "Catalogue", texts: Sequence[str], draws: int, seed: int) -
         InvalidInput: If a text is no mix, or asks for more than there is.
         UnknownName: If the catalogue has no such machine.
     """
-    from polythrottle.cluster.plan.mixed_cluster import mix
+    from polythrottle.cluster.plan.options import mix
 
     asked = [[_part(catalogue, text) for text in whole.split(",")] for whole in texts]
     return tuple(mix(catalogue.work, catalogue.offers, parts, draws, seed) for parts in asked)
 
 
 def _part(catalogue: "Catalogue", text: str) -> "Part":
-    from polythrottle.cluster.plan.mixed_cluster import Part
+    from polythrottle.cluster.plan.options import Part
     from polythrottle.domain.fleet.transient_machine import Market
 
     matched = _PART.fullmatch(text)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from polythrottle.cluster.ledger import Spread
     from polythrottle.cluster.plan.options import Work
     from polythrottle.cluster.predict.accuracy import PredictionRecord
-    from polythrottle.cluster.predict.published_tables import StepRow
+    from polythrottle.cluster.recorded_tables import StepRow
     from polythrottle.cluster.simulate.comparison import PolicyComparison
 
 # ``polythrottle cluster fleet``: what the nodes of a fleet have learnt, which of them stand out, and their slack.
@@ -149,7 +149,7 @@ def predict(
     Every network is predicted from others only: left out in turn (leave-one-network-out), or in a second file. Tables
     of checkpoint times (model, weight_mb, meta_mb, local_write_s, remote_write_s) are predicted in the same way.
     """
-    from polythrottle.cluster.predict.published_tables import is_of_checkpoints
+    from polythrottle.cluster.recorded_tables import is_of_checkpoints
 
     score = _steps
     if is_of_checkpoints(table):
@@ -160,7 +160,7 @@ def predict(
 def _steps(table: Path, test: Path | None) -> dict[str, Any]:
     from polythrottle.api.progress import LiveSweep
     from polythrottle.cluster.predict.accuracy import leaking, left_out, unseen
-    from polythrottle.cluster.predict.published_tables import step_rows
+    from polythrottle.cluster.recorded_tables import step_rows
 
     rows = step_rows(table)
     asked = optional(partial(step_rows, measured=False), test)
@@ -193,7 +193,7 @@ def _lacking(rows: "Sequence[StepRow]", asked: "Sequence[StepRow]") -> list[str]
 
 def _checkpoints(table: Path, test: Path | None) -> dict[str, Any]:
     from polythrottle.cluster.predict.accuracy import checkpoints
-    from polythrottle.cluster.predict.published_tables import checkpoint_rows
+    from polythrottle.cluster.recorded_tables import checkpoint_rows
 
     rows = checkpoint_rows(table)
     asked = optional(checkpoint_rows, test)

@@ -11,8 +11,7 @@ from polythrottle.cli.output import amount, finite, formatted, optional, several
 if TYPE_CHECKING:
     from polythrottle.cluster.catalogue import Catalogue
     from polythrottle.cluster.plan.job_shares import SharedCatalogue, Shares, SharingJob
-    from polythrottle.cluster.plan.mixed_cluster import Mixed
-    from polythrottle.cluster.plan.options import Option
+    from polythrottle.cluster.plan.options import Mixed, Option
     from polythrottle.cluster.plan.pareto_front import Aim, Plan, Planned
 
 # A plan as a table for people and as a document for programs.

@@ -2,7 +2,6 @@
 
 step_times         time of a step and of a checkpoint of a network that was never measured
 accuracy           how wrong those predictions are, on networks left out and beside published regressions
-published_tables   the measurements they are learned from
 lifetimes          how long machines are kept
 completion         a cluster's speed, and a whole job: seconds, dollars, joules, each with its spread
 """

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import exp, inf, log
 from pathlib import Path
 
-from polythrottle.cluster.predict.published_tables import LifetimeRow, lifetime_rows
+from polythrottle.cluster.recorded_tables import LifetimeRow, lifetime_rows
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import HOUR_S, Lifetime
 from polythrottle.storage.tables import header

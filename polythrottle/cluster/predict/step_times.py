@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.stats import t as student
 
-from polythrottle.cluster.predict.published_tables import CheckpointRow, StepRow
+from polythrottle.cluster.recorded_tables import CheckpointRow, StepRow
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import Network
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from polythrottle.cluster.predict.published_tables import read_rows
+from polythrottle.cluster.recorded_tables import read_rows
 from polythrottle.storage.cells import Cells
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from polythrottle.cluster.predict.accuracy import OURS, covered, leaking, left_out, mape
 from polythrottle.cluster.predict.completion import SHORT
-from polythrottle.cluster.predict.published_tables import checkpoint_rows, step_rows
 from polythrottle.cluster.predict.step_times import left_out_errors, repeat_error
+from polythrottle.cluster.recorded_tables import checkpoint_rows, step_rows
 from polythrottle.domain.errors import BadFile
 from polythrottle.domain.fleet.transient_machine import Network
 from polythrottle.lab.reproduce.cluster_tables import speed_rows, startup_rows

@@ -21,7 +21,7 @@ from polythrottle.cluster.predict.completion import (
     shortfall,
     think_s,
 )
-from polythrottle.cluster.predict.published_tables import LifetimeRow, lifetime_rows
+from polythrottle.cluster.recorded_tables import LifetimeRow, lifetime_rows
 from polythrottle.domain.fleet.transient_machine import KEPT, Lifetime, Network
 from polythrottle.lab.reproduce.cluster_tables import JobRow, job_rows, speed_rows
 from polythrottle.lab.reproduce.published import (

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from polythrottle.cluster.predict.lifetimes import REVOCATIONS, Series, pooled, prior
-from polythrottle.cluster.predict.published_tables import (
+from polythrottle.cluster.recorded_tables import (
     CheckpointRow,
     LifetimeRow,
     StepRow,

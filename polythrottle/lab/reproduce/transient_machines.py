@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import brentq, minimize
 
 from polythrottle.cluster.predict.lifetimes import FRAMEWORK_S
-from polythrottle.cluster.predict.published_tables import LifetimeRow
+from polythrottle.cluster.recorded_tables import LifetimeRow
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import HOUR_S, ConstantHazard, Lifetime, ObservedLifetime
 from polythrottle.lab.reproduce.cluster_tables import StartupRow

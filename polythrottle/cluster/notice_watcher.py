@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from polythrottle.cluster.notices.cloud_metadata import CLOUDS
-from polythrottle.cluster.notices.sources import (
+from polythrottle.cluster.notice_sources import (
+    CLOUDS,
     FileSource,
     Notice,
     NoticeSource,
     SignalSource,
     leave_in_s,
+    ray_source,
     slurm_from_environment,
 )
 from polythrottle.domain.clock import Clock, SystemClock
@@ -45,8 +46,6 @@ def source_from(text: str) -> NoticeSource:
     if name == "slurm":
         return slurm_from_environment(os.environ)
     if name == "ray":
-        from polythrottle.cluster.notices.sources import ray_source
-
         return ray_source()
     if name in CLOUDS and not word:
         return CLOUDS[name]()

@@ -1,1 +1,0 @@
-"""Where machines come from: adapters that ask Slurm, SkyPilot or a simulation for them, and when to ask."""
