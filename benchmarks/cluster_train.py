@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from cluster.ledgers import counted, steps, undone_s
 
 from polythrottle.domain.clock import SystemClock
-from polythrottle.training.elastic.engines import Plan, Torchrun
+from polythrottle.training.elastic.engines import LaunchPlan, Torchrun
 from polythrottle.training.elastic.launcher import LocalJob
 
 SCRIPT = Path(__file__).parent.parent / "tests" / "cluster" / "elastic_script.py"
@@ -36,7 +36,7 @@ CLOCK = SystemClock()
 
 def _job(folder: Path, nodes: int, script: Path, words: list[str], serving: list[str]) -> Torchrun:
     names = ["--serve", "127.0.0.1:0", "--nodes", f"1:{nodes}", "--job", "bench"]
-    return Torchrun(Plan(folder / "job", script, words, [*names, *serving]))
+    return Torchrun(LaunchPlan(folder / "job", script, words, [*names, *serving]))
 
 
 def recovery(number: int) -> float:

@@ -23,8 +23,8 @@ from polythrottle.domain.arrivals import Poisson
 from polythrottle.domain.errors import SloUnmet
 from polythrottle.training.beside.live_run import run
 from polythrottle.training.beside.preparation import BatchedWorkload
-from polythrottle.training.beside.result import Result
 from polythrottle.training.beside.scheduler import Terms
+from polythrottle.training.beside.serving_loop import Result
 from polythrottle.training.beside.trainer.driver import Trainer
 from polythrottle.training.beside.trainer.protocol import Task
 from polythrottle.workloads import open_workload

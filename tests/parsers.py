@@ -18,6 +18,7 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.types import Message
+from trainer_jobs import counted_entries
 
 from polythrottle.actuation.limits import Limits
 from polythrottle.actuation.rollback import Audit
@@ -41,7 +42,7 @@ from polythrottle.metering.calibration import read_calibration, read_recording
 from polythrottle.storage import arrival_trace, tables
 from polythrottle.storage.journal.reader import heading, read
 from polythrottle.storage.json_lines import decode
-from polythrottle.training.beside.trainer.samples import NAME, counted_entries
+from polythrottle.training.beside.trainer.samples import NAME
 from polythrottle.training.elastic.event_log import read_events
 from polythrottle.workloads.onnx_model import check_weights
 

@@ -8,7 +8,7 @@ import pytest
 
 from polythrottle.cli.render.figures import beside, shares, write_beside
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.training.beside.result import Result, Training
+from polythrottle.training.beside.serving_loop import Result, Training
 
 _TRAINING = Training(samples=64, steps=2, epoch=0, epochs=3, finished=False)
 _RAN = ("a on b", True, "interleave", "poisson:8/s", 0.1, 10.0)

@@ -17,8 +17,8 @@ from polythrottle.cli.render.finetune import LiveRun, _capped, show_time
 from polythrottle.domain.arrivals import Poisson
 from polythrottle.storage.paths import state_dir
 from polythrottle.training.beside.live_run import RunProgress
-from polythrottle.training.beside.result import Result, Training
 from polythrottle.training.beside.scheduler import Terms
+from polythrottle.training.beside.serving_loop import Result, Training
 
 _SIM = ("-d", "sim:jetson-tx2", "-w", "efficientnet-b0", "--slo", "p99<=500ms", "--rate", "4/s")
 _NIGHT = ("--policy", "off-peak", "--between", "22:00-06:00")

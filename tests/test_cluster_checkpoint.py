@@ -22,7 +22,7 @@ from polythrottle.training.elastic.checkpoints import (
     Written,
     commit,
     copied,
-    load_state,
+    loads,
     model_digest,
     newest,
     newest_generation,
@@ -199,13 +199,13 @@ def test_a_state_is_loaded_without_running_code(store: Store, tmp_path: Path) ->
     put(store, tmp_path, 1, 7)
     here = newest((store,), MODEL, [].append)
     assert here is not None
-    assert int(load_state(here)["step"]) == 7
+    assert int(loads(here.data)["step"]) == 7
     path = tmp_path / "evil"
     commit(store, path, write_state(path, manifest(2, 1), lambda file: torch.save({"x": Path("/")}, file)))
     evil = newest((store,), MODEL, [].append)
     assert evil is not None
     with pytest.raises(BadFile, match="cannot be loaded"):
-        load_state(evil)
+        loads(evil.data)
 
 
 class Away(Store):
@@ -240,7 +240,7 @@ def test_what_is_written_is_the_copy_not_what_training_made_of_it(store: Store, 
     assert writes.wait(20.0)
     here = newest((store,), MODEL, [].append)
     assert here is not None
-    assert load_state(here)["model"]["weight"].tolist() == [1.0, 1.0, 1.0]
+    assert loads(here.data)["model"]["weight"].tolist() == [1.0, 1.0, 1.0]
     assert [each.spooled + each.failure for each in ended] == [""]
     assert not (tmp_path / "spool" / FOLDER).exists()
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from polythrottle.training.elastic.engines import Plan
+from polythrottle.training.elastic.engines import LaunchPlan
 from polythrottle.training.elastic.ray_engine import RayEngine
 
 DRIVER = """
@@ -25,7 +25,7 @@ def test_ray_s_driver_may_end_by_itself_and_what_it_started_is_killed(tmp_path: 
         assert driver.stdout is not None
         child = int(driver.stdout.readline())
         try:
-            RayEngine(Plan(tmp_path, tmp_path / "train.py"), _driver=driver).stop()
+            RayEngine(LaunchPlan(tmp_path, tmp_path / "train.py"), _driver=driver).stop()
             assert driver.returncode == 0
             assert (tmp_path / "ended").read_text() == "by itself"
             assert _gone(child)

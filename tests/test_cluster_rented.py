@@ -13,9 +13,8 @@ from polythrottle.cluster.provision import SlurmProvider
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import ClaimFailed, DeviceError, InvalidInput, UnknownName
 from polythrottle.domain.fleet.transient_machine import Order, Rented, Stage
-from polythrottle.training.elastic.engines import Plan
-from polythrottle.training.elastic.nodes.rented_nodes import MOST_ORDERS, RentedNodes
-from polythrottle.training.elastic.nodes.succession import Successions
+from polythrottle.training.elastic.engines import LaunchPlan
+from polythrottle.training.elastic.nodes.rented_nodes import MOST_ORDERS, RentedNodes, Successions
 
 
 class Engine:
@@ -215,7 +214,7 @@ def test_each_slurm_job_joins_the_controller(tmp_path: Path, monkeypatch: pytest
     token.chmod(0o600)
     (tmp_path / "job.json").write_text(json.dumps({"address": "10.0.0.1:99", "token_file": str(token)}))
     where = NodeSource("slurm:spot", "10.0.0.1:99", token, ("--gres=gpu:1",))
-    provider = where.provider(Plan(tmp_path, Path("/x/train.py"), ["a b"], (), ["--workers", "2"]))
+    provider = where.provider(LaunchPlan(tmp_path, Path("/x/train.py"), ["a b"], (), ["--workers", "2"]))
     assert isinstance(provider, SlurmProvider)
     joining = ["--join", "10.0.0.1:99", "--token-file", str(token), "--workers", "2", "/x/train.py", "--", "a b"]
     assert list(provider.command)[5:] == joining
@@ -223,6 +222,6 @@ def test_each_slurm_job_joins_the_controller(tmp_path: Path, monkeypatch: pytest
     assert where.serving == ["--serve", "10.0.0.1:99", "--token-file", str(token)]
     alone = NodeSource("slurm", "127.0.0.1:0", None, ())
     assert alone.serving == ["--serve", "127.0.0.1:0"]
-    again = alone.provider(Plan(tmp_path, Path("/x/train.py")))
+    again = alone.provider(LaunchPlan(tmp_path, Path("/x/train.py")))
     assert isinstance(again, SlurmProvider)
     assert list(again.command)[5:9] == ["--join", "10.0.0.1:99", "--token-file", str(token)], "the controller's own"

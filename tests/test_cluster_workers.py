@@ -7,7 +7,7 @@ import yaml
 
 from polythrottle.cli.cluster.rented_nodes import gpus_of, workers_on
 from polythrottle.cli.commands import run
-from polythrottle.training.elastic.engines import Plan
+from polythrottle.training.elastic.engines import LaunchPlan
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_slurm_job_of_two_gpus_trains_on_two(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "train.py").touch()
     plans = []
 
-    def run_on(where: object, plan: Plan, *_: object) -> int:
+    def run_on(where: object, plan: LaunchPlan, *_: object) -> int:
         plans.append(plan)
         return 1
 

@@ -19,14 +19,17 @@ from polythrottle.daemon.status import FinetuningShown
 from polythrottle.daemon.trainer_monitor import LATELY_S, LOOK_S, STILL_S, STILL_UNSEEN_S, TrainerMonitor, leave_link
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import DeviceError
-from polythrottle.training.beside.trainer.checkpoints import (
+from polythrottle.training.beside.trainer.job_folder import (
+    LOCK,
+    TASK,
     Checkpoint,
     JobPosition,
+    Listing,
+    Sample,
     newest_place,
     put_json,
     write_checkpoint,
 )
-from polythrottle.training.beside.trainer.job_folder import LOCK, TASK, Listing, Sample
 from polythrottle.training.beside.trainer.protocol import Task
 
 _HOLDER = (

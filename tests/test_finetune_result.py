@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from polythrottle.training.beside.result import Result, Training, wilson
+from polythrottle.training.beside.serving_loop import Result, Training, wilson
 
 _TRAINING = Training(samples=64, steps=2, epoch=0, epochs=3, finished=False)
 

@@ -18,8 +18,8 @@ from polythrottle.domain.measurement import Query
 from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.training.beside.live_run import RunProgress, run
 from polythrottle.training.beside.preparation import BatchedWorkload
-from polythrottle.training.beside.result import Result
 from polythrottle.training.beside.scheduler import Hours, Terms, wall_day_s
+from polythrottle.training.beside.serving_loop import Result
 from polythrottle.training.beside.trainer.driver import Trainer
 from polythrottle.training.beside.trainer.job_folder import read_progress
 from polythrottle.training.beside.trainer.protocol import Task

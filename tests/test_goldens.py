@@ -25,6 +25,7 @@ from test_help import pages
 from test_replay import ROWS
 from test_web_routes import ask
 from test_wrong_inputs import WRONG
+from trainer_jobs import counted_entries
 
 import polythrottle
 from polythrottle.actuation.rollback import Audit
@@ -39,10 +40,9 @@ from polythrottle.metering.calibration import read_calibration, read_recording
 from polythrottle.storage.fleet_knowledge import recall
 from polythrottle.storage.object_store import Store, read_claim
 from polythrottle.testing import FakeKernel, plant
-from polythrottle.training.beside.trainer.checkpoints import newest_checkpoint as newest_tuned
-from polythrottle.training.beside.trainer.checkpoints import newest_place
-from polythrottle.training.beside.trainer.samples import counted_entries
-from polythrottle.training.elastic.checkpoints import load_state, newest, newest_manifest
+from polythrottle.training.beside.trainer.job_folder import newest_checkpoint as newest_tuned
+from polythrottle.training.beside.trainer.job_folder import newest_place
+from polythrottle.training.elastic.checkpoints import loads, newest, newest_manifest
 from polythrottle.training.elastic.event_log import read_events, replayed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -385,7 +385,7 @@ def _cluster_checkpoint(folder: Path, sample: str) -> object:
     assert manifest is not None
     found = newest((store,), manifest.model, print)
     assert found is not None
-    return manifest, {name: value.tolist() for name, value in load_state(found).items()}
+    return manifest, {name: value.tolist() for name, value in loads(found.data).items()}
 
 
 def _descriptor_copy(folder: Path) -> object:

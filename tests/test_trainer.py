@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from trainer_jobs import WIDTH, Tiny, data_folder, exported, job
+from trainer_jobs import WIDTH, Tiny, counted_entries, data_folder, exported, job
 
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PolythrottleError, StorageError, TrialError
 from polythrottle.storage.atomic_file import replace_file
-from polythrottle.training.beside.trainer import checkpoints
+from polythrottle.training.beside.trainer import job_folder
 from polythrottle.training.beside.trainer.job_folder import Listing, read_progress
 from polythrottle.training.beside.trainer.network import Network, begun, scores_of
 from polythrottle.training.beside.trainer.protocol import Task
-from polythrottle.training.beside.trainer.samples import Unreadable, counted_entries, read_sample
+from polythrottle.training.beside.trainer.samples import Unreadable, read_sample
 from polythrottle.training.beside.trainer.server import RequestHandler, Validation
 from polythrottle.training.beside.trainer.worker import Worker
 
@@ -365,12 +365,12 @@ def test_a_full_disk_is_told_and_tried_again(where: Path, archive: Path, monkeyp
 
     with working(job(where, archive)) as worker:
         worker.slice(8)
-        monkeypatch.setattr(checkpoints, "replace_file", full)
+        monkeypatch.setattr(job_folder, "replace_file", full)
         for _ in range(3):
             with pytest.raises(StorageError):
                 worker.slice(8)
         assert read_progress(where / "job").place.step == 1
-        monkeypatch.setattr(checkpoints, "replace_file", real)
+        monkeypatch.setattr(job_folder, "replace_file", real)
         assert worker.slice(8)["step"] == 3
     assert len(counted_entries(where / "job", 3)[0]) == 3
 
@@ -529,7 +529,7 @@ def test_a_checkpoint_of_another_model_is_refused(where: Path, archive: Path) ->
     """Rather than trained from half of it."""
     with working(job(where, archive)) as worker:
         worker.slice(8)
-        found, _ = checkpoints.newest_checkpoint(where / "job")
+        found, _ = job_folder.newest_checkpoint(where / "job")
         assert found is not None
         state = torch.load(io.BytesIO(found.learnt), weights_only=True)
         state["free"] = {"other": torch.ones(1)}

@@ -9,19 +9,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainer_jobs import counted_entries
 
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
 from polythrottle.storage.atomic_file import replace_file
-from polythrottle.training.beside.trainer import checkpoints, samples
-from polythrottle.training.beside.trainer.checkpoints import (
+from polythrottle.training.beside.trainer import job_folder, samples
+from polythrottle.training.beside.trainer.job_folder import (
     Checkpoint,
     JobPosition,
+    Listing,
+    Sample,
+    classes_of,
     next_position,
     put_json,
+    read_progress,
     roll_back_model,
     swap_model,
 )
-from polythrottle.training.beside.trainer.job_folder import Listing, Sample, classes_of, read_progress
 from polythrottle.training.beside.trainer.protocol import Task
 from polythrottle.training.beside.trainer.samples import Entry
 
@@ -187,9 +191,9 @@ def test_a_step_done_again_counts_once(tmp_path: Path) -> None:
     """The later line of a step counts, and none after the checkpoint's step."""
     for entry in (Entry(1, 0, "d", (0, 1)), Entry(2, 0, "d", (2,)), Entry(2, 0, "d", (2, 3)), Entry(3, 1, "d", (0,))):
         samples.append_entry(tmp_path, entry)
-    assert {
-        epoch: [entry.seen for entry in entries] for epoch, entries in samples.counted_entries(tmp_path, 2).items()
-    } == {0: [(0, 1), (2, 3)]}
+    assert {epoch: [entry.seen for entry in entries] for epoch, entries in counted_entries(tmp_path, 2).items()} == {
+        0: [(0, 1), (2, 3)]
+    }
 
 
 def test_a_torn_line_does_no_harm(tmp_path: Path) -> None:
@@ -200,39 +204,39 @@ def test_a_torn_line_does_no_harm(tmp_path: Path) -> None:
     for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
         samples.append_entry(tmp_path, Entry(1, 0, "d", (5,)))
-        assert samples.counted_entries(tmp_path, 1)[0][0].seen == (5,)
+        assert counted_entries(tmp_path, 1)[0][0].seen == (5,)
 
 
 def test_a_step_that_is_missing_is_told(tmp_path: Path) -> None:
     """A checkpoint that counts a step nobody noted is an error, not a silent gap."""
     samples.append_entry(tmp_path, Entry(2, 0, "d", (0,)))
     with pytest.raises(BadFile, match="step 1"):
-        samples.counted_entries(tmp_path, 2)
+        counted_entries(tmp_path, 2)
 
 
 def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
     """The newest counts."""
     for step in range(1, 6):
-        checkpoints.write_checkpoint(tmp_path, Checkpoint(JobPosition(step), b"learnt"))
+        job_folder.write_checkpoint(tmp_path, Checkpoint(JobPosition(step), b"learnt"))
     assert sorted(path.stem for path in tmp_path.glob("*.checkpoint")) == ["000000004", "000000005"]
-    assert checkpoints.newest_checkpoint(tmp_path) == (Checkpoint(JobPosition(5), b"learnt"), ())
+    assert job_folder.newest_checkpoint(tmp_path) == (Checkpoint(JobPosition(5), b"learnt"), ())
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     """Cut off or changed anywhere, the one before it counts and the damage is named; if none is whole, that is said."""
     for step in (1, 2):
-        checkpoints.write_checkpoint(tmp_path, Checkpoint(JobPosition(step), b"learnt" * 3))
+        job_folder.write_checkpoint(tmp_path, Checkpoint(JobPosition(step), b"learnt" * 3))
     path = tmp_path / "000000002.checkpoint"
     whole = path.read_bytes()
     flipped = (bytes([*whole[:at], whole[at] ^ 1, *whole[at + 1 :]]) for at in range(len(whole)))
     for data in (*(whole[:cut] for cut in range(len(whole))), *flipped):
         path.write_bytes(data)
-        found, damaged = checkpoints.newest_checkpoint(tmp_path)
+        found, damaged = job_folder.newest_checkpoint(tmp_path)
         assert found is not None
         assert (found.place.step, damaged) == (1, (path.name,))
     (tmp_path / "000000001.checkpoint").write_bytes(b"")
     with pytest.raises(BadFile, match="no checkpoint"):
-        checkpoints.newest_checkpoint(tmp_path)
+        job_folder.newest_checkpoint(tmp_path)
 
 
 def test_the_last_step_of_an_epoch_begins_the_next() -> None:
@@ -249,11 +253,11 @@ def full(path: Path, data: bytes) -> None:
 
 def test_a_full_disk_keeps_the_older_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says so, and what was there still counts."""
-    checkpoints.write_checkpoint(tmp_path, Checkpoint(JobPosition(1), b"learnt"))
-    monkeypatch.setattr(checkpoints, "replace_file", full)
+    job_folder.write_checkpoint(tmp_path, Checkpoint(JobPosition(1), b"learnt"))
+    monkeypatch.setattr(job_folder, "replace_file", full)
     with pytest.raises(StorageError, match="No space left"):
-        checkpoints.write_checkpoint(tmp_path, Checkpoint(JobPosition(2), b"learnt"))
-    assert checkpoints.newest_checkpoint(tmp_path)[0] == Checkpoint(JobPosition(1), b"learnt")
+        job_folder.write_checkpoint(tmp_path, Checkpoint(JobPosition(2), b"learnt"))
+    assert job_folder.newest_checkpoint(tmp_path)[0] == Checkpoint(JobPosition(1), b"learnt")
 
 
 def test_swapping_keeps_what_was_served(tmp_path: Path) -> None:
@@ -272,7 +276,7 @@ def test_a_full_disk_leaves_the_served_model(tmp_path: Path, monkeypatch: pytest
     """What was served before is served still."""
     served = tmp_path / "model.pt2"
     served.write_bytes(b"first")
-    monkeypatch.setattr(checkpoints, "replace_file", full)
+    monkeypatch.setattr(job_folder, "replace_file", full)
     with pytest.raises(StorageError):
         swap_model(served, b"second")
     assert served.read_bytes() == b"first"
@@ -307,7 +311,7 @@ def test_progress_is_read_without_torch(tmp_path: Path) -> None:
     put_json(tmp_path / "task.json", {"task": task.document(), "classes": {"a": 0}, "shape": [2]})
     found = listing(*(f"a/{number}.npy" for number in range(10)))
     found.save(tmp_path)
-    checkpoints.write_checkpoint(tmp_path, Checkpoint(JobPosition(3, 1, 4, found.digest, 0.5), b""))
+    job_folder.write_checkpoint(tmp_path, Checkpoint(JobPosition(3, 1, 4, found.digest, 0.5), b""))
     progress = read_progress(tmp_path)
     assert (progress.task, progress.place.step, progress.samples) == (task, 3, len(found.split(0.1)[0]))
     assert (progress.finished, progress.runs, progress.validation) == (False, False, None)

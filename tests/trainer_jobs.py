@@ -1,6 +1,10 @@
-"""A tiny model and tiny data to fine-tune in tests."""
+"""A tiny model and tiny data to fine-tune in tests, and which samples a job's ledger says it has seen."""
 
 import csv
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from polythrottle.domain.errors import BadFile
 from polythrottle.training.beside.trainer.protocol import Task
+from polythrottle.training.beside.trainer.samples import NAME, Entry
 
 WIDTH = 6
 
@@ -62,3 +68,43 @@ def job(where: Path, model: Path, **changes: Any) -> Task:
     """Return a task over the data in ``where/data``."""
     usual = {"folder": str(where / "job"), "batch": 8, "epochs": 2, "device": "cpu", "slower": 1000.0}
     return Task(str(model), str(where / "data"), **{**usual, **changes})
+
+
+def counted_entries(folder: Path, step: int) -> Mapping[int, Sequence[Entry]]:
+    """Return the steps of a job's ledger that count, by epoch.
+
+    Args:
+        folder: Of the job.
+        step: The last step of the checkpoint.
+
+    Raises:
+        BadFile: If the ledger cannot be read, or lacks one of those steps.
+    """
+    path = folder / NAME
+    try:
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+    except OSError as err:
+        raise BadFile(f"{path} cannot be read: {err.strerror}") from err
+    last = {entry.step: entry for entry in map(_parsed, lines) if entry is not None and entry.step <= step}
+    lacking = sorted(set(range(1, step + 1)) - set(last))
+    if lacking:
+        raise BadFile(f"{path} lacks step {lacking[0]}, though a checkpoint counts it")
+    epochs: dict[int, list[Entry]] = defaultdict(list)
+    for number in sorted(last):
+        epochs[last[number].epoch].append(last[number])
+    return epochs
+
+
+def _parsed(text: bytes) -> Entry | None:
+    """Return the entry of a line; None if it is torn."""
+    try:
+        line = json.loads(text)
+        crc = line.pop("crc")
+        if crc != zlib.crc32(json.dumps(line).encode()):
+            return None
+        entry = Entry(**{**line, "seen": tuple(line["seen"]), "left_out": tuple(line["left_out"])})
+        if type(entry.step) is int and type(entry.epoch) is int:
+            return entry
+        return None
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        return None

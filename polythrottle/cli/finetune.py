@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from polythrottle.training.beside.corun_bench import CoRunProfile
     from polythrottle.training.beside.operating_options import FinetuningJob, Menu
     from polythrottle.training.beside.preparation import ServingPlace
-    from polythrottle.training.beside.result import Result
     from polythrottle.training.beside.scheduler import Hours, Terms
+    from polythrottle.training.beside.serving_loop import Result
     from polythrottle.training.beside.trainer.protocol import Task
 
 app = typer.Typer(

@@ -25,14 +25,15 @@ from pathlib import Path
 from polythrottle.daemon.status import FinetuningShown
 from polythrottle.domain.backports import StrEnum
 from polythrottle.domain.errors import BadFile
-from polythrottle.training.beside.trainer.checkpoints import JobPosition, newest_place
 from polythrottle.training.beside.trainer.job_folder import (
     LOCK,
     TASK,
+    JobPosition,
     JobStart,
     Listing,
     held,
     listing_path,
+    newest_place,
     read_begun,
 )
 

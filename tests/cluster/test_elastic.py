@@ -18,7 +18,7 @@ from cluster.ledgers import counted, steps, undone_s
 
 from polythrottle.domain.clock import SystemClock
 from polythrottle.training.elastic.checkpoints import FOLDER
-from polythrottle.training.elastic.engines import Plan, Torchrun, descendants
+from polythrottle.training.elastic.engines import LaunchPlan, Torchrun, descendants
 from polythrottle.training.elastic.event_log import read_events
 from polythrottle.training.elastic.launcher import LocalJob, status_of
 
@@ -57,7 +57,7 @@ class Job:
         self.samples, self.epochs = samples, epochs
         words = (str(self.ledger), str(samples), "10", str(epochs), str(pause_s))
         serving = ("--serve", "127.0.0.1:0", "--nodes", f"1:{nodes}", "--every", str(EVERY_S), "--job", "job")
-        self.engine = Torchrun(Plan(self.folder, SCRIPT, words, (*serving, "--beat", str(beat_s)), joining))
+        self.engine = Torchrun(LaunchPlan(self.folder, SCRIPT, words, (*serving, "--beat", str(beat_s)), joining))
         self.names = [f"n{number}" for number in range(1, nodes + 1)]
         self.seen: list[Mapping[str, Any]] = []
 
@@ -227,7 +227,7 @@ def test_a_notice_brings_a_checkpoint_and_a_parting(tmp_path: Path) -> None:
 
     def story() -> Iterator[Callable[[Mapping[str, Any]], bool]]:
         yield first_step_on(2)
-        job.engine.plan = Plan(**vars(job.engine.plan) | {"joining": ()})
+        job.engine.plan = LaunchPlan(**vars(job.engine.plan) | {"joining": ()})
         (tmp_path / "notice").write_text("16.5")
         yield an("notice")
         yield lambda event: event["event"] == "checkpoint" and event.get("forced") == "a notice"

@@ -16,12 +16,12 @@ import sys
 from pathlib import Path
 from polythrottle.training.elastic.ray_engine import RayEngine
 from polythrottle.training.elastic.launcher import LocalJob as Local
-from polythrottle.training.elastic.engines import Plan
+from polythrottle.training.elastic.engines import LaunchPlan
 
 if __name__ == "__main__":
     folder, ledger, script = map(Path, sys.argv[1:4])
     words = (str(ledger), "400", "10", "2", "0.2")
-    engine = RayEngine(Plan(folder, script, words, ("--serve", "127.0.0.1:0", "--nodes", "1:2", "--every", "2")))
+    engine = RayEngine(LaunchPlan(folder, script, words, ("--serve", "127.0.0.1:0", "--nodes", "1:2", "--every", "2")))
     killed = []
 
     def told(event):

@@ -12,7 +12,7 @@ from polythrottle.storage.fleet_knowledge import CapObservation, NodeReport, kee
 from polythrottle.storage.object_store import Store
 from polythrottle.testing.nvml import FakeNvml
 from polythrottle.training.elastic.checkpoints import model_digest
-from polythrottle.training.elastic.engines import Plan, Torchrun
+from polythrottle.training.elastic.engines import LaunchPlan, Torchrun
 from polythrottle.training.elastic.launcher import LocalJob, status_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -49,7 +49,7 @@ def test_the_faster_node_is_capped_and_every_board_is_as_found(tmp_path: Path, p
         seeded(tmp_path / "store", fake.models[0].name.replace(" ", "-"))
         words = ("2000", "8", "1", "n1=0.05", "n2=0.08")
         serving = ("--serve", "127.0.0.1:0", "--nodes", "1:2", "--store", str(tmp_path / "store"), "--job", "job")
-        engine = Torchrun(Plan(tmp_path / "job", SCRIPT, words, (*serving, "--warm-up", "2")))
+        engine = Torchrun(LaunchPlan(tmp_path / "job", SCRIPT, words, (*serving, "--warm-up", "2")))
         seen: list[Mapping[str, Any]] = []
         rows: dict[str, Any] = {}
 
@@ -74,7 +74,7 @@ def test_the_faster_node_is_capped_and_every_board_is_as_found(tmp_path: Path, p
                 waits[:] = [each for each in [next(part, None)] if each is not None]
 
         for slot, name in enumerate(("n1", "n2")):
-            engine.plan = Plan(**vars(engine.plan) | {"joining": ("--steer", f"nvml:{slot}", "--look", "0.8")})
+            engine.plan = LaunchPlan(**vars(engine.plan) | {"joining": ("--steer", f"nvml:{slot}", "--look", "0.8")})
             engine.start([name])
         assert LocalJob(engine, ["n1", "n2"], None).run(told, lambda: engine.exit_code) == 0
         assert waits == []

@@ -20,14 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from trainer_jobs import data_folder, exported
+from trainer_jobs import counted_entries, data_folder, exported
 
 from polythrottle.storage.json_lines import Channel
-from polythrottle.training.beside.trainer.checkpoints import newest_checkpoint, previous_model
-from polythrottle.training.beside.trainer.job_folder import Listing, read_progress
+from polythrottle.training.beside.trainer.job_folder import Listing, newest_checkpoint, previous_model, read_progress
 from polythrottle.training.beside.trainer.network import scores_of
 from polythrottle.training.beside.trainer.protocol import MOST_ANSWER, Task
-from polythrottle.training.beside.trainer.samples import counted_entries
 from polythrottle.training.beside.trainer.server import serve
 
 SLICE = 3

@@ -16,8 +16,8 @@ from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, Unkno
 
 if TYPE_CHECKING:
     from polythrottle.domain.fleet.transient_machine import Provider
-    from polythrottle.training.elastic.engines import Plan
-    from polythrottle.training.elastic.nodes.succession import Successions
+    from polythrottle.training.elastic.engines import LaunchPlan
+    from polythrottle.training.elastic.nodes.rented_nodes import Successions
 
 # ``polythrottle cluster train --on slurm``: the controller here, each node a job of its own at Slurm.
 
@@ -72,7 +72,7 @@ class NodeSource:
         token = ["--token-file", str(self.token_file.absolute())] if self.token_file else []
         return ["--serve", self.address, *token]
 
-    def provider(self, plan: "Plan") -> "Provider":
+    def provider(self, plan: "LaunchPlan") -> "Provider":
         """Return who rents out the nodes, once the controller of the job can be reached."""
         from polythrottle.cluster.provision import SlurmProvider
         from polythrottle.training.elastic.engines import job_line, joining_words
@@ -112,7 +112,7 @@ def successions(text: str) -> "Successions | None":
     Raises:
         InvalidInput: If it is neither.
     """
-    from polythrottle.training.elastic.nodes.succession import Successions
+    from polythrottle.training.elastic.nodes.rented_nodes import Successions
 
     if text.strip().lower() == "off":
         return None
@@ -124,7 +124,7 @@ def successions(text: str) -> "Successions | None":
 
 def run_on(
     where: NodeSource,
-    plan: "Plan",
+    plan: "LaunchPlan",
     count: int,
     on_event: Callable[[Mapping[str, Any]], None],
 ) -> int:

@@ -412,7 +412,7 @@ def _slurms_name(environment: Mapping[str, str]) -> str:
 def _run(
     options: TrainJobOptions, node: NodeOptions, training: TrainingScript, engine: EngineOptions
 ) -> dict[str, Any]:
-    from polythrottle.training.elastic.engines import Plan, Torchrun
+    from polythrottle.training.elastic.engines import LaunchPlan, Torchrun
     from polythrottle.training.elastic.event_log import read_events
     from polythrottle.training.elastic.launcher import LocalJob, node_counts, refuse_taken
     from polythrottle.training.elastic.launcher import how_to_continue as kept
@@ -425,7 +425,7 @@ def _run(
     refuse_taken(job)
     _check_store(job.store)
     serving = ["--serve", "127.0.0.1:0", *_words(options, job.name)]
-    plan = Plan(job.folder, training.path.absolute(), training.words, serving, _joining(node, count))
+    plan = LaunchPlan(job.folder, training.path.absolute(), training.words, serving, _joining(node, count))
     gone: Callable[[], Mapping[str, int]] = dict
     workers: RayEngine | Torchrun
     if engine.engine == "ray":
@@ -445,7 +445,7 @@ def _run(
 
 
 def _rent(options: TrainJobOptions, node: NodeOptions, training: TrainingScript, where: NodeSource) -> dict[str, Any]:
-    from polythrottle.training.elastic.engines import Plan
+    from polythrottle.training.elastic.engines import LaunchPlan
     from polythrottle.training.elastic.launcher import how_to_continue as kept
     from polythrottle.training.elastic.launcher import node_counts, refuse_taken
 
@@ -458,7 +458,7 @@ def _rent(options: TrainJobOptions, node: NodeOptions, training: TrainingScript,
     complain(f"job {job.name}: {count} nodes on {where.on}, checkpoints in {job.store}")
     serving = [*where.serving, *_words(options, job.name)]
     joining = _joining(node, gpus=gpus_of(where.on, where.sbatch))
-    plan = Plan(job.folder, training.path.absolute(), training.words, serving, joining)
+    plan = LaunchPlan(job.folder, training.path.absolute(), training.words, serving, joining)
     try:
         code = run_on(where, plan, count, print_event)
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from polythrottle.domain.errors import InvalidInput, StorageError
 from polythrottle.lab.bench import Runner
 from polythrottle.report.figure_style import BLUE, CARD, GREEN, INK, MUTED, PURPLE, VERMILLION, fit, name_points, styled
-from polythrottle.training.beside.result import Result
+from polythrottle.training.beside.serving_loop import Result
 
 # The figure of a benchmark: how regret falls with trials, and what each method breaks until it arrives.
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from polythrottle.training.beside.corun_bench import CoRunProfile
     from polythrottle.training.beside.live_run import RunProgress as Passed
     from polythrottle.training.beside.operating_options import FinetuningJob
-    from polythrottle.training.beside.result import Result
     from polythrottle.training.beside.scheduler import Hours, Terms
+    from polythrottle.training.beside.serving_loop import Result
     from polythrottle.training.beside.trainer.job_folder import Progress as Standing
 
 _WIDTH = 79

@@ -60,7 +60,7 @@ UNKNOWN = Work(None, None)
 
 
 class MeasuredBench:
-    """A workload and a trainer on this machine; satisfies `coruns.Bench`.
+    """A workload and a trainer on this machine; satisfies `Bench`.
 
     The trainer takes turns: after each slice it rests so long that it works for its share of the time.
 

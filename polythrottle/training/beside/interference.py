@@ -289,7 +289,7 @@ def _features(run: CoRun) -> Array:
 
 # Predicts how long inference takes beside fine-tuning: fitted from few co-runs, unsure by what it says, and learning.
 #
-# The logarithm of the latency is a physical form (`interference_form`) plus a small quadratic for what the form
+# The logarithm of the latency is a physical form (`form`) plus a small quadratic for what the form
 # misses. Both have a prior, so that eight co-runs suffice, and both are moved by every request that is seen
 # afterwards.
 

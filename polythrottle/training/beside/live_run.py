@@ -21,7 +21,6 @@ from polythrottle.training.beside.preparation import (
     rehearse,
     remeasure_batches,
 )
-from polythrottle.training.beside.result import SLICES_MOST, Result, Training
 from polythrottle.training.beside.scheduler import (
     ALONE,
     GENTLE,
@@ -30,7 +29,7 @@ from polythrottle.training.beside.scheduler import (
     policy,
     wall_day_s,
 )
-from polythrottle.training.beside.serving_loop import LOOK_S, AnsweredBatch, ServingLoop
+from polythrottle.training.beside.serving_loop import LOOK_S, SLICES_MOST, AnsweredBatch, Result, ServingLoop, Training
 from polythrottle.training.beside.trainer.driver import Trainer
 from polythrottle.training.beside.trainer.supervisor import SLICE, CompletedCall, SupervisedTrainer, WorkerThread
 

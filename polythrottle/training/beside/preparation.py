@@ -19,7 +19,7 @@ from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
 from polythrottle.training.beside.corun_bench import UNKNOWN, CoRunProfile, MeasuredBench, Work, profile
 from polythrottle.training.beside.corun_model import LEAST_RUNS, PaperModel
 from polythrottle.training.beside.operating_options import FinetuningJob, Menu, Option, Slice
-from polythrottle.training.beside.simulated_run import Scene
+from polythrottle.training.beside.simulated_run import SimulatedScene
 from polythrottle.training.beside.trainer.driver import Trainer
 from polythrottle.training.beside.trainer.protocol import Task
 from polythrottle.training.beside.trainer.supervisor import SupervisedTrainer, WorkerThread
@@ -241,7 +241,7 @@ class ServingPlace:
         """Of a simulated board."""
         return DeviceURI.parse(self.device).count("seed", 0)
 
-    def scene(self, job: FinetuningJob) -> Scene:
+    def scene(self, job: FinetuningJob) -> SimulatedScene:
         """Return the simulated board with both kinds of work.
 
         Raises:
@@ -260,7 +260,7 @@ class ServingPlace:
             raise InvalidInput(f"a simulated board answers batches of {_BATCH_MOST} requests at most, not {most}")
         if not 0 <= self.noise < 1:
             raise InvalidInput(f"a simulation needs 0 <= noise < 1, not noise={self.noise:g}")
-        return Scene.of(load_board(uri.name), load_model(self.workload), job, self.noise, most)
+        return SimulatedScene.of(load_board(uri.name), load_model(self.workload), job, self.noise, most)
 
     def open(self) -> tuple[Device, BatchedWorkload]:
         """Return the real device, not entered, and what answers on it.
@@ -435,7 +435,7 @@ def known(device: Device, server: BatchedWorkload, trainer: Trainer, task: Task)
 
 
 def profiled(device: Device, server: BatchedWorkload, trainer: Trainer, held_out: int, requests: int) -> CoRunProfile:
-    """Return what co-runs on a real device tell; see `coruns.profile`.
+    """Return what co-runs on a real device tell; see `corun_bench.profile`.
 
     Args:
         device: Not entered.

@@ -202,7 +202,7 @@ _ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "int8": 1}
 
 
 class SimulatedBench:
-    """A simulated board that serves a model and fine-tunes it beside; satisfies `coruns.Bench`.
+    """A simulated board that serves a model and fine-tunes it beside; satisfies `corun_bench.Bench`.
 
     Args:
         board: From the catalogue.

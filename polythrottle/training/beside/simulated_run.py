@@ -17,7 +17,6 @@ from polythrottle.domain.space import OperatingPoint
 from polythrottle.training.beside.corun_model import CoRun, PaperModel
 from polythrottle.training.beside.operating_options import FinetuningJob, Menu, Option, Slice
 from polythrottle.training.beside.plan import check_held, warnings_before
-from polythrottle.training.beside.result import SLICES_MOST, Result, Training
 from polythrottle.training.beside.scheduler import (
     ALONE,
     GENTLE,
@@ -27,7 +26,15 @@ from polythrottle.training.beside.scheduler import (
     alone,
     policy,
 )
-from polythrottle.training.beside.serving_loop import INSTANT_S, LOOK_S, AnsweredBatch, ServingLoop
+from polythrottle.training.beside.serving_loop import (
+    INSTANT_S,
+    LOOK_S,
+    SLICES_MOST,
+    AnsweredBatch,
+    Result,
+    ServingLoop,
+    Training,
+)
 from polythrottle.training.beside.simulated_host import Host, Piece, SimulatedBench
 
 # A stream of requests and a fine-tuning job on a simulated board under a policy, event by event. Simulated.
@@ -384,7 +391,7 @@ _BATCHES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class SimulatedScene:
     """A board with both kinds of work.
 
     Args:
@@ -398,7 +405,7 @@ class Scene:
     menu: Menu
 
     @classmethod
-    def of(cls, board: Board, model: Model, job: FinetuningJob, noise: float = 0.02, most: int = 8) -> "Scene":
+    def of(cls, board: Board, model: Model, job: FinetuningJob, noise: float = 0.02, most: int = 8) -> "SimulatedScene":
         """Return a board that serves a model and fine-tunes it.
 
         Args:
@@ -442,7 +449,7 @@ def beside_s(host: Host, board: Board, option: Option) -> list[float]:
     return [fitted.predict(case(each.batch, host.job.batch)).mean_s for each in option.services]
 
 
-def run_simulated(scene: Scene, terms: Terms) -> Result:
+def run_simulated(scene: SimulatedScene, terms: Terms) -> Result:
     """Return what comes of a stream and a job; after the stream the job is done to its end.
 
     Args:
@@ -478,7 +485,7 @@ def run_simulated(scene: Scene, terms: Terms) -> Result:
     return _result(scene, terms, account, notes)
 
 
-def _check_sizes(scene: Scene, terms: Terms, length_s: float) -> None:
+def _check_sizes(scene: SimulatedScene, terms: Terms, length_s: float) -> None:
     """Check that a run can be simulated in a time that somebody waits for.
 
     Raises:
@@ -496,7 +503,7 @@ def _check_sizes(scene: Scene, terms: Terms, length_s: float) -> None:
             raise InvalidInput(f"{count:.3g} {what} are too many to simulate, and {_MOST:,} the most; ask for fewer")
 
 
-def _result(scene: Scene, terms: Terms, account: Account, notes: tuple[str, ...]) -> Result:
+def _result(scene: SimulatedScene, terms: Terms, account: Account, notes: tuple[str, ...]) -> Result:
     job = scene.host.job
     finished = account.done_s is not None
     done = job.work if finished else account.samples

@@ -188,15 +188,6 @@ def newest_generation(store: Store) -> int:
     return max((entry.generation for entry in _entries(store.names(FOLDER))), default=0)
 
 
-def load_state(found: Found) -> dict[str, Any]:
-    """Return the state of a checkpoint; tensors and plain values only, no code.
-
-    Raises:
-        BadFile: If it is not valid, checksum or not.
-    """
-    return loads(found.data)
-
-
 def loads(data: bytes | memoryview) -> dict[str, Any]:
     """Return the state in the bytes of a checkpoint.
 

@@ -59,7 +59,7 @@ STOP_S = 40.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """What is started.
 
     Attributes:
@@ -86,7 +86,7 @@ class Torchrun:
         nodes: The nodes' processes by name; each leads a process group of its own.
     """
 
-    plan: Plan
+    plan: LaunchPlan
     clock: Clock = field(default_factory=SystemClock)
     nodes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     _controller: "subprocess.Popen[bytes] | None" = None

@@ -42,6 +42,7 @@ class EventLog:
         self._log = AppendLog(folder / EVENTS, busy=busy)
         try:
             self.records = read_events(folder)
+            # Only once all other lines are known to be ours: a file of somebody else must stay as it is.
             self._log.cut_torn_line()
         except (BadFile, StorageError):
             self._log.close()
@@ -283,6 +284,7 @@ class JobProgress:
         """
         if rate_per_h is not None:
             return members * rate_per_h / 3600, "given"
+        # A notice counts though its node left in order: the machine was taken away all the same.
         losses = self.losses + self.counts.get("notice", 0)
         rate = (losses + PRIOR_LOSSES) / (self.machine_s / 3600 + PRIOR_H)
         return members * rate / 3600, f"estimated from {losses} losses in {self.machine_s / 3600:.2g} machine hours"

@@ -20,7 +20,7 @@ from typing import Any
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
 from polythrottle.training.elastic.channel import NODE, ControllerAway, ControllerChannel
-from polythrottle.training.elastic.engines import STOP_S, Plan, Torchrun, descendants, job_line
+from polythrottle.training.elastic.engines import STOP_S, LaunchPlan, Torchrun, descendants, job_line
 from polythrottle.training.elastic.event_log import read_events
 from polythrottle.training.elastic.membership import Phase
 
@@ -44,7 +44,7 @@ class RayEngine:
         plan: What is started; ``joining`` is not used, Ray starts the workers.
     """
 
-    plan: Plan
+    plan: LaunchPlan
     clock: Clock = field(default_factory=SystemClock)
     _serving: Torchrun | None = None
     _driver: "subprocess.Popen[str] | None" = None

@@ -147,10 +147,9 @@ def _fits(value: Any, kind: str, default: Any) -> bool:
 #     → as ``slice``, without ``took_s``, ``samples``, ``loss`` and ``left_out``. Brings the last step to disk, if it is
 #     not there yet: little computing and much waiting for the disk, so that it can go beside inference.
 # ``validate`` {samples}
-#     → ``done``, ``of`` (held-out samples), ``result`` (null until all are done; see
-# `polythrottle.training.beside.trainer.server.Verdict`). The first request writes the candidate, each one then runs
-# at
-#     most ``samples`` held-out samples through it and through the served model, the last one times both.
+#     → ``done``, ``of`` (held-out samples), ``result`` (null until all are done; see `server.ValidationVerdict`). The
+#     first request writes the candidate, each one then runs at most ``samples`` held-out samples through it and through
+#     the served model, the last one times both.
 # ``swap`` {}
 #     → ``served``, ``previous`` (the file kept for going back; null if there was none). Refused unless the last
 #     validation holds and nothing was trained since.

@@ -3,11 +3,9 @@
 import json
 import os
 import zlib
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -202,50 +200,8 @@ def append_entry(folder: Path, entry: Entry) -> None:
     Raises:
         StorageError: If it cannot be written; what was there stays.
     """
+    line = asdict(entry)
+    crc = zlib.crc32(json.dumps(line).encode())
     with AppendLog(folder / NAME) as log:
         log.cut_torn_line()
-        log.append(_sealed(asdict(entry)))
-
-
-def counted_entries(folder: Path, step: int) -> Mapping[int, Sequence[Entry]]:
-    """Return the steps that count, by epoch.
-
-    Args:
-        folder: Of the job.
-        step: The last step of the checkpoint.
-
-    Raises:
-        BadFile: If the ledger cannot be read, or lacks one of those steps.
-    """
-    path = folder / NAME
-    try:
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
-    except OSError as err:
-        raise BadFile(f"{path} cannot be read: {err.strerror}") from err
-    last = {entry.step: entry for entry in map(_parsed, lines) if entry is not None and entry.step <= step}
-    lacking = sorted(set(range(1, step + 1)) - set(last))
-    if lacking:
-        raise BadFile(f"{path} lacks step {lacking[0]}, though a checkpoint counts it")
-    epochs: dict[int, list[Entry]] = defaultdict(list)
-    for number in sorted(last):
-        epochs[last[number].epoch].append(last[number])
-    return epochs
-
-
-def _sealed(line: Mapping[str, Any]) -> bytes:
-    return json.dumps({**line, "crc": zlib.crc32(json.dumps(line).encode())}).encode()
-
-
-def _parsed(text: bytes) -> Entry | None:
-    """Return the entry of a line; None if it is torn."""
-    try:
-        line = json.loads(text)
-        crc = line.pop("crc")
-        if crc != zlib.crc32(json.dumps(line).encode()):
-            return None
-        entry = Entry(**{**line, "seen": tuple(line["seen"]), "left_out": tuple(line["left_out"])})
-        if type(entry.step) is int and type(entry.epoch) is int:
-            return entry
-        return None
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
-        return None
+        log.append(json.dumps({**line, "crc": crc}).encode())

@@ -17,8 +17,7 @@ from polythrottle.actuation.wire import error_line
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError, TrialError
 from polythrottle.storage.atomic_file import replace_file
 from polythrottle.storage.json_lines import Channel
-from polythrottle.training.beside.trainer import checkpoints
-from polythrottle.training.beside.trainer.job_folder import VALIDATION
+from polythrottle.training.beside.trainer.job_folder import VALIDATION, put_json, roll_back_model, swap_model
 from polythrottle.training.beside.trainer.network import scores_of
 from polythrottle.training.beside.trainer.protocol import MOST_REQUEST, Task
 from polythrottle.training.beside.trainer.worker import Worker
@@ -33,7 +32,7 @@ _TIMED = 15
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ValidationVerdict:
     """What a validation found.
 
     Args:
@@ -97,7 +96,7 @@ class Validation:
             self._right[i] += int((scores.argmax(1) == classes).sum())
             self._loss[i] += float(torch.nn.functional.cross_entropy(scores, classes, reduction="sum"))
 
-    def verdict(self, inputs: torch.Tensor, slower: float, limit_s: float | None) -> Verdict:
+    def verdict(self, inputs: torch.Tensor, slower: float, limit_s: float | None) -> ValidationVerdict:
         """Time the models, and return what all that says.
 
         Args:
@@ -116,7 +115,7 @@ class Validation:
             _slow(latency_s, latency_before, slower, limit_s),
         ]
         why = "; ".join(fault for fault in faults if fault)
-        return Verdict(
+        return ValidationVerdict(
             step=self._step,
             samples=samples,
             accuracy=accuracy,
@@ -179,7 +178,7 @@ class RequestHandler:
         self._worker: Worker | None = None
         self._fault: PolythrottleError | None = None
         self._validation: tuple[Validation, int] | None = None
-        self._judged: tuple[Verdict, str] | None = None
+        self._judged: tuple[ValidationVerdict, str] | None = None
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to a request.
@@ -287,7 +286,7 @@ class RequestHandler:
             raise BadFile("none of the held-out samples can be read, so the new model cannot be validated")
         verdict = validation.verdict(inputs, worker.task.slower, worker.task.latency_limit_s)
         self._judged = verdict, _sha256(self._candidate(worker))
-        checkpoints.put_json(worker.folder / VALIDATION, verdict.document())
+        put_json(worker.folder / VALIDATION, verdict.document())
         return verdict.document()
 
     def _swap(self) -> dict[str, Any]:
@@ -302,14 +301,14 @@ class RequestHandler:
         candidate = self._candidate(worker)
         if _sha256(candidate) != sha256:
             raise BadFile(f"{candidate} is not what was validated; validate again")
-        kept = checkpoints.swap_model(Path(worker.task.served), candidate.read_bytes())
+        kept = swap_model(Path(worker.task.served), candidate.read_bytes())
         return {"served": worker.task.served, "previous": str(kept) if kept else None}
 
     def _rollback(self) -> dict[str, Any]:
         worker = self._open
         if not worker.task.served:
             raise InvalidInput("no served model was named, so there is nothing to go back to")
-        checkpoints.roll_back_model(Path(worker.task.served))
+        roll_back_model(Path(worker.task.served))
         return {"served": worker.task.served}
 
 

@@ -51,7 +51,7 @@ class WorkerThread:
         self._done = done
 
     def begin(self, what: Any, call: Callable[[], Any]) -> None:
-        """Have something done; its `Done` comes through the queue, whatever it raises."""
+        """Have something done; its `CompletedCall` comes through the queue, whatever it raises."""
         # Time is taken in the thread that did it, so that a busy queue does not count as work.
         began_s = time.monotonic()
 

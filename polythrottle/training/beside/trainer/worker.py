@@ -15,19 +15,25 @@ import torch
 
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, StorageError, TrialError
 from polythrottle.storage.atomic_file import replace_file
-from polythrottle.training.beside.trainer import checkpoints
-from polythrottle.training.beside.trainer import samples as ledger
-from polythrottle.training.beside.trainer.checkpoints import (
+from polythrottle.training.beside.trainer.job_folder import (
+    LABELS,
+    LOCK,
+    SUFFIXES,
+    TASK,
     Checkpoint,
     JobPosition,
+    Listing,
+    newest_checkpoint,
     next_position,
     previous_model,
     put_json,
+    read_begun,
+    shown,
+    write_checkpoint,
 )
-from polythrottle.training.beside.trainer.job_folder import LABELS, LOCK, SUFFIXES, TASK, Listing, read_begun, shown
 from polythrottle.training.beside.trainer.network import ARCHIVE, SCRIPT, Learner, Network, begun, out_of_memory
 from polythrottle.training.beside.trainer.protocol import Task
-from polythrottle.training.beside.trainer.samples import Entry, Epoch, Unreadable, read_sample
+from polythrottle.training.beside.trainer.samples import Entry, Epoch, Unreadable, append_entry, read_sample
 
 # Beginning a job or taking one up again: its folder, its first listing, its model.
 
@@ -201,7 +207,7 @@ class Worker:
         os.close(self._held)
 
     def _resumed(self) -> JobPosition:
-        found, damaged = checkpoints.newest_checkpoint(self.folder)
+        found, damaged = newest_checkpoint(self.folder)
         if damaged:
             self._notices.append(f"damaged and passed over: {', '.join(damaged)}")
         if found is None:
@@ -343,10 +349,10 @@ class Worker:
         if self._saved:
             return
         if self._entry is not None:
-            ledger.append_entry(self.folder, self._entry)
+            append_entry(self.folder, self._entry)
             self._entry = None
         self.place = replace(self.place, written_s=time.time())
-        checkpoints.write_checkpoint(self.folder, Checkpoint(self.place, self._learner.learnt()))
+        write_checkpoint(self.folder, Checkpoint(self.place, self._learner.learnt()))
         self._saved = True
 
     def standing(self) -> dict[str, Any]:

@@ -171,11 +171,6 @@ class CheckpointKeeper:
         self._forced = ""
         self._since_s = self._clock.now()
 
-    @property
-    def cadence(self) -> Cadence:
-        """Return what is known of the costs of steps and checkpoints."""
-        return self._cadence
-
     def find(self, model: str, chief: bool) -> Found | None:
         """Return the newest valid checkpoint that this worker can see, None if there is none.
 

@@ -85,7 +85,7 @@ class Context:
         also: More objects with ``state_dict`` and ``load_state_dict`` to keep, such as a learning-rate scheduler.
         loading: Processes that load data.
         collate: Makes a batch of samples, as torch's ``DataLoader`` takes it.
-        **terms: See `Terms`.
+        **terms: See `TrainingTerms`.
 
     Raises:
         InvalidInput: If a term is not valid.
