@@ -7,11 +7,13 @@ Run ``python benchmarks/cluster_plan.py FOLDER`` with the folder that holds the 
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from math import exp, inf
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
 
+from polythrottle.backends.replay import Table
 from polythrottle.cluster.plan.deadline import (
     Availability,
     RentalPolicy,
@@ -20,6 +22,7 @@ from polythrottle.cluster.plan.deadline import (
     replay,
     uniform_progress,
 )
+from polythrottle.cluster.plan.job_shares import Aim, Kind, SharingJob, share
 from polythrottle.cluster.plan.options import Offer, Work, options
 from polythrottle.cluster.plan.pareto_front import Limits, every_option, outlook, plan
 from polythrottle.cluster.plan.power_caps import Choice, Exposure, Terms, apart, expect, joint, reference_s
@@ -27,7 +30,7 @@ from polythrottle.cluster.plan.spot_market import DAY_S, Moving, PricedPlace, ju
 from polythrottle.cluster.predict.lifetimes import published_lifetime, table_lifetime
 from polythrottle.cluster.recorded_tables import caps_of_table, finer, read_histories
 from polythrottle.domain.fleet.transient_machine import CheckpointCost, ConstantHazard, Lifetime, MachineType, Market
-from polythrottle.training.elastic.nodes.rented_nodes import Stakes, Waits, expected_usd, lead_s
+from polythrottle.training.elastic.nodes.rented_nodes import Stakes, Waits, expected_usd, lead_s, read_waits
 
 CAPS = {
     "V100 ResNet-50": ("zeus-power-profile__nvidia-v100__resnet50-train.csv", None),
@@ -208,17 +211,72 @@ def spot(folder: Path) -> Iterator[str]:
                 )
 
 
-def successors() -> Iterator[str]:
+def successors(folder: Path) -> Iterator[str]:
     """Yield what asking at the newsvendor's quantile saves over asking at the mean wait (Mirage's plain rule)."""
     random = Random(0)
-    yield "| spread of waits (σ of log) | late : early | mean wait | quantile | saved |"
-    yield "| --- | --- | --- | --- | --- |"
+    table = folder / "transient" / "gcp_startup_times_cmdare.csv"
+    known = {f"recorded, {gpu}": read_waits(table, gpu) for gpu in ("K80", "P100", "V100")}
     for sigma in (0.3, 1.0, 2.0):
-        waits = Waits.of([600 * random.lognormvariate(0, sigma) for _ in range(2000)])
+        known[f"drawn, σ of log {sigma}"] = Waits.of([600 * random.lognormvariate(0, sigma) for _ in range(2000)])
+    yield "| waits | late : early | mean wait | quantile | saved |"
+    yield "| --- | --- | --- | --- | --- |"
+    for name, waits in known.items():
         for late in (0.25, 1.0, 8.0):
             stakes = Stakes(1.0, late)
             mean, best = expected_usd(waits.mean_s, waits, stakes), expected_usd(lead_s(waits, stakes), waits, stakes)
-            yield f"| {sigma} | {late} : 1 | {mean:.0f} | {best:.0f} | {1 - best / mean:.0%} |"
+            yield f"| {name} | {late} : 1 | {mean:.1f} | {best:.1f} | {1 - best / mean:.0%} |"
+
+
+def sharing(folder: Path) -> Iterator[str]:
+    """Yield what sharing machines by each job's own speeds is worth, against an equal share of every kind."""
+    tables = {gpu: folder / "replay" / f"zeus-nsdi23__nvidia-{gpu}__{{}}-train.csv" for gpu in ("a40", "p100", "v100")}
+    kinds = [
+        Kind(gpu, 1, 0.0, caps_of_table(Path(str(table).format("imagenet-resnet50")), 128))
+        for gpu, table in tables.items()
+    ]
+    jobs = []
+    for network, batch in SHARING.items():
+        speeds = {gpu: steps_per_s(Path(str(table).format(network)), batch) for gpu, table in tables.items()}
+        equal = sum(speeds.values()) / len(SHARING)
+        jobs.append(SharingJob(network, equal * DAY_S, speeds, deadline_s=DAY_S))
+    fair = share(jobs, kinds)
+    yield "| job | steps/s on " + ", ".join(gpu.upper() for gpu in tables) + " | equal share | fair | more |"
+    yield "| --- | --- | --- | --- | --- |"
+    for job in jobs:
+        equal = job.steps / DAY_S
+        listed = ", ".join(f"{speed:.3g}" for speed in job.steps_per_s.values())
+        most = fair.steps_per_s[job.name]
+        yield f"| {job.name} | {listed} | {equal:.3g} | {most:.3g} | {most / equal - 1:+.0%} |"
+    equal_w = sum(kind.caps[0].power_w for kind in kinds)
+    default = share(jobs, [replace(kind, caps=kind.caps[:1]) for kind in kinds], Aim.ENERGY)
+    capped = share(jobs, kinds, Aim.ENERGY)
+    yield ""
+    yield (
+        f"The steps of equal shares with the fewest joules: {1 - default.power_w / equal_w:.0%} less at default power, "
+        f"{1 - capped.power_w / equal_w:.0%} less with caps ({equal_w:.0f}, {default.power_w:.0f} and "
+        f"{capped.power_w:.0f} W)."
+    )
+
+
+SHARING = {
+    "cifar100-shufflenetv2": 1024,
+    "imagenet-resnet50": 128,
+    "movielens-1m-ncf": 16384,
+    "sentiment140-bert-base-uncased": 64,
+    "squad-bert-base-uncased": 24,
+}
+"""Networks of Zeus's tables, at the largest batch size near its default that all three GPU types have."""
+
+
+def steps_per_s(table: Path, batch: int) -> float:
+    """Return the steps per second that a table records for a batch size at the highest power limit."""
+    read = Table.read(table)
+    rows = {
+        float(point["power_limit_w"]): measured.latency.mean_s
+        for point, measured in zip(read.points, read.measurements, strict=True)
+        if point["batch_size"] == batch
+    }
+    return 1 / (rows[max(rows)] or inf)
 
 
 def speed(folder: Path) -> Iterator[str]:
@@ -248,7 +306,8 @@ def main() -> None:
         "Spot or not": spot(folder),
         "Deadline rules": deadlines(folder),
         "Moves": moves(folder),
-        "Successors": successors(),
+        "Several jobs": sharing(folder),
+        "Successors": successors(folder),
         "Time of a plan": speed(folder),
     }
     for title, lines in parts.items():
