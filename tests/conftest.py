@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from polythrottle.report.markup import Html
+from polythrottle.report.figure_style import Html
 
 sys.path.insert(0, str(Path(__file__).parent))
 # pytest-xdist uses every core already; torch's threads on top of that would only wait for each other.

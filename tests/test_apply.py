@@ -26,7 +26,7 @@ from polythrottle.domain.ports import Finding, Lasting
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study, Trial
-from polythrottle.inspect.originals import record_findings
+from polythrottle.inspect.machine import record_findings
 from polythrottle.optimize import RandomOrder
 from polythrottle.optimize.options import WarmStart, nearest_point
 from polythrottle.storage.identity import disagreement, identity_of

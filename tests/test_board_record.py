@@ -11,8 +11,7 @@ import pytest
 from polythrottle.backends import open_device
 from polythrottle.backends.nvml import NvmlDevice, NvmlGroup
 from polythrottle.cli.commands import run
-from polythrottle.inspect.assumptions import Agreement, CheckedAssumption, assumptions
-from polythrottle.inspect.board_record import BoardRecord, record, record_of
+from polythrottle.inspect.board_record import Agreement, BoardRecord, CheckedAssumption, assumptions, record, record_of
 from polythrottle.inspect.snapshot import take
 from polythrottle.testing import BOARDS, FakeKernel, plant
 from polythrottle.testing.boards.tree import UNMETERED, described

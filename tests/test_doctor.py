@@ -17,10 +17,17 @@ from polythrottle.domain.measurement import Reading
 from polythrottle.domain.ports import Finding
 from polythrottle.inspect import doctor
 from polythrottle.inspect import doctor as sensors
-from polythrottle.inspect import originals as records
+from polythrottle.inspect import machine as records
 from polythrottle.inspect.doctor import Examination, examine, real_devices, sensor_findings
-from polythrottle.inspect.machine import PROGRAMS, System, enabled_units, machine_findings, others_steering, processes
-from polythrottle.inspect.originals import record_findings
+from polythrottle.inspect.machine import (
+    PROGRAMS,
+    System,
+    enabled_units,
+    machine_findings,
+    others_steering,
+    processes,
+    record_findings,
+)
 from polythrottle.testing import BOARDS, FakeKernel, plant
 from polythrottle.testing.nvml import FakeNvml, compiler
 

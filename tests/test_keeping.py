@@ -23,7 +23,7 @@ from polythrottle.backends import open_device
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import KnobRejected
 from polythrottle.domain.ports import Lasting
-from polythrottle.inspect.originals import record_findings
+from polythrottle.inspect.machine import record_findings
 from polythrottle.testing.nvml import FakeNvml, compiler
 from tests.actuators import until
 

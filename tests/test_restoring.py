@@ -44,7 +44,7 @@ from polythrottle.domain.errors import (
     StorageError,
     UnknownName,
 )
-from polythrottle.inspect.originals import record_findings
+from polythrottle.inspect.machine import record_findings
 
 LEVELS = frozenset(map(str, range(1000)))
 

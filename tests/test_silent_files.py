@@ -24,7 +24,6 @@ PACKAGE = Path(__file__).resolve().parent.parent / "polythrottle"
 PLAIN = {
     "backends/replay.py": "tables that were recorded",
     "actuation/limits.py": "the administrator's limits",
-    "inspect/assumptions.py": "the package's own list",
     "backends/meters/file_meters.py": "a user's log of a meter",
     "actuation/client/board.py": "the token of the daemon itself",
 }

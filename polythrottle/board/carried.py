@@ -51,7 +51,6 @@ _PATTERNS = (
     "domain/units.py",
     "inspect/__init__.py",
     "inspect/machine.py",
-    "inspect/originals.py",
     "inspect/tree_files.py",
     "metering/__init__.py",
     "metering/load.py",

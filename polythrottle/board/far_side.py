@@ -44,8 +44,7 @@ from polythrottle.backends.served_devices import open_served, served_uri, why_mi
 from polythrottle.board.work_host import WorkHost
 from polythrottle.domain.errors import InvalidInput, PolythrottleError
 from polythrottle.domain.ports import Finding, Lasting
-from polythrottle.inspect.machine import System, machine_findings, others_steering
-from polythrottle.inspect.originals import record_findings
+from polythrottle.inspect.machine import System, machine_findings, others_steering, record_findings
 from polythrottle.inspect.tree_files import collect
 from polythrottle.storage.untrusted import printable
 

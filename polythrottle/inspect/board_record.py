@@ -1,12 +1,19 @@
-"""What a board or GPU shows of everything that is assumed of its kind, by reading alone."""
+"""What a board or GPU shows of everything that is assumed of its kind, by reading alone.
+
+``assumed.toml`` lists what is assumed of boards and GPUs without a public record. Of a part of a Jetson it says, for
+each board whose stand-in has it, what a look (`board_probes`) is expected to show; of GPUs likewise (`gpu_probes`).
+What no reading can show is listed without a look.
+"""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from polythrottle.actuation.drivers.nvml import Library, NotOffered
 from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.backends import DeviceURI, open_device
 from polythrottle.backends.jetson.board import BoardId
@@ -14,20 +21,238 @@ from polythrottle.backends.jetson.gpu_clock import find
 from polythrottle.backends.jetson.memory_clock import rates_hz
 from polythrottle.backends.jetson.power_modes import PowerModes
 from polythrottle.backends.jetson.protection import COUNTERS
+from polythrottle.backends.nvml import NvmlDevice, NvmlGroup
+from polythrottle.backends.nvml.energy import CounterScope, EnergyCounter, energy_source, module_w
+from polythrottle.backends.nvml.gpu import Gpu, Slowdowns
+from polythrottle.backends.nvml.gpu import find as find_gpu
 from polythrottle.backends.probe import Tree
-from polythrottle.domain.errors import DeviceError, InvalidInput
+from polythrottle.domain.clock import Clock
+from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected
 from polythrottle.domain.ports import Device
-from polythrottle.inspect.assumptions import (
-    Agreement,
-    CheckedAssumption,
-    Probe,
-    ProbeFailure,
-    ProbeResult,
-    assumptions,
-    held_against,
-)
 from polythrottle.inspect.doctor import real_devices
 from polythrottle.inspect.machine import System
+from polythrottle.storage.untrusted import read_toml
+
+_FILE = Path(__file__).with_name("assumed.toml")
+_MOST_BYTES = 1 << 20
+_FIGURE = re.compile(r"\d+(?:\.\d+)?(?= V\b)")
+_NEAR = 0.1  # a rail of 5 V may hold 4.8
+_AS = {"jetson-nano-2gb": "jetson-nano"}  # a stand-in that takes its parts over from another
+
+
+class Agreement(str, Enum):
+    """What the board that is here says to an assumption."""
+
+    AGREES = "agrees"
+    CONTRADICTS = "contradicts"
+    UNSEEN = "not seen here"
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What a look has shown.
+
+    Args:
+        text: In words.
+        agrees: Whether that is what was assumed; None if the words are compared with those expected.
+    """
+
+    text: str
+    agrees: bool | None = None
+
+
+@dataclass(frozen=True)
+class ProbeFailure:
+    """That a look has shown nothing.
+
+    Args:
+        why: Such as that a folder is closed to this user.
+    """
+
+    why: str
+
+
+Probe = Callable[[], ProbeResult | ProbeFailure]
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """One thing that no public record shows.
+
+    Args:
+        part: Such as ``thermal``, or ``GPU energy``.
+        assumed: What of it is assumed.
+        look: The name of the look that shows it; empty if no reading can.
+        boards: What the look is expected to show, by stand-in board or by the driver's name of a GPU; where every GPU
+            is meant and the look judges for itself, nothing.
+    """
+
+    part: str
+    assumed: str
+    look: str = ""
+    boards: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def of_gpus(self) -> bool:
+        """Whether it is about NVIDIA GPUs and not about Jetson boards."""
+        return self.part.startswith("GPU ")
+
+    def expected(self, name: str) -> tuple[str, ...]:
+        """Return what may be shown on a board of the catalogue, or a GPU: each of its stand-ins' words."""
+        alike = re.compile(rf"{re.escape(_AS.get(name, name))}(-jp\d|-carrier|-super)?")
+        return tuple(dict.fromkeys(text for board, text in self.boards.items() if alike.fullmatch(board)))
+
+
+@dataclass(frozen=True)
+class CheckedAssumption:
+    """An assumption and what the board that is here shows of it.
+
+    Args:
+        part: See `Assumption`.
+        assumed: See `Assumption`; with what was expected, where something else is shown.
+        shows: What this board shows, or why it shows nothing.
+        agreement: How the two compare.
+        here: Whether it is assumed of this board and not of others alone.
+    """
+
+    part: str
+    assumed: str
+    shows: str
+    agreement: Agreement
+    here: bool = True
+
+
+@cache
+def assumptions() -> tuple[Assumption, ...]:
+    """Return everything that is assumed, in the order of the documentation."""
+    listed = read_toml(_FILE, _MOST_BYTES)["assumption"]
+    return tuple(Assumption(**each) for each in listed)
+
+
+def held_against(name: str, listed: Sequence[Assumption], looks: Mapping[str, Probe]) -> tuple[CheckedAssumption, ...]:
+    """Return what a board shows of assumptions.
+
+    Args:
+        name: The board's in the catalogue, or the GPU's as its driver gives it; empty if it is not known.
+        listed: The assumptions.
+        looks: What can be looked at, by name; each is asked once.
+
+    Raises:
+        DeviceError: If the board is gone.
+    """
+    return tuple(_shown(name, each, looks) for each in listed)
+
+
+def _shown(name: str, each: Assumption, looks: Mapping[str, Probe]) -> CheckedAssumption:
+    expected = each.expected(name)
+    if each.boards and not expected:
+        return CheckedAssumption(
+            each.part, each.assumed, f"assumed of {', '.join(each.boards)}", Agreement.UNSEEN, here=False
+        )
+    if not each.look:
+        return CheckedAssumption(each.part, each.assumed, "no reading can show it", Agreement.UNSEEN)
+    outcome = looks[each.look]()
+    if isinstance(outcome, ProbeFailure):
+        return CheckedAssumption(each.part, each.assumed, outcome.why, Agreement.UNSEEN)
+    if outcome.agrees is not None:
+        agrees = outcome.agrees
+    else:
+        agrees = any(_alike(outcome.text, text) for text in expected)
+    if agrees:
+        return CheckedAssumption(each.part, each.assumed, outcome.text, Agreement.AGREES)
+    beside = f": {' or: '.join(expected)}" * bool(expected)
+    return CheckedAssumption(each.part, each.assumed + beside, outcome.text, Agreement.CONTRADICTS)
+
+
+def _alike(shown: str, expected: str) -> bool:
+    """Return whether two texts say the same, volts to a tenth."""
+    if _FIGURE.sub("", shown) != _FIGURE.sub("", expected):
+        return False
+    pairs = zip(_FIGURE.findall(shown), _FIGURE.findall(expected), strict=True)
+    return all(abs(float(one) - float(other)) <= _NEAR * float(other) for one, other in pairs)
+
+
+# 20 to 100 ms, as far as looks a millisecond apart tell
+_LEAST_STEP_S = 0.019
+_MOST_STEP_S = 0.105
+
+
+def gpu_probes(device: NvmlDevice) -> Mapping[str, Probe]:
+    """Return the looks at a GPU, by the names that ``assumed.toml`` has.
+
+    Args:
+        device: Not entered.
+    """
+    library = Library(device.clock)
+    gpu = find_gpu(library, device.uuid)
+
+    def opened(look: Callable[[Gpu, Clock], ProbeResult | ProbeFailure]) -> Probe:
+        def looked() -> ProbeResult | ProbeFailure:
+            with library:
+                try:
+                    return look(gpu, device.clock)
+                except KnobRejected as err:  # what the driver does not offer
+                    return ProbeFailure(" ".join(str(err).split()))
+
+        return looked
+
+    named = {"clocks": _clocks, "step": _step, "whose": _whose, "reasons": _reasons}
+    return {name: opened(look) for name, look in named.items()}
+
+
+def _clocks(gpu: Gpu, _: Clock) -> ProbeResult | ProbeFailure:
+    return ProbeResult(f"{_tables(gpu)}; {_limits(gpu)}")
+
+
+def _tables(gpu: Gpu) -> str:
+    try:
+        memory = gpu.ask("nvmlDeviceGetSupportedMemoryClocks")
+        rows = [gpu.ask("nvmlDeviceGetSupportedGraphicsClocks", clock) for clock in memory]
+    except NotOffered:
+        return "lists no clocks"
+    graphics = [clock for row in rows for clock in row]
+    return f"memory {', '.join(map(str, memory))} MHz, graphics {min(graphics)} to {max(graphics)} MHz"
+
+
+def _limits(gpu: Gpu) -> str:
+    try:
+        lowest, highest = gpu.ask("nvmlDeviceGetPowerManagementLimitConstraints")
+    except NotOffered:
+        return "takes no power limit"
+    return f"limits of {lowest / 1000:g} to {highest / 1000:g} W"
+
+
+def _step(gpu: Gpu, clock: Clock) -> ProbeResult | ProbeFailure:
+    source = energy_source(gpu, clock, "gpu")
+    if not isinstance(source, EnergyCounter):
+        source = energy_source(gpu, clock, "module")
+    if not isinstance(source, EnergyCounter):
+        return ProbeFailure("there is no energy counter")
+    step_s = source.step_s(clock)
+    if step_s is None:
+        return ProbeFailure("the counter did not move twice in a second: try again under load")
+    return ProbeResult(f"every {step_s * 1000:.3g} ms", _LEAST_STEP_S <= step_s <= _MOST_STEP_S)
+
+
+def _whose(gpu: Gpu, clock: Clock) -> ProbeResult | ProbeFailure:
+    if module_w(gpu) is None:
+        return ProbeFailure("the driver tells no power of a module around this GPU")
+    source = energy_source(gpu, clock, "module")
+    if not isinstance(source, EnergyCounter):
+        source = energy_source(gpu, clock, "gpu")
+    if not isinstance(source, EnergyCounter):
+        return ProbeFailure("there is no energy counter")
+    if source.whose is CounterScope.UNTOLD:
+        return ProbeFailure("GPU and module draw too much alike now to tell: try again under load")
+    return ProbeResult(f"it counts {source.whose.value}")
+
+
+def _reasons(gpu: Gpu, _: Clock) -> ProbeResult | ProbeFailure:
+    slowdowns = Slowdowns(gpu).now()
+    if slowdowns is None:
+        return ProbeResult("the driver has neither call", False)
+    return ProbeResult(f"{slowdowns:#x} now", True)
+
 
 # What a Jetson board shows of what is assumed of its kind: one short text a part, from its files.
 
@@ -259,13 +484,7 @@ _ANONYMOUS = ("name", "vbios", "architecture", "driver", "nvml")
 
 @dataclass(frozen=True)
 class BoardRecord:
-    """What a device shows of everything assumed of its kind; names nobody and no single piece of hardware.
-
-    Args:
-        title: The device's name.
-        identity: Board, chip, releases of software.
-        rows: Each assumption.
-    """
+    """What a device shows of everything assumed of its kind; names nobody and no single piece of hardware."""
 
     title: str
     identity: Mapping[str, str]
@@ -331,13 +550,10 @@ def _of_board(tree: Tree) -> BoardRecord:
 
 
 def _of_gpus(device: Device) -> tuple[BoardRecord, ...]:
-    from polythrottle.backends.nvml import NvmlDevice, NvmlGroup
-    from polythrottle.inspect.gpu_record import gpu_probes as gpu_looks
-
     assert isinstance(device, NvmlDevice | NvmlGroup)
     listed = [each for each in assumptions() if each.of_gpus]
     found = []
     for each in device.members if isinstance(device, NvmlGroup) else (device,):
         identity = {name: text for name, text in each.identity.items() if name in _ANONYMOUS}
-        found.append(BoardRecord(each.title, identity, held_against(each.title, listed, gpu_looks(each))))
+        found.append(BoardRecord(each.title, identity, held_against(each.title, listed, gpu_probes(each))))
     return tuple(found)

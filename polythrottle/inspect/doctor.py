@@ -17,8 +17,7 @@ from polythrottle.domain.errors import InvalidInput, PolythrottleError, UnknownN
 from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Device, Finding, Inspectable, Recorded, Sampled, findings_of
 from polythrottle.domain.units import show
-from polythrottle.inspect.machine import System, is_jetson, machine_findings, others_steering
-from polythrottle.inspect.originals import record_findings
+from polythrottle.inspect.machine import System, is_jetson, machine_findings, others_steering, record_findings
 from polythrottle.storage.identity import identity_of
 
 # The sensors' self-test: read for a second, and see whether what they say can be true.
@@ -214,11 +213,7 @@ def _over_ssh(given: DeviceURI, uri: str) -> Examination:
 
 
 def real_devices(system: System) -> tuple[str, ...]:
-    """Return the URIs of the real devices that are here: a Jetson, each NVIDIA GPU, the processor.
-
-    Args:
-        system: Where to look.
-    """
+    """Return the URIs of the real devices that are here: a Jetson, each NVIDIA GPU, the processor."""
     if is_jetson(system):  # whose GPU is on the same chip and is no GPU of NVML's
         return ("jetson", "cpu")
     return (*_gpus(system), "cpu")

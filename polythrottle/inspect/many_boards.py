@@ -15,7 +15,7 @@ from polythrottle.domain.errors import DeviceError, InvalidInput
 from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Device, Finding, Inspectable, Recorded, Sampled
 from polythrottle.domain.space import SearchSpace
-from polythrottle.inspect.originals import ABOUT_RECORDS, record_findings
+from polythrottle.inspect.machine import ABOUT_RECORDS, record_findings
 from polythrottle.storage.identity import INDIVIDUAL, identity_of
 
 WITHIN_S = 30.0
@@ -109,6 +109,7 @@ class BoardWatch:
         if not 0 < within_s < float("inf"):
             raise InvalidInput(f"a board is given up after a time above zero, not {within_s:g} s")
         check_distinct(uris)
+        # A malformed name is told now, not after the others have answered.
         for uri in uris:
             DeviceURI.parse(uri)
         self._boards = {uri: _WatchedBoard(uri) for uri in uris}

@@ -59,6 +59,7 @@ def simulated_board(device: Device, title: str) -> tuple[bytes, str]:
     if kind is None:
         return b"", _NO_KIND
     met = _met(device)
+    # Its own entry where there is one: coefficients that were fitted to this board beat those of a neighbour.
     near = _own(device) or _nearest(kind, title, met)
     if near is None:
         return b"", "no board of its kind is in devices/"
@@ -71,6 +72,7 @@ def simulated_board(device: Device, title: str) -> tuple[bytes, str]:
 
 def _problem(entry: bytes) -> str:
     """Return why a file of devices/ cannot be simulated; empty if it can."""
+    # Tried, not checked: what a board has to have is for the reader of devices/ to say.
     with TemporaryDirectory(prefix="polythrottle-") as folder:
         file = Path(folder) / "board.toml"
         file.write_bytes(entry)

@@ -86,10 +86,6 @@ def unpack(path: Path, folder: Path) -> Path:
 def opened_by(path: Path, folder: Path) -> str:
     """Return the device URI that opens an unpacked archive as a tree; empty if it has no tree.
 
-    Args:
-        path: The archive.
-        folder: Where it was unpacked.
-
     Raises:
         BadFile: If it does not say what device it is of.
     """

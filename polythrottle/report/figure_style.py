@@ -1,15 +1,16 @@
-"""How figures look: palette, marks, SVG that follows light and dark, axes that fit their values.
+"""How figures and pages are drawn: HTML that escapes by itself, palette, marks, SVG that follows light and dark, axes.
 
-Labels that cover little.
+Axes fit their values; labels cover little.
 """
 
 import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from html import escape
 from itertools import pairwise
 
 import matplotlib
@@ -21,7 +22,38 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from polythrottle.report.digest import Mark, Role
-from polythrottle.report.markup import Html, tag
+
+_VOID = frozenset({"meta", "br", "input"})
+
+
+class Html(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+def tag(name: str, /, *children: str, **attributes: str) -> Html:
+    """Return one element; children and attributes are escaped unless they are `Html`.
+
+    Args:
+        name: Of the element.
+        children: Its content.
+        attributes: A trailing underscore is dropped (``class_``), others become hyphens (``aria_label``).
+    """
+    written = "".join(f' {_attribute(key)}="{escape(value)}"' for key, value in attributes.items())
+    if name in _VOID:
+        return Html(f"<{name}{written}>")
+    return Html(f"<{name}{written}>{joined(children)}</{name}>")
+
+
+def joined(children: Iterable[str], between: str = "") -> Html:
+    """Return pieces one after the other, escaped unless they are `Html`."""
+    return Html(between.join(child if isinstance(child, Html) else escape(child) for child in children))
+
+
+def _attribute(key: str) -> str:
+    return key.rstrip("_").replace("_", "-")
+
 
 # How figures look: one palette, one marker per role, and SVG that takes light or dark from the page.
 

@@ -18,14 +18,16 @@ from polythrottle.report.figure_style import (
     LOOKS,
     MUTED,
     VERMILLION,
+    Html,
     MarkerStyle,
+    joined,
     look,
     styled,
     svg,
+    tag,
     variable,
 )
 from polythrottle.report.figures import compared, comparison, convergence, free_knobs, knob_figure, plane
-from polythrottle.report.markup import Html, joined, tag
 from polythrottle.report.tables import TrialTable, about, claim, headline, knob_table
 from polythrottle.storage.atomic_file import open_replacement
 from polythrottle.storage.untrusted import check_plain

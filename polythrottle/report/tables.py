@@ -9,8 +9,8 @@ from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import CAUTIONS, RECORDED_ITEMS, WORTHWHILE, Trial, TrialState
 from polythrottle.domain.units import show, show_name, show_number, show_percent, show_share, show_span
 from polythrottle.report.digest import Digest, Scale
+from polythrottle.report.figure_style import Html, joined, tag
 from polythrottle.report.figures import bare, titled
-from polythrottle.report.markup import Html, joined, tag
 
 # What a report says first: the saving and what it rests on.
 

@@ -11,8 +11,7 @@ from polythrottle.backends.nvml import NvmlDevice
 from polythrottle.backends.nvml.energy import AVERAGE_FIELD, ENERGY_FIELD, INSTANT_FIELD, SCOPES, EnergyCounter
 from polythrottle.backends.nvml.gpu import WIDE_BLANK, Slowdowns, faults
 from polythrottle.domain.errors import KnobRejected, TrialError
-from polythrottle.inspect.assumptions import Agreement
-from polythrottle.inspect.board_record import record_of
+from polythrottle.inspect.board_record import Agreement, record_of
 
 pytestmark = pytest.mark.hardware
 SECONDS = 3.0
