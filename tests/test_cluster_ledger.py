@@ -9,7 +9,7 @@ from polythrottle.domain.errors import InvalidInput
 def test_every_use_is_counted_once() -> None:
     """The total is the sum of what was written down."""
     ledger = Ledger()
-    ledger.spend(Use.USEFUL, 3600, 300, 0.5, machines=4)
+    ledger.spend(Use.USEFUL, 4 * 3600, 300, 0.5)
     ledger.spend(Use.WAITING, 10, 50, 0.5)
     assert ledger.total == Spent(14_410, 4_320_500, pytest.approx(2.0 + 10 * 0.5 / 3600))
 

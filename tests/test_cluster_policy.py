@@ -154,7 +154,6 @@ def test_before_anything_was_seen_the_prior_counts() -> None:
 def test_known_lifetimes_give_the_hazard_of_the_next_minutes() -> None:
     """Ten machines at 0.1 per hour make one per hour; the old ones of a type that dies young make less."""
     assert known_per_s(ConstantHazard(0.1), {0.0: 10}) * 3600 == pytest.approx(1.0, rel=0.01)
-    assert known_per_s(ConstantHazard(0.1), {0.0: 10}, shocks_per_h=0.5) * 3600 == pytest.approx(1.5, rel=0.01)
     infant = ObservedLifetime((0.0, 3600.0, 86400.0), (1.0, 0.5, 0.4))
     assert known_per_s(infant, {0.0: 1}) > 10 * known_per_s(infant, {7200.0: 1})
     assert known_per_s(KEPT, {0.0: 5}) == 0

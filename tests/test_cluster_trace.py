@@ -114,7 +114,7 @@ def test_a_record_without_a_change_is_a_fleet_without_one() -> None:
     """Machines come once and nothing follows, instead of a search for the next change without end."""
     flat = Trace("flat", (0.0,), (5,), 100.0)
     assert len(list(RecordedSupply(flat, 3).changes(0))) == 3
-    assert len(list(RecordedSupply(flat, 12, shifted=True).changes(0))) == 12
+    assert len(list(RecordedSupply(flat, 12).changes(0))) == 12
 
 
 def test_machines_that_never_live_still_let_time_pass() -> None:
@@ -158,28 +158,16 @@ def test_a_lifetime_with_an_end_takes_everyone() -> None:
     assert all(change.time_s - born[change.machine] <= 86400 for change in changes if not change.there)
 
 
-def test_a_shock_takes_a_share_at_one_moment() -> None:
-    """Half of a hundred machines, give or take, at the same second; without shocks nobody is lost."""
-    changes = until(DrawnSupply(100, KEPT, 60.0, shocks_per_h=1.0, shock_share=0.5), 86400)
-    lost: dict[float, int] = {}
-    for change in changes:
-        if not change.there:
-            lost[change.time_s] = lost.get(change.time_s, 0) + 1
-    assert 10 < len(lost) < 45
-    assert 40 < sum(lost.values()) / len(lost) < 60
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
         lambda: RecordedSupply(STEPS, 0),
         lambda: DrawnSupply(0, KEPT),
-        lambda: DrawnSupply(1, KEPT, shock_share=1.5),
         lambda: Trace("t", (0.0, 0.0), (1, 2), 5.0),
         lambda: Trace("t", (0.0,), (1,), 0.0),
     ],
 )
 def test_impossible_supplies_are_refused(wrong) -> None:  # type: ignore[no-untyped-def]
-    """No machine, a share above one, times that stand still."""
+    """No machine, times that stand still."""
     with pytest.raises(InvalidInput):
         wrong()

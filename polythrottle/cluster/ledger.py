@@ -41,22 +41,20 @@ class Ledger:
 
     by_use: dict[Use, Spent] = field(default_factory=lambda: dict.fromkeys(Use, Spent()))
 
-    def spend(self, use: Use, duration_s: float, power_w: float, usd_per_h: float, machines: int = 1) -> None:
+    def spend(self, use: Use, machine_s: float, power_w: float, usd_per_h: float) -> None:
         """Write down what machines used for a while.
 
         Args:
             use: What for.
-            duration_s: How long, in seconds, >= 0.
+            machine_s: How long, over all of them, in seconds, >= 0.
             power_w: Mean power of one machine, in watts.
             usd_per_h: Price of one machine per hour.
-            machines: How many of them.
 
         Raises:
-            InvalidInput: If the duration is negative: time was written twice.
+            InvalidInput: If the time is negative: it was written twice.
         """
-        if duration_s < 0:
-            raise InvalidInput(f"a machine cannot spend {duration_s} s on {use}")
-        machine_s = duration_s * machines
+        if machine_s < 0:
+            raise InvalidInput(f"machines cannot spend {machine_s} s on {use}")
         more = Spent(machine_s, power_w * machine_s, usd_per_h * machine_s / 3600)
         self.by_use[use] = self.by_use[use] + more
 

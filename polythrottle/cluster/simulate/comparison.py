@@ -29,6 +29,7 @@ POLICIES: Mapping[str, Callable[[float], FleetPolicy]] = {
     "tuned": TunedPolicy,
 }
 """The policies by name, from nothing to everything, for a largest slowdown."""
+# What framework and data of a new machine take (CM-DARE's files); the rest of a start-up is the order.
 _COLD_S = 79.0
 
 
@@ -86,6 +87,7 @@ class SimulationRequest:
     def _noticed(self) -> float:
         if self.notice_s is None:
             return self.work.noticed
+        # A notice helps only if there is time to write a checkpoint and to bring it to the store.
         return float(self.notice_s >= self.work.cost.stall_s + self.work.cost.persist_s and self.notice_s > 0)
 
     @property
@@ -170,7 +172,7 @@ def asked_of(catalogue: Catalogue, machine: str | None, **more: Any) -> Simulati
     Args:
         catalogue: Where machines and work come from.
         machine: Name of the machine.
-        more: The other attributes of `Asked`.
+        more: The other attributes of `SimulationRequest`.
 
     Raises:
         UnknownName: If there is no such machine.

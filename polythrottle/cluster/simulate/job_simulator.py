@@ -429,24 +429,19 @@ class _Training:
         believed = self.group.believed
         if self.decision is None:
             self.decision = self.scenario.policy.decide(self._situation(believed))
-        shared = 0.0
-        if job.synchronous:
-            shared = job.communication
         taken = [self._taken(turn.caps(believed, self.rungs)) for turn in self.decision.turns]
         shares = self.decision.shares([each.step for each in taken], slowest(believed) * machine.default.slowdown)
-        self.pace = by_turns(tuple(zip(taken, shares, strict=True)), shared)
+        self.pace = by_turns(tuple(zip(taken, shares, strict=True)))
         machines = len(self.group.training)
-        self.rate = machines / (self.pace.step + shared) * job.share(machines)
+        self.rate = machines / self.pace.step * job.share(machines)
         self._set_cycle(self.decision.interval_s)
 
     def _taken(self, caps: Mapping[int, Cap]) -> Pace:
         """Return the pace under caps of each believed grade."""
-        job = self.scenario.job
         group = self.group
-        machine = self.scenario.machine
-        if job.synchronous:
-            return paced(group.nodes, caps, machine.idle_w)
-        return _alone(group, caps, job)
+        if self.scenario.job.synchronous:
+            return paced(group.nodes, caps, self.scenario.machine.idle_w)
+        return _alone(group, caps)
 
     def _situation(self, believed: dict[int, int]) -> Situation:
         job = self.scenario.job
@@ -559,12 +554,12 @@ class _Training:
         )
 
 
-def _alone(group: Group, caps: Mapping[int, Cap], job: SimulatedJob) -> Pace:
-    """Return the pace of nodes that do not wait for each other: a step is the mean one, communication included."""
+def _alone(group: Group, caps: Mapping[int, Cap]) -> Pace:
+    """Return the pace of nodes that do not wait for each other: a step is the mean one."""
     rate = power_w = 0.0
     for (known, true), number in group.nodes.items():
         cap = caps[known]
-        rate += number / (cap.slowdown * of_grade(true) + job.communication)
+        rate += number / (cap.slowdown * of_grade(true))
         power_w += number * cap.power_w
     machines = len(group.training)
     return Pace(machines / rate, caps, power_w, float(machines), 0.0)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from polythrottle.cluster.recorded_tables import Trace
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.domain.fleet.transient_machine import HOUR_S, CheckpointCost, Lifetime, next_loss_s
+from polythrottle.domain.fleet.transient_machine import CheckpointCost, Lifetime, next_loss_s
 
 # The training job that is simulated: how much work, what interrupts it, and what an interruption takes.
 
@@ -33,8 +33,6 @@ class SimulatedJob:
         reform_s: How long all stand still when the group is formed anew, in seconds.
         cold_s: From a machine's being there until it can join, in seconds.
         noticed: Share of losses that are announced early enough to write a checkpoint first, in [0, 1].
-        communication: Time of a step that no clock changes (the all-reduce), over the computing time of a machine in
-            the middle at its default.
         synchronous: Whether all wait for the slowest at each step; else each goes at its own speed (asynchronous, with
             a parameter server that is not taken away), and a loss undoes nothing.
         overhead: Largest share of the time that checkpoints may stop training.
@@ -48,14 +46,13 @@ class SimulatedJob:
     reform_s: float = 7.8
     cold_s: float = 79.0
     noticed: float = 0.0
-    communication: float = 0.0
     synchronous: bool = True
     overhead: float = 0.035
     verify_s: float = 60.0
     speedups: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        times = (self.reform_s, self.cold_s, self.communication, self.verify_s)
+        times = (self.reform_s, self.cold_s, self.verify_s)
         if self.work <= 0 or not all(0 <= each < inf for each in times):
             raise InvalidInput("a job has work to do, and its times are at least 0 and finite")
         if not 0 <= self.noticed <= 1:
@@ -109,12 +106,10 @@ class RecordedSupply:
     Attributes:
         trace: The record.
         machines: Places in the fleet, >= 1; how many are taken at a time is the record's.
-        shifted: Whether to begin at a moment drawn by the seed instead of at the record's beginning.
     """
 
     trace: Trace
     machines: int
-    shifted: bool = False
 
     def __post_init__(self) -> None:
         if self.machines < 1:
@@ -129,7 +124,7 @@ class RecordedSupply:
         while left > 0:
             places = min(left, self.trace.most)
             begins_s = 0.0
-            if self.shifted or copies:
+            if copies:
                 begins_s = chance.random() * self.trace.ends_s
             copies.append(self._copy(Random(chance.random()), places, begins_s, numbers))
             left -= places
@@ -177,57 +172,37 @@ def _drawn(places: list[int], chance: Random) -> int:
 
 @dataclass(frozen=True)
 class DrawnSupply:
-    """Machines with drawn lifetimes; a lost one is ordered again at once, and shocks take several together.
+    """Machines with drawn lifetimes; a lost one is ordered again at once.
 
     Attributes:
         machines: Places in the fleet, >= 1.
         lifetime: How long a machine is kept.
         order_s: From the loss of a machine until its successor is there, in seconds.
-        shocks_per_h: How often a shock comes, per hour.
-        shock_share: Which share of the machines a shock takes, in [0, 1].
     """
 
     machines: int
     lifetime: Lifetime
     order_s: float = 90.0
-    shocks_per_h: float = 0.0
-    shock_share: float = 0.0
 
     def __post_init__(self) -> None:
         if self.machines < 1 or self.order_s < 0:
             raise InvalidInput("a fleet has at least one machine, and an order takes no negative time")
-        if self.shocks_per_h < 0 or not 0 <= self.shock_share <= 1:
-            raise InvalidInput("shocks come at no negative rate and take a share between 0 and 1")
 
     def changes(self, seed: int) -> Iterator[Change]:
-        """Yield arrivals, losses and the losses of shocks in the order of time."""
+        """Yield arrivals and losses in the order of time."""
         chance = Random(seed)
         machines = count()
-        there: set[int] = set()
         coming: list[tuple[float, int]] = [(0.0, next(machines)) for _ in range(self.machines)]
         going: list[tuple[float, int]] = []
-        shock_s = self._gap_s(chance)
-        while (time_s := min(shock_s, *(heap[0][0] for heap in (coming, going) if heap))) < inf:
+        while (time_s := min(heap[0][0] for heap in (coming, going) if heap)) < inf:
             if coming and coming[0][0] == time_s:
                 _, machine = heapq.heappop(coming)
-                there.add(machine)
                 heapq.heappush(going, (time_s + self._life_s(chance), machine))
                 yield Change(time_s, machine, True)
-                continue
-            if shock_s == time_s:
-                lost = [machine for machine in sorted(there) if chance.random() < self.shock_share]
-                shock_s = time_s + self._gap_s(chance)
             else:
-                lost = [machine] if (machine := heapq.heappop(going)[1]) in there else []
-            for machine in lost:
-                there.discard(machine)
+                _, machine = heapq.heappop(going)
                 heapq.heappush(coming, (time_s + self.order_s, next(machines)))
                 yield Change(time_s, machine, False)
 
     def _life_s(self, chance: Random) -> float:
         return max(_SHORTEST_S, next_loss_s(self.lifetime, 0.0, 1 - chance.random()))
-
-    def _gap_s(self, chance: Random) -> float:
-        if self.shocks_per_h:
-            return chance.expovariate(self.shocks_per_h) * HOUR_S
-        return inf

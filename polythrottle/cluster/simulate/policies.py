@@ -71,16 +71,15 @@ class LearnedHazard:
         self._last_s += span_s
 
 
-def known_per_s(lifetime: Lifetime, ages_s: Mapping[float, int], shocks_per_h: float = 0.0) -> float:
-    """Return the interruptions per second of machines of known ages, shocks that take several counted once.
+def known_per_s(lifetime: Lifetime, ages_s: Mapping[float, int]) -> float:
+    """Return the interruptions per second of machines of known ages.
 
     Args:
         lifetime: The distribution of every machine's life.
         ages_s: How many machines there are of each age in seconds; ages may be rounded, a sum over a few will do.
-        shocks_per_h: Common shocks per hour.
     """
     alone = sum(number * min(1.0, lost_before(lifetime, age_s, _LOOK_S)) for age_s, number in ages_s.items())
-    return alone / _LOOK_S + shocks_per_h / HOUR_S
+    return alone / _LOOK_S
 
 
 # Whether machines that are ready are let in now, or with the next interruption, when all stand still anyway.
@@ -112,8 +111,9 @@ def admitted(ready: int, training: int, interruptions_per_s: float, pause_s: flo
 
 # What a fleet runs under: caps for every grade of silicon and a checkpoint interval, decided as pure functions.
 #
-# Four policies, from nothing to everything: `Default` clocks, a cap and an interval chosen `Apart`, both chosen
-# jointly for a fleet of equals, and `Tuned`: jointly, and with the slack of the faster nodes turned into joules.
+# Four policies, from nothing to everything: `DefaultPolicy`; `IndependentPolicy`, a cap and an interval chosen apart;
+# `JointPolicy`, both chosen together for a fleet of equals; `TunedPolicy`, which also turns the slack of the faster
+# nodes into joules.
 
 STRETCHES = (*(1 + step / 400 for step in range(20)), *(1 + step / 100 for step in range(5, 31)))
 """How much later than at default clocks the barrier may open: by quarters of a per cent up to 5 %, then up to 30 %."""
@@ -246,7 +246,7 @@ class _Remembered:
 
     Attributes:
         longer: How much longer the whole may take than at default clocks, losses and checkpoints included (but for
-            `Apart`, which looks at a step alone).
+            `IndependentPolicy`, which looks at a step alone).
         weights: What counts.
     """
 

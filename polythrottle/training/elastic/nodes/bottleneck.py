@@ -76,23 +76,6 @@ class Shortfall:
         return self.short is not None and self.short > self.threshold + _ROUNDING
 
 
-def together(alone: Sequence[float], synchronous: bool, efficiency: float = 1.0) -> float:
-    """Return the speed expected of machines together, in steps per second.
-
-    Args:
-        alone: Speed of each of them alone, in steps per second, each from several windows: a low reference hides a
-            bottleneck (the published one of ResNet-15 on P100 is 13 % low).
-        synchronous: Whether all wait for the slowest at each step; a step is then one machine's batch each.
-        efficiency: What communication leaves, in (0, 1].
-
-    Raises:
-        InvalidInput: If there is no machine, a speed is not positive or the efficiency not in (0, 1].
-    """
-    if not alone or min(alone) <= 0 or not 0 < efficiency <= 1:
-        raise InvalidInput("machines have speeds above 0, and an efficiency is in (0, 1]")
-    return efficiency * (len(alone) * min(alone) if synchronous else sum(alone))
-
-
 def shortfall(
     windows: Sequence[SpeedWindow], expected: float, threshold: float = THRESHOLD, warm_up_s: float = WARM_UP_S
 ) -> Shortfall:
@@ -100,7 +83,8 @@ def shortfall(
 
     Args:
         windows: What was measured, oldest first; those of earlier generations and of the warm-up are passed over.
-        expected: What its machines should do together, in steps per second.
+        expected: What its machines should do together, in steps per second, each by several windows of its own: a low
+            reference hides a bottleneck (the published one of ResNet-15 on P100 is 13 % low).
         threshold: Largest shortfall that is not called a bottleneck.
         warm_up_s: How long after its forming a group's speed says nothing, in seconds.
 
@@ -157,12 +141,10 @@ class Ingest:
 class Cause(StrEnum):
     """Why a job is slow."""
 
-    LIAR = "liar"  # a node that is not as fast as it says
     THROTTLED = "throttled"  # a node slows itself down: heat or power
     STRAGGLER = "straggler"  # a node that is slow by itself
     INPUT = "input"  # samples are not ready in time
-    SERVER = "server"  # every node is well, and they are not fast together: parameter server or network
-    NETWORK = "network"  # the same where there is no parameter server: the exchange between the nodes
+    NETWORK = "network"  # every node is well, and they are not fast together: the exchange between them
     UNKNOWN = "unknown"  # not enough was measured to say
 
 
@@ -172,9 +154,7 @@ class NodeMeasurement:
 
     Attributes:
         name: Its name.
-        said_s: Its step time as it says, in seconds, without waiting for others.
-        seen_s: Its step time as the job sees it: from the beginning of a step until its gradient is there, or the time
-            over its steps that were counted; None where nobody has looked.
+        step_s: Its own step time in seconds, without waiting for others.
         usual_s: What it should take: the fleet's step time, times its calibrated silicon and its cap; None if unknown.
         throttled: Whether its board says that it slows itself down.
         ingest: Its rates of samples, None if not measured.
@@ -182,19 +162,11 @@ class NodeMeasurement:
     """
 
     name: str
-    said_s: float
-    seen_s: float | None = None
+    step_s: float
     usual_s: float | None = None
     throttled: bool = False
     ingest: Ingest | None = None
     waiting: float | None = None
-
-    @property
-    def step_s(self) -> float:
-        """Return its step time: what was seen counts before what was said."""
-        if self.seen_s is not None:
-            return self.seen_s
-        return self.said_s
 
 
 @dataclass(frozen=True)
@@ -212,49 +184,24 @@ class Bottleneck:
     words: str
 
 
-def liars(nodes: Sequence[NodeMeasurement], tolerance: float = 0.1) -> tuple[NodeMeasurement, ...]:
-    """Return the nodes that are slower than they say, by the job's own count, by more than a fraction."""
-    return tuple(node for node in nodes if node.seen_s is not None and node.seen_s > node.said_s * (1 + tolerance))
-
-
-def causes(
-    short: Shortfall, nodes: Sequence[NodeMeasurement], threshold: float = THRESHOLD, servers: bool = True
-) -> tuple[Bottleneck, ...]:
+def causes(short: Shortfall, nodes: Sequence[NodeMeasurement], threshold: float = THRESHOLD) -> tuple[Bottleneck, ...]:
     """Return what makes a job slow, most certain first; nothing where it is not slow.
 
     Args:
         short: How far it is behind.
         nodes: What is known of every node in this generation.
         threshold: From which share on a node's delay or stall is a cause.
-        servers: Whether the job has parameter servers; without them what all share is the exchange between the nodes.
     """
     if not short.found:
         return ()
-    bottlenecks = (
-        *_liars(nodes),
-        *_throttled(nodes, threshold),
-        *_stragglers(nodes, threshold),
-        *_input(nodes, threshold),
-    )
+    bottlenecks = (*_throttled(nodes, threshold), *_stragglers(nodes, threshold), *_input(nodes, threshold))
     if bottlenecks:
         return bottlenecks
     if not nodes or any(node.usual_s is None for node in nodes):
         words = f"{_short(short)}; what each node should do alone is not known"
         return (Bottleneck(Cause.UNKNOWN, (), words),)
-    shared = "the exchange between them is the limit"
-    if servers:
-        shared = "what they share is the limit"
-    words = f"{_short(short)}, and every node alone is as fast as it should be: {shared}"
-    return (Bottleneck(Cause.SERVER if servers else Cause.NETWORK, (), words),)
-
-
-def _liars(nodes: Sequence[NodeMeasurement]) -> tuple[Bottleneck, ...]:
-    return tuple(
-        Bottleneck(
-            Cause.LIAR, (node.name,), f"{node.name} says {node.said_s:.3g} s a step, the job sees {node.seen_s:.3g} s"
-        )
-        for node in liars(nodes)
-    )
+    words = f"{_short(short)}, and every node alone is as fast as it should be: the exchange between them is the limit"
+    return (Bottleneck(Cause.NETWORK, (), words),)
 
 
 def _throttled(nodes: Sequence[NodeMeasurement], threshold: float) -> tuple[Bottleneck, ...]:
@@ -335,7 +282,6 @@ class Remedy(StrEnum):
     DROP = "drop the node"
     REPLACE = "replace the node"
     COOL = "cap the node below where it throttles"
-    ADD_SERVER = "add a parameter server"
     FEWER = "train with fewer nodes"
     BATCH = "give each worker more samples a step, so that they exchange less often"
     CACHE = "keep more of the data in memory"
@@ -344,11 +290,9 @@ class Remedy(StrEnum):
 
 
 _FOR = {
-    Cause.LIAR: (Remedy.REPLACE, Remedy.DROP),
     Cause.THROTTLED: (Remedy.COOL, Remedy.REPLACE),
     Cause.STRAGGLER: (Remedy.DROP, Remedy.REPLACE),
     Cause.INPUT: (Remedy.LOADERS, Remedy.CACHE),
-    Cause.SERVER: (Remedy.ADD_SERVER, Remedy.FEWER),
     Cause.NETWORK: (Remedy.BATCH, Remedy.FEWER),
     Cause.UNKNOWN: (Remedy.LOOK,),
 }
@@ -393,21 +337,18 @@ class RemedyTrial:
         return self.after / self.before - 1
 
 
-def proposals(
-    findings: Sequence[Bottleneck], nodes: Sequence[NodeMeasurement], synchronous: bool
-) -> tuple[Proposal, ...]:
+def proposals(findings: Sequence[Bottleneck], nodes: Sequence[NodeMeasurement]) -> tuple[Proposal, ...]:
     """Return what could be done, best first; a remedy that is expected to make it slower is left out.
 
     Args:
         findings: What is wrong.
-        nodes: Every node of the generation.
-        synchronous: Whether all wait for the slowest at each step.
+        nodes: Every node of the generation; all wait for the slowest at each step.
     """
     stragglers = [
         Proposal(finding, remedy, gain, _words(remedy, gain))
         for finding in findings
         for remedy in _FOR[finding.cause]
-        if (gain := _gain(remedy, finding, nodes, synchronous)) is None or gain > 0
+        if (gain := _gain(remedy, finding, nodes)) is None or gain > 0
     ]
     return tuple(sorted(stragglers, key=lambda each: -1.0 if each.gain is None else -1.0 - each.gain))
 
@@ -417,7 +358,7 @@ def worth_keeping(before: float, after: float) -> bool:
     return after > before * (1 + _LEAST_GAIN)
 
 
-def _gain(remedy: Remedy, finding: Bottleneck, nodes: Sequence[NodeMeasurement], synchronous: bool) -> float | None:
+def _gain(remedy: Remedy, finding: Bottleneck, nodes: Sequence[NodeMeasurement]) -> float | None:
     """Return the expected gain of a remedy for one node; None where only trying can tell."""
     times = {node.name: node.step_s for node in nodes}
     rest = [step_s for name, step_s in times.items() if name not in finding.nodes]
@@ -426,13 +367,11 @@ def _gain(remedy: Remedy, finding: Bottleneck, nodes: Sequence[NodeMeasurement],
     if remedy is Remedy.REPLACE:
         middle = sorted(rest)[len(rest) // 2]
         rest = [*rest, *[middle] * (len(times) - len(rest))]
-    return _speed(rest, synchronous) / _speed(list(times.values()), synchronous) - 1
+    return _speed(rest) / _speed(list(times.values())) - 1
 
 
-def _speed(steps_s: Sequence[float], synchronous: bool) -> float:
-    if synchronous:
-        return len(steps_s) / max(steps_s)
-    return sum(1 / step_s for step_s in steps_s)
+def _speed(steps_s: Sequence[float]) -> float:
+    return len(steps_s) / max(steps_s)
 
 
 def _words(remedy: Remedy, gain: float | None) -> str:

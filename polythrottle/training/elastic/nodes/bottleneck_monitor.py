@@ -28,7 +28,6 @@ from polythrottle.training.elastic.nodes.bottleneck import (
     causes,
     proposals,
     shortfall,
-    together,
     worth_keeping,
 )
 from polythrottle.training.elastic.worker.progress_reporter import Pace, Tally
@@ -165,6 +164,7 @@ class BottleneckMonitor:
             members: All whose pace in this generation is known.
             now_s: The time by the controller's clock.
         """
+        # A pace of another generation is of another group: its steps waited for other nodes.
         ripe = [each for each in members if each.pace.generation == self._generation]
         for each in ripe:
             self._seen.setdefault(each.name, _Seen(each.pace.tally))
@@ -182,6 +182,7 @@ class BottleneckMonitor:
             return []
         for name, tally in steps.items():
             self._seen[name].windows.append(tally)
+        # In step all take the same time, but for when each was asked; the low middle is a time that one had.
         step_s = median_low(each.step_s / each.steps for each in steps.values())
         self._windows.append(SpeedWindow(self._generation, since_s, 1 / max(step_s, 1e-9)))
         return self._judge(ripe)
@@ -200,21 +201,12 @@ class BottleneckMonitor:
         return None
 
     def begin(self, proposal: Proposal, batch: int) -> None:
-        """Note that a remedy is being tried from now on.
-
-        Args:
-            proposal: Which.
-            batch: Samples of a step now.
-        """
+        """Note that a remedy is being tried from now on, with so many samples in a step."""
         rest = frozenset(self._members) - frozenset(proposal.finding.nodes)
         self._trial = _Trial(proposal, (self.short.measured or 0.0) * batch, rest)
 
     def result(self, batch: int) -> RemedyTrial | None:
-        """Return what came of the remedy that is being tried, once that is known.
-
-        Args:
-            batch: Samples of a step now.
-        """
+        """Return what came of the remedy that is being tried, once that is known, with so many samples in a step."""
         trial = self._trial
         if trial is None or set(self._members) != trial.members or self.short.measured is None:
             return None
@@ -223,6 +215,7 @@ class BottleneckMonitor:
         judged_trial = RemedyTrial(trial.proposal, trial.samples_per_s, after, kept)
         self._trial = None
         self.tried.append(judged_trial)
+        # What did not help once is not tried again: each try costs a generation.
         if not kept:
             self._vain.add((trial.proposal.remedy, trial.proposal.finding.nodes))
         return judged_trial
@@ -255,10 +248,10 @@ class BottleneckMonitor:
             self._learn(each)
         middle = self._middle(members)
         nodes = [self._node(each, middle) for each in members]
-        alone = [1 / max(each.usual_s or each.said_s, 1e-9) for each in nodes]
-        self.short = self._judged(together(alone, synchronous=True) / len(alone))
-        self.findings = gathered(causes(self.short, nodes, self.terms.threshold, servers=False))
-        self.proposed = proposals(self.findings, nodes, synchronous=True)
+        # All wait for the slowest at each step, so that the job goes at that one's speed.
+        self.short = self._judged(min(1 / max(each.usual_s or each.step_s, 1e-9) for each in nodes))
+        self.findings = gathered(causes(self.short, nodes, self.terms.threshold))
+        self.proposed = proposals(self.findings, nodes)
         return self._news()
 
     def _judged(self, expected: float) -> Shortfall:
@@ -282,7 +275,7 @@ class BottleneckMonitor:
         ingest = None
         if waiting > self.terms.threshold:
             ingest = _ingest(member.pace)
-        return NodeMeasurement(member.name, work_s, None, usual_s, member.throttled, ingest, waiting)
+        return NodeMeasurement(member.name, work_s, usual_s, member.throttled, ingest, waiting)
 
     def _middle(self, members: Sequence[ObservedNode]) -> dict[tuple[str, str], float]:
         """Return what the own work of nodes of one type takes, in the middle, by type and network."""
@@ -311,6 +304,7 @@ class BottleneckMonitor:
         else:
             self._alike = 1
         self._last = found
+        # Twice in a row: a single window may hold a checkpoint or a burst of other work.
         if self._alike != _SURE or found == self._told:
             return []
         self._told = found
