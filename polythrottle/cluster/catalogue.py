@@ -214,6 +214,7 @@ def _history(entry: TomlTable) -> tuple[History, tuple[History, ...]]:
     zone = entry.text("zone", "")
     product = entry.text("product", "")
     here = _told(entry, lambda: read_histories(table(entry), kind, zone, product))[0]
+    # Other zones are where a job may move to (--moves); a plan rents in the one that is named.
     every = _told(entry, lambda: read_histories(table(entry), kind, "", product))
     return here, (here, *(history for history in every if history.name != here.name))
 
@@ -224,6 +225,7 @@ def _lifetime(entry: TomlTable, spot: bool) -> tuple[Lifetime, str]:
     ways = [key for key in ("rate_per_h", "ages_h", "table", "published") if key in given.values]
     if not spot and not ways:
         return KEPT, "kept"
+    # Without a lifetime a spot machine would be taken to be kept for ever, and its plan be too good to be true.
     if len(ways) != 1:
         if not ways:
             lack = "is missing: it has a spot price, so say how long it is kept"
@@ -307,6 +309,7 @@ def _caps(entry: TomlTable, gpus: int) -> tuple[Cap, ...]:
         return caps
     step_w = entry.number("cap_step_w", above=True)
     span_w = (caps[0].limit_w or 0) - (caps[-1].limit_w or 0)
+    # A plan works every cap out for every number of machines: 4,464 options take 1.4 s (benchmarks/cluster_plan.md).
     if span_w / step_w > _MOST_CAPS:
         raise entry.wrong("cap_step_w", f"would make more than {_MOST_CAPS} caps of {span_w:g} W; write a larger step")
     return finer(caps, step_w)

@@ -100,11 +100,7 @@ RESERVED = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGKILL", "SIGSTOP", "SIG
 
 @dataclass
 class FileSource:
-    """A file that says so by being there: empty, a number of seconds left, or ``{"kind": …, "left_s": …}``.
-
-    Attributes:
-        path: Where it would appear.
-    """
+    """A file that says so by being there: empty, a number of seconds left, or ``{"kind": …, "left_s": …}``."""
 
     path: Path
     name: str = "file"

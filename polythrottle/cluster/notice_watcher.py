@@ -100,6 +100,7 @@ class NoticeWatch:
         try:
             notice = source.poll()
         except PolythrottleError as err:
+            # Told once: a metadata endpoint that is away would else be told of at every look.
             if source.name not in self._silent:
                 self._silent.add(source.name)
                 self.say(f"no notices from {source.name}: {err}; asking again")
@@ -114,6 +115,7 @@ class NoticeWatch:
             left = f", {notice.left_s:.0f} s left"
         self.say(f"{notice.source} says: {notice.kind}{left}")
         wait_s = leave_in_s(notice, self.margin_s)
+        # A later notice may shorten the time left, as a spot notice after a time limit; none lengthens it.
         if wait_s is not None and (self._leave_s is None or now_s + wait_s < self._leave_s):
             self._leave_s = now_s + wait_s
             self._why = f"notice of {notice.source}: {notice.kind}"

@@ -105,6 +105,7 @@ def training_text(training: SkyPilotTraining) -> str:
     serving = shlex.join(["--store", training.store, *training.serving])
     joining = shlex.join(training.joining)
     script = shlex.join([training.script, *(["--", *training.words] if training.words else [])])
+    # printf is the shell's own, so that the token stands on no command line that others can read.
     lines = [
         f"name: {json.dumps(_name(training.name))}",
         "workdir: .",
@@ -143,6 +144,7 @@ def _resources(option: Option) -> list[tuple[str, str]]:
     kind = ""
     if _AWS_TYPE.fullmatch(machine.name):
         kind = machine.name
+    # Where a region is named there is no next one to go to (SkyPilot, managed jobs, job_recovery).
     spot = option.market is Market.SPOT
     return [
         *([("infra", infra)] if infra else []),
@@ -266,6 +268,7 @@ class SlurmProvider:
             DeviceError: If Slurm refuses it; says what it said.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
+        # exec, for Slurm warns the batch shell alone (--signal=B:, scancel --batch): that has to be the node itself.
         script = f"#!/bin/sh\nexec {shlex.join(self.command)}\n"
         ticket = _slurm(["sbatch", *self._words(order)], script).partition(";")[0]
         self._tickets.append(ticket)
@@ -311,6 +314,7 @@ class SlurmProvider:
 
     def _words(self, order: Order) -> list[str]:
         partition = order.machine or self.partition
+        # Appended, or a job that is requeued would begin its output anew and lose what its first node said.
         words = ["--parsable", "--requeue", "--nodes=1", "--ntasks=1", f"--job-name={self.name}", "--open-mode=append"]
         words += [f"--output={self.folder}/%j.log"]
         if partition:

@@ -243,6 +243,7 @@ def _power_rows(path: Path, batch_size: int | None) -> list[_Row]:
         for point, measured in zip(table.points, table.measurements, strict=True)
         if wanted is None or isclose(float(point[BATCH_SIZE]), wanted)
     ]
+    # Unknown power is never taken as 0 W: a cap that draws nothing would win every plan.
     if not all(row.power_w > 0 and row.latency_s > 0 for row in rows):
         raise BadFile(
             f"{path} does not say the power or the time of every row; caps need the columns power_w and latency_s"

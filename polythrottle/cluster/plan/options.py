@@ -202,6 +202,7 @@ def terms_of(work: Work, offer: Offer, market: Market, machines: int) -> Terms:
         lifetime = offer.lifetime
     else:
         lifetime = KEPT
+    # A rate over seconds says nothing where a newborn machine is in most danger: a minute at least.
     span_s = max(work.steps * step_s, HOUR_S / 60)
     rate = machines * losses_per_s([(lifetime, 0.0)], span_s)
     exposure = Exposure(machines, rate, work.restart_s, offer.startup_s, work.noticed, work.undoes)

@@ -128,12 +128,6 @@ def write_state(path: Path, manifest: Manifest, write: Callable[[BinaryIO], obje
 def commit(store: Store, source: Path, manifest: Manifest, kept: int = KEPT) -> None:
     """Put a checkpoint into a store, then drop all but the newest few.
 
-    Args:
-        store: Where to.
-        source: Its local file.
-        manifest: What is known of it.
-        kept: How many stay.
-
     Raises:
         StorageError: If it cannot be written; what is there stays valid.
     """

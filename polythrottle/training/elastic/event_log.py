@@ -29,9 +29,6 @@ PRIOR_H = 5.0
 class EventLog:
     """The events of a job, each flushed to disk before anybody acts on it; a torn last line is cut off on reopening.
 
-    Args:
-        folder: The job's folder.
-
     Raises:
         StorageError: If it cannot be written, or another process writes it.
         BadFile: If a line other than the last was not written here.

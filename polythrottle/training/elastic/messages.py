@@ -146,12 +146,7 @@ class Ready(Message):
 
 @dataclass(frozen=True)
 class Parting(Message):
-    """A node that will leave, or leaves.
-
-    Attributes:
-        node: Its name.
-        reason: Why.
-    """
+    """A node that will leave, or leaves."""
 
     node: str
     reason: str
@@ -163,12 +158,7 @@ class Parting(Message):
 
 @dataclass(frozen=True)
 class Finish(Message):
-    """A node whose workers have trained to the end.
-
-    Attributes:
-        node: Its name.
-        generation: In which generation.
-    """
+    """A node whose workers have trained to the end."""
 
     node: str
     generation: int
@@ -202,12 +192,7 @@ class NoticeGiven(Message):
 
 @dataclass(frozen=True)
 class WorkerFault(Message):
-    """How a worker of a node failed.
-
-    Attributes:
-        node: Its name.
-        fault: How.
-    """
+    """How a worker of a node failed."""
 
     node: str
     fault: Fault

@@ -300,11 +300,7 @@ class Watched:
 
 
 def overseen(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what a job's events tell of caps, bottlenecks and remedies after its controller: what came last of each.
-
-    Args:
-        records: Its events, oldest first.
-    """
+    """Return what a job's events, oldest first, tell of caps, bottlenecks and remedies: what came last of each."""
     caps: dict[str, Mapping[str, Any]] = {}
     remedies: dict[tuple[str, ...], Mapping[str, Any]] = {}
     last: Mapping[str, Any] | None = None

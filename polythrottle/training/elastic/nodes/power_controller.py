@@ -457,11 +457,7 @@ class PowerController:
         self._told(f"node {self._name} steers {steerable.way}{note}")
 
     def start(self, store: str) -> None:
-        """Look after the boards from now on.
-
-        Args:
-            store: URL of the job's store.
-        """
+        """Look after the boards from now on, given the URL of the job's store."""
         self._store = store
         self._answer = ControllerAnswer(heard_s=self._clock.now())
         if self.steered is not None:

@@ -213,11 +213,7 @@ def _busy_with(device: Device) -> Workload:
 
 
 class BoardGroup:
-    """Several boards as one: all are set alike, their joules are added; satisfies the port ``Board``.
-
-    Args:
-        boards: At least one.
-    """
+    """At least one board, several as one: all are set alike, their joules are added; satisfies the port ``Board``."""
 
     def __init__(self, boards: Sequence[Board]) -> None:
         self._boards = tuple(boards)
