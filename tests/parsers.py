@@ -42,7 +42,7 @@ from polythrottle.metering.calibration import read_calibration, read_recording
 from polythrottle.storage import arrival_trace, tables
 from polythrottle.storage.journal.reader import heading, read
 from polythrottle.storage.json_lines import decode
-from polythrottle.training.beside.trainer.samples import NAME
+from polythrottle.training.beside.trainer.worker import LEDGER
 from polythrottle.training.elastic.event_log import read_events
 from polythrottle.workloads.onnx_model import check_weights
 
@@ -245,7 +245,7 @@ PARSERS: tuple[Parser, ...] = (
         ("tests/data/journal-v1.jsonl", "tests/data/journal-v2.jsonl", "tests/data/journal-v2-intervals.jsonl"),
     ),
     Parser("record", _record, "jetson@boot", (), _sealed_lines(True)),
-    Parser("ledger", lambda path: counted_entries(path.parent, 3), NAME, (), _sealed_lines(False)),
+    Parser("ledger", lambda path: counted_entries(path.parent, 3), LEDGER, (), _sealed_lines(False)),
     Parser("board", lambda path: load_board(str(path)).space(), "b.toml", ("devices/jetson-nano.toml",)),
     Parser("table", lambda path: tables.read(path).typed(), "t.csv"),
     Parser("arrivals", arrival_trace.recorded, "t.csv"),

@@ -25,7 +25,7 @@ from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError
 from polythrottle.domain.space import Knob, SearchSpace
 from polythrottle.storage import tables
 from polythrottle.storage.journal.reader import read
-from polythrottle.training.beside.trainer.samples import Unreadable, read_sample
+from polythrottle.training.beside.trainer.worker import Unreadable, read_sample
 from polythrottle.workloads import open_workload
 
 ROOT = Path(__file__).resolve().parent.parent

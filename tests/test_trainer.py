@@ -20,9 +20,8 @@ from polythrottle.training.beside.trainer import job_folder
 from polythrottle.training.beside.trainer.job_folder import Listing, read_progress
 from polythrottle.training.beside.trainer.network import Network, begun, scores_of
 from polythrottle.training.beside.trainer.protocol import Task
-from polythrottle.training.beside.trainer.samples import Unreadable, read_sample
 from polythrottle.training.beside.trainer.server import RequestHandler, Validation
-from polythrottle.training.beside.trainer.worker import Worker
+from polythrottle.training.beside.trainer.worker import Unreadable, Worker, read_sample
 
 
 @pytest.fixture(scope="module")

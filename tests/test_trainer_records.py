@@ -13,7 +13,7 @@ from trainer_jobs import counted_entries
 
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
 from polythrottle.storage.atomic_file import replace_file
-from polythrottle.training.beside.trainer import job_folder, samples
+from polythrottle.training.beside.trainer import job_folder, worker
 from polythrottle.training.beside.trainer.job_folder import (
     Checkpoint,
     JobPosition,
@@ -27,7 +27,7 @@ from polythrottle.training.beside.trainer.job_folder import (
     swap_model,
 )
 from polythrottle.training.beside.trainer.protocol import Task
-from polythrottle.training.beside.trainer.samples import Entry
+from polythrottle.training.beside.trainer.worker import LedgerEntry
 
 
 def listing(*names: str) -> Listing:
@@ -189,8 +189,13 @@ def test_numbers_are_classes_where_the_model_has_them(labels: str, output: int, 
 
 def test_a_step_done_again_counts_once(tmp_path: Path) -> None:
     """The later line of a step counts, and none after the checkpoint's step."""
-    for entry in (Entry(1, 0, "d", (0, 1)), Entry(2, 0, "d", (2,)), Entry(2, 0, "d", (2, 3)), Entry(3, 1, "d", (0,))):
-        samples.append_entry(tmp_path, entry)
+    for entry in (
+        LedgerEntry(1, 0, "d", (0, 1)),
+        LedgerEntry(2, 0, "d", (2,)),
+        LedgerEntry(2, 0, "d", (2, 3)),
+        LedgerEntry(3, 1, "d", (0,)),
+    ):
+        worker.append_entry(tmp_path, entry)
     assert {epoch: [entry.seen for entry in entries] for epoch, entries in counted_entries(tmp_path, 2).items()} == {
         0: [(0, 1), (2, 3)]
     }
@@ -198,18 +203,18 @@ def test_a_step_done_again_counts_once(tmp_path: Path) -> None:
 
 def test_a_torn_line_does_no_harm(tmp_path: Path) -> None:
     """Wherever a line was cut off, it is passed over and the next one is whole."""
-    samples.append_entry(tmp_path, Entry(1, 0, "d", (0, 1)))
-    path = tmp_path / samples.NAME
+    worker.append_entry(tmp_path, LedgerEntry(1, 0, "d", (0, 1)))
+    path = tmp_path / worker.LEDGER
     whole = path.read_bytes()
     for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
-        samples.append_entry(tmp_path, Entry(1, 0, "d", (5,)))
+        worker.append_entry(tmp_path, LedgerEntry(1, 0, "d", (5,)))
         assert counted_entries(tmp_path, 1)[0][0].seen == (5,)
 
 
 def test_a_step_that_is_missing_is_told(tmp_path: Path) -> None:
     """A checkpoint that counts a step nobody noted is an error, not a silent gap."""
-    samples.append_entry(tmp_path, Entry(2, 0, "d", (0,)))
+    worker.append_entry(tmp_path, LedgerEntry(2, 0, "d", (0,)))
     with pytest.raises(BadFile, match="step 1"):
         counted_entries(tmp_path, 2)
 

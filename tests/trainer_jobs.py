@@ -14,7 +14,7 @@ from torch import nn
 
 from polythrottle.domain.errors import BadFile
 from polythrottle.training.beside.trainer.protocol import Task
-from polythrottle.training.beside.trainer.samples import NAME, Entry
+from polythrottle.training.beside.trainer.worker import LEDGER, LedgerEntry
 
 WIDTH = 6
 
@@ -70,7 +70,7 @@ def job(where: Path, model: Path, **changes: Any) -> Task:
     return Task(str(model), str(where / "data"), **{**usual, **changes})
 
 
-def counted_entries(folder: Path, step: int) -> Mapping[int, Sequence[Entry]]:
+def counted_entries(folder: Path, step: int) -> Mapping[int, Sequence[LedgerEntry]]:
     """Return the steps of a job's ledger that count, by epoch.
 
     Args:
@@ -80,7 +80,7 @@ def counted_entries(folder: Path, step: int) -> Mapping[int, Sequence[Entry]]:
     Raises:
         BadFile: If the ledger cannot be read, or lacks one of those steps.
     """
-    path = folder / NAME
+    path = folder / LEDGER
     try:
         lines = path.read_bytes().split(b"\n") if path.exists() else []
     except OSError as err:
@@ -89,20 +89,20 @@ def counted_entries(folder: Path, step: int) -> Mapping[int, Sequence[Entry]]:
     lacking = sorted(set(range(1, step + 1)) - set(last))
     if lacking:
         raise BadFile(f"{path} lacks step {lacking[0]}, though a checkpoint counts it")
-    epochs: dict[int, list[Entry]] = defaultdict(list)
+    epochs: dict[int, list[LedgerEntry]] = defaultdict(list)
     for number in sorted(last):
         epochs[last[number].epoch].append(last[number])
     return epochs
 
 
-def _parsed(text: bytes) -> Entry | None:
+def _parsed(text: bytes) -> LedgerEntry | None:
     """Return the entry of a line; None if it is torn."""
     try:
         line = json.loads(text)
         crc = line.pop("crc")
         if crc != zlib.crc32(json.dumps(line).encode()):
             return None
-        entry = Entry(**{**line, "seen": tuple(line["seen"]), "left_out": tuple(line["left_out"])})
+        entry = LedgerEntry(**{**line, "seen": tuple(line["seen"]), "left_out": tuple(line["left_out"])})
         if type(entry.step) is int and type(entry.epoch) is int:
             return entry
         return None

@@ -1,7 +1,7 @@
 """A trainer in a process of its own, driven slice by slice, that can be killed at any instant.
 
 `driver.Trainer` starts and drives it; `server` and `worker` run there; `job_folder.read_progress` looks into a job's
-folder without it. Only `network`, `samples`, `server` and `worker` load torch. Names are looked up when they are
+folder without it. Only `network`, `server` and `worker` load torch. Names are looked up when they are
 used: the daemon at rest reads where a job stands with `job_folder`. A job's folder holds:
 
 ======================  =====================================================================================

@@ -216,14 +216,7 @@ def _paths(folder: Path) -> list[Path]:
 
 
 def next_position(place: JobPosition, samples: int, of: int, listing: str) -> JobPosition:
-    """Return the place one step further.
-
-    Args:
-        place: Where it was.
-        samples: Of the step.
-        of: Samples of the epoch.
-        listing: Digest of the epoch's listing.
-    """
+    """Return the place one step further."""
     position = place.position + samples
     if position >= of:
         return replace(place, step=place.step + 1, epoch=place.epoch + 1, position=0, listing="")
@@ -425,13 +418,7 @@ LOCK = "lock"
 
 @dataclass(frozen=True)
 class JobStart:
-    """What a job began with.
-
-    Args:
-        task: What it is.
-        classes: The class of each label.
-        shape: Of a sample.
-    """
+    """What a job began with: what it is, the class of each label, the shape of a sample."""
 
     task: Task
     classes: dict[str, int]
