@@ -10,7 +10,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, Rend
 
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import ClaimFailed, InvalidInput, UnknownName
-from polythrottle.training.elastic.agent import AgentOptions, Grouping
+from polythrottle.training.elastic.agent import AgentOptions, ControllerRendezvous
 from polythrottle.training.elastic.channel import GENERATION, ControllerAway, ControllerChannel, WrongToken
 from polythrottle.training.elastic.engines import known_engine
 from polythrottle.training.elastic.launcher import STILLBORN, ControllerOptions, LocalJob
@@ -46,9 +46,9 @@ def standing(phase: str = "training", generation: int = 1, rank: int | None = 0,
     return {"phase": phase, "generation": generation, "rank": rank, **known, **more}
 
 
-def grouping(line: ControllerChannel) -> Grouping:
+def grouping(line: ControllerChannel) -> ControllerRendezvous:
     """Return a node's grouping that waits in virtual time."""
-    return Grouping(line, AgentOptions("a", Path("script.py")), [].append, VirtualClock())
+    return ControllerRendezvous(line, AgentOptions("a", Path("script.py")), [].append, VirtualClock())
 
 
 def test_a_node_waits_until_it_has_a_rank_in_a_new_generation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +279,7 @@ def test_a_beat_says_what_the_node_steers_and_hears_what_it_is_to_do(monkeypatch
     """With each beat; when the controller is away nothing is heard, and it goes on."""
     said: list[dict[str, Any]] = []
     line, beside = scripted(standing(cap=[200.0, 1.1, 190.0]), ControllerAway("away"), standing()), Beside()
-    held = Grouping(line, AgentOptions("a", Path("script.py")), [].append, VirtualClock(), beside)  # type: ignore[arg-type]
+    held = ControllerRendezvous(line, AgentOptions("a", Path("script.py")), [].append, VirtualClock(), beside)  # type: ignore[arg-type]
     ask = line.ask
     object.__setattr__(line, "ask", lambda verb, **words: said.append(words) or ask(verb, **words))
     waits = iter([False, False, False, True])
@@ -304,7 +304,7 @@ def test_a_node_that_no_controller_answers_says_once_that_it_asks_again() -> Non
     """It is not silent for as long as it waits."""
     told: list[str] = []
     line = scripted(ControllerAway("nobody at 127.0.0.1:1"), ControllerAway("nobody"), InvalidInput("not you"))
-    held = Grouping(line, AgentOptions("a", Path("script.py")), told.append, VirtualClock())
+    held = ControllerRendezvous(line, AgentOptions("a", Path("script.py")), told.append, VirtualClock())
     line.answers[2:] = [standing(rank=None)]
     held.start()
     held.shutdown()

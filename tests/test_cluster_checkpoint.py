@@ -18,8 +18,8 @@ from polythrottle.training.checkpoints import HEAD_BYTES
 from polythrottle.training.elastic.checkpoints import (
     FOLDER,
     Manifest,
+    WriteOutcome,
     Writer,
-    Written,
     commit,
     copied,
     loads,
@@ -220,7 +220,7 @@ class Away(Store):
         super().put(name, source)
 
 
-def writer(store: Store, tmp_path: Path, ended: list[Written], clock: VirtualClock | None = None) -> Writer:
+def writer(store: Store, tmp_path: Path, ended: list[WriteOutcome], clock: VirtualClock | None = None) -> Writer:
     """Return a writer with a spool of its own."""
     return Writer(store, tmp_path / "spool", ended.append, clock or VirtualClock())
 
@@ -232,7 +232,7 @@ def state(value: float) -> Mapping[str, Any]:
 
 def test_what_is_written_is_the_copy_not_what_training_made_of_it(store: Store, tmp_path: Path) -> None:
     """Weights that change while the write goes on do not reach the checkpoint."""
-    ended: list[Written] = []
+    ended: list[WriteOutcome] = []
     live, writes = state(1.0), writer(store, tmp_path, ended)
     writes.snapshot(live)
     live["model"]["weight"].fill_(2.0)
@@ -247,7 +247,7 @@ def test_what_is_written_is_the_copy_not_what_training_made_of_it(store: Store, 
 
 def test_a_store_that_is_away_costs_nothing_and_is_put_to_later(tmp_path: Path) -> None:
     """The checkpoint waits on a local disk, is found there after a restart, and is put when the store is back."""
-    ended: list[Written] = []
+    ended: list[WriteOutcome] = []
     clock, away = VirtualClock(), Away(str(tmp_path / "store"))
     writes = writer(away, tmp_path, ended, clock)
     writes.snapshot(state(1.0))
@@ -268,7 +268,7 @@ def test_a_store_that_is_away_costs_nothing_and_is_put_to_later(tmp_path: Path) 
 
 def test_not_even_a_local_disk_costs_only_that_checkpoint(store: Store, tmp_path: Path) -> None:
     """A spool that cannot be written is said, and the next checkpoint is tried all the same."""
-    ended: list[Written] = []
+    ended: list[WriteOutcome] = []
     writes = writer(store, tmp_path, ended)
     (tmp_path / "spool").write_text("a file")
     writes.snapshot(state(1.0))

@@ -25,7 +25,7 @@ from polythrottle.training.elastic.channel import (
     parse_address,
     read_token,
 )
-from polythrottle.training.elastic.controller import Controller, Job, Serving, announce
+from polythrottle.training.elastic.controller import Controller, ControllerServer, Job, announce
 from polythrottle.training.elastic.engines import job_line
 from polythrottle.training.elastic.event_log import EVENTS, EventLog, JobProgress, read_events
 from polythrottle.training.elastic.launcher import ControllerOptions, job_folder, node_counts, status_of, way_to
@@ -231,10 +231,10 @@ def test_two_controllers_of_one_job_are_refused(tmp_path: Path, opened: Callable
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Serving, threading.Thread]]:
+def served(tmp_path: Path) -> Iterator[tuple[ControllerServer, threading.Thread]]:
     """Serve a controller with a token on loopback."""
     job = a_job(tmp_path / "job")
-    serving = Serving(Controller(job), "127.0.0.1", 0, TOKEN, Holding(Store(job.store), VirtualClock()))
+    serving = ControllerServer(Controller(job), "127.0.0.1", 0, TOKEN, Holding(Store(job.store), VirtualClock()))
     serving.open()
     thread = threading.Thread(target=serving.run)
     thread.start()
@@ -244,7 +244,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Serving, threading.Thread]]:
     assert not thread.is_alive()
 
 
-def test_only_who_has_the_token_is_answered(served: tuple[Serving, threading.Thread]) -> None:
+def test_only_who_has_the_token_is_answered(served: tuple[ControllerServer, threading.Thread]) -> None:
     """Without it, or with another, a request is refused in words."""
     line = served[0].line
     assert line.ask("status")["phase"] == "gathering"
@@ -266,7 +266,7 @@ def test_only_who_has_the_token_is_answered(served: tuple[Serving, threading.Thr
     ],
 )
 def test_what_is_no_nodes_request_is_refused(
-    served: tuple[Serving, threading.Thread], headers: dict[str, str], body: bytes, status: int
+    served: tuple[ControllerServer, threading.Thread], headers: dict[str, str], body: bytes, status: int
 ) -> None:
     """A browser's, and anything that is not one JSON document of a sane size."""
     call = http.client.HTTPConnection("127.0.0.1", served[0].line.port, timeout=60)
@@ -281,7 +281,7 @@ def test_what_is_no_nodes_request_is_refused(
 def test_no_controller_is_without_a_token(tmp_path: Path, opened: Callable[..., Controller], host: str) -> None:
     """On loopback neither, where every user of the machine can connect."""
     with pytest.raises(InvalidInput, match="token"):
-        Serving(opened(a_job(tmp_path)), host, 0, "", Holding(Store("memory://s")))
+        ControllerServer(opened(a_job(tmp_path)), host, 0, "", Holding(Store("memory://s")))
 
 
 def test_a_late_finish_of_an_older_generation_ends_nothing(tmp_path: Path, opened: Callable[..., Controller]) -> None:
@@ -360,7 +360,7 @@ def test_who_joins_finds_the_token_of_a_job_of_his_own(tmp_path: Path) -> None:
 
 
 def test_status_comes_from_the_controller_or_from_the_events(
-    served: tuple[Serving, threading.Thread], tmp_path: Path
+    served: tuple[ControllerServer, threading.Thread], tmp_path: Path
 ) -> None:
     """A job whose controller is gone still says what it knows, and that it does not know the rest."""
     serving, thread = served

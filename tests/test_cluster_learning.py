@@ -6,12 +6,12 @@ from pathlib import Path
 from polythrottle.domain.errors import StorageError
 from polythrottle.storage.fleet_knowledge import CapObservation, NodeReport, keep, recall
 from polythrottle.storage.object_store import Store
-from polythrottle.training.elastic.nodes.power_controller import AGAIN_S, Learning
+from polythrottle.training.elastic.nodes.power_controller import AGAIN_S, FleetKnowledge
 
 LOOKS = (CapObservation(None, 1.0, 300.0, 3), CapObservation(200.0, 1.1, 220.0, 3))
 
 
-def settled(learning: Learning) -> Learning:
+def settled(learning: FleetKnowledge) -> FleetKnowledge:
     """Wait for what goes on beside."""
     if learning._busy is not None:
         learning._busy.join()
@@ -23,7 +23,7 @@ def test_what_others_know_is_read_and_its_own_left_apart(tmp_path: Path) -> None
     store = Store(str(tmp_path))
     keep(store, NodeReport("a", "V100", "net", LOOKS))
     keep(store, NodeReport("b", "V100", "net", LOOKS))
-    found = Learning(lambda: store, "a", "V100", "net")
+    found = FleetKnowledge(lambda: store, "a", "V100", "net")
     assert found.view.asked is False
     found.look()
     settled(found)
@@ -35,7 +35,7 @@ def test_what_others_know_is_read_and_its_own_left_apart(tmp_path: Path) -> None
 def test_what_it_says_is_kept_once(tmp_path: Path) -> None:
     """The same again is not written again, a drift now and then, another cap at once; the end writes the last."""
     store, opened = Store(str(tmp_path)), []
-    found = Learning(lambda: opened.append(1) or store, "a", "V100", "net")
+    found = FleetKnowledge(lambda: opened.append(1) or store, "a", "V100", "net")
     found.say(NodeReport("a", "V100", "net", ()), 0.0)
     assert opened == []
     found.say(NodeReport("a", "V100", "net", LOOKS[:1]), 0.0)
@@ -59,7 +59,7 @@ def test_a_store_that_is_away_is_trouble_and_no_more() -> None:
     def away() -> Store:
         raise StorageError("the store is away")
 
-    found = Learning(away, "a", "V100", "net")
+    found = FleetKnowledge(away, "a", "V100", "net")
     found.look()
     settled(found)
     assert (found.trouble, found.view.asked) == ("the store is away", False)
@@ -74,7 +74,7 @@ def test_a_store_that_hangs_keeps_nobody_waiting(tmp_path: Path) -> None:
         ended.wait(30)
         return store
 
-    found = Learning(slow, "a", "V100", "net")
+    found = FleetKnowledge(slow, "a", "V100", "net")
     found.look()
     found.say(NodeReport("a", "V100", "net", LOOKS), 0.0)
     found.close(NodeReport("a", "V100", "net", LOOKS), patience_s=0.05)

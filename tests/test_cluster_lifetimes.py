@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.predict.lifetimes import Limited, published_lifetime, table_lifetime
+from polythrottle.cluster.predict.lifetimes import LimitedLifetime, published_lifetime, table_lifetime
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import ConstantHazard
 
@@ -13,14 +13,14 @@ HEAD = "provider,gpu,zone,stressed,start,end,lifetime_s,reached_24h_cap\n"
 
 def test_a_limit_ends_every_life() -> None:
     """Up to the limit a machine lives as it would, and never beyond."""
-    limited = Limited(ConstantHazard(0.01), 7200)
+    limited = LimitedLifetime(ConstantHazard(0.01), 7200)
     assert limited.survival(7199) == pytest.approx(ConstantHazard(0.01).survival(7199))
     assert limited.survival(7200) == 0
     assert limited.quantile_s(0.5) == 7200
     assert limited.quantile_s(0.999) == pytest.approx(ConstantHazard(0.01).quantile_s(0.999))
     assert limited.hazard_per_s(7200) > limited.hazard_per_s(0)
     with pytest.raises(InvalidInput, match="above 0"):
-        Limited(ConstantHazard(1), 0)
+        LimitedLifetime(ConstantHazard(1), 0)
 
 
 def test_many_machines_of_a_table_outweigh_what_was_published(tmp_path: Path) -> None:

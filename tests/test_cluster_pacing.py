@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.training.elastic.nodes.job_monitor import Pacing
+from polythrottle.training.elastic.nodes.job_monitor import PacePlanner
 from polythrottle.training.elastic.worker.progress_reporter import Pace, Tally
 
 CAPS = [[None, 1.0, 300.0], [250.0, 1.04, 260.0], [200.0, 1.1, 215.0]]
@@ -27,9 +27,9 @@ def said(own_s: float, step_s: float = 1.0, steps: int = 10, **more: Any) -> dic
     return {"pace": pace, "steering": board}
 
 
-def paced(**own_s: float) -> Pacing:
+def paced(**own_s: float) -> PacePlanner:
     """Return the pacing of nodes that have measured their own steps."""
-    held = Pacing()
+    held = PacePlanner()
     held.formed(1, sorted(own_s))
     for name, each_s in own_s.items():
         held.hear(name, {"pace": said(each_s, steps=0)["pace"]})
@@ -37,7 +37,7 @@ def paced(**own_s: float) -> Pacing:
     return held
 
 
-def limit_w(held: Pacing, name: str) -> float | None:
+def limit_w(held: PacePlanner, name: str) -> float | None:
     """Return the limit a node is told, None for its default."""
     cap = held.answer(name)["cap"]
     return None if cap is None else cap[0]
@@ -57,7 +57,7 @@ def test_each_node_gets_the_cap_that_just_meets_the_slowest() -> None:
 
 def test_all_may_be_later_where_that_was_asked_for() -> None:
     """5 % more for everybody: the slowest is capped, too."""
-    held = Pacing(0.05)
+    held = PacePlanner(0.05)
     held.formed(1, ["a", "b"])
     for name in "ab":
         held.hear(name, said(1.0))
@@ -90,7 +90,7 @@ def test_what_a_node_has_seen_goes_before_what_the_fleet_knows() -> None:
 
 def test_nodes_learn_from_each_other_within_their_type() -> None:
     """What one has looked at the next of its type is told; one of another type is not."""
-    held = Pacing()
+    held = PacePlanner()
     held.formed(1, ["a", "b", "c"])
     held.hear("a", said(1.0, caps=[], looks=[[None, 1.0, 300.0, 3], [200.0, 1.1, 215.0, 3]]))
     held.hear("b", said(0.85, caps=[]))

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from polythrottle.cluster.plan.options import Offer, ServerRental, Work
 from polythrottle.cluster.plan.spot_market import PricedPlace
-from polythrottle.cluster.predict.lifetimes import Limited, published_lifetime, table_lifetime
+from polythrottle.cluster.predict.lifetimes import LimitedLifetime, published_lifetime, table_lifetime
 from polythrottle.cluster.recorded_tables import History, StepRow, caps_of_table, finer, read_histories, step_rows
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError
 from polythrottle.domain.fleet.transient_machine import (
@@ -237,7 +237,7 @@ def _lifetime(entry: TomlTable, spot: bool) -> tuple[Lifetime, str]:
     found, how = _lifetime_by(ways[0], given, entry)
     if "limit_h" not in given.values:
         return found, how
-    return Limited(found, given.number("limit_h", above=True) * HOUR_S), how
+    return LimitedLifetime(found, given.number("limit_h", above=True) * HOUR_S), how
 
 
 def _lifetime_by(way: str, given: TomlTable, entry: TomlTable) -> tuple[Lifetime, str]:

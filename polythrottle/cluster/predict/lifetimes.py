@@ -269,7 +269,7 @@ _STOPS_AFTER_A_DAY = "reached_24h_cap"
 
 
 @dataclass(frozen=True)
-class Limited:
+class LimitedLifetime:
     """A lifetime that the provider ends at an age, if nothing ended it before.
 
     Attributes:
@@ -326,7 +326,7 @@ def table_lifetime(path: Path, gpu: str, zone: str = "") -> tuple[Lifetime, int]
     name = next(row.gpu for row, fits in zip(every, mine, strict=True) if fits)
     fitted: Lifetime = pooled(rows, prior).lifetime(name, zone)
     stops = _STOPS_AFTER_A_DAY in header(path, ("gpu",)) and not all(row.lost for row in every)
-    return Limited(fitted, DAY_S) if stops else fitted, sum(mine)
+    return LimitedLifetime(fitted, DAY_S) if stops else fitted, sum(mine)
 
 
 def published_lifetime(gpu: str, region: str) -> tuple[Lifetime, str]:
@@ -341,4 +341,4 @@ def published_lifetime(gpu: str, region: str) -> tuple[Lifetime, str]:
         whose = f", mean of all {gpu}"
     else:
         whose = ", mean of other GPUs"
-    return Limited(prior(gpu, region), DAY_S), f"published by CM-DARE, 2019{whose}"
+    return LimitedLifetime(prior(gpu, region), DAY_S), f"published by CM-DARE, 2019{whose}"

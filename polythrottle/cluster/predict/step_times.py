@@ -90,7 +90,7 @@ class Law:
 
 
 @dataclass(frozen=True)
-class Predicted:
+class TimePrediction:
     """A time with its spread.
 
     Attributes:
@@ -154,7 +154,7 @@ class StepModel:
     rows: int
     known: Known
 
-    def predict(self, network: Network, apart: bool = False) -> Predicted:
+    def predict(self, network: Network, apart: bool = False) -> TimePrediction:
         """Return the time of a step of a network never seen, the less sure the further it is from those measured.
 
         Args:
@@ -171,7 +171,7 @@ class StepModel:
         middle = float(np.average(logs, weights=weights))
         differ = float(np.average([(one - middle) ** 2 for one in logs], weights=weights))
         wide = sqrt(spread**2 + differ + (_PER_E * self.known.away(network)) ** 2)
-        return Predicted(exp(middle), wide, max(1, self.rows - 2) + _USUAL_ROWS)
+        return TimePrediction(exp(middle), wide, max(1, self.rows - 2) + _USUAL_ROWS)
 
     @property
     def campaign(self) -> float:
@@ -344,12 +344,12 @@ class CheckpointModel:
     spread: float
     networks: int
 
-    def predict(self, weight_mb: float, graph_mb: float) -> Predicted:
+    def predict(self, weight_mb: float, graph_mb: float) -> TimePrediction:
         """Return the time for sizes in MB, with its spread."""
         seconds = self.fixed_s + self.weight_s * weight_mb + self.graph_s * graph_mb
-        return Predicted(max(seconds, 1e-9), self.spread, max(1, self.networks - 3))
+        return TimePrediction(max(seconds, 1e-9), self.spread, max(1, self.networks - 3))
 
-    def of(self, network: Network) -> Predicted:
+    def of(self, network: Network) -> TimePrediction:
         """Return the time for a network; sizes that are not known follow from its parameters and tensors."""
         weight_mb = network.weight_mb or _MB_PER_PARAMETER * network.n_parameters
         return self.predict(weight_mb, _GRAPH_MB[0] + _GRAPH_MB[1] * network.n_tensors)

@@ -93,7 +93,7 @@ class AgentOptions:
             raise InvalidInput(f"a node has at least one worker, not {self.workers}")
 
 
-class Grouping(RendezvousHandler):
+class ControllerRendezvous(RendezvousHandler):
     """TorchElastic's rendezvous, answered by the controller.
 
     Args:
@@ -291,7 +291,7 @@ class Grouping(RendezvousHandler):
 class NodeAgent(LocalElasticAgent):
     """TorchElastic's agent, which tells the controller when it goes, fails or has finished."""
 
-    def __init__(self, spec: WorkerSpec, grouping: Grouping, words: LastWords) -> None:
+    def __init__(self, spec: WorkerSpec, grouping: ControllerRendezvous, words: LastWords) -> None:
         # torch gives workers half a minute to write a last checkpoint before it kills them.
         super().__init__(spec, DefaultLogsSpecs(), start_method=METHOD, shutdown_timeout=GRACE_S)
         self._grouping = grouping
@@ -336,7 +336,7 @@ def take_part(
     node: AgentOptions,
     told: Callable[[str], object],
     words: LastWords,
-    watching: Callable[[Grouping, Callable[[str], None]], None] | None = None,
+    watching: Callable[[ControllerRendezvous, Callable[[str], None]], None] | None = None,
 ) -> None:
     """Train on this node until the training is over, or a signal takes the node away.
 
@@ -359,7 +359,7 @@ def take_part(
         signal.signal(name, _go)
     steering = PowerController(node.name, node.steer, told, node.window_s)
     os.environ[FOLDER] = str(steering.paces)
-    grouping = Grouping(line, node, told, steering=steering)
+    grouping = ControllerRendezvous(line, node, told, steering=steering)
     try:
         steering.open()  # what names no board ends this node before anybody counts on it
         grouping.start()
@@ -378,7 +378,7 @@ def take_part(
         _run(agent, grouping, node, told)
 
 
-def _spec(node: AgentOptions, grouping: Grouping) -> WorkerSpec:
+def _spec(node: AgentOptions, grouping: ControllerRendezvous) -> WorkerSpec:
     return WorkerSpec(
         role="worker",
         local_world_size=node.workers,
@@ -403,7 +403,7 @@ def _beside(steering: PowerController) -> Iterator[None]:
         steering.close()
 
 
-def _run(agent: NodeAgent, grouping: Grouping, node: AgentOptions, told: Callable[[str], object]) -> None:
+def _run(agent: NodeAgent, grouping: ControllerRendezvous, node: AgentOptions, told: Callable[[str], object]) -> None:
     why = "the training is over"
     try:
         agent.run()

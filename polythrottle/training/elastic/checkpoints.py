@@ -274,7 +274,7 @@ AGAIN_S = 5.0
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteOutcome:
     """How one write ended.
 
     Attributes:
@@ -300,7 +300,9 @@ class Writer:
         clock: Times writes.
     """
 
-    def __init__(self, store: Store, spool: Path, ended: Callable[[Written], None], clock: Clock | None = None) -> None:
+    def __init__(
+        self, store: Store, spool: Path, ended: Callable[[WriteOutcome], None], clock: Clock | None = None
+    ) -> None:
         self._store = store
         self._spool = spool
         self._ended = ended
@@ -356,18 +358,18 @@ class Writer:
             self._thread.join(limit_s)
         return not self.busy
 
-    def _begin(self, work: Callable[[], Written]) -> None:
+    def _begin(self, work: Callable[[], WriteOutcome]) -> None:
         self.wait(None)
         self._thread = threading.Thread(target=lambda: self._ended(work()), daemon=True)
         self._thread.start()
 
-    def _persisted(self, manifest: Manifest) -> Written:
+    def _persisted(self, manifest: Manifest) -> WriteOutcome:
         start_s = self._clock.now()
         path = self._spool / FOLDER / f"{manifest.name}{SUFFIX}"
         try:
             sealed = write_state(path, manifest, self._save)
         except PolythrottleError as err:
-            return Written(manifest, self._clock.now() - start_s, failure=str(err))
+            return WriteOutcome(manifest, self._clock.now() - start_s, failure=str(err))
         return self._put(path, sealed, start_s)
 
     def _save(self, file: BinaryIO) -> None:
@@ -375,17 +377,17 @@ class Writer:
 
         torch.save(self._copy, file)
 
-    def _put(self, path: Path, manifest: Manifest, start_s: float) -> Written:
+    def _put(self, path: Path, manifest: Manifest, start_s: float) -> WriteOutcome:
         self._tried_s = self._clock.now()
         try:
             commit(self._store, path, manifest)
         except StorageError as err:
             self._keep(path, manifest)
-            return Written(manifest, self._clock.now() - start_s, spooled=str(err))
+            return WriteOutcome(manifest, self._clock.now() - start_s, spooled=str(err))
         self._waiting = None
         # What the store has is not needed here, and local disks are small.
         shutil.rmtree(self._spool / FOLDER, ignore_errors=True)
-        return Written(manifest, self._clock.now() - start_s)
+        return WriteOutcome(manifest, self._clock.now() - start_s)
 
     def _keep(self, path: Path, manifest: Manifest) -> None:
         """Make the spooled file a checkpoint of its own, so that this node finds it again after a restart."""

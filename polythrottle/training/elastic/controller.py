@@ -30,10 +30,10 @@ from polythrottle.training.elastic.event_log import (
 from polythrottle.training.elastic.membership import Event, EventKind, Membership, Phase, Rules, restored
 from polythrottle.training.elastic.messages import (
     Beat,
+    Departure,
     Finish,
     Join,
-    NoticeGiven,
-    Parting,
+    NoticeMessage,
     Ready,
     Report,
     SuccessionStep,
@@ -222,12 +222,12 @@ class Controller:
             self._heard_s[said.node] = self.at_s
         return self._standing(said.node) | {"known": known}
 
-    def drain(self, said: Parting) -> dict[str, Any]:
+    def drain(self, said: Departure) -> dict[str, Any]:
         """Note that a node will leave."""
         self.membership.drain(said.node, said.reason)
         return {}
 
-    def leave(self, said: Parting) -> dict[str, Any]:
+    def leave(self, said: Departure) -> dict[str, Any]:
         """Let a node go."""
         self.membership.leave(said.node, said.reason)
         return {}
@@ -237,7 +237,7 @@ class Controller:
         self.membership.finish(said.node, said.generation)
         return {}
 
-    def notice(self, said: NoticeGiven) -> dict[str, Any]:
+    def notice(self, said: NoticeMessage) -> dict[str, Any]:
         """Keep a notice, and ask the workers for a checkpoint."""
         self._wanted_checkpoints += 1
         record = {"event": "notice", "node": said.node, "kind": said.kind, "left_s": said.left_s}
@@ -379,10 +379,10 @@ _HANDLERS: Mapping[str, Callable[[Controller, Mapping[str, Any]], dict[str, Any]
     "join": lambda controller, words: controller.join(Join.read(words)),
     "beat": lambda controller, words: controller.beat(Beat.read(words)),
     "ready": lambda controller, words: controller.ready(Ready.read(words)),
-    "drain": lambda controller, words: controller.drain(Parting.read(words)),
-    "leave": lambda controller, words: controller.leave(Parting.read(words)),
+    "drain": lambda controller, words: controller.drain(Departure.read(words)),
+    "leave": lambda controller, words: controller.leave(Departure.read(words)),
     "finish": lambda controller, words: controller.finish(Finish.read(words)),
-    "notice": lambda controller, words: controller.notice(NoticeGiven.read(words)),
+    "notice": lambda controller, words: controller.notice(NoticeMessage.read(words)),
     "fault": lambda controller, words: controller.fault(WorkerFault.read(words)),
     "succession": lambda controller, words: controller.succession(SuccessionStep.read(words)),
     "report": lambda controller, words: controller.report(Report.read(words)),
@@ -401,7 +401,7 @@ def _unheard(event: Mapping[str, Any]) -> None:
     """Tell nobody."""
 
 
-class Serving:
+class ControllerServer:
     """A controller on its address, with its hold on the store.
 
     Args:

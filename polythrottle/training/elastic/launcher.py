@@ -28,8 +28,8 @@ from polythrottle.training.elastic.channel import (
 from polythrottle.training.elastic.checkpoints import Manifest, newest_manifest
 from polythrottle.training.elastic.controller import (
     Controller,
+    ControllerServer,
     Job,
-    Serving,
     announce,
     members_document,
     progress_document,
@@ -177,11 +177,11 @@ def serve(
     holding = Holding(Store(job.store))
     with contextlib.closing(Controller(job)) as controller:
         file = (token_file or own_token(job.folder)).absolute()
-        return _served(Serving(controller, host, port, read_token(file), holding), file, say, on_event)
+        return _served(ControllerServer(controller, host, port, read_token(file), holding), file, say, on_event)
 
 
 def _served(
-    serving: Serving, token_file: Path, say: Told, on_event: Callable[[Mapping[str, Any]], object]
+    serving: ControllerServer, token_file: Path, say: Told, on_event: Callable[[Mapping[str, Any]], object]
 ) -> dict[str, Any]:
     controller = serving.controller
     job = serving.controller.job

@@ -145,7 +145,7 @@ class Ready(Message):
 
 
 @dataclass(frozen=True)
-class Parting(Message):
+class Departure(Message):
     """A node that will leave, or leaves."""
 
     node: str
@@ -169,7 +169,7 @@ class Finish(Message):
 
 
 @dataclass(frozen=True)
-class NoticeGiven(Message):
+class NoticeMessage(Message):
     """A notice that a node's machine is about to be taken away.
 
     Attributes:

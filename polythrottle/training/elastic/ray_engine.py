@@ -132,12 +132,12 @@ def take_part(words: dict[str, Any]) -> None:
     """
     import ray  # type: ignore[import-not-found,unused-ignore]
 
-    from polythrottle.training.elastic.agent import AgentOptions, Grouping
+    from polythrottle.training.elastic.agent import AgentOptions, ControllerRendezvous
 
     line = ControllerChannel.through(words["address"], Path(words["token_file"]))
     local = int(ray.train.get_context().get_local_rank())
     name = f"ray-{ray.get_runtime_context().get_node_id()[:8]}-{local}"
-    grouping = Grouping(line, AgentOptions(name, Path(words["script"])), sys.stderr.write)
+    grouping = ControllerRendezvous(line, AgentOptions(name, Path(words["script"])), sys.stderr.write)
     grouping.start()
     rendezvous = grouping.next_rendezvous()
     meeting = rendezvous.bootstrap_store_info

@@ -68,7 +68,7 @@ class PaceReport:
         return None
 
 
-class Pacing:
+class PacePlanner:
     """The paces of a job's nodes, and the caps that turn slack into joules.
 
     Args:
@@ -331,7 +331,7 @@ class Overseer:
     def __init__(self, watched: Watched, membership: Membership, note: Note) -> None:
         self._membership = membership
         self._note = note
-        self._pacing = Pacing(watched.longer)
+        self._pacing = PacePlanner(watched.longer)
         self._lookout = BottleneckMonitor(watched.terms)
         self._generation = -1
         self._held_w: dict[str, float | None] = {}

@@ -38,7 +38,7 @@ class FleetView:
     asked: bool = False
 
 
-class Learning:
+class FleetKnowledge:
     """The fleet's knowledge of one machine type and network, as one node sees it.
 
     The store is asked in a background thread, because a bucket may take minutes to answer and training must not wait.
@@ -258,7 +258,7 @@ class SteeredBoards:
         self._opened = opened
         self.steerable = steerable
         self.node: SteeredNode | None = None
-        self.learning: Learning | None = None
+        self.learning: FleetKnowledge | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -299,7 +299,7 @@ class SteeredBoards:
             self.learning.close(self.node.told())
         return self.node.release()
 
-    def _measuring(self, network: str) -> tuple[SteeredNode, Learning]:
+    def _measuring(self, network: str) -> tuple[SteeredNode, FleetKnowledge]:
         """Return the node under this network and share of a step; another share is measured from the beginning."""
         node = self.node
         learning = self.learning
@@ -307,7 +307,7 @@ class SteeredBoards:
             return node, learning
         if node is not None:
             node.rest()
-        learning = Learning(self._opened, self._name, self.steerable.gpu, network)
+        learning = FleetKnowledge(self._opened, self._name, self.steerable.gpu, network)
         node = SteeredNode(self._name, self.steerable.board, learning.view.fleet, steps=1, paced=True)
         self.node = node
         self.learning = learning
@@ -315,7 +315,7 @@ class SteeredBoards:
         learning.look()
         return node, learning
 
-    def _aim(self, node: SteeredNode, learning: Learning, answer: ControllerAnswer) -> None:
+    def _aim(self, node: SteeredNode, learning: FleetKnowledge, answer: ControllerAnswer) -> None:
         """Tell the node what it is to run under: what the group's pace asks for, or what it may look at to learn."""
         view = learning.view
         if view.asked:

@@ -11,7 +11,15 @@ from polythrottle.domain.errors import InvalidInput, StorageError
 from polythrottle.domain.fleet.transient_machine import CheckpointCost, interval_s
 from polythrottle.storage.object_store import Store
 from polythrottle.storage.paths import state_dir
-from polythrottle.training.elastic.checkpoints import Found, Manifest, Writer, Written, model_digest, newest, size_of
+from polythrottle.training.elastic.checkpoints import (
+    Found,
+    Manifest,
+    WriteOutcome,
+    Writer,
+    model_digest,
+    newest,
+    size_of,
+)
 from polythrottle.training.elastic.worker.progress_reporter import Reporter
 
 # When the next checkpoint is due: profiled as CheckFreq does (FAST'21), spaced as Daly says, within a budget; pure.
@@ -165,7 +173,7 @@ class CheckpointKeeper:
         self._reporter = reporter
         self._say = say
         self._cadence = Cadence(overhead=overhead)
-        self._written: Written | None = None
+        self._written: WriteOutcome | None = None
         self._drag_from_s: float | None = None
         self._stall_s = 0.0
         self._forced = ""
@@ -254,7 +262,7 @@ class CheckpointKeeper:
             return since_s >= self._every_s
         return self._cadence.is_due(since_s, self._reporter.hazard_per_s)
 
-    def _ended(self, written: Written) -> None:
+    def _ended(self, written: WriteOutcome) -> None:
         """Note how a write ended; called from its thread."""
         self._written = written
         manifest = written.manifest
