@@ -11,9 +11,7 @@ from polythrottle.backends.simulated.engine import Engine
 from polythrottle.backends.simulated.physics import Noise, static_w, typical
 from polythrottle.backends.simulated.shared_gpu import (
     ASSUMED,
-    FAIR,
     Paces,
-    Sharing,
     busy,
     co_run,
     memory_share,
@@ -64,7 +62,6 @@ class Host:
         model: What is served, and whose backbone is fine-tuned.
         job: The fine-tuning.
         noise: Standard deviation of the log of a piece's time; 0 is silence.
-        sharing: What taking turns costs.
         most: The largest batch that requests are answered in.
     """
 
@@ -72,7 +69,6 @@ class Host:
     model: Model
     job: FinetuningJob
     noise: float = 0.02
-    sharing: Sharing = ASSUMED
     most: int = 8
     _pieces: dict[tuple[object, ...], Piece] = field(default_factory=dict, repr=False)
 
@@ -142,7 +138,7 @@ class Host:
 
     def paces(self, inference: Piece, training: Piece) -> Paces:
         """Return how fast both go on beside each other."""
-        return paces(inference.memory, training.memory, FAIR, self.sharing)
+        return paces(inference.memory, training.memory)
 
     def option(self, point: OperatingPoint) -> Option:
         """Return what profiling the board alone at a point would say of both kinds of work."""
@@ -160,11 +156,11 @@ class Host:
 
         def cut(samples: int) -> Slice:
             piece = self.learning(point, samples, 0.0, beside=False)
-            alone_s = piece.work_s * self.stretch.mean_s + self.sharing.warmup_s
+            alone_s = piece.work_s * self.stretch.mean_s + ASSUMED.warmup_s
             return Slice(
                 samples,
                 alone_s,
-                max(alone_s, piece.work_s * self._tail + self.sharing.warmup_s),
+                max(alone_s, piece.work_s * self._tail + ASSUMED.warmup_s),
                 (piece.power_w + leak_w) * alone_s,
             )
 
@@ -210,7 +206,6 @@ class SimulatedBench:
         job: What is fine-tuned beside it.
         noise: Standard deviation, as a fraction, of a query's time.
         seed: Of noise and cases.
-        sharing: What taking turns costs.
 
     Attributes:
         slower: Factor on every latency from now on: a drift, for whatever has to follow one.
@@ -228,7 +223,6 @@ class SimulatedBench:
         job: FinetuningJob,
         noise: float = 0.03,
         seed: int = 0,
-        sharing: Sharing = ASSUMED,
     ) -> None:
         if not 0 <= noise < 1 or seed < 0:
             raise InvalidInput(f"a simulation needs 0 <= noise < 1 and seed >= 0, not noise={noise} and seed={seed}")
@@ -240,7 +234,6 @@ class SimulatedBench:
         self._training = trained(model, job.output)
         self._noise = noise
         self._seed = seed
-        self._sharing = sharing
         self._number = 0
         self._points: dict[CoRun, OperatingPoint] = {}
         self.slower = 1.0
@@ -317,7 +310,7 @@ class SimulatedBench:
             raise InvalidInput("this bench can only measure its own cases")
         serving = (self._model, case.batch)
         training = (self._training, max(case.step_batch, 1))
-        shared = co_run(self._engine, serving, training, self._points[case.unmeasured], case.share, self._sharing)
+        shared = co_run(self._engine, serving, training, self._points[case.unmeasured], case.share)
         return shared.latency_s * self.slower
 
     def measure(self, case: CoRun) -> CoRun:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from polythrottle.backends.simulated.engine import Engine
 from polythrottle.backends.simulated.physics import Noise, static_w, warmed_c
-from polythrottle.backends.simulated.shared_gpu import FAIR, co_run
+from polythrottle.backends.simulated.shared_gpu import ASSUMED, FAIR, co_run
 from polythrottle.catalog.boards import Board
 from polythrottle.catalog.models import Model
 from polythrottle.domain.errors import InvalidInput
@@ -294,7 +294,7 @@ class _VirtualHost:
         piece = take(self.option.point, size, waited_s, beside)
         warmup_s = 0.0
         if self._last not in ("", kind):
-            warmup_s = self._host.sharing.warmup_s
+            warmup_s = ASSUMED.warmup_s
         self._last = kind
         return _Flight(piece, piece.work_s * next(self._noise) + warmup_s, samples, arrived_s, self.now_s)
 
