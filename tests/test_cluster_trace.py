@@ -38,7 +38,7 @@ def test_a_trace_is_read_as_its_changes(tmp_path: Path) -> None:
     file.write_text("time_s,event,n_nodes\n100,add,1\n100,add,2\n200,,2\n300,remove,1\n500,,1\n")
     trace = read_trace(file)
     assert (trace.times_s, trace.counts, trace.ends_s) == ((0.0, 200.0), (2, 1), 400.0)
-    assert (trace.most, trace.losses, trace.bursts, trace.machine_s) == (2, 1, 1, 600.0)
+    assert (trace.most, trace.losses, trace.machine_s) == (2, 1, 600.0)
     assert trace.assumed_s == 0.0
 
 
@@ -47,7 +47,7 @@ def test_a_last_row_that_takes_machines_away_counts(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text("time_s,n_nodes\n0,3\n100,0\n")
     trace = read_trace(file)
-    assert (trace.losses, trace.bursts, trace.machine_s) == (3, 1, 300.0)
+    assert (trace.losses, trace.machine_s) == (3, 300.0)
     assert (trace.ends_s, trace.assumed_s) == (200.0, 100.0)
     changes = until(RecordedSupply(trace, 3), 400.0)
     assert [there(changes, time_s) for time_s in (99, 101, 199, 201, 301)] == [3, 0, 0, 3, 0]

@@ -309,11 +309,6 @@ class Trace:
         return sum(max(0, before - after) for before, after in pairwise(self.counts))
 
     @property
-    def bursts(self) -> int:
-        """Return at how many moments machines were taken away: what a job sees as one interruption each."""
-        return sum(before > after for before, after in pairwise(self.counts))
-
-    @property
     def machine_s(self) -> float:
         """Return the machine-seconds that were had."""
         spans = (b - a for a, b in pairwise((*self.times_s, self.ends_s)))

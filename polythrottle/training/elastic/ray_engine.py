@@ -48,7 +48,6 @@ class RayEngine:
     clock: Clock = field(default_factory=SystemClock)
     _serving: Torchrun | None = None
     _driver: "subprocess.Popen[str] | None" = None
-    _members: list[str] = field(default_factory=list)
 
     def start(self, members: Sequence[str]) -> None:
         """Start the controller and Ray if they do not run, and the members that do not.

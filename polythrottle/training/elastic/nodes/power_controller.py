@@ -29,12 +29,10 @@ class FleetView:
 
     Attributes:
         fleet: What other nodes have said of this machine type and network.
-        own: What this node said itself before; None if it said nothing.
         asked: Whether the store has answered at all.
     """
 
     fleet: Knowledge
-    own: NodeReport | None = None
     asked: bool = False
 
 
@@ -105,8 +103,7 @@ class FleetKnowledge:
         fleet = self.view.fleet
         known, _ = recall(self._opened(), fleet.gpu, fleet.network)
         others = tuple(each for each in known.told if each.node != self._node)
-        own = next((each for each in known.told if each.node == self._node), None)
-        self.view = FleetView(Knowledge(known.gpu, known.network, others), own, asked=True)
+        self.view = FleetView(Knowledge(known.gpu, known.network, others), asked=True)
 
     def _keep(self, report: NodeReport) -> None:
         keep(self._opened(), report)
