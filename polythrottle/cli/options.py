@@ -99,9 +99,8 @@ def check_text(context: typer.Context) -> None:
             try:
                 word.encode()
             except UnicodeEncodeError as error:
-                raise InvalidInput(
-                    f"{word!r} is not text in UTF-8, which journals and profiles are; rename it"
-                ) from error
+                why = "is not text in UTF-8, which journals and profiles are; rename it"
+                raise InvalidInput(f"{word!r} {why}") from error
 
 
 def check_count(option: str, count: int, least: int, most: int = 100_000) -> None:
@@ -110,10 +109,9 @@ def check_count(option: str, count: int, least: int, most: int = 100_000) -> Non
     Raises:
         InvalidInput: If it is one.
     """
-    if count < least:
-        raise InvalidInput(f"{option} must be at least {least}, not {count}")
-    if count > most:
-        raise InvalidInput(f"{option} must be at most {most:,}, not {count}")
+    if not least <= count <= most:
+        bound = f"least {least}" if count < least else f"most {most:,}"
+        raise InvalidInput(f"{option} must be at {bound}, not {count}")
 
 
 _PATHS = ("FILE", "FOLDER", "DIR", "PATH", "TABLE", "CATALOGUE", "STUDY", "PROFILE", "SOCKET")
