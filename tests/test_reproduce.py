@@ -154,8 +154,8 @@ def test_the_command_prints_80_columns(found: dict[str, Any], capsys: pytest.Cap
     assert lines[-1].startswith("holds")
 
 
-@pytest.mark.parametrize("words", [["--seeds", "0"], ["--jobs", "-1"]])
-def test_bad_numbers_end_in_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is searched without a seed or a process."""
-    assert run(["reproduce", "polythrottle", *words]) != 0
-    assert "must be at least 1" in capsys.readouterr().err
+@pytest.mark.parametrize(("option", "number", "least"), [("--seeds", "0", 1), ("--jobs", "-1", 0)])
+def test_bad_numbers_end_in_one_line(option: str, number: str, least: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is searched without a seed, nor by fewer processes than none, which are as many as there are cores."""
+    assert run(["reproduce", "polythrottle", option, number]) != 0
+    assert f"{option} must be at least {least}, not {number}" in capsys.readouterr().err
