@@ -225,7 +225,8 @@ _PAGE = """# Every system call of a session fails in turn
 Written by `python benchmarks/syscall_faults.py --write benchmarks/syscall_faults.md` on {date}, from what was tried of
 the code with the digest {digest}: `python benchmarks/syscall_faults.py` for the single faults and `--pairs 5000` for
 the pairs. Both go on where they stopped, and take what is left in a random order, so that a part is a fair sample.
-Neither is through yet where "tried" is less than "cells there are", or the pairs are fewer than 5,000.
+Neither is through yet where "tried" is well below "cells there are", or the pairs are fewer than 5,000; a session's
+calls are counted anew for the page, and differ by some from one time to another, as threads wait for each other.
 
 | session | calls | cells there are | tried | broken | pairs tried | of these both met | broken |
 |---|--:|--:|--:|--:|--:|--:|--:|

@@ -121,7 +121,7 @@ def test_the_examples_run_one_after_another(tmp_path: Path, capsys: pytest.Captu
     quick = ["tune", *(words for words in every if words not in NOT_RUN and words not in ("tune", "daemon actuator"))]
     for words in quick:
         for example in every[words]:
-            fewer = ["--method", "random", "--trials", "2", "--no-presets"] if words == "tune" else []
+            fewer = ["--method", "random", "--trials", "4", "--no-presets"] if words == "tune" else []
             assert run([*example, *fewer]) == 0, (example, capsys.readouterr().err)
 
 

@@ -296,8 +296,8 @@ app.command(
     epilog=examples(
         "polythrottle tune -d sim:jetson-orin-nano -w resnet50 --slo 'p99<=50ms' \\\n"
         "  --journal study.jsonl --out profile.toml",
-        "polythrottle tune -d 'sim:jetson-orin-nano?seed=1,sim:jetson-orin-nano?seed=2' \\\n"
-        "  -w resnet50 --slo 'p99<=50ms'",
+        "polythrottle tune -w resnet50 --slo 'p99<=50ms' \\\n"
+        "  -d 'sim:jetson-orin-nano?seed=1,sim:jetson-orin-nano?seed=2'",
     ),
 )(tune)
 
