@@ -30,7 +30,7 @@ from polythrottle.actuation import (
 from polythrottle.actuation import restore as program
 from polythrottle.actuation.keeper import Keeper, StateCopy
 from polythrottle.actuation.state import record as records
-from polythrottle.actuation.state.lease import Fence, boot_s
+from polythrottle.actuation.state.lease import LEASE_S, Fence, boot_s
 from polythrottle.actuation.state.record import _sealed
 from polythrottle.actuation.state.site import Site, boot_id, machine
 from polythrottle.cli.commands import run
@@ -1083,9 +1083,52 @@ def test_a_writer_that_has_lost_its_folder_to_another_leaves_the_device_to_it(kn
     shutil.rmtree(state)
     with board(knob) as second:
         second.write(str(knob), "20")
-        with pytest.raises(DeviceError, match="has begun a new one"):
+        with pytest.raises(DeviceError, match=r"has begun a new one$"):
             first.__exit__(None, None, None)
         assert knob.read_text() == "20"
+
+
+def test_what_another_that_began_anew_does_not_know_of_is_named(knob: Path, state: Path) -> None:
+    """Nobody's record has a control any more that holds what was set here; the error is all that tells of it."""
+    other = knob.with_name("other")
+    other.write_text("1")
+    first = board(knob).__enter__()
+    first.write(str(knob), "10")
+    shutil.rmtree(state)
+    second = board(knob)
+    second.allow(Control(str(other), LEVELS))
+    with second:
+        second.write(str(other), "20")
+        with pytest.raises(DeviceError, match=f"has begun a new one; still as set here: {knob}$"):
+            first.__exit__(None, None, None)
+
+
+def test_a_writer_may_take_its_time_before_it_sets_anything(knob: Path, state: Path) -> None:
+    """A first trial at the levels that hold anyway writes nothing, and may take longer than a lease: it has no end yet.
+
+    With the first write it has one, of its full length, before the guard begins that would restore at it.
+    """
+    with board(knob, guarded=True) as device:
+        fence = Fence(Site.of("board").lease, boot_id())
+        assert fence.read().expires_s is None
+        device.write(str(knob), "1")
+        assert fence.read().expires_s is None
+        device.write(str(knob), "10")
+        ends_s = fence.read().expires_s
+        assert ends_s is not None
+        assert ends_s - boot_s() > LEASE_S / 2
+        assert restorer_is_refused()
+        assert knob.read_text() == "10"
+    assert knob.read_text() == "1"
+
+
+def restorer_is_refused() -> bool:
+    """Return whether a restore without force leaves a living writer alone."""
+    try:
+        restore_all()
+    except DeviceError:
+        return True
+    return False
 
 
 def test_a_lease_that_cannot_be_renewed_stops_the_writer(
@@ -1462,7 +1505,10 @@ def test_two_records_of_one_device_are_both_restored(knob: Path, state: Path) ->
     assert (knob.read_text(), other.read_text()) == ("1", "1")
 
 
-def test_a_device_whose_record_and_audit_are_gone_is_told_of(knob: Path, state: Path) -> None:
+@pytest.mark.parametrize("gone", [Path.unlink, lambda file: file.write_bytes(b"")], ids=["deleted", "emptied"])
+def test_a_device_whose_record_and_audit_are_gone_is_told_of(
+    knob: Path, state: Path, gone: Callable[[Path], object]
+) -> None:
     """What it held before cannot be known, which is no clean restoring; it is told once."""
     dead = board(knob).__enter__()
     dead.write(str(knob), "10")
@@ -1470,8 +1516,8 @@ def test_a_device_whose_record_and_audit_are_gone_is_told_of(knob: Path, state: 
     text = lease.read_text()
     dead._release()
     lease.write_text(text)
-    dead._site.record.unlink()
-    dead._site.audit.unlink()
+    gone(dead._site.record)
+    gone(dead._site.audit)
     assert "cannot be known" in standing()[0].damage[0]
     assert program.main([]) == 6
     assert program.main([]) == 0

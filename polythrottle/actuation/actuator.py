@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from polythrottle.actuation.rollback import Audit, Difference, Outcome, patientl
 from polythrottle.actuation.state.lease import (
     LEASE_S,
     Fence,
+    Passed,
     Stuck,
     boot_s,
     claimed,
@@ -161,15 +163,15 @@ class Actuator:
         record = Record(self._site.record, self.device, self._boot())
         if record.damage:
             raise BadFile(f"{record.damage[0]}; run polythrottle restore, which puts back what it can")
-        if gone := lost(self._site, record, left):  # what holds now would be taken for the originals
+        audited = self._audit.entries(left.token) if left.dirty else {}
+        if gone := lost(self._site, record, left, bool(audited)):  # what holds now would be taken for the originals
             raise BadFile(f"{gone[0]}; run polythrottle restore, after which what holds then counts as found")
-        if left.dirty:
-            record.adopt(self._audit.entries(left.token))
+        record.adopt(audited)
         try:
             self._site.left.unlink(missing_ok=True)
         except OSError as err:
             raise StorageError(f"cannot remove {self._site.left}: {err.strerror}; move it away") from err
-        self._token = fence.take(self._holder, LEASE_S if self._guarded else None)
+        self._token = fence.take(self._holder, None)  # until something is written nobody has to put anything back
         self._record = record
         self._dirty = False
 
@@ -244,12 +246,16 @@ class Actuator:
             raise self._watch.failure
         for setting in settings:
             self._check(setting)
-        with self._fence.closed(self._token) as lease:
+        with self._fence.closed(self._token) as found:
+            lease = found
             held = {setting.key: self.live(setting.key) for setting in settings}
             moved = _needed(settings, held)
             self._expect(settings)
             if not moved:
                 return
+            if self._guarded and self._watch is None:  # the guard and the heartbeat begin with the first record
+                lease = replace(found, expires_s=boot_s() + LEASE_S)
+                self._fence.change_closed(lease)
             self._save(self._record, moved, held)
             if not self._dirty:  # not before the originals are safe: a writer that dies there has changed nothing
                 self._fence.change_closed(lease, dirty=True)
@@ -349,12 +355,26 @@ class Actuator:
             self._record.remove()
         if not self._record.entries:
             return
-        with self._fence.closed(self._token, ending=True):
-            outcome = put_back(self._record, self._controls)
+        try:
+            with self._fence.closed(self._token, ending=True):
+                outcome = put_back(self._record, self._controls)
+        except Passed as err:
+            raise Passed(f"{err}{self._still_set(self._record)}") from err
         self._account_for(outcome)
         with suppress(StorageError):  # everything is back, and would be found so
             self._fence.change(self._token, dirty=False)
             self._dirty = False
+
+    def _still_set(self, record: Record) -> str:
+        """Name the controls that hold what was written here, where another is to put them back, or nobody is."""
+        held = []
+        for key, entry in record.entries.items():
+            with suppress(DeviceError):
+                if self.live(key) in entry.written - {entry.original}:
+                    held.append(key)
+        if held:
+            return f"; still as set here: {', '.join(held)}"
+        return ""
 
     def _account_for(self, outcome: Outcome) -> None:
         self._audit.restored(self._token, outcome)

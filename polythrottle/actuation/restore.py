@@ -72,7 +72,8 @@ def _standing(site: Site, boot: str) -> Standing | None:
     except StorageError as err:  # the others are listed all the same
         return Standing(_device_of(site), (), Lease(0, boot), (shown(str(err)),))
     if _stands(site, record, lease):
-        return Standing(record.device, tuple(record.entries), lease, record.damage + lost(site, record, lease))
+        gone = lost(site, record, lease, _audited(site, record, lease))
+        return Standing(record.device, tuple(record.entries), lease, record.damage + gone)
     return None
 
 
@@ -101,9 +102,13 @@ def _stands(site: Site, record: Record, lease: Lease) -> bool:
     """Say whether there is something to put back, or somebody who holds the device."""
     if record.entries or record.damage or lease.kept or lease.alive:
         return True
-    return bool(lost(site, record, lease)) or (
-        lease.dirty and bool(Audit(site.audit, record.device).entries(lease.token))
-    )
+    audited = _audited(site, record, lease)
+    return audited or bool(lost(site, record, lease, audited))
+
+
+def _audited(site: Site, record: Record, lease: Lease) -> bool:
+    """Return whether the audit tells of what was written under a lease that may not be back."""
+    return lease.dirty and bool(Audit(site.audit, record.device).entries(lease.token))
 
 
 def take_over(
@@ -144,9 +149,9 @@ def _restored(
             record = Record(site.record, None, boot_id)
             if told is not None:
                 record.adopt(told.entries)
-            gone = lost(site, record, before)
-            if before.dirty:
-                record.adopt(Audit(site.audit, record.device).entries(before.token))
+            audited = Audit(site.audit, record.device).entries(before.token) if before.dirty else {}
+            gone = lost(site, record, before, bool(audited))
+            record.adopt(audited)
             reached = controls if controls is not None else SystemControls()
             lapsed = [each for each in lapses(record, reached) if before.kept and each.undone(record)]
             outcome = replace(put_back(record, reached, force=force), lapsed=tuple(map(str, lapsed)))

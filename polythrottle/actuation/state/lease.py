@@ -436,11 +436,18 @@ def name_holder(handle: int, holder: str) -> None:
         raise StorageError(f"cannot note who steers the device: {err.strerror}") from err
 
 
-def lost(site: Site, record: Record, lease: Lease) -> tuple[str, ...]:
-    """Say that a device was steered and that both files which knew its originals are gone; nothing otherwise."""
-    if not lease.dirty or record.entries or record.text or record.void or site.audit.exists():
+def lost(site: Site, record: Record, lease: Lease, audited: bool) -> tuple[str, ...]:
+    """Say that a device was steered and that both files which knew its originals are gone; nothing otherwise.
+
+    Args:
+        site: Of the device.
+        record: What is on record.
+        lease: Of whoever steered it.
+        audited: Whether the audit tells of a write under that lease.
+    """
+    if not lease.dirty or record.entries or record.text or record.void or audited:
         return ()
-    gone = shown(f"{site.record} and {site.audit.name} are gone")
+    gone = shown(f"{site.record} and what {site.audit.name} told are gone")
     return (f"{gone}, though the device was steered: what it held before cannot be known; a reboot forgets most",)
 
 
