@@ -1505,6 +1505,16 @@ def test_two_records_of_one_device_are_both_restored(knob: Path, state: Path) ->
     assert (knob.read_text(), other.read_text()) == ("1", "1")
 
 
+def test_a_state_folder_that_leads_round_in_circles_is_no_clean_board(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can say what stands changed; that is no success."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(tmp_path / "loop"))
+    with pytest.raises(StorageError, match="symbolic links"):
+        restore_all()
+
+
 @pytest.mark.parametrize("gone", [Path.unlink, lambda file: file.write_bytes(b"")], ids=["deleted", "emptied"])
 def test_a_device_whose_record_and_audit_are_gone_is_told_of(
     knob: Path, state: Path, gone: Callable[[Path], object]

@@ -18,7 +18,7 @@ from polythrottle.api import search
 from polythrottle.api.outcome import find_study
 from polythrottle.cli.commands import run
 from polythrottle.cli.inspect import free_name
-from polythrottle.domain.errors import InvalidInput
+from polythrottle.domain.errors import InvalidInput, StorageError
 from polythrottle.lab.bench import Runner
 from polythrottle.testing.__main__ import main as plant_or_run
 
@@ -45,6 +45,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("tune --trials many", 2, "it takes a whole number; polythrottle tune --help"),
     ("tune --joules 1x", 2, "it takes a number; polythrottle tune --help"),
     ("report a b", 2, "polythrottle report --help"),
+    ("report .", 4, ". is a folder, not a study's journal"),
     ("devices a b", 2, "unexpected extra argument"),
     ("daemon stat", 2, "Did you mean 'status'?; polythrottle daemon --help"),
     ("bench srch", 2, "Did you mean 'search'?"),
@@ -483,6 +484,25 @@ def test_a_state_folder_that_is_a_file_is_one_line(
     shown = capsys.readouterr()
     assert (shown.out, len(shown.err.splitlines())) == ("", 1)
     assert "t.csv is not a folder that can be written" in shown.err
+
+
+def test_a_working_folder_that_was_removed_is_one_line_but_for_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What stands changed is put back from wherever it is asked for, unless the records lie beside that folder."""
+    (tmp_path / "gone").mkdir()
+    for words, state, code, told in (
+        ("devices", str(tmp_path), StorageError.exit_code, "the working folder was removed"),
+        ("restore", "beside", StorageError.exit_code, "the working folder was removed"),
+        ("restore", str(tmp_path), 0, ""),
+    ):
+        monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", state)
+        (tmp_path / "gone").mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / "gone")
+        (tmp_path / "gone").rmdir()
+        assert run([words]) == code
+        assert told in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
 
 
 def _tree(folder: Path) -> dict[str, int]:

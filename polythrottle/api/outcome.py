@@ -217,7 +217,7 @@ def find_study(name: str | Path) -> Path:
 
     Raises:
         UnknownName: If there is none of that name; names the nearest.
-        BadFile: If it is a profile whose journal is not here.
+        BadFile: If it is a folder, or a profile whose journal is not here.
         InvalidInput: If the name is empty.
     """
     from polythrottle.catalog.profiles import named_patterns, named_profiles
@@ -231,6 +231,8 @@ def find_study(name: str | Path) -> Path:
             return _journal_behind(path)
         return path
     if path.suffix == ".jsonl" or not _NAME.fullmatch(text):
+        if path.is_dir():
+            raise BadFile(f"{name} is a folder, not a study's journal")
         return path  # a path that reading says is not there
     profiles: list[Path] = []
     if "@" in text:

@@ -45,6 +45,7 @@ from polythrottle.cli.output import answer, complain, optional, own_stdout, say_
 from polythrottle.cli.proxy import proxy
 from polythrottle.cli.reproduce import app as reproductions
 from polythrottle.domain.errors import INTERRUPTED, DeviceError, InvalidInput, PolythrottleError, SloUnmet, StorageError
+from polythrottle.storage.paths import state_dir
 
 if TYPE_CHECKING:
     from polythrottle.api.outcome import Tuning
@@ -495,14 +496,27 @@ def _found_study(name: str) -> Path:
     return found
 
 
+def _check_folder(arguments: Sequence[str]) -> None:
+    """Refuse to work in a folder that was removed, in one line and not deep inside a study; but restore all the same.
+
+    Raises:
+        StorageError: If it was.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        if arguments[:1] != ["restore"] or not state_dir().is_absolute():
+            raise StorageError("the working folder was removed; change into another") from None
+        os.chdir("/")
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; every foreseeable failure becomes one line on standard error."""
     # A service manager ends with SIGTERM and a lost SSH session with SIGHUP; either must restore the device.
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGHUP, _terminate)
     try:
-        # A working folder that was removed fails here, in one line, and not deep inside a study.
-        Path.cwd()
+        _check_folder(arguments)
         code = app(args=list(arguments), prog_name="polythrottle", standalone_mode=False)
     except PolythrottleError as error:
         return complain(str(error), error.exit_code)

@@ -88,8 +88,9 @@ class Site:
         folder = state if state is not None else state_dir() / "originals"
         try:
             if not folder.is_symlink() and not folder.exists():
-                if folder.parent.exists() and not folder.parent.is_dir():
-                    raise StorageError(f"{folder.parent} is no folder, so what stands changed cannot be known")
+                with suppress(FileNotFoundError):  # a link that leads round in circles is an error of its own
+                    if not stat.S_ISDIR(os.stat(folder.parent).st_mode):
+                        raise StorageError(f"{folder.parent} is no folder, so what stands changed cannot be known")
                 return ()
             _trusted(folder)
             names = sorted(each.stem for each in folder.iterdir() if each.suffix in _KINDS)
