@@ -6,6 +6,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -502,12 +503,15 @@ def _check_folder(arguments: Sequence[str]) -> None:
     Raises:
         StorageError: If it was.
     """
-    try:
+    with suppress(OSError):
         Path.cwd()
-    except FileNotFoundError:
-        if arguments[:1] != ["restore"] or not state_dir().is_absolute():
-            raise StorageError("the working folder was removed; change into another") from None
-        os.chdir("/")
+        return
+    if arguments[:1] == ["restore"]:
+        with suppress(OSError):
+            state_dir()  # which is nowhere if it lies beside a folder that is not there
+            os.chdir("/")
+            return
+    raise StorageError("the working folder was removed; change into another")
 
 
 def run(arguments: Sequence[str]) -> int:
