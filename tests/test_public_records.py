@@ -19,6 +19,7 @@ from polythrottle.backends import open_device
 from polythrottle.backends.jetson import JetsonDevice
 from polythrottle.backends.jetson.board import BoardId
 from polythrottle.backends.jetson.power_modes import PowerModes
+from polythrottle.backends.jetson.power_rails import find_rails
 from polythrottle.backends.nvml import NvmlDevice
 from polythrottle.cli.commands import run
 from polythrottle.domain.clock import VirtualClock
@@ -377,6 +378,28 @@ def test_a_thor_without_a_label_of_its_ina238_is_measured_all_the_same(tmp_path:
     sampler = device(root)._sampler
     assert sampler is not None
     assert sampler._power_w() == pytest.approx(20.986)
+
+
+def test_a_sensor_without_a_label_that_is_no_ina238_is_not_the_input_of_the_kit(tmp_path: Path) -> None:
+    """A carrier may have an INA226 of its own anywhere (lm-sensors names it by its driver): it is one rail more."""
+    root = plant("jetson-thor-carrier", tmp_path / "board")
+    own = root / "sys/class/hwmon/hwmon9"
+    own.mkdir()
+    (own / "name").write_text("ina226\n")
+    (own / "power1_input").write_text("3300000\n")
+    assert "ina226" in {rail.name for rail in find_rails(device(root)._tree)}
+    assert not finding(device(root), "energy").explanation.startswith("VIN")
+
+
+def test_memory_rates_are_the_names_of_its_timing_tables_where_nothing_lists_them(tmp_path: Path) -> None:
+    """As public programs for an Orin Nano and an AGX Xavier take them: kHz, below bpmp/debug/emc/tables/regular."""
+    root = plant("jetson-orin-nano", tmp_path / "board")
+    rates = root / "sys/kernel/debug/bpmp/debug/emc"
+    (rates / "possible_rates").unlink()
+    for khz in (204_000, 2_133_000, 3_199_000):
+        (rates / f"tables/regular/{khz}").mkdir(parents=True)
+    knob = device(root, "mem_hz").space.knob("mem_hz")
+    assert knob.levels == (204_000_000, 2_133_000_000, 3_199_000_000)
 
 
 def test_a_card_that_takes_more_than_it_begins_with_is_never_given_more(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ the actuator; where it does not, the knob is off until the next start.
 The list of rates is ``bpmp/debug/emc/possible_rates``, beside the clock's folder and not in it, and ends in its unit:
 ``204000 665600 2133000 (kHz)`` (kcirtapfromspace/gemma4, ``POWER_MODE.md``, an Orin NX; softsys4ai/FlexiBO,
 ``config.yaml``, a TX2). Public sweeps on Thor take it from ``clk/emc/dvfs``, on Orin from ``clk/emc/dvfs_table``, the
-second word of each line in Hz; they also write 1 to ``state`` and ``bwmgr/bwmgr_halt`` while they hold a rate, without
-which the bandwidth manager moves it. The files lie in debugfs, which kernel lockdown (secure boot) closes.
+second word of each line in Hz; where there is no list, other public programs take the names of the timing tables below
+``bpmp/debug/emc/tables/regular``, in kHz (an Orin Nano, an AGX Xavier). They also write 1 to ``state`` and
+``bwmgr/bwmgr_halt`` while they hold a rate, without which the bandwidth manager moves it. The files lie in debugfs,
+which kernel lockdown (secure boot) closes.
 """
 
 from __future__ import annotations
@@ -66,13 +68,20 @@ class RateLock:
 
 
 _BPMP = "bpmp/debug/clk/emc"
+_TABLES = "bpmp/debug/emc/tables/regular"
 _OVERRIDE = "clk/override.emc"
 _DOORS = (
     RateLock(
         f"{_BPMP}/mrq_rate_locked",
         f"{_BPMP}/rate",
         f"{_BPMP}/rate",
-        ("bpmp/debug/emc/possible_rates", f"{_BPMP}/dvfs", f"{_BPMP}/dvfs_table", "clk/emc/clk_possible_rates"),
+        (
+            "bpmp/debug/emc/possible_rates",
+            _TABLES,
+            f"{_BPMP}/dvfs",
+            f"{_BPMP}/dvfs_table",
+            "clk/emc/clk_possible_rates",
+        ),
         (f"{_BPMP}/min_rate", f"{_BPMP}/max_rate"),
         (f"{_BPMP}/state", "bpmp/debug/bwmgr/bwmgr_halt"),
     ),
@@ -141,7 +150,10 @@ class MemoryClock:
     def _rates(self) -> tuple[Path | None, tuple[int, ...]]:
         """Return the first list that names two rates or more, and its rates in Hz, ascending."""
         for place in self._door.lists if self._door is not None else ():
-            rates = rates_hz(self._tree.text(self._file(place)) or "")
+            text = self._tree.text(self._file(place)) or ""
+            if place == _TABLES:
+                text = " ".join(each.name for each in self._tree.found(f"{_DEBUG}/{place}/*")) + " (kHz)"
+            rates = rates_hz(text)
             if len(rates) > 1:
                 return self._file(place), rates
         return None, ()

@@ -76,9 +76,9 @@ def _hwmon(tree: Tree, folder: Path) -> Iterator[Rail]:
         return
     power = folder / "power1_input"
     if tree.there(power):
-        label = next(
-            filter(None, (_label(tree, folder / name) for name in ("power1_label", "in1_label", "label"))), "VIN"
-        )
+        labels = (_label(tree, folder / name) for name in ("power1_label", "in1_label", "label"))
+        # A developer kit of Thor has an INA238 at its input, without a label; a carrier's own sensor may be anywhere.
+        label = next(filter(None, labels), "VIN" if kind == "ina238" else kind)
         yield Rail(label, (power,), 1e-6)
         return
     interval = folder / "update_interval"
