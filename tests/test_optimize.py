@@ -22,7 +22,7 @@ from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study, Trial
 from polythrottle.optimize import METHODS, make_optimizer
-from polythrottle.optimize.bayes import Account, ConstrainedBayes, best_rows, not_worth_it
+from polythrottle.optimize.bayes import Account, ConstrainedBayes, best_rows, beyond_caps
 from polythrottle.optimize.options import Options
 from polythrottle.optimize.quantities import bound, in_units, table
 from polythrottle.testing import OptimizerContract
@@ -426,32 +426,19 @@ def worth(*promises: tuple[float, float]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("promises", "chosen"),
+    ("promises", "chosen", "beyond"),
     [
-        (((0.02, 0.9), (0.5, 0.1)), 0),  # the first cap leaves something to gain
-        (((0.001, 0.9), (0.05, 0.6)), 1),  # the next cap does
-        (((0.001, 0.9), (0.5, 0.1)), 1),  # only beyond all caps there is anything, and it is much
+        (((0.02, 0.9), (0.5, 0.1)), 0, False),  # the first cap leaves something to gain
+        (((0.001, 0.9), (0.02, 0.6)), 1, False),  # the next cap does
+        (((0.001, 0.9), (0.02, 0.1)), 1, True),  # only beyond all caps there is anything
     ],
 )
-def test_caps_on_risk_are_opened_one_after_the_other(promises: tuple[tuple[float, float], ...], chosen: int) -> None:
-    """As long as what is beyond one is worth its chance to break a limit."""
-    rows = best_rows(worth(*promises), np.arange(len(promises)), Options(), settled=False)
-    assert (rows.tolist(), not_worth_it(worth(*promises), np.arange(len(promises)))) == ([chosen], False)
-
-
-def test_what_breaks_a_limit_is_to_save_what_that_costs() -> None:
-    """A tenth, if it were to hold, is not worth nine chances in ten to break a limit, which cost 1.8 %.
-
-    Then what breaks none is looked at, for as long as it promises anything; a search that may not end yet makes sure.
-    """
-    slight = worth((0.004, 0.9), (0.1, 0.1))
-    assert not not_worth_it(slight, np.arange(2))
-    assert best_rows(slight, np.arange(2), Options()).tolist() == [0]
-    nothing = worth((0.002, 0.9), (0.1, 0.1))
-    assert not_worth_it(nothing, np.arange(2))
-    assert best_rows(nothing, np.arange(2), Options(), settled=False).tolist() == [0]
-    assert best_rows(nothing, np.arange(2), Options()).tolist() == [1]
-    assert best_rows(nothing, np.array([1]), Options(), settled=False).tolist() == [1]
+def test_caps_on_risk_are_opened_one_after_the_other(
+    promises: tuple[tuple[float, float], ...], chosen: int, beyond: bool
+) -> None:
+    """A point beyond them all is known as one, so that a search may end rather than go there for next to nothing."""
+    rows = best_rows(worth(*promises), np.arange(len(promises)), Options())
+    assert (rows.tolist(), beyond_caps(worth(*promises), rows)) == ([chosen], beyond)
 
 
 @pytest.mark.parametrize(

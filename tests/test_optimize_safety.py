@@ -12,7 +12,7 @@ from polythrottle.domain.problem import Problem
 from polythrottle.domain.space import Knob, Level, SearchSpace
 from polythrottle.domain.study import Study
 from polythrottle.optimize.quantities import TIME
-from polythrottle.optimize.safety import Ceiling, bounded, ceiling, log_below, ordered
+from polythrottle.optimize.safety import Ceiling, bounded, ceiling, log_below
 
 GPU = Knob("gpu_max_hz", (500_000_000, 1_000_000_000))
 MEMORY = Knob("mem_hz", (800_000_000, 1_600_000_000))
@@ -159,37 +159,3 @@ def test_more_cores_may_be_slower() -> None:
         Study(Problem(space, (), "d", "w"), "bayes"), np.array([0]), np.zeros(1), np.zeros(1), [seen()], "mean"
     )
     assert found.mean.tolist() == [0.0, math.inf]
-
-
-def in_order(knobs: tuple[Knob, ...], chances: list[float], row: int, arrivals: str = "closed") -> list[float]:
-    """Return the chances of all points of a grid, put in order after one of them was measured."""
-    default = {knob.name: knob.levels[-1] for knob in knobs}
-    study = Study(Problem(SearchSpace.grid(knobs, default), (), "d", "w", arrivals=Arrivals.parse(arrivals)), "bayes")
-    told = (np.array([row]), np.zeros(1), np.zeros(1), [seen()])
-    found = np.exp(ordered(np.log(np.array(chances)), study, *told, "mean"))
-    return [round(float(chance), 3) for chance in found]
-
-
-@pytest.mark.parametrize(
-    ("knobs", "chances", "row", "told"),
-    [
-        ((LIMIT,), [0.3, 0.1, 0.9], 1, [0.1, 0.1, 0.9]),  # farther away and slower is no more probable
-        ((LIMIT,), [0.2, 0.9, 0.5], 1, [0.2, 0.9, 0.9]),  # nor is faster less so than what was measured
-        ((BATCH,), [0.2, 0.4], 1, [0.4, 0.4]),
-        ((BATCH,), [0.2, 0.4], 0, [0.2, 0.2]),
-        ((CORES,), [0.9, 0.1], 1, [0.9, 0.1]),  # more of them may be slower
-        ((MODE,), [0.9, 0.1], 1, [0.9, 0.1]),
-        ((GPU, MEMORY), [0.5, 0.6, 0.2, 0.9], 3, [0.2, 0.6, 0.2, 0.9]),  # by both knobs
-    ],
-)
-def test_a_slower_point_is_no_more_probable_to_hold(
-    knobs: tuple[Knob, ...], chances: list[float], row: int, told: list[float]
-) -> None:
-    """Whatever a process says of points it knows little of; what was measured is known."""
-    assert in_order(knobs, chances, row) == told
-
-
-def test_a_batch_orders_nothing_where_requests_queue() -> None:
-    """A larger one may take a queue away; more of a limit is never slower there either."""
-    assert in_order((BATCH,), [0.2, 0.4], 0, "poisson:10/s") == [0.2, 0.4]
-    assert in_order((LIMIT,), [0.3, 0.1, 0.9], 1, "poisson:10/s") == [0.1, 0.1, 0.9]

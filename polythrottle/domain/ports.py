@@ -589,10 +589,10 @@ class Forecaster(Protocol):
 
 @runtime_checkable
 class Wary(Protocol):
-    """A search method that can say whether it is about to take a risk for too little."""
+    """A search method that can say whether it is about to take a risk."""
 
     def dares(self, study: Study) -> bool:
-        """Return whether no point that is left is expected to save what its chance to break a limit costs.
+        """Return whether the next point is likelier to break a limit than any risk it takes for a real gain.
 
         Pure as a suggestion is.
         """

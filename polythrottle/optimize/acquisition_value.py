@@ -19,7 +19,7 @@ from polythrottle.optimize.features import Array, Rows
 from polythrottle.optimize.options import Ingredient, Options
 from polythrottle.optimize.posterior import posterior_given, prior_mean, rows_of, running_rows, study_posterior
 from polythrottle.optimize.quantities import DRAW, ENERGY, TIME, Bound, bound, by_chance, doubts, names, table
-from polythrottle.optimize.safety import ceiling, log_below, ordered
+from polythrottle.optimize.safety import ceiling, log_below
 from polythrottle.optimize.surrogate import QuantityPosterior, one_thread
 
 # What a trial adds to a front of two quantities that are both to be small.
@@ -262,7 +262,7 @@ def acquisition_value(study: Study, constraints: Sequence[Constraint], options: 
         gain = -prior_mean(study, terms(study), options).sum(dim=1)
         unknown = np.zeros(len(gain))
         return AcquisitionValue(_array(gain), unknown, _array(sound), improving=False, assured=unknown)
-    feasible = log_ordered(study, belief, quantities, bounds)
+    feasible = log_feasible(belief, quantities, bounds)
     energy = log_energy(belief, options)
     trusted = _trusted(study, held, feasible)
     if trusted:
@@ -331,57 +331,24 @@ def log_feasible(
     return total
 
 
-def log_ordered(
-    study: Study, belief: QuantityPosterior, quantities: tuple[str, ...], bounds: Sequence[Bound]
-) -> Tensor:
-    """Return as `log_feasible`, no slower point more probable than a faster one (`ordered`), shape (points,)."""
-    seen = _Seen.of(study)
-    total = torch.zeros(len(belief.mean), dtype=torch.double)
-    for one in bounds:
-        told = seen.quantity(one.quantity, float(belief.noise[quantities.index(one.quantity)]))
-        log_hold = log_feasible(belief, quantities, [one]).numpy()
-        total = total + torch.from_numpy(ordered(log_hold, study, *told, one.quantity))
-    return total
-
-
 def log_assured(
     study: Study, belief: QuantityPosterior, quantities: tuple[str, ...], bounds: Sequence[Bound]
 ) -> Tensor:
     """Return as `log_feasible`, with the doubt widened by `WIDER`, of what lies below a `ceiling`, shape (points,)."""
-    seen = _Seen.of(study)
+    trials = [trial for trial in study.completed if trial.point in study.problem.space]
+    measurements = [trial.measurement for trial in trials if trial.measurement]
+    seen = rows_of(study, trials)
     total = torch.zeros(len(belief.mean), dtype=torch.double)
     for one in bounds:
         k = quantities.index(one.quantity)
-        above = ceiling(study, *seen.quantity(one.quantity, float(belief.noise[k])), one.quantity)
+        values = table(measurements, (one.quantity,))[:, 0]
+        doubt = np.maximum(doubts(measurements, (one.quantity,))[:, 0], float(belief.noise[k]))
+        told = [place for place, value in enumerate(values) if math.isfinite(value)]
+        kept = [measurements[place] for place in told]
+        above = ceiling(study, seen[told], values[told], doubt[told], kept, one.quantity)
         std = WIDER * (belief.variance[:, k] + belief.noise[k]).sqrt()
         total = total + log_below(belief.mean[:, k], std, one.limit, above)
     return total
-
-
-@dataclass(frozen=True, eq=False)
-class _Seen:
-    """The points of a study's space that were measured.
-
-    Args:
-        rows: Their numbers, shape (trials,).
-        measurements: What was measured at each.
-    """
-
-    rows: Rows
-    measurements: tuple[Measurement, ...]
-
-    @classmethod
-    def of(cls, study: Study) -> "_Seen":
-        """Return those of a study."""
-        trials = [trial for trial in study.completed if trial.point in study.problem.space]
-        return cls(rows_of(study, trials), tuple(trial.measurement for trial in trials if trial.measurement))
-
-    def quantity(self, name: str, noise: float) -> tuple[Rows, Array, Array, list[Measurement]]:
-        """Return where a quantity was measured, what it was, how uncertain that is at least, and the measurements."""
-        values = table(self.measurements, (name,))[:, 0]
-        doubt = np.maximum(doubts(self.measurements, (name,))[:, 0], noise)
-        told = np.flatnonzero(np.isfinite(values))
-        return self.rows[told], values[told], doubt[told], [self.measurements[place] for place in told]
 
 
 def _log_sound(study: Study, options: Options) -> Tensor:

@@ -32,19 +32,13 @@ SHARES = (0.05, 0.2, 0.5, 1.0)
 which something is left; beyond the first only for what is worth it."""
 WORTHWHILE = 0.005
 """A cap leaves something if a trial within it is expected to save this share of the energy."""
-SLIGHT = 0.003
-"""Once no cap leaves anything, what is expected to save this share is looked at as long as it is within the first."""
-PRICE = 0.02
-"""What a trial that breaks a limit costs, as a share of the energy: one that is likely to is to save as much."""
 _CERTAIN = 0.999
 _LEAST_RISK = 1e-9
 _TIE = 0.03
 """Points worth less than a thirtieth below the best count as equals: the models are not surer than that."""
 
 
-def best_rows(
-    worth: "AcquisitionValue", rows: Rows, options: Options, used: float = 0.0, *, settled: bool = True
-) -> Rows:
+def best_rows(worth: "AcquisitionValue", rows: Rows, options: Options, used: float = 0.0) -> Rows:
     """Return the rows that are worth most, given the risk a trial may take, ascending.
 
     Args:
@@ -52,13 +46,11 @@ def best_rows(
         rows: Those that have not been tried, at least one.
         options: The risk; without one the caps of `RISKS` are opened one after the other.
         used: What earlier trials have used of the user's own risk.
-        settled: Whether enough was tried for a search to end: until then it rather makes sure than takes a risk for
-            less than that costs.
 
     Raises:
         Exhausted: If the user's own risk leaves no row.
     """
-    allowed = _within(worth, rows, options, used, settled)
+    allowed = _within(worth, rows, options, used)
     total = np.nan_to_num(worth.total[allowed], nan=-np.inf)
     if options.risk is not None and worth.improving:
         # Of what is to be paid for with risk, what gains most for it.
@@ -68,23 +60,22 @@ def best_rows(
     return best
 
 
-def not_worth_it(worth: "AcquisitionValue", rows: Rows) -> bool:
-    """Return whether no row is worth its chance to break a limit, and none without much of one promises anything.
+def beyond_caps(worth: "AcquisitionValue", rows: Rows) -> bool:
+    """Return whether each of some rows is likelier to break a limit than the last of `RISKS`.
 
     Args:
         worth: Of every point.
         rows: At least one.
     """
-    return not len(_priced(worth, rows, SLIGHT))
+    return not len(_below(RISKS[-1], worth.feasible, rows))
 
 
-def _within(worth: "AcquisitionValue", rows: Rows, options: Options, used: float, settled: bool) -> Rows:
+def _within(worth: "AcquisitionValue", rows: Rows, options: Options, used: float) -> Rows:
     """Return the rows a trial may go to: all while nothing feasible is known, those within the risk after that."""
     if not worth.improving or Ingredient.CAP in options.without:
         return rows
     if options.risk is None:
-        within = _priced(worth, rows, SLIGHT if settled else 0.0)
-        return within if len(within) else rows
+        return _promising(worth, rows, RISKS, worth.feasible)
     allowed = safe_rows(worth, rows, options.risk, used)
     if not len(allowed):
         raise Exhausted(_unsafe(worth, rows, options.risk, used))
@@ -117,28 +108,6 @@ def _unsafe(worth: "AcquisitionValue", rows: Rows, risk: float, used: float) -> 
     if needed >= 1.0:
         return told
     return f"{told}; the safest that is worth it would be at --risk {math.ceil(1000.0 * needed - 1e-6) / 1000.0:g}"
-
-
-def _priced(worth: "AcquisitionValue", rows: Rows, slight: float) -> Rows:
-    """Return the rows that are worth their chance to break a limit, within the first of `RISKS` that has any.
-
-    Where no row is, those within the first cap, if one of them is expected to save so much.
-
-    Args:
-        worth: Of every point.
-        rows: Those that have not been tried.
-        slight: A share of the energy.
-    """
-    chance = -np.expm1(np.minimum(worth.feasible[rows], 0.0))
-    worthy = rows[worth.total[rows] > np.log(np.maximum(WORTHWHILE, PRICE * chance))]
-    for risk in RISKS:
-        within = _below(risk, worth.feasible, worthy)
-        if len(within):
-            return within
-    safe = _below(RISKS[0], worth.feasible, rows)
-    if not len(worthy) and (np.exp(worth.total[safe]) >= slight).any():
-        return safe
-    return worthy
 
 
 def _promising(worth: "AcquisitionValue", rows: Rows, risks: Sequence[float], feasible: Array) -> Rows:
@@ -227,8 +196,7 @@ class ConstrainedBayes:
         if len(rows) == 1 and self._options.risk is None:
             return space[int(rows[0])]
         used = self._used(study)  # first, while what the last trial was begun with is remembered
-        best = best_rows(self._worth(study), rows, self._options, used, settled=study.well_searched)
-        return space[int(generator(study).choice(best))]
+        return space[int(generator(study).choice(best_rows(self._worth(study), rows, self._options, used)))]
 
     def saving_left(self, study: Study) -> float:
         """Return what one more trial is expected to take off the objective; inf while that is unknown or a front."""
@@ -250,11 +218,11 @@ class ConstrainedBayes:
         return objective.of(best.measurement) * math.exp(min(float(np.nanmax(worth.total[rows])), 0.0))
 
     def dares(self, study: Study) -> bool:
-        """Return whether nothing that is left is expected to save what its chance to break a limit costs."""
+        """Return whether the next point is beyond every cap on risk, as where nothing is to be gained within them."""
         rows = untried_rows(study)
         if not len(rows) or not (worth := self._worth(study)).improving or self._options.risk is not None:
             return False
-        return not_worth_it(worth, rows)
+        return beyond_caps(worth, best_rows(worth, rows, self._options))
 
     def answer(self, study: Study) -> Trial | None:
         """Return the trial whose point is best as the models have it; None if no trial holds every limit.

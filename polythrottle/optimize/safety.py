@@ -43,8 +43,6 @@ _NODES = 64
 _FARTHEST = 5.0
 _LEAST_MASS = 1e-9
 _BLOCK = 4096
-_MOST_CELLS = 4_000_000
-"""Of the grid of all levels, beyond which points are not put in order."""
 Levels = NDArray[np.int32]
 """Points by the numbers of their levels, shape (points, knobs)."""
 _LATENCIES = frozenset({TIME, "mean"})
@@ -92,8 +90,10 @@ def ceiling(
     unlooked = np.zeros(len(space))
     if not bounded(quantity) or not len(seen):
         return Ceiling(mean, deviation, unlooked)
+    growth = _Growth(space, queued=not study.problem.arrivals.closed, per_item=quantity == TIME)
     edge = np.full(len(space), np.inf)
-    growth = _growth(study, seen, values, variances, measurements, quantity)
+    growth = _Growth(space, not study.problem.arrivals.closed, quantity == TIME)
+    growth = replace(growth, doubted=_contradicted(growth, seen, values, variances, measurements))
     for row, value, variance, measurement in zip(seen, values, variances, measurements, strict=True):
         served = growth.of_service(int(row), measurement, space.rows)
         edge = np.minimum(edge, served)
@@ -103,64 +103,6 @@ def ceiling(
         mean = np.where(lower, value + grown, mean)
         deviation = np.where(lower, doubt, deviation)
     return Ceiling(mean, deviation, EDGE_SD * np.where(np.isfinite(edge), edge, 0.0))
-
-
-def ordered(
-    log_hold: Array,
-    study: Study,
-    seen: Rows,
-    values: Array,
-    variances: Array,
-    measurements: Sequence[Measurement],
-    quantity: str,
-) -> Array:
-    """Return chances to hold a limit that agree with what is certain: a slower point holds no more probably.
-
-    A process knows less the farther away a point is, so that what is sure to be slower than a point that breaks the
-    limit may seem to have a chance for being far. Where a trial was, the process is right about it and about what is
-    faster; from there on down, the least chance on the way counts.
-
-    Args:
-        log_hold: The chances that a process gives, logarithms, shape (points,).
-        study: Whose space it is.
-        seen: Row number of each measured point, shape (trials,).
-        values: The quantity there, a logarithm, shape (trials,).
-        variances: How uncertain each is, shape (trials,).
-        measurements: All there is of those.
-        quantity: Its name.
-    """
-    space = study.problem.space
-    shape = tuple(len(knob.levels) for knob in space.knobs)
-    if not bounded(quantity) or not len(seen) or math.prod(shape) > _MOST_CELLS:
-        return log_hold
-    growth = _growth(study, seen, values, variances, measurements, quantity)
-    faster = [growth.faster(knob) for knob in space.knobs]
-    cells = tuple(space.rows.T)
-    known = np.full(shape, -np.inf)
-    known[tuple(space.rows[seen].T)] = log_hold[seen]
-    known = _accumulated(np.maximum, known, faster)
-    least = np.full(shape, np.inf)
-    least[cells] = np.maximum(log_hold, known[cells])
-    found: Array = _accumulated(np.minimum, least, [-way for way in faster])[cells]
-    return found
-
-
-def _accumulated(extreme: np.ufunc, values: Array, ways: Sequence[int]) -> Array:
-    """Return the extreme of all values up to each cell, along every axis upwards (1), downwards (-1) or not (0)."""
-    for axis, way in enumerate(ways):
-        if way > 0:
-            values = extreme.accumulate(values, axis=axis)
-        if way < 0:
-            values = np.flip(extreme.accumulate(np.flip(values, axis), axis=axis), axis)
-    return values
-
-
-def _growth(
-    study: Study, seen: Rows, values: Array, variances: Array, measurements: Sequence[Measurement], quantity: str
-) -> "_Growth":
-    """Return by how much a quantity can grow, knobs left out that do not do here what physics says."""
-    growth = _Growth(study.problem.space, not study.problem.arrivals.closed, quantity == TIME)
-    return replace(growth, doubted=_contradicted(growth, seen, values, variances, measurements))
 
 
 def _doubt(grown: Array, variance: float) -> Array:
@@ -228,17 +170,6 @@ class _Growth:
             total = total + domains[name]
         return total
 
-    def faster(self, knob: Knob) -> int:
-        """Return 1 if more of a knob is never slower, -1 if less of it is, 0 if neither is certain."""
-        kind = _domain(knob)
-        if kind == _UNBOUNDED or knob.name in self.doubted or not _countable(knob) or knob.name == _CORES:
-            return 0
-        if kind != _BATCH:
-            return 1
-        if self.queued or self.per_item:
-            return 0
-        return -1
-
     def queued_too(self, served: Array) -> Array:
         """Return the same with what a queue may add."""
         if not self.queued:
@@ -248,7 +179,8 @@ class _Growth:
     def _levels(self, knob: Knob, here: int, measurement: Measurement) -> Array:
         """Return the logarithm of the factor at every level of a knob, shape (levels,)."""
         kind = _domain(knob)
-        if kind == _UNBOUNDED or knob.name in self.doubted or not _countable(knob):
+        doubted = kind == _UNBOUNDED or knob.name in self.doubted
+        if doubted or not knob.ordered or isinstance(knob.levels[0], str) or knob.levels[0] <= 0:
             return np.where(np.arange(len(knob.levels)) == here, 0.0, np.inf)
         if kind == _LIMIT:
             return self._limits(knob, here, measurement)
@@ -275,11 +207,6 @@ _CORES = "cpu_cores"
 _LIMIT = "limit"
 _UNBOUNDED = ""
 _APART = frozenset({_BATCH, _LIMIT, _UNBOUNDED})
-
-
-def _countable(knob: Knob) -> bool:
-    """Return whether the levels of a knob are amounts of something."""
-    return knob.ordered and not isinstance(knob.levels[0], str) and knob.levels[0] > 0
 
 
 def _domain(knob: Knob) -> str:

@@ -58,8 +58,8 @@ class Rule:
 
     With a horizon: when all it is expected to save, over all items served until then, is less than it costs. Without:
     when it is expected to save less than `WORTHLESS` of the objective, twice in a row, and `ENOUGH` were completed;
-    `WORTHLESS_IDLE` is enough once `IDLE` trials were no better than the best, as where nothing matters but noise. It
-    ends at once where no trial is worth its chance to break a limit.
+    `WORTHLESS_IDLE` is enough once `IDLE` trials were no better than the best, as where nothing matters but noise, and
+    at once where that trial would be likely to break a limit: to make sure is not worth a risk.
     Neither holds while no feasible point is known.
 
     Args:
@@ -90,7 +90,7 @@ class Rule:
         Args:
             study: Between two trials.
             saving_left: What one more trial is expected to save, in joules per item; see `Forecaster`.
-            dares: Whether that trial would not be worth its chance to break a limit; see `Wary`.
+            dares: Whether that trial is likely to break a limit; see `Wary`.
         """
         if not self.early or not study.judgeable or study.best is None:
             return None
@@ -107,12 +107,9 @@ class Rule:
             worthless = WORTHLESS_IDLE
         # Asked of the study one trial earlier too: one forecast alone is as noisy as the model behind it.
         flat = share < worthless and _share(_before(study), saving_left) < worthless
-        told = f"{NOTHING_LEFT}: one more trial would save {_percent(share)} of the {study.problem.objective.words}"
-        if flat:
-            return told
-        if dares(study):
-            return f"{told}, less than its chance to break a limit costs"
-        return None
+        if not flat and not (share < WORTHLESS_IDLE and dares(study)):
+            return None
+        return f"{NOTHING_LEFT}: one more trial would save {_percent(share)} of the {study.problem.objective.words}"
 
     def _unpaid(self, study: Study, saving_left: Callable[[Study], float]) -> str | None:
         costs_j = [trial.cost.energy_j for trial in study.trials if trial.cost is not None]
@@ -131,7 +128,7 @@ class Rule:
 
 
 class Outlook:
-    """What a search method expects one more trial to save, asked once for each length of a study, and to cost.
+    """What a search method expects one more trial to save, asked once for each length of a study, and to risk.
 
     Args:
         optimizer: If it is a `Forecaster`, and `Wary`; of any other nothing is known.
@@ -153,7 +150,7 @@ class Outlook:
         return self._known[count]
 
     def dares(self, study: Study) -> bool:
-        """Return whether the next trial would not be worth its chance to break a limit; False if unknown."""
+        """Return whether the next trial is likely to break a limit; False if unknown."""
         return self._wary is not None and self._wary.dares(study)
 
 
