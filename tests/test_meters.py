@@ -201,6 +201,14 @@ def test_nobody_at_the_address_is_said() -> None:
         assert "(b)" in open_meter(f"redfish:http://{server.address}?chassis=b").boundary
 
 
+def test_a_3em_of_generation_1_is_read_for_all_its_phases() -> None:
+    """A note in Shelly's forum: 51.08, 155.02 and 6.75 W, total_power 212.85 W; a channel that is named stays one."""
+    with FakeShelly(1, "emeters", watts=lambda: 212.85) as plug:
+        assert open_meter(f"shelly:{plug.address}").power_w()[1] == pytest.approx(212.85)
+        one = open_meter(f"shelly:{plug.address}?channel=0")
+        assert (one.power_w()[1], one.boundary) == (51.08, "wall, shelly at 127.0.0.1 (channel 0)")
+
+
 def test_a_password_is_taken_from_netrc(tmp_path: Path) -> None:
     """As curl --netrc does; of Tasmota it is a word of the query."""
     with FakeTasmota(password="secret") as plug:

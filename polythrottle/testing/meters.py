@@ -33,6 +33,7 @@ FAULTS = (
     "password",
 )
 _FIGURES = {"power", "apower", "Power", "PowerConsumedWatts", "Reading", "total", "Total"}
+_PHASES = (51.08 / 212.85, 155.02 / 212.85, 6.75 / 212.85)
 _HUGE = 100 << 20
 _PART = b" " * (1 << 16)
 _SILENT_S = 30.0
@@ -181,7 +182,8 @@ def _distorted(found: Any, factor: float) -> Any:
 class FakeShelly(FakeMeter):
     """A Shelly: https://shelly-api-docs.shelly.cloud/gen1/ and /gen2/ComponentsAndServices/Switch, PM1, EM.
 
-    ``emeters`` as a 3EM and an EM answer (a forum on solar power; evcc-io/evcc, meter/shelly), ``EM`` as a Pro 3EM.
+    ``emeters`` as a 3EM answers (evcc-io/evcc, meter/shelly; its phases are those of a note in Shelly's forum), ``EM``
+    as a Pro 3EM.
 
     Args:
         generation: 1, or 2 and later.
@@ -204,9 +206,7 @@ class FakeShelly(FakeMeter):
             if path != "/status":
                 return None
             if self.component == "emeters":
-                total_wh = round(self.energy_j() / 3600, 1)
-                own = {"power": self.power_w(), "pf": 0.98, "is_valid": True, "total": total_wh, "total_returned": 4.1}
-                return {"emeters": [own, {**own, "power": 0.0}], "total_power": self.power_w()}
+                return {"emeters": [self._phase(share) for share in _PHASES], "total_power": self.power_w()}
             total = int(self.energy_j() / 60)
             return {
                 "meters": [{"power": self.power_w(), "is_valid": True, "counters": [0.0, 0.0, 0.0], "total": total}]
@@ -217,6 +217,11 @@ class FakeShelly(FakeMeter):
             return {"id": 0, "a_act_power": self.power_w(), "b_act_power": 0.0, "total_act_power": self.power_w()}
         total_wh = self.energy_j() / 3600
         return {"id": 0, "apower": self.power_w(), "voltage": 230.1, "aenergy": {"total": round(total_wh, 3)}}
+
+    def _phase(self, share: float) -> dict[str, Any]:
+        total_wh = round(self.energy_j() / 3600 * share, 1)
+        power_w = round(self.power_w() * share, 2)
+        return {"power": power_w, "pf": 0.98, "is_valid": True, "total": total_wh, "total_returned": 4.1}
 
 
 class FakeTasmota(FakeMeter):

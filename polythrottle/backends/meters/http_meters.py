@@ -39,6 +39,7 @@ _PART = 1 << 16
 _WH_J = 3600.0
 _WATT_MINUTE_J = 60.0
 _KWH_J = 3.6e6
+_PHASES = 3
 _ACTIVE = ("apower", "act_power", "total_act_power")
 
 
@@ -263,19 +264,20 @@ class Shelly:
 
     Args:
         web: Where it answers.
-        channel: Which of its meters.
+        channel: Which of its meters; if None the first, or all phases of a 3EM together.
         energy: Whether its counter is taken; if None, from generation 2 on, whose counter is fine.
     """
 
-    def __init__(self, web: MeterHost, channel: int = 0, *, energy: bool | None = None) -> None:
+    def __init__(self, web: MeterHost, channel: int | None = None, *, energy: bool | None = None) -> None:
         self._web = web
-        self._channel = channel
+        self._channel = channel or 0
+        self._named = channel is not None
         self._energy = energy
         self._path = ""
         self._generation = 0
         self._counted = True
         self._clamps = False
-        self.boundary = f"wall, shelly at {web.host}" + (f" (channel {channel})" if channel else "")
+        self.boundary = f"wall, shelly at {web.host}" + ("" if channel is None else f" (channel {channel})")
 
     @property
     def counts(self) -> bool:
@@ -305,17 +307,25 @@ class Shelly:
             self._path = self._found()
         answer = self._web.get(self._path)
         if self._generation == 1:
-            self._clamps = "emeters" in answer
-            unit_j = _WH_J if self._clamps else _WATT_MINUTE_J
-            meter = answer.get("emeters" if self._clamps else "meters")
-            power_w = number_at(meter, self._channel, "power")
-            total_j = _times(number_at(meter, self._channel, "total"), unit_j)
-            if power_w is not None and meter[self._channel].get("is_valid") is False:  # type: ignore[index]
-                raise DeviceError("it says itself that its reading is not valid")
+            power_w, total_j = self._first(answer)
         else:
             power_w = number_at(answer, next((name for name in _ACTIVE if name in answer), ""))
             total_j = _times(number_at(answer, "aenergy", "total"), _WH_J)
         return (_told(power_w, total_j, self.counts, self._web.host),)
+
+    def _first(self, answer: Mapping[str, Any]) -> tuple[float | None, float | None]:
+        """Return the watts and joules in an answer of generation 1."""
+        self._clamps = "emeters" in answer
+        unit_j = _WH_J if self._clamps else _WATT_MINUTE_J
+        meters = answer.get("emeters" if self._clamps else "meters")
+        channels = [self._channel]
+        if self._clamps and not self._named and isinstance(meters, list) and len(meters) == _PHASES:
+            channels = list(range(_PHASES))
+        powers_w = [number_at(meters, channel, "power") for channel in channels]
+        totals = [number_at(meters, channel, "total") for channel in channels]
+        if None not in powers_w and any(meters[channel].get("is_valid") is False for channel in channels):  # type: ignore[index]
+            raise DeviceError("it says itself that its reading is not valid")
+        return _all(powers_w), _times(_all(totals), unit_j)
 
     def _found(self) -> str:
         """Return the path at which it tells its power."""
@@ -489,6 +499,12 @@ def _summed(found: Mapping[str, Any], name: str) -> float | None:
         return number_at(found, name)
     numbers = [number_at(listed, place) for place in range(len(listed))]
     return sum(each for each in numbers if each is not None) if numbers else None
+
+
+def _all(values: list[float | None]) -> float | None:
+    """Return a sum; None if one of its parts is not known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _times(value: float | None, unit: float) -> float | None:

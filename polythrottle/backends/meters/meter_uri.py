@@ -102,8 +102,11 @@ def _number(word: str, text: str) -> float:
     return value
 
 
-def _channel(options: Mapping[str, str]) -> int:
-    text = options.get("channel", "0")
+def _channel(options: Mapping[str, str]) -> int | None:
+    """Return the channel asked for; None if nobody said."""
+    text = options.get("channel")
+    if text is None:
+        return None
     if not (text.isdecimal() and len(text) < 3):
         raise InvalidInput(f"channel={text} is not a channel, which are 0, 1, …")
     return int(text)
