@@ -45,7 +45,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("tune --trials many", 2, "it takes a whole number; polythrottle tune --help"),
     ("tune --joules 1x", 2, "it takes a number; polythrottle tune --help"),
     ("report a b", 2, "polythrottle report --help"),
-    ("report .", 4, ". is a folder, not a study's journal"),
+    ("report .", 4, ". is a folder, so is not a regular file"),
     ("devices a b", 2, "unexpected extra argument"),
     ("daemon stat", 2, "Did you mean 'status'?; polythrottle daemon --help"),
     ("bench srch", 2, "Did you mean 'search'?"),

@@ -232,7 +232,7 @@ def find_study(name: str | Path) -> Path:
         return path
     if path.suffix == ".jsonl" or not _NAME.fullmatch(text):
         if path.is_dir():
-            raise BadFile(f"{name} is a folder, not a study's journal")
+            raise BadFile(f"{name} is a folder, so is not a regular file and no study's journal")
         return path  # a path that reading says is not there
     profiles: list[Path] = []
     if "@" in text:
