@@ -4,6 +4,8 @@ import json
 import math
 import os
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -207,6 +209,24 @@ def test_a_3em_of_generation_1_is_read_for_all_its_phases() -> None:
         assert open_meter(f"shelly:{plug.address}").power_w()[1] == pytest.approx(212.85)
         one = open_meter(f"shelly:{plug.address}?channel=0")
         assert (one.power_w()[1], one.boundary) == (51.08, "wall, shelly at 127.0.0.1 (channel 0)")
+
+
+def test_a_permanent_redirect_is_followed_by_python_3_10_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redfish of a Lenovo SR650 V2 and an HP Gen8 (karmab/aicli, issue 52) adds its slash with HTTP 308."""
+    handler = urllib.request.HTTPRedirectHandler
+    redirected = handler.redirect_request
+
+    def without_308(self: Any, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if code == 308:
+            raise urllib.error.HTTPError(req.full_url, code, msg, headers, fp)
+        return redirected(self, req, fp, code, msg, headers, newurl)
+
+    monkeypatch.delattr(handler, "http_error_308", raising=False)
+    monkeypatch.setattr(handler, "redirect_request", without_308)
+    with FakeRedfish() as server:
+        server.slash = True
+        assert open_meter(f"redfish:http://{server.address}").power_w()[1] == 20.0
+        assert "/redfish/v1/Chassis/" in server.requests
 
 
 def test_a_password_is_taken_from_netrc(tmp_path: Path) -> None:

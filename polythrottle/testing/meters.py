@@ -46,12 +46,16 @@ class FakeMeter:
     Args:
         watts: What is drawn now.
         now: The time of its own clock, in seconds.
+
+    Attributes:
+        slash: Whether it sends to each path with a slash, as some Redfish services do.
     """
 
     def __init__(self, watts: Callable[[], float] = lambda: 20.0, now: Callable[[], float] = time.monotonic) -> None:
         self.watts = watts
         self.now = now
         self.fault = ""
+        self.slash = False
         self.requests: list[str] = []
         self._joules = 0.0
         self._since_s = now()
@@ -120,10 +124,19 @@ class FakeMeter:
         parts = urlsplit(request.path)
         self.requests.append(request.path)
         try:
-            if not self._failed(request):
-                self._send(request, self.answer(parts.path, parse_qs(parts.query)))
+            if self.slash and not parts.path.endswith("/"):
+                self._moved(request, parts.path + "/")
+            elif not self._failed(request):
+                path = parts.path.rstrip("/") if self.slash else parts.path
+                self._send(request, self.answer(path, parse_qs(parts.query)))
         except (BrokenPipeError, ConnectionResetError):
             pass  # whoever asked has heard enough
+
+    def _moved(self, request: BaseHTTPRequestHandler, path: str) -> None:
+        request.send_response(308)
+        request.send_header("Location", path)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
 
     def _failed(self, request: BaseHTTPRequestHandler) -> bool:
         if self.fault == "silence":

@@ -54,7 +54,10 @@ class _SameHost(urllib.request.HTTPRedirectHandler):
         there = urllib.parse.urlsplit(newurl)
         if (here.scheme, here.netloc) != (there.scheme, there.netloc):
             raise DeviceError(f"it sends us elsewhere, to {printable(newurl)[:80]}, where we do not go")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+        known = 307 if code == 308 else code
+        return super().redirect_request(req, fp, known, msg, headers, newurl)
+
+    http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302  # not known to Python 3.10
 
 
 class _Timely(io.RawIOBase):
