@@ -297,6 +297,8 @@ def test_ipmi_and_snmp_are_read_by_their_programs(tmp_path: Path, monkeypatch: p
     state = plant_program(tmp_path, "ipmitool", IPMITOOL)
     state.write_text(READING.format(watts=332, state="activated"))
     assert open_meter("ipmi:").power_w()[1] == 332
+    state.write_text(READING.format(watts=319, state="deactivated"))  # openbmc/openbmc, issue 3257
+    assert open_meter("ipmi:").power_w()[1] == 319
     assert open_meter("ipmi:bmc.local?user=root").boundary == "the whole server, ipmi at bmc.local"
     for text, words in (
         (READING.format(watts=0, state="deactivated"), "does not measure power"),

@@ -1,7 +1,9 @@
 """Meters that are programs: one that prints watts or joules, ipmitool, and net-snmp's snmpget.
 
 ``ipmitool dcmi power reading`` prints ``Instantaneous power reading: 220 Watts`` and ``Power reading state is:
-activated`` (ipmitool, lib/ipmi_dcmi.c). ``snmpget -Oqv`` prints the value alone (net-snmp, snmpcmd(1)).
+activated`` (ipmitool, lib/ipmi_dcmi.c). OpenBMC's service says ``deactivated`` beside watts that it does measure
+(openbmc/openbmc, issue 3257), and beside 0 W where it has no sensor (openbmc/phosphor-host-ipmid, issue 167).
+``snmpget -Oqv`` prints the value alone (net-snmp, snmpcmd(1)).
 """
 
 import os
@@ -228,9 +230,10 @@ class Ipmi:
         if reading is None:
             told = printable(text.strip().partition("\n")[0])[:80]
             raise DeviceError(f"ipmitool tells no instantaneous power reading, but {told!r}")
-        if state is not None and state[1].lower() != "activated":
+        power_w = _value("ipmitool", reading[1])
+        if not power_w > 0 and state is not None and state[1].lower() != "activated":
             raise DeviceError(f"the controller does not measure power (its reading is {printable(state[1])})")
-        return (Sample(_value("ipmitool", reading[1])),)
+        return (Sample(power_w),)
 
     def close(self) -> None:
         """Nothing is held."""
