@@ -229,6 +229,14 @@ def test_a_permanent_redirect_is_followed_by_python_3_10_too(monkeypatch: pytest
         assert "/redfish/v1/Chassis/" in server.requests
 
 
+def test_a_shelly_without_a_component_of_that_id_is_asked_for_the_next() -> None:
+    """A Pro 3EM has em:0 and switch:100: Switch.GetStatus?id=0 answers HTTP 500 with code -105 in its JSON."""
+    with FakeShelly(2, "EM", switch=100) as meter:
+        assert open_meter(f"shelly:{meter.address}").power_w()[1] == 20.0
+    with FakeShelly(2) as plug, pytest.raises(DeviceError, match="has no meter as its channel 3"):
+        open_meter(f"shelly:{plug.address}?channel=3")
+
+
 def test_a_password_is_taken_from_netrc(tmp_path: Path) -> None:
     """As curl --netrc does; of Tasmota it is a word of the query."""
     with FakeTasmota(password="secret") as plug:

@@ -64,7 +64,7 @@ class FakeMeter:
         self._over = threading.Event()
 
     def answer(self, path: str, query: dict[str, list[str]]) -> Any:
-        """Return what stands at a path, ready for JSON; None if nothing does."""
+        """Return what stands at a path, ready for JSON, or an HTTP code and it; None if nothing does."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -169,12 +169,15 @@ class FakeMeter:
                 return
 
     def _send(self, request: BaseHTTPRequestHandler, found: Any) -> None:
+        code = 404 if found is None else 200
+        if isinstance(found, tuple):
+            code, found = found
         if self.fault in ("no number", "negative"):
             found = _distorted(found, float("nan") if self.fault == "no number" else -1.0)
         body = json.dumps([1] if self.fault == "no object" else found).encode()
         if self.fault == "web page":
             body = b"<!DOCTYPE html><title>Router</title>"
-        request.send_response(404 if found is None else 200)
+        request.send_response(code)
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
         request.wfile.write(body)
@@ -201,11 +204,15 @@ class FakeShelly(FakeMeter):
     Args:
         generation: 1, or 2 and later.
         component: ``Switch``, ``PM1`` or ``EM``, from generation 2 on; ``meters`` or ``emeters`` before.
+        switch: The id of a switch that is there beside, without a meter, as 100 on a Pro 3EM with its add-on.
         others: As of `FakeMeter`.
     """
 
-    def __init__(self, generation: int = 2, component: str = "Switch", **others: Any) -> None:
+    def __init__(
+        self, generation: int = 2, component: str = "Switch", switch: int | None = None, **others: Any
+    ) -> None:
         super().__init__(**others)
+        self.switch = switch
         self.generation = generation
         self.component = component
 
@@ -224,8 +231,11 @@ class FakeShelly(FakeMeter):
             return {
                 "meters": [{"power": self.power_w(), "is_valid": True, "counters": [0.0, 0.0, 0.0], "total": total}]
             }
-        if path != f"/rpc/{self.component}.GetStatus" or query.get("id") != ["0"]:
+        known = [self.component] if self.switch is None else [self.component, "Switch"]
+        if path not in [f"/rpc/{name}.GetStatus" for name in known]:
             return None
+        if path != f"/rpc/{self.component}.GetStatus" or query.get("id") != ["0"]:
+            return 500, {"code": -105, "message": f"Argument 'id', value {query['id'][0]} not found!"}
         if self.component == "EM":
             return {"id": 0, "a_act_power": self.power_w(), "b_act_power": 0.0, "total_act_power": self.power_w()}
         total_wh = self.energy_j() / 3600

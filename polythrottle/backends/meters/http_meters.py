@@ -40,6 +40,7 @@ _WH_J = 3600.0
 _WATT_MINUTE_J = 60.0
 _KWH_J = 3.6e6
 _PHASES = 3
+_NO_COMPONENT = -105
 _ACTIVE = ("apower", "act_power", "total_act_power")
 
 
@@ -184,8 +185,8 @@ class MeterHost:
             with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
                 body = _read(answer)
         except urllib.error.HTTPError as err:
-            err.close()
-            raise self._refused(err, path) from err
+            with err:
+                raise self._refused(err, path) from err
         except (OSError, http.client.HTTPException) as err:
             reason = getattr(err, "reason", None) or err
             told = "it does not answer in time" if isinstance(reason, TimeoutError) else printable(str(reason))
@@ -195,7 +196,7 @@ class MeterHost:
         return _object(body, self._base + path)
 
     def _refused(self, err: urllib.error.HTTPError, path: str) -> DeviceError:
-        if err.code in (404, 501):
+        if err.code in (404, 501) or _lacks_component(err):
             return PathAbsent(f"{self._base}{path} is not there")
         if err.code in (401, 403):
             asked = str(err.headers.get("WWW-Authenticate", "")).lower()
@@ -214,6 +215,16 @@ class MeterHost:
 
 class PathAbsent(DeviceError):
     """There is nothing at a path: a device of another generation."""
+
+
+def _lacks_component(err: urllib.error.HTTPError) -> bool:
+    """Return whether a Shelly says that it has no component of an id, with a code in the JSON of an HTTP 500."""
+    if err.code != 500:
+        return False
+    try:
+        return number_at(_object(_read(err), ""), "code") == _NO_COMPONENT
+    except (OSError, http.client.HTTPException, DeviceError):
+        return False
 
 
 def _read(answer: Any) -> bytes:
