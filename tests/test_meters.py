@@ -237,6 +237,42 @@ def test_a_shelly_without_a_component_of_that_id_is_asked_for_the_next() -> None
         open_meter(f"shelly:{plug.address}?channel=3")
 
 
+@pytest.mark.parametrize("part", ["/EnvironmentMetrics", "/Power", ""])
+@pytest.mark.parametrize("answer", [None, (503, {})])
+def test_a_chassis_that_fails_does_not_lose_the_others(part: str, answer: Any) -> None:
+    """A Lenovo SR630's backplane has a Power that is not there (bb-Ricardo/check_redfish, issue 40)."""
+    with FakeRedfish(chassis=("1", "3")) as server:
+        root = "/redfish/v1/Chassis/3"
+        link = {part.strip("/") or "Power": {"@odata.id": root + part}}
+        server.instead = {root: link, root + part: answer}
+        meter = open_meter(f"redfish:http://{server.address}")
+        assert meter.power_w()[1] == 20.0
+        assert ("without chassis 3, which failed" in meter.boundary) == (answer is not None)
+        with pytest.raises(DeviceError, match=r"its chassis 3 does not tell watts; .*/Chassis/3"):
+            open_meter(f"redfish:http://{server.address}?chassis=3")
+
+
+def test_environment_metrics_that_fail_leave_the_power_of_their_chassis() -> None:
+    """ibm-openbmc/dev, issue 3401: EnvironmentMetrics with an internal error, Power beside it."""
+    with FakeRedfish(newer=True) as server:
+        server.instead = {"/redfish/v1/Chassis/1/EnvironmentMetrics": (500, {})}
+        meter = open_meter(f"redfish:http://{server.address}")
+        assert (meter.power_w()[1], meter.boundary) == (20.0, "the whole server, redfish at 127.0.0.1")
+
+
+def test_a_power_control_that_tells_nothing_leaves_the_next() -> None:
+    """But not that of a part: a Lenovo's CPU and memory have their own (bb-Ricardo/check_redfish, pull request 79)."""
+    with FakeRedfish() as server:
+        parts = [{"Name": "CPU Sub-system Power", "PowerConsumedWatts": 155}]
+        for controls in ([None], [{"Name": "Server", "PowerConsumedWatts": None}]):
+            whole = {"Name": "System", "PowerConsumedWatts": 263}
+            server.instead = {"/redfish/v1/Chassis/1/Power": {"PowerControl": [*controls, *parts, whole]}}
+            assert open_meter(f"redfish:http://{server.address}").power_w()[1] == 263.0
+            server.instead = {"/redfish/v1/Chassis/1/Power": {"PowerControl": [*controls, *parts]}}
+            with pytest.raises(DeviceError, match="tells watts"):
+                open_meter(f"redfish:http://{server.address}")
+
+
 def test_a_password_is_taken_from_netrc(tmp_path: Path) -> None:
     """As curl --netrc does; of Tasmota it is a word of the query."""
     with FakeTasmota(password="secret") as plug:

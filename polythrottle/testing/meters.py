@@ -289,16 +289,22 @@ class FakeRedfish(FakeMeter):
         newer: Whether it tells EnvironmentMetrics too.
         chassis: Names of its chassis that tell power.
         others: As of `FakeMeter`.
+
+    Attributes:
+        instead: What stands at a path in place of its resource.
     """
 
     def __init__(self, *, newer: bool = False, chassis: tuple[str, ...] = ("1",), **others: Any) -> None:
         super().__init__(**others)
+        self.instead: dict[str, Any] = {}
         self.newer = newer
         self.chassis = chassis
 
     def answer(self, path: str, query: dict[str, list[str]]) -> Any:
         """Return a resource."""
         root = "/redfish/v1/Chassis"
+        if path in self.instead:
+            return self.instead[path]
         if path == root:
             return {"Members": [{"@odata.id": f"{root}/{name}"} for name in ("Enclosure", *self.chassis)]}
         links = ("EnvironmentMetrics", "Power") if self.newer else ("Power",)

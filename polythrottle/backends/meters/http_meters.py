@@ -15,6 +15,7 @@ import io
 import json
 import math
 import netrc
+import re
 import socket
 import ssl
 import time
@@ -41,6 +42,8 @@ _WATT_MINUTE_J = 60.0
 _KWH_J = 3.6e6
 _PHASES = 3
 _NO_COMPONENT = -105
+_PART_NAME = re.compile(r"sub-?system|cpu|processor|memory|gpu|fan", re.IGNORECASE)
+"""In the name of a control of PowerControl beside that of the whole: Lenovo's CPU Sub-system Power."""
 _ACTIVE = ("apower", "act_power", "total_act_power")
 
 
@@ -174,7 +177,8 @@ class MeterHost:
             basic: Whether name and password are sent in the header.
 
         Raises:
-            Absent: If there is nothing at that path.
+            PathAbsent: If there is nothing at that path.
+            PathFailed: If the server says that it failed.
             DeviceError: If it does not answer, or not with an object.
         """
         request = urllib.request.Request(self._base + path, headers={"Accept": "application/json"})
@@ -210,10 +214,15 @@ class MeterHost:
             )
         if 300 <= err.code < 400:
             return DeviceError(f"{self._base}{path} sends us round in circles (HTTP {err.code})")
-        return DeviceError(f"{self._base}{path} answers HTTP {err.code}")
+        kind = PathFailed if err.code >= 500 else DeviceError
+        return kind(f"{self._base}{path} answers HTTP {err.code}")
 
 
-class PathAbsent(DeviceError):
+class PathFailed(DeviceError):
+    """A path answers with an error of the server itself."""
+
+
+class PathAbsent(PathFailed):
     """There is nothing at a path: a device of another generation."""
 
 
@@ -434,7 +443,8 @@ class Redfish:
         self.counts = energy
         self._path = ""
         part = f" ({chassis})" if chassis else ""
-        self.boundary = f"the whole server, redfish at {web.host}{part}"
+        self._whole = f"the whole server, redfish at {web.host}{part}"
+        self.boundary = self._whole
 
     @property
     def sensor(self) -> Sensor:
@@ -459,18 +469,44 @@ class Redfish:
         """Return the path of the one chassis that tells what is wanted."""
         wanted = "joules" if self.counts else "watts"
         paths = {}
+        failures = {}
         for chassis in self._members():
-            for path in self._metrics(chassis):
-                power_w, energy_j = _server(self._web.get(path))
-                if (energy_j if self.counts else power_w) is not None:
-                    paths[chassis.rstrip("/").rpartition("/")[2]] = path
-                    break
+            name = chassis.rstrip("/").rpartition("/")[2]
+            try:
+                path = self._path_in(chassis)
+            except PathFailed as err:
+                failures[name] = err
+                continue
+            if path:
+                paths[name] = path
         if len(paths) > 1:
             raise DeviceError(f"several chassis tell {wanted}, {', '.join(sorted(paths))}: say ?chassis=NAME")
         if not paths:
-            which = f"its chassis {self._chassis}" if self._chassis else "none of its chassis"
-            raise DeviceError(f"{self._web.host}: {which} tells {wanted}")
+            which = f"its chassis {self._chassis} does not tell" if self._chassis else "none of its chassis tells"
+            why = "".join(f"; {failure}" for failure in list(failures.values())[:1])
+            raise DeviceError(f"{self._web.host}: {which} {wanted}{why}")
+        silent = [name for name, failure in failures.items() if not isinstance(failure, PathAbsent)]
+        self.boundary = self._whole + (f", without chassis {', '.join(silent)}, which failed" if silent else "")
         return next(iter(paths.values()))
+
+    def _path_in(self, chassis: str) -> str:
+        """Return the path at which a chassis tells what is wanted; "" if it does not.
+
+        Raises:
+            PathFailed: If it may tell it where it does not answer.
+        """
+        failure = None
+        for path in self._metrics(chassis):
+            try:
+                power_w, energy_j = _server(self._web.get(path))
+            except PathFailed as err:
+                failure = err
+                continue
+            if (energy_j if self.counts else power_w) is not None:
+                return path
+        if failure is not None:
+            raise failure
+        return ""
 
     def _members(self) -> Iterator[str]:
         listed = self._web.get("/redfish/v1/Chassis").get("Members")
@@ -499,11 +535,21 @@ def _server(answer: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """Return the watts and joules in a Power or EnvironmentMetrics resource."""
     power_w = number_at(answer, "PowerWatts", "Reading")
     if power_w is None:
-        power_w = number_at(answer, "PowerControl", 0, "PowerConsumedWatts")
+        power_w = _consumed(answer.get("PowerControl"))
     energy_j = number_at(answer, "EnergyJoules", "Reading")
     if energy_j is None:
         energy_j = _times(number_at(answer, "EnergykWh", "Reading"), _KWH_J)
     return power_w, energy_j
+
+
+def _consumed(controls: Any) -> float | None:
+    """Return the watts of the first control that tells any, and is not of a part such as the memory."""
+    for place, control in enumerate(controls if isinstance(controls, list) else []):
+        power_w = number_at(control, "PowerConsumedWatts")
+        name = str(control.get("Name")) if isinstance(control, dict) else ""
+        if power_w is not None and (place == 0 or not _PART_NAME.search(name)):
+            return power_w
+    return None
 
 
 def _summed(found: Mapping[str, Any], name: str) -> float | None:
