@@ -509,6 +509,25 @@ def test_times_of_a_log_may_be_dates(header: str, begin: str, tmp_path: Path, at
     assert read[-1][0] - read[0][0] == pytest.approx(5.0)
 
 
+def test_watts_of_a_log_may_have_their_unit(tmp_path: Path, at: VirtualClock) -> None:
+    """As nvidia-smi --query-gpu=timestamp,power.draw --format=csv writes them without nounits."""
+    log = tmp_path / "smi.csv"
+    lines = [f"2026/03/01 10:00:0{second}.000, {45.21 + second:.2f} W\n" for second in range(4)]
+    log.write_text("timestamp, power.draw [W]\n" + "".join(lines[:2]))
+    meter = open_meter(f"csv:{log}")
+    with pytest.raises(TrialError, match="said nothing"):
+        meter.energy_j()
+    with log.open("a") as file:
+        file.write("".join(lines[2:]))
+    at.sleep(2)
+    assert meter.energy_j() == pytest.approx(47.71)  # the mean of its two new lines, over a second
+    meter.close()
+    assert [power_w for _, power_w in read_wall(log).readings] == [45.21, 46.21, 47.21, 48.21]
+    log.write_text("timestamp, power.draw [W]\n" + lines[0] + "2026/03/01 10:00:01.000, [N/A]\n")
+    with pytest.raises(BadFile, match="N/A"):
+        read_wall(log)
+
+
 def test_a_log_whose_clock_runs_at_another_pace_is_refused(tmp_path: Path, at: VirtualClock) -> None:
     """Milliseconds taken for seconds would be a thousand times the joules."""
     log = tmp_path / "meter.csv"

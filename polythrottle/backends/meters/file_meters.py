@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timezone
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +30,7 @@ _UNIT = re.compile(r"[^a-z](m|u|µ|n|milli|micro|nano)?s(?:ecs?|econds?)?[^a-z]*
 _PARTS_S = {"m": 1e-3, "milli": 1e-3, "u": 1e-6, "µ": 1e-6, "micro": 1e-6, "n": 1e-9, "nano": 1e-9}
 _EPOCHS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
 """Above which a time without a unit is one since 1970 in parts of a second: in whole ones it would be the year 5000."""
+_UNIT_W = " W"
 _MOST_READINGS = 20_000_000
 
 
@@ -64,7 +65,7 @@ def read_wall(path: Path, column: str | None = None, time_column: str | None = N
     power = power_column(path, table.names, column)
     name = time_column_of(path, table.names, time_column)
     moments = _moments(table, name)
-    powers_w = _numbers(table, power)
+    powers_w = _watts(table, power)
     unit = unit_s(name, moments)
     return WallLog(power, tuple((moment * unit, power_w) for moment, power_w in zip(moments, powers_w, strict=True)))
 
@@ -88,6 +89,19 @@ def _numbers(table: Table, column: str) -> list[float]:
         raise BadFile(f"{table.path} has {has}; it has {', '.join(table.names)}")
     found: list[float] = table.numbers(column).tolist()
     return found
+
+
+def _watts(table: Table, column: str) -> list[float]:
+    """Return a column of watts, each of which may have its unit after it."""
+    if table.names.count(column) == 1 and any(text.rstrip().endswith(_UNIT_W) for text in table.texts(column)):
+        bare = {column: [_bare(text) for text in table.texts(column)]}
+        table = replace(table, frame=table.frame.assign(**bare))
+    return _numbers(table, column)
+
+
+def _bare(text: str) -> str:
+    """Return watts without their unit, which nvidia-smi writes after them unless it is told nounits."""
+    return text.strip().removesuffix(_UNIT_W)
 
 
 def _moments(table: Table, column: str) -> list[float]:
@@ -368,7 +382,7 @@ class CsvMeter:
         for line in whole:
             fields = line.split(self._delimiter)
             try:
-                power_w = float(fields[self._power])
+                power_w = float(_bare(fields[self._power]))
                 moment = _moment_of(fields[self._time])
             except (ValueError, IndexError):
                 told = printable(line)[:60]
