@@ -42,8 +42,7 @@ _WATT_MINUTE_J = 60.0
 _KWH_J = 3.6e6
 _PHASES = 3
 _NO_COMPONENT = -105
-_PART_NAME = re.compile(r"sub-?system|cpu|processor|memory|gpu|fan", re.IGNORECASE)
-"""In the name of a control of PowerControl beside that of the whole: Lenovo's CPU Sub-system Power."""
+_PART_NAME = re.compile(r"sub-?system|cpu|processor|memory|gpu|fan", re.IGNORECASE)  # Lenovo's CPU Sub-system Power
 _ACTIVE = ("apower", "act_power", "total_act_power")
 
 
@@ -177,8 +176,7 @@ class MeterHost:
             basic: Whether name and password are sent in the header.
 
         Raises:
-            PathAbsent: If there is nothing at that path.
-            PathFailed: If the server says that it failed.
+            PathFailed: If the server says that it failed; PathAbsent if there is nothing at that path.
             DeviceError: If it does not answer, or not with an object.
         """
         request = urllib.request.Request(self._base + path, headers={"Accept": "application/json"})
@@ -483,18 +481,13 @@ class Redfish:
             raise DeviceError(f"several chassis tell {wanted}, {', '.join(sorted(paths))}: say ?chassis=NAME")
         if not paths:
             which = f"its chassis {self._chassis} does not tell" if self._chassis else "none of its chassis tells"
-            why = "".join(f"; {failure}" for failure in list(failures.values())[:1])
-            raise DeviceError(f"{self._web.host}: {which} {wanted}{why}")
+            raise DeviceError("; ".join([f"{self._web.host}: {which} {wanted}", *map(str, failures.values())][:2]))
         silent = [name for name, failure in failures.items() if not isinstance(failure, PathAbsent)]
         self.boundary = self._whole + (f", without chassis {', '.join(silent)}, which failed" if silent else "")
         return next(iter(paths.values()))
 
     def _path_in(self, chassis: str) -> str:
-        """Return the path at which a chassis tells what is wanted; "" if it does not.
-
-        Raises:
-            PathFailed: If it may tell it where it does not answer.
-        """
+        """Return the path at which a chassis tells what is wanted; "" if it does not, but raise where it may."""
         failure = None
         for path in self._metrics(chassis):
             try:
