@@ -138,6 +138,12 @@ class Offer:
         """Return the time of a step of the job on several of them at the default cap, in seconds."""
         return self.step_s / self.speedups[machines - 1]
 
+    def kept_in(self, market: Market) -> Lifetime:
+        """Return how long one of them is kept: a spot machine for its lifetime, any other for good."""
+        if market is Market.SPOT:
+            return self.lifetime
+        return KEPT
+
 
 @dataclass(frozen=True)
 class Option:
@@ -165,9 +171,7 @@ class Option:
     @property
     def lifetime(self) -> Lifetime:
         """Return how long one of the machines is kept."""
-        if self.market is Market.SPOT:
-            return self.offer.lifetime
-        return KEPT
+        return self.offer.kept_in(self.market)
 
     @property
     def time_s(self) -> float:
@@ -267,9 +271,7 @@ class Part:
     @property
     def lifetime(self) -> Lifetime:
         """Return how long one of them is kept."""
-        if self.market is Market.SPOT:
-            return self.offer.lifetime
-        return KEPT
+        return self.offer.kept_in(self.market)
 
     @property
     def member(self) -> ClusterMember:
