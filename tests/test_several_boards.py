@@ -13,7 +13,7 @@ from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.catalog import load_board, load_model
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import DeviceError, TrialError
-from polythrottle.domain.measurement import Interval, Measurement
+from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
 from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study, Trial, TrialState
@@ -21,7 +21,7 @@ from polythrottle.optimize import make_optimizer
 from polythrottle.storage import journal as journals
 from polythrottle.storage.boards_journal import BoardsJournal, boards_of
 from polythrottle.storage.journal import ATTEMPTS, Journal
-from polythrottle.tuning.board_offsets import BoardsView, KindOffsets
+from polythrottle.tuning.board_offsets import BoardAnswer, BoardOffset, BoardsView, KindOffsets, Offset
 from polythrottle.tuning.open_board import OpenBoard
 from polythrottle.tuning.setup import Setup
 from polythrottle.tuning.several_boards import SharedStudy
@@ -329,3 +329,12 @@ def test_a_board_that_cannot_measure_the_default_is_left_out(tmp_path: Path) -> 
     said = [event for event in events if isinstance(event, str)]
     assert said == [f"{found[0].uri} is left out: the default point cannot be measured: no answer"]
     assert len(journals.read(tmp_path / "study.jsonl").completed) >= 6
+
+
+@pytest.mark.parametrize(("measured", "how"), [(True, "energy, simulated;"), (False, "others showed, simulated;")])
+def test_what_a_simulated_board_saves_is_called_simulated(measured: bool, how: str) -> None:
+    """Whether it was tried on this board or worked out from another's trial."""
+    seen = Measurement(Latency(0.01, None, None, None, None), 1.0, 100.0, 100.0, EnergyKind.SIMULATED, "board")
+    words = BoardAnswer("sim:a", BoardOffset(Offset(0.0, 0.0), Offset(0.0, 0.0)), 1, seen, 0.1, None, measured).words
+    assert how in words
+    assert words.endswith("1 trial")

@@ -249,11 +249,14 @@ class BoardAnswer:
         """What a person wants to know of it, in a line."""
         energy = _percent(self.offset.energy.mean)
         slower = _percent(self.offset.latency.mean)
-        how = "measured" if self.measured else "worked out"
+        how = str(self.measurement.energy_kind)  # a simulated board measures nothing
+        if not self.measured:
+            how = f"worked out from what others showed, {how}"
         saved = f"{100 * abs(self.saving):.1f} % {'less' if self.saving >= 0 else 'more'} energy"
         if self.between is not None and self.between.known:
             saved += f" ({100 * self.between.low:.1f} to {100 * self.between.high:.1f} %)"
-        return f"{saved}, {how}; beside the others {energy} energy, {slower} time; {self.trials} trials"
+        trials = "1 trial" if self.trials == 1 else f"{self.trials} trials"
+        return f"{saved}, {how}; beside the others {energy} energy, {slower} time; {trials}"
 
 
 def _percent(log: float) -> str:
