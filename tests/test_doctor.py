@@ -189,6 +189,13 @@ def mismatched(root: Path) -> None:
     put(root, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.550.90.07")
 
 
+def mismatched_open(root: Path) -> None:
+    """Likewise with the open kernel module, as an H200 showed it, whose line names the machine's kind before the version."""
+    version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (builder@host)\n"
+    put(root, "proc/driver/nvidia/version", version)
+    put(root, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05")
+
+
 def unmounted(root: Path) -> None:
     """Be a Jetson whose debugfs is not mounted."""
     put(root, "proc/device-tree/compatible", "nvidia,p3737\0nvidia,tegra234\0")
@@ -211,6 +218,7 @@ def powerless(root: Path) -> None:
         (unclocked, "cpufreq", "no cpufreq policy"),
         (undriven, "NVIDIA driver", "an NVIDIA GPU is at 0000:01:00.0, but its driver is not loaded"),
         (mismatched, "NVIDIA driver", "550.54.15 is loaded, but the library is 550.90.07: upgraded without a reboot"),
+        (mismatched_open, "NVIDIA driver", "580.159.04 is loaded, but the library is 580.95.05"),
         (unmounted, "debugfs", "not mounted"),
         (powerless, "rights", "root without CAP_SYS_ADMIN"),
     ],
@@ -225,6 +233,15 @@ def test_each_known_cause_is_told_with_its_remedy(
     assert found.works is not True
     assert told in found.explanation
     assert found.remedy
+
+
+def test_a_gpu_passed_through_is_not_blamed_for_the_virtual_machine(tmp_path: Path) -> None:
+    """As on an H200 in Firecracker: its clocks and joules are its own, only the processor's are the host's."""
+    guest(tmp_path)
+    (tmp_path / "proc/driver/nvidia/gpus/0000:00:06.0").mkdir(parents=True)
+    found = named(machine_findings(System(tmp_path)), "virtual machine")
+    assert found.works is None
+    assert "passed through to it has its own" in found.explanation
 
 
 def test_a_sound_machine_has_no_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,14 @@
 import inspect
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from polythrottle.cli.commands import run
 from polythrottle.cli.options import OptionGroup, SetupOptions, counts, knob_names, levels, spread
 from polythrottle.domain.errors import InvalidInput
 
@@ -76,6 +79,17 @@ def test_a_list_of_knobs_with_a_gap_is_one_clear_error(text: str) -> None:
     """It says what a list looks like."""
     with pytest.raises(InvalidInput, match="--knobs takes names such as"):
         knob_names(text)
+
+
+def test_no_knob_of_the_device_may_be_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With ``--knobs none`` the workload's alone are, nobody is told that the device has none, and nothing is set."""
+    words = ["--knobs", "none", "--slo", "mean<=10x", "--trials", "4", "--fresh", "--json"]
+    paths = ["--out", str(tmp_path / "p.toml"), "--journal", str(tmp_path / "s.jsonl")]
+    assert run(["tune", "-d", "sim:jetson-agx-orin?noise=0", "-w", "resnet50", "--batch", "1,8", *words, *paths]) == 0
+    said = capsys.readouterr()
+    assert "is searched" not in said.err
+    document = json.loads(said.out)
+    assert document["best"]["point"] == {"batch_size": 8}
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,7 @@ class SetupOptions(OptionGroup):
     ] = None
     knobs: Annotated[
         str | None,
-        typer.Option("--knobs", metavar="A,B", help="Device knobs to search; the others keep their default."),
+        typer.Option("--knobs", metavar="A,B", help="Device knobs to search, or none; the others keep their default."),
     ] = None
     batch: Annotated[str | None, typer.Option("--batch", metavar="1,2,4", help="Batch sizes there may be.")] = None
     threads: Annotated[str | None, typer.Option("--threads", metavar="1,2", help="Thread counts there may be.")] = None
@@ -481,13 +481,17 @@ class StudyOptions(OptionGroup):
 def knob_names(text: str | None) -> tuple[str, ...] | None:
     """Return the knobs a list names, ``gpu_max_mhz``, ``gpu_max_hz`` or ``gpu max``; None if nothing was given.
 
+    ``none`` names no knob: the device stays as it is, and only the workload's are searched.
+
     Raises:
-        InvalidInput: If it names none, or has a gap.
+        InvalidInput: If the list is empty, or has a gap.
     """
     from polythrottle.domain.units import knob_name
 
     if text is None:
         return None
+    if text.strip() == "none":
+        return ()
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise InvalidInput(f"--knobs takes names such as gpu_max_mhz,mem_mhz, not {text[:40]!r}")

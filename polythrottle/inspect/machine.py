@@ -286,7 +286,10 @@ def _virtual(system: System) -> Iterator[Finding]:
     if re.search(r"^flags\s*:.*\bhypervisor\b", system.text("proc/cpuinfo") or "", re.MULTILINE):
         maker = system.text("sys/class/dmi/id/sys_vendor") or "unknown maker"
         words = f"this is a virtual machine ({maker}): the host keeps the processor's clocks and energy counters"
-        yield Finding("virtual machine", False, words, "tune on the host, or a GPU that is passed through")
+        if system.found("proc/driver/nvidia/gpus/*"):
+            yield Finding("virtual machine", None, f"{words}; the GPU passed through to it has its own")
+        else:
+            yield Finding("virtual machine", False, words, "tune on the host, or a GPU that is passed through")
 
 
 def _closed(system: System) -> Iterator[Finding]:
@@ -329,7 +332,7 @@ def _clocks(system: System) -> Iterator[Finding]:
 def _nvidia(system: System) -> Iterator[Finding]:
     """Tell whether an NVIDIA GPU is there that its driver does not serve, or serves in another version."""
     gpus = [path.parent.name for path in system.found("sys/bus/pci/devices/*/vendor") if _is_gpu(system, path.parent)]
-    loaded = re.search(r"Module\D+\s(\d+(?:\.\d+)+)", system.text("proc/driver/nvidia/version") or "")
+    loaded = re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)", system.text("proc/driver/nvidia/version") or "")
     if gpus and not loaded:
         words = f"an NVIDIA GPU is at {gpus[0]}, but its driver is not loaded"
         yield Finding("NVIDIA driver", False, words, "install the driver, or modprobe nvidia and read dmesg")

@@ -33,6 +33,7 @@ PRIVILEGE = (
 """What lets a process set clocks and power limits: the driver asks for CAP_SYS_ADMIN."""
 
 _NOT_SUPPORTED = 3
+_NOT_FOUND = 6
 _NO_SUCH_FREQUENCY = 24
 _PAUSES_S = (0.01, 0.02, 0.04, 0.08, 0.16)
 
@@ -116,6 +117,9 @@ def translated(what: str, value: int) -> DeviceError | KnobRejected:
         value: The return code, not 0.
     """
     code = CODES.get(value, ReturnCode(Reaction.GONE, "an error nobody has described"))
+    if value == _NOT_FOUND and not what.startswith("nvmlDeviceGetHandle"):
+        # An H200 answers so of samples that its driver (580.159.04) does not keep; the GPU is there.
+        code = ReturnCode(Reaction.ABSENT, "the driver has none")
     text = f"{what}: {code.meaning} (NVML code {value})"
     kinds: dict[Reaction, type[DeviceError | KnobRejected]] = {
         Reaction.ABSENT: NotOffered,

@@ -267,6 +267,27 @@ _RTX5090 = replace(
     gpu_mw=540_000,
     compute_memory_mhz=13801,
 )
+# As polythrottle read one (driver 580.159.04, passed through to a virtual machine): its tables, limits and counter's step,
+# 84 W at rest, 46 W of it the memory's, and offsets of which there is 0 MHz alone. What it draws under load, and its lower
+# memory clock's joules, are assumed.
+_H200 = replace(
+    _H100,
+    name="NVIDIA H200",
+    clocks_mhz=((3201, _steps(345, 1980)), (2201, _steps(345, 1980))),
+    device_id=0x233510DE,
+    memory_bytes=150_754_820_096,
+    limit_min_mw=200_000,
+    limit_max_mw=700_000,
+    static_mw=38_000,
+    memory_mw=46_000,
+    has_offsets=1,
+    offset_min_mhz=0,
+    offset_max_mhz=0,
+    mem_offset_min_mhz=0,
+    mem_offset_max_mhz=0,
+    gpu_mw=610_000,
+    millikelvin_per_w=60,
+)
 # That the cumulative counter is the whole module's: ml-energy/zeus pull request 172. As a public nvidia-smi -q of
 # driver 550.127.05 shows one: graphics 345 to 1980, memory 2619 MHz, limits of 100 to 900 W, 87.88 W where the module
 # has 169.77, and 700 W enforced though 900 were requested. The lower memory clock and the rest are assumed.
@@ -332,7 +353,7 @@ MODELS = MappingProxyType(
     {
         **{"v100": _V100, "a100": _A100, "a100-mig": replace(_A100, mig_enabled=1), "a40": _A40},
         **{"h100": _H100, "l4": _L4, "b200": _B200, "laptop": _LAPTOP},
-        **{"rtx4090": _RTX4090, "rtx5090": _RTX5090, "gh200": _GH200, "gb10": _GB10, "h100-sxm": _H100_SXM},
+        **{"rtx4090": _RTX4090, "rtx5090": _RTX5090, "gh200": _GH200, "gb10": _GB10, "h100-sxm": _H100_SXM, "h200": _H200},
     }
 )
 
