@@ -190,7 +190,7 @@ def mismatched(root: Path) -> None:
 
 
 def mismatched_open(root: Path) -> None:
-    """Likewise with the open kernel module, as an H200 showed it, whose line names the machine's kind before the version."""
+    """Likewise with the open kernel module, whose line names the machine's kind before its version (from an H200)."""
     version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (builder@host)\n"
     put(root, "proc/driver/nvidia/version", version)
     put(root, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05")

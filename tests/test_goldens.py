@@ -32,6 +32,7 @@ from polythrottle.actuation.rollback import Audit
 from polythrottle.actuation.state.lease import Fence
 from polythrottle.actuation.state.record import Record
 from polythrottle.actuation.wire import _KINDS, error_from, error_line
+from polythrottle.backends.cpu import CpuDevice
 from polythrottle.catalog.profiles import read_profile
 from polythrottle.cli.commands import run
 from polythrottle.daemon.history_store import HistoryStore as DaemonRecord
@@ -102,6 +103,8 @@ def scrubbed(text: str, folder: Path) -> str:
     """Return a text with placeholders for paths, days, versions and this machine's last digits."""
     for path, name in ((folder.resolve(), "<folder>"), (folder, "<folder>"), (ROOT, "<checkout>")):
         text = text.replace(str(path), name)
+    text = text.replace(CpuDevice().title, "<processor>")
+    text = re.sub(r"calibrations/[0-9a-f]{16}\b", "calibrations/<device>", text)
     days = "|".join(str(date.today() + timedelta(days=each)) for each in (-1, 0, 1))
     text = re.sub(rf"({days})([T ]\d\d[:.]?\d\d([:.]?\d\d)?([.]\d+)?([+-]\d\d:?\d\d|Z)?)?", "<time>", text)
     text = re.sub(rf'(polythrottle"?(: | = | )"?){re.escape(polythrottle.__version__)}', r"\1<version>", text)

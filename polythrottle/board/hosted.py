@@ -193,22 +193,24 @@ class HostedWindow(ObservedWindow):
         """What tells time and energy."""
         return self.beside
 
-    @property
-    def moved(self) -> bool:
-        """Whether the energy has moved between the first look and the last."""
-        return self.looks[-1].reading.energy_j > self.looks[0].reading.energy_j
-
     def look(self) -> None:
         """Take the next look; a window that is cut short goes on to it."""
         while self.told.peek()[0] == "q":
             self.take(self.query())
-        if self.told.peek()[0] == "over":
-            return
+        if self.told.peek()[0] != "over":
+            self._take_look()
+
+    def glance(self) -> None:
+        """Do nothing: looks that were taken meanwhile are told before the next query."""
+
+    def _take_look(self) -> None:
         self.beside.reading = reading_from(self.told.next("r")[1])[0]
-        self.looks.append(WindowSample(self.beside.reading, len(self.queries), self.items, self.tokens))
+        self.looks.append(WindowSample(self.beside.reading, *self.served))
 
     def query(self) -> Query:
-        """Return the next query."""
+        """Return the next query, with the looks before it."""
+        while self.told.peek()[0] == "r":
+            self._take_look()
         end_s, query = query_from(self.told.next("q"))
         self.beside.clock = VirtualClock(end_s)
         return query
@@ -217,8 +219,7 @@ class HostedWindow(ObservedWindow):
         """Add a query that was just answered."""
         self.queries.append(query)
         self.ends_s.append(self.beside.clock.now())
-        self.items += query.items
-        self.tokens += query.tokens or 0
+        self._count(query)
 
     def load(self) -> Iterator[Query]:
         """Yield queries as they are told."""

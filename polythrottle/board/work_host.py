@@ -193,7 +193,8 @@ class Outbox:
 
     def hold(self, event: list[Any]) -> None:
         """Keep an event for later."""
-        self._held.append(event)
+        with self._change:
+            self._held.append(event)
 
     def tell(self, event: list[Any] | None = None) -> None:
         """Tell what was held, and an event."""
@@ -221,17 +222,11 @@ class FarWindow(WindowLog):
         self._outbox = outbox
         self._early = early
 
-    def look(self) -> None:
-        """Look at the device."""
-        super().look()
+    def _look(self) -> None:
+        super()._look()
         self._outbox.hold(["r", self._device.raw])
         if self._early:
             self._outbox.tell()
-
-    @property
-    def moved(self) -> bool:
-        """Whether the energy has moved since the first look, as far as was looked."""
-        return self.looks[-1].reading.energy_j > self.looks[0].reading.energy_j
 
     def take(self, query: Query) -> None:
         """Add a query that was just answered."""

@@ -1,7 +1,4 @@
-"""Options that several commands take, as values that `spread` lays out, and help pages.
-
-Groups of commands with examples.
-"""
+"""Options that several commands take, as values that `spread` lays out, and help pages with groups and examples."""
 
 import functools
 import inspect
@@ -479,9 +476,7 @@ class StudyOptions(OptionGroup):
 
 
 def knob_names(text: str | None) -> tuple[str, ...] | None:
-    """Return the knobs a list names, ``gpu_max_mhz``, ``gpu_max_hz`` or ``gpu max``; None if nothing was given.
-
-    ``none`` names no knob: the device stays as it is, and only the workload's are searched.
+    """Return the knobs a list names, ``gpu_max_mhz`` or ``gpu max``, or ``none``; None if nothing was given.
 
     Raises:
         InvalidInput: If the list is empty, or has a gap.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -67,6 +68,17 @@ if TYPE_CHECKING:
 _OPTIONS = ("hz", "scope")
 _HZ = 10.0
 _MOST_HZ = 100.0
+_FRESH = 2.0
+"""So many looks ago something may have been seen in the background to be taken for how it is now."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was seen of a GPU besides its joules."""
+
+    time_s: float
+    temperature_c: float | None
+    clocks_hz: Mapping[str, int]
 
 
 class NvmlDevice:
@@ -135,6 +147,8 @@ class NvmlDevice:
         self._actuator = Actuator(f"nvml {self._gpu.uuid}", state=state, controls=own)
         self._background = BackgroundSampler(self._look, 1.0 / self._hz, self.clock, "polythrottle-lookout")
         self._locked: set[str] = set()
+        self._seen: _Seen | None = None
+        self._asked = False
 
     @classmethod
     def open(
@@ -305,7 +319,7 @@ class NvmlDevice:
             raise KnobRejected(f"{self.title} cannot take {dict(point)}: {problem}")
         settings = self._needed(wanted)
         if settings and not self._privileged:
-            raise PermissionDenied(f"{self.title} may be read but not set; {PRIVILEGE}")
+            raise PermissionDenied(f"{self.title} may be read but not set; {PRIVILEGE}; --knobs none searches the rest")
         with self._library:
             self._locked |= {setting.key for setting in settings}
             with self._telling_what_lacks():
@@ -315,6 +329,7 @@ class NvmlDevice:
             self._check_enforced(wanted)
             self._overrun.expect(self._targets(wanted))
         self._slowdowns.take()
+        self._seen = None
 
     @contextmanager
     def _telling_what_lacks(self) -> Iterator[None]:
@@ -373,14 +388,21 @@ class NvmlDevice:
                 f"{self.title} reports neither energy nor power ({self._energy}), so nothing can be measured on it"
             )
         with self._library:
-            self._slowdowns.look()
-            self._overrun.look()
-            temperature_c = self._thermometer.hottest_c()
-            clocks_hz = self._clocks_hz()
+            seen = self._seen
+            # Each answer of the driver may take milliseconds: what was just seen in the background is not asked again.
+            if seen is None or not self._background.running or self.clock.now() - seen.time_s > _FRESH / self._hz:
+                self._seen = seen = self._survey()
+            self._asked = True
             throttled = bool(self._slowdowns.take() & sum(FAULTS))
             energy_j = self._energy.total_j()
         overrun = self._overrun.take()
-        return Reading(self.clock.now(), energy_j, temperature_c, clocks_hz, throttled, overrun=overrun)
+        return Reading(self.clock.now(), energy_j, seen.temperature_c, seen.clocks_hz, throttled, overrun=overrun)
+
+    def _survey(self) -> _Seen:
+        """Look at everything but the joules."""
+        self._slowdowns.look()
+        self._overrun.look()
+        return _Seen(self.clock.now(), self._thermometer.hottest_c(), self._clocks_hz())
 
     def _clocks_hz(self) -> dict[str, int]:
         found = {"gpu": clock_hz(self._gpu, GRAPHICS), "mem": clock_hz(self._gpu, MEMORY)}
@@ -396,6 +418,7 @@ class NvmlDevice:
         with self._library:
             self._actuator.restore()
         self._locked.clear()
+        self._seen = None
 
     def hand_over(self, holder: str, seconds: float | None, confirmed_s: float | None = None) -> str:
         """Leave the settings in place under a guard that restores them unless they are confirmed.
@@ -418,8 +441,12 @@ class NvmlDevice:
 
     def _look(self) -> None:
         with self._library:
-            self._slowdowns.look()
-            self._overrun.look()
+            if self._asked:
+                self._asked = False
+                self._seen = self._survey()
+            else:
+                self._slowdowns.look()
+                self._overrun.look()
             if not isinstance(self._energy, str):
                 self._energy.look()
 

@@ -267,9 +267,9 @@ _RTX5090 = replace(
     gpu_mw=540_000,
     compute_memory_mhz=13801,
 )
-# As polythrottle read one (driver 580.159.04, passed through to a virtual machine): its tables, limits and counter's step,
-# 84 W at rest, 46 W of it the memory's, and offsets of which there is 0 MHz alone. What it draws under load, and its lower
-# memory clock's joules, are assumed.
+# As polythrottle read one (driver 580.159.04, passed through to a virtual machine): its tables, limits and counter's
+# step, 84 W at rest, 46 W of it the memory's, and offsets of which there is 0 MHz alone. What it draws under load, and
+# at the lower memory clock, is assumed.
 _H200 = replace(
     _H100,
     name="NVIDIA H200",
@@ -353,7 +353,8 @@ MODELS = MappingProxyType(
     {
         **{"v100": _V100, "a100": _A100, "a100-mig": replace(_A100, mig_enabled=1), "a40": _A40},
         **{"h100": _H100, "l4": _L4, "b200": _B200, "laptop": _LAPTOP},
-        **{"rtx4090": _RTX4090, "rtx5090": _RTX5090, "gh200": _GH200, "gb10": _GB10, "h100-sxm": _H100_SXM, "h200": _H200},
+        **{"rtx4090": _RTX4090, "rtx5090": _RTX5090, "gh200": _GH200, "gb10": _GB10},
+        **{"h100-sxm": _H100_SXM, "h200": _H200},
     }
 )
 

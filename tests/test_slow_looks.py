@@ -1,0 +1,91 @@
+"""Looks at a device whose driver takes its time: an H200's takes 3 to 30 ms, while the GPU is to be kept busy."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from polythrottle.domain.clock import SystemClock
+from polythrottle.domain.errors import DeviceError
+from polythrottle.domain.measurement import Query, Reading, Window
+from polythrottle.domain.ports import Sensor
+from polythrottle.metering.window import Judge, WindowLog, observe
+
+_STEPS = Sensor(step_s=0.004)
+
+
+class Slow:
+    """A device that answers the first reading late, and each other one only once a query was answered meanwhile."""
+
+    def __init__(self, readings: int = 1000, queries: int = 300) -> None:
+        self.clock = SystemClock()
+        self.answer = threading.Condition()
+        self.answered = 0
+        self.queries = queries
+        self.readings = 0
+        self.most = readings
+        self.alone = 0
+        """Readings during which no query was answered."""
+
+    def read(self) -> Reading:
+        """Return the number of readings as joules."""
+        self.readings += 1
+        if self.readings > self.most:
+            raise DeviceError("the GPU is gone")
+        if self.readings == 1:
+            self.clock.sleep(0.02)
+        elif self.answered < self.queries:
+            with self.answer:
+                before = self.answered
+                self.alone += not self.answer.wait_for(lambda: self.answered > before, timeout=10.0)
+        return Reading(self.clock.now(), float(self.readings))
+
+    def load(self) -> Iterator[Query]:
+        """Yield queries of two items, each a millisecond long."""
+        while True:
+            self.clock.sleep(0.001)
+            with self.answer:
+                self.answered += 1
+                self.answer.notify()
+            yield Query(0.001, 2)
+
+
+class Never(Judge):
+    """Goes on to the end, which is 300 queries away."""
+
+    least = 300
+
+    def begin(self, seen: WindowLog) -> None:
+        """Do nothing."""
+
+    def due(self, queries: int) -> bool:
+        """Return that it never is."""
+        return False
+
+    def reached(self, seen: WindowLog) -> bool:
+        """Return that it is not."""
+        return False
+
+    def gives_up(self, seen: WindowLog) -> bool:
+        """Return that it does not."""
+        return False
+
+
+def test_queries_go_on_while_a_slow_device_is_looked_at() -> None:
+    """No look waits for itself; each counts whole queries, and the last is taken after the last answer."""
+    device = Slow()
+    seen = WindowLog(device, _STEPS)
+    assert not observe(seen, device.load(), Window(300, 0.01, 300, timeout_s=20.0), Never())
+    assert device.readings > 5
+    assert not device.alone
+    assert seen.looks[-1].queries == len(seen.queries)
+    assert [look.items for look in seen.looks] == [2 * look.queries for look in seen.looks]
+    assert [look.queries for look in seen.looks] == sorted(look.queries for look in seen.looks)
+
+
+def test_a_device_that_is_lost_meanwhile_ends_the_window() -> None:
+    """What a look beside the queries meets is not lost in its thread."""
+    device = Slow(readings=4)
+    with pytest.raises(DeviceError, match="the GPU is gone"):
+        observe(WindowLog(device, _STEPS), device.load(), Window(1, 5.0, 10**6, timeout_s=20.0), Never())
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("polythrottle-look")]
