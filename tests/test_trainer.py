@@ -158,6 +158,28 @@ def test_a_python_module_gets_a_head_that_fits(where: Path, monkeypatch: pytest.
         assert worker.place.step == 1
 
 
+def test_a_module_that_is_served_on_a_gpu_is_begun_where_its_samples_are(
+    where: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found on a real H200: the model was on the GPU, and its first sample was not."""
+    moved = []
+
+    class Elsewhere(Tiny):
+        def cpu(self) -> "Elsewhere":
+            moved.append(True)
+            return super().cpu()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not moved:
+                raise RuntimeError("Expected all tensors to be on the same device")
+            return super().forward(x)
+
+    monkeypatch.setattr("trainer_jobs.Elsewhere", Elsewhere, raising=False)
+    with working(job(where, Path("trainer_jobs:Elsewhere"))) as worker:
+        assert moved
+        worker.slice(8)
+
+
 def test_a_file_keeps_its_head(where: Path, archive: Path) -> None:
     """Labels that do not fit its output are refused, with both counts."""
     (where / "data" / "0").rename(where / "data" / "zero")

@@ -133,7 +133,7 @@ def begun(uri: str, sample: torch.Tensor, labels: list[str], seed: int) -> tuple
     served = open_workload(uri, inputs=(shape,), threads=[1])
     if not isinstance(served, TorchWorkload):
         raise InvalidInput(f"{uri} is not a torch module, so it cannot be fine-tuned")
-    module = served.module
+    module = served.module.cpu()  # where the sample is, whatever ``?device=`` says of serving
     output = _outputs(module, sample)
     classes = classes_of(labels, output)
     if max(classes.values()) >= output or (not _numbers(classes) and len(classes) != output):
