@@ -1,7 +1,9 @@
 """Record what one NVIDIA GPU shows by reading alone: power by its counter and its fields, and steps of a model.
 
     python benchmarks/gpu_record.py --out gpu_record.json      # two minutes; nothing is set
+    python benchmarks/gpu_record.py --simulated h100-sxm --bandwidth 4.8e12 --out benchmarks/gpu_record_h200.json
 
+The second sets steps on record beside those of a simulated card, whose memory may be given another bandwidth.
 The load idles, works and pulses; it is torch's. The model has Llama 3.1 8B's shapes in bfloat16, random weights, and no
 engine around it: each step of decoding is a CUDA graph, so that times are those of the GPU alone, at the clocks it has.
 ``benchmarks/gpu_record.md`` has what was recorded.
@@ -17,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -237,12 +240,49 @@ def timed(meter: Meter, step: Callable[[], object], seconds: float) -> dict[str,
     return {"step_s": took_s / times, **meter.means(0.1)}
 
 
+def beside(record: dict[str, Any], board: str, bandwidth: float | None) -> None:
+    """Print measured steps beside simulated ones, those without what an engine costs, which was not measured either."""
+    from polythrottle.backends.simulated.token_steps import StepPhysics, StepWork
+    from polythrottle.catalog import load_board
+    from polythrottle.catalog.language_models import load_language_model
+
+    card = load_board(board)
+    assert card.language is not None
+    bare = replace(card.language, layer_s=0.0, sequence_s=0.0, step_s=0.0)
+    if bandwidth is not None:
+        bare = replace(bare, bandwidth_bytes_per_s=bandwidth)
+    top_hz = float(max(card.knob("gpu_max_hz").levels))
+    physics = StepPhysics(load_language_model("llama-3.1-8b"), bare, top_hz)
+    heads = ("step", "sequences", "tokens", "ms", "simulated", "W", "simulated", "SM MHz", "simulated")
+    print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
+    for row in record["steps"]:
+        items, tokens = row["items"], row["tokens"]
+        work = StepWork(items, items * tokens)
+        if row["step"] == "prompt":
+            work = StepWork(0, 0.0, tokens, tokens * (tokens + 1) / 2, 1)
+        took_s, power_w, clock_hz = physics.run(work, top_hz, record["about"]["limit_w"])
+        cells = (
+            f"{1e3 * row['step_s']:.2f}",
+            f"{1e3 * took_s:.2f} ({took_s / row['step_s'] - 1:+.0%})",
+            f"{row['counter_w']:.0f}",
+            f"{power_w:.0f} ({power_w / row['counter_w'] - 1:+.0%})",
+            f"{row['sm_mhz']:.0f}",
+            f"{clock_hz / 1e6:.0f}",
+        )
+        print(f"| {row['step']} | {items} | {tokens} | {' | '.join(cells)} |")
+
+
 def main() -> None:
-    """Record and write."""
+    """Record and write, or set a record beside the simulator."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("gpu_record.json"))
     parser.add_argument("--seconds", type=float, default=6.0, help="length of each load; a third of it for a step")
+    parser.add_argument("--simulated", metavar="BOARD", help="set the record in --out beside this simulated card")
+    parser.add_argument("--bandwidth", type=float, help="bytes a second of its memory, in place of its own")
     options = parser.parse_args()
+    if options.simulated:
+        beside(json.loads(options.out.read_text()), options.simulated, options.bandwidth)
+        return
     meter = Meter()
     about = {
         "gpu": pynvml.nvmlDeviceGetName(meter.gpu),
