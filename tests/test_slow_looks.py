@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polythrottle.domain.clock import SystemClock
+from polythrottle.domain.clock import Clock, SystemClock, VirtualClock
 from polythrottle.domain.errors import DeviceError
 from polythrottle.domain.measurement import Query, Reading, Window
 from polythrottle.domain.ports import Sensor
@@ -18,7 +18,7 @@ class Slow:
     """A device that answers the first reading late, and each other one only once a query was answered meanwhile."""
 
     def __init__(self, readings: int = 1000, queries: int = 300) -> None:
-        self.clock = SystemClock()
+        self.clock: Clock = SystemClock()
         self.answer = threading.Condition()
         self.answered = 0
         self.queries = queries
@@ -89,3 +89,41 @@ def test_a_device_that_is_lost_meanwhile_ends_the_window() -> None:
     with pytest.raises(DeviceError, match="the GPU is gone"):
         observe(WindowLog(device, _STEPS), device.load(), Window(1, 5.0, 10**6, timeout_s=20.0), Never())
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("polythrottle-look")]
+
+
+class Quick(Slow):
+    """A device that answers at once, in virtual time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = VirtualClock()
+
+    def read(self) -> Reading:
+        """Return the number of readings as joules."""
+        self.readings += 1
+        return Reading(self.clock.now(), float(self.readings))
+
+
+class Costly(Never):
+    """Takes a tenth of a second to say that a window does not know enough."""
+
+    asked = 0
+
+    def due(self, queries: int) -> bool:
+        """Return that it always is."""
+        return True
+
+    def reached(self, seen: WindowLog) -> bool:
+        """Return that it is not."""
+        self.asked += 1
+        seen.device.clock.sleep(0.1)
+        return False
+
+
+def test_a_costly_question_is_asked_seldom() -> None:
+    """A device that idles while its window is judged would be measured idling: for a fiftieth of the time at most."""
+    device, judge = Quick(), Costly()
+    seen = WindowLog(device, _STEPS)
+    observe(seen, device.load(), Window(300, 0.01, 30_000, timeout_s=100.0, precision=0.02), judge)
+    assert seen.elapsed_s == pytest.approx(30.0, abs=2.0)
+    assert 4 <= judge.asked <= 7
