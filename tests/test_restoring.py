@@ -1648,3 +1648,103 @@ def test_no_more_is_read_than_any_file_holds(knob: Path) -> None:
     os.truncate(knob, 1 << 40)
     with pytest.raises(OSError, match="too large"):
         SysFiles().read(str(knob))
+
+
+DESTROYED: dict[str, Callable[[Path], object]] = {
+    "deleted": lambda file: file.unlink(missing_ok=True),
+    "emptied": lambda file: file.write_bytes(b""),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:40]),
+    "garbage": lambda file: file.write_bytes(b"\xff\x00{\n" * 50),
+}
+
+
+@pytest.mark.parametrize("record", DESTROYED)
+@pytest.mark.parametrize("lease", DESTROYED)
+def test_where_record_and_lease_are_destroyed_the_audit_restores(
+    knob: Path, state: Path, capsys: pytest.CaptureFixture[str], lease: str, record: str
+) -> None:
+    """It knows what was written in this boot and has not gone back; doctor and the next writer hear of it too."""
+    dead, other = two_written(knob)
+    dead._release()
+    DESTROYED[lease](dead._site.lease)
+    DESTROYED[record](dead._site.record)
+    assert {str(knob), str(other)} <= {key for each in standing() for key in each.keys}
+    assert not all(each.works for each in record_findings())
+    assert program.main([]) == (6 if record == "garbage" else 0)  # a line that cannot be read may be of another control
+    assert "2 put back" in capsys.readouterr().out
+    assert (knob.read_text(), other.read_text()) == ("1", "2")
+    assert program.main([]) == 0
+    assert "put back" not in capsys.readouterr().out
+
+
+def test_the_next_writer_restores_what_only_the_audit_knows(knob: Path, state: Path) -> None:
+    """It would take tuned values for originals else."""
+    dead, other = two_written(knob)
+    dead._release()
+    dead._site.lease.unlink()
+    dead._site.record.unlink()
+    with board(knob) as device:
+        assert (knob.read_text(), other.read_text()) == ("1", "2")
+        device.write(str(knob), "30")
+    assert knob.read_text() == "1"
+    assert standing() == ()
+
+
+def test_what_only_the_audit_knows_is_compared_and_named(
+    knob: Path, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What somebody else has set since stays; of another boot, or put back before, it says nothing."""
+    dead, other = two_written(knob)
+    dead.restore()
+    dead.write(str(knob), "30")
+    dead._release()
+    dead._site.lease.unlink()
+    dead._site.record.unlink()
+    knob.write_text("40")
+    text = dead._site.audit.read_text()
+    dead._site.audit.write_text(text.replace(boot_id(), "another boot"))
+    assert standing() == ()
+    dead._site.audit.write_text(text)
+    assert standing()[0].keys == (str(knob),)
+    assert program.main([]) == 6
+    assert f"{knob} holds 40, was 1" in capsys.readouterr().out
+    assert str(other) not in dead._site.left.read_text()
+
+
+def test_an_audit_that_was_begun_anew_is_read_from_the_older_one_on(
+    knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line before the original of a control may be in either."""
+    monkeypatch.setattr("polythrottle.actuation.rollback._MOST_BYTES", 300)
+    dead, other = two_written(knob)
+    dead._release()
+    assert dead._site.audit.with_suffix(".audit.1").exists()
+    dead._site.lease.unlink()
+    dead._site.record.unlink()
+    assert restore_all()[0].clean
+    assert (knob.read_text(), other.read_text()) == ("1", "2")
+
+
+def test_three_empty_files_are_no_clean_board(knob: Path, state: Path) -> None:
+    """A record comes after a lease, so that one without was destroyed; it is told once."""
+    dead = board(knob).__enter__()
+    dead.write(str(knob), "10")
+    dead._release()
+    for file in (dead._site.lease, dead._site.record, dead._site.audit):
+        file.write_bytes(b"")
+    assert "cannot be known" in standing()[0].damage[0]
+    assert program.main([]) == 6
+    assert program.main([]) == 0
+
+
+def test_an_audit_is_found_under_another_machine_id_too(
+    knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the boot that its lines name."""
+    dead, other = two_written(knob)
+    dead._release()
+    dead._site.lease.unlink()
+    dead._site.record.unlink()
+    monkeypatch.setattr("polythrottle.actuation.state.site.machine", lambda: "0123456789ab")
+    assert restore_all()[0].clean
+    assert (knob.read_text(), other.read_text()) == ("1", "2")

@@ -142,6 +142,7 @@ class Actuator:
 
     def __enter__(self) -> Self:
         self._site.prepare()
+        self._audit = Audit(self._site.audit, self.device, self._boot())
         self._lock = hold(self._site.lock, self.device, self._holder)
         try:
             with suppress(OSError):
@@ -163,7 +164,7 @@ class Actuator:
         record = Record(self._site.record, self.device, self._boot())
         if record.damage:
             raise BadFile(f"{record.damage[0]}; run polythrottle restore, which puts back what it can")
-        audited = self._audit.entries(left.token) if left.dirty else {}
+        audited = self._audit.unsettled(left)
         if gone := lost(self._site, record, left, bool(audited)):  # what holds now would be taken for the originals
             raise BadFile(f"{gone[0]}; run polythrottle restore, after which what holds then counts as found")
         record.adopt(audited)

@@ -233,7 +233,7 @@ class Keeper:
     def _set(self, record: Record, lapse: Lapse) -> None:
         key = lapse.key
         text = lapse.applied
-        audit = Audit(self._site.audit, record.device)
+        audit = Audit(self._site.audit, record.device, self._boot_id)
         if why := Limits.read().refusal(key, text, self._controls):
             raise KnobRejected(f"{key} is not set to {text}, {why}")
         before = lapse.found or ""

@@ -71,9 +71,11 @@ def _standing(site: Site, boot: str) -> Standing | None:
         lease = Fence(site.lease, boot).read()
     except StorageError as err:  # the others are listed all the same
         return Standing(_device_of(site), (), Lease(0, boot), (shown(str(err)),))
-    if _stands(site, record, lease):
-        gone = lost(site, record, lease, _audited(site, record, lease))
-        return Standing(record.device, tuple(record.entries), lease, record.damage + gone)
+    if _stands(site, record, lease, boot):
+        audited = Audit(site.audit, record.device, boot).unsettled(lease)
+        gone = lost(site, record, lease, bool(audited))
+        keys = tuple(dict.fromkeys([*record.entries, *audited]))
+        return Standing(record.device, keys, lease, record.damage + gone)
     return None
 
 
@@ -98,17 +100,12 @@ def lapsed(device: str, state: Path | None = None, controls: Controls | None = N
     return tuple(found)
 
 
-def _stands(site: Site, record: Record, lease: Lease) -> bool:
+def _stands(site: Site, record: Record, lease: Lease, boot: str) -> bool:
     """Say whether there is something to put back, or somebody who holds the device."""
-    if record.entries or record.damage or lease.kept or lease.alive:
+    if record.text or lease.kept or lease.alive:  # one that is cut short after its head has a copy of all originals
         return True
-    audited = _audited(site, record, lease)
+    audited = bool(Audit(site.audit, record.device, boot).unsettled(lease))
     return audited or bool(lost(site, record, lease, audited))
-
-
-def _audited(site: Site, record: Record, lease: Lease) -> bool:
-    """Return whether the audit tells of what was written under a lease that may not be back."""
-    return lease.dirty and bool(Audit(site.audit, record.device).entries(lease.token))
 
 
 def take_over(
@@ -136,7 +133,9 @@ def take_over(
     except StorageError:
         if told is None:
             raise
-        return Rollback(told, controls if controls is not None else SystemControls()).run()
+        outcome = Rollback(told, controls if controls is not None else SystemControls()).run()
+        Audit(site.audit, told.device, boot_id).restored(token, outcome)
+        return outcome
 
 
 def _restored(
@@ -149,7 +148,7 @@ def _restored(
             record = Record(site.record, None, boot_id)
             if told is not None:
                 record.adopt(told.entries)
-            audited = Audit(site.audit, record.device).entries(before.token) if before.dirty else {}
+            audited = Audit(site.audit, record.device, boot_id).unsettled(before)
             gone = lost(site, record, before, bool(audited))
             record.adopt(audited)
             reached = controls if controls is not None else SystemControls()
@@ -161,7 +160,7 @@ def _restored(
     finally:
         with suppress(StorageError):  # what was to say comes first; the next to take it does so whatever it says
             fence.release(token)
-    Audit(site.audit, record.device).restored(token, outcome)
+    Audit(site.audit, record.device, boot_id).restored(token, outcome)
     return outcome
 
 
@@ -277,7 +276,7 @@ def _standing_name(site: Site, boot: str, force: bool) -> str | None:
     try:
         record = Record(site.record, None, boot)
         lease = Fence(site.lease, boot).read()
-        if _stands(site, record, lease):
+        if _stands(site, record, lease, boot):
             if record.entries:
                 return record.device
             return _device_of(site)

@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from polythrottle.actuation.drivers.controls import UNREADABLE, Controls, read_recorded
 from polythrottle.actuation.limits import Limits
+from polythrottle.actuation.state.lease import Lease
 from polythrottle.actuation.state.record import Entry, Record, is_plain, shown
 from polythrottle.actuation.state.site import contents
 from polythrottle.domain.errors import (
@@ -285,11 +286,14 @@ class Audit:
     Args:
         file: Where; at 4 MB it is put aside as ``.audit.1`` and begun anew.
         device: Whose.
+        boot_id: Of the running kernel; stands in each line, for what another kernel wrote it has forgotten.
     """
 
-    def __init__(self, file: Path, device: str) -> None:
+    def __init__(self, file: Path, device: str, boot_id: str = "") -> None:
         self._file = file
+        self._older = file.with_suffix(".audit.1")
         self._device = device
+        self._boot_id = boot_id
 
     def intend(self, token: int, key: str, before: str, text: str) -> None:
         """Append one write to come: what the control holds, what will be written."""
@@ -302,31 +306,74 @@ class Audit:
     def restored(self, token: int, outcome: Outcome) -> None:
         """Append what a restoring came to."""
         left = [str(each) for each in (*outcome.foreign, *outcome.failed)]
-        self._append({"event": "restore", "token": token, "restored": list(outcome.restored), "left": left})
+        line = {"event": "restore", "token": token, "restored": list(outcome.restored), "left": left}
+        if not outcome.damage:  # else nobody knows what may be left
+            line["failed"] = [each.key for each in outcome.failed]
+        self._append(line)
 
     def note(self, token: int, event: str) -> None:
         """Append something that happened to the lease."""
         self._append({"event": event, "token": token})
 
+    def unsettled(self, lease: Lease) -> dict[str, Entry]:
+        """Return what was written and may not be back, with what was there before, as far as this file tells.
+
+        Args:
+            lease: As it stands. One without a token was deleted or damaged, if there ever was one: then all counts that
+                was written in this boot since the last restoring.
+        """
+        if lease.dirty:
+            return self.entries(lease.token)
+        if not lease.token and self._boot_id:
+            return self._entries_of_boot()
+        return {}
+
     def entries(self, token: int) -> dict[str, Entry]:
         """Return what was written under a lease and what was there before, as far as this file tells."""
         found: dict[str, Entry] = {}
-        with suppress(OSError, StorageError):
-            for text in (contents(self._file) or b"").splitlines():
-                with suppress(ValueError, KeyError, TypeError, RecursionError):
-                    line = json.loads(text)
-                    texts = (line["key"], line["before"], line["to"])
-                    if line["event"] in ("set", "found") and line["token"] == token and all(map(is_plain, texts)):
-                        found.setdefault(line["key"], Entry(line["before"])).written.add(line["to"])
+        for line in _lines(self._file, ""):
+            if line.get("token") == token:
+                _note(found, line)
+        return found
+
+    def _entries_of_boot(self) -> dict[str, Entry]:
+        found: dict[str, Entry] = {}
+        for line in (*_lines(self._older, self._boot_id), *_lines(self._file, self._boot_id)):
+            if line.get("boot_id") != self._boot_id:
+                continue
+            failed = line.get("failed")
+            if line.get("event") == "restore" and isinstance(failed, list):
+                found = {key: entry for key, entry in found.items() if key in failed}
+            _note(found, line)
         return found
 
     def _append(self, line: dict[str, Any]) -> None:
-        text = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid(), **line}) + "\n"
+        head = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "boot_id": self._boot_id, "pid": os.getpid()}
+        text = json.dumps({**head, **line}) + "\n"
         with suppress(OSError):
             handle = os.open(self._file, _FLAGS, 0o600)
             try:
                 if os.fstat(handle).st_size > _MOST_BYTES:
-                    self._file.rename(self._file.with_suffix(".audit.1"))
+                    self._file.rename(self._older)
                 os.write(handle, text.encode())
             finally:
                 os.close(handle)
+
+
+def _lines(file: Path, word: str) -> Iterator[dict[str, Any]]:
+    """Yield the lines of an audit that can be read, of those that have a word."""
+    text = b""
+    with suppress(OSError, StorageError):
+        text = contents(file) or b""
+    for each in [each for each in text.splitlines() if word.encode() in each]:
+        with suppress(ValueError, RecursionError):
+            line = json.loads(each)
+            if isinstance(line, dict):
+                yield line
+
+
+def _note(found: dict[str, Entry], line: Mapping[str, Any]) -> None:
+    """Add the write that a line of an audit tells of, if it does."""
+    key, before, to = (line.get(name) for name in ("key", "before", "to"))
+    if line.get("event") in ("set", "found") and all(map(is_plain, (key, before, to))):
+        found.setdefault(str(key), Entry(str(before))).written.add(str(to))

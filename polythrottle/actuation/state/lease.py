@@ -443,12 +443,19 @@ def lost(site: Site, record: Record, lease: Lease, audited: bool) -> tuple[str, 
         site: Of the device.
         record: What is on record.
         lease: Of whoever steered it.
-        audited: Whether the audit tells of a write under that lease.
+        audited: Whether the audit tells of a write that may not be back.
     """
-    if not lease.dirty or record.entries or record.text or record.void or audited:
+    if record.entries or record.text or record.void or audited:
+        return ()
+    if not lease.dirty and not _all_emptied(site, lease):
         return ()
     gone = shown(f"{site.record} and what {site.audit.name} told are gone")
     return (f"{gone}, though the device was steered: what it held before cannot be known; a reboot forgets most",)
+
+
+def _all_emptied(site: Site, lease: Lease) -> bool:
+    """Say whether there is a record without a line beside no lease, which comes before it, and no audit."""
+    return not lease.token and site.record.exists() and not (site.audit.exists() and site.audit.stat().st_size)
 
 
 # One control, one record: the same file may be reached as two devices, such as a Jetson's processor and ``cpu``.

@@ -78,7 +78,7 @@ class Site:
 
     @classmethod
     def all(cls, state: Path | None = None) -> tuple[Site, ...]:
-        """Return the sites that have a record or a lease: this machine's, and all others' of the running boot.
+        """Return the sites with a record, a lease or an audit: this machine's, and all others' of the running boot.
 
         Such is what a container with the same folder has left, or this machine before its identity was changed.
 
@@ -138,7 +138,7 @@ class Site:
             raise StorageError(f"cannot keep originals in {self.folder}: {err.strerror}; {_REMEDY}") from err
 
 
-_KINDS = (".jsonl", ".lease", ".left")
+_KINDS = (".jsonl", ".lease", ".left", ".audit")  # the audit may be all that is left of the others
 
 
 def machine() -> str:
@@ -161,9 +161,13 @@ def _plain(device: str) -> str:
 
 
 def _is_of_boot(folder: Path, stem: str) -> bool:
-    """Say whether a record or a lease of the running boot has this name."""
+    """Say whether a record, a lease or an audit of the running boot has this name."""
     with suppress(DeviceError):
-        return any(_boot_of(folder / f"{stem}{kind}") == boot_id() for kind in (".lease", ".jsonl", ".left"))
+        boot = boot_id()
+        if any(_boot_of(folder / f"{stem}{kind}") == boot for kind in (".lease", ".jsonl", ".left")):
+            return True
+        with suppress(OSError, StorageError):
+            return boot.encode() in (contents(folder / f"{stem}.audit") or b"")
     return False
 
 
