@@ -29,6 +29,7 @@ from polythrottle.actuation import (
 )
 from polythrottle.actuation import restore as program
 from polythrottle.actuation.keeper import Keeper, StateCopy
+from polythrottle.actuation.state import presence
 from polythrottle.actuation.state import record as records
 from polythrottle.actuation.state.lease import LEASE_S, Fence, boot_s
 from polythrottle.actuation.state.record import _sealed
@@ -1076,6 +1077,13 @@ def test_without_its_lease_a_writer_writes_nothing_more(
     assert knob.read_text() == "1"
 
 
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide from each writer what the kernel tells of others, as between two containers with the same folder."""
+    monkeypatch.setattr("polythrottle.actuation.actuator.steering", lambda site: ())
+
+
+@pytest.mark.usefixtures("elsewhere")
 def test_a_writer_that_has_lost_its_folder_to_another_leaves_the_device_to_it(knob: Path, state: Path) -> None:
     """Else it would undo what the other has set, and take it for its own; the error says whose it is."""
     first = board(knob).__enter__()
@@ -1088,6 +1096,7 @@ def test_a_writer_that_has_lost_its_folder_to_another_leaves_the_device_to_it(kn
         assert knob.read_text() == "20"
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_what_another_that_began_anew_does_not_know_of_is_named(knob: Path, state: Path) -> None:
     """Nobody's record has a control any more that holds what was set here; the error is all that tells of it."""
     other = knob.with_name("other")
@@ -1748,3 +1757,112 @@ def test_an_audit_is_found_under_another_machine_id_too(
     monkeypatch.setattr("polythrottle.actuation.state.site.machine", lambda: "0123456789ab")
     assert restore_all()[0].clean
     assert (knob.read_text(), other.read_text()) == ("1", "2")
+
+
+def deleted(state: Path) -> None:
+    """Delete the state folder."""
+    shutil.rmtree(state.parent)
+
+
+def moved(state: Path) -> None:
+    """Move the state folder away, as if another disk were mounted in its place."""
+    state.parent.rename(state.parent.with_name("moved"))
+
+
+def emptied(state: Path) -> None:
+    """Delete all that lies in the state folder."""
+    for file in state.iterdir():
+        file.unlink()
+
+
+LOSSES = pytest.mark.parametrize("lose", [deleted, moved, emptied])
+
+
+@LOSSES
+@pytest.mark.parametrize("how", ["guarded", "alone", "guard killed"])
+def test_a_writer_that_begins_anew_beside_one_that_has_lost_its_folder_is_refused(
+    knob: Path, holder: Callable[..., "subprocess.Popen[str]"], state: Path, lose: Callable[[Path], None], how: str
+) -> None:
+    """It would take what stands for the original; the kernel knows of the first, its guard or both."""
+    first = holder("alone" if how == "alone" else "guarded")
+    if how == "guard killed":
+        os.kill(int(first.guard[0]), signal.SIGKILL)  # type: ignore[attr-defined]
+    lose(state)
+    with pytest.raises(DeviceError, match=f"is being steered by process {first.pid}"):
+        board(knob).__enter__()
+    assert knob.read_text() == "10"
+    first.send_signal(signal.SIGINT)
+    first.wait()
+    assert eventually(lambda: how != "guarded" or knob.read_text() == "1")
+
+
+def test_a_guard_that_is_stopped_without_its_folder_keeps_others_out(
+    knob: Path, holder: Callable[..., "subprocess.Popen[str]"], state: Path
+) -> None:
+    """The device is as the writer that was killed has left it; once the guard has put it back, others may steer."""
+    first = holder()
+    guarding = int(first.guard[0])  # type: ignore[attr-defined]
+    os.kill(guarding, signal.SIGSTOP)
+    first.kill()
+    first.wait()
+    deleted(state)
+    with pytest.raises(DeviceError, match=f"is being steered by process {guarding}"):
+        board(knob).__enter__()
+    os.kill(guarding, signal.SIGCONT)
+    assert eventually(lambda: knob.read_text() == "1")
+    assert eventually(lambda: not standing())
+    with board(knob) as device:
+        device.write(str(knob), "20")
+    assert knob.read_text() == "1"
+
+
+@LOSSES
+def test_restore_and_doctor_know_of_a_writer_whose_folder_is_gone(
+    knob: Path,
+    holder: Callable[..., "subprocess.Popen[str]"],
+    state: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    lose: Callable[[Path], None],
+) -> None:
+    """They said that nothing stands changed."""
+    monkeypatch.setattr(program, "_WAIT_S", 0.0)
+    first = holder("alone")
+    lose(state)
+    for restoring in (lambda: program.main([]), lambda: program.main(["--force"]), lambda: run(["restore"])):
+        assert restoring() == DeviceError.exit_code
+        assert f"steered by process {first.pid}, whose lease is gone from {state}" in capsys.readouterr().err
+    (finding,) = [each for each in record_findings() if each.works is False]
+    assert f"process {first.pid}" in finding.explanation
+    first.kill()
+    first.wait()
+    assert program.main([]) == 0
+
+
+def test_whoever_locks_what_anybody_may_read_keeps_nobody_out(
+    knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of another user that locks the same byte is nobody's writer."""
+    site = Site.of("board")
+    handle = presence.announce(site)
+    assert handle is not None
+    assert presence.steering(site) == (os.getpid(),)
+    assert presence.steering(Site.of("another")) == presence.steering(Site(state / "other", site.stem)) == ()
+    plain = os.stat
+    with monkeypatch.context() as as_another:
+        as_another.setattr(os, "geteuid", lambda: 12345)
+        as_another.setattr(os, "stat", lambda path: os.stat_result([*plain(path)[:4], 4999, *plain(path)[5:10]]))
+        assert presence.steering(site) == ()
+    os.close(handle)
+    assert presence.steering(site) == ()
+
+
+def test_where_the_kernel_tells_nothing_of_others_steering_goes_on(
+    knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a second net: an older kernel, or one without a free descriptor, is no reason to stop."""
+    monkeypatch.setattr(presence, "_FILE", "/nowhere")
+    with board(knob, guarded=True) as device:
+        device.write(str(knob), "10")
+    assert knob.read_text() == "1"
+    assert standing() == ()

@@ -28,6 +28,7 @@ from polythrottle.actuation.state.lease import (
     one_line,
     start_of,
 )
+from polythrottle.actuation.state.presence import announce, gone_from, steering
 from polythrottle.actuation.state.record import Kept, Record
 from polythrottle.actuation.state.site import Site
 from polythrottle.actuation.state.site import boot_id as running_boot_id
@@ -75,6 +76,7 @@ class Actuator:
         self._allowed: dict[str, Control] = {}
         self._lock: int | None = None
         self._spare: int | None = None
+        self._presence: int | None = None
         self._record: Record | None = None
         self._fence: Fence | None = None
         self._token = 0
@@ -148,6 +150,8 @@ class Actuator:
             with suppress(OSError):
                 self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
             self._fence = Fence(self._site.lease, self._boot())
+            self._refuse_if_steered(self._fence)
+            self._presence = announce(self._site)
             self._fence.keep()
             self._take_up(self._fence)
             self.restore()
@@ -155,6 +159,11 @@ class Actuator:
             self._release()
             raise
         return self
+
+    def _refuse_if_steered(self, fence: Fence) -> None:
+        """Refuse where another still steers the device, whose lease was lost: what holds is no original."""
+        if not fence.read().token and (processes := steering(self._site)):
+            raise DeviceError(f"{self.device} is being steered by {gone_from(self._site.folder, processes)}")
 
     def _take_up(self, fence: Fence) -> None:
         """Take the lease, and what a writer that died has left on record."""
@@ -224,9 +233,14 @@ class Actuator:
                     self._fence.release(self._token)
             self._fence.let_go()
             self._fence = None
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._let_others_in()
+
+    def _let_others_in(self) -> None:
+        for handle in (self._presence, self._lock):
+            if handle is not None:
+                os.close(handle)
+        self._presence = None
+        self._lock = None
 
     def write(self, key: str, text: str) -> None:
         """Set one control; as `apply` does."""
@@ -291,7 +305,9 @@ class Actuator:
             for setting in moved
         ]
         if self._guarded and self._watch is None and self._fence is not None:
-            self._watch = Watchdog(self._site, self._fence, self._token, self._boot(), lambda: record.text)
+            self._watch = Watchdog(
+                self._site, self._fence, self._token, self._boot(), lambda: record.text, presence=self._presence
+            )
         if self._fence is not None and self._fence.handle is not None:
             self._store.begin(self._fence.handle, self._token, record.text)
         record.listener = self._tell
@@ -413,7 +429,9 @@ class Actuator:
         begun: dict[str, object] = {}
         if seconds is not None or self._record.kept:
             lock = None if seconds is None else self._lock  # for good it stands by its lease alone
-            pid = start_guard(self._site, self._token, self._boot(), lock=lock, known=self._record.text)
+            pid = start_guard(
+                self._site, self._token, self._boot(), lock=lock, known=self._record.text, presence=self._presence
+            )
             begun = {"pid": pid, "started": start_of(pid) or 0, "confirmed_s": confirmed_s}
         if self._watch is not None:
             self._watch.stop()
@@ -422,8 +440,7 @@ class Actuator:
         self._fence.change(self._token, expires_s=expires_s, **begun)
         self._fence.let_go()
         self._free_spare()
-        os.close(self._lock)
-        self._lock = None
+        self._let_others_in()
         self._fence = None
         self._record = None
 

@@ -19,8 +19,9 @@ from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.keeper import Lapse, lapses
 from polythrottle.actuation.rollback import Audit, Outcome, Rollback, put_back
 from polythrottle.actuation.state.lease import Fence, Lease, boot_s, hold, lost
+from polythrottle.actuation.state.presence import gone_from, stray
 from polythrottle.actuation.state.record import Record, named_by, shown
-from polythrottle.actuation.state.site import Site
+from polythrottle.actuation.state.site import Site, originals_folder
 from polythrottle.actuation.state.site import boot_id as running_boot_id
 from polythrottle.domain.errors import DeviceError, PolythrottleError, StorageError, UnknownName
 from polythrottle.storage.untrusted import printable
@@ -28,6 +29,7 @@ from polythrottle.storage.untrusted import printable
 _WAIT_S = 2.0
 _PAUSES_S = (0.05, 0.2)
 _MOST_NAMED = 20
+_NAMELESS = "a device"
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,32 @@ def standing(state: Path | None = None, boot_id: str | None = None) -> tuple[Sta
         StorageError: If the folder of records cannot be trusted or read.
     """
     boot = boot_id if boot_id is not None else running_boot_id()
-    return tuple(each for site in Site.all(state) if (each := _standing(site, boot)) is not None)
+    known = [each for site in Site.all(state) if (each := _standing(site, boot)) is not None]
+    return (*known, *_strayed(state, boot))
+
+
+def _strayed(state: Path | None, boot: str) -> tuple[Standing, ...]:
+    """Return what stands of devices that living processes steer, while the folder has lost all that it knew of them."""
+    folder = originals_folder(state)
+    processes = stray(folder, [site.stem for site in Site.all(state) if not _has_lost_its_lease(site, boot)])
+    if not processes:
+        return ()
+    lease = Lease(0, boot, f"process {processes[0]}", processes[0])
+    return (Standing(_NAMELESS, (), lease, (f"it is steered by {shown(gone_from(folder, processes))}",)),)
+
+
+def _staying(state: Path | None, boot: str) -> tuple[Standing, ...]:
+    """Return what has strayed, but not a guard that is about to go once its device is back."""
+    ends = time.monotonic() + _WAIT_S
+    while (found := _strayed(state, boot)) and time.monotonic() < ends:
+        time.sleep(0.05)
+    return found
+
+
+def _has_lost_its_lease(site: Site, boot: str) -> bool:
+    with suppress(StorageError):  # one that cannot be read is told of by itself
+        return not Fence(site.lease, boot).read().token
+    return False
 
 
 def _standing(site: Site, boot: str) -> Standing | None:
@@ -215,6 +242,8 @@ def _all_restored(
             errors.append(StorageError(f"{err}{_on_record(site, boot)}"))
         except Exception as err:  # whatever is wrong with one device, the others are put back
             errors.append(StorageError(f"{_device_of(site)} is not restored: {shown(str(err)) or type(err).__name__}"))
+    if device is None:
+        errors += [DeviceError(f"{each.device} is not restored: {each.damage[0]}") for each in _staying(state, boot)]
     if errors:
         unsaid = any(isinstance(err, StorageError) for err in errors)
         raise (StorageError if unsaid else DeviceError)("; ".join(map(str, errors)))

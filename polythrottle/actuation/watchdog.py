@@ -35,12 +35,15 @@ class Watchdog:
         token: Of the lease.
         boot_id: Of the running kernel.
         known: Returns what is on record.
+        presence: The handle by which the kernel tells that the device is steered; its guard has it too.
 
     Raises:
         DeviceError: If the guard cannot be started.
     """
 
-    def __init__(self, site: Site, fence: Fence, token: int, boot_id: str, known: Callable[[], bytes]) -> None:
+    def __init__(
+        self, site: Site, fence: Fence, token: int, boot_id: str, known: Callable[[], bytes], *, presence: int | None
+    ) -> None:
         self._fence = fence
         self._token = token
         self._known = known
@@ -48,7 +51,7 @@ class Watchdog:
         self._telling = threading.Lock()
         self.failure: PolythrottleError | None = None
         """Why the lease cannot be kept at the moment."""
-        self._spawn = partial(_spawned, site, token, boot_id, str(os.getpid()))
+        self._spawn = partial(_spawned, site, token, boot_id, str(os.getpid()), presence=presence)
         self._guard = self._spawn(known())
         self._beat = Thread(target=self._renew, name="polythrottle-lease", daemon=True)
         try:
@@ -106,7 +109,7 @@ class Watchdog:
         _close(self._guard)
 
 
-def start_guard(site: Site, token: int, boot_id: str, lock: int | None, known: bytes) -> int:
+def start_guard(site: Site, token: int, boot_id: str, *, lock: int | None, known: bytes, presence: int | None) -> int:
     """Start a guard that stays behind to revert or keep what stands, and return its process.
 
     Args:
@@ -115,20 +118,29 @@ def start_guard(site: Site, token: int, boot_id: str, lock: int | None, known: b
         boot_id: Of the running kernel.
         lock: The handle that makes its holder the only writer; None for what stands by its lease alone.
         known: What is on record.
+        presence: As in `Watchdog`.
 
     Raises:
         DeviceError: If it cannot be started.
     """
-    guard = _spawned(site, token, boot_id, "-" if lock is None else f"-{lock}", known, lock)
+    pid = "-" if lock is None else f"-{lock}"
+    guard = _spawned(site, token, boot_id, pid, known, lock=lock, presence=presence)
     _close(guard)
     guard.returncode = 0  # it outlives this process, which is not to wait for it
     return guard.pid
 
 
 def _spawned(
-    site: Site, token: int, boot_id: str, pid: str, known: bytes, lock: int | None = None
+    site: Site,
+    token: int,
+    boot_id: str,
+    pid: str,
+    known: bytes,
+    *,
+    presence: int | None,
+    lock: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    handles = () if lock is None else (lock,)
+    handles = [each for each in (lock, presence) if each is not None]
     where = os.pathsep.join(filter(None, (str(_PACKAGE), os.environ.get("PYTHONPATH"))))
     try:
         guard = subprocess.Popen(

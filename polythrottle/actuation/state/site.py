@@ -67,7 +67,7 @@ class Site:
             device: Its identity.
             state: Folder for the files; by default ``originals`` in `state_dir`.
         """
-        folder = state if state is not None else state_dir() / "originals"
+        folder = originals_folder(state)
         name = _plain(device)
         begun = []
         with suppress(OSError):
@@ -85,7 +85,7 @@ class Site:
         Raises:
             StorageError: If the folder is there but cannot be trusted or read.
         """
-        folder = state if state is not None else state_dir() / "originals"
+        folder = originals_folder(state)
         try:
             if not folder.is_symlink() and not folder.exists():
                 with suppress(FileNotFoundError):  # a link that leads round in circles is an error of its own
@@ -139,6 +139,13 @@ class Site:
 
 
 _KINDS = (".jsonl", ".lease", ".left", ".audit")  # the audit may be all that is left of the others
+
+
+def originals_folder(state: Path | None = None) -> Path:
+    """Return the folder of all these files; by default ``originals`` in `state_dir`."""
+    if state is not None:
+        return state
+    return state_dir() / "originals"
 
 
 def machine() -> str:
