@@ -1778,6 +1778,19 @@ def emptied(state: Path) -> None:
 LOSSES = pytest.mark.parametrize("lose", [deleted, moved, emptied])
 
 
+def test_a_writer_without_its_folder_is_known_under_another_machine_id_too(
+    knob: Path, holder: Callable[..., "subprocess.Popen[str]"], state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells of the device, whatever the machine is called."""
+    first = holder()
+    deleted(state)
+    monkeypatch.setattr("polythrottle.actuation.state.site.machine", lambda: "0123456789ab")
+    with pytest.raises(DeviceError, match=rf"is being steered by processes {first.pid}\b"):
+        board(knob).__enter__()
+    first.kill()
+    assert eventually(lambda: knob.read_text() == "1")
+
+
 @LOSSES
 @pytest.mark.parametrize("how", ["guarded", "alone", "guard killed"])
 def test_a_writer_that_begins_anew_beside_one_that_has_lost_its_folder_is_refused(
@@ -1788,7 +1801,7 @@ def test_a_writer_that_begins_anew_beside_one_that_has_lost_its_folder_is_refuse
     if how == "guard killed":
         os.kill(int(first.guard[0]), signal.SIGKILL)  # type: ignore[attr-defined]
     lose(state)
-    with pytest.raises(DeviceError, match=f"is being steered by process {first.pid}"):
+    with pytest.raises(DeviceError, match=rf"is being steered by process(es)? {first.pid}\b"):
         board(knob).__enter__()
     assert knob.read_text() == "10"
     first.send_signal(signal.SIGINT)
@@ -1866,3 +1879,20 @@ def test_where_the_kernel_tells_nothing_of_others_steering_goes_on(
         device.write(str(knob), "10")
     assert knob.read_text() == "1"
     assert standing() == ()
+
+
+def test_a_guard_that_has_never_read_its_lease_restores_after_a_while(
+    knob: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleted before its guard has begun, a lease would never have ended, nor what was applied for a time."""
+    monkeypatch.setattr(guard, "LEASE_S", 0.05)
+    looks: list[float] = []
+
+    def ended(wait_s: float) -> bool:
+        looks.append(wait_s)
+        assert wait_s <= 0.05
+        time.sleep(0.01)
+        return False
+
+    assert guard.wait_for_end(Site.of("board"), boot_id(), 3, ended)
+    assert looks

@@ -22,7 +22,7 @@ from polythrottle.actuation.drivers.controls import read_recorded
 from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.keeper import StateCopy
 from polythrottle.actuation.restore import take_over
-from polythrottle.actuation.state.lease import Fence, Lease, Stuck, boot_s
+from polythrottle.actuation.state.lease import LEASE_S, Fence, Lease, Stuck, boot_s
 from polythrottle.actuation.state.record import FORGET, NOW, Record
 from polythrottle.actuation.state.site import Site
 from polythrottle.domain.errors import PolythrottleError, StorageError
@@ -90,7 +90,7 @@ def wait_for_end(
         look: Is called before each look at the lease.
     """
     fence = Fence(site.lease, boot_id)
-    lease = Lease(token, boot_id)
+    lease = Lease(token, boot_id, expires_s=boot_s() + LEASE_S)  # should it be lost before it is read
     while True:
         look()
         try:

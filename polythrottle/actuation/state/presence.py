@@ -59,8 +59,10 @@ def stray(folder: Path, known: Collection[str]) -> tuple[int, ...]:
 
 def gone_from(folder: Path, processes: Collection[int]) -> str:
     """Name processes that steer a device of which a state folder has lost what it knew."""
-    who = f"process {' and '.join(map(str, sorted(processes)))}"
-    return f"{who}, whose lease is gone from {folder}; what was changed is put back once it ends"
+    numbers = " and ".join(map(str, sorted(processes)))
+    if len(processes) > 1:
+        return f"processes {numbers}, whose lease is gone from {folder}; what was changed is put back once they end"
+    return f"process {numbers}, whose lease is gone from {folder}; what was changed is put back once it ends"
 
 
 def _place(folder: Path, stem: str | None = None) -> int:
@@ -68,7 +70,8 @@ def _place(folder: Path, stem: str | None = None) -> int:
     begin = int.from_bytes(hashlib.sha256(str(folder).encode()).digest()[:5], "big") * _DEVICES
     if stem is None:
         return begin
-    return begin + int.from_bytes(hashlib.sha256(stem.encode()).digest()[:4], "big") % _DEVICES
+    device = stem.rpartition("@")[0]  # the machine's identity may change meanwhile
+    return begin + int.from_bytes(hashlib.sha256(device.encode()).digest()[:4], "big") % _DEVICES
 
 
 def _lock(kind: int, start: int, length: int) -> bytes:
