@@ -1896,3 +1896,40 @@ def test_a_guard_that_has_never_read_its_lease_restores_after_a_while(
 
     assert guard.wait_for_end(Site.of("board"), boot_id(), 3, ended)
     assert looks
+
+
+def test_where_all_that_is_left_was_cut_short_it_is_said(
+    knob: Path, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the audit still tells goes back; what it told last nobody knows. It is told once."""
+    dead, other = two_written(knob)
+    dead._release()
+    for file in (dead._site.lease, dead._site.record):
+        file.write_bytes(b"")
+    text = dead._site.audit.read_bytes()
+    dead._site.audit.write_bytes(text[: text.index(str(other).encode())])
+    with pytest.raises(BadFile, match="is cut short and the record gone: what they told last may still be changed"):
+        board(knob).__enter__()
+    assert program.main([]) == 6
+    assert "is cut short" in capsys.readouterr().out
+    assert (knob.read_text(), other.read_text()) == ("1", "20")
+    assert program.main([]) == 0
+
+
+def test_a_restore_leaves_a_device_whose_lease_is_lost_to_a_guard_that_lives(
+    knob: Path, holder: Callable[..., "subprocess.Popen[str]"], state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows the whole record, and would take a lease that was begun anew for its own, ended."""
+    first = holder()
+    guarding = int(first.guard[0])  # type: ignore[attr-defined]
+    os.kill(guarding, signal.SIGSTOP)
+    first.kill()
+    first.wait()
+    for kind in ("lease", "jsonl"):
+        next(state.glob(f"*.{kind}")).write_bytes(b"")
+    monkeypatch.setattr(program, "_WAIT_S", 0.0)
+    with pytest.raises(DeviceError, match=rf"is being steered by process {guarding}\b"):
+        restore_all()
+    assert knob.read_text() == "10"
+    os.kill(guarding, signal.SIGCONT)
+    assert eventually(lambda: knob.read_text() == "1" and not standing())

@@ -19,7 +19,7 @@ from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.keeper import Lapse, lapses
 from polythrottle.actuation.rollback import Audit, Outcome, Rollback, put_back
 from polythrottle.actuation.state.lease import Fence, Lease, boot_s, hold, lost
-from polythrottle.actuation.state.presence import gone_from, stray
+from polythrottle.actuation.state.presence import gone_from, steering, stray
 from polythrottle.actuation.state.record import Record, named_by, shown
 from polythrottle.actuation.state.site import Site, originals_folder
 from polythrottle.actuation.state.site import boot_id as running_boot_id
@@ -327,6 +327,11 @@ def _refuse_if_held(site: Site, fence: Fence) -> None:
         lease = fence.read()
         if lease.applied:
             return
+        if not lease.token and (processes := steering(site)):  # a guard that lives knows more than what is left here
+            if time.monotonic() < ends:
+                time.sleep(0.05)
+                continue
+            raise DeviceError(f"{_device_of(site)} is being steered by {gone_from(site.folder, processes)}")
         try:
             os.close(hold(site.lock, _device_of(site), f"restoring (process {os.getpid()})"))
             return

@@ -445,7 +445,11 @@ def lost(site: Site, record: Record, lease: Lease, audited: bool) -> tuple[str, 
         lease: Of whoever steered it.
         audited: Whether the audit tells of a write that may not be back.
     """
-    if record.entries or record.text or record.void or audited:
+    if record.entries or record.text or record.void:
+        return ()
+    if not lease.token and _is_cut(site.audit):
+        return (f"{shown(str(site.audit))} is cut short and the record gone: what they told last may still be changed",)
+    if audited:
         return ()
     if not lease.dirty and not _all_emptied(site, lease):
         return ()
@@ -456,6 +460,13 @@ def lost(site: Site, record: Record, lease: Lease, audited: bool) -> tuple[str, 
 def _all_emptied(site: Site, lease: Lease) -> bool:
     """Say whether there is a record without a line beside no lease, which comes before it, and no audit."""
     return not lease.token and site.record.exists() and not (site.audit.exists() and site.audit.stat().st_size)
+
+
+def _is_cut(file: Path) -> bool:
+    """Say whether the last line of a file is not whole."""
+    with suppress(OSError, StorageError):
+        return not (contents(file) or b"\n").endswith(b"\n")
+    return False
 
 
 # One control, one record: the same file may be reached as two devices, such as a Jetson's processor and ``cpu``.
