@@ -447,8 +447,8 @@ def lost(site: Site, record: Record, lease: Lease, audited: bool) -> tuple[str, 
     """
     if record.entries or record.text or record.void:
         return ()
-    if not lease.token and _is_cut(site.audit):
-        return (f"{shown(str(site.audit))} is cut short and the record gone: what they told last may still be changed",)
+    if not lease.token and (cut := [shown(str(each)) for each in (site.record, site.audit) if _is_cut(each)]):
+        return (f"{' and '.join(cut)} cut short and the lease gone: what was told last may still be changed",)
     if audited:
         return ()
     if not lease.dirty and not _all_emptied(site, lease):
