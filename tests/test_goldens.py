@@ -100,7 +100,7 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def scrubbed(text: str, folder: Path) -> str:
-    """Return a text with placeholders for paths, days, versions and this machine's last digits."""
+    """Return a text with placeholders for paths, days, versions, and this machine's processor and last digits."""
     for path, name in ((folder.resolve(), "<folder>"), (folder, "<folder>"), (ROOT, "<checkout>")):
         text = text.replace(str(path), name)
     text = text.replace(CpuDevice().title, "<processor>")
