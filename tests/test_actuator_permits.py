@@ -1,8 +1,10 @@
 """Who may do what with which device: the permits' file, and who is at the other end of a socket."""
 
 import grp
+import json
 import os
 import pwd
+import select
 import socket
 import subprocess
 import sys
@@ -13,10 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polythrottle.actuation.server import permits as module
+from polythrottle.actuation.server import space_job
 from polythrottle.actuation.server.device_lease import TokenBucket
 from polythrottle.actuation.server.permits import Permit, Permits, Rights, allowed
+from polythrottle.actuation.server.space_job import SpaceJob, permitted
 from polythrottle.actuation.server.unix_socket import Peer, peer_of
 from polythrottle.domain.errors import BadFile
+from polythrottle.domain.space import Knob, SearchSpace
 
 GROUP, USER = grp.getgrgid(os.getgid()).gr_name, pwd.getpwuid(os.getuid()).pw_name
 MEMBER = Peer(1, 4001, frozenset({os.getgid()}))
@@ -197,3 +202,30 @@ def test_a_permit_is_for_its_user_or_its_group() -> None:
     assert not Permit(None).concerns(STRANGER, ["jetson"])
     assert Permit(None, uid=4002).concerns(STRANGER, ["jetson"])
     assert Permit(4002).concerns(STRANGER, ["jetson"])
+
+
+def test_only_points_that_permits_allow_are_offered_and_the_default_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Permits add up; one without bounds allows all; a knob's levels keep their names."""
+    clocks = (400_000_000, 800_000_000, 1_200_000_000)
+    knobs = (Knob("gpu_max_hz", clocks), Knob("power_mode", ("MAXN", "15W"), label=True))
+    space = SearchSpace.grid(knobs, {"gpu_max_hz": clocks[2], "power_mode": "MAXN"})
+    assert permitted(space, [None, {"gpu_max_hz": (0, 1)}]) is space
+    low = permitted(space, [{"gpu_max_hz": (0, 400_000_000)}])
+    assert {point["gpu_max_hz"] for point in low} == {clocks[0], clocks[2]}
+    assert low.default == space.default
+    assert [knob.label for knob in low.knobs if knob.name == "power_mode"] == [True]
+    both = permitted(space, [{"gpu_max_hz": (0, 400_000_000)}, {"gpu_max_hz": (800_000_000, 800_000_000)}])
+    assert {point["gpu_max_hz"] for point in both} == set(clocks)
+    assert len(permitted(space, [])) == 1
+
+
+def test_a_space_that_is_too_large_or_torn_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has not come yet is waited for; a process that is ended before it has answered told nothing."""
+    monkeypatch.setattr(space_job, "MOST_ANSWER", 100)
+    job = SpaceJob("sim:v100", ["power_limit_w"], [None])
+    while not job.gather():
+        select.select([job.output], [], [], 60.0)
+    assert "too large to be sent; name fewer knobs" in json.dumps(job.result())
+    assert job.over
+    killed = SpaceJob("sim:v100", ["power_limit_w"], [None])
+    assert "could not be computed in time or memory" in json.dumps(killed.result())

@@ -1,16 +1,20 @@
 import importlib
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from polythrottle.cli.commands import run
+from polythrottle.cli.render.figures import _percent_tick, race, write_race
 from polythrottle.domain.errors import BadFile, Exhausted, InvalidInput, UnknownName
 from polythrottle.domain.problem import Problem
 from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study, Trial
 from polythrottle.lab import bench
+from polythrottle.lab.bench.summary import runners, summarise
 from polythrottle.optimize import make_optimizer
 from polythrottle.optimize.options import Options
 
@@ -306,3 +310,59 @@ def test_the_search_benchmark_goes_on_where_it_stopped(table: Path, monkeypatch:
     script.file_digest.cache_clear()
     script.subject_digest.cache_clear()
     assert script.key(bench.plan(sources, ["mean<=2x"], ["grid"], 1, script.RULES, table.parent).tasks[0]) != before
+
+
+def searched(method: str, table: str, arrived: int | None, **given: object) -> bench.Record:
+    """Return the record of a search that came near the best after so many trials."""
+    regrets = (None, 0.5, 0.04)
+    record = bench.Record(table, "mean<=2x", method, 0, 10, arrived, None, 1, 0.04, 1.0, 0.1, regrets=regrets)
+    return replace(record, **given)  # type: ignore[arg-type]
+
+
+def test_trials_are_compared_subject_by_subject() -> None:
+    """A method that needs half of the yardstick's trials on each table has a ratio of one half, and no interval."""
+    records = [
+        *(searched("paper", name, count) for name, count in (("a", 4), ("b", 8))),
+        *(searched("bayes", name, count) for name, count in (("a", 2), ("b", 4), ("c", 9))),
+    ]
+    told = {one.method: one for one in summarise(records)}
+    assert told["bayes"].ratio_to_paper == pytest.approx(0.5)
+    assert told["bayes"].ratio_interval == pytest.approx((0.5, 0.5))
+    assert told["bayes"].ratio_to_optuna is None
+    assert told["paper"].ratio_to_paper == pytest.approx(1.0)
+    alone = next(iter(summarise([searched("bayes", "a", 2)])))
+    assert (alone.ratio_to_paper, alone.ratio_interval) == (None, None)
+
+
+def test_a_figure_shows_quartiles_and_what_was_needed_and_broken(tmp_path: Path) -> None:
+    """Regret stays as it was when a search has ended, and is unknown while nothing is feasible."""
+    records = [searched("bayes", name, 3, trials=5) for name in "abc"] + [
+        searched("tpe", "a", 8),
+        searched("tpe", "b", 2),
+    ]
+    ours, theirs = runners(records)
+    assert (ours.name, theirs.name) == ("bayes", "tpe")
+    assert ours.middle == (math.inf, 0.5, 0.04, 0.04, 0.04)
+    assert ours.low == ours.high == ours.middle
+    assert ours.trials == pytest.approx((3.0, 3.0, 3.0))
+    assert ours.broken == pytest.approx((1.0, 1.0, 1.0))
+    assert theirs.trials[0] == pytest.approx(4.0)
+    assert theirs.trials[1] == pytest.approx(2.0)
+    assert theirs.trials[2] == pytest.approx(8.0)
+    figure = race([ours, replace(theirs, name="bayes@0.05"), replace(theirs, name="tpe")], "mean<=2x")
+    left, right = figure.axes
+    assert [line.get_label() for line in left.lines[:3]] == ["bayes", "bayes@0.05", "tpe"]
+    assert [line.get_linestyle() for line in left.lines[:3]] == ["-", "--", "-"]
+    assert left.lines[0].get_linewidth() > left.lines[2].get_linewidth()
+    assert len(left.collections) == 1  # a band of quartiles for our own at its usual risk
+    drawn = left.lines[0].get_ydata()
+    assert math.isnan(drawn[0])
+    assert list(drawn[1:]) == [0.5, 0.04, 0.04, 0.04]
+    assert left.get_xlim() == (1, 10)
+    assert {text.get_text() for text in right.texts} == {"bayes", "bayes@0.05", "tpe"}
+    assert [line.get_marker() for line in right.lines if line.get_marker() != "None"] == ["*", "*", "o"]
+    assert _percent_tick(0.001, None) == "≤ 0.1 %"
+    assert _percent_tick(0.05, None) == "5 %"
+    assert figure.get_suptitle() == "mean ≤ 2x"
+    write_race([ours], tmp_path / "race.svg", "")
+    assert (tmp_path / "race.svg").stat().st_size > 1000

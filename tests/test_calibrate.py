@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ from builders import FakeDevice
 
 from polythrottle.backends.meters.file_meters import WallLog, read_wall
 from polythrottle.cli.commands import run
+from polythrottle.cli.inspect import CalibrationResult, _calibration_document, _print_calibration, _work
 from polythrottle.domain.errors import BadFile, InvalidInput, TrialError
 from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Sensor, usual_sensor
 from polythrottle.metering.calibration import (
+    SelfTest,
     calibration_path,
     passed_over,
     read_calibration,
@@ -25,7 +28,7 @@ from polythrottle.metering.calibration import (
     write_calibration,
     write_recording,
 )
-from polythrottle.metering.wall_calibration import fit_wall
+from polythrottle.metering.wall_calibration import WallFit, fit_wall
 
 
 class Loaded(FakeDevice):
@@ -352,3 +355,51 @@ def test_calibrate_finds_keeps_and_tells(
     assert run(["calibrate", "--device", "cpu", "--wall", str(tmp_path / "short.csv")]) == 2
     assert "covers 1.9 s of the " in capsys.readouterr().err
     assert Path(found["calibration"]).exists()
+
+
+def test_what_a_calibration_found_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """How often the reading moves and how late it follows, or the factor with its interval; and where it is kept."""
+    sensor = Sensor(step_s=0.1, lag_s=0.5, source="wall.csv, column watts")
+    tested = SelfTest(sensor, idle_w=5.0, loaded_w=25.0, rise_s=0.4, fall_s=None, readings=())
+    _print_calibration(CalibrationResult("jetson", sensor, Path("kept.json"), tested=tested))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "moves every 100 ms" in shown
+    assert "follows within 500 ms" in shown
+    assert "idle 5 W loaded 25 W" in shown
+    assert "windows of " in shown
+    assert shown.endswith("kept in kept.json")
+    exact = Sensor()
+    still = SelfTest(exact, idle_w=5.0, loaded_w=25.0, rise_s=None, fall_s=None, readings=())
+    _print_calibration(CalibrationResult("jetson", exact, Path("kept.json"), tested=still))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "moves whenever it is read follows at once, as far as can be seen" in shown
+    assert "windows of any length" in shown
+    fit = WallFit(1.1, 0.01, 3.456, 0.5, shift_s=-2.0, lag_s=0.5, pairs=40, correlation=0.987)
+    for shift_s, told in ((-2.0, "2.0 s behind"), (2.0, "2.0 s ahead")):
+        _print_calibration(CalibrationResult("jetson", sensor, Path("k.json"), fit=replace(fit, shift_s=shift_s)))
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"factor 1.1000 ± {1.1 * fit.half:.2g} (95 %), applied from now on from wall.csv, column watts" in shown
+        assert "besides 3.46 W that the sensor does not see" in shown
+        assert "500 mW over 40 powers, correlation 0.987" in shown
+        assert f"its clock is {told}" in shown
+        assert "idle" not in shown
+    document = _calibration_document(CalibrationResult("jetson", sensor, Path("k.json"), tested=tested))
+    assert (document["idle_power_w"], document["loaded_power_w"], document["rise_s"]) == (5.0, 25.0, 0.4)
+    assert (document["fall_s"], document["wall"], document["sensor"]["lag_s"]) == (None, None, 0.5)
+    document = _calibration_document(CalibrationResult("jetson", sensor, Path("k.json"), fit=fit))
+    assert (document["idle_power_w"], document["wall"]["factor"]) == (None, 1.1)
+
+
+def test_words_of_a_calibration_that_cannot_be_are_refused_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """A phase that is too short or long, columns without a log, a device that nothing loads, and a simulated one."""
+    for words, told in (
+        ("--seconds 0.5", "a phase takes 1 to 600 s"),
+        ("--seconds 601", "a phase takes 1 to 600 s"),
+        ("--column watts", "belong to --wall"),
+        ("--time-column t", "belong to --wall"),
+        ("-d sim:v100", "has no sensor to calibrate"),
+    ):
+        assert run(["calibrate", *words.split()]) == InvalidInput.exit_code
+        assert told in capsys.readouterr().err
+    with pytest.raises(InvalidInput, match="say what loads"):
+        _work(FakeDevice(), None, ExitStack())

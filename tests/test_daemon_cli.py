@@ -21,14 +21,14 @@ from polythrottle.cli import daemon_process
 from polythrottle.cli.commands import run
 from polythrottle.cli.daemon import _print_status
 from polythrottle.cli.daemon_process import line_of
-from polythrottle.daemon.client import Client
+from polythrottle.daemon.client import Client, Gone
 from polythrottle.daemon.followed_profile import changed
 from polythrottle.daemon.loop.status_builder import stamp
 from polythrottle.daemon.observation import RequestStats
-from polythrottle.daemon.status import RungShown, SavedShown, Status
+from polythrottle.daemon.status import BudgetShown, Happened, RungShown, SavedShown, Status
 from polythrottle.daemon.web import own_page
 from polythrottle.domain.arrivals import Arrivals, Day
-from polythrottle.domain.errors import DeviceError, PolythrottleError
+from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.ladder import Ladder, Rung
 from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
 from polythrottle.domain.profile import Profile
@@ -506,3 +506,167 @@ def test_a_power_no_point_can_keep_ends_the_start(tmp_path: Path, simulated: Pat
     assert daemon.child.wait(timeout=60) == 2
     (line,) = daemon.log.read_text().splitlines()
     assert "at most 1 W cannot be kept" in line
+
+
+class Answering:
+    """A client of a daemon that answers what it is scripted to."""
+
+    where = "/run/daemon.sock"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, object]] = []
+        self.news: list[object] = []
+        self.gone: PolythrottleError | None = DeviceError("nobody listens")
+        self.shown = Status(device="sim:v100", budget=BudgetShown())
+
+    def __call__(self, *words: object, **given: object) -> "Answering":
+        """Be opened."""
+        self.asked.append(("open", (*words, *given.values())))
+        return self
+
+    def __enter__(self) -> "Answering":
+        return self
+
+    def __exit__(self, *words: object) -> None:
+        self.asked.append(("close", None))
+
+    def status(self) -> Status:
+        """Return what it shows; it is away once it was told to stop."""
+        if ("stop", None) in self.asked and self.gone is not None:
+            raise self.gone
+        return self.shown
+
+    def events(self, after: int = 0) -> list[Happened]:
+        """Return what has happened."""
+        return [Happened(4, "2026-01-01T10:00:00+00:00", "start", "began")]
+
+    def follow(self, after: int | None = None) -> Iterator[object]:
+        """Yield what is new."""
+        self.asked.append(("follow", after))
+        yield from self.news
+
+    def stop(self) -> None:
+        """Be told to end."""
+        self.asked.append(("stop", None))
+
+    def budget(self, **words: object) -> dict[str, object]:
+        """Take a budget."""
+        self.asked.append(("budget", {name: word for name, word in words.items() if word is not None}))
+        return {"words": "the budget is taken"}
+
+    def node_power(self, power_w: float | None, within_s: float | None) -> dict[str, object]:
+        """Take a server's limit, where it is one."""
+        self.asked.append(("node_power", (power_w, within_s)))
+        if power_w == 1.0:
+            raise UnknownName("path", "/v1/node", [])
+        return {"words": "the server takes it"}
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Answering:
+    """Return the client that commands meet."""
+    client = Answering()
+    monkeypatch.setattr("polythrottle.daemon.client.Client", client)
+    return client
+
+
+def test_stopping_tells_the_daemons_last_words(answering: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are listened for from the last event on; without any, it says where to look."""
+    answering.news = [
+        Happened(5, "2026-01-01T10:00:00+00:00", "phase", "safe"),
+        Happened(6, "2026-01-01T10:00:00+00:00", "stop", "the board is as it was found"),
+    ]
+    assert run(["daemon", "stop", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "stopped": "/run/daemon.sock", "words": "the board is as it was found"
+    }  # fmt: skip
+    assert ("follow", 4) in answering.asked
+    answering.asked.clear()
+    answering.news = [Gone("it does not answer")]
+    assert run(["daemon", "stop"]) == 0
+    assert capsys.readouterr().out == "the daemon has ended; what became of the board, its log says\n"
+
+
+def test_a_daemon_that_does_not_end_is_said(
+    answering: Answering, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that answers still, if only with an error, has not ended."""
+    answering.gone = InvalidInput("no")
+    answering.news = [Gone("away")]
+    assert run(["daemon", "stop"]) == DeviceError.exit_code
+    assert "was told to end and has not within" in capsys.readouterr().err
+    answering.asked.clear()
+    answering.gone = None
+    monkeypatch.setattr("polythrottle.cli.daemon._WAIT_S", 0.0)
+    assert run(["daemon", "stop"]) == DeviceError.exit_code
+    assert "has not within 0 s" in capsys.readouterr().err
+
+
+def test_a_budget_is_shown_taken_or_sent_to_the_server(
+    answering: Answering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without words it is shown; a time to keep it within is a server's alone."""
+    assert run(["daemon", "budget"]) == 0
+    assert capsys.readouterr().out == "no budget limits the power\n"
+    answering.shown = replace(answering.shown, budget=BudgetShown("80 Wh, to last 9 h", limit_w=8.9))
+    assert run(["daemon", "budget"]) == 0
+    assert capsys.readouterr().out == "80 Wh, to last 9 h\n"
+    assert run(["daemon", "budget", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["limit_w"] == 8.9
+    assert run(["daemon", "budget", "--power", "20W"]) == 0
+    assert capsys.readouterr().out == "the budget is taken\n"
+    assert ("budget", {"power_w": 20.0}) in answering.asked
+    assert run(["daemon", "budget", "--power", "500W", "--within", "5s"]) == 0
+    assert capsys.readouterr().out == "the server takes it\n"
+    assert ("node_power", (500.0, 5.0)) in answering.asked
+    assert run(["daemon", "budget", "--power", "1W", "--within", "5s"]) == InvalidInput.exit_code
+    assert "--within is of a server of services" in capsys.readouterr().err
+
+
+def test_following_prints_a_line_for_each_second_and_event(
+    answering: Answering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One who does not answer is told of once, on standard error; each is a document with --json."""
+    at = "2026-01-01T10:20:30+00:00"
+    answering.news = [
+        Status(at=at, phase="following", title="a board", rate_per_s=3.0),
+        Happened(6, at, "phase", "safe now"),
+        Gone("it does not answer"),
+        Gone("it does not answer"),
+        Happened(7, at, "start", "began"),
+    ]
+    assert run(["daemon", "status", "--follow"]) == 0
+    shown = capsys.readouterr()
+    first, *others = shown.out.splitlines()
+    assert first.startswith("10:20:30 ")
+    assert "3/s" in first
+    assert others == ["10:20:30 phase: safe now", "10:20:30 start: began"]
+    assert shown.err.splitlines() == ["it does not answer; trying again"]
+    assert run(["daemon", "status", "--follow", "--json"]) == 0
+    shown = capsys.readouterr()
+    documents = [json.loads(line) for line in shown.out.splitlines()]
+    assert [next(iter(each)) for each in documents] == ["status", "event", "event"]
+    assert documents[0]["status"]["rate_per_s"] == 3.0
+    assert documents[1]["event"]["words"] == "safe now"
+    assert json.loads(shown.err.splitlines()[0]) == {"gone": "it does not answer"}
+    assert run(["daemon", "status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["device"] == "sim:v100"
+
+
+def test_what_was_saved_today_has_its_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    """Joules with the ends of their interval where it is known; words alone where nothing is."""
+    for saved, told in (
+        (
+            SavedShown(words="since midnight", joules=1500.0, low=1000.0, high=2000.0),
+            "1.5 kJ (1 kJ to 2 kJ) today, since midnight",
+        ),
+        (SavedShown(words="since midnight", joules=1500.0), "1.5 kJ today, since midnight"),
+        (SavedShown(words="not known yet"), "saved not known yet"),
+    ):
+        _print_status(
+            Status(title="a board", saved=saved, p99_s=0.02, limit_s=0.025, power_w=20.0, energy_kind="measured")
+        )
+        shown = " ".join(capsys.readouterr().out.split())
+        assert told in shown
+        assert "p99 20 ms (limit 25 ms)" in shown
+        assert "power 20 W (measured)" in shown

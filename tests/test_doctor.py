@@ -520,3 +520,18 @@ def test_a_device_that_cannot_be_is_an_error_and_no_finding(
     """As with every other command."""
     assert run(["doctor", "--device", uri]) == code
     assert capsys.readouterr().out == ""
+
+
+def test_a_group_may_draw_as_much_as_its_gpus_together() -> None:
+    """What cannot be true of one GPU can be of eight."""
+    most_w = sensors._MOST_W
+
+    def told(uri: str, power_w: float) -> bool | None:
+        device = Sensor()
+        device.uri = uri  # type: ignore[misc]
+        return sensors._energy(device, [Reading(float(at_s), at_s * power_w, 40.0) for at_s in range(5)]).works
+
+    assert told("nvml:0", 0.9 * most_w) is True
+    assert told("nvml:0", 1.1 * most_w) is False
+    assert told("nvml:0,1", 1.1 * most_w) is True
+    assert told("nvml:0,1", 2.1 * most_w) is False

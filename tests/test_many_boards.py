@@ -10,17 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from boards_over_ssh import held, stand_in
 
 from polythrottle.actuation.restore import Standing
+from polythrottle.actuation.rollback import Difference, Outcome
 from polythrottle.actuation.state.lease import Lease
 from polythrottle.api import deployment
-from polythrottle.api.many_boards import apply_to_all, confirm_all
+from polythrottle.api.deployment import Restored
+from polythrottle.api.many_boards import BoardOutcome, Rollout, apply_to_all, confirm_all
 from polythrottle.backends import open_device
-from polythrottle.backends.at_once import at_once, uris_in
+from polythrottle.backends.at_once import Answer, at_once, uris_in
 from polythrottle.backends.ssh import SshDevice
 from polythrottle.board.link import SSH
 from polythrottle.catalog.profiles import read_profile, write_profile
+from polythrottle.cli.boards import confirm_several, print_rollout, restore_several
 from polythrottle.cli.commands import run
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, UnknownName
@@ -31,6 +35,7 @@ from polythrottle.inspect import many_boards
 from polythrottle.inspect.many_boards import BoardWatch, by_kind
 from polythrottle.metering.comparison import Comparison
 from polythrottle.testing import plant
+from polythrottle.tuning.apply import Applied, Stay
 from polythrottle.tuning.canary import CanaryTest, first_of
 
 TUNED = Path(__file__).resolve().parent.parent / "examples/orin-efficientnet-b4.toml"
@@ -292,3 +297,112 @@ def test_boards_over_ssh_are_set_confirmed_and_put_back_together(
     assert all("stands" in each["stands"][0] for each in found["boards"])
     assert [each["clean"] for each in answered("restore", "--device", both)] == [True, True]
     assert [held(root) for root in trees.values()] == before
+
+
+def applied(stands_as: str | None, remark: str = "", **levels: int) -> Applied:
+    """Return what applying a profile to one board came to."""
+    point, served = OperatingPoint(levels), OperatingPoint({"batch_size": 4})
+    return Applied("jetson", "Orin", point, served, stands_as is None, stands_as, Stay(), remark)
+
+
+def canary(pairs: int, with_j: float, *, p99_s: float = 0.02, late: bool = False) -> CanaryTest:
+    """Return a test of so many pairs, in which the profile takes so much energy."""
+    rate = {"backlog_per_s": 5.0} if late else {}
+    without = Measurement(Latency(0.01, p99_s=0.01), 1.0, 100.0, 100.0)
+    with_ = Measurement(Latency(0.01, p99_s=p99_s), with_j, 100.0, 100.0 * with_j, **rate)
+    return CanaryTest.of("a", Comparison(((without, with_),) * pairs), (Constraint.parse("p99<=25ms"),))
+
+
+def test_what_became_of_each_board_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Set, simulated, rolled back, left alone or why not; then what was set and what is left to do."""
+    rollout = Rollout(
+        (
+            BoardOutcome("a"),
+            BoardOutcome("b", applied("jetson", "the governor may move it", gpu_max_hz=510_000_000)),
+            BoardOutcome("c", applied(None, gpu_max_hz=510_000_000)),
+            BoardOutcome("d", applied(None)),
+            BoardOutcome("e", error=DeviceError("no\nroute")),
+            BoardOutcome("f"),
+            BoardOutcome("g", applied("jetson")),
+        ),
+        (canary(8, 1.1),),
+    )
+    print_rollout((rollout, "tuned.toml"))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0].startswith("canary a 8 pairs: ")
+    assert "more energy per item" in lines[0]
+    assert lines[1:8] == [
+        "a rolled back: as it was found",
+        "b set, but the governor may move it",
+        "c simulated: nothing was kept",
+        "d nothing was changed",
+        "e no route",
+        "f left alone",
+        "g set",
+    ]
+    assert any(line.startswith("set ") and "gpu_max_mhz=510" in line for line in lines[8:])
+    assert any("belongs to the workload, set it where the model is served" in line for line in lines)
+    assert lines[-1] == "profile tuned.toml"
+
+
+@pytest.mark.parametrize(
+    ("test", "told"),
+    [
+        (canary(8, 0.9), "8 pairs: no worse; 10.0 % less energy per item, p99<=25 ms holds"),
+        (canary(2, 0.9), "2 pairs: energy and p99<=25 ms not known"),
+        (canary(8, 0.9, p99_s=0.03), "8 pairs: p99<=25 ms does not hold"),
+        (canary(8, 0.9, late=True), "8 pairs: it does not keep up with"),
+    ],
+)
+def test_what_the_first_boards_prove_is_one_line(
+    test: CanaryTest, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In what it is worse, what is not known yet, or what it saves and which limits hold."""
+    print_rollout((Rollout((), (test,)), "tuned.toml"))
+    assert told in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_several_boards_answer_is_printed_board_by_board(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands or was put back, or why not; the exit code is that of the one error there is, or 6 of several."""
+    stands = (Standing("jetson", ("clock",), Lease(1, "boot")),)
+    answers: list[Answer[Any]] = [Answer("a", stands), Answer("b", None, UnknownName("device", "b", ["a"]))]
+    monkeypatch.setattr("polythrottle.api.many_boards.confirm_all", lambda devices: answers)
+    monkeypatch.setattr("polythrottle.api.many_boards.restore_all", lambda devices, force: answers)
+    for as_json in (False, True):
+        with pytest.raises(typer.Exit) as ended:
+            confirm_several(["a", "b"], as_json)
+        assert ended.value.exit_code == UnknownName.exit_code
+        shown = capsys.readouterr().out
+        if as_json:
+            first, second = json.loads(shown)
+            assert first == {"device": "a", "confirmed": [{"device": "jetson", "for_s": None}], "error": None}
+            assert (second["device"], second["confirmed"]) == ("b", [])
+            assert "'b'" in second["error"]
+        else:
+            assert shown.splitlines()[0] == "a: jetson stands"
+            assert shown.splitlines()[1].startswith("b: ")
+    answers[:] = [Answer("a", None, DeviceError("away")), Answer("b", None, UnknownName("device", "b", ["a"]))]
+    with pytest.raises(typer.Exit) as several:
+        confirm_several(["a", "b"], as_json=True)
+    assert several.value.exit_code == DeviceError.exit_code
+    capsys.readouterr()
+    left = Difference("clock", "1", "2", "changed since")
+    whole, part = Outcome("jetson", ("clock", "limit")), Outcome("jetson", ("limit",), foreign=(left,))
+    answers[:] = [Answer("a", Restored((whole,))), Answer("c", Restored())]
+    restore_several(["a", "c"], force=False, as_json=False)
+    assert capsys.readouterr().out.splitlines() == ["a: 2 put back, 0 left", "c: nothing stands changed"]
+    answers[:] = [Answer("a", Restored((part,)))]
+    with pytest.raises(typer.Exit) as unclean:
+        restore_several(["a"], force=False, as_json=False)
+    assert unclean.value.exit_code == DeviceError.exit_code
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0] == "a: 1 put back, 1 left"
+    assert shown.splitlines()[1].startswith("  left      clock holds 2, was 1: changed since")
+    answers[:] = [Answer("a", Restored((whole,))), Answer("b", None, DeviceError("away"))]
+    with pytest.raises(typer.Exit):
+        restore_several(["a", "b"], force=False, as_json=True)
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["clean"], first["restored"][0]["restored"], first["error"]) == (True, ["clock", "limit"], None)
+    assert (second["clean"], second["restored"], second["error"]) == (None, None, "away")

@@ -666,3 +666,15 @@ def test_a_server_is_shown_in_the_terminal(capsys: pytest.CaptureFixture[str], t
     assert "100 W, kept" in shown
     assert "following, short" in shown
     assert "more would buy" in shown
+
+
+def test_a_new_limit_counts_anew_and_lifting_it_forgets_how_it_was_split() -> None:
+    """Turns above the old limit are none above the new one; without a limit nothing is shared."""
+    split = object()
+    shared = SharedPower(100.0, above=3, above_run=2, above_most=2, split=split)  # type: ignore[arg-type]
+    shared.changed(200.0)
+    assert (shared.limit_w, shared.above, shared.above_run, shared.above_most) == (200.0, 0, 0, 0)
+    assert shared.split is split
+    shared.changed(None)
+    assert shared.limit_w is None
+    assert shared.split is None

@@ -121,3 +121,19 @@ def test_the_guard_loads_nothing_of_the_writer() -> None:
     code = "import sys, polythrottle.actuation.guard; print('polythrottle.actuation.actuator' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_names_of_training_are_loaded_when_they_are_used() -> None:
+    """A trainer, its task and a script's context; any other name is none of theirs."""
+    from polythrottle.training import elastic
+    from polythrottle.training.beside import trainer
+    from polythrottle.training.beside.trainer.driver import Trainer
+    from polythrottle.training.beside.trainer.protocol import Task
+    from polythrottle.training.elastic.worker.context import Context
+
+    assert trainer.Trainer is Trainer
+    assert trainer.Task is Task
+    assert elastic.Context is Context
+    for module in (trainer, elastic):
+        with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+            module.Nothing  # noqa: B018

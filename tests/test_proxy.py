@@ -21,6 +21,7 @@ from polythrottle.cli.commands import run as cli
 from polythrottle.domain.errors import DeviceError, InvalidInput
 from polythrottle.proxy.admission import Admission, InFlight
 from polythrottle.proxy.answers import ChunkedBody, Tokens
+from polythrottle.proxy.figures import OUTCOMES, Figures
 from polythrottle.proxy.server import Proxy, ProxyOptions, Server
 
 PATIENCE_S = 20.0
@@ -635,3 +636,16 @@ def test_the_command_serves_until_it_is_asked_to_end() -> None:
         out, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == code, err
         assert json.loads(out)["unreachable"] == 1
+
+
+def test_totals_say_how_requests_ended_and_what_tokens_there_were() -> None:
+    """Each outcome is there from the start; tokens that nobody told count as none."""
+    figures = Figures()
+    assert set(figures.totals().values()) == {0}
+    for outcome in (OUTCOMES[0], OUTCOMES[0], OUTCOMES[1]):
+        figures.ended(outcome)
+    figures.answered(whole_s=1.0, first_s=0.1, per_token_s=0.01, prompt=7, completion=90, by_server=True)
+    figures.answered(whole_s=1.0, first_s=None, per_token_s=None, prompt=None, completion=3, by_server=False)
+    totals = figures.totals()
+    assert (totals[OUTCOMES[0]], totals[OUTCOMES[1]], totals[OUTCOMES[-1]]) == (2, 1, 0)
+    assert (totals["prompt_tokens"], totals["generation_tokens"]) == (7, 93)

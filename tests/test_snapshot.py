@@ -20,6 +20,7 @@ from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.catalog import documents, load_board, load_model
 from polythrottle.catalog.documents import read_archive
 from polythrottle.cli.commands import run
+from polythrottle.cli.inspect import _SHOWN, _print_taken, _print_unpacked, free_name
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError, UnknownName
 from polythrottle.inspect.snapshot import GONE, Scrubber, packed, take, unpack
@@ -494,3 +495,44 @@ def test_modes_are_kept_so_far_as_they_say_what_may_be_written(tmp_path: Path) -
     unpack(tarred(tmp_path / "x.tar.gz", read_only, set_uid), tmp_path / "laid")
     assert (tmp_path / "laid/read").stat().st_mode & 0o7777 == 0o444
     assert (tmp_path / "laid/odd").stat().st_mode & 0o7777 == 0o666
+
+
+def test_an_archive_says_what_it_holds_twice_or_too_many_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is one line that says which it was."""
+    monkeypatch.setattr(documents, "MOST_MEMBERS", 2)
+    twice = tarred(tmp_path / "twice.tar.gz", entry("snapshot.json"), entry("snapshot.json"))
+    many = tarred(tmp_path / "many.tar.gz", *(entry(name) for name in "abc"))
+    with pytest.raises(BadFile, match=r"holds 'snapshot\.json' twice"):
+        unpack(twice, tmp_path / "a")
+    with pytest.raises(BadFile, match="holds over 2 files"):
+        unpack(many, tmp_path / "b")
+
+
+def test_a_snapshot_takes_a_name_that_is_free(tmp_path: Path) -> None:
+    """board, then board-2 and so on; a given one must be free."""
+    assert free_name(None) == Path("board.tar.gz")
+    Path("board.tar.gz").touch()
+    Path("board-2.tar.gz").touch()
+    assert free_name(None) == Path("board-3.tar.gz")
+    assert free_name(tmp_path / "mine.tar.gz") == tmp_path / "mine.tar.gz"
+    with pytest.raises(StorageError, match="is there already"):
+        free_name(Path("board.tar.gz"))
+
+
+def test_what_was_taken_is_told_in_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """How large it is, what was left out with its reason, and whether it can be simulated."""
+    found = {"archive": "b.tar.gz", "title": "Orin", "files": 12, "size_bytes": 34_500, "simulation": "as an Orin"}
+    few, many = ({f"/sys/{number}": "refused" for number in range(count)} for count in (_SHOWN, _SHOWN + 3))
+    _print_taken({**found, "unread": few, "opens_as_simulated": True})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["snapshot  b.tar.gz", "board     Orin: 12 files, 34.5 kB", "left out  /sys/0: refused"]
+    assert "simulate  --device sim:b.tar.gz" in lines
+    assert not any("more; snapshot.json" in line for line in lines)
+    _print_taken({**found, "unread": many, "opens_as_simulated": False})
+    shown = capsys.readouterr().out
+    assert "left out  3 more; snapshot.json in it lists all" in shown
+    assert "simulate  " not in shown
+    _print_unpacked({"folder": "tree", "device": "jetson?root=tree"})
+    assert capsys.readouterr().out.splitlines() == ["tree      tree", "open it   --device 'jetson?root=tree'"]
+    _print_unpacked({"folder": "tree", "device": None})
+    assert capsys.readouterr().out.splitlines()[1] == "it opens with sim: only, not as a tree"

@@ -11,14 +11,20 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from boards_over_ssh import await_that, desk, far_sides, held, planted, stand_in
 
+from polythrottle.actuation.restore import Standing
+from polythrottle.actuation.rollback import Difference, Outcome
+from polythrottle.actuation.state.lease import Lease, boot_s
 from polythrottle.backends import open_device
+from polythrottle.backends.ssh import _outcome, _standing
 from polythrottle.board.carried import packed
+from polythrottle.board.far_side import _MOST_NAMES, FarService
 from polythrottle.board.hosted import HostedWindow, Told
 from polythrottle.board.link import SSH, Place
 from polythrottle.board.work_host import DeskJudge, FarDevice, FarWindow, Outbox
@@ -392,3 +398,51 @@ def test_what_is_told_of_a_window_amounts_to_what_it_amounts_to_here(precision: 
     if not censored:
         assert len(seen.queries) == len(own.queries)
         assert measurement_of(seen, censored) == measurement_of(own, own_censored)
+
+
+def test_what_a_desk_asks_is_checked_there(tmp_path: Path) -> None:
+    """Each field has its kind and its bounds; what it is instead is refused in one line that names it."""
+    service = FarService("sim:v100", tmp_path / "far.sock")
+    try:
+        good = service.request(
+            {"v": 1, "id": 1, "verb": "hand_over", "token": "t", "holder": "me", "seconds": 60, "confirmed_s": None}
+        )
+        assert (good.text["holder"], good.fields["seconds"], good.fields["confirmed_s"]) == ("me", 60, None)
+        files = service.request({"v": 1, "id": 1, "verb": "files", "device": "", "names": ["/sys/a"]})
+        assert files.fields["names"] == ["/sys/a"]
+        forced = service.request({"v": 1, "id": 1, "verb": "restore_all", "name": "", "force": True})
+        assert forced.fields["force"] is True
+        for words, told in (
+            ({"verb": "hand_over", "token": "t", "holder": "me", "seconds": 0}, "seconds must be a number above 0"),
+            ({"verb": "hand_over", "token": "t", "holder": "me", "seconds": True}, "seconds must be a number above 0"),
+            ({"verb": "hand_over", "token": "t", "holder": "me", "seconds": 1e9}, "seconds must be a number above 0"),
+            ({"verb": "hand_over", "token": "t", "holder": "a\nb", "seconds": 1}, "holder must be a text"),
+            ({"verb": "restore_all", "name": "", "force": 1}, "force must be true or false"),
+            ({"verb": "files", "device": "", "names": "a"}, "names must be a list of at most"),
+            ({"verb": "files", "device": "", "names": [1]}, "names must be a list of at most"),
+            ({"verb": "files", "device": "", "names": ["a"] * (_MOST_NAMES + 1)}, "names must be a list of at most"),
+            ({"verb": "work", "token": "t", "message": []}, "message must be an object"),
+        ):
+            with pytest.raises(InvalidInput, match=told):
+                service.request({"v": 1, "id": 1, **words})
+    finally:
+        service.close()
+
+
+def test_outcomes_and_leases_travel_whole() -> None:
+    """What was restored there, and what stands with the time that is left of it, are the same here."""
+    left = Difference("clock", "1", "2", "changed since")
+    outcome = Outcome("jetson", ("limit",), foreign=(left,), damage=("line 2",))
+    assert _outcome(json.loads(json.dumps(asdict(outcome)))) == outcome
+    lease = Lease(3, "boot", holder="tuned.toml", expires_s=boot_s() + 60.0, applied=True)
+    stands = Standing("jetson", ("clock",), lease, ("line 1",))
+    travelled = json.loads(json.dumps({**asdict(stands), "expires_in_s": 60.0}))
+    there = _standing(travelled)
+    assert (there.device, there.keys, there.damage, there.lease.holder) == (
+        "jetson",
+        ("clock",),
+        ("line 1",),
+        "tuned.toml",
+    )
+    assert there.expires_in_s == pytest.approx(60.0, abs=30.0)
+    assert _standing({**travelled, "expires_in_s": None}).expires_in_s is None
