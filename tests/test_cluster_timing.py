@@ -1,12 +1,14 @@
 """Where a worker's time goes."""
 
+import os
+import socket
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from polythrottle.domain.clock import VirtualClock
-from polythrottle.training.elastic.worker.process_group import StepTimer
+from polythrottle.training.elastic.worker.process_group import Group, StepTimer
 from polythrottle.training.elastic.worker.progress_reporter import Tally
 
 
@@ -105,3 +107,34 @@ def test_on_a_gpu_the_exchange_is_counted_once_it_is_over(monkeypatch: pytest.Mo
     events[3].reached = True
     timer.stepped(1.0, cold=False)
     assert timer.tally == Tally(4, 4.0, 0.75, 0.0)
+
+
+def test_workers_meet_at_the_chiefs_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is told of no chief trains alone; one that is wraps its model, and parts in the end."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    model = torch.nn.Linear(2, 1)
+    alone = Group(model)
+    alone.open()
+    assert (alone.rank, alone.size) == (0, 1)
+    assert alone.wrapped() is model
+    assert alone.highest([3, 1]) == [3, 1]
+    assert alone.shared(b"abc", 0) == b"abc"
+    assert alone.shared(None, 0) == b""
+    alone.close(together=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for name, word in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(port))):
+        monkeypatch.setenv(name, word)
+    chief = Group(model)
+    chief.open()
+    try:
+        assert torch.distributed.get_backend() == "gloo"
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+        monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lambda given, device_ids: (given, device_ids))
+        assert chief.wrapped() == (model, None)
+        chief.close(together=False)
+        assert torch.distributed.is_initialized()
+    finally:
+        chief.close(together=True)
+    assert not torch.distributed.is_initialized()

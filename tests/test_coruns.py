@@ -10,7 +10,14 @@ from polythrottle.catalog import load_board, load_model
 from polythrottle.domain.errors import InvalidInput, TrialError
 from polythrottle.domain.measurement import Query
 from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
-from polythrottle.training.beside.corun_bench import UNCOUNTED, MeasuredBench, Work, profile
+from polythrottle.training.beside.corun_bench import (
+    UNCOUNTED,
+    CoRunProfile,
+    MeasuredBench,
+    PredictionError,
+    Work,
+    profile,
+)
 from polythrottle.training.beside.interference import most_informative
 from polythrottle.training.beside.operating_options import FinetuningJob
 from polythrottle.training.beside.simulated_host import SHARES, SimulatedBench
@@ -186,3 +193,21 @@ def test_too_few_cases_of_a_real_workload_are_said() -> None:
     served = Served((1,))
     with pytest.raises(InvalidInput, match="there are 5 different ones"):
         profile(MeasuredBench("here", served, served.train, (1,)), held_out=4)
+
+
+def test_a_profile_is_a_table_for_people_and_a_document_for_programs() -> None:
+    """Errors in percent, the tail's where there was one; counted work grows with the items, and none has none."""
+    errors = (PredictionError("ours", 8, 0.0512, 0.1, 0.96), PredictionError("paper", 0, 0.25, None, 0.5))
+    found = CoRunProfile("a board", True, (), (), errors, None, ("few",))  # type: ignore[arg-type]
+    head, *rows = found.rows()
+    assert head[0] == "predictor"
+    assert rows == [("ours", "8", "5.1%", "10.0%", "96%"), ("paper", "0", "25.0%", "not known", "50%")]
+    document = found.document()
+    assert (document["title"], document["simulated"], document["co_runs"]) == ("a board", True, 0)
+    assert document["errors"][1] == {"predictor": "paper", "requests": 0, "mean": 0.25, "tail": None, "within": 0.5}
+    assert document["remarks"] == ["few"]
+    assert Work(2e9, 1e9).of(3)[:2] == (6e9, 3e9)
+    assert Work(2e9, 1e9, element_bytes=2).of(3)[2] != Work(2e9, 1e9).of(3)[2]
+    assert Work(None, 1e9).of(3) == (None, None, None)
+    assert Work(2e9, None).of(3) == (None, None, None)
+    assert Work(None, None).of(0) == (0.0, 0.0, 0.0)

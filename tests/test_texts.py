@@ -3,16 +3,21 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import measured, study
 
 from polythrottle.api.outcome import Tuning
+from polythrottle.cli.render import documents
+from polythrottle.cli.render import text as texts
 from polythrottle.cli.render.documents import tune_document
 from polythrottle.cli.render.text import _about, print_measurement, print_tuning, show_boundary
-from polythrottle.domain.measurement import EnergyKind, Interval, Measurement
+from polythrottle.domain.measurement import EnergyKind, Goodput, Interval, Latency, Measurement
+from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.tuning.setup import Setup
+from polythrottle.tuning.sweep import Swept
 
 
 def printed(capsys: pytest.CaptureFixture[str], found: Measurement, arrivals: str | None = None) -> str:
@@ -147,3 +152,91 @@ def test_the_rates_of_a_ladder_are_told_in_plain_figures() -> None:
     assert [_about(rate_per_s) for rate_per_s in (0.0512, 7.63, 99.0, 120.4, 12_345.6)] == [
         *("0.051", "7.6", "99", "120", "12,346"),
     ]
+
+
+def window(energy_j: float = 2.0, kind: EnergyKind = EnergyKind.SIMULATED, **given: Any) -> Measurement:
+    """Return a measurement of queries of 10 ms."""
+    return Measurement(Latency(0.01, p99_s=0.02), energy_j, 100.0, 200.0, kind, "a test", **given)
+
+
+def test_goodput_is_told_of_all_and_of_each_class() -> None:
+    """How many requests held their limits, joules per good one where they are joules, and the times of a class."""
+    times = {f"{name}_p99 for prompts<=2048": 0.2 for name in ("ttft", "tpot")} | {"mean for prompts<=2048": 1.5}
+    goodput = Goodput(1200, 900, 12.5, 40.0, {"prompts<=2048": (1000, 800), "prompts>2048": (0, 0)})
+    told = texts._goodput(window(goodput=goodput, extras=times))
+    assert told["goodput"] == "75 % of 1,200 held every limit of theirs, 12.5 good/s, 40 J per good one, simulated"
+    assert told["prompts<=2048"] == "80 % of 1,000, ttft p99 200 ms, tpot p99 200 ms, mean 1.5 s end to end"
+    assert told["prompts>2048"] == "none came"
+    assert texts._goodput(window()) == {}
+    assert (
+        "per good one" not in texts._goodput(window(kind=EnergyKind.RELATIVE, goodput=goodput, extras=times))["goodput"]
+    )
+    document = documents._goodput(goodput)
+    assert (document["good"], document["share"], document["good_per_s"], document["energy_per_good_j"]) == (
+        900, 0.75, 12.5, 40.0
+    )  # fmt: skip
+    classes = documents._classes(window(goodput=goodput, extras=times))
+    assert classes["prompts<=2048"] == {
+        "ttft_p99_s": 0.2,
+        "tpot_p99_s": 0.2,
+        "mean_s": 1.5,
+        "requests": 1000,
+        "good": 800,
+    }
+    assert classes["prompts>2048"] == {"requests": 0, "good": 0}
+
+
+def test_a_limit_stands_beside_what_was_measured() -> None:
+    """It is broken beyond it, or where the queue grew; what was not measured neither holds nor breaks."""
+    limit = Constraint.parse("p99<=25ms")
+    assert texts._stands(limit, window()) == "20 ms, limit 25 ms"
+    assert documents._limit(limit, window())["holds"] is True
+    assert texts._stands(Constraint.parse("p99<=15ms"), window()).endswith("limit 15 ms  broken")
+    assert documents._limit(Constraint.parse("p99<=15ms"), window())["holds"] is False
+    assert texts._stands(limit, window(backlog_per_s=3.0)).endswith("broken")
+    assert documents._limit(limit, window(backlog_per_s=3.0))["holds"] is False
+    ttft = Constraint.parse("ttft_p99<=1s")
+    assert texts._stands(ttft, window()).startswith("not measured")
+    assert documents._limit(ttft, window()) == {
+        "text": str(ttft), "metric": "ttft_p99", "limit": 1.0, "value": None, "holds": None
+    }  # fmt: skip
+
+
+def test_cuts_energy_and_savings_are_told_with_their_kind() -> None:
+    """Simulated joules are called so; what a point saves stands with its interval where there is one."""
+    assert texts._cuts(window()) == {}
+    assert texts._cuts(window(cuts_per_s=2.0))["clock cuts"].startswith("2 a second: brief over-current events")
+    assert (
+        "2 a second, for about 1.50% of the time:" in texts._cuts(window(cuts_per_s=2.0, cut_share=0.015))["clock cuts"]
+    )
+    assert texts.show_energy(window()) == "2 J simulated"
+    assert texts.show_energy(window(kind=EnergyKind.MEASURED)) == "2 J"
+    before = window()
+    assert texts._saved(before, before) == "–"
+    assert texts._saved(before, None) == "–"
+    assert texts._saved(window(1.5), before) == "25.0%"
+    sure, default = (window(each, intervals={"energy": Interval(each - 0.01, each + 0.01)}) for each in (1.5, 2.0))
+    saving = texts.saving_interval(sure, default)
+    assert saving is not None
+    assert texts._saved(sure, default) == f"25.0% ({100 * saving.low:.0f} to {100 * saving.high:.0f})"
+
+
+def test_a_sweep_says_what_is_new_and_what_failed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What was kept from before and what failed are told where there are any, at most five failures by name."""
+    whole = Swept(tmp_path / "t.csv", 10, 10, 0, (), EnergyKind.SIMULATED)
+    texts.print_sweep(whole)
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0] == "10 points measured (simulated energy)"
+    assert f"table  {tmp_path / 't.csv'}" in shown
+    assert "did not serve" not in shown
+    failed = tuple((OperatingPoint({"batch_size": size}), "out of memory") for size in range(1, 8))
+    part = Swept(tmp_path / "t.csv", 20, 3, 10, failed, EnergyKind.MEASURED, overloaded=2)
+    texts.print_sweep(part)
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0] == "3 points measured, 10 kept from before, 7 failed (measured energy)"
+    assert shown.count("failed: batch_size=") == 5
+    assert "2 of 20 did not serve what came" in shown
+    document = documents.sweep_document(part)
+    assert document["failed"][0] == {"point": {"batch_size": 1}, "failure": "out of memory"}
+    assert (document["measured"], document["kept"], document["overloaded"], document["simulated"]) == (3, 10, 2, False)
+    assert documents.sweep_document(whole)["simulated"] is True
