@@ -367,6 +367,7 @@ def _check_named(device: str) -> None:
         InvalidInput: If it is malformed.
     """
     from polythrottle.backends import DeviceURI
+    from polythrottle.backends.device_uri import simulated_boards
     from polythrottle.backends.nvml import check_name
     from polythrottle.catalog import load_board
 
@@ -375,7 +376,7 @@ def _check_named(device: str) -> None:
         return
     uri = DeviceURI.parse(device)
     if uri.scheme == "sim":
-        load_board(uri.name)
+        load_board(simulated_boards(uri)[0])
     elif uri.scheme == "nvml":
         check_name(uri.name)
     elif uri.scheme in ("auto", "cpu", "jetson") and uri.name:

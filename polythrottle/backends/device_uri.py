@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polythrottle.actuation.drivers.controls import is_named
 from polythrottle.backends.probe import find_device
@@ -13,8 +14,12 @@ from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.ports import Device, Recorded
 from polythrottle.domain.units import knob_name
 
+if TYPE_CHECKING:
+    from polythrottle.backends.simulated.node import SimulatedGroup
+
 FORMS = (
-    "sim:<board>[?seed=7&noise=0.02], replay:<table.csv[.gz]>, jetson, nvml:<index, UUID, 0-7, 0,2 or all>, cpu, auto, "
+    "sim:<board>[?seed=7&noise=0.02], sim:node[/0-3][?gpus=8xh100], replay:<table.csv[.gz]>, jetson, "
+    "nvml:<index, UUID, 0-7, 0,2 or all>, cpu, auto, "
     "actuator:[<socket>][?device=<one of these>], "
     "ssh://[user@]host[:port][/<a device there>]; each with ?meter=<a meter>"
 )
@@ -188,9 +193,9 @@ def _simulated(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
     from polythrottle.backends.simulated import SimulatedDevice
     from polythrottle.catalog import load_board, names
 
-    uri.only("seed", "noise", "knobs")
     if not uri.name:
         raise InvalidInput("sim: needs the name of a board; polythrottle devices lists them")
+    board, group = simulated_boards(uri)
     if uri.name not in names("devices") and Path(uri.name).is_dir():
         raise InvalidInput(
             f"{uri.name} is a folder; a simulated board is one of those that polythrottle devices lists, or a file: a "
@@ -203,7 +208,24 @@ def _simulated(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
     else:
         named = None
     searched = knobs if knobs is not None else named
-    return SimulatedDevice(load_board(uri.name), uri.count("seed", 0), uri.number("noise", 0.02), searched)
+    return SimulatedDevice(load_board(board), uri.count("seed", 0), uri.number("noise", 0.02), searched, group=group)
+
+
+def simulated_boards(uri: DeviceURI) -> tuple[str, SimulatedGroup]:
+    """Return the description of a simulated board that a URI means, and of how many it is.
+
+    Raises:
+        InvalidInput: If it is malformed.
+        UnknownName: If it has an option, or means a GPU, that there is not.
+    """
+    from polythrottle.backends.simulated.node import ALONE, SimulatedNode, is_node
+
+    if not is_node(uri.name):
+        uri.only("seed", "noise", "knobs")
+        return uri.name, ALONE
+    uri.only("gpus", "seed", "noise", "knobs")
+    node = SimulatedNode.parse(uri.options, uri.count("seed", 0))
+    return node.group(uri.name, [f"gpus={uri.options['gpus']}"] if "gpus" in uri.options else [])
 
 
 def _replay(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:

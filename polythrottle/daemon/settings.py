@@ -261,11 +261,17 @@ def check_devices(devices: Mapping[str, str]) -> None:
 
 
 def _parts(uri: str) -> frozenset[str]:
-    """Return the devices that a URI names; none for a simulated board, of which each service has its own."""
+    """Return the devices that a URI names; none for a simulated board, of which each service has its own.
+
+    The GPUs of the simulated server are numbered as NVML's are: there is one such server.
+    """
     scheme, _, rest = uri.partition("?")[0].partition(":")
     if scheme == "sim":
-        return frozenset()
-    if scheme != "nvml":
+        server, _, rest = rest.partition("/")
+        if server != "node":
+            return frozenset()
+        rest = rest or "all"
+    elif scheme != "nvml":
         return frozenset({uri.partition("?")[0]})
     found: set[str] = set()
     for part in (rest or "0").split(","):

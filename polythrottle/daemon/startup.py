@@ -36,7 +36,7 @@ from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
-from polythrottle.daemon.loop.shared_power import Member, SharedPower
+from polythrottle.daemon.loop.shared_power import Member, SharedPower, WholeMeter
 from polythrottle.daemon.observation import Traffic
 from polythrottle.daemon.settings import NodeSettings, ServiceSettings, Settings, check, check_devices
 from polythrottle.daemon.study_process import Lender, Studies
@@ -106,7 +106,7 @@ def check_words(settings: Settings) -> None:
     for job in settings.finetune:
         if job.exists() and not job.is_dir():
             raise InvalidInput(f"{job} is a file; --finetune takes the folder of a job, or of several")
-    if settings.node.meter is not None:
+    if settings.node.meter is not None and not settings.node.meter.startswith("sim:"):
         from polythrottle.backends.meters.meter_uri import check_kind
 
         check_kind(settings.node.meter)
@@ -198,6 +198,7 @@ def build(
     wall: Callable[[], float] = time.time,
     folder: Path | None = None,
     study_waits: Callable[[], str] = str,
+    accept: Callable[[Board], object] = lambda board: None,
 ) -> tuple[Runner, HistoryStore]:
     """Return a control loop, and its record for the API to read; nothing is set before it turns.
 
@@ -210,6 +211,7 @@ def build(
         wall: Wall time, seconds since the epoch.
         folder: Where its state is kept; by default the state folder.
         study_waits: Returns why no study may begin now; empty if one may.
+        accept: Is called with the board before anything is done with it; raises if it will not do.
 
     Raises:
         PolythrottleError: If what it was told cannot be: says what, and what would do.
@@ -218,6 +220,7 @@ def build(
     folder = folder or state_dir()
     device, workload = _asked(settings)
     site = _site(settings, device, workload, clock, folder)
+    accept(site.board)
     tuned, unfit = _tuned(settings, workload, site.identity())
     record = HistoryStore(folder / "daemon.db", wall)
     accounts = Accounts(record, wall, settings.allowance)
@@ -278,13 +281,7 @@ def build_node(
     folder = state_dir()
     services, left_out = _apart(settings.services)
     host = HostPower(settings.node.rest_w)
-    meter = None
-    if settings.node.meter is not None:
-        from polythrottle.backends.meters.meter_uri import open_meter
-
-        meter = open_meter(settings.node.meter)
-        if ends is not None:
-            ends.enter_context(meter.sampling())
+    meter, accept = _whole_meter(settings.node.meter, ends)
     node: list[Node] = []
 
     def member(each: ServiceSettings, kept: Path) -> Member:
@@ -297,6 +294,7 @@ def build_node(
             wall=wall,
             folder=kept / each.name,
             study_waits=partial(_waits, node, each.name),
+            accept=accept,
         )
         if isinstance(clock, WakingClock):
             mailbox.on_wish(clock.wake)
@@ -325,6 +323,23 @@ def build_node(
         )
     )
     return node[0], record
+
+
+def _whole_meter(text: str | None, ends: ExitStack | None) -> tuple[WholeMeter | None, Callable[[Board], object]]:
+    """Return the meter of the whole server, and what is to be called with the board of each service."""
+    if text is None:
+        return None, lambda board: None
+    if text.startswith("sim:"):
+        from polythrottle.daemon.traffic.simulated_node import NodeMeter
+
+        simulated = NodeMeter.of(text)
+        return simulated, simulated.add
+    from polythrottle.backends.meters.meter_uri import open_meter
+
+    meter = open_meter(text)
+    if ends is not None:
+        ends.enter_context(meter.sampling())
+    return meter, lambda board: None
 
 
 def _members(

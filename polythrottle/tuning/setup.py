@@ -391,7 +391,7 @@ class Setup:
                 raise InvalidInput(f"{name} batches as its engine does; leave --batch out (concurrency is searched)")
             return device.serve_language(load_language_model(name))
         model = load_model(name)
-        sizes = self.batch_sizes or model.batch_sizes
+        sizes = device.parts(self.batch_sizes or ()) or model.batch_sizes
         default = model.batch_default if model.batch_default in sizes else min(sizes)
         return device.serve(replace(model, batch_sizes=sizes, batch_default=default))
 

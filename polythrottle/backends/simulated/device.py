@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from polythrottle.backends.simulated.engine import Engine
 from polythrottle.backends.simulated.language_model import SimulatedLanguageModel
+from polythrottle.backends.simulated.node import ALONE, SimulatedGroup
 from polythrottle.backends.simulated.physics import Noise, QueryCycle, static_w, sustainable_w, typical, warmed_c
 from polythrottle.backends.simulated.token_server import Step, TokenServer
 from polythrottle.backends.simulated.token_steps import StepPhysics
@@ -144,10 +145,18 @@ class State:
     """What a simulated board is like now; every call moves its own clock on.
 
     ``factors`` multiply the time and the power of everything served until they are replaced.
+
+    Args:
+        engine: The physics of one board.
+        group: Of so many boards it is; what is read is of all of them.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, group: SimulatedGroup = ALONE) -> None:
         self._engine = engine
+        self._group_power = group.power
+        self._group_time = group.time
+        self._hottest = group.hottest
+        self._mean_power = group.power / group.gpus
         self._gpus = 1
         self._engine_idle_w: float | None = None
         self._running_hz: float | None = None
@@ -207,10 +216,10 @@ class State:
         """
         answer = self._answer(model, batch_size)
         time, power = self.factors
-        self._draw(answer.dynamic_j, answer.interval_s * time * factor, power)
+        self._draw(answer.dynamic_j, answer.interval_s * time * factor * self._group_time, power)
         self._last = answer
         self._waited_s = 0.0
-        return answer.latency_s * time * factor
+        return answer.latency_s * time * factor * self._group_time
 
     def _answer(self, model: Model, batch_size: int) -> QueryOutcome:
         key = (id(model), batch_size, _rounded_s(self._waited_s), self._hot)
@@ -222,15 +231,15 @@ class State:
     def _draw(self, dynamic_j: float, duration_s: float, power: float) -> None:
         heat = self._engine.simulation.thermal
         energy_j = (dynamic_j + static_w(heat, self._temperature_c) * duration_s) * power
-        self._energy_j += energy_j
-        self._temperature_c = warmed_c(heat, self._temperature_c, energy_j / duration_s, duration_s)
+        self._energy_j += energy_j * self._group_power
+        self._temperature_c = warmed_c(heat, self._temperature_c, energy_j * self._hottest / duration_s, duration_s)
         self._hot = self._temperature_c >= heat.limit_c - (_RECOVERY_C if self._hot else 0.0)
         self.clock.advance(duration_s)
 
     def host(self, physics: StepPhysics, gpus: int) -> None:
         """Hold a language-model engine from now on, on so many of these cards; what is read is of all of them."""
         self._gpus = gpus
-        self._engine_idle_w = physics.idle_w() * gpus
+        self._engine_idle_w = physics.idle_w() * gpus * self._mean_power
 
     def step(self, physics: StepPhysics, server: TokenServer, factor: float) -> Step:
         """Run the next step of an engine at the levels that are set.
@@ -248,7 +257,7 @@ class State:
         work, pieces = server.plan()
         duration_s, power_w, gpu_hz = physics.run(work, clocks.gpu_max_hz.item(), cap_w, memory_share)
         time, power = self.factors
-        ran = (duration_s * time * factor, power_w * power, gpu_hz)
+        ran = (duration_s * time * factor * self._group_time, power_w * power * self._mean_power, gpu_hz)
         step = server.advance(self.clock.now(), work, pieces, ran)
         self._spend(step.power_w, step.duration_s)
         self._running_hz = gpu_hz
@@ -289,30 +298,51 @@ def _stretch(noise: float) -> Latency:
 
 
 def expected(
-    engine: Engine, model: Model, batch_sizes: Sequence[int], points: Sequence[Mapping[str, Level]], noise: float
+    engine: Engine,
+    model: Model,
+    batch_sizes: Sequence[int],
+    points: Sequence[Mapping[str, Level]],
+    noise: float,
+    group: SimulatedGroup = ALONE,
 ) -> tuple[Measurement, ...]:
     """Return the true measurements of a model.
 
     Args:
         engine: The board's physics.
         model: What is served.
-        batch_sizes: Items per query, one for each point.
+        batch_sizes: Items per query for each board, one for each point.
         points: Levels of the board's knobs; those not named are at their default.
         noise: Its level.
+        group: Of the boards that answer as one.
     """
     batch_size = np.array(batch_sizes, dtype=float)
     cycle, temperature_c = engine.settled(model, batch_size, engine.columns(points))
     stretch = _stretch(noise)
-    interval_s = cycle.interval_s * stretch.mean_s
+    interval_s = cycle.interval_s * stretch.mean_s * group.time
     energy_j = cycle.dynamic_j + static_w(engine.simulation.thermal, temperature_c) * interval_s
-    figures = (cycle.latency_s, energy_j / batch_size, batch_size / interval_s, energy_j / interval_s, temperature_c)
+    energy_j = energy_j * group.power
+    items = batch_size * group.gpus
+    figures = (
+        cycle.latency_s * group.time,
+        energy_j / items,
+        items / interval_s,
+        energy_j / interval_s,
+        temperature_c,
+    )
+    boundary = _boundary(engine.board, group)
     return tuple(
-        _measurement(engine, stretch, *row) for row in zip(*(column.tolist() for column in figures), strict=True)
+        _measurement(boundary, stretch, *row) for row in zip(*(column.tolist() for column in figures), strict=True)
     )
 
 
+def _boundary(board: Board, group: SimulatedGroup) -> str:
+    if group.gpus > 1:
+        return f"{group.gpus} x {board.rails.boundary}"
+    return board.rails.boundary
+
+
 def _measurement(
-    engine: Engine,
+    boundary: str,
     stretch: Latency,
     latency_s: float,
     energy_j: float,
@@ -326,7 +356,7 @@ def _measurement(
         throughput_per_s=throughput_per_s,
         power_w=power_w,
         energy_kind=EnergyKind.SIMULATED,
-        boundary=engine.board.rails.boundary,
+        boundary=boundary,
         temperature_c=temperature_c,
     )
 
@@ -353,6 +383,7 @@ class SimulatedDevice:
         seed: Of the noise.
         noise: Standard deviation, as a fraction, of a query's time and of a window's power; 0 turns noise off.
         knobs: The knobs to search instead of those the board's file says.
+        group: Of so many such boards it is, each of which gets its part of a batch; levels are those of each.
 
     Raises:
         InvalidInput: If the noise is not a fraction, the seed is negative, or the board cannot be simulated.
@@ -360,7 +391,12 @@ class SimulatedDevice:
     """
 
     def __init__(
-        self, board: Board, seed: int = _SEED, noise: float = _NOISE, knobs: Sequence[str] | None = None
+        self,
+        board: Board,
+        seed: int = _SEED,
+        noise: float = _NOISE,
+        knobs: Sequence[str] | None = None,
+        group: SimulatedGroup = ALONE,
     ) -> None:
         if not 0.0 <= noise < 1.0 or seed < 0:
             raise InvalidInput(f"a simulation needs 0 <= noise < 1 and seed >= 0, not noise={noise} and seed={seed}")
@@ -369,22 +405,31 @@ class SimulatedDevice:
         self._noise = noise
         self._knobs = None if knobs is None else tuple(knobs)
         self._space = board.space(self._knobs)
+        self._group = group
         self._engine = Engine(board)
-        self._state = State(self._engine)
+        self._state = State(self._engine, group)
         self.rewind(0)
 
     @property
     def uri(self) -> str:
         """The URI that opens this device again; options at their default are left out."""
-        options = [f"seed={self._seed}"] if self._seed != _SEED else []
+        options = list(self._group.options)
+        options += [f"seed={self._seed}"] if self._seed != _SEED else []
         options += [f"noise={self._noise:g}"] if self._noise != _NOISE else []
         options += [f"knobs={','.join(self._knobs)}"] if self._knobs is not None else []
-        return f"sim:{self._board.name}{'?' if options else ''}{'&'.join(options)}"
+        return f"sim:{self._group.name or self._board.name}{'?' if options else ''}{'&'.join(options)}"
 
     @property
     def title(self) -> str:
         """The name people know the board by, marked as simulated."""
+        if self.gpus > 1:
+            return f"{self.gpus} x {self._board.title} (simulated)"
         return f"{self._board.title} (simulated)"
+
+    @property
+    def gpus(self) -> int:
+        """How many boards answer as this one."""
+        return self._group.gpus
 
     @property
     def board(self) -> Board:
@@ -408,8 +453,8 @@ class SimulatedDevice:
 
     @property
     def boundary(self) -> str:
-        """The rails of the board's total."""
-        return self._board.rails.boundary
+        """The rails of the board's total, of all boards where it is several."""
+        return _boundary(self._board, self._group)
 
     @property
     def presets(self) -> Mapping[str, OperatingPoint]:
@@ -447,7 +492,7 @@ class SimulatedDevice:
 
     def rewind(self, number: int) -> None:
         """Put knobs, heat, energy, clock and noise to where trial ``number`` starts, whatever went before."""
-        self._stream = Noise(self._noise, self._seed, number)
+        self._stream = Noise(self._noise, self._seed + 1000 * self._group.number, number)
         self._queries = self._stream.queries()
         self._state.reset(self._board.default)
 
@@ -469,14 +514,36 @@ class SimulatedDevice:
             self._engine.simulation.gpu.ops_per_clock(model.precision)
         except InvalidInput as err:
             raise InvalidInput(f"{self._board.title} cannot serve {model.title}: {err}") from err
-        return SimulatedWorkload(model, model.space(self._board.memory_bytes), self._answer)
+        return SimulatedWorkload(model, self._batches(model), self._answer)
+
+    def _batches(self, model: Model) -> SearchSpace:
+        """Return the batch sizes that fit, of all boards together."""
+        own = model.space(self._board.memory_bytes)
+        sizes = tuple(int(size) * self.gpus for size in own.knob(BATCH_SIZE).levels)
+        return SearchSpace.grid([Knob(BATCH_SIZE, sizes)], {BATCH_SIZE: int(own.default[BATCH_SIZE]) * self.gpus})
+
+    def parts(self, sizes: Iterable[int]) -> tuple[int, ...]:
+        """Return what of batches of some sizes each board gets.
+
+        Raises:
+            InvalidInput: If one cannot be split evenly.
+        """
+        wanted = tuple(sizes)
+        if uneven := [size for size in wanted if size % self.gpus]:
+            raise InvalidInput(
+                f"a batch of {uneven[0]} cannot be split evenly between {self.gpus} GPUs; take multiples of {self.gpus}"
+            )
+        return tuple(size // self.gpus for size in wanted)
 
     def serve_language(self, model: LanguageModel) -> SimulatedLanguageModel:
         """Return the workload that serves a language model on as many of these boards as it asks for.
 
         Raises:
-            InvalidInput: If the board has no coefficients for it, or the model does not fit.
+            InvalidInput: If the board has no coefficients for it, the model does not fit, or runs on another number of
+                GPUs than these.
         """
+        if self.gpus > 1 and model.gpus != self.gpus:
+            raise InvalidInput(f"{model.title} runs on {model.gpus} GPUs, and {self.uri} is {self.gpus} of them")
         served = SimulatedLanguageModel(model, self._board, self._step, self._state.clock)
         self._state.host(served.physics, model.gpus)
         return served
@@ -486,7 +553,7 @@ class SimulatedDevice:
 
     def _answer(self, model: Model, batch_size: int) -> Query:
         factor = next(self._queries) if self._noise else 1.0
-        return Query(self._state.serve(model, batch_size, factor), batch_size)
+        return Query(self._state.serve(model, batch_size // self.gpus, factor), batch_size)
 
     def expected(self, workload: SimulatedWorkload, point: Mapping[str, Level]) -> Measurement:
         """Return the truth at a point: what an endless window of a settled board would measure.
@@ -508,5 +575,5 @@ class SimulatedDevice:
         own = [{name: point[name] for name in point if name not in workload.space.names} for point in wanted]
         if problem := next(filter(None, map(self._board.refusal, own)), None):
             raise KnobRejected(problem)
-        sizes = [workload.batch_size(point) for point in wanted]
-        return expected(self._engine, workload.model, sizes, own, self._noise)
+        sizes = [workload.batch_size(point) // self.gpus for point in wanted]
+        return expected(self._engine, workload.model, sizes, own, self._noise, self._group)

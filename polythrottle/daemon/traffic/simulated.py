@@ -365,5 +365,5 @@ def open_site(
     if not isinstance(board, SimulatedDevice):
         raise InvalidInput(f"{text} makes up requests for a simulated board, not for {device}; give --traffic another")
     model = load_model(workload)
-    model = replace(model, batch_sizes=tuple(sorted({*model.batch_sizes, *batches})))
+    model = replace(model, batch_sizes=tuple(sorted({*model.batch_sizes, *board.parts(batches)})))
     return SimulatedSite(board, board.serve(model), times, clock, f"sim:{arrivals}", warming=True)
