@@ -2,11 +2,11 @@
 
     python benchmarks/at_rest.py [--seconds 60] [--board jetson-orin-nano]
 
-Three settings: an actuator on a planted Jetson tree with a daemon behind it, as on a board; a daemon that holds a
-simulated board itself; and an actuator and a daemon for eight GPUs of the stand-in driver and three services that share
-3.2 kW (where there is a C compiler to build the stand-in). Resident memory is what the kernel counts (VmRSS); pages of
-the interpreter and of libraries that both processes share are counted in both, so that PSS, which shares them out, is
-shown beside it.
+Four settings: an actuator on a planted Jetson tree with a daemon behind it, as on a board; a daemon that holds a
+simulated board itself; and, where there is a C compiler to build the stand-in driver, an actuator and a daemon for
+eight GPUs and three services that share 3.2 kW, and an actuator whose eight GPUs somebody has set as one, with the
+guard of each. Resident memory is what the kernel counts (VmRSS); pages of the interpreter and of libraries that several
+processes share are counted in each, so that PSS, which shares them out, is shown beside it.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from polythrottle.backends import open_device
 from polythrottle.daemon.client import Client
 from polythrottle.domain.errors import DeviceError
 from polythrottle.testing import BOARDS, plant
@@ -41,6 +42,7 @@ def main() -> None:
         pairs = {"planted": planted(Path(folder) / "a", given.board), "sim": sim(Path(folder) / "b")}
         if compiler() is not None:
             pairs["server"] = server(Path(folder) / "c")
+            pairs["eight GPUs set"] = set_server(Path(folder) / "d")
         for name, processes in pairs.items():
             with processes as running:
                 report(name, running, given.seconds)
@@ -107,6 +109,25 @@ def server(folder: Path) -> Iterator[dict[str, int]]:
         config = folder / "daemon.toml"
         config.write_text(f'actuator = "{socket}"\n{_SERVER}{"".join(tables)}')
         yield {"actuator": actuator, "daemon": begun(ends, folder, "--config", str(config))}
+
+
+@contextmanager
+def set_server(folder: Path) -> Iterator[dict[str, int]]:
+    """Start an actuator on eight GPUs of the stand-in driver, and set them as one."""
+    folder.mkdir()
+    with ExitStack() as ends:
+        ends.enter_context(FakeNvml(folder / "nvml", ["h100-sxm"] * 8))
+        socket = folder / "actuator.sock"
+        actuator = started(
+            ends, folder, "polythrottle.actuation.server", "--socket", str(socket), "--device", "nvml:all"
+        )
+        while not socket.exists():
+            time.sleep(0.1)
+        device = ends.enter_context(open_device(f"actuator:{socket}?device=nvml:all"))
+        device.apply(next(point for point in device.space if point != device.space.default))
+        children = Path(f"/proc/{actuator}/task").glob("*/children")
+        guards = [int(pid) for each in children for pid in each.read_text().split()]
+        yield {"actuator": actuator, **{f"guard {number}": pid for number, pid in enumerate(guards)}}
 
 
 def begun(ends: ExitStack, folder: Path, *words: str) -> int:
