@@ -2,13 +2,15 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from polythrottle.domain.clock import Clock, SystemClock, VirtualClock
-from polythrottle.domain.errors import DeviceError
+from polythrottle.domain.errors import DeviceError, TrialError
 from polythrottle.domain.measurement import Query, Reading, Window
 from polythrottle.domain.ports import Sensor
+from polythrottle.metering.calibration import self_test
 from polythrottle.metering.window import Judge, WindowLog, observe
 
 _STEPS = Sensor(step_s=0.004)
@@ -127,3 +129,52 @@ def test_a_costly_question_is_asked_seldom() -> None:
     observe(seen, device.load(), Window(300, 0.01, 30_000, timeout_s=100.0, precision=0.02), judge)
     assert seen.elapsed_s == pytest.approx(30.0, abs=2.0)
     assert 4 <= judge.asked <= 7
+
+
+class Late:
+    """A device whose driver takes three milliseconds for an answer."""
+
+    uri = "late"
+
+    def __init__(self) -> None:
+        self.clock = SystemClock()
+        self.worked = 0
+        self.readings = 0
+        self.overlapped = 0
+        """Readings during which work was done."""
+
+    def read(self) -> Reading:
+        """Return the number of readings as joules."""
+        before = self.worked
+        self.clock.sleep(0.003)
+        self.overlapped += self.worked > before
+        self.readings += 1
+        return Reading(self.clock.now(), float(self.readings))
+
+    def work(self) -> None:
+        """Work for a tenth of a millisecond."""
+        self.clock.sleep(0.0001)
+        self.worked += 1
+
+
+def test_a_self_test_loads_a_device_whose_readings_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work goes on while the driver answers; what waited for each answer would be measured idling."""
+    monkeypatch.setattr("polythrottle.metering.calibration.uncalibrated", lambda device: Sensor())
+    device: Any = Late()
+    tested = self_test(device, device.work, 0.3)
+    assert device.overlapped > 5
+    assert len(tested.readings) > 20
+    times = [time_s for time_s, _ in tested.readings]
+    assert times == sorted(times)
+
+
+def test_work_that_fails_ends_a_self_test_at_once() -> None:
+    """Also while the device is looked at beside it."""
+    device: Any = Late()
+
+    def work() -> None:
+        raise TrialError("the model raised")
+
+    with pytest.raises(TrialError, match="the model raised"):
+        self_test(device, work, 0.3)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPool")]

@@ -470,6 +470,9 @@ def _calibration_document(done: CalibrationResult) -> dict[str, Any]:
     }
 
 
+_LITTLE = 1.2
+
+
 def _print_calibration(done: CalibrationResult) -> None:
     from polythrottle.cli.render.console import plain_console
     from polythrottle.cli.render.text import named_lines
@@ -498,6 +501,8 @@ def _calibration_lines(done: CalibrationResult) -> list[tuple[str, Any]]:
             ("idle", show(tested.idle_w, "W")),
             ("loaded", show(tested.loaded_w, "W")),
         ]
+        if tested.loaded_w < _LITTLE * tested.idle_w:
+            lines.append(("", "the load adds too little to tell how readings follow; name a heavier one (--workload)"))
     if fit is not None:
         lines += [
             ("factor", f"{fit.factor:.4f} ± {fit.factor * fit.half:.2g} (95 %), applied from now on"),
