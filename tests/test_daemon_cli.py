@@ -1,12 +1,13 @@
 """The daemon as people run it: real processes, on a simulated board and behind an actuator on a planted one."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from polythrottle.catalog.profiles import read_profile, write_profile
 from polythrottle.cli import daemon_process
 from polythrottle.cli.commands import run
 from polythrottle.cli.daemon import _print_status
-from polythrottle.cli.daemon_process import line_of
+from polythrottle.cli.daemon_process import EventPrinter, line_of
 from polythrottle.daemon.client import Client, Gone
 from polythrottle.daemon.followed_profile import changed
 from polythrottle.daemon.loop.status_builder import stamp
@@ -670,3 +671,72 @@ def test_what_was_saved_today_has_its_interval(capsys: pytest.CaptureFixture[str
         assert told in shown
         assert "p99 20 ms (limit 25 ms)" in shown
         assert "power 20 W (measured)" in shown
+
+
+class Desk:
+    """What the control loop shows: events and a status."""
+
+    def __init__(self, *events: Happened) -> None:
+        self.shown = list(events)
+        self.status = Status(at="2026-01-01T10:20:30+00:00", phase="following", rate_per_s=3.0)
+        self.ring: Callable[[], None] | None = None
+
+    def events(self, after: int = 0) -> list[Happened]:
+        """Return those after one."""
+        return [each for each in self.shown if each.number > after]
+
+    def listen(self, ring: Callable[[], None]) -> Callable[[], None]:
+        """Ring when there is something."""
+        self.ring = ring
+        return lambda: setattr(self, "ring", None)
+
+
+class Screen(io.StringIO):
+    """What was written, to a terminal or not."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        """Return whether it is one."""
+        return self.terminal
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_events_since_the_start_are_written_line_by_line(terminal: bool) -> None:
+    """Those of an earlier daemon are not repeated; in a terminal a last line says what goes on."""
+    at = "2026-01-01T10:20:30+00:00"
+    desk = Desk(Happened(3, at, "fault", "long ago"), Happened(4, at, "start", "began"))
+    out = Screen(terminal)
+    printer = EventPrinter(desk, out)  # type: ignore[arg-type]
+    desk.shown.append(Happened(5, at, "phase", "safe\x1b[2J"))
+    assert desk.ring is not None
+    desk.ring()
+    until(lambda: "safe" in out.getvalue())
+    printer.close()
+    assert desk.ring is None
+    text = out.getvalue()
+    assert "10:20:30 phase    safe" in text
+    assert "\x1b[2J" not in text
+    assert "long ago" not in text
+    assert ("3/s" in text) == terminal
+    assert text.startswith("\r\x1b[K" if terminal else "10:20:30 ")
+
+
+def test_a_program_that_cannot_begin_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line and the exit code of its class; a limit within a time is of the whole server and of power alone."""
+    monkeypatch.setattr(daemon_process.sys, "argv", ["", json.dumps({"battery": "80"})])
+    assert daemon_process.main() == InvalidInput.exit_code
+    assert capsys.readouterr().err.count("\n") == 1
+    wish = daemon_process.budget_of({"power": "1.6kW"})
+    assert daemon_process.node_limit(wish, "5s", None) == (1600.0, 5.0)
+    for words, service, told in (
+        ({"power": "1kW"}, "a", "leave --service out"),
+        ({}, None, "goes with --power alone"),
+        ({"battery": "80Wh", "last": "9h"}, None, "goes with --power alone"),
+    ):
+        with pytest.raises(InvalidInput, match=told):
+            daemon_process.node_limit(daemon_process.budget_of(words), "5s", service)
