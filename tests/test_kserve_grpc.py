@@ -1,5 +1,6 @@
 """Models behind KServe v2 over gRPC, on a server that answers as it is told to; the real ones are in tests/services."""
 
+import asyncio
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from polythrottle.domain.errors import DeviceError, TrialError
 from polythrottle.workloads import open_workload
+from polythrottle.workloads.services.kserve_grpc import GrpcLine
+from polythrottle.workloads.uris import Address
 
 Made = Callable[[Any], None]
 
@@ -152,3 +155,26 @@ def test_a_server_without_models_refuses(served: tuple[Servicer, str]) -> None:
     servicer.refusal = "no\nsuch model"
     with pytest.raises(DeviceError, match=r"refuses \(NOT_FOUND\): no such model"):
         open_workload(uri)
+
+
+class Answers:
+    """A client that answers as Triton's does."""
+
+    async def get_model_repository_index(self, as_json: bool) -> dict[str, Any]:
+        """Return models: ready, and not with and without a reason."""
+        assert as_json
+        return {"models": [{"name": "a", "state": "READY"}, {"name": "b", "reason": "no file"}, {"name": "c"}]}
+
+    async def get_model_config(self, model: str, version: str, as_json: bool) -> dict[str, Any]:
+        """Return the configuration of the version that is asked for."""
+        assert as_json
+        assert version == "2"
+        return {"config": {"name": model, "max_batch_size": 8}}
+
+
+def test_what_a_server_says_of_its_models_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reason counts more than a state; the configuration is that of the version that was named."""
+    monkeypatch.setattr("polythrottle.workloads.services.kserve_grpc.InferenceServerClient", lambda where: Answers())
+    line = GrpcLine(Address("kserve+grpc://h:1/m", "kserve+grpc", "h", 1, "m", {"version": "2"}))
+    assert asyncio.run(line.models()) == {"a": "READY", "b": "no file", "c": ""}
+    assert asyncio.run(line.config())["max_batch_size"] == 8

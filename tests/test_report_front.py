@@ -24,6 +24,8 @@ def test_every_way_is_drawn_in_dollars_and_in_joules() -> None:
         assert {float(y) for some in axes.collections for _, y in some.get_offsets()} == heights
     assert [line.get_xdata()[0] for line in right.lines] == [3.0]
     assert next(line.get_ydata()[0] for line in left.lines if len(set(line.get_ydata())) == 1) == 2.5
+    stars = [some.get_offsets().tolist() for some in left.collections if some.get_sizes()[0] == 150]
+    assert stars == [[[4.0, 1.0]]]
     assert left.get_legend_handles_labels()[1] == ["k80, spot", "k80, on-demand", "v100, spot"]
     assert left.get_ylim()[0] < 1.0
     assert left.get_ylim()[1] > 3.0

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import math
 import os
 import tarfile
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from polythrottle.cli.commands import run
 from polythrottle.cli.inspect import _SHOWN, _print_taken, _print_unpacked, free_name
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError, UnknownName
+from polythrottle.inspect.simulated_board import ObservedKnob, _distance, _nearest, _unlike, _words
 from polythrottle.inspect.snapshot import GONE, Scrubber, packed, take, unpack
 from polythrottle.inspect.tree_files import MOST_FILE_BYTES, collect
 from polythrottle.testing import BOARDS, plant
@@ -536,3 +538,21 @@ def test_what_was_taken_is_told_in_a_few_lines(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.splitlines() == ["tree      tree", "open it   --device 'jetson?root=tree'"]
     _print_unpacked({"folder": "tree", "device": None})
     assert capsys.readouterr().out.splitlines()[1] == "it opens with sim: only, not as a tree"
+
+
+def test_an_unknown_board_is_simulated_as_the_one_most_like_it() -> None:
+    """By the words of its name, the levels it offers, and its highest ones."""
+    orin, nano = load_board("jetson-agx-orin"), load_board("jetson-nano")
+    levels = tuple(float(level) for level in orin.knob("gpu_max_hz").levels)
+    met = {"gpu_max_hz": ObservedKnob(levels, levels[-1], search=True)}
+    assert _distance(orin, orin.title, met) == 0.0
+    assert _distance(nano, orin.title, met) > _distance(orin, orin.title, met)
+    other = {"gpu_max_hz": ObservedKnob((*levels[:-1], 2 * levels[-1]), levels[0], search=True)}
+    assert _distance(orin, orin.title, other) == pytest.approx(math.log(2) + 1 - (len(levels) - 1) / (len(levels) + 1))
+    nearest = _nearest(orin.kind, orin.title, met)
+    assert nearest is not None
+    assert nearest.name == "jetson-agx-orin"
+    assert _nearest("toaster", orin.title, met) is None
+    assert _words("NVIDIA Jetson AGX-Orin Developer Kit") == {"agx", "orin"}
+    assert _unlike({1, 2}, {2, 3}) == pytest.approx(2 / 3)
+    assert _unlike(set(), set()) == 1.0
