@@ -3,19 +3,24 @@
 import http.server
 import json
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from actuators import until
 from kubelets import CHAT, GPUS, SERVED, FakeCluster, FakeKubelet, Held
 
+from polythrottle.daemon.pods import relay
 from polythrottle.daemon.pods.cluster_api import ClusterApi, PodFacts
 from polythrottle.daemon.pods.kubelet import Kubelet, PodDevices, PodName, message_class
 from polythrottle.daemon.pods.placement import Wish, place, wish_of
 from polythrottle.daemon.pods.tracker import FACTS_S, LOOK_S, SILENT_S, PodTracker
 from polythrottle.domain.clock import VirtualClock
-from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName
+from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, PolythrottleError, UnknownName
 
 
 @pytest.fixture
@@ -49,6 +54,35 @@ def test_a_kubelet_tells_who_holds_what(kubelet: FakeKubelet) -> None:
     kubelet.start()
     assert len(client.pods()) == 2
     client.close()
+
+
+def test_a_relay_hands_the_kubelet_on_to_a_group(kubelet: FakeKubelet, tmp_path: Path) -> None:
+    """Through it the kubelet answers as by itself, is missed while it is away, and is found again."""
+    kubelet.pods[CHAT] = {"nvidia.com/gpu": (GPUS[0],)}, ()
+    path = tmp_path / "relay.sock"
+    command = [sys.executable, "-m", "polythrottle.daemon.pods.relay", str(kubelet.socket), str(path)]
+    with subprocess.Popen(command) as child, ExitStack() as ends:
+        ends.callback(child.kill)
+        until(path.is_socket)
+        assert path.stat().st_mode & 0o777 == 0o660
+        client = Kubelet(path)
+        ends.callback(client.close)
+        assert client.pods() == (PodDevices(CHAT, {"nvidia.com/gpu": (GPUS[0],)}),)
+        kubelet.stop()
+        with pytest.raises(DeviceError, match="does not tell who holds which devices: UNAVAILABLE"):
+            client.pods()
+        kubelet.start()
+        for _ in range(20):  # each line that is closed makes room for the next
+            client.close()
+            assert len(client.pods()) == 1
+        assert child.poll() is None
+
+
+def test_a_relay_does_not_listen_where_others_may(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """In a folder that anybody may write to somebody else could be taken for it."""
+    tmp_path.chmod(0o777)
+    assert relay.main([str(tmp_path / "kubelet.sock"), str(tmp_path / "relay.sock")]) == PermissionDenied.exit_code
+    assert "is open to others" in capfd.readouterr().err
 
 
 def test_fields_that_later_kubelets_add_are_skipped() -> None:
