@@ -98,7 +98,7 @@ format: $(READY)  ## Format the code
 bench-search: $(READY)  ## Compare the search methods, into benchmarks/ (hours; goes on where it stopped; needs ../shared)
 	$(BIN)/python benchmarks/search.py $(if $(SEEDS),--seeds $(SEEDS))
 
-test-container: $(READY)  ## Build the container image and run what is in it (minutes; root; Debian's debootstrap and buildah)
+test-container: $(READY)  ## Build the container images and run what is in them (minutes; root; Debian's debootstrap and buildah)
 	.ci/container
 
 test-systemd: $(READY)  ## Install the Debian package and run the units under a real systemd (minutes; root; Debian's debootstrap)

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 import zipfile
@@ -28,6 +29,44 @@ def test_the_wheel_carries_the_catalogue(wheel: Path) -> None:
     assert "polythrottle/testing/boards/jetson-nano.toml" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith("tests/") for name in names)
+
+
+def needed(wheel: Path, role: str) -> set[str]:
+    """Return the names of what an image is to have for a role."""
+    script = ROOT / "packaging/containers/needed.py"
+    done = subprocess.run([sys.executable, script, wheel, role], capture_output=True, text=True, check=True)
+    return {re.split(r"[^\w.-]", line)[0] for line in done.stdout.splitlines()}
+
+
+def test_each_image_has_what_its_role_needs_and_the_one_below(wheel: Path) -> None:
+    """The actuator's next to nothing, the daemon's no torch, the tuner's everything and what it asks servers with."""
+    actuator, daemon, tuner = (needed(wheel, role) for role in ("actuator", "daemon", "tuner"))
+    assert actuator == {"numpy", "nvidia-ml-py", "tomli", "tomli-w", "typing-extensions"}
+    assert actuator < daemon < tuner
+    assert {"grpcio", "starlette", "typer", "uvicorn"} <= daemon
+    assert tuner - daemon >= {"torch", "botorch", "gpytorch", "pandas", "matplotlib", "aiohttp"}
+    assert not {"torch", "botorch", "gpytorch", "pandas", "matplotlib", "aiohttp", "ray"} & daemon
+    assert "ray" not in tuner
+
+
+@pytest.mark.parametrize(
+    ("program", "role"),
+    [
+        ("polythrottle.actuation.server.main", "actuator"),
+        ("polythrottle.actuation.restore", "actuator"),
+        ("polythrottle.daemon.pods.relay", "actuator"),
+        ("polythrottle.cli.daemon_process", "daemon"),
+        ("polythrottle.cli.commands", "daemon"),
+    ],
+)
+def test_programs_begin_with_what_their_image_has(program: str, role: str) -> None:
+    """No module that the image lacks is loaded as they start."""
+    lacking = {"torch", "botorch", "gpytorch", "pandas", "matplotlib", "fsspec", "threadpoolctl", "PIL"}
+    if role == "actuator":
+        lacking |= {"typer", "rich", "starlette", "uvicorn", "h11", "prometheus_client", "psutil", "grpc", "textual"}
+    code = f"import sys, {program}; print({lacking!r} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 @pytest.mark.slow
