@@ -41,8 +41,12 @@ def containers() -> dict[str, Any]:
     return {each["name"]: each for each in (*pod()["initContainers"], *pod()["containers"])}
 
 
-def test_only_the_actuator_and_restoring_have_a_capability() -> None:
-    """That is SYS_ADMIN alone; nobody is privileged or sees the host's processes or network, all run from images."""
+CAPABILITIES = {"restore": ["SYS_ADMIN"], "folders": ["CHOWN"], "actuator": ["SYS_ADMIN"], "kubelet": [], "daemon": []}
+DAEMON = 65532
+
+
+def test_only_the_actuator_and_restoring_may_set_gpus() -> None:
+    """By SYS_ADMIN alone; nobody is privileged or sees the host's processes or network, all run from images."""
     assert pod()["hostPID"] is False
     assert pod()["hostNetwork"] is False
     assert "hostIPC" not in pod()
@@ -52,8 +56,42 @@ def test_only_the_actuator_and_restoring_have_a_capability() -> None:
         assert secured["readOnlyRootFilesystem"] is True
         assert secured["seccompProfile"] == {"type": "RuntimeDefault"}
         assert secured["capabilities"]["drop"] == ["ALL"]
-        assert secured["capabilities"].get("add", []) == ([] if name == "daemon" else ["SYS_ADMIN"])
-    assert containers()["daemon"]["securityContext"]["allowPrivilegeEscalation"] is False
+        assert secured["capabilities"].get("add", []) == CAPABILITIES[name]
+        if "SYS_ADMIN" not in CAPABILITIES[name]:  # which Kubernetes counts as escalation
+            assert secured["allowPrivilegeEscalation"] is False
+
+
+def test_the_daemon_is_nobody_on_the_node() -> None:
+    """It alone is not root, and the user whom the actuator's image knows as polythrottle, whose group may connect."""
+    users = {name: each["securityContext"]["runAsUser"] for name, each in containers().items()}
+    assert users == dict.fromkeys(CAPABILITIES, 0) | {"daemon": DAEMON}
+    assert containers()["daemon"]["securityContext"]["runAsNonRoot"] is True
+    install = (FOLDER.parent / "containers/install").read_text()
+    assert f"'polythrottle:x:{DAEMON}:{DAEMON}:" in install
+    assert f"'polythrottle:x:{DAEMON}:'" in install
+    for name in ("actuator", "kubelet", "daemon"):
+        assert containers()[name]["securityContext"]["runAsGroup"] == DAEMON
+    assert pod()["securityContext"] == {"fsGroup": DAEMON}
+    assert (
+        pod()["volumes"][[each["name"] for each in pod()["volumes"]].index("account")]["projected"]["defaultMode"]
+        == 0o440
+    )
+
+
+def test_the_daemon_may_write_where_it_has_to_and_nowhere_else() -> None:
+    """Its own two folders, given to it before it starts, and memory; the kubelet's folder it does not even see."""
+    mounts = containers()["daemon"]["volumeMounts"]
+    written = {mount["mountPath"] for mount in mounts if not mount.get("readOnly")}
+    command = containers()["folders"]["command"]
+    assert command[:2] == ["chown", f"{DAEMON}:{DAEMON}"]
+    assert written == {*command[2:], "/tmp"}
+    assert set(command[2:]) == {mount["mountPath"] for mount in containers()["folders"]["volumeMounts"]}
+    seeing = [
+        name
+        for name, each in containers().items()
+        if any(mount["name"] == "pod-resources" for mount in each["volumeMounts"])
+    ]
+    assert seeing == ["kubelet"]
 
 
 def test_the_cluster_lets_the_daemon_get_pods_and_nothing_else() -> None:
@@ -91,8 +129,12 @@ def test_paths_are_those_the_programs_look_at() -> None:
     settings = read_settings(BASE / "daemon.toml")
     check(settings)
     assert settings.kubernetes is not None
-    assert {KUBELET_SOCKET.parent, ACCOUNT, settings.kubernetes.profiles} <= mounts
-    assert settings.kubernetes.kubelet == KUBELET_SOCKET
+    assert {ACCOUNT, settings.kubernetes.profiles} <= mounts
+    relay = containers()["kubelet"]
+    assert relay["command"][-2:] == [str(KUBELET_SOCKET), str(settings.kubernetes.kubelet)]
+    passed = {Path(mount["mountPath"]): mount.get("readOnly", False) for mount in relay["volumeMounts"]}
+    assert passed == {KUBELET_SOCKET.parent: True, settings.kubernetes.kubelet.parent: False}
+    assert settings.kubernetes.kubelet.parent in mounts
     config = next(word for word in daemon["command"] if word.startswith("--config="))
     assert Path(config.partition("=")[2]).parent in mounts
     given = _parser().parse_args(containers()["actuator"]["command"][1:])
@@ -104,20 +146,31 @@ def test_paths_are_those_the_programs_look_at() -> None:
 def test_programs_are_those_that_are_installed() -> None:
     """Every command is a script of the package or of every base image; its options are known."""
     project = (FOLDER.parent.parent / "pyproject.toml").read_text()
-    for each in containers().values():
-        assert f"\n{each['command'][0]} = " in project
+    for name, each in containers().items():
+        program = each["command"][0]
+        if name == "kubelet":
+            assert each["command"][:3] == ["python", "-m", "polythrottle.daemon.pods.relay"]
+        elif name != "folders":
+            assert f"\n{program} = " in project
     done = subprocess.run(
         [sys.executable, "-m", "polythrottle", "daemon", "run", "--help"], capture_output=True, text=True, check=True
     )
     assert "--config" in done.stdout
 
 
-def test_every_container_is_of_one_image_and_starts_in_order() -> None:
+def test_every_container_is_of_its_roles_image_and_starts_in_order() -> None:
     """Restoring ends before the actuator begins, which is there before the daemon and outlives it."""
-    assert {each["image"] for each in containers().values()} == {"polythrottle"}
+    images = {name: each["image"] for name, each in containers().items()}
+    assert images == dict.fromkeys(CAPABILITIES, "polythrottle-actuator") | {"daemon": "polythrottle-daemon"}
+    (kustomization,) = documents("base/kustomization.yaml")
+    assert {each["name"] for each in kustomization["images"]} == set(images.values())
+    roles = (FOLDER.parent / "containers/Containerfile").read_text()
+    assert all(f" AS {image.removeprefix('polythrottle-')}\n" in roles for image in images.values())
     assert [(each["name"], each.get("restartPolicy")) for each in pod()["initContainers"]] == [
         ("restore", None),
+        ("folders", None),
         ("actuator", "Always"),
+        ("kubelet", "Always"),
     ]
 
 
