@@ -1,11 +1,15 @@
 """Looks at a device whose driver takes its time: an H200's takes 3 to 30 ms, while the GPU is to be kept busy."""
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from polythrottle.backends import open_device
+from polythrottle.board.hosted import HostedWindow, Told
+from polythrottle.board.work_host import DeskJudge, FarDevice, FarWindow, Outbox
 from polythrottle.domain.clock import Clock, SystemClock, VirtualClock
 from polythrottle.domain.errors import DeviceError, TrialError
 from polythrottle.domain.measurement import Query, Reading, Window
@@ -178,3 +182,45 @@ def test_work_that_fails_ends_a_self_test_at_once() -> None:
     with pytest.raises(TrialError, match="the model raised"):
         self_test(device, work, 0.3)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPool")]
+
+
+class Far(FarDevice):
+    """A device on a board, whose driver takes long for an answer."""
+
+    def __init__(self) -> None:
+        self.clock = SystemClock()
+        self.raw = {}
+        self.readings = 0
+
+    def read(self) -> Reading:
+        """Return the number of readings as joules."""
+        self.clock.sleep(0.005)
+        self.readings += 1
+        self.raw = {
+            "time_s": self.clock.now(),
+            "energy_j": float(self.readings),
+            "temperature_c": None,
+            "clocks_hz": {},
+            "throttled": False,
+        }
+        return Reading(self.raw["time_s"], self.raw["energy_j"])
+
+
+def test_a_desk_is_told_of_looks_that_were_taken_beside_the_queries() -> None:
+    """In the order in which they came, with as many queries before each as had been answered there."""
+    outbox, device, window = Outbox(), Far(), Window(300, 0.01, 300, timeout_s=20.0)
+    there = FarWindow(device, _STEPS, outbox, True)
+    observe(there, Slow().load(), window, DeskJudge(window, 300, threading.Event()))
+    outbox.tell(["over", {}])
+    events = json.loads(json.dumps(outbox.take(0.0)))
+    while more := outbox.take(0.0):
+        events += json.loads(json.dumps(more))
+    told = Told(lambda verb, **fields: {"events": [events.pop(0) for _ in range(min(7, len(events)))]})
+    board: Any = open_device("sim:jetson-nano")
+    seen = HostedWindow(board, _STEPS, told=told)
+    assert not observe(seen, seen.load(), window, Never())
+    assert len(seen.queries) == 300
+    assert len(seen.looks) == len(there.looks) == device.readings
+    assert [look.reading.energy_j for look in seen.looks] == [look.reading.energy_j for look in there.looks]
+    assert all(abs(ours.queries - look.queries) <= 1 for ours, look in zip(seen.looks, there.looks, strict=True))
+    assert there.looks[3].queries > there.looks[2].queries + 1  # several were answered while it looked
