@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from fake_servers import piece, usage
+from fake_servers import event, piece, usage
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -320,6 +320,94 @@ def test_the_limit_bounds_what_reaches_the_server_and_changes_at_run_time() -> N
             )
             await made.request()
             await made.request()
+
+    run(story())
+
+
+STREAMED = b'{"stream": true, "prompt": "%s"}'
+
+
+async def told(follower: Client) -> dict[str, Any]:
+    """Return what the next event tells."""
+    while not (line := await follower.until(b"\n")).startswith(b"data:"):
+        pass
+    found: dict[str, Any] = json.loads(line[5:])
+    return found
+
+
+async def told_until(follower: Client, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Return the first event that tells what is waited for."""
+    while not holds(found := await told(follower)):
+        pass
+    return found
+
+
+def posted(body: bytes) -> bytes:
+    """Return a request with a body."""
+    return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def test_whoever_follows_is_told_of_prompts_as_they_wait_and_as_they_begin() -> None:
+    """One that is in line has not been sent; each is guessed by its bytes; the first piece ends the waiting."""
+
+    async def story() -> None:
+        async with site(limit=1) as made:
+            follower = await made.ask(b"GET /polythrottle/prompts HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"200 OK" in await follower.until(b"\r\n\r\n")
+            nothing = await told(follower)
+            assert (nothing["prompts"], nothing["waiting"], nothing["arrived"]) == ([], 0, 0)
+            body = STREAMED % (b"a" * 4000)
+            clients = [await made.ask(posted(body)) for _ in range(2)]
+            both = await told_until(follower, lambda found: found["waiting"] == 2)
+            assert both["sent"] == 1
+            assert [tokens for tokens, _ in both["prompts"]] == [pytest.approx(len(body) / 4, abs=1)] * 2
+            assert all(0 <= age_s < PATIENCE_S for _, age_s in both["prompts"])
+            asked = await made.request()
+            await asked.send(HEAD, chunk(piece("a")), chunk(piece("b")))
+            begun = await told_until(follower, lambda found: bool(found["streams"]))
+            assert (begun["waiting"], begun["firsts"]) == (1, 1)
+            assert begun["begun"] == pytest.approx(len(body) / 4, abs=1)
+            used = {"choices": [], "usage": {"prompt_tokens": 2000, "completion_tokens": 2}}
+            await asked.send(chunk(event(used)), chunk(DONE), LAST)
+            await clients[0].until(LAST)
+            over = await told_until(follower, lambda found: found["sent"] == 1 and not found["streams"])
+            assert over["made"] >= 2
+            clients.append(await made.ask(posted(body)))
+            learnt = await told_until(follower, lambda found: found["waiting"] == 2)
+            assert learnt["prompts"][1][0] > 1.4 * learnt["prompts"][0][0], "the server counted twice as many a byte"
+            clients[2].kill()
+            await told_until(follower, lambda found: found["waiting"] == 1)
+
+    run(story())
+
+
+def test_an_answer_that_is_not_streamed_is_load_and_waits_for_no_first_token() -> None:
+    """Nobody sees when its prompt was computed."""
+
+    async def story() -> None:
+        async with site() as made:
+            follower = await made.ask(b"GET /polythrottle/prompts HTTP/1.1\r\nHost: x\r\n\r\n")
+            await made.ask(posted(b'{"prompt": "%s"}' % (b"a" * 400)))
+            found = await told_until(follower, lambda found: bool(found["arrived"]))
+            assert (found["waiting"], found["prompts"]) == (0, [])
+
+    run(story())
+
+
+def test_so_many_may_follow_and_one_that_left_makes_room() -> None:
+    """Another is told that there is none."""
+
+    async def story() -> None:
+        async with site() as made:
+            text = b"GET /polythrottle/prompts HTTP/1.1\r\nHost: x\r\n\r\n"
+            followers = [await made.ask(text) for _ in range(16)]
+            for follower in followers:
+                await told(follower)
+            assert b"503" in (await (await made.ask(text)).all()).split(b"\r\n")[0]
+            followers[0].kill()
+            await until(lambda: len(made.proxy._followers) == 15)
+            await told(await made.ask(text))
+            assert (await made.own("PUT", "prompts"))[0] == 405
 
     run(story())
 

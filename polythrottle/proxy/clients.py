@@ -219,6 +219,16 @@ class ClientConnection(asyncio.Protocol):
         self.forward(head.encode() + body)
         self.complete(keeps)
 
+    def begin_events(self) -> None:
+        """Begin an answer of server-sent events, which ends with the connection; see `event`."""
+        self._serving = True
+        self.forward(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+
+    def event(self, line: str) -> None:
+        """Send one event; it is left out where the client has not taken the ones before."""
+        if not self.stalled:
+            self.forward(f"data: {line}\n\n".encode())
+
     def close(self) -> None:
         """Close the connection behind what was sent."""
         if self._transport is not None:

@@ -95,6 +95,9 @@ class Client(Protocol):
 class Observer(Protocol):
     """Whoever keeps count."""
 
+    def began(self, exchange: "Exchange") -> None:
+        """Take note that the first piece of a stream has come; called once, if at all."""
+
     def passed(self, pieces: int) -> None:
         """Count pieces of streams that were passed on."""
 
@@ -201,6 +204,8 @@ class Exchange(asyncio.BufferedProtocol):
             client.forward(data)
             before = self.tokens.pieces
             self.tokens.take(data, self._loop.time())
+            if not before and self.tokens.pieces:
+                self._observer.began(self)
             self._observer.passed(self.tokens.pieces - before)
         if body.over:
             self._whole()

@@ -1,7 +1,8 @@
 """The proxy itself: it listens, lets requests go to the server within the limit, and has the limit changed.
 
-Its own resources lie below ``/polythrottle/``: ``in_flight`` (GET, and PUT ``{"limit": 16}``) and ``metrics``. Whatever
-else is asked for is the server's, and each POST counts as one request in flight.
+Its own resources lie below ``/polythrottle/``: ``in_flight`` (GET, and PUT ``{"limit": 16}``), ``metrics``, and
+``prompts``, a stream of events. Whatever else is asked for is the server's, and each POST counts as one request in
+flight.
 """
 
 import asyncio
@@ -23,17 +24,24 @@ from polythrottle.proxy.admission import Admission, InFlight
 from polythrottle.proxy.answers import Counted
 from polythrottle.proxy.clients import ClientConnection
 from polythrottle.proxy.figures import KIND, Figures, Gauges
+from polythrottle.proxy.prompts import Prompts
 from polythrottle.proxy.relay import Exchange, Request
 from polythrottle.storage.untrusted import printable
 
 OWN = "/polythrottle/"
 LIMIT_PATH = f"{OWN}in_flight"
 METRICS_PATH = f"{OWN}metrics"
+PROMPTS_PATH = f"{OWN}prompts"
 _BACKLOG = 2048
 _SWEEP_S = 5.0
 _PATIENCE_S = {"request": 120.0, "rest": 60.0, "read": 60.0}
 """For so long a client is waited for: for its next request, the rest of one, to read what it asked for."""
 _SPARE_FILES = 64
+_FOLLOWERS_MOST = 16
+_APART_S = 0.02
+"""Events about prompts come no closer than this."""
+_BEAT_S = 0.2
+"""So often one comes while anything is under way; ten times as seldom while nothing is."""
 _OK = 200
 _REDIRECT = 300
 
@@ -140,6 +148,10 @@ class Proxy:
         self._options = options
         self._server = Server(options.server)
         self._listen = _host_and_port(options.listen)
+        self._prompts: Prompts[Exchange] = Prompts()
+        self._followers: set[ClientConnection] = set()
+        self._telling: asyncio.TimerHandle | None = None
+        self._told_s = 0.0
         self._connections: set[ClientConnection] = set()
         self._exchanges: set[Exchange] = set()
         self._ending = False
@@ -211,6 +223,7 @@ class Proxy:
     def closed(self, connection: ClientConnection) -> None:
         """Take note that one is closed."""
         self._connections.discard(connection)
+        self._followers.discard(connection)
 
     def asked(self, connection: ClientConnection, request: Request) -> None:
         """Serve a request."""
@@ -228,6 +241,9 @@ class Proxy:
         if self._ending:
             exchange.turn_away(503, "the proxy ends")
             return
+        if exchange.bounded:
+            self._prompts.came(exchange, request.body, exchange.came_s)
+            self._tell_soon(_APART_S)
         admission = self.in_flight.enter(exchange) if exchange.bounded else Admission.RUNS
         if admission is Admission.REFUSED:
             under_way = f"{self.in_flight.running} requests are under way and {self.in_flight.waiting} in line"
@@ -239,13 +255,20 @@ class Proxy:
         now_s = asyncio.get_running_loop().time()
         if exchange.bounded:
             self.figures.started(now_s - exchange.came_s)
+            self._prompts.sent(exchange)
         exchange.start(self._server)
 
     # What exchanges tell.
 
+    def began(self, exchange: Exchange) -> None:
+        """Take note that the first piece of a stream has come."""
+        self._prompts.began(exchange)
+        self._tell_soon(_APART_S)
+
     def passed(self, pieces: int) -> None:
         """Count pieces of streams that were passed on."""
         self.figures.pieces += pieces
+        self._prompts.passed(pieces)
 
     def over(self, exchange: Exchange, outcome: str) -> None:
         """Take note that a request has ended."""
@@ -254,14 +277,16 @@ class Proxy:
             for each in self.in_flight.leave(exchange):
                 self._start(each)
             self.figures.ended(outcome)
+            counted = None
             if outcome == "answered" and _OK <= exchange.status < _REDIRECT:
-                self._note(exchange)
+                counted = exchange.tokens.counted()
+                self._note(exchange, counted)
+            self._prompts.ended(exchange, exchange.tokens.pieces, counted)
         if not self._exchanges and self._idle is not None:
             self._idle.set()
 
-    def _note(self, exchange: Exchange) -> None:
+    def _note(self, exchange: Exchange, counted: Counted) -> None:
         tokens = exchange.tokens
-        counted: Counted = tokens.counted()
         self.figures.answered(
             whole_s=asyncio.get_running_loop().time() - exchange.came_s,
             first_s=None if tokens.first_s is None else tokens.first_s - exchange.came_s,
@@ -277,14 +302,46 @@ class Proxy:
         path = request.target.decode("latin-1").partition("?")[0]
         if path == METRICS_PATH and request.method == b"GET":
             connection.answer(_OK, self.figures.page(self._gauges()), keeps=request.keeps, kind=KIND)
+        elif path == PROMPTS_PATH and request.method == b"GET":
+            self._follow(connection)
         elif path == LIMIT_PATH and request.method == b"GET":
             connection.answer(_OK, self._shown(), keeps=request.keeps)
         elif path == LIMIT_PATH and request.method == b"PUT":
             self._set(connection, request)
-        elif path in (LIMIT_PATH, METRICS_PATH):
+        elif path in (LIMIT_PATH, METRICS_PATH, PROMPTS_PATH):
             connection.refuse(405, f"{path} is read with GET{' and set with PUT' * (path == LIMIT_PATH)}")
         else:
-            connection.refuse(404, f"the proxy has {LIMIT_PATH} and {METRICS_PATH}")
+            connection.refuse(404, f"the proxy has {LIMIT_PATH}, {METRICS_PATH} and {PROMPTS_PATH}")
+
+    def _follow(self, connection: ClientConnection) -> None:
+        """Have a client told of prompts from now on."""
+        if len(self._followers) >= _FOLLOWERS_MOST:
+            connection.refuse(503, f"{_FOLLOWERS_MOST} clients follow {PROMPTS_PATH}, as many as may")
+            return
+        connection.begin_events()
+        self._followers.add(connection)
+        self._tell_soon(_APART_S)
+
+    def _tell_soon(self, apart_s: float) -> None:
+        """Have followers told, so long after the last time."""
+        if not self._followers or self._ending:
+            return
+        loop = asyncio.get_running_loop()
+        due_s = max(self._told_s + apart_s, loop.time())
+        if self._telling is not None:
+            if self._telling.when() <= due_s:
+                return
+            self._telling.cancel()
+        self._telling = loop.call_at(due_s, self._tell)
+
+    def _tell(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._telling = None
+        self._told_s = now_s
+        line = self._prompts.line(now_s)
+        for connection in tuple(self._followers):
+            connection.event(line)
+        self._tell_soon(_BEAT_S if self._prompts.under_way else 10 * _BEAT_S)
 
     def _set(self, connection: ClientConnection, request: Request) -> None:
         if not _of_this_machine(connection.peer, request):
