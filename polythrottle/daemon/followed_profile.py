@@ -12,7 +12,9 @@ from polythrottle.catalog.profiles import find_profile, read_profile
 from polythrottle.daemon.control.events import Bounds, ControlPlan, Target
 from polythrottle.domain.errors import BadFile, UnknownName
 from polythrottle.domain.ladder import FULL, Ladder, PointPerformance, Rung
+from polythrottle.domain.load.prompt_boost import TokenLimits
 from polythrottle.domain.measurement import Measurement
+from polythrottle.domain.metrics import PromptClass, split_metric
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
@@ -83,7 +85,7 @@ UNTOUCHED = Target(OperatingPoint({}))
 """Every knob of device and workload as it is when nobody tunes it."""
 
 
-def plan_of(profile: Profile, asked: Bounds | None = None) -> ControlPlan:
+def plan_of(profile: Profile, asked: Bounds | None = None, slo: Sequence[str] = ()) -> ControlPlan:
     """Return what the controller follows for a profile.
 
     The safe point is the device's default if that was measured to hold the SLO and to answer what the top rung can,
@@ -93,6 +95,7 @@ def plan_of(profile: Profile, asked: Bounds | None = None) -> ControlPlan:
     Args:
         profile: With a ladder or without.
         asked: What the guards hold; what it leaves open is taken from the profile's SLO.
+        slo: Constraints that go before the profile's, for what the guards do not hold.
     """
     ladder = profile.ladder or single(profile)
     top = ladder.rungs[ladder.top]
@@ -105,7 +108,8 @@ def plan_of(profile: Profile, asked: Bounds | None = None) -> ControlPlan:
         safe = UNTOUCHED
     else:
         safe = target_of(top)
-    return ControlPlan(ladder, safe, target_of(cool), bounds_of(profile.slo, asked))
+    bounds = bounds_of(profile.slo, asked)
+    return ControlPlan(ladder, safe, target_of(cool), bounds, token_limits(slo or profile.slo, bounds))
 
 
 def target_of(rung: Rung) -> Target:
@@ -156,6 +160,22 @@ def bounds_of(slo: Sequence[str], asked: Bounds | None = None) -> Bounds:
         ttft_s=limits.get("ttft_p99") if asked.ttft_s is None else asked.ttft_s,
         tpot_s=limits.get("tpot_p99") if asked.tpot_s is None else asked.tpot_s,
     )
+
+
+def token_limits(slo: Sequence[str], bounds: Bounds) -> TokenLimits:
+    """Return how long users may wait for tokens: what the guards hold, and limits for some lengths of prompts.
+
+    Args:
+        slo: Constraints with absolute limits, as texts.
+        bounds: What the guards hold.
+    """
+    first = []
+    if bounds.ttft_s is not None:
+        first.append((PromptClass(), bounds.ttft_s))
+    for each in map(Constraint.parse, slo):
+        if each.prompts is not None and not each.relative and split_metric(each.metric)[0] == "ttft_p99":
+            first.append((each.prompts, each.limit))
+    return TokenLimits(tuple(first), bounds.tpot_s)
 
 
 def p99_limit_s(slo: Sequence[str]) -> float | None:
@@ -267,7 +287,7 @@ def tuned_of(
     check_kind(profile, identity)
     if file.changed:
         raise BadFile(file.changed)
-    plan = plan_of(profile, bounds_of(slo, guards))
+    plan = plan_of(profile, bounds_of(slo, guards), slo)
     return FollowedProfile(str(file.path), plan, profile.workload, slo or profile.slo, profile)
 
 

@@ -18,9 +18,9 @@ from polythrottle.actuation.client.board import ActuatorBoard, Board, LocalBoard
 from polythrottle.actuation.server.unix_socket import check_path
 from polythrottle.actuation.systemd import Supervisor
 from polythrottle.backends.meters import meter_apart
-from polythrottle.backends.served_devices import check_form, served_uri
+from polythrottle.backends.served_devices import check_form, offers_of, served_uri
 from polythrottle.catalog.profiles import find_profile, read_profile
-from polythrottle.daemon.control.events import Bounds
+from polythrottle.daemon.control.events import GPU_CLOCK, Bounds
 from polythrottle.daemon.control.power_sharing import HostPower
 from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.energy_budget import Carbon, check_power
@@ -35,11 +35,13 @@ from polythrottle.daemon.followed_profile import (
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.node import Node
+from polythrottle.daemon.loop.prompt_follower import BoardClocks
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
 from polythrottle.daemon.loop.shared_power import Member, SharedPower, WholeMeter
 from polythrottle.daemon.observation import Traffic
 from polythrottle.daemon.settings import NodeSettings, ServiceSettings, Settings, check, check_devices
 from polythrottle.daemon.study_process import Lender, Studies
+from polythrottle.daemon.traffic.proxy_prompts import PromptSource
 from polythrottle.daemon.traffic.sources import open_traffic
 from polythrottle.daemon.trainer_monitor import TrainerMonitor
 from polythrottle.domain.clock import Clock, SystemClock
@@ -150,16 +152,19 @@ def _simulated_site(settings: Settings, device: str | None, workload: str, clock
 
 
 _LATELY = "report"
+_POWER_LIMIT = "power_limit_w"
+_CLOCKS_S = 2.0
 
 
 @dataclass(frozen=True)
 class Site:
-    """A board, the requests that come to it, who lends it, and what it says it is."""
+    """A board, the requests that come to it, who lends it, what it says it is, and which clocks it has."""
 
     board: Board
     traffic: Traffic
     lender: Lender
     identity: Callable[[], Mapping[str, str]]
+    clocks: Callable[[], BoardClocks]
 
 
 @contextmanager
@@ -239,8 +244,11 @@ def build(
         supervisor=supervisor or Supervisor({}),
         version=version,
         finetuning=TrainerMonitor((folder / "finetune", *settings.finetune), wall),
+        clocks=site.clocks,
         study_waits=study_waits,
     )
+    if isinstance(site.traffic, PromptSource) and isinstance(clock, WakingClock):
+        site.traffic.on_news(clock.wake)
     runner = Runner(parts, tuned)
     if unfit:
         runner.unfit(unfit)
@@ -495,20 +503,48 @@ def _site(settings: Settings, device: str | None, workload: str, clock: Clock, f
     if text.startswith("sim:"):
         simulated = _simulated_site(settings, device, workload, clock)
         lender = SeparateLender(simulated.board.uri)
-        return Site(simulated.board, simulated.traffic, lender, partial(_board_identity, simulated))
+        return Site(
+            simulated.board,
+            simulated.traffic,
+            lender,
+            partial(_board_identity, simulated),
+            partial(clocks_of, simulated.device),
+        )
     traffic = open_traffic(text)
     simulated_alone = (device or "").startswith("sim:") and settings.actuator is None
     if settings.local or simulated_alone:
         if device is None:
             raise InvalidInput("say which device: --device, or --profile")
-        local = LocalBoard(_settable(device), clock)
+        settable = _settable(device)
+        local = LocalBoard(settable, clock)
         lent: Lender = SeparateLender(local.uri) if local.uri.startswith("sim:") else local
-        return Site(local, traffic, lent, local.identity)
+        return Site(local, traffic, lent, local.identity, partial(clocks_of, settable))
     if settings.device is not None and meter_apart(settings.device)[1]:
         raise InvalidInput("the actuator reads the device's own sensors; ?meter= goes with --no-actuator")
     socket = settings.actuator or socket_path(ACTUATOR_SOCKET)
     board = ActuatorBoard(socket, settings.device, folder / "lease.token", clock, settings.lease_s)
-    return Site(board, traffic, board, board.identity)
+    return Site(board, traffic, board, board.identity, partial(_clocks_behind, socket, settings.device))
+
+
+def clocks_of(device: Device) -> BoardClocks:
+    """Return which clocks of its GPU a device may be set to; none if it has no such knob."""
+    offers = {offer.knob.name: (offer.knob.levels, offer.default) for offer in offers_of(device)}
+    if not offers:
+        offers = {knob.name: (knob.levels, device.space.default[knob.name]) for knob in device.space.knobs}
+    levels, _ = offers.get(GPU_CLOCK, ((), 0))
+    others = {_POWER_LIMIT: offers[_POWER_LIMIT][1]} if _POWER_LIMIT in offers else {}
+    return BoardClocks(tuple(int(level) for level in levels), others)
+
+
+def _clocks_behind(socket: Path, device: str | None) -> BoardClocks:
+    """Return likewise of the device behind an actuator.
+
+    Raises:
+        PolythrottleError: If it cannot be asked.
+    """
+    from polythrottle.backends.remote import RemoteDevice
+
+    return clocks_of(RemoteDevice(socket, device or "", patience_s=_CLOCKS_S))
 
 
 def _board_identity(site: "SimulatedSite") -> Mapping[str, str]:

@@ -31,6 +31,8 @@
       StudyAsked                a study is wanted and offered at once
       Finetuned                 while a trainer works beside the workload no study begins, one that runs is ended and
                                 wanted again, and DriftFound is passed over: its joules are not the profile's fault
+      ClockWanted               where a language model's prompts are followed, another clock than the rung's: a higher
+                                one while they wait, a lower one between; none above the rung's where power is bounded
       PowerShare                bounds the rung by what it draws at full load, in every phase in which the board is set
       PowerBudget, heat         bound the choice of the rung; if none is within, the one that draws least; while a
                                 budget is below what the load takes, a broken p99 is its price and trips no guard
@@ -47,10 +49,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from polythrottle.daemon.control.events import (
+    GPU_CLOCK,
     Action,
     Alert,
     Apply,
     ApplyRefused,
+    ClockWanted,
     ControlPlan,
     DriftFound,
     DriverReload,
@@ -172,6 +176,10 @@ def _target(state: State) -> tuple[Target | None, str]:
         return _bounded(state, state.hold.target), state.hold.reason
     rung = state.rung
     assert rung is not None
+    clock = state.clock
+    if clock.gpu_hz is not None:
+        point = clock.moved(rung.service.point, state.bounded)
+        return Target(point, rung.gather_s), f"{clock.words}: {int(point[GPU_CLOCK]) // 10**6} MHz"
     demand = state.forecast.demand_per_s
     load = "a load not yet known" if demand is None else f"a load of {demand:.3g}/s"
     return Target(rung.service.point, rung.gather_s), f"{load} ({rung.rate_per_s:.3g}/s can be answered)"
@@ -210,7 +218,7 @@ def _folded(state: State, event: Event) -> Told:
             return replace(state, phase=Phase.DOWN, plan=None, hold=None, study_wanted="", foreign_s=()), ()
         case Observation():
             return _observed(state, event)
-        case PowerBudget() | PowerShare():
+        case PowerBudget() | PowerShare() | ClockWanted():
             return _limited(state, event), ()
         case Replanned(plan):
             return _replanned(state, plan), ()
@@ -227,7 +235,9 @@ def _folded(state: State, event: Event) -> Told:
             return _machine(state, event)
 
 
-def _limited(state: State, event: PowerBudget | PowerShare) -> State:
+def _limited(state: State, event: PowerBudget | PowerShare | ClockWanted) -> State:
+    if isinstance(event, ClockWanted):
+        return replace(state, clock=event)
     if isinstance(event, PowerBudget):
         return replace(state, budget_w=event.limit_w)
     return replace(state, share_w=event.limit_w)

@@ -3,13 +3,14 @@
 The guards that trip on what is observed.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from polythrottle.domain.backports import StrEnum
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.ladder import Ladder
-from polythrottle.domain.space import OperatingPoint
+from polythrottle.domain.load.prompt_boost import TokenLimits
+from polythrottle.domain.space import Level, OperatingPoint
 
 # Limits that are held whatever the ladder says: who trips, and why.
 
@@ -156,6 +157,9 @@ def _tripped(bounds: Bounds, seen: Observation) -> Iterator[Trip]:
 
 # What the controller is told, and what it says is to be done: plain values.
 
+GPU_CLOCK = "gpu_max_hz"
+_GPU_LOWEST = "gpu_min_hz"
+
 
 @dataclass(frozen=True)
 class Target:
@@ -174,12 +178,14 @@ class ControlPlan:
         safe: Where latency and errors are surely all right, such as the device's default.
         cool: Where power and heat surely are.
         bounds: What the guards hold.
+        tokens: How long users of a language model may wait for tokens, by the lengths of their prompts.
     """
 
     ladder: Ladder | None
     safe: Target
     cool: Target
     bounds: Bounds
+    tokens: TokenLimits = field(default_factory=TokenLimits)
 
 
 @dataclass(frozen=True)
@@ -285,6 +291,37 @@ class TrainerChanged:
 
 
 @dataclass(frozen=True)
+class ClockWanted:
+    """The GPU clock that prompts and tokens of a language model need now, in place of that of the rung.
+
+    Args:
+        gpu_hz: Which; None leaves the rung's.
+        others: Levels of other knobs that do not hold it down, where nobody bounds the power.
+        words: Why.
+    """
+
+    gpu_hz: int | None
+    others: Mapping[str, Level] = field(default_factory=dict)
+    words: str = ""
+
+    def moved(self, point: OperatingPoint, bounded: bool) -> OperatingPoint:
+        """Return a point at this clock.
+
+        Args:
+            point: Of a rung.
+            bounded: Whether the power is, so that no clock above the rung's may be set.
+        """
+        gpu_hz = self.gpu_hz
+        if gpu_hz is None:
+            return point
+        levels: dict[str, Level] = {} if bounded else dict(self.others)
+        levels[GPU_CLOCK] = min(gpu_hz, int(point[GPU_CLOCK])) if bounded else gpu_hz
+        if _GPU_LOWEST in point:
+            levels[_GPU_LOWEST] = min(int(point[_GPU_LOWEST]), int(levels[GPU_CLOCK]))
+        return point.moved(levels)
+
+
+@dataclass(frozen=True)
 class ApplyRefused:
     """What was to be applied could not be: the device refused it, or is not there."""
 
@@ -321,6 +358,7 @@ Event = (
     | StudyAsked
     | StudyEnded
     | TrainerChanged
+    | ClockWanted
     | ApplyRefused
     | LeaseLost
     | LeaseGained

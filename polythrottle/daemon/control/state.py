@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from polythrottle.daemon.control.events import Alert, ControlPlan, Observation, Target
+from polythrottle.daemon.control.events import Alert, ClockWanted, ControlPlan, Observation, Target
 from polythrottle.domain.backports import StrEnum
 from polythrottle.domain.ladder import Ladder, Rung
 from polythrottle.domain.load.forecast import Forecast
@@ -349,6 +349,7 @@ class State:
         untold: What happened while the machine slept.
         manner: How eagerly the load is followed.
         finetunes: Whether a trainer works beside the workload, whose joules and delays are not the profile's.
+        clock: That prompts and tokens of a language model need, in place of the rung's.
     """
 
     phase: Phase = Phase.DOWN
@@ -374,6 +375,13 @@ class State:
     untold: tuple[Alert, ...] = ()
     manner: FollowingPolicy = field(default_factory=FollowingPolicy)
     finetunes: bool = False
+    clock: ClockWanted = field(default_factory=lambda: ClockWanted(None))
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the power is bounded, so that nothing above the rung may be set."""
+        guards = self.plan is not None and (self.plan.bounds.power_w, self.plan.bounds.peak_w) != (None, None)
+        return guards or (self.budget_w, self.heat_w, self.share_w) != (None, None, None)
 
     @property
     def steers(self) -> bool:

@@ -36,9 +36,11 @@ from polythrottle.daemon.loop.drift_monitor import DriftMonitor
 from polythrottle.daemon.loop.executor import Executor
 from polythrottle.daemon.loop.mailbox import EventRecorder, Mailbox
 from polythrottle.daemon.loop.profile_selector import ActiveProfile, ProfileSelector
+from polythrottle.daemon.loop.prompt_follower import BoardClocks, PromptFollower
 from polythrottle.daemon.loop.status_builder import Frame, Turn, stamp, status_of
 from polythrottle.daemon.observation import JUMP_S, ControlPeriod, Observer, Traffic
 from polythrottle.daemon.study_process import Studies
+from polythrottle.daemon.traffic.proxy_prompts import PromptSource
 from polythrottle.daemon.trainer_monitor import TrainerMonitor, TrainerState
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import BadFile, DeviceError, PolythrottleError
@@ -78,6 +80,7 @@ class LoopComponents:
         version: Of polythrottle.
         finetuning: Looks for trainers beside the workload.
         study_waits: Returns why no study may begin now, besides what the controller knows; empty if one may.
+        clocks: Returns which clocks of its GPU the board may be set to, where prompts are followed.
     """
 
     clock: Clock
@@ -96,6 +99,7 @@ class LoopComponents:
     version: str = ""
     finetuning: TrainerMonitor = field(default_factory=TrainerMonitor)
     study_waits: Callable[[], str] = str
+    clocks: Callable[[], BoardClocks] = lambda: BoardClocks((), {})
 
 
 class Runner:
@@ -135,6 +139,7 @@ class Runner:
             study_waits=parts.study_waits,
         )
         self._observer = Observer(parts.board, parts.traffic, parts.clock.now(), parts.guards.peak_w is not None)
+        self._prompts = PromptFollower(parts.traffic, parts.clocks) if isinstance(parts.traffic, PromptSource) else None
         self._frame = Frame(parts.board, parts.traffic, stamp(parts.wall()), parts.version)
         self._number = 0
         self._due_s = parts.clock.now()
@@ -216,6 +221,7 @@ class Runner:
         self._check_traffic(sight)
         self._check_workload(sight)
         self._think(sight)
+        self._follow_prompts(now_s)
         # Last of what touches the board: what the controller has set in this turn is not taken for somebody else's.
         self.executor.check()
         self._publish(sight)
@@ -401,7 +407,7 @@ class Runner:
         rung = state.rung
         if state.phase is not Phase.FOLLOWING or before != self._before or rung is None:
             return
-        if sight.jumped or sight.shared:
+        if sight.jumped or sight.shared or state.clock.gpu_hz is not None:
             return
         drift = self._drift.seen(sight, state.footing.rung, rung)
         if drift is not None:
@@ -419,14 +425,24 @@ class Runner:
             self.hurry(self._due_s)
 
     def hurry(self, due_s: float) -> None:
-        """Look before the next turn, which is due at a time, if requests pile up."""
+        """Follow prompts, and look before the next turn, which is due at a time, if requests pile up."""
         now_s = self._parts.clock.now()
-        if not self.executor.up or due_s - now_s < STEP_S / 2:
+        if not self.executor.up:
+            return
+        self._follow_prompts(now_s)
+        if due_s - now_s < STEP_S / 2:
             return
         if hurried(self.executor.state, self._observer.peek(now_s)):
             sight = self._observer.look(now_s, self._shared)
             self.executor.do(sight.observed)
             self._parts.accounts.between(sight, self.executor.state)
+
+    def _follow_prompts(self, now_s: float) -> None:
+        """Have the clock set that prompts need now, where it is known which wait."""
+        if self._prompts is not None:
+            wanted = self._prompts.look(now_s, self.executor.state)
+            if wanted is not None:
+                self.executor.do(wanted)
 
     def _recover(self, error: Exception) -> None:
         self._fail(error)
@@ -476,6 +492,8 @@ class Runner:
         """Return what does not work now, in words."""
         faults = [self._active.unfit, *self.executor.faults.values(), *self._observer.faults.values()]
         faults += [self._parts.record.fault, self._parts.finetuning.fault]
+        if self._prompts is not None:
+            faults.append(self._prompts.fault)
         return tuple(fault for fault in faults if fault)
 
     def end(self) -> None:

@@ -2,6 +2,7 @@
 
 ==========================================  ===================================================================
 ``report``                                  the program that serves reports through the daemon's API
+``proxy:http://host:port``                  `polythrottle proxy` tells of requests, and of each prompt as it waits
 ``metrics:http://host:port/metrics``        Prometheus metrics of Triton, vLLM, SGLang, TensorRT-LLM, llama.cpp or
                                             the proxy; of others with ``?histogram=NAME``
 ``log:FILE``                                one line per request is added to it: ``time_s latency_s [ok]``
@@ -23,8 +24,8 @@ from polythrottle.daemon.observation import Traffic
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.units import parse_quantity
 
-FORMS = "report, metrics:http://host:port/metrics, log:FILE, process:NAME, sim:poisson:30/s"
-_KINDS = ("report", "metrics", "log", "process", "sim")
+FORMS = "report, proxy:http://host:port, metrics:http://host:port/metrics, log:FILE, process:NAME, sim:poisson:30/s"
+_KINDS = ("report", "proxy", "metrics", "log", "process", "sim")
 
 
 def open_traffic(text: str) -> Traffic:
@@ -41,7 +42,7 @@ def open_traffic(text: str) -> Traffic:
     name, _, query = kind.partition("?")
     if name == "report" and not (colon and not query):
         return _reported(text.strip())
-    openers = {"metrics": _scraped, "log": _logged, "process": _running}
+    openers = {"proxy": _proxied, "metrics": _scraped, "log": _logged, "process": _running}
     if kind == "sim":
         raise InvalidInput(f"{text} makes up requests for a simulated board; give --device sim:<board>")
     if kind not in openers:
@@ -99,6 +100,21 @@ def _scraped(rest: str) -> Traffic:
     from polythrottle.daemon.traffic.triton_batcher import TritonBatcher
 
     return TritonBatcher(traffic, str(server.hostname), server.port or 8000, server.path.strip("/"))
+
+
+def _proxied(rest: str) -> Traffic:
+    from polythrottle.daemon.traffic.engines import PROXY
+    from polythrottle.daemon.traffic.proxy_prompts import METRICS_PATH, PromptStream, ProxiedTraffic
+    from polythrottle.daemon.traffic.server_metrics import Fetcher, ScrapedTraffic
+
+    address = _address(rest, "http", "https")
+    given = _options(address.query, "request_tokens")
+    if address.path.strip("/"):
+        raise InvalidInput(f"{rest[:60]!r} has a path; write proxy:http://host:port, where polythrottle proxy listens")
+    page = Fetcher(address._replace(path=METRICS_PATH))
+    uri = f"proxy:{rest}"
+    scraped = ScrapedTraffic(page, (PROXY,), "", uri, _tokens(given.get("request_tokens")))
+    return ProxiedTraffic(scraped, PromptStream(address), uri)
 
 
 def _tokens(text: str | None) -> float | None:
