@@ -163,7 +163,7 @@ def run_daemon(
         typer.Option(
             "--traffic",
             metavar="URI",
-            help="Where requests are seen: report, metrics:URL, log:FILE, process:NAME, sim:day:30/s.",
+            help="Where requests are seen: report, metrics:URL, proxy:URL, log:FILE, process:NAME, sim:day:30/s.",
         ),
     ] = None,
     arrivals: Annotated[
