@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from builders import measured, problem
+from builders import Listed, measured, problem
 
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.catalog import load_board, load_model
@@ -338,3 +338,26 @@ def test_what_a_simulated_board_saves_is_called_simulated(measured: bool, how: s
     words = BoardAnswer("sim:a", BoardOffset(Offset(0.0, 0.0), Offset(0.0, 0.0)), 1, seen, 0.1, None, measured).words
     assert how in words
     assert words.endswith("1 trial")
+
+
+class SoonFlat(Listed):
+    """A method that goes through the space in order, and after a while expects nothing more."""
+
+    def saving_left(self, study: Study) -> float:
+        """Return nothing, once enough has ended."""
+        return 0.0 if len(study.completed) >= 12 else math.inf
+
+
+def test_a_search_has_ended_when_what_still_ran_was_cut_short(tmp_path: Path) -> None:
+    """Its time in virtual time is not that at which what nobody needed would have ended."""
+    found = boards(4)
+    with BoardsJournal.create(tmp_path / "study.jsonl", Study(asked(found[0], "p99<=50ms"), "random"), {}) as kept:
+        assert isinstance(kept, BoardsJournal)
+        shared = SharedStudy(found, SoonFlat(), kept, Budget(30), Rule())
+        list(shared.search())
+        assert kept.running  # what was cut short
+        took_s = dict.fromkeys((board.uri for board in found), 0.0)
+        for trial in kept.study.trials:
+            assert trial.cost is not None
+            took_s[kept.boards[trial.number]] += trial.cost.duration_s
+        assert shared.duration_s == pytest.approx(max(took_s.values()))

@@ -252,11 +252,14 @@ class SharedStudy:
         with self._changed:
             member = self._members[uri]
             member.stand = Stand.DONE
+            began_s = member.ends_s
             member.ends_s += 0.0 if trial.cost is None else trial.cost.duration_s
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._stopped or self._first(uri))
             if self._stopped and (self._virtual or trial.measurement is None):
-                return  # it was cut short, or ends later than the study has in virtual time
+                # It was cut short, or ends later than the study has in virtual time, which does not last until then.
+                member.ends_s = began_s
+                return
             assert member.visit is not None
             self._journal.end(member.visit, trial)
             member.visit = None
