@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -338,6 +339,39 @@ def test_what_a_simulated_board_saves_is_called_simulated(measured: bool, how: s
     words = BoardAnswer("sim:a", BoardOffset(Offset(0.0, 0.0), Offset(0.0, 0.0)), 1, seen, 0.1, None, measured).words
     assert how in words
     assert words.endswith("1 trial")
+
+
+def test_the_default_point_has_its_share_of_the_queries_on_each_board(tmp_path: Path) -> None:
+    """Boards together see there what one board alone would have; other windows are shorter too."""
+    path = tmp_path / "study.jsonl"
+    found = boards(4)
+    asks = asked(found[0], "p99<=50ms")
+    precise_window = replace(asks.window, precision=0.02, duration_s=0.0)
+    with BoardsJournal.create(path, Study(replace(asks, window=precise_window), "random"), {}):
+        pass
+    searched(path, found)
+    study = journals.read(path)
+    assert study.problem.window.most_queries == 1000  # as was asked
+    seen = [(trial.point == study.problem.space.default, trial.measurement) for trial in study.completed]
+    queries = [(default, measurement.latency.queries) for default, measurement in seen if measurement is not None]
+    assert [count for default, count in queries if default] == [250] * 4
+    assert max(count for default, count in queries if not default) <= 500
+
+
+def test_a_relative_limit_multiplies_what_all_boards_saw_at_the_default_point() -> None:
+    """Not what the last of them happened to see, each of which had a short window."""
+    asks = problem("p99<=1.5x")
+    means_s = (0.0100, 0.0100, 0.0100)
+    p99s_s = (0.0118, 0.0120, 0.0125)
+    trials = tuple(
+        Trial(number, asks.space.default, replace(seen, latency=replace(seen.latency, p99_s=p99_s)))
+        for number, (seen, p99_s) in enumerate(zip((precise(each, 1.0) for each in means_s), p99s_s, strict=True))
+    )
+    view = BoardsView(Study(asks, "grid", 0, trials), {0: "a", 1: "b", 2: "c"})
+    expected_s = 1.5 * math.exp(sum(map(math.log, p99s_s)) / 3)
+    assert view.on_all().constraints[0].limit == pytest.approx(expected_s)
+    assert view.on_one("c").constraints[0].limit == pytest.approx(expected_s)
+    assert view.study.constraints[0].limit == pytest.approx(1.5 * p99s_s[-1])
 
 
 class SoonFlat(Listed):

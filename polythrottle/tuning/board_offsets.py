@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from statistics import geometric_mean
 from typing import Any
 
 from polythrottle.domain.measurement import Interval, Latency, Measurement, saving_interval
@@ -354,7 +355,27 @@ class BoardsView:
             here = offsets.board(self.boards[trial.number])
             return replace(trial, measurement=turned(trial.measurement, here))
 
-        return replace(self.study, trials=tuple(map(trial_of, self.study.trials)))
+        problem = self.study.problem
+        defaults = [turned(seen, offsets.board(uri)) for uri, seen in self.defaults.items()]
+        reference = {**_pooled(defaults, problem.constraints), **problem.reference}
+        if reference != problem.reference:
+            problem = replace(problem, reference=reference)
+        return replace(self.study, problem=problem, trials=tuple(map(trial_of, self.study.trials)))
+
+
+def _pooled(defaults: Sequence[Measurement], constraints: Sequence[Constraint]) -> dict[str, float]:
+    """Return what relative limits multiply: the geometric mean of what all boards saw at the default point.
+
+    Args:
+        defaults: What each board saw there, as one and the same board would have.
+        constraints: Those that are relative count.
+    """
+    found = {}
+    for metric in {each.metric for each in constraints if each.relative}:
+        values = [value for seen in defaults if (value := seen.metric(metric)) is not None and value > 0]
+        if values:
+            found[metric] = geometric_mean(values)
+    return found
 
 
 def _tighter(constraint: Constraint, slower: float, drawing: float) -> Constraint:

@@ -1,13 +1,32 @@
-"""A board that takes part in a search of several."""
+"""A board that takes part in a search of several, and how long its windows are."""
 
 import contextlib
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polythrottle.board.hosted import BoardWorkload
 from polythrottle.domain.errors import TrialError
-from polythrottle.domain.measurement import Query
+from polythrottle.domain.measurement import Query, Window
 from polythrottle.domain.ports import Device, Workload
+
+LEAST_SHARE = 100
+"""How many queries a board's share of a window has at least, so that a p99 is seen once."""
+
+
+def shared_window(window: Window, share: int) -> Window:
+    """Return a window of a share of its most queries.
+
+    The default point is measured on every board, and what they see there is put together: each has its share of the
+    queries. Elsewhere it is half of them: the second half tells little more, since two windows at one point differ
+    anyway, while other boards wait for it.
+
+    Args:
+        window: As it is where one board searches alone.
+        share: By how much to divide.
+    """
+    most = max(window.queries, min(window.most_queries, LEAST_SHARE), math.ceil(window.most_queries / share))
+    return replace(window, most_queries=most)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import cast
 from polythrottle.domain.clock import SystemClock, Thread, VirtualClock
 from polythrottle.domain.error_budget import NOTHING_SPENT, LateRequests
 from polythrottle.domain.errors import DeviceError, Exhausted, PolythrottleError, StorageError, TrialError
+from polythrottle.domain.measurement import Window
 from polythrottle.domain.metrics import FLOORS
 from polythrottle.domain.ports import Chooser, Forecaster, Optimizer, Wary
 from polythrottle.domain.problem import Constraint
@@ -25,7 +26,7 @@ from polythrottle.domain.study import ENOUGH, Study, Trial, TrialState
 from polythrottle.storage.boards_journal import BoardsJournal
 from polythrottle.storage.journal import Journal
 from polythrottle.tuning.board_offsets import BoardsView
-from polythrottle.tuning.open_board import OpenBoard
+from polythrottle.tuning.open_board import OpenBoard, shared_window
 from polythrottle.tuning.stopping import ALL_TRIED, NOTHING_LEFT, WORTHLESS_IDLE, Budget, Rule
 from polythrottle.tuning.tuner import FAILURES_IN_A_ROW, tune
 
@@ -103,6 +104,8 @@ class SharedStudy:
         self._errors: dict[str, PolythrottleError] = {}
         self._confirming: OperatingPoint | None = None
         self._settled: tuple[tuple[int, tuple[int, ...]], str] | None = None
+        self._verdict: tuple[int, str | None] | None = None
+        self._problem = journal.study.problem
 
     @property
     def errors(self) -> Mapping[str, PolythrottleError]:
@@ -218,7 +221,8 @@ class SharedStudy:
         if self._virtual and self._members[uri].stand is Stand.JOINING:
             self._await_turn(uri)  # so that what it sees first does not depend on how fast threads start
         with self._changed:
-            return self._with_running(self._view.on_one(uri))
+            study = self._with_running(self._view.on_one(uri))
+            return replace(study, problem=replace(study.problem, window=self._window(uri)))
 
     def next_point(self, uri: str) -> OperatingPoint:
         """Return the next point for a board; waits while there is none and other trials run.
@@ -312,11 +316,25 @@ class SharedStudy:
         ended = {each: member.ends_s for each, member in self._members.items() if member.stand is Stand.DONE}
         return min(ended, key=lambda each: ended[each]) == uri
 
-    # Which point comes next.
+    # Which point comes next, and how long it is looked at.
+
+    def _window(self, uri: str) -> Window:
+        """Return the window of a board's trial."""
+        problem = self._journal.study.problem
+        visit = self._members[uri].visit
+        at_default = visit is not None and self._journal.running[visit][0] == problem.space.default
+        return shared_window(problem.window, len(self._boards) if at_default else 2)
 
     @property
     def _view(self) -> BoardsView:
         return BoardsView(self._journal.study, self._journal.boards)
+
+    def _known(self, view: BoardsView) -> Study:
+        """Return what has ended; its problem is the same object until it changes, by which methods remember studies."""
+        known = view.on_all()
+        if known.problem != self._problem:
+            self._problem = known.problem
+        return replace(known, problem=self._problem)
 
     def _with_running(self, study: Study) -> Study:
         for point, _ in self._journal.running.values():
@@ -339,7 +357,7 @@ class SharedStudy:
                 return default
             if (point := self._journal.again(uri)) is not None:
                 return point
-            known = view.on_all()
+            known = self._known(view)
             study = self._with_running(known)
             at_work = bool(self._journal.running)
             stamp = (len(known.trials), tuple(self._journal.running))
@@ -356,10 +374,7 @@ class SharedStudy:
         if uri == slowest and (point := self._unconfirmed(known, uri)) is not None:
             self._confirming = point
             return point
-        if at_work:
-            enough = self._enough(known)  # whatever comes of what runs
-        else:
-            enough = reason
+        enough = self._judged(known) if at_work else reason  # whatever comes of what runs
         if enough is not None:
             self._finish(enough, slowest, known)
         return None
@@ -414,6 +429,12 @@ class SharedStudy:
         if self._idles(study):
             return None, f"{NOTHING_LEFT} beside what runs"
         return point, None
+
+    def _judged(self, known: Study) -> str | None:
+        """Return as `_enough` for what has ended; asked once after each trial, not once for each board that idles."""
+        if self._verdict is None or self._verdict[0] != len(known.trials):
+            self._verdict = len(known.trials), self._enough(known)
+        return self._verdict[1]
 
     def _enough(self, study: Study) -> str | None:
         """Return why one more trial is not worth it; None if it is."""
