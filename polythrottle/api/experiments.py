@@ -160,13 +160,7 @@ def measure(
     setup = Setup.of(device, workload, meter, setup)
     limits = absolute_limits(slo)
     tell = told or (lambda line: None)
-    if point is not None and not isinstance(point, Mapping):
-        raise InvalidInput(f"a point is levels by knob, such as {{'batch_size': 4}}, not {point!r}")
-    if preset is not None and not isinstance(preset, str):
-        raise InvalidInput(f"a preset is the name of one, not {preset!r}")
-    for name, level in (point or {}).items():
-        if isinstance(level, bool) or not isinstance(level, int | float | str):
-            raise InvalidInput(f"a level of {name} is a number or a word, not {level!r}")
+    _check_start(preset, point)
     board, served = setup.open()
     with setup.closing(served), board:
         start = OperatingPoint({})
@@ -184,6 +178,17 @@ def measure(
         for line in (*late, *afterwards(found, looks, setup.traffic, setup.seconds)):
             tell(line)
         return whole, found
+
+
+def _check_start(preset: str | None, point: Mapping[str, Level] | None) -> None:
+    """Check the kinds of what Python passes as it is and the command line has parsed."""
+    if point is not None and not isinstance(point, Mapping):
+        raise InvalidInput(f"a point is levels by knob, such as {{'batch_size': 4}}, not {point!r}")
+    if preset is not None and not isinstance(preset, str):
+        raise InvalidInput(f"a preset is the name of one, not {preset!r}")
+    for name, level in (point or {}).items():
+        if isinstance(level, bool) or not isinstance(level, int | float | str):
+            raise InvalidInput(f"a level of {name} is a number or a word, not {level!r}")
 
 
 def slo_texts(slo: Sequence[str] | str) -> tuple[str, ...]:

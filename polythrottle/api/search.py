@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from polythrottle.api.boards_together import TogetherOptions, method_of, resume_together, several_in, tune_together
 from polythrottle.api.experiments import (
@@ -129,32 +129,30 @@ def tune(
     Raises:
         PolythrottleError: Any of its kinds, each with one line that says what to do (`polythrottle.domain.errors`).
     """
-    _check_types(
-        trials=trials,
-        minutes=minutes,
-        joules=joules,
-        horizon=horizon,
-        objective=objective,
-        risk=risk,
-        error_budget=error_budget,
-        window=window,
-    )
-    setup = Setup.of(device, workload, meter, setup).searching
     name, optimizer = _method(method)
+    setup = Setup.of(device, workload, meter, setup).searching
     plan = StudyPlan(
-        setup,
-        Budget(trials, _seconds(minutes), joules),
-        Rule(_span_s(horizon), early_stop),
-        presets,
-        _checked_out(out, journal),
-        risk,
-        _asked(history),
+        setup=setup,
+        budget=_budget(trials, minutes, joules),
+        rule=_rule(horizon, early_stop),
+        presets=presets,
+        out=_checked_out(out, journal),
+        risk=_of_kind("risk", risk),
+        history=_asked(history),
         priors=_points_of(priors),
         objects=(*setup.objects.fleeting, *["method"] * (optimizer is not None)),
-        errors=None if error_budget is None else ErrorBudget.parse(error_budget),
+        errors=_error_budget(error_budget),
     )
     options = TuneOptions(
-        plan, name, optimizer, slo_texts(slo), Objective.parse(objective), window, seed, _absolute(journal), fresh
+        plan=plan,
+        method=name,
+        optimizer=optimizer,
+        slo=slo_texts(slo),
+        objective=Objective.parse(_of_kind("objective", objective)),
+        window=_of_kind("window", window),
+        seed=seed,
+        journal=_absolute(journal),
+        fresh=fresh,
     )
     return _begin(options, force, progress, watcher)
 
@@ -240,44 +238,58 @@ def _method(method: str | Optimizer) -> tuple[str, Optimizer | None]:
     return type_name(method), checked_optimizer(method)
 
 
-def _seconds(minutes: float | None) -> float | None:
-    if minutes is None:
-        return None
-    return 60 * minutes
+_Given = TypeVar("_Given")
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "trials": ((Integral,), "a whole number"),
+    "minutes": ((Real, NoneType), "a number of minutes"),
+    "joules": ((Real, NoneType), "a number of joules"),
+    "risk": ((Real, NoneType), "a number between 0 and 1"),
+    "error_budget": ((str, NoneType), "a share, a number of requests or a time as text, such as '0.1%'"),
+    "horizon": ((str, NoneType), "a time with its unit, such as '30d'"),
+    "objective": ((str,), "energy, edp, latency or pareto"),
+    "window": ((Window, NoneType), "a polythrottle.Window, such as Window(duration_s=1.0)"),
+}
+"""The kinds of what Python passes as it is and the command line has parsed, and what to write instead."""
 
 
-def _span_s(text: str | None) -> float | None:
+def _of_kind(name: str, value: _Given) -> _Given:
+    """Return an argument of `tune` as it is.
+
+    Raises:
+        InvalidInput: If it is of another kind than its name stands for.
+    """
+    types, words = _KINDS[name]
+    if not isinstance(value, types):
+        raise InvalidInput(f"{name} is {words}, not {value!r}")
+    return value
+
+
+def _budget(trials: int, minutes: float | None, joules: float | None) -> Budget:
+    minutes = _of_kind("minutes", minutes)
+    duration_s = None
+    if minutes is not None:
+        duration_s = 60 * minutes
+    return Budget(_of_kind("trials", trials), duration_s, _of_kind("joules", joules))
+
+
+def _rule(horizon: str | None, early_stop: bool) -> Rule:
+    horizon = _of_kind("horizon", horizon)
+    if horizon is None:
+        return Rule(early=early_stop)
+    return Rule(span_s(horizon), early_stop)
+
+
+def _error_budget(text: str | None) -> ErrorBudget | None:
+    text = _of_kind("error_budget", text)
     if text is None:
         return None
-    return span_s(text)
+    return ErrorBudget.parse(text)
 
 
 def _absolute(path: Path | str | None) -> Path | None:
     if path is None or path == "":
         return None
     return Path(path).absolute()
-
-
-def _check_types(**given: object) -> None:
-    """Check the kinds of what Python passes as it is and the command line has parsed.
-
-    Raises:
-        InvalidInput: If one is of another kind; says which.
-    """
-    kinds: dict[str, tuple[tuple[type, ...], str]] = {
-        "trials": ((Integral,), "a whole number"),
-        "minutes": ((Real, NoneType), "a number of minutes"),
-        "joules": ((Real, NoneType), "a number of joules"),
-        "risk": ((Real, NoneType), "a number between 0 and 1"),
-        "error_budget": ((str, NoneType), "a share, a number of requests or a time as text, such as '0.1%'"),
-        "horizon": ((str, NoneType), "a time with its unit, such as '30d'"),
-        "objective": ((str,), "energy, edp, latency or pareto"),
-        "window": ((Window, NoneType), "a polythrottle.Window, such as Window(duration_s=1.0)"),
-    }
-    for name, value in given.items():
-        types, words = kinds[name]
-        if not isinstance(value, types):
-            raise InvalidInput(f"{name} is {words}, not {value!r}")
 
 
 def _check_packages(method: str) -> None:

@@ -117,24 +117,20 @@ def apply(
 
     say_which(profile)
     path = find_profile(profile)
+    stay: dict[str, Any] = {"confirm_within_s": confirm_within, "lasting": lasting, "keep": keep}
     if len(devices) > 1 or canary is not None:
-        stay = {"confirm_within_s": confirm_within, "lasting": lasting, "keep": keep}
         _apply_to_all(path, devices, share("--canary", canary, "10%"), stay, other_model, as_json)
         return
-    applied = deployment.apply(
-        path,
-        device,
-        confirm_within_s=confirm_within,
-        lasting=lasting,
-        keep=keep,
-        other_model=other_model,
-        daemon=not no_daemon,
-        told=_warn,
-    )
+    applied = deployment.apply(path, device, other_model=other_model, daemon=not no_daemon, told=_warn, **stay)
     if isinstance(applied, deployment.Followed):
         answer(applied, as_json, print_followed, followed_document)
-        return
-    answer((applied, str(path)), as_json, _print_applied, _document)
+    else:
+        answer((applied, str(path)), as_json, _print_applied, _document)
+        _await_confirmation(applied, as_json)
+
+
+def _await_confirmation(applied: "Applied", as_json: bool) -> None:
+    """Ask on the terminal whether what was applied may stand, or say how to confirm it; nothing if it needs none."""
     within_s = applied.stay.within_s
     if applied.stands_as is None or within_s is None:
         return

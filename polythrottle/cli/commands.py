@@ -50,6 +50,7 @@ from polythrottle.storage.paths import state_dir
 
 if TYPE_CHECKING:
     from polythrottle.api.outcome import Tuning
+    from polythrottle.tuning.setup import Setup
 
 # `polythrottle demo` and `polythrottle examples`: what can be tried without a board, from an installed package too.
 
@@ -329,24 +330,35 @@ def measure(
     as_json: JsonOption = False,
 ) -> None:
     """Measure latency and energy at one operating point, or compare two in turns."""
-    from polythrottle.api import search
-    from polythrottle.api.experiments import absolute_limits
-    from polythrottle.cli.render.documents import measure_document
-    from polythrottle.cli.render.text import print_measurement
-
     if sides:
         _check_two_sides(point, preset, slo, attribute)
         run_comparison(sides, setup, require, as_json)
         return
     if require:
         raise InvalidInput("--require belongs to a comparison, such as: polythrottle measure default profile.toml")
-    words = setup.setup()
-    limits = absolute_limits(slo or ())
+    _measure_one(setup.setup(), point, preset, slo or (), attribute, as_json)
+
+
+def _measure_one(
+    words: "Setup",
+    point: str | None,
+    preset: str | None,
+    slo: Sequence[str],
+    attribute: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure one operating point, and answer with that."""
+    from polythrottle.api import search
+    from polythrottle.api.experiments import absolute_limits
+    from polythrottle.cli.render.documents import measure_document
+    from polythrottle.cli.render.text import print_measurement
+
+    limits = absolute_limits(slo)
     table = optional(RequestTable, attribute)
     kept = optional(attrgetter("keep"), table)
     with own_stdout():
         where, measured = search.measure(
-            point=levels(point), preset=preset, slo=slo or (), setup=words, told=complain, kept=kept
+            point=levels(point), preset=preset, slo=slo, setup=words, told=complain, kept=kept
         )
     failed = None
     besides: dict[str, str] = {}

@@ -143,21 +143,21 @@ class BudgetOptions(OptionGroup):
     no_budget: Annotated[bool, typer.Option("--no-budget", help="Lift the budget, also one kept from before.")] = False
 
 
-@app.command("run", epilog=examples("polythrottle daemon run --profile profile.toml --traffic sim:poisson:30/s"))
-@spread
-def run_daemon(
-    *,
+@dataclass(frozen=True)
+class ServedOptions(OptionGroup):
+    """What is served on which board, to which requests."""
+
     profile: Annotated[
         str | None,
         typer.Option("--profile", "-p", metavar="FILE", help="Tuned profile to follow, or its <device>/<workload>."),
-    ] = None,
+    ] = None
     workload: Annotated[
         str | None,
         typer.Option("--workload", "-w", metavar="URI", help="Model that is served, if there is no profile yet."),
-    ] = None,
+    ] = None
     device: Annotated[
         str | None, typer.Option("--device", "-d", metavar="URI", help="The board; the profile's by default.")
-    ] = None,
+    ] = None
     traffic: Annotated[
         str | None,
         typer.Option(
@@ -165,14 +165,43 @@ def run_daemon(
             metavar="URI",
             help="Where requests are seen: report, metrics:URL, proxy:URL, log:FILE, process:NAME, sim:day:30/s.",
         ),
-    ] = None,
+    ] = None
     arrivals: Annotated[
         str | None, typer.Option("--arrivals", metavar="HOW", help="As --traffic sim:HOW, such as poisson:30/s.")
-    ] = None,
+    ] = None
     slo: Annotated[
         list[str] | None,
         typer.Option("--slo", metavar="SLO", help="Limit such as p99<=25ms, in place of the profile's; repeats."),
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True)
+class ListenOptions(OptionGroup):
+    """Where page and API are served besides the Unix socket, and who may come in."""
+
+    tcp: Annotated[
+        str | None, typer.Option("--tcp", metavar="HOST:PORT", help="Serve page and API there, with a token or TLS.")
+    ] = None
+    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate, PEM.")] = None
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its key, PEM.")] = None
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="File with the token that clients on TCP must show."),
+    ] = None
+    page: Annotated[
+        bool | None,
+        typer.Option(
+            "--page/--no-page",
+            help="Serve the page on a free port of 127.0.0.1, with a token of its own. Default: in a terminal.",
+        ),
+    ] = None
+
+
+@app.command("run", epilog=examples("polythrottle daemon run --profile profile.toml --traffic sim:poisson:30/s"))
+@spread
+def run_daemon(
+    *,
+    served: ServedOptions,
     actuator: Annotated[
         Path | None, typer.Option("--actuator", metavar="SOCKET", help="Socket of the process that sets the board.")
     ] = None,
@@ -182,22 +211,7 @@ def run_daemon(
     socket: SocketOption = None,
     allowed: BudgetOptions,
     shared: NodeOptions,
-    tcp: Annotated[
-        str | None, typer.Option("--tcp", metavar="HOST:PORT", help="Serve page and API there, with a token or TLS.")
-    ] = None,
-    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate, PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its key, PEM.")] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option("--token-file", metavar="FILE", help="File with the token that clients on TCP must show."),
-    ] = None,
-    page: Annotated[
-        bool | None,
-        typer.Option(
-            "--page/--no-page",
-            help="Serve the page on a free port of 127.0.0.1, with a token of its own. Default: in a terminal.",
-        ),
-    ] = None,
+    listen: ListenOptions,
     finetune: Annotated[
         list[str] | None,
         typer.Option(
@@ -219,14 +233,20 @@ def run_daemon(
 
     To see it without hardware: polythrottle daemon demo.
     """
-    # First of all, for these are the options and nothing else yet.
-    words = {name: value for name, value in locals().items() if name not in ("allowed", "shared")}
-    words |= asdict(allowed) | asdict(shared)
     from polythrottle.cli.daemon_process import exec_daemon
 
-    if profile is not None:
-        say_which(profile)
-    words["page"] = optional({True: "yes", False: "no"}.get, page)
+    if served.profile is not None:
+        say_which(served.profile)
+    words: dict[str, Any] = {
+        "actuator": actuator,
+        "no_actuator": no_actuator,
+        "socket": socket,
+        "finetune": finetune,
+        "config": config,
+    }
+    for group in (served, allowed, shared, listen):
+        words |= asdict(group)
+    words["page"] = optional({True: "yes", False: "no"}.get, listen.page)
     exec_daemon({name: str(value) if isinstance(value, Path) else value for name, value in words.items()})
 
 

@@ -299,14 +299,8 @@ def run_both(
         from polythrottle.cli.render.figures import check_figure
 
         check_figure(figure)
-    if seconds is not None and not seconds > 0:
-        raise InvalidInput(f"--seconds must be above zero, not {seconds:g}")
-    if seconds is not None and by is not None:
-        raise InvalidInput("--seconds and --by both say when to end; leave one out")
     day_s = within.day_s()
-    if by is not None:
-        seconds = _until_s(by, day_s)
-    terms = traffic.terms(policy, seconds, within, day_s)
+    terms = traffic.terms(policy, _duration_s(seconds, by, day_s), within, day_s)
     serve = _real
     if where.simulated:
         serve = _simulated
@@ -321,6 +315,23 @@ def run_both(
         raise typer.Exit(INTERRUPTED)
     if result.training.exit_code:
         raise typer.Exit(result.training.exit_code)
+
+
+def _duration_s(seconds: float | None, by: str | None, day_s: float) -> float | None:
+    """Return how long requests come; None if nobody said.
+
+    Args:
+        seconds: How long, as it was asked for.
+        by: Until which time of day, as it was asked for.
+        day_s: Time of day at which they begin, since midnight.
+    """
+    if seconds is not None and not seconds > 0:
+        raise InvalidInput(f"--seconds must be above zero, not {seconds:g}")
+    if seconds is not None and by is not None:
+        raise InvalidInput("--seconds and --by both say when to end; leave one out")
+    if by is not None:
+        return _until_s(by, day_s)
+    return seconds
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -246,8 +246,9 @@ def _laid_out(group: type[OptionGroup]) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     own = group.__annotations__  # its own options come before those of the groups it is made of
     for option in sorted(fields(group), key=lambda each: each.name not in own):  # type: ignore[arg-type]
+        default = inspect.Parameter.empty if option.default is MISSING else option.default
         yield inspect.Parameter(
-            option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=hints[option.name]
+            option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[option.name]
         )
 
 

@@ -103,17 +103,7 @@ def check_profile(
         most_windows = 1 if recorded else most_windows
         found = None
         while len(seen) < most_windows and not (found and found.settled):
-            if isinstance(device, Rewindable):
-                device.rewind(_AGAIN + len(seen))
-            look = measure(
-                device,
-                workload,
-                point,
-                words.window(device),
-                arrivals=words.traffic,
-                seed=len(seen),
-                goal=Goal(judged=limits),
-            )
+            look = _measured_again(device, workload, point, words, limits, len(seen))
             _check_same_joules(name, profile.measurement, look)
             seen.append(look)
             found = replace(
@@ -125,6 +115,21 @@ def check_profile(
                 recorded=recorded,
             )
             yield found
+
+
+def _measured_again(
+    device: Device,
+    workload: Workload,
+    point: OperatingPoint,
+    words: Setup,
+    limits: Sequence[Constraint],
+    number: int,
+) -> Measurement:
+    """Return another window of a point, with randomness of its own number."""
+    if isinstance(device, Rewindable):
+        device.rewind(_AGAIN + number)
+    goal = Goal(judged=tuple(limits))
+    return measure(device, workload, point, words.window(device), arrivals=words.traffic, seed=number, goal=goal)
 
 
 def _check_arrivals(profile: Profile, setup: Setup) -> None:

@@ -97,31 +97,48 @@ def sweep(
         columns = {**RECORDED, **OFFERED}
     identity = (device.uri, workload.uri, load)
     begun, kept = _unpacked(path, space, identity, tuple(columns))
-    failed: list[tuple[OperatingPoint, str]] = []
-    absent: dict[str, str] = {}
+    failures = _Failures(space)
     with device:
         for number, point in enumerate(space):
-            # A knob that this board lacks can stay at its default, and at no other level.
-            lacking = next((why for name, why in absent.items() if point[name] != space.default[name]), None)
-            if point not in kept and lacking is not None:
-                failed.append((point, lacking))
-            elif point not in kept:
+            if point not in kept and not failures.foreseen(point):
                 try:
                     seen = _visit(device, workload, window, number, point, arrivals)
                     _append(begun, [point[name] for name in space.names], columns, seen, identity)
                 except TrialError as error:
-                    if isinstance(error, KnobAbsent) and error.knob in space.names:
-                        absent[error.knob] = str(error)
-                    failed.append((point, str(error)))
-                    _give_up_if_hopeless(failed, number + 1, len(space))
+                    failures.add(point, error)
+                    _give_up_if_hopeless(failures.points, number + 1, len(space))
             advanced(number + 1, len(space), point)
-    measured = len(space) - len(kept) - len(failed)
+    measured = len(space) - len(kept) - len(failures.points)
     overloaded = sum(not row.keeps_up for row in Table.read(begun).measurements)
     if begun != path:
         # The rows go only once the Parquet file stands: a crash between the two leaves both.
         write(read(begun).typed(), path)
         begun.unlink()
-    return Swept(path, len(space), measured, len(kept), tuple(failed), device.energy_kind, overloaded)
+    return Swept(path, len(space), measured, len(kept), tuple(failures.points), device.energy_kind, overloaded)
+
+
+class _Failures:
+    """Points of a space that could not be measured, and why."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._default = space.default
+        self._absent: dict[str, str] = {}
+        self.points: list[tuple[OperatingPoint, str]] = []
+
+    def add(self, point: OperatingPoint, error: TrialError) -> None:
+        """Enter what a point failed of."""
+        if isinstance(error, KnobAbsent) and error.knob in self._default:
+            self._absent[error.knob] = str(error)
+        self.points.append((point, str(error)))
+
+    def foreseen(self, point: OperatingPoint) -> bool:
+        """Return whether a point fails by what is known already; it is entered then."""
+        # A knob that this board lacks can stay at its default, and at no other level.
+        why = next((why for name, why in self._absent.items() if point[name] != self._default[name]), None)
+        if why is None:
+            return False
+        self.points.append((point, why))
+        return True
 
 
 def _visit(

@@ -89,16 +89,23 @@ def open_engine(
     program = None if by == "python" else found_trtexec()
     if program is None:
         raise DeviceError(f"{model.name}: {_INSTALL if by is None else f'{by} is not here'}")
-    if batch_sizes is not None and not inputs:
-        raise InvalidInput(f"{model.name}: trtexec needs its inputs to set a batch, such as --input images=3x640x640")
-    served = CommandWorkload(
-        engine_command(program, model.name, inputs),
-        batch_sizes=batch_sizes,
-        timeout_s=timeout_s,
-        target=target or Target("a GPU"),
-    )
+    served = _run_by_trtexec(program, model.name, inputs, batch_sizes, timeout_s, target)
     served.uri = uri
     return served
+
+
+def _run_by_trtexec(
+    program: str,
+    path: str,
+    inputs: Sequence[str],
+    batch_sizes: Sequence[int] | None,
+    timeout_s: float,
+    target: Target | None,
+) -> CommandWorkload:
+    if batch_sizes is not None and not inputs:
+        raise InvalidInput(f"{path}: trtexec needs its inputs to set a batch, such as --input images=3x640x640")
+    command = engine_command(program, path, inputs)
+    return CommandWorkload(command, batch_sizes=batch_sizes, timeout_s=timeout_s, target=target or Target("a GPU"))
 
 
 def _python() -> Any:

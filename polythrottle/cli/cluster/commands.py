@@ -1,6 +1,7 @@
 """``polythrottle cluster`` and its smaller commands: ``fleet``, ``predict`` and ``simulate``."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,15 @@ import typer
 from polythrottle.cli.cluster.job_status import status
 from polythrottle.cli.cluster.plan import plan
 from polythrottle.cli.cluster.train import train
-from polythrottle.cli.options import CommandGroup, JsonOption, check_seed, examples, share_below_one
+from polythrottle.cli.options import (
+    CommandGroup,
+    JsonOption,
+    OptionGroup,
+    check_seed,
+    examples,
+    share_below_one,
+    spread,
+)
 from polythrottle.cli.output import amount, answer, formatted, grid, optional, percent, several
 from polythrottle.domain.errors import BadFile, InvalidInput
 
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
     from polythrottle.cluster.plan.options import Work
     from polythrottle.cluster.predict.accuracy import PredictionRecord
     from polythrottle.cluster.recorded_tables import StepRow
-    from polythrottle.cluster.simulate.comparison import PolicyComparison
+    from polythrottle.cluster.simulate.comparison import PolicyComparison, SimulationRequest
 
 # ``polythrottle cluster fleet``: what the nodes of a fleet have learnt, which of them stand out, and their slack.
 
@@ -287,67 +296,92 @@ _MOST_DAYS = 366.0
 _MOST_SEEDS = 100
 
 
-def simulate(
+@dataclass(frozen=True)
+class SimulationOptions(OptionGroup):
+    """The job of a catalogue, the machines it is simulated on, and the policies that are compared."""
+
     catalogue: Annotated[
         Path, typer.Option("--catalogue", metavar="FILE", help="TOML file: the work, machines, prices, caps.")
-    ],
+    ]
     machine: Annotated[
         str | None, typer.Option("--machine", metavar="NAME", help="Of the catalogue; its first by default.")
-    ] = None,
+    ] = None
     trace: Annotated[
         Path | None,
         typer.Option("--trace", metavar="FILE", help="Recorded cluster: CSV with time_s and n_nodes."),
-    ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Places in the fleet.")] = 8,
-    days: Annotated[float, typer.Option("--days", metavar="D", help="Stop looking after so many days.")] = 30.0,
+    ] = None
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Places in the fleet.")] = 8
+    days: Annotated[float, typer.Option("--days", metavar="D", help="Stop looking after so many days.")] = 30.0
     endless: Annotated[
         bool, typer.Option("--endless", help="Train on to --days, whatever the work of the catalogue.")
-    ] = False,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="The first seed, of machines and silicon.")] = 0,
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="How many; the spread is over them.")] = 3,
+    ] = False
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="The first seed, of machines and silicon.")] = 0
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="How many; the spread is over them.")] = 3
     policies: Annotated[
         str,
         typer.Option("--policies", metavar="A,B", help="default, apart, joint, tuned; the first is the baseline."),
-    ] = "default,apart,joint,tuned",
+    ] = "default,apart,joint,tuned"
     longer: Annotated[
         str, typer.Option("--longer", metavar="3%", help="How much longer the job may take than at default clocks.")
-    ] = "3%",
+    ] = "3%"
     spread: Annotated[
         str, typer.Option("--spread", metavar="8%", help="From the fastest to the slowest GPU of the type.")
-    ] = "8%",
+    ] = "8%"
     notice: Annotated[
         float | None,
         typer.Option("--notice", metavar="S", help="Every machine is told of its loss so many seconds before."),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
+    ] = None
+
+    def request(self) -> "SimulationRequest":
+        """Return what is to be simulated.
+
+        Raises:
+            InvalidInput: If a number is out of range.
+            PolythrottleError: If catalogue or trace cannot be read, or name no such machine.
+        """
+        from polythrottle.cluster.catalogue import read_catalogue
+        from polythrottle.cluster.recorded_tables import read_trace
+        from polythrottle.cluster.simulate.comparison import asked_of
+
+        _within("--nodes", self.nodes, 1, _MOST_NODES)
+        _within("--days", self.days, 0.001, _MOST_DAYS)
+        _within("--seeds", self.seeds, 1, _MOST_SEEDS)
+        check_seed(self.seed)
+        if self.notice is not None:
+            _within("--notice", self.notice, 0, 3600)
+        return asked_of(
+            read_catalogue(self.catalogue),
+            self.machine,
+            trace=optional(read_trace, self.trace),
+            machines=self.nodes,
+            horizon_s=self.days * 86400,
+            seeds=tuple(range(self.seed, self.seed + self.seeds)),
+            spread=share_below_one("--spread", self.spread),
+            longer=share_below_one("--longer", self.longer),
+            notice_s=self.notice,
+            endless=self.endless,
+        )
+
+    def named_policies(self) -> tuple[str, ...]:
+        """Return the policies, each once.
+
+        Raises:
+            InvalidInput: If none is named.
+        """
+        names = tuple(dict.fromkeys(name.strip() for name in self.policies.split(",") if name.strip()))
+        if not names:
+            raise InvalidInput("--policies takes names such as default,tuned")
+        return names
+
+
+@spread
+def simulate(*, job: SimulationOptions, as_json: JsonOption = False) -> None:
     """Simulate a job on machines that can be taken away: time, cost, joules, and where they went. All simulated."""
     from polythrottle.api.progress import LiveSweep
-    from polythrottle.cluster.catalogue import read_catalogue
-    from polythrottle.cluster.recorded_tables import read_trace
-    from polythrottle.cluster.simulate.comparison import asked_of, compare
+    from polythrottle.cluster.simulate.comparison import compare
 
-    _within("--nodes", nodes, 1, _MOST_NODES)
-    _within("--days", days, 0.001, _MOST_DAYS)
-    _within("--seeds", seeds, 1, _MOST_SEEDS)
-    check_seed(seed)
-    if notice is not None:
-        _within("--notice", notice, 0, 3600)
-    asked = asked_of(
-        read_catalogue(catalogue),
-        machine,
-        trace=optional(read_trace, trace),
-        machines=nodes,
-        horizon_s=days * 86400,
-        seeds=tuple(range(seed, seed + seeds)),
-        spread=share_below_one("--spread", spread),
-        longer=share_below_one("--longer", longer),
-        notice_s=notice,
-        endless=endless,
-    )
-    names = tuple(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
-    if not names:
-        raise InvalidInput("--policies takes names such as default,tuned")
+    asked = job.request()
+    names = job.named_policies()
     with LiveSweep("simulating") as live:
         compared = compare(asked, names, live.counted)
     answer(compared, as_json, _print_simulation, lambda value: value.record())

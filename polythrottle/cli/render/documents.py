@@ -29,27 +29,8 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
     study = tuning.study
     kind = energy_kind(study)
     return {
-        "device": study.problem.device,
-        "workload": study.problem.workload,
-        "space_size": len(study.problem.space),
-        "arrivals": str(study.problem.arrivals),
-        "offered_per_s": study.problem.arrivals.offered_per_s,
-        "precision": study.problem.window.precision,
-        "objective": str(study.problem.objective),
-        "method": study.method,
-        "seed": study.seed,
-        "trials": [trial_document(study, trial) for trial in study.trials],
-        "default": trial_document(study, study.default),
-        "best": trial_document(study, study.best),
-        "front": [trial_document(study, trial) for trial in study.front] if study.judgeable else [],
-        "saving_fraction": study.saving_fraction,
-        "saving_interval": optional(_ends, study.saving),
-        "within_noise": study.within_noise,
-        "requests": study.requests,
-        "slo": [_constraint(study, index) for index in range(len(study.problem.constraints))],
-        "infeasible_trials": len(study.infeasible),
-        "infeasible_excess": study.total_excess,
-        "stopped_early": len(study.stopped_early),
+        **_problem_fields(study),
+        **_answer_fields(study),
         "ended": tuning.ended,
         "search": {"duration_s": study.cost.duration_s, "energy_j": study.cost.energy_j},
         "nothing_to_gain": study.default_will_do and is_conclusive(tuning.ended),
@@ -75,6 +56,37 @@ def tune_document(tuning: "Tuning") -> dict[str, Any]:
         "boundary": tuning.boundary,
         "simulated": kind is EnergyKind.SIMULATED,
         "energy_kind": optional(str, kind),
+    }
+
+
+def _problem_fields(study: Study) -> dict[str, Any]:
+    return {
+        "device": study.problem.device,
+        "workload": study.problem.workload,
+        "space_size": len(study.problem.space),
+        "arrivals": str(study.problem.arrivals),
+        "offered_per_s": study.problem.arrivals.offered_per_s,
+        "precision": study.problem.window.precision,
+        "objective": str(study.problem.objective),
+        "method": study.method,
+        "seed": study.seed,
+    }
+
+
+def _answer_fields(study: Study) -> dict[str, Any]:
+    return {
+        "trials": [trial_document(study, trial) for trial in study.trials],
+        "default": trial_document(study, study.default),
+        "best": trial_document(study, study.best),
+        "front": [trial_document(study, trial) for trial in study.front] if study.judgeable else [],
+        "saving_fraction": study.saving_fraction,
+        "saving_interval": optional(_ends, study.saving),
+        "within_noise": study.within_noise,
+        "requests": study.requests,
+        "slo": [_constraint(study, index) for index in range(len(study.problem.constraints))],
+        "infeasible_trials": len(study.infeasible),
+        "infeasible_excess": study.total_excess,
+        "stopped_early": len(study.stopped_early),
     }
 
 

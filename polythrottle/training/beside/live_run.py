@@ -431,6 +431,26 @@ class _LiveHost:
             return None
         return self._meter.waited_s
 
+    def trained(self) -> Training:
+        """Return what was trained by now."""
+        tended = self._tended
+        return Training(
+            samples=tended.samples,
+            steps=tended.steps,
+            epoch=tended.epoch,
+            epochs=tended.epochs,
+            finished=tended.finished,
+            done_s=self.finished_s,
+            loss=tended.loss,
+            suspended=tended.suspended,
+            restarts=tended.restarts,
+            shrunk=self.guard.shrunk,
+            pauses=self.guard.pauses,
+            stopped=tended.stopped,
+            waited_s=self.waited_s,
+            exit_code=tended.exit_code,
+        )
+
     def queued(self, ages_s: Sequence[float], demand_per_s: float | None) -> None:
         """Stop a slice that requests cannot wait for, and let it go on when they can."""
         tended = self._tended
@@ -556,22 +576,6 @@ def _served_beside(
     span_s = host.now_s
     if tended.held:
         tended.release()
-    training = Training(
-        samples=tended.samples,
-        steps=tended.steps,
-        epoch=tended.epoch,
-        epochs=tended.epochs,
-        finished=tended.finished,
-        done_s=host.finished_s,
-        loss=tended.loss,
-        suspended=tended.suspended,
-        restarts=tended.restarts,
-        shrunk=host.guard.shrunk,
-        pauses=host.guard.pauses,
-        stopped=tended.stopped,
-        waited_s=host.waited_s,
-        exit_code=tended.exit_code,
-    )
     return Result(
         title=title,
         simulated=False,
@@ -583,7 +587,7 @@ def _served_beside(
         late=loop.late,
         dropped=loop.dropped,
         latencies_s=tuple(loop.latencies_s),
-        training=training,
+        training=host.trained(),
         energy_j=None,
         energy_kind="",
         boundary="",

@@ -124,10 +124,7 @@ def plan(
         SloUnmet: If inference alone cannot hold the limit at the heaviest load that is expected.
         UnknownName: If there is no such policy.
     """
-    if policy not in POLICIES:
-        raise UnknownName("policy", policy, GENTLE)
-    if policy not in GENTLE:
-        raise InvalidInput(f"{policy} shares the device, so its misses cannot be planned; take {' or '.join(GENTLE)}")
+    _check_predictable(policy)
     if not ahead or not sum(each.length_s for each in ahead) > 0 or (power_w is not None and not power_w > 0):
         raise InvalidInput("a plan needs a horizon longer than 0 s, and a power above 0 W if one is given")
     check_held(menu, max(each.rate_per_s for each in ahead), slo_s)
@@ -147,6 +144,13 @@ def plan(
         _ordered(high.requests, low.requests),
         _ordered(high.done_s, low.done_s),
     )
+
+
+def _check_predictable(policy: str) -> None:
+    if policy not in POLICIES:
+        raise UnknownName("policy", policy, GENTLE)
+    if policy not in GENTLE:
+        raise InvalidInput(f"{policy} shares the device, so its misses cannot be planned; take {' or '.join(GENTLE)}")
 
 
 def _parts(ahead: Sequence[LoadInterval], off_peak: OffPeak | None, day_s: float) -> list[tuple[LoadInterval, float]]:
