@@ -22,6 +22,7 @@ from polythrottle.domain.load.energy_ration import DailyLoad
 from polythrottle.domain.measurement import BETWEEN_WINDOWS, EnergyKind, Measurement
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
+from polythrottle.storage.identity import without_options
 
 # What following a profile saves against the device's default point, at the same requests.
 
@@ -408,7 +409,7 @@ _LASTING = ("all_j", "explored_j", "requests", "missed", "explored_s", "loaded_s
 
 def _named(board: str) -> str:
     """Return the part of a URI that tells boards apart; empty for that of an actuator whose board is not known yet."""
-    body = board.partition("?")[0]
+    body = without_options(board)
     if body.startswith("actuator:"):
         return ""
     return body

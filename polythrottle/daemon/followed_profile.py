@@ -18,7 +18,7 @@ from polythrottle.domain.metrics import PromptClass, split_metric
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
-from polythrottle.storage.identity import disagreement
+from polythrottle.storage.identity import disagreement, identity_by_name, without_options
 from polythrottle.storage.untrusted import read_blocks
 from polythrottle.tuning.apply import split_point
 
@@ -48,7 +48,7 @@ def changed(profile: Profile) -> str:
 
 def _files(profile: Profile) -> Mapping[str, Path]:
     """Return the files whose digests `polythrottle.tuning.setup` notes, by the names it gives them."""
-    scheme, _, board = profile.device.partition("?")[0].partition(":")
+    scheme, _, board = without_options(profile.device).partition(":")
     if scheme == "sim":
         try:
             found = locate("devices", "device", board), locate("profiles/workloads", "workload", profile.workload)
@@ -332,10 +332,6 @@ def check_kind(profile: Profile, identity: Mapping[str, str]) -> None:
     Raises:
         BadFile: If it is; names both.
     """
-    tuned = profile.identity or {"board": _body(profile.device)}
+    tuned = profile.identity or identity_by_name(profile.device)
     if identity and (other := disagreement(tuned, identity)) is not None:
         raise BadFile(f"this profile was tuned on {other}; tune again, with tune --as-prior it begins there")
-
-
-def _body(uri: str) -> str:
-    return uri.partition("?")[0]

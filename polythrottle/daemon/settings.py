@@ -14,6 +14,7 @@ from polythrottle.daemon.energy_budget import ExplorationAllowance, check_wish
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.units import parse_quantity
+from polythrottle.storage.identity import without_options
 from polythrottle.storage.untrusted import read_toml
 
 DEFAULT_FILE = Path("/etc/polythrottle/daemon.toml")
@@ -265,14 +266,14 @@ def _parts(uri: str) -> frozenset[str]:
 
     The GPUs of the simulated server are numbered as NVML's are: there is one such server.
     """
-    scheme, _, rest = uri.partition("?")[0].partition(":")
+    scheme, _, rest = without_options(uri).partition(":")
     if scheme == "sim":
         server, _, rest = rest.partition("/")
         if server != "node":
             return frozenset()
         rest = rest or "all"
     elif scheme != "nvml":
-        return frozenset({uri.partition("?")[0]})
+        return frozenset({without_options(uri)})
     found: set[str] = set()
     for part in (rest or "0").split(","):
         first, dash, last = part.strip().partition("-")

@@ -56,6 +56,7 @@ from polythrottle.domain.errors import (
 from polythrottle.domain.ports import Device, Recorded
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import BATCH_SIZE
+from polythrottle.storage.identity import identity_by_name
 from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path, state_dir
 from polythrottle.tuning.file_trust import check_device
 
@@ -132,7 +133,7 @@ def _check_site(settings: Settings, device: str | None, workload: str) -> None:
         if settings.actuator is not None:
             raise InvalidInput(f"{text} comes with a board of its own, which no actuator sets; leave --actuator out")
         site = _simulated_site(settings, device, workload, SystemClock())
-        _tuned(settings, workload, _board_identity(site))
+        _tuned(settings, workload, identity_by_name(site.board.uri))
         return
     open_traffic(text).close()
     own = meter_apart(settings.device or "")[0]
@@ -292,22 +293,7 @@ def build_node(
     meter, accept = _whole_meter(settings.node.meter, ends)
     node: list[Node] = []
 
-    def member(each: ServiceSettings, kept: Path) -> Member:
-        mailbox = Mailbox()
-        runner, record = build(
-            _own(settings, each),
-            clock,
-            mailbox,
-            version=version,
-            wall=wall,
-            folder=kept / each.name,
-            study_waits=partial(_waits, node, each.name),
-            accept=accept,
-        )
-        if isinstance(clock, WakingClock):
-            mailbox.on_wish(clock.wake)
-        return Member(each.name, each.weight, runner, mailbox, record, each.most_w, kept / each.name)
-
+    member = partial(_member, settings=settings, clock=clock, version=version, wall=wall, node=node, accept=accept)
     if settings.services:
         members = _members(services, left_out, lambda each: member(each, folder / "services"))
     else:
@@ -331,6 +317,46 @@ def build_node(
         )
     )
     return node[0], record
+
+
+def _member(
+    service: ServiceSettings,
+    folder: Path,
+    *,
+    settings: Settings,
+    clock: Clock,
+    version: str,
+    wall: Callable[[], float],
+    node: Sequence[Node],
+    accept: Callable[[Board], object],
+) -> Member:
+    """Return a service of a server with a control loop, a mailbox and a folder of its own.
+
+    Args:
+        service: What it was told for this one.
+        folder: Holds a folder for each service.
+        settings: What it was told for all.
+        clock: It goes by.
+        version: Of polythrottle.
+        wall: Wall time, seconds since the epoch.
+        node: The server, once there is one.
+        accept: Is called with the board before anything is done with it.
+    """
+    mailbox = Mailbox()
+    kept = folder / service.name
+    runner, record = build(
+        _own(settings, service),
+        clock,
+        mailbox,
+        version=version,
+        wall=wall,
+        folder=kept,
+        study_waits=partial(_waits, node, service.name),
+        accept=accept,
+    )
+    if isinstance(clock, WakingClock):
+        mailbox.on_wish(clock.wake)
+    return Member(service.name, service.weight, runner, mailbox, record, service.most_w, kept)
 
 
 def _whole_meter(text: str | None, ends: ExitStack | None) -> tuple[WholeMeter | None, Callable[[Board], object]]:
@@ -507,7 +533,7 @@ def _site(settings: Settings, device: str | None, workload: str, clock: Clock, f
             simulated.board,
             simulated.traffic,
             lender,
-            partial(_board_identity, simulated),
+            partial(identity_by_name, simulated.board.uri),
             partial(clocks_of, simulated.device),
         )
     traffic = open_traffic(text)
@@ -545,10 +571,6 @@ def _clocks_behind(socket: Path, device: str | None) -> BoardClocks:
     from polythrottle.backends.remote import RemoteDevice
 
     return clocks_of(RemoteDevice(socket, device or "", patience_s=_CLOCKS_S))
-
-
-def _board_identity(site: "SimulatedSite") -> Mapping[str, str]:
-    return {"board": site.board.uri.partition("?")[0]}
 
 
 def _settable(uri: str) -> Device:

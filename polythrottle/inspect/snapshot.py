@@ -26,7 +26,7 @@ from polythrottle.inspect.board_record import document, record_of
 from polythrottle.inspect.simulated_board import simulated_board
 from polythrottle.inspect.tree_files import Collection, collect
 from polythrottle.storage.atomic_file import open_replacement
-from polythrottle.storage.identity import identity_of
+from polythrottle.storage.identity import identity_of, without_options
 
 # Writes snapshot archives and lays them out: sorted, without times or owners, so that one board gives one archive.
 
@@ -415,7 +415,7 @@ def _about(device: Device, root: Path) -> dict[str, Any]:
     here = str(root) * (root != Path("/"))
     return {
         "version": VERSION,
-        "device": device.uri.partition("?")[0],
+        "device": without_options(device.uri),
         "energy_kind": str(device.energy_kind),
         "boundary": device.boundary,
         "space": _space(device.space),

@@ -14,11 +14,21 @@ INDIVIDUAL = frozenset({"uuid", "serial", "pci", "bus", "index"})
 """What tells one piece of hardware from another of its kind; a profile is for the kind."""
 
 
+def without_options(uri: str) -> str:
+    """Return a device's URI without its options: a simulated board with another seed is still that board."""
+    return uri.partition("?")[0]
+
+
+def identity_by_name(uri: str) -> Mapping[str, str]:
+    """Return the identity of a device that has no hardware to be known by: its URI without options."""
+    return {"board": without_options(uri)}
+
+
 def identity_of(device: Readable) -> Mapping[str, str]:
     """Return what a device is: what it says of itself, else its URI without options."""
     if isinstance(device, Inspectable):
         return {name: text for name, text in device.identity.items() if text}
-    return {"board": device.uri.partition("?")[0]}
+    return identity_by_name(device.uri)
 
 
 def content_digest(path: Path) -> str:

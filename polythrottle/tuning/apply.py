@@ -11,7 +11,7 @@ from polythrottle.domain.ports import Device, Inspectable, Lasting, Recorded, fi
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import BATCH_SIZE, Level, OperatingPoint
 from polythrottle.domain.units import show_level, show_name, show_number
-from polythrottle.storage.identity import disagreement, identity_of
+from polythrottle.storage.identity import disagreement, identity_by_name, identity_of
 
 CONFIRM_WITHIN_S = 60.0
 _MEMORY = "persistence mode"  # what backends/nvml calls the finding
@@ -131,7 +131,7 @@ def check_same_kind(profile: Profile, board: Device) -> None:
     tuned = profile.identity
     # A simulated board has no hardware to be known by: its URI is its identity.
     if not tuned and not isinstance(board, Inspectable):
-        tuned = {"board": profile.device.partition("?")[0]}
+        tuned = identity_by_name(profile.device)
     other = disagreement(tuned, identity_of(board))
     if other is not None:
         offer = "tune again, with tune --as-prior it begins there"

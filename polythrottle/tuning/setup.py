@@ -21,7 +21,7 @@ from polythrottle.domain.ports import Concurrent, Device, Meter, Placed, Placeme
 from polythrottle.domain.problem import Problem
 from polythrottle.domain.units import show_name
 from polythrottle.metering.early_stopping import LEAST_QUERIES, SEARCH_PRECISION
-from polythrottle.storage.identity import content_digest, identity_of
+from polythrottle.storage.identity import content_digest, identity_of, without_options
 from polythrottle.storage.untrusted import said
 from polythrottle.tuning.objects import GivenObjects, Served, name_of
 
@@ -461,7 +461,7 @@ def device_name(problem: Problem) -> str:
 
     Two files of one name in two folders, or one that was recorded again, are two devices.
     """
-    scheme, _, place = problem.device.partition("?")[0].partition(":")
+    scheme, _, place = without_options(problem.device).partition(":")
     digest = problem.content.get("table", "")
     if scheme == "sim" and place.endswith((".toml", ".tar.gz")):
         digest = problem.content.get("board", "")

@@ -19,6 +19,7 @@ from polythrottle.optimize.features import shared_coordinates
 from polythrottle.storage import journal
 from polythrottle.storage import journal as journals
 from polythrottle.storage.boards_journal import boards_in
+from polythrottle.storage.identity import without_options
 from polythrottle.storage.journal import Journal
 from polythrottle.storage.paths import state_dir
 from polythrottle.storage.tables import ENDINGS
@@ -272,9 +273,12 @@ def _kinship(line: Mapping[str, Any], problem: Problem) -> tuple[bool, bool]:
     """Return whether a journal's first line tells of the same device, and of the same workload under the same load."""
     content = line.get("content")
     content = content if isinstance(content, dict) else {}
+    device = line.get("device")
+    if isinstance(device, str):
+        device = without_options(device)
     load = line.get("arrivals", "closed") == str(problem.arrivals)
     return (
-        _same(_body(line.get("device")), _body(problem.device), content.get("board"), problem.content.get("board")),
+        _same(device, without_options(problem.device), content.get("board"), problem.content.get("board")),
         load and _same(line.get("workload"), problem.workload, content.get("model"), problem.content.get("model")),
     )
 
@@ -282,13 +286,6 @@ def _kinship(line: Mapping[str, Any], problem: Problem) -> tuple[bool, bool]:
 def _same(one: object, two: str, digest: object, other: str | None) -> bool:
     """Return whether two words, or the files they stand for, are the same."""
     return (one == two and bool(two)) or (digest is not None and digest == other)
-
-
-def _body(uri: object) -> str:
-    """Return a device URI without its options: a simulated board with another seed is still that board."""
-    if isinstance(uri, str):
-        return uri.partition("?")[0]
-    return ""
 
 
 def _distance(one: Problem, two: Problem) -> int:
@@ -316,12 +313,13 @@ def _names(studies: Sequence[Study]) -> str:
 def _name(study: Study) -> str:
     problem = study.problem
     if problem.recorded:
-        return Path(_body(problem.device).removeprefix("replay:")).name.removesuffix(".gz").removesuffix(".csv")[:40]
+        table = Path(without_options(problem.device).removeprefix("replay:")).name
+        return table.removesuffix(".gz").removesuffix(".csv")[:40]
     return Path(problem.workload).name[:40] or "unnamed"
 
 
 def _where(studies: Sequence[Study], problem: Problem) -> str:
-    here = [_body(study.problem.device) == _body(problem.device) for study in studies]
+    here = [without_options(study.problem.device) == without_options(problem.device) for study in studies]
     if all(here):
         return " on this device"
     told = not any(study.problem.recorded for study in studies)
