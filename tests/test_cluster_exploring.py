@@ -8,7 +8,7 @@ from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import KEPT, Cap, ConstantHazard, ObservedLifetime
 from polythrottle.lab.lone_node import Lone, lived
 from polythrottle.storage.fleet_knowledge import CapObservation
-from polythrottle.training.elastic.nodes.cap_verification import Prospect, best, joules, next_limit, prospect, worth
+from polythrottle.training.elastic.nodes.power_cap_search import Prospect, best, joules, next_limit, prospect, worth
 
 LIMITS_W = (250.0, 225.0, 200.0, 175.0, 150.0)
 DEFAULT = CapObservation(None, 1.0, 220.0, 3)

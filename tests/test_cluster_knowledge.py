@@ -7,7 +7,7 @@ import pytest
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.storage.fleet_knowledge import CapObservation, Knowledge, NodeReport, keep, recall, stored
 from polythrottle.storage.object_store import Store
-from polythrottle.training.elastic.nodes.cap_verification import NewcomerStep, StepWindow, judged, told
+from polythrottle.training.elastic.nodes.power_cap_search import NewcomerStep, StepWindow, judged, told
 
 
 def node(name: str, factor: float = 1.0, slowdown: float = 1.05) -> NodeReport:

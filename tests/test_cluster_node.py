@@ -15,7 +15,7 @@ from polythrottle.domain.fleet.transient_machine import KEPT, Cap, ConstantHazar
 from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.fleet_knowledge import CapObservation, Knowledge, NodeReport
-from polythrottle.training.elastic.nodes.cap_verification import Exploring, NewcomerStep
+from polythrottle.training.elastic.nodes.power_cap_search import Exploring, NewcomerStep
 from polythrottle.training.elastic.nodes.steered_node import CAP_KNOB, SteeredNode, Steps, window
 
 KNOWN = Knowledge(

@@ -14,7 +14,7 @@ from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.fleet_knowledge import CapObservation, Knowledge, NodeReport, keep, recall
 from polythrottle.storage.object_store import Store
 from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path
-from polythrottle.training.elastic.nodes.cap_verification import NewcomerStep
+from polythrottle.training.elastic.nodes.power_cap_search import NewcomerStep
 from polythrottle.training.elastic.nodes.power_controller import (
     AGAIN_S,
     AWAY_S,

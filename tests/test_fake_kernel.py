@@ -20,9 +20,9 @@ from polythrottle.testing import BOARDS, FakeKernel, Fault, plant, reboot
 from polythrottle.testing.__main__ import main
 from polythrottle.testing.boards.tree import UNMETERED, assumptions
 from polythrottle.testing.boards.tree import described as planted_as
-from polythrottle.testing.kernel.limits import force_limits
 from polythrottle.testing.kernel.machine import Machine
 from polythrottle.testing.kernel.memory_clock import memory_levels, memory_rate
+from polythrottle.testing.kernel.rules import force_limits
 
 DESCRIPTIONS = Path(sys.modules["polythrottle.testing.boards.tree"].__file__ or "").parent
 CLK, CPU = "sys/kernel/debug/bpmp/debug/clk", "sys/devices/system/cpu"

@@ -9,7 +9,7 @@ import pytest
 from daemons import BOUNDS, COOL, EPOCH_S, GONE, LADDER, TUNED, FakeBoard, FakeTraffic
 
 from polythrottle.cli.daemon_process import node_limit, settings_of
-from polythrottle.cli.render.node import print_node
+from polythrottle.cli.render.status import print_node
 from polythrottle.daemon.client import Client
 from polythrottle.daemon.commands import Confirm, SetBudget, SetNodePower, Stop
 from polythrottle.daemon.control.controller import step

@@ -17,7 +17,7 @@ from polythrottle.actuation.server.unix_socket import Peer
 from polythrottle.backends import open_device
 from polythrottle.catalog.profiles import write_profile
 from polythrottle.cli.daemon_process import _Doors
-from polythrottle.cli.render.node import print_node
+from polythrottle.cli.render.status import print_node
 from polythrottle.daemon.client import Client
 from polythrottle.daemon.commands import Report
 from polythrottle.daemon.control.events import Bounds

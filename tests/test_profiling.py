@@ -19,7 +19,7 @@ from polythrottle.cli.commands import run
 from polythrottle.domain.backports import tomllib
 from polythrottle.domain.errors import BadFile, InvalidInput, TrialError, UnknownName
 from polythrottle.inspect.model_description import Description, profile_model
-from polythrottle.workloads.graph.operators import Access, Graph, Sketch, Tensor, count, fuse
+from polythrottle.workloads.computation_graph.operators import Access, Graph, Sketch, Tensor, count, fuse
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 

@@ -25,7 +25,7 @@ from polythrottle.daemon.commands import SetNodePower
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.settings import NodeSettings, ServiceSettings, Settings, check_devices, read_settings
 from polythrottle.daemon.startup import build_node
-from polythrottle.daemon.traffic.simulated_node import NodeMeter
+from polythrottle.daemon.traffic.simulated import NodeMeter
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.ladder import PointPerformance

@@ -291,7 +291,7 @@ def status(
         if not follow:
             found = client.status()
             if found.device == "node":
-                from polythrottle.cli.render.node import print_node
+                from polythrottle.cli.render.status import print_node
 
                 answer(client.node(), as_json, print_node, asdict)
                 return

@@ -364,7 +364,7 @@ def _whole_meter(text: str | None, ends: ExitStack | None) -> tuple[WholeMeter |
     if text is None:
         return None, lambda board: None
     if text.startswith("sim:"):
-        from polythrottle.daemon.traffic.simulated_node import NodeMeter
+        from polythrottle.daemon.traffic.simulated import NodeMeter
 
         simulated = NodeMeter.of(text)
         return simulated, simulated.add

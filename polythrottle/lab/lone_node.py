@@ -7,7 +7,7 @@ from random import Random
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import Cap, Lifetime, next_loss_s
 from polythrottle.storage.fleet_knowledge import CapObservation
-from polythrottle.training.elastic.nodes.cap_verification import WINDOWS, Exploring, best
+from polythrottle.training.elastic.nodes.power_cap_search import WINDOWS, Exploring, best
 
 
 @dataclass(frozen=True)

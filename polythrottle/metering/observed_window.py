@@ -28,7 +28,7 @@ from polythrottle.metering.validity import (
     check_readings,
     check_undisturbed,
 )
-from polythrottle.metering.window import Watched, WindowLog, WindowSample, observe
+from polythrottle.metering.window import Watched, WindowLog, WindowSample, idle_looks, observe
 
 # One window: queries driven, the device looked at between them, and what that amounts to.
 
@@ -404,3 +404,31 @@ def _token_times(seen: ObservedWindow, prompts: PromptClass | None) -> dict[str,
 
 def _hottest(looks: Sequence[WindowSample]) -> float | None:
     return max((look.reading.temperature_c for look in looks if look.reading.temperature_c is not None), default=None)
+
+
+# What a device draws without work, at the point it is set to.
+
+
+def idle_power_w(device: Device, duration_s: float, sensor: Sensor) -> float | None:
+    """Return the power of a device that is left alone, in watts; None if that was not asked or cannot be told.
+
+    Measured right after a window, when the board is as warm as it was in it, for leakage grows with heat. It cannot be
+    told where the energy reading stops, falls or jumps meanwhile.
+
+    Args:
+        device: Set to a point, and without work.
+        duration_s: How long to look at least; 0 if not at all.
+        sensor: What its energy is read with.
+    """
+    if duration_s <= 0:
+        return None
+    return idle_watts(idle_looks(device, duration_s, sensor), sensor)
+
+
+def idle_watts(looks: Sequence[WindowSample], sensor: Sensor) -> float | None:
+    """Return the power that looks at a device without work say; None if they say none."""
+    try:
+        check_readings(looks, sensor, closed=False)
+    except TrialError:
+        return None
+    return EnergyEstimate(trajectory(looks, sensor), sensor).watts

@@ -21,7 +21,7 @@ AGENT = """
 import sys, time
 from pathlib import Path
 from polythrottle.domain.clock import SystemClock
-from polythrottle.training.elastic.nodes.cap_verification import Exploring
+from polythrottle.training.elastic.nodes.power_cap_search import Exploring
 from polythrottle.storage.fleet_knowledge import Knowledge
 from polythrottle.training.elastic.nodes.steered_node import SteeredNode
 from polythrottle.domain.fleet.transient_machine import KEPT

@@ -14,12 +14,10 @@ from pathlib import Path
 
 from polythrottle.actuation.actuator import Actuator
 from polythrottle.actuation.limits import Limits
+from polythrottle.backends.jetson.gpu_clock import GOVERNOR_KNOBS, GpuClock, GpuGovernor
 from polythrottle.backends.jetson.gpu_clock import MAX as GPU_MAX
 from polythrottle.backends.jetson.gpu_clock import MIN as GPU_MIN
 from polythrottle.backends.jetson.gpu_clock import NAMES as GPU_NAMES
-from polythrottle.backends.jetson.gpu_clock import GpuClock
-from polythrottle.backends.jetson.gpu_governor import OWNERS as GOVERNED
-from polythrottle.backends.jetson.gpu_governor import GpuGovernor
 from polythrottle.backends.jetson.memory_clock import NAME as MEMORY
 from polythrottle.backends.jetson.memory_clock import MemoryClock
 from polythrottle.backends.jetson.power_modes import NAME as MODE
@@ -41,7 +39,7 @@ _LOOK_S = 0.005
 _OWNERS = {
     **{"min_freq": GPU_MIN, "max_freq": GPU_MAX, "online": CORES},
     **{"scaling_min_freq": CPU_MAX, "scaling_max_freq": CPU_MAX},
-    **GOVERNED,
+    **GOVERNOR_KNOBS,
 }
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from polythrottle.catalog.boards import Simulation, Voltage
 from polythrottle.testing.boards.tree import catalogued, described, gpu_levels_hz, memory_levels_hz
-from polythrottle.testing.kernel.cores import online_cores
 from polythrottle.testing.kernel.machine import Machine
 from polythrottle.testing.kernel.memory_clock import CLK, govern_memory, memory_rate
+from polythrottle.testing.kernel.rules import online_cores
 
 _DEVFREQ = "/sys/class/devfreq"
 _POLICIES = "/sys/devices/system/cpu/cpufreq"

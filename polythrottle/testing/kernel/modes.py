@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from polythrottle.domain.errors import KnobRejected
-from polythrottle.testing.kernel.cores import put_online
-from polythrottle.testing.kernel.limits import force_limits, table
 from polythrottle.testing.kernel.machine import Machine, refusal
 from polythrottle.testing.kernel.memory_clock import force_cap
+from polythrottle.testing.kernel.rules import force_limits, put_online, table
 
 _CONF = "/etc/nvpmodel.conf"
 _STATUS = "/var/lib/nvpmodel/status"

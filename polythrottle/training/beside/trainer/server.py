@@ -371,8 +371,8 @@ def _sha256(path: Path) -> str:
 
 def _counted(worker: Worker) -> dict[str, Any]:
     """Return what one sample's forward pass computes and moves; None where it cannot be counted, and why."""
-    from polythrottle.workloads.graph.operators import count
-    from polythrottle.workloads.graph.torch_graph import trace_torch
+    from polythrottle.workloads.computation_graph.operators import count
+    from polythrottle.workloads.computation_graph.torch_module import trace_torch
 
     try:
         inputs, _, _ = worker.epoch.read(worker.epoch.order[:1])

@@ -18,7 +18,7 @@ from polythrottle.training.elastic.nodes.bottleneck_monitor import (
     proposal_document,
     tried_document,
 )
-from polythrottle.training.elastic.nodes.cap_verification import NewcomerStep
+from polythrottle.training.elastic.nodes.power_cap_search import NewcomerStep
 from polythrottle.training.elastic.worker.progress_reporter import Pace, Tally, pace_of
 
 # What the controller hears of nodes' paces and boards, and the caps it answers with: each just meets the slowest.

@@ -15,7 +15,7 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleEr
 from polythrottle.domain.fleet.transient_machine import Cap, ConstantHazard
 from polythrottle.storage.fleet_knowledge import Knowledge, KnowledgeStore, NodeReport, keep, recall
 from polythrottle.storage.object_store import Store
-from polythrottle.training.elastic.nodes.cap_verification import Exploring
+from polythrottle.training.elastic.nodes.power_cap_search import Exploring
 from polythrottle.training.elastic.nodes.steered_node import Steerable, SteeredNode, Steps, actuator_there, open_boards
 from polythrottle.training.elastic.worker.progress_reporter import Pace, Tally, own_folder, read_pace
 

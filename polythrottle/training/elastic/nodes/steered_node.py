@@ -31,7 +31,7 @@ from polythrottle.domain.ports import Device, Recorded, Workload
 from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
 from polythrottle.storage.fleet_knowledge import Knowledge, NodeReport
 from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path
-from polythrottle.training.elastic.nodes.cap_verification import (
+from polythrottle.training.elastic.nodes.power_cap_search import (
     Exploring,
     NewcomerDecision,
     NewcomerStep,

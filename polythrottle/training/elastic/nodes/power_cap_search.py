@@ -1,6 +1,6 @@
-"""A node that joins: it warms up, calibrates its silicon, verifies what the fleet knows.
+"""How a training node finds its power cap: a newcomer warms up, calibrates and verifies what the fleet knows.
 
-Explores lower power caps while that pays.
+After that it explores lower caps while that pays.
 """
 
 from collections.abc import Sequence
