@@ -525,6 +525,11 @@ class _KnobTable:
     range: tuple[float, ...] = ()
 
     def spread(self) -> tuple[float, ...]:
+        """Return the levels, ascending as they are listed or from first to last; none where they are not given so.
+
+        Raises:
+            InvalidInput: If there are too many.
+        """
         if len(self.range) != 3 or self.levels:
             return self.levels
         first, last, step = self.range

@@ -54,6 +54,11 @@ class _Bounded:
         self._left = MOST_BYTES
 
     def read(self, size: int) -> bytes:
+        """Return up to ``size`` bytes.
+
+        Raises:
+            ValueError: If more than `MOST_BYTES` have come out by then.
+        """
         data = self._stream.read(size)
         self._left -= len(data)
         if self._left < 0:

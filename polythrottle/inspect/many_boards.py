@@ -147,6 +147,11 @@ class _WatchedBoard:
         self._open = ExitStack()
 
     def look(self) -> BoardState:
+        """Return where the board stands.
+
+        Raises:
+            DeviceError: If it cannot be reached, or the look before has not come back.
+        """
         # A look that was given up may still be under way: its board is not asked a second time meanwhile.
         if not self._turn.acquire(blocking=False):
             raise DeviceError("still no answer to what it was asked before")
@@ -195,6 +200,7 @@ class _WatchedBoard:
         self._open.close()
 
     def close(self) -> None:
+        """Let go of the board, unless a look that was given up still holds it."""
         if self._turn.acquire(blocking=False):
             try:
                 self._let_go()

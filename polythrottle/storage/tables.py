@@ -389,6 +389,11 @@ class _Head:
 
     @classmethod
     def of(cls, path: Path, text: Iterable[str], columns: Sequence[str], loose: bool) -> _Head:
+        """Return what the first lines of a table say.
+
+        Raises:
+            BadFile: If there is no header with those columns, or it names a column twice and ``loose`` is not given.
+        """
         line, header, separator = _header(enumerate(text, start=1), columns)
         if not line:
             named = f" with {', '.join(columns)}" if columns else ""

@@ -196,6 +196,7 @@ class _Factor:
 
     @property
     def inverse(self) -> "_Factor":
+        """What undoes it; as uncertain."""
         return _Factor(1.0 / self.value, self.sd)
 
     def times(self, figure: float | None) -> float | None:

@@ -156,6 +156,7 @@ class _Program:
 
     @cached_property
     def columns(self) -> list[tuple[int, int, Cap]]:
+        """Number of the job, number of the kind, and cap of each column."""
         return [
             (m, j, cap)
             for m, job in enumerate(self.jobs)

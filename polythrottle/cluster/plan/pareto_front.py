@@ -143,6 +143,7 @@ class _Walk:
     events: list[tuple[float, bool]] = field(default_factory=list)
 
     def outcome(self) -> SampledOutcome:
+        """Return how the draw ends: when all is done, or without end where it was given up."""
         for _ in range(self.option.machines):
             self._rent(0.0)
         alive = 0

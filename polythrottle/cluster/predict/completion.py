@@ -236,6 +236,7 @@ class _Drawn:
         heapify(self.events)
 
     def go(self) -> tuple[float, float, float, float] | None:
+        """Return seconds, dollars, joules and losses until the work is done; None where it never would be."""
         # Machines that live for seconds and are replaced at once would let a draw go on for ever.
         for _ in range(_MOST_EVENTS):
             at_s, index, joins = heappop(self.events) if self.events else (inf, -1, False)

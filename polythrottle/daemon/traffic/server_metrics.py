@@ -174,6 +174,7 @@ class _Sums:
     p99: float | None = None
 
     def take(self, sample: Sample, names: Names) -> None:
+        """Add a sample to what its engine's names say it is; any other is passed over."""
         value = float(sample.value)
         histogram = sample.name.removesuffix("_bucket")
         if histogram != sample.name and histogram in names.histograms:

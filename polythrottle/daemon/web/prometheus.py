@@ -114,6 +114,7 @@ class _Shared:
         self._services = services
 
     def collect(self) -> "Iterator[Metric]":
+        """Yield the metrics of a server of services, as prometheus_client asks for them."""
         from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 
         yield InfoMetricFamily(
@@ -162,6 +163,7 @@ class _Present:
         self._status = status
 
     def collect(self) -> "Iterator[Metric]":
+        """Yield the metrics of one service, as prometheus_client asks for them."""
         from prometheus_client.core import InfoMetricFamily
 
         yield InfoMetricFamily(

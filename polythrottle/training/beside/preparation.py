@@ -95,6 +95,7 @@ class _Sized:
 
     @property
     def mean_s(self) -> float:
+        """What one takes on average, in seconds; of the last nine where the machine has become slower."""
         # A mean over 200 lags behind a machine that has just become slower; most of the last nine being slow is no
         # chance.
         lately = list(self.times_s)[-_LATELY:]
@@ -102,6 +103,7 @@ class _Sized:
 
     @property
     def tail_s(self) -> float:
+        """What all but one in a hundred stay below, in seconds; at least one must have been timed."""
         place = math.ceil(_SHARE * len(self.times_s)) - 1
         seen_s = sorted(self.times_s)[place]
         # The highest of a few is no 99th percentile: until there are enough, the mean with a margin is safer.

@@ -92,6 +92,7 @@ class _Entry:
 
     @property
     def files(self) -> tuple[str, ...]:
+        """Its files below the store, the one that makes it a checkpoint first."""
         if self.two_files:  # first what makes it a checkpoint
             return (f"{FOLDER}/{self.name}{_MANIFEST}", f"{FOLDER}/{self.name}{_STATE}")
         return (f"{FOLDER}/{self.name}{SUFFIX}",)

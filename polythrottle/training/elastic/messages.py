@@ -24,18 +24,25 @@ class _Fields:
         self.words = words
 
     def text(self, name: str, most: int = _NAME_SIGNS, default: str | None = None) -> str:
+        """Return a text, cut after ``most`` characters.
+
+        Raises:
+            InvalidInput: If it is missing and has no default, or is no text; so do the next five.
+        """
         value = self.words.get(name, default)
         if not isinstance(value, str):
             raise _garbled(name, "a text")
         return value[:most]
 
     def count(self, name: str, default: int | None = None) -> int:
+        """Return a whole number."""
         value = self.words.get(name, default)
         if type(value) is not int:  # JSON's true is no number, though Python's is
             raise _garbled(name, "a whole number")
         return value
 
     def seconds(self, name: str) -> float | None:
+        """Return a finite time in seconds; None where it was left out."""
         value = self.words.get(name)
         if value is None:
             return None
@@ -44,12 +51,14 @@ class _Fields:
         return float(value)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
+        """Return true or false."""
         value = self.words.get(name, default)
         if not isinstance(value, bool):
             raise _garbled(name, "true or false")
         return value
 
     def address(self) -> tuple[str, int]:
+        """Return host and port of this node."""
         # It is handed to all other nodes to connect to, so that a bad one would stop the whole generation.
         match self.words.get("address"):
             case [str(host), int(port)] if 0 <= port < 65536:
@@ -57,6 +66,7 @@ class _Fields:
         raise _garbled("address", "a host and a port")
 
     def records(self) -> tuple[Mapping[str, Any], ...]:
+        """Return documents; none where they were left out."""
         value = self.words.get("records", [])
         if isinstance(value, list | tuple) and all(isinstance(each, dict) for each in value):
             return tuple(value)
