@@ -20,14 +20,11 @@ from polythrottle.api.experiments import (
     sweep,
 )
 from polythrottle.api.outcome import Tuning, conclude, find_study, planned, read_study, usual_path
-from polythrottle.backends.meters import unmetered
-from polythrottle.domain.arrivals import SelfPaced
 from polythrottle.domain.error_budget import ErrorBudget
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.measurement import EnergyKind, Window
-from polythrottle.domain.metrics import EXTRAS, METRICS
 from polythrottle.domain.ports import Device, Meter, Optimizer, Workload
-from polythrottle.domain.problem import Constraint, Objective, Problem
+from polythrottle.domain.problem import Objective, Problem
 from polythrottle.domain.space import Level
 from polythrottle.domain.study import Study
 from polythrottle.domain.units import span_s
@@ -38,7 +35,7 @@ from polythrottle.tuning.file_trust import accept_resumed, begun_on, checked_pla
 from polythrottle.tuning.objects import Served, checked_optimizer, type_name
 from polythrottle.tuning.plan import StudyPlan, check_importable
 from polythrottle.tuning.remarks import beforehand, meanwhile, narrowed, unsteered
-from polythrottle.tuning.setup import Setup
+from polythrottle.tuning.setup import Setup, problem_of
 from polythrottle.tuning.stopping import Budget, Rule
 from polythrottle.tuning.study_store import PriorStudies, check_same_problem, open_study, recalled
 from polythrottle.tuning.tuner import check_errors
@@ -221,7 +218,7 @@ class TuneOptions:
         setup.check_placed(board, served)
         self.plan.check(self.method)
         _check_joules(board, self.plan.budget)
-        problem = _problem(board, served, self.slo, self.window or setup.window(board))
+        problem = problem_of(board, served, self.slo, self.window or setup.window(board))
         if self.window is None:
             problem = _with_idle(problem, board, setup)
         content = setup.content(board, served)
@@ -491,37 +488,6 @@ def doctor(device: str | None = None) -> "Examination":
     from polythrottle.inspect.doctor import examine
 
     return examine(device)
-
-
-def _problem(board: Device, served: Workload, slo: Sequence[str], window: Window) -> Problem:
-    from polythrottle.backends.replay import ReplayDevice
-
-    constraints = tuple(map(Constraint.parse, slo))
-    reference: dict[str, float] = {}
-    if isinstance(board, ReplayDevice):
-        reference.update(board.reference)
-    for constraint in constraints:
-        if reference and constraint.metric not in reference:
-            known = ", ".join(reference)
-            raise InvalidInput(f"{constraint}: {board.title} records no {constraint.metric}; it has {known}")
-    _check_simulated(unmetered(board), served, constraints)
-    used = {constraint.metric for constraint in constraints if constraint.relative}
-    kept = {metric: value for metric, value in reference.items() if metric in used}
-    return Problem(board.space * served.space, constraints, board.uri, served.uri, kept, window)
-
-
-def _check_simulated(board: Device, served: Workload, constraints: Sequence[Constraint]) -> None:
-    """Check, before any trial, that a simulation has what the limits are on."""
-    from polythrottle.backends.simulated import SimulatedDevice
-
-    if not isinstance(board, SimulatedDevice) or isinstance(served, SelfPaced):
-        return
-    for constraint in constraints:
-        if constraint.metric in EXTRAS or constraint.prompts is not None:
-            known = ", ".join(metric for metric in METRICS if metric not in EXTRAS)
-            raise InvalidInput(
-                f"{constraint}: {board.title} simulates whole answers and knows no {constraint.metric}; it has {known}"
-            )
 
 
 def _with_idle(problem: Problem, board: Device, setup: Setup) -> Problem:

@@ -3,7 +3,7 @@
 import contextlib
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -13,12 +13,13 @@ from polythrottle.backends import open_device
 from polythrottle.backends.meters import metered, unmetered
 from polythrottle.catalog import names
 from polythrottle.catalog.documents import locate
-from polythrottle.domain.arrivals import CLOSED, Arrivals, Trace
+from polythrottle.domain.arrivals import CLOSED, Arrivals, SelfPaced, Trace
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
 from polythrottle.domain.measurement import LONGEST_S, EnergyKind, Window
+from polythrottle.domain.metrics import EXTRAS, METRICS
 from polythrottle.domain.ports import Concurrent, Device, Meter, Placed, Placement, Target, Workload
-from polythrottle.domain.problem import Problem
+from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.units import show_name
 from polythrottle.metering.early_stopping import LEAST_QUERIES, SEARCH_PRECISION
 from polythrottle.storage.identity import content_digest, identity_of, without_options
@@ -454,6 +455,48 @@ def _check_words(setup: Setup) -> None:
         raise ValueError("a name or a count is not one")
     if not all(type(time) in (int, float) for time in times):
         raise ValueError("a time is not a number")
+
+
+def problem_of(board: Device, served: Workload, slo: Sequence[str], window: Window) -> Problem:
+    """Return the problem of a device and a workload: both spaces, the limits, and what relative ones refer to.
+
+    Args:
+        board: Whose knobs are searched.
+        served: What is served.
+        slo: Constraints as text.
+        window: How long each trial looks.
+
+    Raises:
+        InvalidInput: If a text is no constraint, or a recorded table or a simulation has no such metric.
+    """
+    from polythrottle.backends.replay import ReplayDevice
+
+    constraints = tuple(map(Constraint.parse, slo))
+    reference: dict[str, float] = {}
+    if isinstance(board, ReplayDevice):
+        reference.update(board.reference)
+    for constraint in constraints:
+        if reference and constraint.metric not in reference:
+            known = ", ".join(reference)
+            raise InvalidInput(f"{constraint}: {board.title} records no {constraint.metric}; it has {known}")
+    _check_simulated(unmetered(board), served, constraints)
+    used = {constraint.metric for constraint in constraints if constraint.relative}
+    kept = {metric: value for metric, value in reference.items() if metric in used}
+    return Problem(board.space * served.space, constraints, board.uri, served.uri, kept, window)
+
+
+def _check_simulated(board: Device, served: Workload, constraints: Sequence[Constraint]) -> None:
+    """Check, before any trial, that a simulation has what the limits are on."""
+    from polythrottle.backends.simulated import SimulatedDevice
+
+    if not isinstance(board, SimulatedDevice) or isinstance(served, SelfPaced):
+        return
+    for constraint in constraints:
+        if constraint.metric in EXTRAS or constraint.prompts is not None:
+            known = ", ".join(metric for metric in METRICS if metric not in EXTRAS)
+            raise InvalidInput(
+                f"{constraint}: {board.title} simulates whole answers and knows no {constraint.metric}; it has {known}"
+            )
 
 
 def device_name(problem: Problem) -> str:
