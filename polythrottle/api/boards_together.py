@@ -64,7 +64,9 @@ def several_in(setup: Setup) -> tuple[str, ...]:
     if setup.objects.device is not None:
         return ()
     found = uris_in(setup.device)
-    return found if len(found) > 1 else ()
+    if len(found) > 1:
+        return found
+    return ()
 
 
 def method_of(

@@ -213,9 +213,14 @@ def restore(
             return Restored(board.restore_all(force=force))
     if device is not None:
         trust_roots(device)
-    released = _released(device, told) if daemon and not force else None
+    released = None
+    if daemon and not force:
+        released = _released(device, told)
     if released is None:
-        named = on_record(device) if device is None or restoring.standing() else ()
+        if device is None or restoring.standing():
+            named = on_record(device)
+        else:
+            named = ()
         if device is not None:
             check_roots(device, named)
             if not named and not restoring.remembered(device):
@@ -334,7 +339,10 @@ def _follow(client: "Client", status: "Status", profile: Profile, path: Path, st
     answer: Mapping[str, str] = client.apply(path, stay.within_s)
     own, served = split_point(profile)
     # One of its rungs is set, by the load, and not its one point.
-    rungs = None if profile.ladder is None else len(profile.ladder.rungs)
+    if profile.ladder is None:
+        rungs = None
+    else:
+        rungs = len(profile.ladder.rungs)
     return Followed(
         said=DaemonReply(status.device, client.where, answer["words"]),
         profile=str(path),

@@ -72,7 +72,9 @@ class Tuning:
     boards: tuple[BoardAnswer, ...] = ()
 
     def __repr__(self) -> str:
-        where = f" -> {self.profile_path}" if self.profile_path is not None and not self.kept else ""
+        where = ""
+        if self.profile_path is not None and not self.kept:
+            where = f" -> {self.profile_path}"
         return f"<Tuning: {self.study!r}{where}>"
 
     def _repr_html_(self) -> str:
@@ -112,7 +114,10 @@ def conclude(journal: Journal, board: Device, plan: StudyPlan, past: PriorStudie
 
     study = on_all_boards(journal.study, journal.path)
     page = report_path(journal.path)
-    recorded = {"window": "as recorded"} if isinstance(board, Recorded) else {}
+    if isinstance(board, Recorded):
+        recorded = {"window": "as recorded"}
+    else:
+        recorded = {}
     begun = StudyPlan.of(journal.plan)
     account = begun.account(study.problem, journal.spent)
     facts = {**begun.facts(journal.finished, study.problem.content.get(RUNS_ON), account), **recorded}
@@ -174,7 +179,10 @@ class _Answer:
         profile = replace(profile, ladder=offer.ladder)
         out = plan.out or usual_path(study.problem)
         older, kept = _older(study, profile, journal, out, force)
-        unwritten = None if kept else _refusal(write_profile, profile, out)
+        if kept:
+            unwritten = None
+        else:
+            unwritten = _refusal(write_profile, profile, out)
         return cls(profile, None, out if unwritten is None else None, unwritten, older, kept, offer.why)
 
 

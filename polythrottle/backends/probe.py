@@ -147,7 +147,10 @@ class Tree:
         while parts:
             part = parts.pop()
             if part in ("/", ".."):
-                at = self.root if part == "/" or at == self.root else at.parent
+                if part == "/" or at == self.root:
+                    at = self.root
+                else:
+                    at = at.parent
                 continue
             try:
                 target = os.readlink(at / part) if hops < _MOST_LINKS else ""

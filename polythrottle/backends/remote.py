@@ -60,10 +60,16 @@ class RemoteDevice:
         patience_s: float = 60.0,
         line: Line | None = None,
     ) -> None:
-        self._path = Path(path) if path or line is not None else socket_path(ACTUATOR_SOCKET)
+        if path or line is not None:
+            self._path = Path(path)
+        else:
+            self._path = socket_path(ACTUATOR_SOCKET)
         self._device = device
         self._knobs = None if knobs is None else tuple(knobs)
-        self._line = Line(self._path, patience_s) if line is None else line
+        if line is None:
+            self._line = Line(self._path, patience_s)
+        else:
+            self._line = line
         self._turn = threading.Lock()
         self._lent = token or os.environ.get(TOKEN, "")
         self._token = ""

@@ -138,7 +138,10 @@ class ReplayDevice:
         if not 0 <= noise < 1:
             raise InvalidInput(f"noise is a fraction between 0 and 1, not {noise}")
         self._table = Table.read(path)
-        self._space = self._table.space if knobs is None else _searched(self._table.space, knobs)
+        if knobs is None:
+            self._space = self._table.space
+        else:
+            self._space = _searched(self._table.space, knobs)
         self._noise = noise
         self._seed = seed
         self._trial = 0
@@ -303,7 +306,10 @@ def _provenance(path: Path) -> tuple[EnergyKind, str]:
         entry = next(entry for entry in entries if entry["file"] == path.name)
     except (OSError, ValueError, KeyError, TypeError, StopIteration):
         return EnergyKind.RECORDED, f"as recorded in {path.name}"
-    kind = EnergyKind.RELATIVE if entry.get("energy_scale") == "relative" else EnergyKind.MEASURED
+    if entry.get("energy_scale") == "relative":
+        kind = EnergyKind.RELATIVE
+    else:
+        kind = EnergyKind.MEASURED
     return kind, f"as recorded by {entry.get('source', 'the source')} on {entry.get('device', 'the device')}"
 
 
@@ -329,7 +335,9 @@ class _Row:
         if not math.isfinite(value):
             raise BadFile(f"{self._where(name)}: the level {text!r} is not a finite number")
         if name.endswith("_hz") and not name.endswith(_OFFSET) and value < _SLOWEST_HZ:
-            hint = f"; {text} MHz are {value * 1e6:.0f}" if value > 0 else ""
+            hint = ""
+            if value > 0:
+                hint = f"; {text} MHz are {value * 1e6:.0f}"
             raise BadFile(f"{self._where(name)}: {text} is no clock in Hz, of which the least is {_SLOWEST_HZ:,}{hint}")
         if value == int(value):
             return int(value)
@@ -363,8 +371,14 @@ class _Row:
         percentiles = {f"{name}_s": self.number_in(column) for name, column in _LATENCIES.items() if name != "mean"}
         throughput = self.number_in("throughput_per_s") or self._batch() / mean_s
         recorded = "energy_j" in self.cells.cells
-        power_w = self.number_in("power_w") if recorded else self.needed("power_w")
-        energy_j = self.needed("energy_j") if recorded or power_w is None else power_w / throughput
+        if recorded:
+            power_w = self.number_in("power_w")
+        else:
+            power_w = self.needed("power_w")
+        if recorded or power_w is None:
+            energy_j = self.needed("energy_j")
+        else:
+            energy_j = power_w / throughput
         return Measurement(
             Latency(mean_s, **percentiles, std_s=self.number_in("latency_std_s")),  # type: ignore[arg-type]
             energy_j,

@@ -248,6 +248,9 @@ def _outcome(found: Mapping[str, Any]) -> Outcome:
 
 def _standing(found: Mapping[str, Any]) -> Standing:
     """Return what stands, as it has travelled; its end on this machine's clock."""
-    ends_s = None if found["expires_in_s"] is None else boot_s() + found["expires_in_s"]
+    if found["expires_in_s"] is None:
+        ends_s = None
+    else:
+        ends_s = boot_s() + found["expires_in_s"]
     lease = replace(Lease(**found["lease"]), expires_s=ends_s)
     return Standing(found["device"], tuple(found["keys"]), lease, tuple(found["damage"]))

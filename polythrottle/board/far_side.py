@@ -140,7 +140,9 @@ def _serve(mark: str, folder: Path, device: str) -> int:
         for text in left:
             _say(f"not as it was found: {text}")
         server.close()
-    return 1 if left else 0
+    if left:
+        return 1
+    return 0
 
 
 def _tell(mark: str, words: str) -> None:

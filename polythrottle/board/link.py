@@ -142,7 +142,10 @@ class Place:
 
     def uri(self, device: str) -> str:
         """Return the URI of a device there, by the name it has there."""
-        own = [f"python={self.python}"] if self.python != "python3" else []
+        if self.python != "python3":
+            own = [f"python={self.python}"]
+        else:
+            own = []
         own += ["sudo=yes"] if self.sudo else []
         joint = "&" if "?" in device else "?"
         return f"{self.where}/{device}{joint if own else ''}{'&'.join(own)}"
@@ -186,7 +189,9 @@ class Link:
     @property
     def said(self) -> str:
         """What ssh or the far side said last, so far."""
-        return "" if self._start is None else self._start.said
+        if self._start is None:
+            return ""
+        return self._start.said
 
     def last_words(self) -> str:
         """Return what ssh or the far side said last, once they have ended; empty if they said nothing."""

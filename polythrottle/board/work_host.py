@@ -152,7 +152,10 @@ class HostJob:
         """Return its answer, or an error if the process has ended."""
         if self._ended or not self._parts.endswith(b"\n"):
             code = self._code()
-            how = f"with code {code}" if code is not None and code >= 0 else f"by signal {-(code or 0)}"
+            if code is not None and code >= 0:
+                how = f"with code {code}"
+            else:
+                how = f"by signal {-(code or 0)}"
             return {"error": error_line(TrialError(f"the process that runs the workload on the board ended {how}"))}
         found: dict[str, Any] = json.loads(bytes(self._parts))
         return found
@@ -329,7 +332,9 @@ class Worker:
         except ImportError as err:
             raise DeviceError(f"{order['uri']} cannot be run in {sys.executable} on the board: {err}") from err
         self._workload = served
-        concurrency = served.concurrency if isinstance(served, Concurrent) else 0
+        concurrency = 0
+        if isinstance(served, Concurrent):
+            concurrency = served.concurrency
         told = {"space": json.dumps(space_document(served.space)), "notes": _notes(served), "concurrency": concurrency}
         self._outbox.tell(["opened", told])
 
@@ -396,7 +401,9 @@ class Worker:
 
 
 def _notes(served: Workload) -> list[str]:
-    return list(served.notes) if isinstance(served, Noting) else []
+    if isinstance(served, Noting):
+        return list(served.notes)
+    return []
 
 
 def _listen(channel: Channel, worker: Worker, outbox: Outbox) -> None:

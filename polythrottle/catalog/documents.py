@@ -206,7 +206,10 @@ def locate(kind: str, noun: str, name: str) -> Path:
         UnknownName: If there is no such file; names the nearest.
     """
     own = name.endswith((".toml", *SUFFIXES))
-    path = Path(name) if own else catalogue_dir(kind) / f"{name}.toml"
+    if own:
+        path = Path(name)
+    else:
+        path = catalogue_dir(kind) / f"{name}.toml"
     if not path.is_file() or (path.name != name and "/" in name and not own):
         raise UnknownName(noun, name, names(kind))
     return path

@@ -159,7 +159,10 @@ class LanguageModel:
     def dense_weights(self) -> float:
         """Weights that every token passes, embeddings left out."""
         attention = self.hidden * self.head_width * 2.0 * (self.heads + self.key_value_heads)
-        shared = 0 if self.experts is None else self.experts.shared_width
+        if self.experts is None:
+            shared = 0
+        else:
+            shared = self.experts.shared_width
         dense = (self.layers - self.expert_layers) * 3.0 * self.hidden * self.width
         return self.layers * attention + dense + self.expert_layers * 3.0 * self.hidden * shared
 
@@ -198,7 +201,9 @@ class LanguageModel:
         """
         taken = self.weight_bytes / self.gpus + self.server.reserve_bytes
         room = memory_bytes * self.server.memory_share - taken
-        blocks = int(room / (self.token_bytes * block_tokens)) if room > 0 else 0
+        blocks = 0
+        if room > 0:
+            blocks = int(room / (self.token_bytes * block_tokens))
         if blocks * block_tokens < self.lengths.longest:
             need = taken + self.lengths.longest * self.token_bytes
             raise InvalidInput(

@@ -90,7 +90,10 @@ class Model:
                 f"{self.title} needs {need / 1e9:.3g} GB of memory and there are {memory_bytes / 1e9:.3g} GB; "
                 "take a smaller model or a larger device"
             )
-        default = self.batch_default if self.batch_default in sizes else sizes[0]
+        if self.batch_default in sizes:
+            default = self.batch_default
+        else:
+            default = sizes[0]
         return SearchSpace.grid([Knob(BATCH_SIZE, sizes)], {BATCH_SIZE: default})
 
 

@@ -289,7 +289,10 @@ def named_profiles(name: str) -> tuple[Path, ...]:
     if not re.fullmatch(r"[^/]+/[^/]+", base) or base.startswith("."):
         return ()
     *own, shipped = _folders()
-    asked = [f"@{glob.escape(_slug(slo))}.toml"] if slo else [".toml", "@*.toml"]
+    if slo:
+        asked = [f"@{glob.escape(_slug(slo))}.toml"]
+    else:
+        asked = [".toml", "@*.toml"]
     patterns = [f"{each}{which}" for each in named_patterns(base) for which in asked]
     mine = {path for folder in own for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
     newest = sorted(mine, key=lambda path: (path.stat().st_mtime_ns, str(path)), reverse=True)

@@ -135,7 +135,9 @@ def _await_confirmation(applied: "Applied", as_json: bool) -> None:
     if applied.stands_as is None or within_s is None:
         return
     # What was applied over SSH is on record there, and is reached by its URI alone.
-    far = applied.device if applied.device.startswith("ssh:") else None
+    far = None
+    if applied.device.startswith("ssh:"):
+        far = applied.device
     # A script is never asked: it would wait for an answer until the settings revert.
     if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
         where = f" --device {shlex.quote(far)}" if far else ""
@@ -148,7 +150,9 @@ def _several(device: str | None) -> tuple[str, ...]:
     """Return the devices that an option names; of a name on record, which is no URI, that name."""
     from polythrottle.backends.at_once import uris_in
 
-    return () if device is None else uris_in(device)
+    if device is None:
+        return ()
+    return uris_in(device)
 
 
 def _apply_to_all(

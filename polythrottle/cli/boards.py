@@ -246,9 +246,13 @@ def _became(outcome: "BoardOutcome", rollout: "Rollout") -> str:
     applied = outcome.applied
     if applied is None:
         tried = any(test.uri == outcome.uri for test in rollout.tests)
-        return "rolled back: as it was found" if tried else "left alone"
+        if tried:
+            return "rolled back: as it was found"
+        return "left alone"
     if applied.stands_as is None:
-        return "simulated: nothing was kept" if applied.point else "nothing was changed"
+        if applied.point:
+            return "simulated: nothing was kept"
+        return "nothing was changed"
     return f"set{suffix(applied.remark, ', but {}')}"
 
 

@@ -546,7 +546,10 @@ def run(arguments: Sequence[str]) -> int:
         missing = f"{(error.name or 'a package').partition('.')[0]} cannot be imported ({error})"
         return complain(f"{missing}; install it again with pip", DeviceError.exit_code)
     except OSError as error:
-        words = f"{error.filename or 'standard output'}: {error.strerror}" if error.strerror else str(error)
+        if error.strerror:
+            words = f"{error.filename or 'standard output'}: {error.strerror}"
+        else:
+            words = str(error)
         return complain(words, StorageError.exit_code)
     if code == INTERRUPTED:  # typer returns it where it meets the interrupt itself
         complain("interrupted; whatever was measured is kept")
@@ -562,7 +565,10 @@ def _usage(error: Any) -> str:
         lambda match: _KINDS[match[1]],
         error.format_message().rstrip("."),
     )
-    command = "polythrottle" if error.ctx is None else error.ctx.command_path
+    if error.ctx is None:
+        command = "polythrottle"
+    else:
+        command = error.ctx.command_path
     return f"{text}; {command} --help lists what there is"
 
 

@@ -374,7 +374,9 @@ def _unsure(found: Any) -> str:
         return "the profile does not say how well its own is known"
     high = math.ceil(100 * (found.energy.high - 1))
     low = 100 * found.most
-    allow = f"; --max-regress {high}% could be" if low < high < 100 else ""
+    allow = ""
+    if low < high < 100:
+        allow = f"; --max-regress {high}% could be"
     return f"the profile's own is of one window, and another may differ{allow}"
 
 

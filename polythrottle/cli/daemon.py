@@ -531,5 +531,8 @@ def _lines(status: Any, show: Any) -> Iterator[tuple[str, str]]:
 def _saved(saved: Any, show: Any) -> str:
     if saved.joules is None:
         return str(saved.words)
-    ends = "" if saved.low is None else f" ({show(saved.low, 'J')} to {show(saved.high, 'J')})"
+    if saved.low is None:
+        ends = ""
+    else:
+        ends = f" ({show(saved.low, 'J')} to {show(saved.high, 'J')})"
     return f"{show(saved.joules, 'J')}{ends} today, {saved.words}"

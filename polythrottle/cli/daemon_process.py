@@ -399,7 +399,9 @@ def line_of(status: Status, width: int = WIDTH) -> str:
 
 def _parts(status: Status) -> list[str]:
     """Return what goes on, the most important first."""
-    simulated = " (simulated)" if status.energy_kind == "simulated" else ""
+    simulated = ""
+    if status.energy_kind == "simulated":
+        simulated = " (simulated)"
     fault = ["FAULT"] * bool(status.faults)
     parts = [*fault, status.phase, f"{show(status.power_w, 'W')}{simulated}"]
     if status.rate_per_s is not None:

@@ -369,7 +369,9 @@ def _intended(seconds: float) -> dict[str, Any]:
     from polythrottle.metering.calibration import calibration_path
 
     board = open_device(_found())
-    load = " --workload model.onnx" if not board.uri.startswith("cpu") else ""
+    load = ""
+    if not board.uri.startswith("cpu"):
+        load = " --workload model.onnx"
     return {
         "device": board.uri,
         "title": board.title,

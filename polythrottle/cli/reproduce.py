@@ -406,7 +406,10 @@ def _show_policies(found: dict[str, Any]) -> None:
                 *(f"{1e3 * row['ttft_p99_s']:.0f} ms", f"{1e3 * row['tpot_p99_s']:.0f} ms", f"{row['mean_s']:.2f} s"),
                 "–" if good_j is None else f"{good_j:.0f}",
             )
-        few = "" if scene["telling"] else f"; {several(scene['requests'], 'request')} are too few to tell a p99"
+        if scene["telling"]:
+            few = ""
+        else:
+            few = f"; {several(scene['requests'], 'request')} are too few to tell a p99"
         end(
             console, table, f"saves: joules, over the highest clock; mean: end to end; static: best with hindsight{few}"
         )

@@ -162,7 +162,10 @@ def _offer(name: str, entry: TomlTable, work: TomlTable) -> tuple[Offer, tuple[H
     lifetime, kept = _lifetime(entry, Market.SPOT in machine.usd_per_h)
     step_s, speed = _step(entry, work)
     known = {"price": "recorded mean" if past else "as written", "lifetime": kept, "speed": speed}
-    known["scaling"] = "as written" if "speedups" in entry.values else "assumed even"
+    if "speedups" in entry.values:
+        known["scaling"] = "as written"
+    else:
+        known["scaling"] = "assumed even"
     try:
         return Offer(machine, step_s, _speedups(entry), entry.number("startup_s"), lifetime, known), past
     except InvalidInput as error:

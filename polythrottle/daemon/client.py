@@ -75,9 +75,15 @@ class Client:
     ) -> None:
         if socket is not None and url is not None:
             raise InvalidInput("name the daemon by its socket or by a URL, not both")
-        self._path = None if url is not None else (socket or default_socket())
+        if url is not None:
+            self._path = None
+        else:
+            self._path = socket or default_socket()
         self._where = str(self._path) if url is None else url
-        self._dial = _unix(self._path) if self._path is not None else _tcp(self._where, authority)
+        if self._path is not None:
+            self._dial = _unix(self._path)
+        else:
+            self._dial = _tcp(self._where, authority)
         self._token = token
         self._timeout_s = timeout_s
         self._base = ""

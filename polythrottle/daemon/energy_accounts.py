@@ -262,7 +262,10 @@ class Accounts:
     def shown_budget(self, rung: Rung | None) -> BudgetShown:
         """Return the budget as people see it, and what the SLO costs at a rung."""
         relief_w_per_s = None if rung is None else rung.relief_w_per_s
-        shadow = None if relief_w_per_s is None else relief_w_per_s / 1e3
+        if relief_w_per_s is None:
+            shadow = None
+        else:
+            shadow = relief_w_per_s / 1e3
         if self.budget is None:
             return BudgetShown(shadow_w_per_ms=shadow)
         return self.budget.shown(self._wall(), shadow)

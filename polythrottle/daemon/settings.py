@@ -304,7 +304,10 @@ def _services(reader: "_Reader", document: Mapping[str, Any]) -> tuple[tuple[Ser
             found[service.name] = service
         except BadFile as error:
             name = table.get("name") if isinstance(table, dict) else None
-            shown = name if isinstance(name, str) and _SERVICE_NAME.fullmatch(name) else f"number {number}"
+            if isinstance(name, str) and _SERVICE_NAME.fullmatch(name):
+                shown = name
+            else:
+                shown = f"number {number}"
             left_out.append(f"service {shown} is left out: {error}")
             refused = refused or error
     if refused is not None and not found:

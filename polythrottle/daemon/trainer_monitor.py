@@ -120,7 +120,10 @@ class TrainerMonitor:
             self.fault = ""
             jobs = [(folder, job) for folder in self._found() if (job := self._job(folder)) is not None]
             found = [(job, shown) for folder, job in jobs if (shown := self._seen(folder, job, now_s)) is not None]
-            self.shown = max(found, key=lambda each: _weight(*each))[1] if found else None
+            if found:
+                self.shown = max(found, key=lambda each: _weight(*each))[1]
+            else:
+                self.shown = None
         return self.shown
 
     def _found(self) -> list[Path]:
@@ -172,7 +175,10 @@ class TrainerMonitor:
             return None
         _counted(folder, job, place.listing)
         if doing is not job.doing:
-            job.since_s = ended_s if job.doing is None and not lives else wall_s
+            if job.doing is None and not lives:
+                job.since_s = ended_s
+            else:
+                job.since_s = wall_s
             job.doing = doing
         if place.written_s and (not job.steps or job.steps[-1].step < place.step):
             job.steps.append(place)

@@ -143,7 +143,9 @@ class Arrivals:
             BadFile: If a recorded trace cannot be read or understood.
         """
         times = self.times(seed)
-        return None if times is None else map(Call, times)
+        if times is None:
+            return None
+        return map(Call, times)
 
     def __str__(self) -> str:
         return "closed"

@@ -19,7 +19,9 @@ _EXAMPLES = "write for example 0.1%, 200 (requests) or 5min"
 def late_share(metric: str) -> float | None:
     """Return which share of requests may be over a limit on a percentile; None of what is not one of requests."""
     match = _SINGLE.fullmatch(metric)
-    return None if match is None else (100 - int(match[1])) / 100
+    if match is None:
+        return None
+    return (100 - int(match[1])) / 100
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,9 @@ class ErrorBudget:
         amount = float(match[1])
         if amount <= 0 or (match[2] and amount > 100):
             raise InvalidInput(f"an error budget is above nothing and at most all, not {text[:40]}; {_EXAMPLES}")
-        return cls(text, share=amount / 100) if match[2] else cls(text, count=amount)
+        if match[2]:
+            return cls(text, share=amount / 100)
+        return cls(text, count=amount)
 
     def requests(self, problem: Problem, trials: int) -> float:
         """Return how many requests that is.
@@ -92,7 +96,9 @@ class ErrorBudget:
         most = f"at most {self.requests(problem, trials):,.4g} requests late beyond the SLO's own share"
         if self.share is not None:
             return f"{most} ({self.text} of the {self.expected(problem, trials):,} that {trials} trials may send)"
-        return most if self.count is not None else f"{most} (what comes in {self.text})"
+        if self.count is not None:
+            return most
+        return f"{most} (what comes in {self.text})"
 
     def __str__(self) -> str:
         return self.text

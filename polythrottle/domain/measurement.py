@@ -260,7 +260,9 @@ class Goodput:
     @property
     def share(self) -> float:
         """The share of all requests that was good."""
-        return self.good / self.requests if self.requests else 0.0
+        if self.requests:
+            return self.good / self.requests
+        return 0.0
 
 
 _NEVER_NEGATIVE = ("window_s", "requests", "offered_per_s", "sender_s", "cuts_per_s", "cut_share")
@@ -367,7 +369,10 @@ class Measurement:
 
         That is where idle power is unknown, or was measured above the power of the window itself, as beside other work.
         """
-        power_w = self.energy_j * self.throughput_per_s if self.power_w is None else self.power_w
+        if self.power_w is None:
+            power_w = self.energy_j * self.throughput_per_s
+        else:
+            power_w = self.power_w
         if self.idle_power_w is None or self.idle_power_w >= power_w:
             return None
         return self.energy_j * self.idle_power_w / power_w
@@ -463,7 +468,10 @@ class Window:
         if self.duration_s > self.timeout_s:
             raise InvalidInput(f"a window cannot last {self.duration_s:g} s and be given up after {self.timeout_s:g} s")
         if not (0 <= self.settle_s < math.inf and 0 <= self.idle_s < math.inf):
-            wrong_s = self.idle_s if 0 <= self.settle_s < math.inf else self.settle_s
+            if 0 <= self.settle_s < math.inf:
+                wrong_s = self.idle_s
+            else:
+                wrong_s = self.settle_s
             raise InvalidInput(f"a window settles for 0 s or more, and so it idles, not for {wrong_s:g} s")
 
     @property
@@ -567,5 +575,8 @@ def _columns(known: Sequence[Measurement]) -> Iterator[tuple[str, Callable[[Meas
 
 def _end(measurement: Measurement, metric: str, end: str) -> float | None:
     found = measurement.intervals.get(metric)
-    value: float | None = None if found is None else getattr(found, end)
+    if found is None:
+        value: float | None = None
+    else:
+        value = getattr(found, end)
     return value

@@ -50,7 +50,10 @@ class Constraint:
         if not is_metric(self.metric):
             raise UnknownName("metric", self.metric, METRICS)
         if not _LEAST <= self.limit <= _MOST:
-            amount = f"{self.limit:g}x" if self.relative else self.show(self.limit)
+            if self.relative:
+                amount = f"{self.limit:g}x"
+            else:
+                amount = self.show(self.limit)
             raise InvalidInput(f"the limit on {self.metric} must be above zero and of a size that occurs, not {amount}")
 
     @classmethod
@@ -80,7 +83,9 @@ class Constraint:
             raise InvalidInput(f"{text!r}: {metric} is not a time of single requests; leave 'for {prompts}' out")
         if relative and metric == "temperature":
             raise InvalidInput("temperature has no multiples; write for example temperature<=80C")
-        other = "" if metric == "temperature" else ", or a multiple of the default's such as 1.5x"
+        other = ", or a multiple of the default's such as 1.5x"
+        if metric == "temperature":
+            other = ""
         if relative:
             limit = _multiple(quantity)
         else:
@@ -151,7 +156,10 @@ class Constraint:
     def __str__(self) -> str:
         sign = ">=" if self.at_least else "<="
         metric, prompts = split_metric(self.metric)
-        amount = f"{self.limit:g}x" if self.relative else self.show(self.limit)
+        if self.relative:
+            amount = f"{self.limit:g}x"
+        else:
+            amount = self.show(self.limit)
         return f"{metric}{sign}{amount}" + ("" if prompts is None else f"{OF_CLASS}{prompts}")
 
     def show(self, value: float | None) -> str:
@@ -163,7 +171,9 @@ def _of_prompts(text: str) -> str:
     """Return how a limit for some prompts is written that was written another way; an example if that is unclear."""
     meant = _RUN_ON.sub(" for ", text, count=1)
     try:
-        return str(Constraint.parse(meant)) if _FOR.fullmatch(meant) else _OF_PROMPTS
+        if _FOR.fullmatch(meant):
+            return str(Constraint.parse(meant))
+        return _OF_PROMPTS
     except (InvalidInput, UnknownName):
         return _OF_PROMPTS
 

@@ -93,7 +93,9 @@ class Profile:
         yield "saving", show_saving(self.saving_fraction, self.saving)
         yield "SLO", ", ".join(self.slo) or "none"
         if "trials" in self.provenance:
-            date = f", {self.provenance['date']}" if "date" in self.provenance else ""
+            date = ""
+            if "date" in self.provenance:
+                date = f", {self.provenance['date']}"
             yield "trials", f"{self.provenance['trials']} by {self.provenance.get('method', 'an unknown method')}{date}"
         if self.ladder is not None:
             rungs = self.ladder.rungs

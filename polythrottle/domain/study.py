@@ -423,7 +423,10 @@ class Study:
         import pandas as pd
 
         best = self.answered
-        front = {trial.number for trial in self.front} if best is not None else set()
+        if best is not None:
+            front = {trial.number for trial in self.front}
+        else:
+            front = set()
         verdicts = [None if trial.measurement is None else self.verdict(trial.measurement) for trial in self.trials]
         costs = [trial.cost for trial in self.trials]
         first = {

@@ -137,7 +137,9 @@ def meant(text: str, names: Iterable[str], *, begun: bool = False) -> str | None
     whole = [name for name in known if wanted == "".join(_words(name))]
     first = [name for name in known if begun and wanted in itertools.accumulate(_words(name))]
     found = whole or first
-    return found[0] if wanted and len(found) == 1 else None
+    if wanted and len(found) == 1:
+        return found[0]
+    return None
 
 
 def _words(name: str) -> list[str]:

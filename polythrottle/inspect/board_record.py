@@ -405,7 +405,10 @@ def _gpu_levels(tree: Tree) -> ProbeResult | ProbeFailure:
     if not any("SUPER" in mode.name for mode in _modes(tree).modes):
         return ProbeFailure("this board does not have the Super modes")
     folder = find(tree)
-    levels = tree.numbers(folder / "available_frequencies") if folder is not None else ()
+    if folder is not None:
+        levels = tree.numbers(folder / "available_frequencies")
+    else:
+        levels = ()
     if not levels:
         return ProbeFailure("the GPU lists no clocks")
     return ProbeResult(f"{', '.join(f'{level / 1e6:g}' for level in levels)} MHz")

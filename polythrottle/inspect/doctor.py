@@ -41,7 +41,10 @@ def sensor_findings(device: Device) -> tuple[Finding, ...]:
     """
     if isinstance(device, Recorded):
         return (Finding("energy reading", None, "a recorded table has no sensors to test"),)
-    sampled = device.sampling() if isinstance(device, Sampled) else nullcontext()
+    if isinstance(device, Sampled):
+        sampled = device.sampling()
+    else:
+        sampled = nullcontext()
     try:
         with sampled:
             cost: tuple[Finding, ...] = ()
@@ -247,7 +250,10 @@ def _patient(uri: str) -> ExaminedDevice:
 
 def _examined(board: Device) -> ExaminedDevice:
     told = findings_of(board)
-    own = told if isinstance(unmetered(board), Inspectable) else (*_knobs(board), *told)
+    if isinstance(unmetered(board), Inspectable):
+        own = told
+    else:
+        own = (*_knobs(board), *told)
     return ExaminedDevice(board.uri, board.title, identity_of(board), (*own, *sensor_findings(board)))
 
 

@@ -136,7 +136,9 @@ class Description:
     def _bytes_only(self) -> str:
         most = self.graph.bytes_only.most_common()
         shown = ", ".join(f"{name} {times}" for name, times in most[:_SHOWN])
-        rest = f" and {len(most) - _SHOWN} more kinds" if len(most) > _SHOWN else ""
+        rest = ""
+        if len(most) > _SHOWN:
+            rest = f" and {len(most) - _SHOWN} more kinds"
         if most:
             return f", so that these move bytes only: element-wise operators, {shown}{rest}"
         return ""
@@ -168,7 +170,10 @@ def profile_model(
         raise InvalidInput(
             f"{uri} cannot be looked into; give model.onnx, model.pt2, model.pt or package.module:callable"
         )
-    describe = _of_onnx if uri.lower().endswith(".onnx") else _of_torch
+    if uri.lower().endswith(".onnx"):
+        describe = _of_onnx
+    else:
+        describe = _of_torch
     description = describe(uri, inputs, batch_size, precision)
     if description.counts.operations <= 0 or description.counts.traffic_bytes <= 0:
         raise InvalidInput(f"{uri} computes nothing that can be counted{description._bytes_only()}")

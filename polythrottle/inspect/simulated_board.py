@@ -88,12 +88,20 @@ def _met(device: Device) -> dict[str, ObservedKnob]:
     found = {}
     for name in _KNOBS:
         space = _space(device, (name,))
-        knob = next((knob for knob in space.knobs if knob.name == name), None) if space else None
-        numbers = [level for level in knob.levels if not isinstance(level, str)] if knob else []
+        if space:
+            knob = next((knob for knob in space.knobs if knob.name == name), None)
+        else:
+            knob = None
+        if knob:
+            numbers = [level for level in knob.levels if not isinstance(level, str)]
+        else:
+            numbers = []
         default = space.default.get(name) if space else None
         if numbers and not isinstance(default, str) and default is not None:
             searched = name in device.space.names
-            every = _every(numbers, default, device.space.knob(name).levels) if searched else 1
+            every = 1
+            if searched:
+                every = _every(numbers, default, device.space.knob(name).levels)
             found[name] = ObservedKnob(tuple(numbers), default, searched, every)
     return found
 
@@ -188,7 +196,9 @@ def _rules(device: Device, knobs: Mapping[str, ObservedKnob]) -> dict[str, Any]:
     rules: dict[str, Any] = {}
     if {"gpu_min_hz", "gpu_max_hz"} <= set(knobs):
         rules["ordered"] = [{"low": "gpu_min_mhz", "high": "gpu_max_mhz"}]
-    pairs = _space(device, _NEEDED) if len(knobs["mem_hz"].levels) > 1 else None
+    pairs = None
+    if len(knobs["mem_hz"].levels) > 1:
+        pairs = _space(device, _NEEDED)
     if dependent := _dependent(pairs, knobs["gpu_max_hz"].levels[-1]) if pairs else []:
         rules["dependent"] = dependent
     return rules
@@ -258,7 +268,10 @@ def _coefficients(near: Board, scales: _Scales) -> dict[str, Any]:
     }
     for (table, key), scale in scaled.items():
         value = tables[table][key] * scale
-        tables[table][key] = round(value) if key == "clock_hz" else float(f"{value:.6g}")
+        if key == "clock_hz":
+            tables[table][key] = round(value)
+        else:
+            tables[table][key] = float(f"{value:.6g}")
     return _sourced(tables, f"assumed: that of {near.name}, powers, bandwidth and CPU clock scaled by the top clocks")
 
 

@@ -377,7 +377,10 @@ def _held(limit: Constraint, ratio: Interval, seen: Sequence[Measurement]) -> In
     A percentile of few queries lies too low, so that what they show above the limit is above it all the same.
     """
     shown = _shown(limit, seen)
-    high = _ratio([_excess(limit, look) for look in shown]).high if shown else math.inf
+    if shown:
+        high = _ratio([_excess(limit, look) for look in shown]).high
+    else:
+        high = math.inf
     return Interval(ratio.low, max(ratio.low, high))
 
 

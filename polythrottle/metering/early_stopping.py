@@ -44,7 +44,10 @@ class Censor:
         self._device = device
         self._window = window
         self._limits = tuple(limits)
-        self._readings = [start] if any(limit.metric == "power" for limit in limits) else []
+        if any(limit.metric == "power" for limit in limits):
+            self._readings = [start]
+        else:
+            self._readings = []
         self._start_s = start.time_s
         self._ends_s: list[float] = []
         self._look = 0

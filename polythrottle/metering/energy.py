@@ -70,7 +70,10 @@ def trajectory(looks: Sequence[WindowSample], sensor: Sensor) -> Trajectory:
     served = whole.served
     step_s = observed_step_s(sensor, whole)
     moved = np.flatnonzero(np.diff(energy_j) > 0) + 1
-    gap_s = float(np.mean(time_s[moved] - time_s[moved - 1])) if len(moved) else step_s
+    if len(moved):
+        gap_s = float(np.mean(time_s[moved] - time_s[moved - 1]))
+    else:
+        gap_s = step_s
     if step_s == 0 or len(moved) < _FEWEST_STEPS or gap_s > step_s / 2:
         return Trajectory(time_s, energy_j, served, step_s)
     at_s = (time_s[moved] + time_s[moved - 1]) / 2
@@ -379,7 +382,10 @@ def _places(course: Trajectory, sensor: Sensor, arrivals: Arrivals) -> Array:
     if course.window_s < FEWEST_CYCLES * cycle_s:
         return np.zeros(1, dtype=int)
     shortest_s = max(sensor.batch_s, cycle_s, _EDGES * course.edge_s if course.edge_s < sensor.step_s else 0.0)
-    fits = _MOST_BATCHES if shortest_s == 0 else int(course.window_s / shortest_s * (1 + 1e-9))
+    if shortest_s == 0:
+        fits = _MOST_BATCHES
+    else:
+        fits = int(course.window_s / shortest_s * (1 + 1e-9))
     count = max(
         0, min(_MOST_BATCHES, fits if fits >= LEAST_BATCHES else _enough(course, sensor), len(course.time_s) - 1)
     )

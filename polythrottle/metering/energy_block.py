@@ -176,13 +176,19 @@ class EnergyBlock:
     def __repr__(self) -> str:
         if self._drawn is None:
             return "<energy of a block that has not ended>"
-        kind = "" if self.kind is EnergyKind.MEASURED else f" {self.kind}"
+        if self.kind is EnergyKind.MEASURED:
+            kind = ""
+        else:
+            kind = f" {self.kind}"
         between = self.interval
         sure = ", not known how exactly"
         if between.known:  # a sensor that can only have missed something leaves its reading at one end
             aside = abs(self.joules - (between.low + between.high) / 2)
             ends = f", between {between.low:.4g} and {between.high:.4g} J"
-            sure = f" ± {between.half:.2g} J" if aside <= _ASIDE * between.half else ends
+            if aside <= _ASIDE * between.half:
+                sure = f" ± {between.half:.2g} J"
+            else:
+                sure = ends
         if math.isnan(self.joules):
             told = "unknown"
         else:
@@ -222,7 +228,10 @@ class _Watched:
         self._thread: Thread | None = None
         self._sampling = contextlib.ExitStack()
         step_s = self._sensor.step_s / _SHARE_OF_STEP
-        self._apart_s = max(_SHORTEST_S, step_s) if step_s else _USUAL_S
+        if step_s:
+            self._apart_s = max(_SHORTEST_S, step_s)
+        else:
+            self._apart_s = _USUAL_S
 
     def __enter__(self) -> Self:
         virtual = isinstance(self._source.clock, VirtualClock)
@@ -311,7 +320,10 @@ def drawn(looks: Sequence[WindowSample], sensor: Sensor, kind: EnergyKind) -> tu
     late_s = max(step_s, sensor.late_s)
     half_j = _half_j(looks, joules, sensor)
     low_j, high_j = (float(each) * sensor.factor for each in _edges_j(seen, step_s, sensor.late_s))
-    low_j = 0.0 if math.isinf(half_j) else max(0.0, joules - math.hypot(low_j, half_j))
+    if math.isinf(half_j):
+        low_j = 0.0
+    else:
+        low_j = max(0.0, joules - math.hypot(low_j, half_j))
     if math.isinf(half_j) or seen.window_s < _FEWEST_STEPS * late_s * (1 - _ROUNDING):
         least = show(max(_FEWEST_STEPS * late_s, 0.0 if sensor.counts else sensor.least_s), "s")
         why = f"the block took {show(seen.window_s, 's')}; from {least} on this sensor tells how far it may be off"
@@ -344,17 +356,24 @@ def _edges_j(seen: Trajectory, step_s: float, late_s: float) -> tuple[float, flo
     gains_j = np.diff(seen.energy_j)
     apart_s = np.maximum(np.diff(seen.time_s), max(step_s, _SHORTEST_S))
     peak_w = float(np.max(gains_j / apart_s))
-    first_j = float(gains_j[np.flatnonzero(gains_j > 0)[:1]].sum()) if step_s else 0.0
+    first_j = 0.0
+    if step_s:
+        first_j = float(gains_j[np.flatnonzero(gains_j > 0)[:1]].sum())
     return first_j + late_s * peak_w, (step_s + late_s) * peak_w
 
 
 def _half_j(looks: Sequence[WindowSample], joules: float, sensor: Sensor) -> float:
     """Return how far the sensor may be off between the edges, 95 % of the time; inf if that cannot be told."""
     if sensor.counts:
-        errors: list[ErrorDistribution] = [Triangular(sensor.quantum_j)] if sensor.quantum_j else []
+        if sensor.quantum_j:
+            errors: list[ErrorDistribution] = [Triangular(sensor.quantum_j)]
+        else:
+            errors = []
         return half_width([*errors, *([Normal(sensor.factor_sd * joules)] if sensor.factor_sd else [])])
     seen = trajectory(looks, sensor)
-    power = EnergyEstimate(seen, sensor).power if len(seen.time_s) > 1 else None
+    power = None
+    if len(seen.time_s) > 1:
+        power = EnergyEstimate(seen, sensor).power
     took_s = looks[-1].reading.time_s - looks[0].reading.time_s
     if power is None or not power.known:
         return math.inf

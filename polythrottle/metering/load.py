@@ -428,7 +428,10 @@ class _Flight:
 
     async def _send_in_time(self, times: Iterator[float]) -> None:
         """Send each query when its last request is meant to be sent, or when there is a place for it again."""
-        most = self._workload.concurrency if self._workload.concurrency > 1 else _MOST_UNDER_WAY
+        if self._workload.concurrency > 1:
+            most = self._workload.concurrency
+        else:
+            most = _MOST_UNDER_WAY
         places = asyncio.Semaphore(most)
         begin_s = free_s = self._clock.now()
         while True:

@@ -86,7 +86,10 @@ def measure(
     asked = Asked(window, sensor, goal, arrivals, seed)
     with run_of(device, workload, point, asked, watch) as run:
         found, requests, seen = _repeated(device, set_there, run, watch)
-        queries = [] if kept is None else [*seen.queries, *run.rest(seen.looks[-1].reading.time_s)]
+        if kept is None:
+            queries = []
+        else:
+            queries = [*seen.queries, *run.rest(seen.looks[-1].reading.time_s)]
         late_p99_s, sender_s = run.sender
     idle_w = run.idle_power_w()
     if kept is not None:

@@ -124,7 +124,10 @@ class ObservedWindow(WindowLog):
         cycle_s = self.arrivals.cycle_s
         if self.looked_s < LATENCY_CYCLES * cycle_s:
             return None
-        batches = _BATCHES if self.arrivals.closed else _BATCHES_QUEUED
+        if self.arrivals.closed:
+            batches = _BATCHES
+        else:
+            batches = _BATCHES_QUEUED
         if (share := SHARES.get(tail or metric, 0.0)) >= _SINGLE and values.size == 1:
             return Interval(float(values[0]), math.inf)
         if share and values.size > 1:
@@ -154,7 +157,9 @@ class ObservedWindow(WindowLog):
         """
         ordered = sorted(self.of_class(prompts), key=lambda query: query.start_s or 0.0)
         told = [value for query in ordered if (value := getattr(query, name)) is not None]
-        owed = sum((query.tokens or 0) >= _OWED[name] for query in ordered) if name in _OWED else 0
+        owed = 0
+        if name in _OWED:
+            owed = sum((query.tokens or 0) >= _OWED[name] for query in ordered)
         return np.array(told if len(told) >= (1 - _MOST_UNTOLD) * owed else [], dtype=float)
 
 
@@ -278,7 +283,9 @@ def _goodput(seen: ObservedWindow, joules: EnergyEstimate) -> Goodput | None:
 
 def _is_of(query: Query, prompts: PromptClass) -> bool | None:
     """Return whether a query is of a class; None if it does not tell."""
-    return None if query.prompt_tokens is None else query.prompt_tokens in prompts
+    if query.prompt_tokens is None:
+        return None
+    return query.prompt_tokens in prompts
 
 
 def _keeps(query: Query, limits: Sequence[Constraint]) -> bool | None:
@@ -286,7 +293,9 @@ def _keeps(query: Query, limits: Sequence[Constraint]) -> bool | None:
     kept = [_keeps_one(query, limit) for limit in limits]
     if False in kept:
         return False
-    return None if None in kept else True
+    if None in kept:
+        return None
+    return True
 
 
 def _keeps_one(query: Query, limit: Constraint) -> bool | None:
@@ -296,18 +305,27 @@ def _keeps_one(query: Query, limit: Constraint) -> bool | None:
     """
     prompts = limit.prompts
     if prompts is not None and not (mine := _is_of(query, prompts)):
-        return None if mine is None else True
+        if mine is None:
+            return None
+        return True
     name, _, tail = split_metric(limit.metric)[0].rpartition("_")
     if name == "":
         return query.latency_s <= limit.limit
     if name != "ttft" and query.tokens is not None and query.tokens < _OWED["per_token_s"]:
         return True
     if name != _GAPS:
-        taken_s = query.first_s if name == "ttft" else query.per_token_s
+        if name == "ttft":
+            taken_s = query.first_s
+        else:
+            taken_s = query.per_token_s
     else:
         gaps_s = np.asarray(query.gaps_s, dtype=float)
-        taken_s = float(np.quantile(gaps_s, SHARES[tail], method="inverted_cdf")) if gaps_s.size else None
-    return None if taken_s is None else taken_s <= limit.limit
+        taken_s = None
+        if gaps_s.size:
+            taken_s = float(np.quantile(gaps_s, SHARES[tail], method="inverted_cdf"))
+    if taken_s is None:
+        return None
+    return taken_s <= limit.limit
 
 
 def _board(seen: ObservedWindow) -> BoardEnergy | None:
@@ -351,7 +369,10 @@ def with_intervals(found: Measurement, intervals: Mapping[str, Interval]) -> Mea
     """
     held = {}
     for name, interval in intervals.items():
-        value = found.energy_j if name == "energy" else found.metric(name) or math.nan
+        if name == "energy":
+            value = found.energy_j
+        else:
+            value = found.metric(name) or math.nan
         wider = Interval(interval.low * (1 - _ROUNDING), interval.high * (1 + _ROUNDING))
         if value not in wider:
             raise TrialError(f"{name} is {value:.6g} and its interval {interval.low:.6g} to {interval.high:.6g}")

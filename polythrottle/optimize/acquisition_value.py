@@ -269,7 +269,10 @@ def acquisition_value(study: Study, constraints: Sequence[Constraint], options: 
         gain = log_gain(study, belief, quantities, energy, trusted, bounds, _awaited(study, feasible))
     else:
         gain = -log_objective(study, belief, quantities, energy)[0]
-    assured = feasible if options.risk is None else log_assured(study, belief, quantities, bounds)
+    if options.risk is None:
+        assured = feasible
+    else:
+        assured = log_assured(study, belief, quantities, bounds)
     return AcquisitionValue(
         _array(gain), _array(feasible), _array(sound), improving=bool(trusted), assured=_array(assured)
     )

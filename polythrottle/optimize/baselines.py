@@ -61,7 +61,10 @@ class CoarseToFine:
 def _refinement(space: SearchSpace) -> NDArray[np.intp]:
     """Return when each point's turn comes, shape (points,): 0 for the default, which is first."""
     depths = [_depth(len(knob.levels))[space.rows[:, k]] for k, knob in enumerate(space.knobs)]
-    coarse = np.max(depths, axis=0) if depths else np.zeros(len(space), dtype=np.int64)
+    if depths:
+        coarse = np.max(depths, axis=0)
+    else:
+        coarse = np.zeros(len(space), dtype=np.int64)
     coarse[default_row(space)] = -1
     turn = np.empty(len(space), dtype=np.intp)
     turn[np.argsort(coarse, kind="stable")] = np.arange(len(space))
@@ -230,7 +233,10 @@ def _distributions(space: SearchSpace) -> "dict[str, optuna.distributions.BaseDi
     for knob in space.knobs:
         last = len(knob.levels) - 1
         categories = optuna.distributions.CategoricalDistribution(list(range(last + 1)))
-        found[knob.name] = optuna.distributions.IntDistribution(0, last) if knob.ordered else categories
+        if knob.ordered:
+            found[knob.name] = optuna.distributions.IntDistribution(0, last)
+        else:
+            found[knob.name] = categories
     return found
 
 

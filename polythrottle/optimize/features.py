@@ -48,8 +48,14 @@ def coordinates(space: SearchSpace) -> Coordinates:
     tables = [_unit(knob) for knob in space.knobs]
     columns = [table[space.rows[:, k]] for k, table in enumerate(tables)]
     offsets = [_offset(knob, space.default[knob.name])[space.rows[:, k]] for k, knob in enumerate(space.knobs)]
-    unit = np.hstack(columns) if columns else np.zeros((len(space), 0))
-    offset = np.column_stack(offsets) if offsets else np.zeros((len(space), 0))
+    if columns:
+        unit = np.hstack(columns)
+    else:
+        unit = np.zeros((len(space), 0))
+    if offsets:
+        offset = np.column_stack(offsets)
+    else:
+        offset = np.zeros((len(space), 0))
     span = np.ptp(offset, axis=0)
     return Coordinates(unit, offset, np.where(span > 0, span, 1.0))
 
@@ -83,7 +89,10 @@ def log_levels(knob: Knob) -> Array:
     levels = np.array(knob.levels, dtype=float)
     if len(levels) == 1:
         return np.zeros(1)
-    scale: Array = levels / np.abs(levels).max() if levels[0] < 0 else _logs(levels)
+    if levels[0] < 0:
+        scale: Array = levels / np.abs(levels).max()
+    else:
+        scale = _logs(levels)
     if scale[-1] - scale[0] > _CLOSEST:
         return scale
     return np.linspace(0.0, 1.0, len(levels))
@@ -128,8 +137,13 @@ def remaining_rows(study: Study) -> Rows:
     """
     rows = untried_rows(study)
     if not len(rows):
-        without = f" that need no {' and no '.join(sorted(study.absent))}" if study.absent else ""
-        count = len(study.visited) if study.absent else len(study.problem.space)
+        without = ""
+        if study.absent:
+            without = f" that need no {' and no '.join(sorted(study.absent))}"
+        if study.absent:
+            count = len(study.visited)
+        else:
+            count = len(study.problem.space)
         raise Exhausted(f"all {count} points of the space{without} have been tried")
     return rows
 
@@ -206,9 +220,15 @@ def shared_coordinates(earlier: Problem, target: Problem) -> SharedCoordinates:
     columns = [_column(old, new, earlier.space, target.space, same_device) for old, new in _pairs(earlier, target)]
     ordered = [np.zeros(len(column.levels)) if column.labels else column.levels - column.default for column in columns]
     count = len(earlier.space) + len(target.space)
-    offset = np.column_stack(ordered) if columns else np.zeros((count, 0))
+    if columns:
+        offset = np.column_stack(ordered)
+    else:
+        offset = np.zeros((count, 0))
     span = np.array([high - low for low, high in (column.ends for column in columns)])
-    unit = np.hstack([column.unit for column in columns]) if columns else np.zeros((count, 0))
+    if columns:
+        unit = np.hstack([column.unit for column in columns])
+    else:
+        unit = np.zeros((count, 0))
     where = Coordinates(unit, np.clip(offset, -8.0, 8.0), np.where(span > 0, span, 1.0))
     return SharedCoordinates(tuple(column.knob for column in columns), where)
 
@@ -253,7 +273,10 @@ def _column(
         theirs = theirs + _shift(old, new, theirs, ours, same_device)
     at_theirs = _at(earlier, old, theirs)
     at_ours = _at(target, new, ours)
-    stock = ours[_stock(target, new)] if new else theirs[_stock(earlier, old)]
+    if new:
+        stock = ours[_stock(target, new)]
+    else:
+        stock = theirs[_stock(earlier, old)]
     before = at_theirs if old else np.full(len(earlier), stock)
     after = at_ours if new else np.full(len(target), stock)
     spread = ours if np.ptp(ours) > 0 else theirs

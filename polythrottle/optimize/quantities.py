@@ -228,7 +228,9 @@ def _doubt(measurements: Sequence[Measurement], quantity: str) -> Array:
     doubt = np.where(np.isnan(closed), np.maximum(least, widest), closed) ** 2
     if (tails := pooled(measurements, quantity)) is not None:
         doubt = np.where(np.isnan(tails[1]), doubt, tails[1])
-    shared = np.nanmin(doubt, initial=math.inf) if quantity in _JOULES else 0.0
+    shared = 0.0
+    if quantity in _JOULES:
+        shared = np.nanmin(doubt, initial=math.inf)
     excess: Array = np.nan_to_num(doubt - shared, nan=0.0)
     return excess
 

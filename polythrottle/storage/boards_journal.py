@@ -105,8 +105,12 @@ def journal_kind(path: Path) -> type[Journal]:
     Raises:
         BadFile: If it is not the first line of a journal.
     """
-    told = heading(path).get("content") if holds_study(path) else None
-    return BoardsJournal if isinstance(told, dict) and BOARDS in told else Journal
+    told = None
+    if holds_study(path):
+        told = heading(path).get("content")
+    if isinstance(told, dict) and BOARDS in told:
+        return BoardsJournal
+    return Journal
 
 
 class BoardsJournal(Journal):
@@ -158,7 +162,10 @@ class BoardsJournal(Journal):
         if trial.measurement is not None:
             self._append({"event": "completed", "measurement": measurement_line(trial.measurement), **line})
         else:
-            absent = {} if trial.absent is None else {"absent": trial.absent}
+            if trial.absent is None:
+                absent = {}
+            else:
+                absent = {"absent": trial.absent}
             self._append({"event": "failed", "failure": trial.failure, **line, **absent})
         self._notes.boards[number] = board
         return self._with(replace(trial, number=number, point=point))

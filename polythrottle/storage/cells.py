@@ -70,10 +70,15 @@ class Cells:
         try:
             value = float(text)
         except ValueError:
-            point = "; write a decimal point, not a comma" if _DECIMAL_COMMA.fullmatch(text) else ""
+            point = ""
+            if _DECIMAL_COMMA.fullmatch(text):
+                point = "; write a decimal point, not a comma"
             raise self.bad(column, f"is {text[:40]!r}; it needs a number{point}") from None
         if not (isfinite(value) and least <= value <= most):
-            asked = f"of at least {least:g}" if value < least else f"from {least:g} to {most:g}"
+            if value < least:
+                asked = f"of at least {least:g}"
+            else:
+                asked = f"from {least:g} to {most:g}"
             raise self.bad(column, f"is {text[:40]}; it needs a number {asked}")
         return value
 

@@ -121,7 +121,10 @@ class Channel:
             OSError: If the connection is broken.
             InvalidInput: If what comes is no message or too long.
         """
-        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        if timeout_s is None:
+            until_s = math.inf
+        else:
+            until_s = time.monotonic() + timeout_s
         searched = 0
         # Only what is new is searched: an answer of megabytes comes in dozens of chunks.
         while (end := self._received.find(b"\n", searched)) < 0:

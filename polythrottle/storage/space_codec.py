@@ -36,7 +36,10 @@ def space_from_document(document: Mapping[str, Any]) -> SearchSpace:
         raise TypeError(f"{size!r} is not of type int")
     check_size([size])
     packed = _unpacked(document["rows"], size * len(knobs) * _INDEX_BYTES)
-    rows = struct.iter_unpack(f"<{len(knobs)}i", packed) if knobs else iter([()] * size)
+    if knobs:
+        rows = struct.iter_unpack(f"<{len(knobs)}i", packed)
+    else:
+        rows = iter([()] * size)
     return SearchSpace(knobs, tuple(rows), OperatingPoint(document["default"]))
 
 

@@ -317,7 +317,10 @@ class _Text:
             self.widest = None
         self.irregular = self.irregular or _IRREGULAR.search(piece) is not None
         end = max(piece.rfind("\n"), piece.rfind("\r"))
-        self._length = self._length + len(piece) if end < 0 else len(piece) - end
+        if end < 0:
+            self._length = self._length + len(piece)
+        else:
+            self._length = len(piece) - end
         self._check(self._length)
         return piece
 
@@ -481,7 +484,9 @@ def _fields(path: Path, columns: Sequence[str], loose: bool) -> Iterator[tuple[S
                 number = head.line + reader.line_num
                 if any(field.strip() for field in fields[width:]):
                     shown = head.separator.join(fields)[:40]
-                    point = "; write 2.5, not 2,5" if head.separator == "," else ""
+                    point = ""
+                    if head.separator == ",":
+                        point = "; write 2.5, not 2,5"
                     said = f"{shown!r} has {len(fields)} fields, the header {width}{point}"
                     raise BadFile(f"{path}, line {number}: {said}")
                 if len(fields) < width and not loose:

@@ -231,7 +231,10 @@ class FakeShelly(FakeMeter):
             return {
                 "meters": [{"power": self.power_w(), "is_valid": True, "counters": [0.0, 0.0, 0.0], "total": total}]
             }
-        known = [self.component] if self.switch is None else [self.component, "Switch"]
+        if self.switch is None:
+            known = [self.component]
+        else:
+            known = [self.component, "Switch"]
         if path not in [f"/rpc/{name}.GetStatus" for name in known]:
             return None
         if path != f"/rpc/{self.component}.GetStatus" or query.get("id") != ["0"]:

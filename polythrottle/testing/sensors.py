@@ -262,7 +262,9 @@ class SensorFault:
         end_s = self.at_s + self.still_s
         if time_s < end_s:
             return total(self.at_s) + self.by_j
-        lost_j = total(end_s) - total(self.at_s) if self.still_s and self.lost else 0.0
+        lost_j = 0.0
+        if self.still_s and self.lost:
+            lost_j = total(end_s) - total(self.at_s)
         return total(time_s) - lost_j + self.by_j
 
 
@@ -314,7 +316,9 @@ class Rig:
         self._latencies_s = traffic.latencies_s(rng, count)
         self._ends_s = np.cumsum(self._latencies_s)
         self._course = self._drawn(rng)
-        shown = distortion.shows(self._course, float(rng.random())) if distortion.shows else None
+        shown = None
+        if distortion.shows:
+            shown = distortion.shows(self._course, float(rng.random()))
         self._shown = shown
         self._straight = distortion.straight
         self._served = 0
@@ -464,7 +468,10 @@ class IdleServer:
     def read(self) -> Reading:
         """Return what the sensor shows now."""
         now_s = self.clock.now()
-        seen_s = now_s if not self._step_s else self._step_s * float(np.floor(now_s / self._step_s))
+        if not self._step_s:
+            seen_s = now_s
+        else:
+            seen_s = self._step_s * float(np.floor(now_s / self._step_s))
         return Reading(now_s, self.total_j(seen_s))
 
     def total_j(self, time_s: float) -> float:

@@ -100,7 +100,10 @@ class KindOffsets:
     def worst(self) -> BoardOffset:
         """What every limit has to hold on: the slowest board, with the energy of the mean one."""
         slowest = self.slowest
-        latency = 0.0 if slowest is None else self.boards[slowest].latency.mean
+        if slowest is None:
+            latency = 0.0
+        else:
+            latency = self.boards[slowest].latency.mean
         return BoardOffset(Offset(0.0, 0.0), Offset(latency, 0.0))
 
     @property
@@ -201,7 +204,9 @@ class _Factor:
 
     def times(self, figure: float | None) -> float | None:
         """Return a figure times it; None of none."""
-        return None if figure is None else figure * self.value
+        if figure is None:
+            return None
+        return figure * self.value
 
 
 def _extra(name: str, value: float, late: _Factor, per_j: _Factor) -> float:
@@ -257,7 +262,10 @@ class BoardAnswer:
         saved = f"{100 * abs(self.saving):.1f} % {'less' if self.saving >= 0 else 'more'} energy"
         if self.between is not None and self.between.known:
             saved += f" ({100 * self.between.low:.1f} to {100 * self.between.high:.1f} %)"
-        trials = "1 trial" if self.trials == 1 else f"{self.trials} trials"
+        if self.trials == 1:
+            trials = "1 trial"
+        else:
+            trials = f"{self.trials} trials"
         return f"{saved}, {how}; beside the others {energy} energy, {slower} time; {trials}"
 
 

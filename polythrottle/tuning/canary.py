@@ -70,7 +70,9 @@ class CanaryTest:
         found = [test.worse for test in (self.energy, *self.limits.values())]
         if any(found):
             return True
-        return None if None in found else False
+        if None in found:
+            return None
+        return False
 
     @property
     def behind(self) -> bool:

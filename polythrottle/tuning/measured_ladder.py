@@ -33,7 +33,10 @@ def gathered_s(times_s: Sequence[float], first: int, batch: int, gather_s: float
         batch: Requests in a full batch.
         gather_s: How long the oldest may be kept waiting for others.
     """
-    full_s = times_s[first + batch - 1] if first + batch <= len(times_s) else math.inf
+    if first + batch <= len(times_s):
+        full_s = times_s[first + batch - 1]
+    else:
+        full_s = math.inf
     return min(full_s, times_s[first] + gather_s)
 
 
@@ -146,7 +149,10 @@ def ladder_of(services: Iterable[PointPerformance], slo_s: float, seed: int = 0)
 
 def _priced(rung: Rung, lax: Rung | None, longer_s: float) -> Rung:
     """Return a rung with what its SLO costs, seen from the rung for a longer one."""
-    saved_w = 0.0 if lax is None else max(0.0, rung.power_w - lax.power_w)
+    if lax is None:
+        saved_w = 0.0
+    else:
+        saved_w = max(0.0, rung.power_w - lax.power_w)
     return replace(rung, relief_w_per_s=round(saved_w / longer_s, 6))
 
 

@@ -81,7 +81,9 @@ def reopens(workload: Served) -> bool:
     if isinstance(workload, Workload):
         return False
     module, _, path = name_of(workload).partition(":")
-    found: Any = sys.modules.get(module) if module != "__main__" else None
+    found: Any = None
+    if module != "__main__":
+        found = sys.modules.get(module)
     for name in path.split("."):
         found = getattr(found, name, None)
     return found is workload

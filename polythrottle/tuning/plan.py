@@ -73,7 +73,10 @@ class StudyPlan:
         """A short name for what makes another study of the same problem, method and seed; empty for the usual."""
         if self.risk is None and self.history is None and not self.priors and self.errors is None:
             return ""
-        priors = [[dict(prior) for prior in self.priors]] if self.priors else []
+        if self.priors:
+            priors = [[dict(prior) for prior in self.priors]]
+        else:
+            priors = []
         errors = [str(self.errors)] if self.errors is not None else []
         return f"{zlib.crc32(json.dumps([self.risk, self.history, *priors, *errors]).encode()):08x}"
 

@@ -230,7 +230,9 @@ def _check_same_model(profile: Profile, served: str, digest: str | None, offered
     tuned = profile.model_digest
     if tuned is not None and tuned == digest:
         return
-    offer = ", or add --other-model to measure it all the same" if offered else ""
+    offer = ""
+    if offered:
+        offer = ", or add --other-model to measure it all the same"
     if served not in (profile.workload, str(profile.model_path)):
         raise InvalidInput(f"the profile is for {profile.workload}, not for {served}; leave --workload out{offer}")
     if tuned is not None and digest is not None:
@@ -259,7 +261,9 @@ def _widened(words: Setup, workload: Workload, profiles: Sequence[Profile]) -> S
 
 def _unless(text: str | None, given: str | None) -> str | None:
     """Return a word that a profile says; None if it is the one the user has given."""
-    return None if text == given else text
+    if text == given:
+        return None
+    return text
 
 
 def _file(name: str) -> Path | None:
@@ -284,7 +288,10 @@ def _completed(setup: Setup, profiles: Sequence[Profile]) -> Setup:
     if setup.arrivals is None and len(loads) > 1:
         raise InvalidInput(f"the profiles were tuned at {' and '.join(sorted(loads))}; say which with --arrivals")
     knobs = tuple(dict.fromkeys(knob for profile in profiles for knob in split_point(profile)[0]))
-    device = profiles[0].device if setup.device == "auto" else setup.device
+    if setup.device == "auto":
+        device = profiles[0].device
+    else:
+        device = setup.device
     replayed = device.startswith("replay:")
     if replayed and setup.arrivals is None and loads - {str(CLOSED)}:
         raise InvalidInput(f"the profile was tuned at {loads.pop()}, a load that a recorded table cannot show")

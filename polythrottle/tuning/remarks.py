@@ -37,7 +37,10 @@ def loose_limit(study: Study) -> str | None:
     Args:
         study: With a trial at the default; before it nothing is known.
     """
-    default = None if study.default is None else study.default.measurement
+    if study.default is None:
+        default = None
+    else:
+        default = study.default.measurement
     for constraint in study.problem.constraints:
         if default is None or not constraint.timed or constraint.relative:
             continue
@@ -77,7 +80,9 @@ def passed_over(study: Study) -> Iterator[tuple[str, str]]:
     ):
         if some:
             value, trial, _ = min(some, key=lambda each: (each[0], each[1].number))
-            more = f"; {len(some) - 1} more likewise" if len(some) > 1 else ""
+            more = ""
+            if len(some) > 1:
+                more = f"; {len(some) - 1} more likewise"
             yield "not taken", f"trial {trial.number} measured {1 - value / least:.1%} less, but {why}{more}"
     for preset in study.references:
         value = objective.of(preset.measurement)
@@ -105,7 +110,9 @@ def unsteered(device: Device) -> Iterator[str]:
     if len(device.space) > 1 or not isinstance(device, Inspectable):
         return
     reasons = [each for each in device.findings() if each.works is False and each.subject in KNOBS]
-    why = f": {reasons[0].subject}: {reasons[0].explanation}" if reasons else ""
+    why = ""
+    if reasons:
+        why = f": {reasons[0].subject}: {reasons[0].explanation}"
     yield f"no knob of {device.title} is searched{why}; polythrottle doctor says more"
 
 
@@ -143,7 +150,9 @@ def afterwards(
         )
     if rate_per_s is not None and length_s < (least_s := LATENCY_CYCLES * arrivals.cycle_s):
         none = length_s < FEWEST_CYCLES * arrivals.cycle_s
-        lacks = "nothing has an interval" if none else "latency has no interval"
+        lacks = "latency has no interval"
+        if none:
+            lacks = "nothing has an interval"
         yield (
             f"{length_s / arrivals.cycle_s:.2g} cycles of burst and calm were seen, so {lacks}; energy needs "
             f"{FEWEST_CYCLES:.0f}, latency {LATENCY_CYCLES:.0f}: --seconds {least_s:.0f} --queries "

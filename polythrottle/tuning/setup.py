@@ -98,7 +98,9 @@ def check_placed(device: Device, served: Workload, *, reopens: bool = True) -> N
         return
     tuned = f"{' and '.join(map(show_name, knobs)) or 'the energy'} of {target.title}"
     if found.gpu is None:
-        stay = found.stay if reopens and found.stay else "search other knobs (--knobs)"
+        stay = "search other knobs (--knobs)"
+        if reopens and found.stay:
+            stay = found.stay
         raise InvalidInput(
             f"{served.uri} runs on {found}, and {tuned} would be tuned: {found.why}; {found.remedy}; "
             f"to have it there all the same: {stay}"
@@ -249,7 +251,10 @@ class Setup:
             BadFile: If one of the files cannot be read any more.
         """
         traffic = self.traffic
-        recorded = {"arrivals": Path(traffic.file)} if isinstance(traffic, Trace) else {}
+        if isinstance(traffic, Trace):
+            recorded = {"arrivals": Path(traffic.file)}
+        else:
+            recorded = {}
         inner = unmetered(device)
         found = {name: content_digest(path) for name, path in {**self._files(inner), **recorded}.items()}
         found |= self.objects.content()
@@ -393,7 +398,10 @@ class Setup:
             return device.serve_language(load_language_model(name))
         model = load_model(name)
         sizes = device.parts(self.batch_sizes or ()) or model.batch_sizes
-        default = model.batch_default if model.batch_default in sizes else min(sizes)
+        if model.batch_default in sizes:
+            default = model.batch_default
+        else:
+            default = min(sizes)
         return device.serve(replace(model, batch_sizes=sizes, batch_default=default))
 
     def _serve_real(self, device: Device, name: str | None) -> Workload:
@@ -537,7 +545,10 @@ def _file_of(workload: str) -> Path | None:
 
 def slug(uri: str) -> str:
     """Return a short file name for a URI: ``sim:jetson-nano?seed=7`` gives ``sim-jetson-nano``."""
-    body = uri.partition("?")[0] if not uri.startswith("cmd:") else uri
+    if not uri.startswith("cmd:"):
+        body = uri.partition("?")[0]
+    else:
+        body = uri
     if body.startswith(("replay:", "cmd:")):
         scheme, _, rest = body.partition(":")
         if scheme == "replay":

@@ -399,7 +399,9 @@ def _same_means(path: Path, begun: StudyPlan, asked: StudyPlan) -> None:
 
 
 def _text(errors: ErrorBudget | None) -> str:
-    return "unlimited" if errors is None else str(errors)
+    if errors is None:
+        return "unlimited"
+    return str(errors)
 
 
 def _means(value: float | str | tuple[str, ...] | None) -> str:

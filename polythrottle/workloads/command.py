@@ -112,7 +112,10 @@ class Printed:
             self.latencies.append(found)
             self.step_s = min(self.step_s, _step_s(text, found[0]))
         elif not self.near and any(_NEAR.fullmatch(part.strip()) for part in text[:_LOOKED_AT].split("\r")):
-            self.near = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+            if len(text) <= _SHOWN:
+                self.near = text
+            else:
+                self.near = f"{text[:_SHOWN]}…"
 
 
 def _latency(text: str) -> tuple[float, int | None] | None:

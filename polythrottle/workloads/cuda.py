@@ -46,7 +46,10 @@ class Driver:
 
     def __init__(self, library: Any = None) -> None:
         try:
-            self._library = ctypes.CDLL(LIBRARY) if library is None else library
+            if library is None:
+                self._library = ctypes.CDLL(LIBRARY)
+            else:
+                self._library = library
             self.call("cuInit", 0)
         except OSError as err:
             raise DeviceError(f"there is no CUDA driver here ({LIBRARY}): {err}") from err
@@ -92,7 +95,10 @@ class Driver:
             self.call("cuDeviceGetByPCIBusId", ctypes.byref(device), bus_id.encode())
         except CudaError as err:
             shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-            hidden = "" if shown is None else f"; CUDA_VISIBLE_DEVICES={shown} may hide it"
+            if shown is None:
+                hidden = ""
+            else:
+                hidden = f"; CUDA_VISIBLE_DEVICES={shown} may hide it"
             raise DeviceError(
                 f"the GPU at {bus_id} is tuned, and CUDA does not show it to this process{hidden}"
             ) from err

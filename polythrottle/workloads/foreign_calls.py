@@ -22,7 +22,10 @@ T = TypeVar("T")
 def one_line(error: BaseException) -> str:
     """Return class and message of an exception on one line of bounded length."""
     message = " ".join(printable(str(error)).split())
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    if message:
+        text = f"{type(error).__name__}: {message}"
+    else:
+        text = type(error).__name__
     if len(text) <= _LONGEST:
         return text
     return f"{text[:_LONGEST]}…"

@@ -206,7 +206,9 @@ def wanted(uri: str, chosen: Sequence[str], available: Sequence[str], target: Ta
     if target is None:
         return RequestedProviders((PROVIDERS["cpu"],))
     names = dict.fromkeys(name for name in PROVIDERS.values() if name in available)
-    lacking = "" if len(names) > 1 else "this ONNX Runtime has no provider for NVIDIA GPUs"
+    lacking = "this ONNX Runtime has no provider for NVIDIA GPUs"
+    if len(names) > 1:
+        lacking = ""
     return RequestedProviders(tuple(names), number=number, lacking=lacking)
 
 
@@ -250,7 +252,10 @@ def placement(uri: str, sought: RequestedProviders, registered: Sequence[str], r
         ran: Which operators ran where, if that is known.
     """
     short = [_SHORT[name] for name in registered if name in _SHORT and name != PROVIDERS["cpu"]]
-    used = [name for name in short if ran.operators.get(name)] if ran.operators else short
+    if ran.operators:
+        used = [name for name in short if ran.operators.get(name)]
+    else:
+        used = short
     if used:
         by = " and ".join(_NAMED[name] for name in used)
         return Placement(f"ONNX Runtime with {by}", gpu=sought.number, asked=sought.asked)
@@ -309,7 +314,10 @@ class OnnxWorkload:
         model.only("an ONNX model", "providers")
         self._path = model.name
         self._wanted = _wanted(model, target)
-        workers = [] if self._wanted.gpu and threads is None else [threads_knob(threads)]
+        if self._wanted.gpu and threads is None:
+            workers = []
+        else:
+            workers = [threads_knob(threads)]
         self._threads = count(grid_of(workers).default, THREADS)
         with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
             self._session = _session(self._path, self._threads, self._wanted, f"{folder}/profile")
@@ -328,7 +336,9 @@ class OnnxWorkload:
         """What runs the graph, where a GPU is tuned or somebody chose; and how many operators run elsewhere."""
         if not (self._wanted.gpu or self._wanted.asked or self._wanted.lacking):
             return ()
-        split = f"; operators of a query: {self._ran.words}" if len(self._ran.operators) > 1 else ""
+        split = ""
+        if len(self._ran.operators) > 1:
+            split = f"; operators of a query: {self._ran.words}"
         return (f"{self._path} runs on {self.placement}{split}",)
 
     def apply(self, point: OperatingPoint) -> None:

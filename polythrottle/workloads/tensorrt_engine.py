@@ -232,7 +232,10 @@ class EngineWorkload:
         """Return an input as the engine declares it, what is not fixed but the batch at its optimum."""
         shape = tuple(self._engine.get_tensor_shape(name))
         written = self._engine.get_tensor_dtype(name)
-        best = tuple(self._profile(name)[1]) if any(size < 0 for size in shape) else shape
+        if any(size < 0 for size in shape):
+            best = tuple(self._profile(name)[1])
+        else:
+            best = shape
         # What a user gives for a dimension that is not fixed is taken as it is, and checked when it is set.
         known = [place and not self._given_shapes for place in range(len(shape))]
         sizes = tuple(best[place] if known[place] and size < 0 else size for place, size in enumerate(shape))

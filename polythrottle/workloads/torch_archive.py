@@ -150,7 +150,10 @@ def _loaded(path: str | os.PathLike[str], check: Callable[[Path], None], load: C
     except TrialError as err:
         raise BadFile(f"{path} does not load here: {err}") from err
     except _MALFORMED as err:
-        why = err.strerror if isinstance(err, OSError) and err.strerror else one_line(err)
+        if isinstance(err, OSError) and err.strerror:
+            why = err.strerror
+        else:
+            why = one_line(err)
         raise BadFile(f"{path} does not load here: {why}") from err
 
 

@@ -80,13 +80,19 @@ class TorchWorkload:
         self.space: SearchSpace = grid_of([batch_knob(batch_sizes), threads_knob(threads)])
         self._found_threads = torch.get_num_threads()
         module = module.eval()
-        self._module = module if device is None else moved(uri, module, device, target)
+        if device is None:
+            self._module = module
+        else:
+            self._module = moved(uri, module, device, target)
         held = [tensor.device for tensor in (*self._module.parameters(), *self._module.buffers())]
         if held:
             self._device = held[0]
         else:
             self._device = torch.device(cuda_name(target) if device == "cuda" else "cpu")
-        self.placement: Placement | None = _placement(uri, self._device, device) if held or device else None
+        if held or device:
+            self.placement: Placement | None = _placement(uri, self._device, device)
+        else:
+            self.placement = None
         self._make = make or (_made_up(parse_inputs(inputs)) if inputs else _example_of(uri, module))
         self.apply(self.space.default)
 

@@ -133,7 +133,10 @@ class Trtexec:
             shares = {float(share): float(value) for share, value in _PERCENTILE.findall(rest)}
             self._summary = {0.0: float(low), 50.0: float(median), **shares, 100.0: float(high)}, float(mean)
         elif match := _HEADING.search(text):
-            self._figures = {} if match[1].lower() == "host latency" else None
+            if match[1].lower() == "host latency":
+                self._figures = {}
+            else:
+                self._figures = None
         elif (match := _FIGURE.search(text)) and self._figures is not None:
             self._figure(*match.groups())
         else:

@@ -85,11 +85,20 @@ class JetsonDevice:
         self._hz = hz
         self._cause = ""
         self._options = {"factor": factor, "hz": hz, "reader": reader, "root": root}
-        self.clock: Clock = clock if clock is not None else SystemClock()
-        reached: Controls = controls if controls is not None else SystemControls()
+        if clock is not None:
+            self.clock: Clock = clock
+        else:
+            self.clock = SystemClock()
+        if controls is not None:
+            reached: Controls = controls
+        else:
+            reached = SystemControls()
         self._tree = Tree(Path(root), reached)
         self._board = BoardId.read(self._tree)
-        name = "jetson" if self._tree.root == Path("/") else f"jetson {self._tree.root}"
+        if self._tree.root == Path("/"):
+            name = "jetson"
+        else:
+            name = f"jetson {self._tree.root}"
         trust(self._tree.root)
         self._actuator = Actuator(name, state=state, controls=reached)
         self._named = knobs
@@ -146,7 +155,10 @@ class JetsonDevice:
     @property
     def title(self) -> str:
         """The model, and where its tree is if elsewhere."""
-        elsewhere = "" if self._options["root"] == "/" else f" (tree in {self._tree.root})"
+        if self._options["root"] == "/":
+            elsewhere = ""
+        else:
+            elsewhere = f" (tree in {self._tree.root})"
         return f"{self._board.title}{elsewhere}"
 
     @property
@@ -187,8 +199,12 @@ class JetsonDevice:
     def boundary(self) -> str:
         """Which rails the joules cover, what they leave out, and by what they were multiplied."""
         factor = self._options["factor"]
-        wall = f"; times {factor:g} for the wall plug, as stated" if factor != 1.0 else ""
-        reader = "; as jetson-stats last read it" if self._options["reader"] == "jtop" else ""
+        wall = ""
+        if factor != 1.0:
+            wall = f"; times {factor:g} for the wall plug, as stated"
+        reader = ""
+        if self._options["reader"] == "jtop":
+            reader = "; as jetson-stats last read it"
         return f"{self._total.boundary}{reader}{wall}{'' if self._real else '; files of a tree, not a board'}"
 
     @property
@@ -198,7 +214,9 @@ class JetsonDevice:
         jetson-stats smooths besides, by its own pace, of which nothing is known.
         """
         own = self._options["reader"] is None
-        over_s = averaged_s(self._tree, self._total.names) if own else 0.0
+        over_s = 0.0
+        if own:
+            over_s = averaged_s(self._tree, self._total.names)
         known = usual_sensor("jetson")
         if over_s < 1 / self._hz:
             return known
@@ -304,7 +322,9 @@ class JetsonDevice:
             heat = [] if hot_c is None else [f"heat: {hot_c:.1f} °C"]
             self._cause = ", ".join([*heat, *map(self._overcurrent.named, came)])
             self._slowed_s = now_s
-        lately = self._cause if now_s - self._slowed_s < _REMEMBER_S else ""
+        lately = ""
+        if now_s - self._slowed_s < _REMEMBER_S:
+            lately = self._cause
         return ", ".join(filter(None, (lately, self._knobs.held_back(now_s))))
 
     def restore(self) -> None:
@@ -399,8 +419,12 @@ def _number(name: str, text: str | float) -> float:
 
 
 def _board_finding(board: BoardId) -> Finding:
-    release = f"L4T {board.release}" if board.release else "L4T of unknown release"
-    jetpack = f" (JetPack {board.jetpack})" if board.jetpack else ""
+    release = "L4T of unknown release"
+    if board.release:
+        release = f"L4T {board.release}"
+    jetpack = ""
+    if board.jetpack:
+        jetpack = f" (JetPack {board.jetpack})"
     if board.name:
         where = f"devices/{board.name}.toml"
     else:
@@ -418,7 +442,9 @@ def _energy_finding(total: Total, rails: Sequence[str], sampler: Sampler | None,
     else:
         cost = ""
     others = [name for name in rails if name not in total.names]
-    parts = f"; besides there are {', '.join(others)}" if others else ""
+    parts = ""
+    if others:
+        parts = f"; besides there are {', '.join(others)}"
     if sensor.average_s:
         mean = f"; each value is the mean over {sensor.average_s * 1000:g} ms"
     else:

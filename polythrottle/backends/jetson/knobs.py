@@ -190,7 +190,10 @@ class Knobs:
 
     def _whole(self, point: Mapping[str, Level]) -> dict[str, Level]:
         """Return a point over all knobs that are to be written: those never touched stay out of it."""
-        followers = set(self._tables) if self._switched(point) else set()
+        if self._switched(point):
+            followers = set(self._tables)
+        else:
+            followers = set()
         kept = [name for name in self._known if name not in point and name not in followers]
         return {**{name: self._known[name].default for name in kept}, **point}
 

@@ -225,7 +225,9 @@ class MemoryClock:
     @property
     def clock_hz(self) -> int | None:
         """What runs now, or None if nobody can tell."""
-        rate = self._tree.number(self._file(self._door.now)) if self._door is not None else None
+        rate = None
+        if self._door is not None:
+            rate = self._tree.number(self._file(self._door.now))
         return rate or self._tree.number(self._tree.root / _NOW) or None
 
     def apply(self, rate_hz: int) -> None:
@@ -265,7 +267,10 @@ class MemoryClock:
             else:
                 higher.append(rate_hz)
         self._let_go()
-        why = refusals[0] if refusals else f"it went down to {higher[-1]} Hz and stayed there"
+        if refusals:
+            why = refusals[0]
+        else:
+            why = f"it went down to {higher[-1]} Hz and stayed there"
         self._one_way = f"the memory's rate did not step down and up again on this board: {why}"
         raise KnobRejected(f"{NAME} is off: {self._one_way}")
 

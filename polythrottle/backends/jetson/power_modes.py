@@ -306,7 +306,9 @@ class Mode:
         widest, levels = max(hidden, key=lambda pair: [pair[1].get(knob, 0) for knob in found])
         stops = " and ".join(f"{_RANGES[knob]} stops at {show_level(knob, found[knob])}" for knob in levels)
         allows = " and ".join(show_level(knob, level) for knob, level in levels.items())
-        reboot = ", reboot" if self._file.fixed(widest) != self._file.fixed(present) else ""
+        reboot = ""
+        if self._file.fixed(widest) != self._file.fixed(present):
+            reboot = ", reboot"
         explanation = f"in {present.name} {stops}; {widest.name} allows {allows}"
         yield Finding("range", True, explanation, f"sudo nvpmodel -m {widest.number}{reboot}, then tune")
 
@@ -366,7 +368,10 @@ def _above(reach: Mapping[str, int], found: Mapping[str, int]) -> Mapping[str, i
 
 def _limit_files(tree: Tree, gpu_folder: Path | None) -> Mapping[str, tuple[Path, int]]:
     """Return where the limit of a knob is read back, and its unit in Hz."""
-    gpu = {} if gpu_folder is None else {"gpu_max_hz": (gpu_folder / "max_freq", 1)}
+    if gpu_folder is None:
+        gpu = {}
+    else:
+        gpu = {"gpu_max_hz": (gpu_folder / "max_freq", 1)}
     return {**gpu, "cpu_max_hz": (tree.root / "sys/devices/system/cpu/cpufreq/policy0/scaling_max_freq", 1000)}
 
 

@@ -395,7 +395,9 @@ class JetsonStats:
             ValueError: If it says something else.
         """
         power = self._session.power
-        rails = power.get("rail") if isinstance(power, Mapping) else None
+        rails = None
+        if isinstance(power, Mapping):
+            rails = power.get("rail")
         if not isinstance(rails, Mapping):
             raise ValueError("this version has no power by rail")
         return {

@@ -144,7 +144,10 @@ class Clusters:
         if now_s - self._looked_s >= _BEHIND_EVERY_S:
             self._looked_s = now_s
             for folder in self._folders:
-                self._behind[folder] = self._behind.get(folder, 0) + 1 if self._is_behind(folder) else 0
+                if self._is_behind(folder):
+                    self._behind[folder] = self._behind.get(folder, 0) + 1
+                else:
+                    self._behind[folder] = 0
         for folder in (each for each, looks in self._behind.items() if looks >= _BEHIND_LOOKS):
             runs, asked = (self._tree.number(folder / f"{name}_cur_freq") or 0 for name in ("cpuinfo", "scaling"))
             return f"{folder.name} runs at {runs // 1000} MHz where its governor has asked for {asked // 1000} MHz"

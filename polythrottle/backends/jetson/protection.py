@@ -70,7 +70,10 @@ class Thermal:
             if millidegrees is None or not _SANE_C[0] < millidegrees / 1000 < _SANE_C[1]:
                 continue
             degrees = millidegrees / 1000
-            hottest = degrees if hottest is None else max(hottest, degrees)
+            if hottest is None:
+                hottest = degrees
+            else:
+                hottest = max(hottest, degrees)
             slowed = slowed or (zone.trip_c is not None and degrees >= zone.trip_c)
         return hottest, slowed
 
@@ -218,5 +221,8 @@ class OverCurrent:
             up_s = 0.0
         if not 0 < up_s < math.inf:
             return f"{cuts.count} times since the start"
-        share = "" if cuts.seconds is None else f", for {cuts.seconds / up_s:.2%} of the time"
+        if cuts.seconds is None:
+            share = ""
+        else:
+            share = f", for {cuts.seconds / up_s:.2%} of the time"
         return f"{(cuts.count or 0) / up_s:.2g} times a second since the start{share}"

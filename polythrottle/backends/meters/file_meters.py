@@ -85,7 +85,10 @@ def time_column_of(path: Path, names: Sequence[str], given: str | None = None) -
 def _numbers(table: Table, column: str) -> list[float]:
     """Return a column of numbers; there must be one of that name and no more."""
     if (count := table.names.count(column)) != 1:
-        has = f"{count} columns {column!r}; rename one" if count else f"no column {column!r}"
+        if count:
+            has = f"{count} columns {column!r}; rename one"
+        else:
+            has = f"no column {column!r}"
         raise BadFile(f"{table.path} has {has}; it has {', '.join(table.names)}")
     found: list[float] = table.numbers(column).tolist()
     return found
@@ -137,10 +140,15 @@ def power_column(path: Path, names: Sequence[str], given: str | None = None) -> 
     Raises:
         BadFile: If none is, or several may be.
     """
-    found = [given] if given else [name for name in names if _is_power(name.strip().lower())]
+    if given:
+        found = [given]
+    else:
+        found = [name for name in names if _is_power(name.strip().lower())]
     if len(found) == 1:
         return found[0]
-    why = f"{', '.join(found)} may all be the power; " if found else ""
+    why = ""
+    if found:
+        why = f"{', '.join(found)} may all be the power; "
     raise BadFile(
         f"{path}: {why}say which column it is, with --column or as a meter's ?column=; it has {', '.join(names)}"
     )
@@ -266,7 +274,10 @@ class GraceMeter(HwmonMeter):
 
 def _hwmon_file(path: Path) -> Path:
     try:
-        names = sorted(each.name for each in path.iterdir()) if path.is_dir() else [path.name]
+        if path.is_dir():
+            names = sorted(each.name for each in path.iterdir())
+        else:
+            names = [path.name]
     except PermissionError as err:
         raise PermissionDenied(f"{path} cannot be read by this user") from err
     found = [name for name in (*_PREFERRED, *names) if name in names and _HWMON.fullmatch(name)]
@@ -399,6 +410,8 @@ class CsvMeter:
 
 def _place(path: Path, names: list[str], name: str) -> int:
     if names.count(name) != 1:
-        many = f"{names.count(name)} columns" if name in names else "no column"
+        many = "no column"
+        if name in names:
+            many = f"{names.count(name)} columns"
         raise BadFile(f"{path} has {many} {name!r}; it has {', '.join(names)}")
     return names.index(name)

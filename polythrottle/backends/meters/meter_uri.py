@@ -73,7 +73,10 @@ def open_meter(text: str) -> LiveMeter:
 
 def _options(kind: str, rest: str) -> tuple[str, dict[str, str]]:
     """Return name and options; a program's own words may hold a question mark."""
-    name, mark, query = rest.rpartition("?") if kind == "cmd" else rest.partition("?")
+    if kind == "cmd":
+        name, mark, query = rest.rpartition("?")
+    else:
+        name, mark, query = rest.partition("?")
     parts = [part.partition("=") for part in query.split("&") if part]
     if kind == "cmd" and not (mark and parts and all(key in _TIMES and value for key, _, value in parts)):
         return rest, {}

@@ -55,7 +55,10 @@ class MeterReader:
             raise InvalidInput(
                 f"{type(meter).__name__} is no meter: see polythrottle.domain.ports.EnergyMeter and PowerMeter"
             )
-        self.clock: Clock = clock if clock is not None else SystemClock()
+        if clock is not None:
+            self.clock: Clock = clock
+        else:
+            self.clock = SystemClock()
         self._meter = meter
         self.title = type(meter).__name__
         self.uri = f"meter:{type(meter).__module__}.{type(meter).__qualname__}"

@@ -141,7 +141,10 @@ class ProgramMeter:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
         code = self._process.returncode
-        how = "closed its output" if code is None else f"ended with {code}"
+        if code is None:
+            how = "closed its output"
+        else:
+            how = f"ended with {code}"
         return f"{self._words[0]} {how}; let it go on to {_FORMS}"
 
     def close(self) -> None:

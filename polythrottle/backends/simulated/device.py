@@ -277,7 +277,10 @@ class State:
         A power limit that somebody set is not throttling: it does what was asked.
         """
         clocks = self._engine.clocks(self._columns)
-        gpu_hz = clocks.gpu_min_hz.item() if self._last is None else self._last.gpu_hz
+        if self._last is None:
+            gpu_hz = clocks.gpu_min_hz.item()
+        else:
+            gpu_hz = self._last.gpu_hz
         if self._running_hz is not None:
             gpu_hz = self._running_hz
         running = {
@@ -480,7 +483,10 @@ class SimulatedDevice:
         if problem := self._board.refusal(point):
             raise KnobRejected(problem)
         self._state.move(self._board.default.moved(point))
-        self._state.factors = self._stream.window() if self._noise else (1.0, 1.0)
+        if self._noise:
+            self._state.factors = self._stream.window()
+        else:
+            self._state.factors = (1.0, 1.0)
 
     def read(self) -> Reading:
         """Return energy so far, temperature and clocks, now."""

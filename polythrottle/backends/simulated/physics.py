@@ -143,8 +143,14 @@ class Demand:
         memory = simulation.memory
         unfilled = gpu.lanes / model.parallelism
         rate = gpu.ops_per_clock(model.precision)
-        tensor = gpu.tensor_fp32 if model.precision == "fp32" else gpu.tensor
-        efficiency = model.efficiency.tensor if tensor else model.efficiency.vector
+        if model.precision == "fp32":
+            tensor = gpu.tensor_fp32
+        else:
+            tensor = gpu.tensor
+        if tensor:
+            efficiency = model.efficiency.tensor
+        else:
+            efficiency = model.efficiency.vector
         spilt = 1.0 + memory.spill * np.log2(batch_size) ** 2
         traffic = model.weight_bytes + batch_size * model.traffic_bytes * spilt
         return cls(

@@ -129,7 +129,9 @@ class StepPhysics:
         read_s = self._dense_s / memory_share
         longer, shorter = max(read_s, compute_s), min(read_s, compute_s)
         dense_s = longer * (1.0 + (shorter / longer) ** _SHARPNESS) ** (1.0 / _SHARPNESS)
-        spread = gpu.expert_spread if self._model.experts is not None and self._model.experts.parallel else 1.0
+        spread = 1.0
+        if self._model.experts is not None and self._model.experts.parallel:
+            spread = gpu.expert_spread
         rate = gpu.bandwidth_bytes_per_s * memory_share
         experts_s = self.expert_bytes(tokens) / rate * gpu.expert_stretch * spread
         context_s = self.context_bytes(work.decode_context, work.decodes) / rate

@@ -75,7 +75,9 @@ def _ends(each: "Mixed") -> str:
     ends = each.ends
     if ends.time_s is None or ends.usd is None or ends.energy_j is None:
         return "never ends, simulated"
-    lost = f"; {ends.finished:.0%} of the outcomes end" if ends.finished != 1 else ""
+    lost = ""
+    if ends.finished != 1:
+        lost = f"; {ends.finished:.0%} of the outcomes end"
     return (
         f"{amount(ends.time_s.mean / 3600)} h, {amount(ends.usd.mean)} usd, {amount(ends.energy_j.mean / _SHOWN_J)} kWh"
         f" (95% within {amount(ends.time_s.high / 3600)} h and {amount(ends.usd.high)} usd), simulated at default"
@@ -312,7 +314,9 @@ def _moves_line(moved: "Journey", stayed: "Journey", usd_per_kwh: float) -> str:
     saved = "nothing to save"
     if stayed_usd:
         saved = f"{1 - moved_usd / stayed_usd:+.2%} saved"
-    ends = "; the record ends before the work does" if moved.done != stayed.done else ""
+    ends = ""
+    if moved.done != stayed.done:
+        ends = "; the record ends before the work does"
     return (
         f"{moved_usd:.4g} usd with {several(moved.moves, 'move')} against {stayed_usd:.4g} usd staying: {saved},"
         f" simulated on recorded prices{ends}"

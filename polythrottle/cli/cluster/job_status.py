@@ -126,7 +126,9 @@ def _afflictions(job: Mapping[str, Any]) -> dict[str, object]:
         rows["successors"] = f"{successors['asked']} asked for, {successors['done']} took over; {times}"
     if fault:
         where = f"{fault['node']} at {fault['at_s']:.0f} s, generation {fault['generation']}"
-        more = f" (the newest of {job['faults']})" if job["faults"] > 1 else ""
+        more = ""
+        if job["faults"] > 1:
+            more = f" (the newest of {job['faults']})"
         rows["fault"] = f"{where}: {fault['reason']}{more}"
         rows["its words"] = " | ".join(line.strip() for line in fault["said"][-4:]) or "none"
     return rows

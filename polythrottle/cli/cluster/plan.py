@@ -272,7 +272,10 @@ def time_s(option: str, text: str) -> float:
 
     days = _DAYS.fullmatch(text)
     try:
-        seconds = float(days[1]) * 86400 if days else parse_quantity(text, "s")
+        if days:
+            seconds = float(days[1]) * 86400
+        else:
+            seconds = parse_quantity(text, "s")
     except InvalidInput:
         seconds = 0.0
     if not 0 < seconds < math.inf:

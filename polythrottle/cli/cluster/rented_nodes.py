@@ -69,7 +69,10 @@ class NodeSource:
     @property
     def serving(self) -> list[str]:
         """Return the words of the controller's own process."""
-        token = ["--token-file", str(self.token_file.absolute())] if self.token_file else []
+        if self.token_file:
+            token = ["--token-file", str(self.token_file.absolute())]
+        else:
+            token = []
         return ["--serve", self.address, *token]
 
     def provider(self, plan: "LaunchPlan") -> "Provider":

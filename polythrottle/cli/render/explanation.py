@@ -222,7 +222,9 @@ def _standing(limit: Limit, words: str) -> str:
     if not limit.binds or limit.saving is None or limit.sure is None:
         return text + ("; does not bind" if limit.saving is not None else "")
     # A space has gaps: the best point within a limit can be far from it, and better ones far beyond.
-    binds = "binds all the same, for better points lie beyond it" if limit.slack_fraction > _ROOM else "binds"
+    binds = "binds"
+    if limit.slack_fraction > _ROOM:
+        binds = "binds all the same, for better points lie beyond it"
     return f"{text}; {binds}: without it {_range(limit.sure, limit.saving)} less {words}"
 
 

@@ -93,7 +93,10 @@ class LiveRun(LiveBar):
         if not self._console.is_terminal and passed.passed_s >= self._said_s + _PLAIN_S:
             self._said_s = passed.passed_s
             with contextlib.suppress(OSError):  # a full disk behind standard error must not end a run
-                epoch = "" if passed.state == "finished" else f"epoch {passed.epoch + 1}, "
+                if passed.state == "finished":
+                    epoch = ""
+                else:
+                    epoch = f"epoch {passed.epoch + 1}, "
                 line = f"{passed.passed_s:.0f} s: {words}, {epoch}{passed.state}"
                 self._console.print(line, soft_wrap=True, markup=False)
 
@@ -172,7 +175,9 @@ def _trained(found: "Result") -> Iterator[tuple[str, str]]:
 def _capped(found: "Result", cap_w: float) -> str:
     waited = f"fine-tuning waited {show_time(found.training.waited_s or 0.0)} for that"
     kept = found.mean_power_w is not None and found.mean_power_w <= cap_w
-    word = "kept" if kept else "exceeded: inference is answered whatever it draws"
+    word = "exceeded: inference is answered whatever it draws"
+    if kept:
+        word = "kept"
     return f"{show(cap_w, 'W')} on average at most: {word}; {waited}"
 
 
@@ -216,7 +221,10 @@ def print_plan(told: FinetunePlan) -> None:
         never = "not within this time"
     else:
         never = f"after {show_time(made.done_s.low)} at best"
-    cap = "" if told.power_w is None else f", {show(told.power_w, 'W')} on average at most"
+    if told.power_w is None:
+        cap = ""
+    else:
+        cap = f", {show(told.power_w, 'W')} on average at most"
     both, added = (_span(each, "{}", _joules) for each in (made.joules, made.added_j))
     lines = {
         "": f"within {show_time(told.length_s)}, policy {told.policy}{cap}{', simulated' * told.simulated}",

@@ -350,12 +350,17 @@ def print_node(node: NodeShown) -> None:
 
 
 def _node_lines(node: NodeShown) -> Iterator[tuple[str, str]]:
-    kind = "" if node.energy_kind in ("", EnergyKind.MEASURED) else f" {node.energy_kind}"
+    if node.energy_kind in ("", EnergyKind.MEASURED):
+        kind = ""
+    else:
+        kind = f" {node.energy_kind}"
     yield "power", f"{_watts_or_dash(node.power_w)}{kind}"
     if node.limit_w is None:
         yield "limit", "none"
         return
-    kept = "kept" if node.met else "cannot be promised: what its services may draw at most does not fit"
+    kept = "cannot be promised: what its services may draw at most does not fit"
+    if node.met:
+        kept = "kept"
     yield "limit", f"{show(node.limit_w, 'W')}, {kept}"
     yield "rest", f"{_watts_or_dash(node.rest_w)} counted for what the server draws besides its services' devices"
     if node.above:
@@ -367,9 +372,15 @@ def _node_lines(node: NodeShown) -> Iterator[tuple[str, str]]:
 def _service_row(each: ServiceShown) -> tuple[str, ...]:
     p99 = "–"
     if each.p99_s is not None:
-        p99 = show(each.p99_s, "s") if each.limit_s is None else f"{show(each.p99_s, 's')} of {show(each.limit_s, 's')}"
+        if each.limit_s is None:
+            p99 = show(each.p99_s, "s")
+        else:
+            p99 = f"{show(each.p99_s, 's')} of {show(each.limit_s, 's')}"
     phase = f"{each.phase}, short" if each.short else each.phase
-    share = "not bounded" if each.share_w is None else show(each.share_w, "W")
+    if each.share_w is None:
+        share = "not bounded"
+    else:
+        share = show(each.share_w, "W")
     load = formatted(each.rate_per_s, "{:.3g}/s", unknown="–")
     return (each.name, phase, load, p99, _watts_or_dash(each.power_w), share, f"{each.weight:g}")
 

@@ -140,7 +140,9 @@ def _goodput(measured: Measurement) -> dict[str, str]:
     for prompts, (requests, good) in seen.classes.items():
         name = f"{OF_CLASS}{prompts}"
         times = [f"{each} p99 {show(measured.metric(f'{each}_p99{name}'), 's')}" for each in ("ttft", "tpot")]
-        held = f"{show_share(good / requests)} of {requests:,}" if requests else "none came"
+        held = "none came"
+        if requests:
+            held = f"{show_share(good / requests)} of {requests:,}"
         mean = f"mean {show(measured.metric(f'mean{name}'), 's')} end to end"
         lines[prompts] = ", ".join([held, *times, mean] if requests else [held])
     return lines
@@ -151,7 +153,9 @@ def _stands(limit: Constraint, measured: Measurement) -> str:
     value = measured.metric(limit.metric)
     if value is None:
         return f"not measured{why_untold(limit.metric)}, limit {limit.show(limit.limit)}"
-    broken = "  broken" if limit.slack(measured) < 0 or measured.censored or not measured.keeps_up else ""
+    broken = ""
+    if limit.slack(measured) < 0 or measured.censored or not measured.keeps_up:
+        broken = "  broken"
     return f"{limit.show(value)}, limit {limit.show(limit.limit)}{broken}"
 
 
@@ -372,7 +376,10 @@ def _cost(study: Study) -> str | None:
     kind = energy_kind(study)
     if kind is None or not cost.duration_s:
         return None
-    energy = "" if kind is EnergyKind.RELATIVE else f"{show(cost.energy_j, 'J')} {kind}, "
+    if kind is EnergyKind.RELATIVE:
+        energy = ""
+    else:
+        energy = f"{show(cost.energy_j, 'J')} {kind}, "
     told = " simulated" if kind is EnergyKind.SIMULATED else ""
     if study.problem.recorded:
         counted = f" as recorded, taking {RECORDED_ITEMS:,} items a trial"
@@ -494,7 +501,9 @@ def _trials(study: Study) -> str:
 
 def _presets(study: Study) -> Iterator[tuple[str, str]]:
     for preset in study.references:
-        misses = "  misses the SLO" if not study.holds(preset.measurement) else ""
+        misses = ""
+        if not study.holds(preset.measurement):
+            misses = "  misses the SLO"
         yield (
             f"preset {preset.name}",
             f"{show_joules(preset.measurement)}{_label(preset.measurement)}, {_latencies(preset.measurement)}{misses}",

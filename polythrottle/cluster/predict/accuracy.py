@@ -241,7 +241,10 @@ def mape(records: Sequence[PredictionRecord]) -> dict[str, dict[str, float | Non
                 for record in records
                 if (record.gpu, record.model) == (gpu, name) and record.error is not None
             ]
-            found.setdefault(gpu, {})[name] = fmean(errors) if errors else None
+            if errors:
+                found.setdefault(gpu, {})[name] = fmean(errors)
+            else:
+                found.setdefault(gpu, {})[name] = None
     return found
 
 

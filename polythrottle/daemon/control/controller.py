@@ -146,7 +146,10 @@ def _stopped(state: State) -> tuple[tuple[Action, ...], State]:
         return (), state
     interrupted = state.plan is not None and state.phase in (Phase.STUDYING, Phase.SAFE)
     wanted = state.study_wanted or ("it was interrupted" if interrupted else "")
-    phase = Phase.FOLLOWING if state.phase is Phase.STUDYING else state.phase
+    if state.phase is Phase.STUDYING:
+        phase = Phase.FOLLOWING
+    else:
+        phase = state.phase
     return (StopStudy("the board is needed"),), _up(
         replace(state, phase=phase, study_runs=False, study_wanted=wanted, applied=None)
     )
@@ -181,7 +184,10 @@ def _target(state: State) -> tuple[Target | None, str]:
         point = clock.moved(rung.service.point, state.bounded)
         return Target(point, rung.gather_s), f"{clock.words}: {int(point[GPU_CLOCK]) // 10**6} MHz"
     demand = state.forecast.demand_per_s
-    load = "a load not yet known" if demand is None else f"a load of {demand:.3g}/s"
+    if demand is None:
+        load = "a load not yet known"
+    else:
+        load = f"a load of {demand:.3g}/s"
     return Target(rung.service.point, rung.gather_s), f"{load} ({rung.rate_per_s:.3g}/s can be answered)"
 
 
@@ -291,7 +297,9 @@ def _up(state: State) -> State:
 
 
 def _begun(state: State, plan: ControlPlan) -> State:
-    wanted = "there is no profile for this model" if plan.ladder is None else ""
+    wanted = ""
+    if plan.ladder is None:
+        wanted = "there is no profile for this model"
     fresh = replace(
         state,
         phase=Phase.FOLLOWING,
@@ -328,7 +336,8 @@ def _replanned(state: State, plan: ControlPlan) -> State:
     demand_per_s = state.forecast.demand_per_s
     if hold is not None:
         hold = replace(hold, target=plan.cool if hold.hardware else plan.safe)
-        hold = None if plan.ladder is not None and math.isinf(hold.hold_s) else hold
+        if plan.ladder is not None and math.isinf(hold.hold_s):
+            hold = None
     footing = _top(plan)
     if plan.ladder is not None and demand_per_s is not None:
         footing = RungPosition(plan.ladder.best(demand_per_s, state.forecast.slow_per_s, state.budget_w))
@@ -408,7 +417,10 @@ def _tripping(state: State, seen: Observation, trips: tuple[Trip, ...]) -> Told:
     words = "; ".join(trip.words for trip in trips)
     left_s, last_s = state.left_s
     soon = 0 <= seen.now_s - left_s < _AGAIN_S
-    hold_s = min(_HOLD_MOST_S, 2 * last_s) if soon else state.plan.bounds.hold_s
+    if soon:
+        hold_s = min(_HOLD_MOST_S, 2 * last_s)
+    else:
+        hold_s = state.plan.bounds.hold_s
     target = state.plan.cool if hardware else state.plan.safe
     hold = Hold(target, words, hardware, hold_s)
     return replace(state, phase=Phase.SAFE, hold=hold), (Alert("guard", words, trips),)
@@ -428,7 +440,10 @@ def _held(state: State, seen: Observation, trips: tuple[Trip, ...]) -> Told:
     well = _since(hold.well_since_s, seen.now_s, not trips)
     sound = _since(hold.sound_since_s, seen.now_s, not hardware)
     hold = replace(hold, well_since_s=well, sound_since_s=sound)
-    wait_s = hold.hold_s if math.isfinite(hold.hold_s) else plan.bounds.hold_s
+    if math.isfinite(hold.hold_s):
+        wait_s = hold.hold_s
+    else:
+        wait_s = plan.bounds.hold_s
     if plan.ladder is not None and well is not None and seen.now_s - well >= hold.hold_s:
         return _left(state, seen, hold.hold_s), ()
     if hold.hardware and sound is not None and seen.now_s - sound >= wait_s:
@@ -438,7 +453,10 @@ def _held(state: State, seen: Observation, trips: tuple[Trip, ...]) -> Told:
 
 def _reconsidered(state: State, now_s: float) -> Told:
     """Set the board again once way was given for long enough; the next time it is given for twice as long."""
-    since_s = now_s if state.given_s is None else min(state.given_s, now_s)
+    if state.given_s is None:
+        since_s = now_s
+    else:
+        since_s = min(state.given_s, now_s)
     if now_s - since_s < state.giving_s:
         return replace(state, given_s=since_s), ()
     longer_s = min(_GIVEN_MOST_S, 2 * state.giving_s)

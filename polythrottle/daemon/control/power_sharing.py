@@ -247,9 +247,13 @@ class PowerSharing:
             mean_w = rung.power_at(mean_per_s) * self.scales.get(service.name, 1.0)
             if number == state.footing.rung:
                 mean_w *= _STAY
-            able = min(1.0, rung.rate_per_s / needed) if needed > 0 else 1.0
+            able = 1.0
+            if needed > 0:
+                able = min(1.0, rung.rate_per_s / needed)
             # Beyond the top rung no watt helps: what even that leaves breaks for all alike.
-            short = min(1.0, ladder.rungs[-1].rate_per_s / needed) - able if needed > 0 else 0.0
+            short = 0.0
+            if needed > 0:
+                short = min(1.0, ladder.rungs[-1].rate_per_s / needed) - able
             broken = service.weight if short > 0 else 0.0
             found.append(PowerOption(rung.service.full_w * factor, mean_w, broken, service.weight * max(0.0, short)))
         return found

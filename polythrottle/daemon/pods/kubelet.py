@@ -99,7 +99,10 @@ def _classes() -> Mapping[str, Any]:
         message = file.message_type.add(name=name)
         for field, number, kind, repeats in fields:
             added = message.field.add(name=field, number=number)
-            added.label = added.LABEL_REPEATED if repeats else added.LABEL_OPTIONAL
+            if repeats:
+                added.label = added.LABEL_REPEATED
+            else:
+                added.label = added.LABEL_OPTIONAL
             if kind == _TEXT:
                 added.type = added.TYPE_STRING
             else:

@@ -50,7 +50,8 @@ class LatencyWindow:
             at_s: When it was answered; not before any noted earlier.
             latency_s: How long it took.
         """
-        self._begun_s = at_s if self._begun_s is None else self._begun_s
+        if self._begun_s is None:
+            self._begun_s = at_s
         self._now_s = max(self._now_s, at_s)
         self._times.append((at_s, latency_s))
         insort(self._sorted, latency_s)
@@ -152,7 +153,10 @@ class ReportedTraffic:
             seen: Since the report before.
             now_s: On the clock of the control loop.
         """
-        self._news = seen if self._news is None else folded(self._news, seen)
+        if self._news is None:
+            self._news = seen
+        else:
+            self._news = folded(self._news, seen)
         self._heard_s = now_s
 
     def look(self, now_s: float) -> RequestStats | None:
@@ -188,9 +192,15 @@ class _Spread:
     def add(self, arrived: int | None, heard_s: float) -> None:
         """Take in how many came until the last report."""
         self._left = known_sum(self._left, arrived)
-        self._span_s = 0.0 if self._heard_s is None else heard_s - self._heard_s
+        if self._heard_s is None:
+            self._span_s = 0.0
+        else:
+            self._span_s = heard_s - self._heard_s
         self._heard_s = heard_s
-        self._per_s = (self._left or 0) / self._span_s if self._span_s > 0 else math.inf
+        if self._span_s > 0:
+            self._per_s = (self._left or 0) / self._span_s
+        else:
+            self._per_s = math.inf
 
     def look(self, now_s: float) -> int | None:
         """Return how many are to be counted since the look before; None while a report is yet to come."""
@@ -456,7 +466,10 @@ class ProcessTraffic:
         self._found = None
         if self._searched_s is None or not 0 <= now_s - self._searched_s < _SEARCH_S:
             self._searched_s = now_s
-            self._found = self._noted() if "/" in self._name else self._searched()
+            if "/" in self._name:
+                self._found = self._noted()
+            else:
+                self._found = self._searched()
         if self._found is None:
             return None
         return RequestStats(arrived=None)

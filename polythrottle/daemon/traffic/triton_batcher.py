@@ -75,7 +75,10 @@ class TritonBatcher:
     def serve(self, target: Target) -> None:
         """Have a point's batch and time to gather set soon; a point without a batch means as found."""
         batch = target.point.get(BATCH_SIZE)
-        self._wanted = None if batch is None else (int(batch), target.gather_s)
+        if batch is None:
+            self._wanted = None
+        else:
+            self._wanted = (int(batch), target.gather_s)
 
     def close(self) -> None:
         """Load the configuration that was found, if another was, and release the other source."""

@@ -174,7 +174,10 @@ class Tcp:
         Raises:
             PolythrottleError: If the token cannot be read.
         """
-        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
+        if self.host in ("0.0.0.0", "::"):
+            host = socket.gethostname()
+        else:
+            host = self.host
         shown = f"[{host}]" if ":" in host else host
         scheme = "http" if self.certificate is None else "https"
         known = self.token() if token else None
@@ -358,7 +361,9 @@ class Gate:
         """Refuse a name that is not this machine's, which a foreign page could have been given (DNS rebinding)."""
         host = headers.get("host", "").lower()
         match = _HOST.fullmatch(host)
-        name = (match["bracketed"] or match["name"]) if match is not None else ""
+        name = ""
+        if match is not None:
+            name = match["bracketed"] or match["name"]
         if name not in self._names and not _is_address(name):
             raise Refusal(421, InvalidInput, f"this daemon is not called {host[:60]!r}; ask it by its address")
 

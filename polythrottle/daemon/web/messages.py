@@ -293,7 +293,10 @@ def read_query(request: Request, schemas: Mapping[str, Schema]) -> dict[str, Any
         if name in found:
             raise Refusal(422, InvalidInput, f"{name[:40]} is given twice")
         digits = text.removeprefix("-")
-        found[name] = int(text) if digits.isascii() and digits.isdecimal() and len(digits) < 20 else text
+        if digits.isascii() and digits.isdecimal() and len(digits) < 20:
+            found[name] = int(text)
+        else:
+            found[name] = text
     _checked(found, _object(schemas), "the query")
     return {name: found.get(name, schema.get("default")) for name, schema in schemas.items()}
 

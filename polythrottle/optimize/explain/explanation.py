@@ -95,7 +95,10 @@ def limits(evidence: Evidence, at: Trial) -> tuple[Limit, ...]:
 
 
 def _noise(evidence: Evidence, metric: str, value: float) -> float:
-    unit = value if metric != "temperature" else float(shown(metric, 1.0))
+    if metric != "temperature":
+        unit = value
+    else:
+        unit = float(shown(metric, 1.0))
     return evidence.noise(metric) * unit
 
 
@@ -359,7 +362,9 @@ def _explained(evidence: Evidence, at: Trial, mixtures: Mixtures) -> Explanation
 
 def _accuracy(evidence: Evidence, metric: str) -> Accuracy:
     missed = np.abs(evidence.modelled(metric, evidence.anatomy.missed))
-    unit = float(shown(metric, 1.0)) if metric == "temperature" else 1.0
+    unit = 1.0
+    if metric == "temperature":
+        unit = float(shown(metric, 1.0))
     typical = float(np.median(missed))
     rms = float(np.sqrt(np.square(missed).mean()))
     return Accuracy(metric, typical * unit, rms * unit, evidence.noise(metric) * unit)

@@ -114,7 +114,9 @@ class Mixtures:
                 yield from ((knob, frozenset(order[:i]), 1 / len(self._orders)) for i, knob in enumerate(order))
             return
         for moved in self.sets:
-            share = 1 / (count * math.comb(count - 1, len(moved))) if len(moved) < count else 0.0
+            share = 0.0
+            if len(moved) < count:
+                share = 1 / (count * math.comb(count - 1, len(moved)))
             yield from ((knob, moved, share) for knob in range(count) if knob not in moved)
 
     @cached_property

@@ -28,7 +28,10 @@ def plant(name: str, folder: Path | str, *, power_mode: int | None = None) -> Pa
     """
     root = Path(folder)
     board = described(name)
-    chosen = power_mode if power_mode is not None else int(board["nvpmodel"]["default"])
+    if power_mode is not None:
+        chosen = power_mode
+    else:
+        chosen = int(board["nvpmodel"]["default"])
     if chosen not in (known := [mode["id"] for mode in board["nvpmodel"]["modes"]]):
         raise UnknownName("power mode", str(chosen), map(str, known))
     try:

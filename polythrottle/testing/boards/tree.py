@@ -37,7 +37,10 @@ def described(name: str) -> Described:
     if name not in (known := (*BOARDS, *UNMETERED)):
         raise UnknownName("board to plant", name, known)
     board = tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-    inherited = described(board["extends"]) if "extends" in board else {}
+    if "extends" in board:
+        inherited = described(board["extends"])
+    else:
+        inherited = {}
     return {**inherited, **board}
 
 

@@ -90,7 +90,9 @@ class FakeKernel:
             self._before(due, key)
             self._take(due, key, text)
         except (OSError, KnobRejected) as err:
-            name = errno.errorcode.get(err.errno or 0, "?") if isinstance(err, OSError) else "refused"
+            name = "refused"
+            if isinstance(err, OSError):
+                name = errno.errorcode.get(err.errno or 0, "?")
             self._log.end(number, name, self._peek(key))
             raise
         self._log.end(number, "ok", self._peek(key))
@@ -100,7 +102,10 @@ class FakeKernel:
         if any(fault.act == "ignore" for fault in due):
             return
         if rounding is not None:
-            text = rounding.value if rounding.value is not None else self._below(key, text)
+            if rounding.value is not None:
+                text = rounding.value
+            else:
+                text = self._below(key, text)
         self._do(key, text)
 
     def _do(self, key: str, text: str) -> None:

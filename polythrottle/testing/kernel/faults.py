@@ -150,7 +150,9 @@ class _Gated(io.RawIOBase):
 
 def _opening(usual: Callable[..., Any], silent: Silent) -> Callable[..., Any]:
     def opened(file: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
-        path = os.path.realpath(os.fspath(file)) if isinstance(file, str | os.PathLike) else ""
+        path = ""
+        if isinstance(file, str | os.PathLike):
+            path = os.path.realpath(os.fspath(file))
         if not path or set(mode) & set("wax+") or not os.path.isfile(path) or not silent(path):
             return usual(file, mode, *rest, **options)
         buffer = io.BufferedReader(_Gated())

@@ -41,10 +41,14 @@ def follow(machine: Machine) -> None:
 def _follow_limits(machine: Machine, prefix: str, *clocks: str) -> None:
     chosen = machine.read(f"{prefix}governor")
     busy = machine.memory.load >= 0.5
-    side = "max" if chosen == "performance" or (busy and chosen != "powersave") else "min"
+    side = "min"
+    if chosen == "performance" or (busy and chosen != "powersave"):
+        side = "max"
     clock = machine.number(f"{prefix}{side}_freq")
     for name in clocks:
-        slower = machine.memory.held_back if name == "cpuinfo_cur_freq" else 0.0
+        slower = 0.0
+        if name == "cpuinfo_cur_freq":
+            slower = machine.memory.held_back
         machine.put(f"{prefix.rpartition('/')[0]}/{name}", round(clock * (1 - slower)))
 
 

@@ -60,7 +60,9 @@ class WriteLog:
     def writes(self) -> tuple[Write, ...]:
         """Return every write so far, in order."""
         begun: dict[int, dict[str, Any]] = {}
-        text = self.file.read_text(encoding="utf-8") if self.file.exists() else ""
+        text = ""
+        if self.file.exists():
+            text = self.file.read_text(encoding="utf-8")
         for line in map(json.loads, text.splitlines()):
             begun.setdefault(line["write"], {"outcome": "died", "after": None}).update(line)
         return tuple(Write(**{key: line[key] for key in Write.__dataclass_fields__}) for line in begun.values())

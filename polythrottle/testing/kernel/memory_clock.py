@@ -43,7 +43,10 @@ def memory_cap(machine: Machine) -> int:
 
 def memory_rate(machine: Machine) -> int:
     """Return the memory clock, in Hz; 0 where the board shows none."""
-    path = f"{_EMC}/rate" if machine.has(f"{_EMC}/rate") else _OLD_RATE
+    if machine.has(f"{_EMC}/rate"):
+        path = f"{_EMC}/rate"
+    else:
+        path = _OLD_RATE
     if machine.has(path):
         return machine.number(path)
     return 0
@@ -62,7 +65,10 @@ def govern_memory(machine: Machine) -> None:
         machine.put(f"{_EMC}/rate", rate)
     if machine.has(_OVERRIDE):
         held = machine.read(f"{_OVERRIDE}/clk_state") == "1"
-        now = machine.number(f"{_OVERRIDE}/clk_update_rate") if held else rate
+        if held:
+            now = machine.number(f"{_OVERRIDE}/clk_update_rate")
+        else:
+            now = rate
         machine.put(f"{_OVERRIDE}/clk_rate", now)
         machine.put(_OLD_RATE, now)
 

@@ -90,7 +90,9 @@ def switch(machine: Machine, text: str, *, starting: bool = False) -> None:
         raise KnobRejected(f"power mode {text} takes a reboot, so it was not switched to")
     for path, value in steps:
         _set(machine, path, value)
-    noted = machine.read(_STATUS) if machine.has(_STATUS) else "pmode:0"
+    noted = "pmode:0"
+    if machine.has(_STATUS):
+        noted = machine.read(_STATUS)
     machine.place(_STATUS).touch()
     machine.put(_STATUS, re.sub(r"pmode:\d+", f"pmode:{number:04d}", noted))
 

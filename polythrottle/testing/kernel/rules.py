@@ -100,7 +100,10 @@ def put_limit(machine: Machine, path: str, text: str) -> None:
     level = _fitted(machine, path, _whole(path, text))
     low, high = _pair(path)
     _believe_files(machine, low, high)
-    crossing = level > machine.number(high) if path == low else level < machine.number(low)
+    if path == low:
+        crossing = level > machine.number(high)
+    else:
+        crossing = level < machine.number(low)
     if crossing and machine.memory.refuses:
         raise refusal(errno.EINVAL, path)
     machine.memory.wishes[path] = level

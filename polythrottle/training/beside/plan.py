@@ -227,7 +227,10 @@ def _drawn(light: _Sum, heavy: _Sum, power_w: float | None, length_s: float) -> 
     alone = _ordered(light.alone_j, heavy.alone_j)
     added = _ordered(light.added_j, heavy.added_j)
     # The ration holds back fine-tuning alone: where inference draws more than allowed, the sum does too.
-    most_j = math.inf if power_w is None else max(power_w * length_s, alone.high)
+    if power_w is None:
+        most_j = math.inf
+    else:
+        most_j = max(power_w * length_s, alone.high)
     return Range(alone.low + added.low, min(most_j, alone.high + added.high))
 
 

@@ -144,7 +144,10 @@ class Timings:
 
     def drew(self, *, batch: int = 0, samples: int = 0, joules: float) -> None:
         """Take note of what a batch, or a slice, makes the device draw."""
-        sized = self._batches[batch] if batch else self._slices[samples]
+        if batch:
+            sized = self._batches[batch]
+        else:
+            sized = self._slices[samples]
         sized.joules = joules
 
     def option(self, most: int | None = None, shared_s: Mapping[int, float] | None = None) -> Option:
@@ -278,7 +281,10 @@ class ServingPlace:
             raise InvalidInput("a replay table cannot fine-tune; take sim:<board> or a real device")
         if self.workload in names("profiles/workloads"):
             raise InvalidInput(f"{self.workload} describes a model for simulated boards; a real device needs the model")
-        threads: Sequence[int] | None = None if self.threads is None else (self.threads,)
+        if self.threads is None:
+            threads: Sequence[int] | None = None
+        else:
+            threads = (self.threads,)
         batches = self.batches or None
         workload = open_workload(self.workload, inputs=self.inputs, batch_sizes=batches, threads=threads)
         return open_device(uri), BatchedWorkload(workload, self.batches)
@@ -389,7 +395,10 @@ def bench_of(title: str, server: BatchedWorkload, tended: SupervisedTrainer) -> 
         sample = Work(hello.operations, hello.traffic_bytes)
     else:
         sample = UNKNOWN
-    item = sample if tended.model == server.workload.uri else UNKNOWN
+    if tended.model == server.workload.uri:
+        item = sample
+    else:
+        item = UNKNOWN
     sizes = _telling(sizes_of(tended))
     return MeasuredBench(
         title, server.workload, lambda size: tended.practise(size).measured_s, sizes, item=item, sample=sample

@@ -26,7 +26,10 @@ def day_time_s(text: str) -> float:
         InvalidInput: If it is not valid.
     """
     matched = _TIME.fullmatch(text.strip())
-    at_s = 3600.0 * int(matched[1]) + 60.0 * int(matched[2]) if matched else -1.0
+    if matched:
+        at_s = 3600.0 * int(matched[1]) + 60.0 * int(matched[2])
+    else:
+        at_s = -1.0
     if not 0 <= at_s <= DAY_S:
         raise InvalidInput(f"a time of day is written like 06:00, not {text[:20]!r}")
     return at_s
@@ -297,7 +300,10 @@ def paper(moment: Moment) -> Decision:
     able = [each for each, shared_s in _shared(moment.option) if _holds(waiting, each, shared_s, moment.slo_s)]
     begins = bool(moment.left and not moment.training and able)
     beside = moment.training or begins
-    service = able[-1] if beside and able else moment.option.widest(moment.slo_s)
+    if beside and able:
+        service = able[-1]
+    else:
+        service = moment.option.widest(moment.slo_s)
     if moment.serving:
         batch = 0
     else:
@@ -372,7 +378,10 @@ def _better(moment: Moment) -> Option | None:
     if moment.menu is None or moment.expected_per_s is None:
         return None
     demand = moment.expected_per_s
-    mean = demand if moment.mean_per_s is None else moment.mean_per_s
+    if moment.mean_per_s is None:
+        mean = demand
+    else:
+        mean = moment.mean_per_s
     best = moment.menu.best(moment.ages_s, demand, mean, moment.slo_s, moment.left > 0, moment.option)
     if best.point != moment.option.point:
         return best

@@ -207,7 +207,10 @@ class _VirtualHost:
         self._ration = ration
         self._day_s = day_s
         self._weighed_j = 0.0
-        self._noise: Iterator[float] = Noise(host.noise, seed, 0).queries() if host.noise else itertools.repeat(1.0)
+        if host.noise:
+            self._noise: Iterator[float] = Noise(host.noise, seed, 0).queries()
+        else:
+            self._noise = itertools.repeat(1.0)
         self._total = math.inf if endless else float(host.job.work)
         self.option = menu.options[0]
         self._idle_w = host.idle_w(self.option.point)
@@ -473,7 +476,10 @@ def run_simulated(scene: SimulatedScene, terms: Terms) -> Result:
     # Traces go on for days; only what comes within the stream is held in memory.
     within = tuple(itertools.takewhile(lambda at_s: at_s < length_s, times))
     stream = Stream(within, length_s, terms.slo_s, terms.rate_per_s)
-    menu = scene.foretold() if terms.policy == "paper" else scene.menu
+    if terms.policy == "paper":
+        menu = scene.foretold()
+    else:
+        menu = scene.menu
     chosen = alone if terms.policy == ALONE else policy(terms.policy, terms.hours)
     chooses = terms.policy in GENTLE
     endless = terms.policy == ALONE

@@ -232,7 +232,10 @@ class ControllerRendezvous(RendezvousHandler):
     def _beat_on(self) -> None:
         while not self._ended.wait(self._beat_s):
             try:
-                said = {} if self._steering is None else self._steering.words()
+                if self._steering is None:
+                    said = {}
+                else:
+                    said = self._steering.words()
                 standing = self._line.ask("beat", node=self._node.name, process=self._process, **said)
                 if not standing["known"]:
                     self._come_back()
@@ -431,7 +434,10 @@ def _take_away(agent: NodeAgent, reason: str) -> None:
 
 def _own_address(line: ControllerChannel) -> str:
     """Return the address of this machine that reaches the controller."""
-    family = socket.AF_INET6 if ":" in line.host else socket.AF_INET
+    if ":" in line.host:
+        family = socket.AF_INET6
+    else:
+        family = socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             # Connecting a datagram socket sends nothing; it only asks the kernel which address the route would use.

@@ -294,7 +294,10 @@ def status_of(folder: Path) -> dict[str, Any]:
     with contextlib.suppress(ControllerAway, BadFile, InvalidInput):
         return {**job_line(folder).ask("status"), "source": "the controller"}
     records = read_events(folder)
-    status = _from_events(folder, records) if records else _unheard_of(folder)
+    if records:
+        status = _from_events(folder, records)
+    else:
+        status = _unheard_of(folder)
     return status | _in_store(folder, status["newest_checkpoint"], status["step"])
 
 
@@ -336,7 +339,10 @@ def _in_store(folder: Path, noted: Mapping[str, Any] | None, step: int | None) -
         return {"store_trouble": None}
     known = {"name": manifest.name, "generation": manifest.generation, "step": manifest.step, "epoch": manifest.epoch}
     newest = known | {"bytes": manifest.bytes, "stall_s": None, "share": None}  # nobody heard what it cost
-    farther = known if step is None or manifest.step > step else {"step": step}
+    if step is None or manifest.step > step:
+        farther = known
+    else:
+        farther = {"step": step}
     places = {key: value for key, value in farther.items() if key in ("step", "epoch")}
     return {**places, "checkpoints": None, "newest_checkpoint": newest, "store_trouble": None}
 

@@ -55,7 +55,9 @@ def attributes(node: Any) -> dict[str, Any]:
 
 def operations(node: Any, shape: Shape) -> float | None:
     """Return what one run of a node computes; None if there is no formula for it."""
-    formula = _FORMULAS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    formula = None
+    if node.domain in ("", "ai.onnx"):
+        formula = _FORMULAS.get(node.op_type)
     if formula is None:
         return None
     return float(formula(node, shape))
@@ -80,7 +82,10 @@ def _conv_transpose(node: Any, shape: Shape) -> float:
 def _gemm(node: Any, shape: Shape) -> float:
     """Gemm: (M, K) times (K, N), the first transposed if transA."""
     rows = shape(node.input[0])
-    inner = rows[0] if attributes(node).get("transA", 0) else rows[1]
+    if attributes(node).get("transA", 0):
+        inner = rows[0]
+    else:
+        inner = rows[1]
     return 2.0 * math.prod(shape(node.output[0])) * inner
 
 
@@ -414,7 +419,10 @@ class _Reading:
         given, weights, recurrent = node.input[:3]
         shape = self._shapes.of(given)
         state_shape = self._shapes.of(recurrent)
-        steps, items = shape[1::-1] if attributes(node).get("layout", 0) else shape[:2]
+        if attributes(node).get("layout", 0):
+            steps, items = shape[1::-1]
+        else:
+            steps, items = shape[:2]
         gates = math.prod(state_shape[:2]) * items
         work = [2.0 * items * math.prod(each) for each in (self._shapes.of(weights), state_shape)]
         reads = [self._access(given), self._access(weights)]
@@ -424,7 +432,10 @@ class _Reading:
         state: list[Access] = []
         for i in range(steps):
             reads = [Access(place, gates, i * gates), self._access(recurrent), *state]
-            ends = made if i == steps - 1 else [Tensor(math.prod(state_shape[::2]) * items)]
+            if i == steps - 1:
+                ends = made
+            else:
+                ends = [Tensor(math.prod(state_shape[::2]) * items)]
             places = self._sketch.step(node.op_type, reads, ends, operations=work[1])
             state = [Access(places[0], math.prod(state_shape[::2]) * items)]
         self._places.update(zip(names, places, strict=True))

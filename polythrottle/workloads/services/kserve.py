@@ -189,7 +189,10 @@ class KserveWorkload(Service[KserveLine]):
         except TrialError as err:
             await self._explain_missing(line, err)
             raise
-        config = await line.config() if KNOWN_EXTENSIONS[1] in extensions else {}
+        if KNOWN_EXTENSIONS[1] in extensions:
+            config = await line.config()
+        else:
+            config = {}
         return ServedModel(extensions, tensors, config)
 
     async def _explain_missing(self, line: KserveLine, refusal: TrialError) -> None:

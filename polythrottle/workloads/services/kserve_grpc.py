@@ -97,7 +97,10 @@ class GrpcLine:
             if status == "UNAVAILABLE" and ("connect" in text or "Socket closed" in text):
                 reason = text.rpartition(": ")[2].lower()
                 raise ConnectionRefusedError(f"nothing answers at {self._where} ({reason})") from err
-            who = self._model if does.startswith("answers") else self._where
+            if does.startswith("answers"):
+                who = self._model
+            else:
+                who = self._where
             raise TrialError(f"{who} {does} ({status or 'unknown'}): {text}") from err
 
 

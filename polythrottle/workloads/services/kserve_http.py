@@ -105,7 +105,10 @@ class HttpLine:
 
     async def _found(self, method: str, path: str, document: Any = None) -> Any:
         """Return the JSON in an answer; None if there is none."""
-        body = None if document is None else json.dumps(document).encode()
+        if document is None:
+            body = None
+        else:
+            body = json.dumps(document).encode()
         answer = await self._web.fetch(method, path, body)
         if answer.status != _OK:
             raise TrialError(f"{self._where} refuses ({answer.status}): {refusal_text(answer.body)}")

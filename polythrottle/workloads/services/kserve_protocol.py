@@ -47,7 +47,10 @@ def check_declared_shapes(
     for name, shape in declared.items():
         if shape and not _fits(shape, found[name], None if name in unbatched else items):
             told = f"{_written(found[name])} for its output {name}, which it declares as {_written(shape)}"
-            sent = "" if batch_size is None else f"; the batch that was sent is {batch_size:,}"
+            if batch_size is None:
+                sent = ""
+            else:
+                sent = f"; the batch that was sent is {batch_size:,}"
             own = f"; if the first dimension counts something else, add {UNBATCHED}={name} to the URI's options"
             raise TrialError(f"{who} answers with {told}{sent}{own if _fits(shape, found[name], None) else ''}")
 
@@ -352,7 +355,10 @@ class _Output:
         allowed = _JSON_TYPES.get(self.datatype, {int, float})
         if strange := sorted(each.__name__ for each in set(map(type, data)) - allowed):
             # Some servers write null where a number is not one.
-            what = "null, perhaps for numbers that are none (NaN)," if strange == ["NoneType"] else strange[0]
+            if strange == ["NoneType"]:
+                what = "null, perhaps for numbers that are none (NaN),"
+            else:
+                what = strange[0]
             raise TrialError(f"answers with {what} in its output {self.name}, which it calls {self.datatype}")
 
 
@@ -387,7 +393,9 @@ def _by(who: str) -> Iterator[None]:
 def _listed(found: Any) -> list[Any]:
     if isinstance(found, dict) and found.get("error"):
         raise TrialError(f"answers with an error: {refusal_text(json.dumps(found).encode())}")
-    outputs = found.get("outputs") if isinstance(found, dict) else None
+    outputs = None
+    if isinstance(found, dict):
+        outputs = found.get("outputs")
     if not isinstance(outputs, list) or not outputs:
         raise TrialError("answers with no outputs")
     return outputs
@@ -407,7 +415,9 @@ def _no_number(word: str) -> NoReturn:
 def _seen(output: _Output, each: Mapping[str, Any]) -> int:
     """Look one output through; return how many bytes of it are behind the JSON."""
     parameters = each.get("parameters")
-    size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
+    size = None
+    if isinstance(parameters, dict):
+        size = parameters.get("binary_data_size")
     if size is None:
         output.see_data(each.get("data"))
         return 0

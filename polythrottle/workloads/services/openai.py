@@ -203,12 +203,16 @@ class TokenStream:
         Raises:
             TrialError: If the answer did not end as it should or is empty, or the server's count cannot be right.
         """
-        by_usage = self.counted is not None if by_usage is None else by_usage
+        if by_usage is None:
+            by_usage = self.counted is not None
         end_s = self.see_over()
         self.see_filled(by_usage)
         # Tokens that hold no text show only at the end; left out, slow ones would be missing from every percentile.
         first_s = end_s if self.first_s is None else self.first_s
-        tokens = self._believed(most_tokens) if by_usage else self.chunks
+        if by_usage:
+            tokens = self._believed(most_tokens)
+        else:
+            tokens = self.chunks
         lumped = self.first_s == self.text_s
         return Query(
             end_s - self.start_s,
@@ -222,7 +226,10 @@ class TokenStream:
         """Return how many tokens the server says there were, if that can be."""
         if self.counted is None:
             raise TrialError(f"{self.who} does not say how many tokens this answer has, as it did before")
-        most = math.inf if most_tokens is None else max(most_tokens, self.chunks) + _BESIDES
+        if most_tokens is None:
+            most = math.inf
+        else:
+            most = max(most_tokens, self.chunks) + _BESIDES
         if not self.chunks <= self.counted <= most:
             if most_tokens is None:
                 asked = ""
@@ -382,7 +389,9 @@ class OpenaiWorkload(Service["Web"]):
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
-        scheme = "https" if self._address.scheme == "openai+https" else "http"
+        scheme = "http"
+        if self._address.scheme == "openai+https":
+            scheme = "https"
         return Web(self._address.where, f"{scheme}://{self._address.where}/v1", headers)
 
     def _body(self, prompt: str, **fields: Any) -> bytes:
@@ -404,7 +413,10 @@ class OpenaiWorkload(Service["Web"]):
                 stream.see_filled()
         self._by_usage = stream.counted is not None
         known = await self._models()
-        self._listed = known if self._address.model not in known else []
+        if self._address.model not in known:
+            self._listed = known
+        else:
+            self._listed = []
 
     async def _explain(self, answer: "Answer") -> NoReturn:
         """Raise what a refusal means."""
@@ -484,5 +496,8 @@ class OpenaiWorkload(Service["Web"]):
                             patience.update(loop.time() + self._stall_s)
         except asyncio.TimeoutError:
             # The limit on the whole answer cancels; only this one ends here.
-            where = "after its end" if stream.over else f"after {stream.chunks} pieces"
+            if stream.over:
+                where = "after its end"
+            else:
+                where = f"after {stream.chunks} pieces"
             raise TrialError(f"{stream.who} stalled: nothing for {self._stall_s:g} s {where}") from None

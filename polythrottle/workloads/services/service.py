@@ -61,7 +61,10 @@ class Service(ABC, Generic[LineT]):
 
     def _open(self, knobs: Sequence[Knob], default: OperatingPoint | None = None) -> None:
         """Make the space of these knobs and the concurrency, if that has several levels."""
-        own = [Knob(CONCURRENCY, self._at_once)] if len(self._at_once) > 1 else []
+        if len(self._at_once) > 1:
+            own = [Knob(CONCURRENCY, self._at_once)]
+        else:
+            own = []
         space = grid_of([*knobs, *own])
         if default is None:
             self.space = space

@@ -126,7 +126,10 @@ def begun(uri: str, sample: torch.Tensor, labels: list[str], seed: int) -> tuple
     shape = f"{'x'.join(map(str, sample.shape))}:{str(sample.dtype).removeprefix('torch.')}"
     if uri.lower().endswith((ARCHIVE, SCRIPT)):
         module = open_export(uri, inputs=() if uri.lower().endswith(ARCHIVE) else (shape,)).module
-        suffix = SCRIPT if isinstance(module, torch.jit.ScriptModule) else ARCHIVE
+        if isinstance(module, torch.jit.ScriptModule):
+            suffix = SCRIPT
+        else:
+            suffix = ARCHIVE
         if suffix == ARCHIVE:
             _batch(load_export(uri))
         return _read(uri), suffix, _fitting(uri, labels, _outputs(module, sample))
@@ -153,10 +156,16 @@ def scores_of(path: Path) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _opened(path: Path) -> tuple[nn.Module, list[tuple[str, str]], bool]:
     """Return a module, the weights and biases (or "") of its linear layers in order, and whether its batch is 1."""
-    loaded = load_script(path) if path.suffix == SCRIPT else load_export(path)
+    if path.suffix == SCRIPT:
+        loaded = load_script(path)
+    else:
+        loaded = load_export(path)
     try:
         with quiet("torch raised"):
-            module: nn.Module = loaded.eval() if path.suffix == SCRIPT else loaded.module()
+            if path.suffix == SCRIPT:
+                module: nn.Module = loaded.eval()
+            else:
+                module = loaded.module()
     except TrialError as err:
         raise BadFile(f"{path} does not load here: {err}") from err
     if path.suffix == SCRIPT:

@@ -102,7 +102,10 @@ class Task:
         Raises:
             InvalidInput: If a field is missing, unknown, of another type or out of its range.
         """
-        given: Mapping[str, Any] = document if isinstance(document, dict) else {}
+        if isinstance(document, dict):
+            given: Mapping[str, Any] = document
+        else:
+            given = {}
         known = {each.name: each for each in fields(cls)}
         odd = sorted(set(given) - set(known)) or [
             name for name, value in given.items() if not _fits(value, str(known[name].type), known[name].default)

@@ -95,7 +95,10 @@ def _read(path: Path) -> torch.Tensor:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    kind = torch.float32 if tensor.is_floating_point() else torch.int64
+    if tensor.is_floating_point():
+        kind = torch.float32
+    else:
+        kind = torch.int64
     return tensor.detach().to(kind).contiguous()
 
 
@@ -414,7 +417,10 @@ class Worker:
     def _epoch(self) -> Epoch:
         """Return the epoch that runs: over what it began with, or over what the folder holds now."""
         digest = self.place.listing
-        listing = Listing.load(self.folder, digest) if digest else self.opened.listing
+        if digest:
+            listing = Listing.load(self.folder, digest)
+        else:
+            listing = self.opened.listing
         if not digest:
             listing.save(self.folder)
         return Epoch(

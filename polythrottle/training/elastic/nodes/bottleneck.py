@@ -256,7 +256,10 @@ def _input(nodes: Sequence[NodeMeasurement], threshold: float) -> tuple[Bottlene
 def _delayed(node: NodeMeasurement, nodes: Sequence[NodeMeasurement], threshold: float) -> bool:
     """Return whether a node is late by more than the threshold, against what it should do or against the others."""
     times = sorted(each.step_s for each in nodes)
-    usual_s = node.usual_s if node.usual_s is not None else times[len(times) // 2]
+    if node.usual_s is not None:
+        usual_s = node.usual_s
+    else:
+        usual_s = times[len(times) // 2]
     return node.step_s > usual_s * (1 + threshold)
 
 

@@ -510,7 +510,10 @@ class PowerController:
         self._mention(trouble)
 
     def _document(self, boards: Sequence[str]) -> dict[str, Any]:
-        known = self.steered.document() if self.steered is not None else {}
+        if self.steered is not None:
+            known = self.steered.document()
+        else:
+            known = {}
         return known or {"device": ",".join(boards)}
 
     def _first_trouble(self) -> str:

@@ -428,7 +428,10 @@ class RentedNodes:
 
     def _ask(self, provider: Provider) -> str:
         """Place an order and return its ticket."""
-        crowd = provider.crowd() if self.successions is not None else ()
+        if self.successions is not None:
+            crowd = provider.crowd()
+        else:
+            crowd = ()
         ticket = provider.request(self.order)
         self._wanted.add(ticket)
         if self.successions is not None:

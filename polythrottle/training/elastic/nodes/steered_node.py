@@ -131,7 +131,10 @@ def open_boards(texts: Sequence[str], clock: Clock, folder: Path, holder: str) -
 def _opened(text: str, clock: Clock, token_file: Path, holder: str) -> Steerable:
     uri = DeviceURI.parse(text)
     if uri.scheme == "actuator":
-        socket = Path(uri.name) if uri.name else socket_path(ACTUATOR_SOCKET)
+        if uri.name:
+            socket = Path(uri.name)
+        else:
+            socket = socket_path(ACTUATOR_SOCKET)
         return _served(socket, uri.options.get("device", ""), clock, token_file, holder)
     socket = socket_path(ACTUATOR_SOCKET)
     if socket.exists():
@@ -341,7 +344,10 @@ def window(limit_w: float | None, before: Reading, after: Reading, steps: int | 
     """
     span_s = after.time_s - before.time_s
     energy_j = after.energy_j - before.energy_j
-    timed = steps if isinstance(steps, Steps) else Steps(steps, span_s, span_s)
+    if isinstance(steps, Steps):
+        timed = steps
+    else:
+        timed = Steps(steps, span_s, span_s)
     if timed.count < 1 or not span_s > 0 or not energy_j > 0 or not 0 < timed.own_s <= timed.step_s:
         return None
     # Joules of waiting are charged to the step, or a node that waits much would look frugal.
@@ -406,7 +412,10 @@ class SteeredNode:
             done: The steps since the last call: how many, or with their times.
         """
         self._timed = isinstance(done, Steps)
-        more = done if isinstance(done, Steps) else Steps(done, 0.0, 0.0)
+        if isinstance(done, Steps):
+            more = done
+        else:
+            more = Steps(done, 0.0, 0.0)
         before = self._done
         self._done = Steps(before.count + more.count, before.step_s + more.step_s, before.own_s + more.own_s)
         if self._done.count >= self.steps or self._before is None:
