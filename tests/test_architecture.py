@@ -202,7 +202,7 @@ def test_modules_stay_of_a_size_to_read() -> None:
     assert [dotted(path) for path in modules() if path.read_text().count("\n") > 600] == []
 
 
-TIDY = ("training", "cluster", "inspect", "report", "cli.cluster")
+TIDY = ("api", "board", "cluster", "domain", "inspect", "optimize", "report", "training", "cli.cluster")
 """Packages that keep to the density a reader can follow."""
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from polythrottle.actuation.restore import Standing
 from polythrottle.api import deployment
@@ -92,19 +92,11 @@ def apply_to_all(
         DeviceURI.parse(uri)
     path = find_profile(str(profile))
     read_profile(path)
-    deployment.stay_of(confirm_within_s, lasting, keep)
+    stay: dict[str, Any] = {"confirm_within_s": confirm_within_s, "lasting": lasting, "keep": keep}
+    deployment.stay_of(**stay)
 
     def apply(uri: str) -> Applied:
-        found = deployment.apply(
-            path,
-            uri,
-            confirm_within_s=confirm_within_s,
-            lasting=lasting,
-            keep=keep,
-            other_model=other_model,
-            daemon=False,
-            told=told,
-        )
+        found = deployment.apply(path, uri, other_model=other_model, daemon=False, told=told, **stay)
         assert not isinstance(found, Followed), "without the daemon nobody follows"
         return found
 

@@ -340,35 +340,41 @@ def replay_document(found: Replays) -> dict[str, Any]:
         parts["deadline_rules"] = None
         parts["deadline_rules_reason"] = found.unruled
     if found.rules:
-        parts["deadline_rules"] = {
-            "kind": "simulated",
-            "available": found.available,
-            "recommended": found.rules[0].name,
-            "rules": [
-                {
-                    "rule": rule.name,
-                    "cost_usd": rule.usd,
-                    "energy_j": rule.energy_j,
-                    "on_demand_share": rule.on_demand,
-                    "met_share": rule.met,
-                }
-                for rule in found.rules
-            ],
-        }
+        parts["deadline_rules"] = _rules_document(found)
     if found.moved is not None and found.stayed is not None:
         parts["moves"] = {
             "kind": "simulated",
             "usd_per_kwh": found.usd_per_kwh,
-            **{
-                name: {
-                    "cost_usd": each.usd,
-                    "energy_j": each.energy_j,
-                    "time_s": each.time_s,
-                    "moves": each.moves,
-                    "places": each.places,
-                    "steps": each.done,
-                }
-                for name, each in (("moved", found.moved), ("stayed", found.stayed))
-            },
+            "moved": _journey_document(found.moved),
+            "stayed": _journey_document(found.stayed),
         }
     return parts
+
+
+def _rules_document(found: Replays) -> dict[str, Any]:
+    return {
+        "kind": "simulated",
+        "available": found.available,
+        "recommended": found.rules[0].name,
+        "rules": [
+            {
+                "rule": rule.name,
+                "cost_usd": rule.usd,
+                "energy_j": rule.energy_j,
+                "on_demand_share": rule.on_demand,
+                "met_share": rule.met,
+            }
+            for rule in found.rules
+        ],
+    }
+
+
+def _journey_document(journey: "Journey") -> dict[str, Any]:
+    return {
+        "cost_usd": journey.usd,
+        "energy_j": journey.energy_j,
+        "time_s": journey.time_s,
+        "moves": journey.moves,
+        "places": journey.places,
+        "steps": journey.done,
+    }

@@ -277,7 +277,8 @@ def run(
             before = device.read()
             host = _LiveHost(device, server, tended, timings, terms, lanes[0], done, told, beside)
             title = f"{server.workload.uri} on {device.title}, {hello.trained_parameters:,} weights trained"
-            result = _served_beside(host, server, terms, tended, title)
+            loop = _serving_loop(host, terms, server.batches[-1])
+            result = _served_beside(host, loop, terms, tended, title)
             joules = device.read().energy_j - before.energy_j
         # Only now, once energy is read: bringing a step to disk is no part of what serving and training drew.
         tended.settle()
@@ -552,22 +553,22 @@ class _LiveHost:
         return answer
 
 
-def _served_beside(
-    host: _LiveHost, server: BatchedWorkload, terms: Terms, tended: SupervisedTrainer, title: str
-) -> Result:
-    """Serve and train until the time is up or the job is done, and return what came of it, energy left out."""
+def _serving_loop(host: _LiveHost, terms: Terms, batch: int) -> ServingLoop:
     times_s = terms.arrivals.times(terms.seed)
     assert times_s is not None
-    until_s = math.inf if terms.seconds is None else terms.seconds
-    loop = ServingLoop(
+    return ServingLoop(
         host,
-        itertools.takewhile(lambda at_s: at_s < until_s, times_s),
+        itertools.takewhile(lambda at_s: terms.seconds is None or at_s < terms.seconds, times_s),
         terms.slo_s,
         terms.rate_per_s,
         policy("greedy" if terms.policy == ALONE else terms.policy, terms.hours),
         ends_s=terms.seconds,
-        batch=server.batches[-1],
+        batch=batch,
     )
+
+
+def _served_beside(host: _LiveHost, loop: ServingLoop, terms: Terms, tended: SupervisedTrainer, title: str) -> Result:
+    """Serve and train until the time is up or the job is done, and return what came of it, energy left out."""
     interrupted = False
     try:
         loop.run()

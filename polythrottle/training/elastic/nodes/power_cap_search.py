@@ -266,11 +266,9 @@ def judged(windows: Sequence[StepWindow], knowledge: Knowledge, wanted: Cap | No
         )
     # Medians, because now and then a window holds a checkpoint.
     step_s = median(window.step_s for window in settled)
-    known = knowledge.default
-    if known is not None:
-        factor = calibrated([window.step_s for window in settled], known.step_s)
-    else:
-        factor = None
+    factor = None
+    if knowledge.default is not None:
+        factor = calibrated([window.step_s for window in settled], knowledge.default.step_s)
     if wanted is None:
         return NewcomerDecision(NewcomerStep.UNKNOWN, default, factor, "the fleet knows no cap that is worth having")
     if wanted.limit_w is None:
