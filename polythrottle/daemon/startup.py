@@ -330,18 +330,7 @@ def _member(
     node: Sequence[Node],
     accept: Callable[[Board], object],
 ) -> Member:
-    """Return a service of a server with a control loop, a mailbox and a folder of its own.
-
-    Args:
-        service: What it was told for this one.
-        folder: Holds a folder for each service.
-        settings: What it was told for all.
-        clock: It goes by.
-        version: Of polythrottle.
-        wall: Wall time, seconds since the epoch.
-        node: The server, once there is one.
-        accept: Is called with the board before anything is done with it.
-    """
+    """Return a service with a control loop, a mailbox and a folder of its own, below one for all services."""
     mailbox = Mailbox()
     kept = folder / service.name
     runner, record = build(
