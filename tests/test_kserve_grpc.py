@@ -12,6 +12,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from polythrottle.domain.errors import DeviceError, TrialError
 from polythrottle.workloads import open_workload
+from polythrottle.workloads.services import kserve_grpc
 from polythrottle.workloads.services.kserve_grpc import GrpcLine
 from polythrottle.workloads.uris import Address
 
@@ -174,7 +175,7 @@ class Answers:
 
 def test_what_a_server_says_of_its_models_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reason counts more than a state; the configuration is that of the version that was named."""
-    monkeypatch.setattr("polythrottle.workloads.services.kserve_grpc.InferenceServerClient", lambda where: Answers())
+    monkeypatch.setattr(kserve_grpc, "InferenceServerClient", lambda where: Answers())
     line = GrpcLine(Address("kserve+grpc://h:1/m", "kserve+grpc", "h", 1, "m", {"version": "2"}))
     assert asyncio.run(line.models()) == {"a": "READY", "b": "no file", "c": ""}
     assert asyncio.run(line.config())["max_batch_size"] == 8
