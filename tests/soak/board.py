@@ -112,12 +112,12 @@ class Guard:
 
 def died(actuator: Actuator) -> None:
     """Do what the kernel does with a writer that was killed: no lock is held, and its number is another's later on."""
-    for handle in (actuator._lock, actuator._spare):
+    for handle in (actuator._lock, actuator._spare, actuator._presence):
         if handle is not None:
             os.close(handle)
     if actuator._fence is not None:
         actuator._fence.let_go()
-    actuator._lock = actuator._spare = actuator._fence = actuator._record = None
+    actuator._lock = actuator._spare = actuator._presence = actuator._fence = actuator._record = None
     lease = actuator._site.lease
     with suppress(FileNotFoundError, ValueError):
         line = json.loads(lease.read_text())
