@@ -148,7 +148,7 @@ class NvmlDevice:
         self._background = BackgroundSampler(self._look, 1.0 / self._hz, self.clock, "polythrottle-lookout")
         self._locked: set[str] = set()
         self._seen: _Seen | None = None
-        self._asked = False
+        self._asked = 0
 
     @classmethod
     def open(
@@ -392,7 +392,7 @@ class NvmlDevice:
             # Each answer of the driver may take milliseconds: what was just seen in the background is not asked again.
             if seen is None or not self._background.running or self.clock.now() - seen.time_s > _FRESH / self._hz:
                 self._seen = seen = self._survey()
-            self._asked = True
+            self._asked += 1
             throttled = bool(self._slowdowns.take() & sum(FAULTS))
             energy_j = self._energy.total_j()
         overrun = self._overrun.take()
@@ -441,12 +441,12 @@ class NvmlDevice:
 
     def _look(self) -> None:
         with self._library:
-            if self._asked:
-                self._asked = False
+            if self._asked > 1:  # whoever asks seldom looks for himself
                 self._seen = self._survey()
             else:
                 self._slowdowns.look()
                 self._overrun.look()
+            self._asked = 0
             if not isinstance(self._energy, str):
                 self._energy.look()
 
