@@ -593,7 +593,9 @@ def test_without_rights_nothing_is_tried(machine: Machine) -> None:
     """The findings say it before any write, with the remedy; so does the first point that needs one."""
     fake = machine("h100")
     gpu = device(fake, privileged=False)
-    assert "SYS_ADMIN" in finding(gpu, "rights to set").remedy
+    remedy = finding(gpu, "rights to set").remedy
+    assert "SYS_ADMIN" in remedy
+    assert "--knobs none" in remedy
     assert finding(gpu, "gpu_max_hz").works is False
     with gpu, pytest.raises(PermissionDenied, match="--cap-add SYS_ADMIN"):
         gpu.apply(gpu.space[0])

@@ -560,8 +560,9 @@ class _Search:
         if self.plan.history is None:
             advice = "; --no-history starts afresh"
         known = (*self.past.words(study.problem, advice), *beforehand(study), *passed_over(self.board))
-        as_asked = self.plan.setup is not None and self.plan.setup.knobs == ()
-        return (*known, *(() if as_asked else unsteered(self.board)), *narrowed(self.board))
+        if self.plan.setup is not None and self.plan.setup.knobs == ():  # as was asked for
+            return (*known, *narrowed(self.board))
+        return (*known, *unsteered(self.board), *narrowed(self.board))
 
 
 __all__ = ["check", "doctor", "energy", "explain", "measure", "read_journal", "resume", "sweep", "tune"]

@@ -1,6 +1,5 @@
 """What is known of a device's own energy sensor: the self-test that finds it out, and the file that keeps it."""
 
-import contextlib
 import hashlib
 import json
 import math
@@ -8,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -226,6 +224,18 @@ def self_test(device: Device, work: Callable[[], object], phase_s: float = _PHAS
 
 def _seen(device: Device, work: Callable[[], object], phase_s: float) -> Array:
     """Return looks at time and energy, as many as there is time for, shape (looks, 2)."""
+    found = np.array(_looked(device, work, phase_s), dtype=float)
+    if len(found) < _LEAST_STEPS or not np.all(np.isfinite(found)):
+        raise TrialError(f"the device was read only {len(found)} times in {phase_s:g} s; it cannot be calibrated")
+    if np.any(np.diff(found[:, 1]) < 0):
+        raise TrialError("the energy reading falls, so it cannot be calibrated")
+    if found[-1, 1] <= found[0, 1]:
+        raise TrialError(f"the energy reading did not move in {phase_s:g} s, so it cannot be calibrated")
+    return found
+
+
+def _looked(device: Device, work: Callable[[], object], phase_s: float) -> list[tuple[float, float]]:
+    """Look between pieces of work; beside them, where the device takes long for an answer."""
     looks: list[tuple[float, float]] = []
     begin_s = device.clock.now()
     ended = threading.Event()
@@ -236,27 +246,26 @@ def _seen(device: Device, work: Callable[[], object], phase_s: float) -> Array:
             looks.append((now.time_s, now.energy_j))
         return now.time_s < begin_s + phase_s and not ended.is_set()
 
+    def look_on() -> None:
+        while look():
+            pass
+
     look()
     if device.clock.now() - begin_s > _SLOW_S and not isinstance(device.clock, VirtualClock):
         # Between answers that take longer than the work does, the device would mostly idle.
-        with ThreadPoolExecutor(1) as beside, contextlib.ExitStack() as at_end:
-            under_way = beside.submit(lambda: all(look() for _ in repeat(None)))
-            at_end.callback(ended.set)
-            while not under_way.done():
-                work()
+        with ThreadPoolExecutor(1) as beside:
+            under_way = beside.submit(look_on)
+            try:
+                while not under_way.done():
+                    work()
+            finally:
+                ended.set()
             under_way.result()
     else:
         work()
         while look():
             work()
-    found = np.array(looks, dtype=float)
-    if len(found) < _LEAST_STEPS or not np.all(np.isfinite(found)):
-        raise TrialError(f"the device was read only {len(found)} times in {phase_s:g} s; it cannot be calibrated")
-    if np.any(np.diff(found[:, 1]) < 0):
-        raise TrialError("the energy reading falls, so it cannot be calibrated")
-    if found[-1, 1] <= found[0, 1]:
-        raise TrialError(f"the energy reading did not move in {phase_s:g} s, so it cannot be calibrated")
-    return found
+    return looks
 
 
 def _steps(phases: list[Array]) -> tuple[float, float]:

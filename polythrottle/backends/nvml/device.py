@@ -319,7 +319,7 @@ class NvmlDevice:
             raise KnobRejected(f"{self.title} cannot take {dict(point)}: {problem}")
         settings = self._needed(wanted)
         if settings and not self._privileged:
-            raise PermissionDenied(f"{self.title} may be read but not set; {PRIVILEGE}; --knobs none searches the rest")
+            raise PermissionDenied(f"{self.title} may be read but not set; {PRIVILEGE}")
         with self._library:
             self._locked |= {setting.key for setting in settings}
             with self._telling_what_lacks():

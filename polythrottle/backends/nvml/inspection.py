@@ -122,7 +122,8 @@ class Inspection:
     def _rights(self) -> Finding:
         if self.privileged:
             return Finding("rights to set", True, "this process has CAP_SYS_ADMIN, which the driver asks for")
-        return Finding("rights to set", False, "this process lacks CAP_SYS_ADMIN, which the driver asks for", PRIVILEGE)
+        remedy = f"{PRIVILEGE}; tune --knobs none finds the batch size without"
+        return Finding("rights to set", False, "this process lacks CAP_SYS_ADMIN, which the driver asks for", remedy)
 
     def _knob(self, dial: Dial) -> Finding:
         if dial.off:
