@@ -29,7 +29,7 @@ from trainer_jobs import counted_entries
 
 import polythrottle
 from polythrottle.actuation.rollback import Audit
-from polythrottle.actuation.state.lease import Fence
+from polythrottle.actuation.state.lease import Fence, Lease
 from polythrottle.actuation.state.record import Record
 from polythrottle.actuation.wire import _KINDS, error_from, error_line
 from polythrottle.backends.cpu import CpuDevice
@@ -416,7 +416,9 @@ READ: dict[str, Callable[[Path], object]] = {
     "originals": lambda folder: (_record("boot"), _record("another")),
     "descriptor-copy": _descriptor_copy,
     "lease": lambda folder: (_fence("boot").read(), _fence("another").read()),
-    "audit": lambda folder: Audit(FORMATS / "actuation/jetson.audit", "jetson").entries(12),
+    "audit": lambda folder: Audit(FORMATS / "actuation/jetson.audit", "jetson").unsettled(
+        Lease(12, "boot", dirty=True)
+    ),
     "finetune-ledger": lambda folder: counted_entries(FORMATS / "finetune", 3),
     "finetune-checkpoint": lambda folder: (newest_tuned(FORMATS / "finetune"), newest_place(FORMATS / "finetune")),
     "cluster-account": lambda folder: replayed(read_events(FORMATS / "cluster/job")),

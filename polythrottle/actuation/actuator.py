@@ -34,7 +34,7 @@ from polythrottle.actuation.state.site import Site
 from polythrottle.actuation.state.site import boot_id as running_boot_id
 from polythrottle.actuation.systemd import DescriptorStore
 from polythrottle.actuation.watchdog import Watchdog, start_guard
-from polythrottle.domain.errors import BadFile, DeviceError, KnobRejected, PolythrottleError, StorageError
+from polythrottle.domain.errors import BadFile, DeviceError, KnobRejected, PolythrottleError, StorageError, note_left
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -77,6 +77,7 @@ class Actuator:
         self._lock: int | None = None
         self._spare: int | None = None
         self._presence: int | None = None
+        self._process = 0
         self._record: Record | None = None
         self._fence: Fence | None = None
         self._token = 0
@@ -144,6 +145,7 @@ class Actuator:
 
     def __enter__(self) -> Self:
         self._site.prepare()
+        self._process = os.getpid()
         self._audit = Audit(self._site.audit, self.device, self._boot())
         self._lock = hold(self._site.lock, self.device, self._holder)
         try:
@@ -174,20 +176,25 @@ class Actuator:
         if record.damage:
             raise BadFile(f"{record.damage[0]}; run polythrottle restore, which puts back what it can")
         audited = self._audit.unsettled(left)
-        if gone := lost(self._site, record, left, bool(audited)):  # what holds now would be taken for the originals
+        # What holds now would be taken for the originals.
+        if gone := lost(self._site, record, left, bool(audited) or self._audit.settles(left)):
             raise BadFile(f"{gone[0]}; run polythrottle restore, after which what holds then counts as found")
         record.adopt(audited)
         try:
             self._site.left.unlink(missing_ok=True)
         except OSError as err:
             raise StorageError(f"cannot remove {self._site.left}: {err.strerror}; move it away") from err
-        self._token = fence.take(self._holder, None)  # until something is written nobody has to put anything back
+        self._dirty = bool(record.entries)
+        # It has no end: until something is written nobody has to put anything back.
+        self._token = fence.take(self._holder, None, dirty=self._dirty)
         self._record = record
-        self._dirty = False
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._process != os.getpid():
+            self._leave_to_parent()
+            return
         self._free_spare()
         try:
             self.restore()
@@ -218,6 +225,18 @@ class Actuator:
             self._watch = None
             self._fence = None
 
+    def _leave_to_parent(self) -> None:
+        """Close what a fork has copied: device, lease and guard are those of the process that entered."""
+        self._record = None
+        self._free_spare()
+        if self._watch is not None:
+            self._watch.disown()
+            self._watch = None
+        if self._fence is not None:
+            self._fence.let_go()
+            self._fence = None
+        self._let_others_in()
+
     def _release(self) -> None:
         taken = self._record is not None
         left = self._record is not None and bool(self._record.entries)
@@ -230,7 +249,7 @@ class Actuator:
         if self._fence is not None:
             with suppress(StorageError, Stuck):  # it runs out by itself
                 if taken:
-                    self._fence.release(self._token)
+                    self._fence.release(self._token, settled=not self._dirty)
             self._fence.let_go()
             self._fence = None
         self._let_others_in()
@@ -257,8 +276,10 @@ class Actuator:
         """
         if self._record is None or self._fence is None:
             raise DeviceError(f"{self.device} must be entered (with device: …) before it is steered")
-        if self._watch is not None and self._watch.failure is not None:
-            raise self._watch.failure
+        if self._process != os.getpid():
+            raise DeviceError(f"{self.device} is steered by process {self._process}, which has forked this one")
+        if self._watch is not None:
+            self._watch.check()
         for setting in settings:
             self._check(setting)
         with self._fence.closed(self._token) as found:
@@ -365,7 +386,7 @@ class Actuator:
             DeviceError: If a control could not be put back; names each.
             PermissionDenied: If that is for want of rights.
         """
-        if self._record is None or self._fence is None:
+        if self._record is None or self._fence is None or self._process != os.getpid():
             return
         self._wrote.clear()
         if self._record.void:
@@ -378,9 +399,9 @@ class Actuator:
         except Passed as err:
             raise Passed(f"{err}{self._still_set(self._record)}") from err
         self._account_for(outcome)
-        with suppress(StorageError):  # everything is back, and would be found so
+        self._dirty = False
+        with suppress(StorageError, Passed):  # everything is back, and would be found so
             self._fence.change(self._token, dirty=False)
-            self._dirty = False
 
     def _still_set(self, record: Record) -> str:
         """Name the controls that hold what was written here, where another is to put them back, or nobody is."""
@@ -396,6 +417,7 @@ class Actuator:
     def _account_for(self, outcome: Outcome) -> None:
         self._audit.restored(self._token, outcome)
         self.differences += outcome.foreign
+        note_left(self.device, outcome.foreign)
         self.unverified = outcome.unverified
         if outcome.failed:
             raise DeviceError(f"{self.device} is not restored; {'; '.join(map(str, outcome.failed))}")
@@ -414,7 +436,7 @@ class Actuator:
             DeviceError: If the device was not entered, or no guard can be started.
             StorageError: If what is to stand cannot be noted.
         """
-        if self._record is None or self._fence is None or self._lock is None:
+        if self._record is None or self._fence is None or self._lock is None or self._process != os.getpid():
             raise DeviceError(f"{self.device} must be entered before it is handed over")
         if self._watch is not None:
             self._watch.rest()  # its guard goes on: until the next one has begun it reverts, should this process die

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from polythrottle.actuation.arguments import OneLineParser
 from polythrottle.actuation.drivers.controls import Controls
@@ -20,7 +21,7 @@ from polythrottle.actuation.keeper import Lapse, lapses
 from polythrottle.actuation.rollback import Audit, Outcome, Rollback, put_back
 from polythrottle.actuation.state.lease import Fence, Lease, boot_s, hold, lost
 from polythrottle.actuation.state.presence import gone_from, steering, stray
-from polythrottle.actuation.state.record import Record, named_by, shown
+from polythrottle.actuation.state.record import Entry, Record, named_by, shown
 from polythrottle.actuation.state.site import Site, originals_folder
 from polythrottle.actuation.state.site import boot_id as running_boot_id
 from polythrottle.domain.errors import DeviceError, PolythrottleError, StorageError, UnknownName
@@ -30,6 +31,8 @@ _WAIT_S = 2.0
 _PAUSES_S = (0.05, 0.2)
 _MOST_NAMED = 20
 _NAMELESS = "a device"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,7 @@ def _standing(site: Site, boot: str) -> Standing | None:
     except StorageError as err:  # the others are listed all the same
         return Standing(_device_of(site), (), Lease(0, boot), (shown(str(err)),))
     if _stands(site, record, lease, boot):
-        audited = Audit(site.audit, record.device, boot).unsettled(lease)
-        gone = lost(site, record, lease, bool(audited))
+        audited, gone = _audited(site, record, lease, boot)
         keys = tuple(dict.fromkeys([*record.entries, *audited]))
         return Standing(record.device, keys, lease, record.damage + gone)
     return None
@@ -131,8 +133,15 @@ def _stands(site: Site, record: Record, lease: Lease, boot: str) -> bool:
     """Say whether there is something to put back, or somebody who holds the device."""
     if record.text or lease.kept or lease.alive:  # one that is cut short after its head has a copy of all originals
         return True
-    audited = bool(Audit(site.audit, record.device, boot).unsettled(lease))
-    return audited or bool(lost(site, record, lease, audited))
+    audited, gone = _audited(site, record, lease, boot)
+    return bool(audited or gone)
+
+
+def _audited(site: Site, record: Record, lease: Lease, boot: str) -> tuple[Mapping[str, Entry], tuple[str, ...]]:
+    """Return what the audit knows of controls that may not be back, and what nobody knows any more."""
+    audit = Audit(site.audit, record.device, boot)
+    audited = audit.unsettled(lease)
+    return audited, lost(site, record, lease, bool(audited) or audit.settles(lease))
 
 
 def take_over(
@@ -169,14 +178,15 @@ def _restored(
     site: Site, fence: Fence, boot_id: str, controls: Controls | None, *, force: bool, told: Record | None = None
 ) -> Outcome:
     before = fence.read()
-    token = fence.take(f"restoring (process {os.getpid()})", None)
+    # A lease that was deleted tells nothing: until all is back the audit counts.
+    token = fence.take(f"restoring (process {os.getpid()})", None, dirty=before.dirty or not before.token)
+    settled = False
     try:
         with fence.closed(token, ending=True):
             record = Record(site.record, None, boot_id)
             if told is not None:
                 record.adopt(told.entries)
-            audited = Audit(site.audit, record.device, boot_id).unsettled(before)
-            gone = lost(site, record, before, bool(audited))
+            audited, gone = _audited(site, record, before, boot_id)
             record.adopt(audited)
             reached = controls if controls is not None else SystemControls()
             lapsed = [each for each in lapses(record, reached) if before.kept and each.undone(record)]
@@ -184,11 +194,46 @@ def _restored(
             outcome = replace(outcome, damage=outcome.damage + gone)
             if force and site.left.exists():
                 outcome = outcome.with_more(put_back(Record(site.left, None, boot_id), reached, force=True))
+            settled = not outcome.failed
     finally:
         with suppress(StorageError):  # what was to say comes first; the next to take it does so whatever it says
-            fence.release(token)
+            fence.release(token, settled=settled)
     Audit(site.audit, record.device, boot_id).restored(token, outcome)
     return outcome
+
+
+def left_behind(
+    state: Path | None = None, controls: Controls | None = None, boot_id: str | None = None
+) -> tuple[Outcome, ...]:
+    """Return, by device, what restorings before have left to somebody else and still is not as it was found.
+
+    It is told until the next writer, for whom that is what it finds; ``restore_all`` with force puts it back.
+
+    Args:
+        state: Folder of the records; by default ``originals`` in `state_dir`.
+        controls: How to reach the devices.
+        boot_id: Of the running kernel.
+
+    Raises:
+        StorageError: If the folder of records cannot be trusted or read.
+    """
+    boot = boot_id if boot_id is not None else running_boot_id()
+    reached = controls if controls is not None else SystemControls(stays=False)
+    found = []
+    for site in Site.all(state):
+        with suppress(StorageError):  # one that cannot be read is met by whoever restores
+            found += [each for each in (_left_behind(site, reached, boot),) if each is not None]
+    return tuple(found)
+
+
+def _left_behind(site: Site, controls: Controls, boot: str) -> Outcome | None:
+    if not site.left.exists():
+        return None
+    record = Record(site.left, None, boot)
+    left = Rollback(record, controls).differences()
+    if left or record.damage:
+        return Outcome(record.device, foreign=left, damage=record.damage)
+    return None
 
 
 def restore_all(
@@ -208,46 +253,83 @@ def restore_all(
         controls: How to reach the devices.
         boot_id: Of the running kernel.
 
+    What was left as it was found is named too where an error is raised.
+
     Raises:
         DeviceError: If one is being steered by a living process and force is not given; the others are restored first.
         StorageError: If the folder of records or one of them cannot be trusted or read; the others are restored first.
         UnknownName: If nothing stands for the device named.
     """
     boot = boot_id if boot_id is not None else running_boot_id()
-    for pause_s in _PAUSES_S:
-        try:
-            return _all_restored(state, device, force, controls, boot)
-        except StorageError:
-            time.sleep(pause_s)  # a disk that was busy, a signal: what was restored is compared again
-    return _all_restored(state, device, force, controls, boot)
-
-
-def _all_restored(
-    state: Path | None, device: str | None, force: bool, controls: Controls | None, boot: str
-) -> tuple[Outcome, ...]:
     outcomes: list[Outcome] = []
-    errors: list[DeviceError | StorageError] = []
-    for site in _chosen(state, device, boot, force):
-        fence = Fence(site.lease, boot)
+    errors: list[PolythrottleError] = []
+    for site in _patiently(lambda: _chosen(state, device, boot, force)):
         try:
-            if not force:
-                _refuse_if_held(site, fence)
-            applied = fence.read().applied
-            outcomes.append(_restored(site, fence, boot, controls, force=force))
-            if applied:
-                _await_guard(site)
-        except DeviceError as err:
-            errors.append(DeviceError(f"{err}{_on_record(site, boot) if _ended(fence) else ''}"))
-        except StorageError as err:
-            errors.append(StorageError(f"{err}{_on_record(site, boot)}"))
+            outcomes += _site_restored(site, boot, controls, force=force)
+        except PolythrottleError as err:
+            errors.append(err)
         except Exception as err:  # whatever is wrong with one device, the others are put back
             errors.append(StorageError(f"{_device_of(site)} is not restored: {shown(str(err)) or type(err).__name__}"))
     if device is None:
         errors += [DeviceError(f"{each.device} is not restored: {each.damage[0]}") for each in _staying(state, boot)]
-    if errors:
-        unsaid = any(isinstance(err, StorageError) for err in errors)
-        raise (StorageError if unsaid else DeviceError)("; ".join(map(str, errors)))
+    raise_all(errors, outcomes)
     return tuple(outcomes)
+
+
+def raise_all(errors: Sequence[PolythrottleError], outcomes: Sequence[Outcome]) -> None:
+    """Raise what went wrong with some devices as one, with what is left on others, which nobody else would tell.
+
+    Raises:
+        StorageError: If one of the errors is one, for then nobody can tell what stands changed.
+        DeviceError: If there are others.
+    """
+    if not errors:
+        return
+    left = [f"{each.device}: left {line}" for each in outcomes for line in each.left]
+    if len(errors) == 1 and not left:
+        raise errors[0]
+    unsaid = any(isinstance(err, StorageError) for err in errors)
+    raise (StorageError if unsaid else DeviceError)("; ".join([*map(str, errors), *left]))
+
+
+def _patiently(call: Callable[[], T]) -> T:
+    """Return what a call returns, tried again where a disk was busy, or a signal came."""
+    for pause_s in _PAUSES_S:
+        try:
+            return call()
+        except StorageError:
+            time.sleep(pause_s)
+    return call()
+
+
+def _site_restored(site: Site, boot: str, controls: Controls | None, *, force: bool) -> tuple[Outcome, ...]:
+    """Restore one device, and tell what was left to somebody else there, now or before."""
+    fence = Fence(site.lease, boot)
+    try:
+        return _patiently(lambda: _restored_once(site, fence, boot, controls, force=force))
+    except DeviceError as err:
+        raise DeviceError(f"{err}{_on_record(site, boot) if _ended(fence) else ''}") from err
+    except StorageError as err:
+        raise StorageError(f"{err}{_on_record(site, boot)}") from err
+
+
+def _restored_once(
+    site: Site, fence: Fence, boot: str, controls: Controls | None, *, force: bool
+) -> tuple[Outcome, ...]:
+    outcomes: tuple[Outcome, ...] = ()
+    if force or _stands(site, Record(site.record, None, boot), fence.read(), boot):
+        if not force:
+            _refuse_if_held(site, fence)
+        applied = fence.read().applied
+        outcomes = (_restored(site, fence, boot, controls, force=force),)
+        if applied:
+            _await_guard(site)
+    if any(each.foreign for each in outcomes):
+        return outcomes
+    left = _left_behind(site, controls if controls is not None else SystemControls(stays=False), boot)
+    if left is None:
+        return outcomes
+    return (outcomes[0].with_more(left) if outcomes else left,)
 
 
 def _ended(fence: Fence) -> bool:
@@ -259,19 +341,20 @@ def _ended(fence: Fence) -> bool:
 
 def _on_record(site: Site, boot: str) -> str:
     """Name the controls that a restoring which failed may have left changed, as far as the record can be read."""
-    try:
-        keys = list(Record(site.record, None, boot).entries)
-    except StorageError:
-        return ""
+    keys: dict[str, None] = {}
+    with suppress(StorageError):
+        keys |= dict.fromkeys(Record(site.record, None, boot).entries)
+    with suppress(StorageError):
+        keys |= dict.fromkeys(Audit(site.audit, "", boot).unsettled(Fence(site.lease, boot).read()))
     more = f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else ""
     if keys:
-        return f"; on record, and perhaps still changed: {', '.join(keys[:_MOST_NAMED])}{more}"
+        return f"; on record, and perhaps still changed: {', '.join(list(keys)[:_MOST_NAMED])}{more}"
     return ""
 
 
 def _chosen(state: Path | None, device: str | None, boot: str, force: bool) -> list[Site]:
     """Return the sites that stand changed: all, or every one that says it is of this device."""
-    named = [(site, name) for site in Site.all(state) if (name := _standing_name(site, boot, force)) is not None]
+    named = [(site, name) for site in Site.all(state) if (name := _standing_name(site, boot)) is not None]
     if device is None:
         return [site for site, _ in named]
     if chosen := [site for site, name in named if name == device]:
@@ -300,8 +383,8 @@ def remembered(device: str, state: Path | None = None) -> bool:
     return any(file.exists() for file in (own.record, own.lease, own.lock))
 
 
-def _standing_name(site: Site, boot: str, force: bool) -> str | None:
-    """Return the device of a site that stands changed; None if it does not."""
+def _standing_name(site: Site, boot: str) -> str | None:
+    """Return the device of a site that stands changed, or was left so to somebody else; None if it is neither."""
     try:
         record = Record(site.record, None, boot)
         lease = Fence(site.lease, boot).read()
@@ -309,7 +392,7 @@ def _standing_name(site: Site, boot: str, force: bool) -> str | None:
             if record.entries:
                 return record.device
             return _device_of(site)
-        if force and site.left.exists():
+        if site.left.exists():
             return Record(site.left, None, boot).device
         return None
     except StorageError:
@@ -356,6 +439,8 @@ def _await_guard(site: Site) -> None:
             return
         except DeviceError:
             time.sleep(0.02)
+        except StorageError:
+            return  # the next writer is told
 
 
 def confirm(device: str | None = None, state: Path | None = None) -> tuple[Standing, ...]:

@@ -170,6 +170,24 @@ class Rollback:
             tuple(self._unverified),
         )
 
+    def differences(self) -> tuple[Difference, ...]:
+        """Return what does not hold its original, or cannot be read; nothing is written."""
+        known = {key: entry for key, entry in self._record.entries.items() if not entry.done}
+        if self._record.damage:  # what its lines said is known by the second copy alone
+            known = {**{key: Entry(text) for key, text in self._record.originals.items()}, **known}
+        return tuple(each for key, entry in known.items() if (each := self._difference(key, entry)) is not None)
+
+    def _difference(self, key: str, entry: Entry) -> Difference | None:
+        try:
+            found = self._read(key)
+            if found in (entry.original, UNREADABLE) or self._is_moot(entry):
+                return None
+            return Difference(key, entry.original, found, "changed by someone else since, left alone")
+        except (DeviceError, KnobRejected) as err:
+            if key.startswith("/") and not key.startswith("/sys/") and not os.path.exists(key):
+                return None  # of a tree of files that is gone
+            return Difference(key, entry.original, None, str(err))
+
     def _pass(self) -> None:
         self._failed.clear()
         self._foreign.clear()
@@ -316,36 +334,38 @@ class Audit:
         self._append({"event": event, "token": token})
 
     def unsettled(self, lease: Lease) -> dict[str, Entry]:
-        """Return what was written and may not be back, with what was there before, as far as this file tells.
+        """Return what was written in this boot and may not be back, with what was there before, as this file tells.
+
+        Under whichever lease: one that failed to restore has taken another's place.
 
         Args:
-            lease: As it stands. One without a token was deleted or damaged, if there ever was one: then all counts that
-                was written in this boot since the last restoring.
+            lease: As it stands. One that is clean has nothing; one without a token was deleted or damaged, if there
+                ever was one.
         """
-        if lease.dirty:
-            return self.entries(lease.token)
-        if not lease.token and self._boot_id:
-            return self._entries_of_boot()
-        return {}
-
-    def entries(self, token: int) -> dict[str, Entry]:
-        """Return what was written under a lease and what was there before, as far as this file tells."""
         found: dict[str, Entry] = {}
-        for line in _lines(self._file, ""):
-            if line.get("token") == token:
-                _note(found, line)
-        return found
-
-    def _entries_of_boot(self) -> dict[str, Entry]:
-        found: dict[str, Entry] = {}
-        for line in (*_lines(self._older, self._boot_id), *_lines(self._file, self._boot_id)):
-            if line.get("boot_id") != self._boot_id:
-                continue
+        if not lease.dirty and lease.token:
+            return found
+        for line in self._of_boot(lease):
             failed = line.get("failed")
             if line.get("event") == "restore" and isinstance(failed, list):
                 found = {key: entry for key, entry in found.items() if key in failed}
             _note(found, line)
         return found
+
+    def settles(self, lease: Lease) -> bool:
+        """Say whether the last that was told under a lease is that everything is back, though it still is dirty."""
+        if not lease.dirty:
+            return False
+        told = [line for line in self._of_boot(lease) if line.get("token") == lease.token]
+        last = told[-1] if told else {}
+        return last.get("event") == "restore" and last.get("failed") == []
+
+    def _of_boot(self, lease: Lease) -> Iterator[dict[str, Any]]:
+        """Yield the lines of this boot; those of earlier versions, which name none, count under their own lease."""
+        for line in (*_lines(self._older), *_lines(self._file)):
+            known = line.get("boot_id")
+            if known == self._boot_id or (known is None and line.get("token") == lease.token):
+                yield line
 
     def _append(self, line: dict[str, Any]) -> None:
         head = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "boot_id": self._boot_id, "pid": os.getpid()}
@@ -360,12 +380,12 @@ class Audit:
                 os.close(handle)
 
 
-def _lines(file: Path, word: str) -> Iterator[dict[str, Any]]:
-    """Yield the lines of an audit that can be read, of those that have a word."""
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of an audit that can be read."""
     text = b""
     with suppress(OSError, StorageError):
         text = contents(file) or b""
-    for each in [each for each in text.splitlines() if word.encode() in each]:
+    for each in text.splitlines():
         with suppress(ValueError, RecursionError):
             line = json.loads(each)
             if isinstance(line, dict):

@@ -23,6 +23,7 @@ from polythrottle.domain.clock import Thread
 from polythrottle.domain.errors import DeviceError, PolythrottleError
 
 _PIPE_BYTES = 1 << 20
+_MOST_ENDED = 2
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
 
 
@@ -51,6 +52,7 @@ class Watchdog:
         self._telling = threading.Lock()
         self.failure: PolythrottleError | None = None
         """Why the lease cannot be kept at the moment."""
+        self._ended_itself = 0
         self._spawn = partial(_spawned, site, token, boot_id, str(os.getpid()), presence=presence)
         self._guard = self._spawn(known())
         self._beat = Thread(target=self._renew, name="polythrottle-lease", daemon=True)
@@ -73,11 +75,25 @@ class Watchdog:
             except PolythrottleError as err:
                 self.failure = err  # as the next write does this
 
+    def check(self) -> None:
+        """Start another guard where this one has ended, as before each write, and say why there can be none.
+
+        Raises:
+            PolythrottleError: If the lease cannot be kept, or no guard stays.
+        """
+        if self.failure is not None:
+            raise self.failure
+        self._replace_guard()
+
     def _replace_guard(self) -> None:
-        """Start another guard where somebody has ended it."""
-        if self._guard.poll() is None:
-            return
+        """Start another guard where this one has been ended; not where they end by themselves, one after the other."""
         with self._telling:
+            code = self._guard.poll()
+            if code is None:
+                return
+            self._ended_itself = self._ended_itself + 1 if code > 0 else 0
+            if self._ended_itself >= _MOST_ENDED:
+                raise DeviceError(f"the guard that would restore the device does not stay (exit status {code})")
             _close(self._guard)
             self._guard = self._spawn(self._known())
 
@@ -91,6 +107,11 @@ class Watchdog:
         self._ended.set()
         self.tell(NOW)
         self._guard.returncode = 0  # it outlives this process, which is not to wait for it
+        _close(self._guard)
+
+    def disown(self) -> None:
+        """Let go of a guard that belongs to the process which has forked this one."""
+        self._guard.returncode = 0
         _close(self._guard)
 
     def rest(self) -> None:

@@ -231,7 +231,12 @@ def restore(
         names = []
     else:
         names = [each.device for each in restoring.standing() if each.lease.applied or not each.lease.alive]
-    return Restored(all_restored(names, force=False), released)
+        names += [each.device for each in restoring.left_behind()]
+    try:
+        return Restored(all_restored(names, force=False), released)
+    except PolythrottleError:
+        told(f"{released.device}: {released.words}")
+        raise
 
 
 def stay_of(confirm_within_s: float | None, lasting: str | None, keep: bool) -> Stay:

@@ -10,7 +10,7 @@ from polythrottle.actuation import restore as restoring
 from polythrottle.actuation.drivers.controls import trust
 from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.rollback import Outcome
-from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName
+from polythrottle.domain.errors import InvalidInput, PolythrottleError, UnknownName
 
 _ON_RECORD = re.compile(r"(jetson|cpu|nvml)\b[^ ]*")
 
@@ -101,7 +101,7 @@ def all_restored(names: Sequence[str | None], *, force: bool) -> tuple[Outcome, 
     """Put back what stands under each name, past the errors of others; None is everything.
 
     Raises:
-        PolythrottleError: If one of them could not be put back, after the others; says why.
+        PolythrottleError: If one of them could not be put back, after the others; says why, and what they left.
     """
     outcomes: list[Outcome] = []
     errors: list[PolythrottleError] = []
@@ -113,8 +113,5 @@ def all_restored(names: Sequence[str | None], *, force: bool) -> tuple[Outcome, 
                 raise  # of a group, the guard of this GPU was faster
         except PolythrottleError as err:
             errors.append(err)
-    if len(errors) > 1:
-        raise DeviceError("; ".join(map(str, errors)))
-    if errors:
-        raise errors[0]
+    restoring.raise_all(errors, outcomes)
     return tuple(outcomes)

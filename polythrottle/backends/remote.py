@@ -19,7 +19,7 @@ from typing_extensions import Self
 from polythrottle.actuation.client.connection import TOKEN, Line, left_from, reading_from
 from polythrottle.actuation.wire import MOST_S, Later, LeaseOver, space_from
 from polythrottle.domain.clock import Clock, SystemClock, Thread
-from polythrottle.domain.errors import DeviceError, PolythrottleError
+from polythrottle.domain.errors import DeviceError, PolythrottleError, note_left
 from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Finding, Offer, Sensor, usual_sensor
 from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
@@ -74,6 +74,7 @@ class RemoteDevice:
         self._lent = token or os.environ.get(TOKEN, "")
         self._token = ""
         self._lost: PolythrottleError | None = None
+        self._process = 0
         self._ended = threading.Event()
         self._beat: Thread | None = None
         self.left: tuple[str, ...] = ()
@@ -230,7 +231,9 @@ class RemoteDevice:
         self._note_left(self._under("restore"))
 
     def _note_left(self, answer: Mapping[str, Any]) -> None:
-        self.left += left_from(answer)
+        left = left_from(answer)
+        self.left += left
+        note_left(self.title, left)
 
     def _under(self, verb: str, **fields: Any) -> dict[str, Any]:
         """Ask for something under the lease.
@@ -246,6 +249,7 @@ class RemoteDevice:
 
     def __enter__(self) -> Self:
         self._lost = None
+        self._process = os.getpid()
         if self._lent:
             self._ask("renew", token=self._lent, seconds=MOST_S)
             self._token = self._lent
@@ -274,6 +278,8 @@ class RemoteDevice:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._process != os.getpid():
+            return  # the lease is that of the process which has forked this one
         self._ended.set()
         if self._beat is not None:
             self._beat.join()

@@ -228,7 +228,7 @@ class SshDevice(RemoteDevice):
         try:
             super().__exit__(kind, error, trace)
         finally:
-            if not self.board.hosts:
+            if not self.board.hosts and self._process == os.getpid():
                 self.board.close()
 
     def _asked(self, verb: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,12 +18,22 @@ def main() -> None:
         stream.reconfigure(errors="replace")  # a terminal that has no · gets a question mark, not a traceback
         _keep_straight(stream)
     code = run(sys.argv[1:])
+    _tell_what_is_left()
     try:
         sys.stdout.flush()
     except OSError:
         # The reader has gone (`polythrottle … | head`) or the disk is full: Python must not try again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
+
+
+def _tell_what_is_left() -> None:
+    """Name what a device was not restored to because somebody else had set it since."""
+    from polythrottle.cli.output import complain
+    from polythrottle.domain.errors import left_here
+
+    for line in left_here():
+        complain(line)
 
 
 def _keep_straight(stream: TextIO) -> None:

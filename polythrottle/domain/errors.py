@@ -20,6 +20,7 @@ Ctrl-C ends with `INTERRUPTED`. A message says what was wrong, what was expected
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
@@ -141,3 +142,25 @@ def error_named(name: str, words: str, kinds: Mapping[str, type[PolythrottleErro
     error = kind.__new__(kind)
     Exception.__init__(error, words)  # not its own: some make their words out of parts that have not travelled
     return error
+
+
+# What is no error, and yet is to be told at the end.
+
+_left_here: deque[str] = deque(maxlen=200)
+
+
+def note_left(device: str, lines: Iterable[object]) -> None:
+    """Note what this process has left on a device as somebody else has set it, for whoever tells its user at the end.
+
+    Args:
+        device: Which.
+        lines: What, a line each.
+    """
+    _left_here.extend(f"{device}: left {line}" for line in lines)
+
+
+def left_here() -> tuple[str, ...]:
+    """Return what this process has left as somebody else has set it, a line each, once."""
+    lines = tuple(dict.fromkeys(_left_here))
+    _left_here.clear()
+    return lines

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from polythrottle.actuation import Limits, Standing, standing
 from polythrottle.actuation.drivers.controls import file_systems
-from polythrottle.actuation.restore import lapsed
+from polythrottle.actuation.restore import lapsed, left_behind
+from polythrottle.actuation.rollback import Outcome
 from polythrottle.actuation.state.site import machine
 from polythrottle.domain.errors import PolythrottleError
 from polythrottle.domain.ports import Finding
@@ -368,6 +369,8 @@ def record_findings() -> tuple[Finding, ...]:
     """Return what stands changed, by whom and until when, and whether the state folder is fit to keep it."""
     try:
         stands = tuple(_told(each) for each in standing())
+        changed = {each.subject for each in stands}
+        stands += tuple(_told_left(each) for each in left_behind() if each.device not in changed)
     except PolythrottleError as err:
         stands = (Finding("originals", False, _line(err)),)
     return (*(stands or (Finding("originals", True, "nothing stands changed"),)), *_state(), _limits())
@@ -377,10 +380,7 @@ def _told(each: Standing) -> Finding:
     lease = each.lease
     count = f"{len(each.keys)} control{'s' * (len(each.keys) != 1)}"
     since = f" since {lease.since}" * bool(lease.since)
-    # A planted board is restored only where it is named.
-    restore = _RESTORE
-    if " /" in each.device:
-        restore = f"{_RESTORE} --device '{each.device}'"
+    restore = _restore_of(each.device)
     if each.damage:
         return Finding(each.device, False, f"the record of originals is damaged: {each.damage[0]}", restore)
     if lease.applied and lease.kept:
@@ -394,6 +394,19 @@ def _told(each: Standing) -> Finding:
     if lease.holder:
         by = f"{lease.holder}, which is dead"
     return Finding(each.device, False, f"{count} changed by {by},{since or ' some time ago'}", restore)
+
+
+def _told_left(each: Outcome) -> Finding:
+    """Tell of what a restoring before has left to somebody else."""
+    remedy = f"{_restore_of(each.device)} --force puts it back; the next tune takes it for what it finds"
+    return Finding(each.device, None, printable("; ".join(each.left)), remedy)
+
+
+def _restore_of(device: str) -> str:
+    """Return the command that restores a device: a planted board is restored only where it is named."""
+    if " /" in device:
+        return f"{_RESTORE} --device '{device}'"
+    return _RESTORE
 
 
 def _kept(each: Standing, told: str, remedy: str) -> Finding:

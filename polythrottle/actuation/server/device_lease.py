@@ -245,6 +245,7 @@ class ServedDevice:
         self._known: tuple[float, dict[str, Any]] | None = None
         self._retry_s: float | None = None
         self._owed = ""
+        self._left: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -307,6 +308,7 @@ class ServedDevice:
             self._point = None
             self._retry_s = None
             self._owed = ""
+            self._left = ()
             stack.pop_all()  # it is left when the lease ends
         self._meter.begin()
 
@@ -470,7 +472,8 @@ class ServedDevice:
             self._retry_s = self._now_s() + _AGAIN_S
             self._owed = str(err)
             return (self._owed,)
-        return tuple(each for each in _differences(device) if each not in before)
+        self._left = tuple(each for each in _differences(device) if each not in before)
+        return self._left
 
     @property
     def next_s(self) -> float | None:
@@ -518,7 +521,7 @@ class ServedDevice:
             return self.end("the actuator ends")
         if self._retry_s is not None:
             return self._try_again()
-        return ()
+        return self._left
 
 
 def _differences(device: Device) -> Sequence[str]:

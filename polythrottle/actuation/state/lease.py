@@ -84,7 +84,7 @@ class Lease:
         applied: Whether a profile applied by hand holds it, which `restore` may end.
         kept: Whether it stands without a process, until a restore or a reboot.
         confirmed_s: How long it will stand once confirmed, in seconds; None is until a restore.
-        dirty: Whether something may have been written under it that is not back yet.
+        dirty: Whether something may have been written, under it or those before, that is not back yet.
     """
 
     token: int
@@ -152,6 +152,20 @@ def wait_for_lock(handle: int, patience_s: float, stuck: Callable[[], str], fail
             time.sleep(0.002)
         except OSError as err:
             raise StorageError(f"{failed}: {err.strerror}") from err
+
+
+def _locker(handle: int) -> int | None:
+    """Return the process that has an open file locked, as the kernel tells it (proc_locks(5)); None where it does not.
+
+    That need not be the lease's holder: whoever restores, confirms or keeps locks it too.
+    """
+    inode = str(os.fstat(handle).st_ino)
+    with suppress(OSError, ValueError):
+        for line in text_of("/proc/locks").splitlines():
+            fields = line.split()
+            if fields[1:2] == ["FLOCK"] and len(fields) > 5 and fields[5].rpartition(":")[2] == inode:
+                return int(fields[4]) or None  # 0 is a process of another container
+    return None
 
 
 class Fence:
@@ -244,6 +258,8 @@ class Fence:
         if token is None:
             return lease
         self._refuse_if_passed(lease, token)
+        if lease.token == token and not (lease.holder or ending):
+            raise Passed(f"the lease to write (token {token}) is no longer valid: it was ended")
         what = "damaged" if lease.token != token else ""
         if self._kept is not None and not self._is_in_place(handle):
             self._refuse_if_taken(token)
@@ -283,7 +299,10 @@ class Fence:
     def _lock(self, handle: int) -> None:
         def who() -> str:
             lease = self.parsed(os.pread(handle, _MOST_BYTES, 0))
+            pid = _locker(handle)
             holder = f"{lease.holder or 'another process'} (pid {lease.pid})"
+            if pid not in (None, lease.pid):
+                holder = f"process {pid}"
             return f"{holder} stands in the middle of a write; end that process, then try again"
 
         wait_for_lock(handle, PATIENCE_S, who, f"cannot lock {self._file}")
@@ -314,18 +333,20 @@ class Fence:
             return lease
         return Lease(lease.token, self._boot_id)
 
-    def take(self, holder: str, seconds: float | None) -> int:
+    def take(self, holder: str, seconds: float | None, *, dirty: bool = False) -> int:
         """Take the lease, whoever had it, and return its new token.
 
         Args:
             holder: Who takes it.
             seconds: How long it lasts unless renewed; None is for good.
+            dirty: As in `Lease`: what those before have left goes over to whoever takes it.
         """
         with self._locked() as handle:
             lease = self._checked(handle, None, False)
             pid = os.getpid()
             expires_s = None if seconds is None else boot_s() + seconds
-            taken = Lease(lease.token + 1, self._boot_id, holder, pid, expires_s, _wall(), started=start_of(pid) or 0)
+            since = start_of(pid) or 0
+            taken = Lease(lease.token + 1, self._boot_id, holder, pid, expires_s, _wall(), dirty=dirty, started=since)
             self._write(handle, taken)
         return taken.token
 
@@ -357,11 +378,17 @@ class Fence:
         assert self._kept is not None, "the lease file is not kept open"
         self._write(self._kept, replace(lease, **changes))  # type: ignore[arg-type]
 
-    def release(self, token: int) -> None:
-        """Give a lease up, if it still is this one."""
+    def release(self, token: int, *, settled: bool) -> None:
+        """Give a lease up, if it still is this one.
+
+        Args:
+            token: The caller's.
+            settled: Whether nothing is left to put back; else the lease stays dirty without a holder.
+        """
         with self._locked() as handle:
-            if self._checked(handle, None, False).token == token:
-                self._write(handle, Lease(token, self._boot_id))
+            lease = self._checked(handle, None, False)
+            if lease.token == token:
+                self._write(handle, Lease(token, self._boot_id, dirty=lease.dirty and not settled))
 
     def _write(self, handle: int, lease: Lease) -> None:
         # In place: the lock is on this very file. In one call, a shorter text filled up with blanks, so that neither a

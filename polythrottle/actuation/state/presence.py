@@ -21,6 +21,9 @@ from polythrottle.actuation.drivers.controls import text_of
 from polythrottle.actuation.state.site import Site
 
 _FILE = "/proc/sys/kernel/random/boot_id"
+# Numbers of fcntl.h, the same on every machine that Linux runs on, which Python before 3.9 does not name.
+_SETLK = getattr(fcntl, "F_OFD_SETLK", 37)
+_GETLK = getattr(fcntl, "F_OFD_GETLK", 36)
 _DEVICES = 1 << 20  # bytes that one folder has
 _FLOCK = "hhqqi"  # struct flock: type, whence, start, length, process
 _READ_LOCK = re.compile(r"OFDLCK\s+ADVISORY\s+READ\s+\S+\s+\S+\s+(\d+)\s")
@@ -28,10 +31,10 @@ _READ_LOCK = re.compile(r"OFDLCK\s+ADVISORY\s+READ\s+\S+\s+\S+\s+(\d+)\s")
 
 def announce(site: Site) -> int | None:
     """Show from now on that this process steers a device; returns the handle that does, None where nothing can."""
-    with suppress(OSError, AttributeError):
+    with suppress(OSError):
         handle = os.open(_FILE, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.fcntl(handle, fcntl.F_OFD_SETLK, _lock(fcntl.F_RDLCK, _place(site.folder, site.stem), 1))
+            fcntl.fcntl(handle, _SETLK, _lock(fcntl.F_RDLCK, _place(site.folder, site.stem), 1))
         except OSError:
             os.close(handle)
             raise
@@ -67,11 +70,11 @@ def gone_from(folder: Path, processes: Collection[int]) -> str:
 
 def _place(folder: Path, stem: str | None = None) -> int:
     """Return the byte of a device, or the first of its folder."""
-    begin = int.from_bytes(hashlib.sha256(str(folder).encode()).digest()[:5], "big") * _DEVICES
+    begin = int.from_bytes(hashlib.sha256(os.fsencode(folder)).digest()[:5], "big") * _DEVICES
     if stem is None:
         return begin
     device = stem.rpartition("@")[0]  # the machine's identity may change meanwhile
-    return begin + int.from_bytes(hashlib.sha256(device.encode()).digest()[:4], "big") % _DEVICES
+    return begin + int.from_bytes(hashlib.sha256(os.fsencode(device)).digest()[:4], "big") % _DEVICES
 
 
 def _lock(kind: int, start: int, length: int) -> bytes:
@@ -80,11 +83,11 @@ def _lock(kind: int, start: int, length: int) -> bytes:
 
 def _locked(begin: int, end: int) -> Iterator[int]:
     """Yield the bytes of a range that anybody has locked."""
-    with suppress(OSError, AttributeError):
+    with suppress(OSError):
         handle = os.open(_FILE, os.O_RDONLY | os.O_CLOEXEC)
         try:
             while begin < end:
-                found = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, _lock(fcntl.F_WRLCK, begin, end - begin))
+                found = fcntl.fcntl(handle, _GETLK, _lock(fcntl.F_WRLCK, begin, end - begin))
                 kind, _, start, length, _ = struct.unpack(_FLOCK, found)
                 if kind == fcntl.F_UNLCK or not length:
                     return  # or up to the end of the file, as nobody here locks it

@@ -305,7 +305,8 @@ class Record:
                 self._file.rename(self._file.with_suffix(".left" if left else ".damaged"))
             else:
                 self._file.unlink()
-            sync_folder(self._file.parent)
+            with suppress(OSError):  # one that comes back after a power cut is of another boot, and compared again
+                sync_folder(self._file.parent)
         except FileNotFoundError:
             pass  # somebody has deleted it, or its folder
         except OSError as err:

@@ -92,7 +92,7 @@ class Site:
                     if not stat.S_ISDIR(os.stat(folder.parent).st_mode):
                         raise StorageError(f"{folder.parent} is no folder, so what stands changed cannot be known")
                 return ()
-            _trusted(folder)
+            _trusted(folder, "give it back to root, or move it away")
             names = sorted(each.stem for each in folder.iterdir() if each.suffix in _KINDS)
         except OSError as err:
             raise StorageError(f"cannot read {folder}: {err.strerror}") from err
@@ -133,7 +133,7 @@ class Site:
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self.folder.mkdir(mode=0o700, exist_ok=True)
-            _trusted(self.folder)
+            _trusted(self.folder, _REMEDY)
         except OSError as err:
             raise StorageError(f"cannot keep originals in {self.folder}: {err.strerror}; {_REMEDY}") from err
 
@@ -188,17 +188,17 @@ def _boot_of(file: Path) -> str:
     return ""
 
 
-def _trusted(folder: Path) -> None:
+def _trusted(folder: Path, remedy: str) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise StorageError(f"{folder} is not a folder of its own but a link or a file; {_REMEDY}")
+        raise StorageError(f"{folder} is not a folder of its own but a link or a file; {remedy}")
     if found.st_uid not in (os.geteuid(), 0):
-        raise StorageError(f"{folder} belongs to user {found.st_uid}; {_REMEDY}")
+        raise StorageError(f"{folder} belongs to user {found.st_uid}; {remedy}")
     if found.st_mode & 0o022:
         raise StorageError(f"others may write in {folder} (mode {stat.S_IMODE(found.st_mode):o}); run chmod go-w on it")
     above = folder.parent.stat()
     if above.st_mode & 0o002 and not above.st_mode & stat.S_ISVTX:
-        raise StorageError(f"anyone may write in {folder.parent}; run chmod o-w on it, or {_REMEDY}")
+        raise StorageError(f"anyone may write in {folder.parent}; run chmod o-w on it, or {remedy}")
 
 
 def contents(path: Path) -> bytes | None:

@@ -1,5 +1,6 @@
 """An external meter in place of a device's own sensors: its joules, or its watts integrated over time."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -188,6 +189,7 @@ class Metered:
         self._live = meter.uri if isinstance(meter, LiveMeter) else ""
         self._sampling = ExitStack()
         self._blind = False
+        self._process = 0
 
     @property
     def uri(self) -> str:
@@ -292,6 +294,7 @@ class Metered:
 
     def __enter__(self) -> Self:
         self.inner.__enter__()
+        self._process = os.getpid()
         try:
             try:
                 self.inner.read()
@@ -307,7 +310,8 @@ class Metered:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._sampling.close()
+            if self._process == os.getpid():  # else the meter is that of the process which has forked this one
+                self._sampling.close()
         finally:
             self.inner.__exit__(kind, error, trace)
 

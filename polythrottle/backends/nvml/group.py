@@ -7,6 +7,7 @@ equal clocks they do not.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -114,6 +115,7 @@ class NvmlGroup:
         self._searched = knobs
         self._state = state
         self._pool: ThreadPoolExecutor | None = None
+        self._process = 0
 
     @property
     def clock(self) -> Clock:
@@ -369,6 +371,7 @@ class NvmlGroup:
         self._pool = None
 
     def __enter__(self) -> Self:
+        self._process = os.getpid()
         with ExitStack() as stack:
             self._pool = stack.enter_context(_threads(len(self.members)))
             stack.callback(self._forget_threads)
@@ -381,6 +384,10 @@ class NvmlGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._process != os.getpid():  # a fork has none of the threads
+            for each in self.members:
+                each.__exit__(kind, error, trace)
+            return
         try:
             self._together(lambda each: each.__exit__(kind, error, trace))
         finally:
