@@ -167,18 +167,24 @@ _H100 = GpuModel(
     has_mig=1,
     millikelvin_per_w=100,
 )
-# As nvidia-smi -q shows one of a server's: clocks 345 to 1980 MHz, memory 2619 MHz, limits 200 to 700 W (Princeton
-# Research Computing's page on its GPUs, node of Della); the limits also in NVIDIA's DGX H100 guide, "Querying GPU power
-# limit". That its memory clock cannot be locked: a public device log. The rest is assumed.
+# As polythrottle read one (driver 580.159.04, passed through to a virtual machine): its tables, limits, counter's step
+# and samples, 72 W at rest, and offsets of which there is 0 MHz alone. That its memory clock cannot be locked though it
+# lists two: a public device log. What it draws under load, and at the lower memory clock, is assumed.
 _H100_SXM = replace(
     _H100,
     name="NVIDIA H100 80GB HBM3",
-    clocks_mhz=((2619, _steps(345, 1980)),),
+    clocks_mhz=((2619, _steps(345, 1980)), (1593, _steps(345, 1980))),
     device_id=0x233010DE,
     memory_bytes=80 * 2**30,
     limit_max_mw=700_000,
+    static_mw=42_000,
     gpu_mw=620_000,
     has_memory_lock=0,
+    has_offsets=1,
+    offset_min_mhz=0,
+    offset_max_mhz=0,
+    mem_offset_min_mhz=0,
+    mem_offset_max_mhz=0,
     millikelvin_per_w=60,
 )
 _L4 = GpuModel(
