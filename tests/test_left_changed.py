@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from polythrottle.actuation import Actuator, Control, restore_all, standing
+from polythrottle.actuation import Actuator, Control, restore_all, rollback, standing
 from polythrottle.actuation import restore as program
 from polythrottle.actuation.state import lease as leases
 from polythrottle.actuation.state import record as records
@@ -18,7 +19,7 @@ from polythrottle.actuation.state.site import Site, boot_id
 from polythrottle.actuation.watchdog import Watchdog
 from polythrottle.cli import _tell_what_is_left
 from polythrottle.cli.commands import run
-from polythrottle.domain.errors import DeviceError, StorageError, left_here
+from polythrottle.domain.errors import DeviceError, PolythrottleError, StorageError, left_here
 from polythrottle.inspect.machine import record_findings
 
 LEVELS = frozenset(map(str, range(1000)))
@@ -36,7 +37,7 @@ def knob(tmp_path: Path) -> Path:
 def restored(knob: Path) -> Iterator[None]:
     """Leave nothing changed, and nothing to be told by the next test."""
     yield
-    with suppress(DeviceError, StorageError):
+    with suppress(PolythrottleError):
         restore_all(force=True)
     left_here()
 
@@ -225,6 +226,157 @@ def test_what_a_command_has_left_is_told_at_its_end(knob: Path, capsys: pytest.C
     assert not capsys.readouterr().err
 
 
+def planted(tmp_path: Path) -> tuple[Actuator, Path, str]:
+    """Return the actuator of a planted board that has written 10 to a control and was killed, the control, its URI."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    knob = tree / "knob"
+    knob.write_text("1")
+    made = board(knob, f"jetson {tree}").__enter__()
+    made.write(str(knob), "10")
+    fence = made._fence
+    assert fence is not None
+    fence.let_go()
+    made._fence = None
+    made._release()
+    return made, knob, f"jetson?root={tree}"
+
+
+def test_what_was_left_is_named_and_forced_back_by_the_devices_name(tmp_path: Path) -> None:
+    """As doctor advises it: the URI means the device that was left so, though nothing else stands."""
+    _, knob, uri = planted(tmp_path)
+    knob.write_text("77")
+    assert run(["restore", "--no-daemon", "--device", uri]) == 6
+    assert run(["restore", "--no-daemon", "--device", uri]) == 6
+    assert run(["restore", "--no-daemon", "--force", "--device", uri]) == 0
+    assert knob.read_text() == "1"
+    assert run(["restore", "--no-daemon", "--device", uri]) == 0
+
+
+@pytest.mark.parametrize("gone", ["record", "lease"])
+@pytest.mark.parametrize("strange", [False, True])
+def test_a_device_is_restored_by_its_name_though_no_record_tells_it(tmp_path: Path, gone: str, strange: bool) -> None:
+    """Record or lease deleted, or no plain file: put back by the audit or the record, or said to stand; never 0."""
+    dead, knob, uri = planted(tmp_path)
+    file: Path = getattr(dead._site, gone)
+    file.unlink()
+    if strange:
+        file.mkdir()
+        assert run(["restore", "--no-daemon", "--device", uri]) == 8
+        assert knob.read_text() == "10"
+        file.rmdir()
+    assert run(["restore", "--no-daemon", "--device", uri]) == 0
+    assert knob.read_text() == "1"
+
+
+def test_the_audit_knows_the_original_however_often_it_was_put_aside(
+    knob: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may not be back is told again before older lines are forgotten."""
+    monkeypatch.setattr(rollback, "_MOST_BYTES", 3000)
+    dead = board(knob).__enter__()
+    for level in range(10, 60):
+        dead.write(str(knob), str(level))
+    fence = dead._fence
+    assert fence is not None
+    fence.let_go()
+    dead._fence = None
+    dead._release()
+    dead._site.record.unlink()
+    assert '"before": "1"' not in dead._site.audit.read_text().splitlines()[0]
+    assert restore_all()[0].restored == (str(knob),)
+    assert knob.read_text() == "1"
+
+
+def test_a_damaged_session_that_was_told_of_is_no_part_of_the_next(knob: Path) -> None:
+    """What holds after such a restore counts as found, also for whom the audit is all that is left."""
+    site = killed(knob)
+    site.record.write_text(site.record.read_text() + "garbage\n")
+    assert restore_all()[0].damage
+    knob.write_text("5")
+    site = killed(knob)
+    site.record.unlink()
+    assert restore_all()[0].restored == (str(knob),)
+    assert knob.read_text() == "5"
+
+
+def test_a_second_restoring_of_one_writer_forgets_nothing_of_the_first(knob: Path) -> None:
+    """Both that somebody else has changed are named afterwards, also the one that no line on record names."""
+    third = knob.with_name("third")
+    third.write_text("3")
+    other = knob.with_name("other")
+    other.write_text("2")
+    device = board(knob)
+    device.allow(Control(str(other), LEVELS), Control(str(third), LEVELS))
+    with device:
+        device.write(str(knob), "10")
+        knob.write_text("77")
+        device.restore()
+        device.write(str(other), "20")
+        other.write_text("88")
+        third.write_text("99")
+    named = {each.key: (each.original, each.found) for each in restore_all()[0].foreign}
+    assert named == {str(knob): ("1", "77"), str(other): ("2", "88"), str(third): ("3", "99")}
+    restore_all(force=True)
+    assert [each.read_text() for each in (knob, other, third)] == ["1", "2", "3"]
+
+
+def test_a_strange_left_file_drops_nothing_that_was_found(knob: Path) -> None:
+    """It is one more line beside what the restoring has found; doctor says so too."""
+    site = killed(knob)
+    site.record.unlink()
+    site.audit.unlink()
+    site.left.mkdir()
+    (outcome,) = restore_all()
+    assert any("cannot be known" in line for line in outcome.damage)
+    assert any(str(site.left) in line for line in outcome.damage)
+    assert any(str(site.left) in each.explanation for each in record_findings())
+    site.left.rmdir()
+
+
+def test_a_damaged_left_file_says_nothing_once_all_is_as_it_was_found(knob: Path) -> None:
+    """Whoever has changed it has put it back."""
+    site = killed(knob)
+    knob.write_text("77")
+    restore_all()
+    site.left.write_text(site.left.read_text() + "garbage\n")
+    assert restore_all()[0].foreign
+    knob.write_text("1")
+    assert restore_all() == ()
+
+
+def test_a_guard_that_dies_at_its_start_lets_nothing_be_left_changed(
+    knob: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who would revert it must be there before the writer goes; else all is put back, and the command fails."""
+
+    def hand_over() -> None:
+        with board(knob) as device:
+            device.write(str(knob), "10")
+            monkeypatch.setattr("polythrottle.actuation.watchdog.sys.executable", "/bin/false")
+            device.hand_over("profile x", 60)
+
+    with pytest.raises(DeviceError, match="does not stay"):
+        hand_over()
+    assert knob.read_text() == "1"
+    assert not standing()
+
+
+def test_doctor_says_where_nothing_reverts_what_was_applied_for_a_time(knob: Path) -> None:
+    """Its guard has died, and its time is not over yet."""
+    device = board(knob).__enter__()
+    device.write(str(knob), "10")
+    device.hand_over("profile x", 600)
+    (found,) = standing()
+    os.kill(found.lease.pid, 9)
+    ends = time.monotonic() + 60
+    while found.lease.alive and time.monotonic() < ends:
+        time.sleep(0.01)
+    (finding,) = [each for each in record_findings() if each.subject == "board"]
+    assert finding.works is False
+    assert "nothing reverts it" in finding.explanation
+
+
 FORKED = """
 import os, sys
 from pathlib import Path
@@ -261,6 +413,37 @@ def test_a_child_that_is_forked_within_a_writer_ends_nothing_of_it(knob: Path) -
     assert done.returncode == 0, done.stderr
     assert "which has forked this one" in done.stdout
     assert not standing()
+
+
+OUTLIVED = """
+import os, sys, time
+from pathlib import Path
+from polythrottle.actuation import Actuator, Control
+
+knob = Path(sys.argv[1])
+device = Actuator("board", guarded=False)
+device.allow(Control(str(knob), frozenset(map(str, range(1000)))))
+with device:
+    device.write(str(knob), "10")
+    child = os.fork()
+    if not child:
+        os.close(1), os.close(2)
+        time.sleep(600)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_child_that_outlives_a_killed_writer_keeps_nobody_out(knob: Path) -> None:
+    """It holds none of its parent's locks: what is left is put back, and the next writer begins."""
+    writer = subprocess.Popen([sys.executable, "-c", OUTLIVED, str(knob)], start_new_session=True)
+    writer.wait()
+    try:
+        assert restore_all()[0].restored == (str(knob),)
+        with board(knob) as device:
+            device.write(str(knob), "5")
+        assert knob.read_text() == "1"
+    finally:
+        os.killpg(writer.pid, 9)
 
 
 def test_a_lease_that_was_ended_lets_nobody_write(knob: Path) -> None:

@@ -30,17 +30,17 @@ def test_a_uri_means_the_name_that_the_board_stands_under(tmp_path: Path) -> Non
 
 def test_gpus_mean_those_that_stand_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """All is all that stand; the only one that stands is meant by any number; of a group, those of it that stand."""
-    changed: list[Standing] = []
-    monkeypatch.setattr(records.restoring, "standing", lambda: changed)
+    changed: list[str] = []
+    monkeypatch.setattr(records.restoring, "concerned", lambda: changed)
     monkeypatch.setattr(records, "uuids_of", lambda name: [f"GPU-{each}" for each in name.split(",")])
     assert on_record("nvml:all") == ["nvml all"]
     assert on_record("nvml:0,1") == ["nvml GPU-0"]
-    changed += standing("nvml GPU-7", "jetson")
+    changed += ("nvml GPU-7", "jetson")
     assert on_record("nvml:all") == ["nvml GPU-7"]
     assert on_record("nvml:0") == ["nvml GPU-7"]
     assert on_record("nvml") == ["nvml GPU-7"]
     assert on_record("nvml:0,1") == ["nvml GPU-0"]
-    changed += standing("nvml GPU-1", "nvml GPU-2")
+    changed += ("nvml GPU-1", "nvml GPU-2")
     assert on_record("nvml:0") == ["nvml GPU-0"]
     assert on_record("nvml:0,1,2") == ["nvml GPU-1", "nvml GPU-2"]
 
@@ -52,7 +52,7 @@ def test_a_planted_board_that_went_is_named_unless_it_stands_changed(
     gone = str(tmp_path / "gone")
     with pytest.raises(InvalidInput, match="there is no folder"):
         check_roots(f"jetson?root={gone}", [f"jetson {gone}"])
-    monkeypatch.setattr(records.restoring, "standing", lambda: standing(f"jetson {gone}"))
+    monkeypatch.setattr(records.restoring, "concerned", lambda: [f"jetson {gone}"])
     check_roots(f"jetson?root={gone}", [f"jetson {gone}"])
     with pytest.raises(InvalidInput):
         check_roots(f"jetson?root={gone}", ["jetson"])

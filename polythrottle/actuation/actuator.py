@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -38,6 +39,19 @@ from polythrottle.domain.errors import BadFile, DeviceError, KnobRejected, Polyt
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+_entered: weakref.WeakSet[Actuator] = weakref.WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    """Let go, in a child that was just forked, of what is its parent's: else locks outlive those who took them."""
+    for each in list(_entered):
+        each._leave_to_parent()
+    _entered.clear()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 class Actuator:
@@ -151,6 +165,7 @@ class Actuator:
         try:
             with suppress(OSError):
                 self._spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+            _entered.add(self)
             self._fence = Fence(self._site.lease, self._boot())
             self._refuse_if_steered(self._fence)
             self._presence = announce(self._site)
@@ -193,8 +208,7 @@ class Actuator:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process != os.getpid():
-            self._leave_to_parent()
-            return
+            return  # it was left to the process that entered as soon as this one was forked
         self._free_spare()
         try:
             self.restore()
@@ -260,6 +274,7 @@ class Actuator:
                 os.close(handle)
         self._presence = None
         self._lock = None
+        _entered.discard(self)
 
     def write(self, key: str, text: str) -> None:
         """Set one control; as `apply` does."""
@@ -274,10 +289,10 @@ class Actuator:
             DeviceError: If the device is gone, was not entered, or another has taken over.
             StorageError: If the originals cannot be saved or the lease cannot be kept; nothing is written then.
         """
+        if self._process not in (0, os.getpid()):
+            raise DeviceError(f"{self.device} is steered by process {self._process}, which has forked this one")
         if self._record is None or self._fence is None:
             raise DeviceError(f"{self.device} must be entered (with device: …) before it is steered")
-        if self._process != os.getpid():
-            raise DeviceError(f"{self.device} is steered by process {self._process}, which has forked this one")
         if self._watch is not None:
             self._watch.check()
         for setting in settings:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from polythrottle.actuation.drivers.controls import read_recorded
 from polythrottle.actuation.drivers.system import SystemControls
-from polythrottle.actuation.keeper import StateCopy
+from polythrottle.actuation.keeper import StateCopy, say_ready
 from polythrottle.actuation.restore import take_over
 from polythrottle.actuation.state.lease import LEASE_S, Fence, Lease, Stuck, boot_s
 from polythrottle.actuation.state.record import FORGET, NOW, Record
@@ -159,6 +159,7 @@ def main(arguments: list[str]) -> None:
     if alone:
         os.set_inheritable(int(pid[1:]), False)  # a keeper holds no lock: its lease says that the device is taken
         _keep_open(site, boot_id, controls)
+        say_ready()
     look = StateCopy(site, boot_id, int(token), locked=True).look if alone else lambda: None
     if wait_for_end(site, boot_id, int(token), _never if alone else _end_of(int(pid), told), look):
         _restore(site, boot_id, int(token), controls, told)

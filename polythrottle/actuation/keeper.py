@@ -18,7 +18,7 @@ from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.limits import Limits
 from polythrottle.actuation.rollback import Audit, patiently
 from polythrottle.actuation.state.lease import Fence, Lease, hold
-from polythrottle.actuation.state.record import Kept, Record, shown
+from polythrottle.actuation.state.record import READY, Kept, Record, shown
 from polythrottle.actuation.state.site import Site, contents
 from polythrottle.domain.errors import BadFile, DeviceError, KnobRejected, PolythrottleError, StorageError
 from polythrottle.storage.untrusted import printable
@@ -253,11 +253,22 @@ class Keeper:
                     self._seen[key] = Kept(kept.text, _start(self._controls, key))
 
 
+def say_ready() -> None:
+    """Tell whoever has started this process that it watches from now on; it may be heard by nobody."""
+    with suppress(OSError):
+        os.write(1, READY)
+    with suppress(OSError):
+        nobody = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nobody, 1)
+        os.close(nobody)
+
+
 def main(arguments: list[str]) -> None:
     """Keep what the lease that the arguments name is of."""
     folder, stem, boot_id, token = arguments
     keeper = Keeper(Site(Path(folder), stem), boot_id, int(token))
     looked_s = time.monotonic()
+    say_ready()
     while keeper.keeps:
         if time.monotonic() - looked_s >= LOOK_S:
             with suppress(PolythrottleError):  # it is looked at again; doctor says what does not hold

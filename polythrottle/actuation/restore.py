@@ -70,6 +70,17 @@ def standing(state: Path | None = None, boot_id: str | None = None) -> tuple[Sta
     return (*known, *_strayed(state, boot))
 
 
+def concerned(state: Path | None = None, boot_id: str | None = None) -> tuple[str, ...]:
+    """Return the devices of which a restore would have something to do or to say, as far as their files name them.
+
+    Raises:
+        StorageError: If the folder of records cannot be trusted or read.
+    """
+    boot = boot_id if boot_id is not None else running_boot_id()
+    names = [name for site in Site.all(state) if (name := _standing_name(site, boot)) is not None]
+    return tuple(dict.fromkeys(names))
+
+
 def _strayed(state: Path | None, boot: str) -> tuple[Standing, ...]:
     """Return what stands of devices that living processes steer, while the folder has lost all that it knew of them."""
     folder = originals_folder(state)
@@ -97,7 +108,7 @@ def _has_lost_its_lease(site: Site, boot: str) -> bool:
 def _standing(site: Site, boot: str) -> Standing | None:
     """Return what stands of one device; None if nothing does."""
     try:
-        record = Record(site.record, None, boot)
+        record = _record_of(site, boot)
         lease = Fence(site.lease, boot).read()
     except StorageError as err:  # the others are listed all the same
         return Standing(_device_of(site), (), Lease(0, boot), (shown(str(err)),))
@@ -124,7 +135,7 @@ def lapsed(device: str, state: Path | None = None, controls: Controls | None = N
     found: list[Lapse] = []
     for site in Site.all(state):
         with suppress(StorageError):  # one that cannot be read is nobody's by name; `standing` tells of it
-            record = Record(site.record, None, boot)
+            record = _record_of(site, boot)
             found += lapses(record, reached) if record.device == device else ()
     return tuple(found)
 
@@ -183,7 +194,7 @@ def _restored(
     settled = False
     try:
         with fence.closed(token, ending=True):
-            record = Record(site.record, None, boot_id)
+            record = _record_of(site, boot_id)
             if told is not None:
                 record.adopt(told.entries)
             audited, gone = _audited(site, record, before, boot_id)
@@ -221,8 +232,11 @@ def left_behind(
     reached = controls if controls is not None else SystemControls(stays=False)
     found = []
     for site in Site.all(state):
-        with suppress(StorageError):  # one that cannot be read is met by whoever restores
-            found += [each for each in (_left_behind(site, reached, boot),) if each is not None]
+        try:
+            left = _left_behind(site, reached, boot)
+        except StorageError as err:
+            left = Outcome(_device_of(site), damage=(shown(str(err)),))
+        found += [] if left is None else [left]
     return tuple(found)
 
 
@@ -231,7 +245,7 @@ def _left_behind(site: Site, controls: Controls, boot: str) -> Outcome | None:
         return None
     record = Record(site.left, None, boot)
     left = Rollback(record, controls).differences()
-    if left or record.damage:
+    if left or (record.damage and not record.originals):  # else all that it could have named is as it was found
         return Outcome(record.device, foreign=left, damage=record.damage)
     return None
 
@@ -317,7 +331,7 @@ def _restored_once(
     site: Site, fence: Fence, boot: str, controls: Controls | None, *, force: bool
 ) -> tuple[Outcome, ...]:
     outcomes: tuple[Outcome, ...] = ()
-    if force or _stands(site, Record(site.record, None, boot), fence.read(), boot):
+    if force or _stands(site, _record_of(site, boot), fence.read(), boot):
         if not force:
             _refuse_if_held(site, fence)
         applied = fence.read().applied
@@ -326,7 +340,12 @@ def _restored_once(
             _await_guard(site)
     if any(each.foreign for each in outcomes):
         return outcomes
-    left = _left_behind(site, controls if controls is not None else SystemControls(stays=False), boot)
+    try:
+        left = _left_behind(site, controls if controls is not None else SystemControls(stays=False), boot)
+    except StorageError as err:
+        if not outcomes:
+            raise
+        left = Outcome(outcomes[0].device, damage=(shown(str(err)),))  # what was found comes first
     if left is None:
         return outcomes
     return (outcomes[0].with_more(left) if outcomes else left,)
@@ -343,7 +362,7 @@ def _on_record(site: Site, boot: str) -> str:
     """Name the controls that a restoring which failed may have left changed, as far as the record can be read."""
     keys: dict[str, None] = {}
     with suppress(StorageError):
-        keys |= dict.fromkeys(Record(site.record, None, boot).entries)
+        keys |= dict.fromkeys(_record_of(site, boot).entries)
     with suppress(StorageError):
         keys |= dict.fromkeys(Audit(site.audit, "", boot).unsettled(Fence(site.lease, boot).read()))
     more = f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else ""
@@ -357,18 +376,21 @@ def _chosen(state: Path | None, device: str | None, boot: str, force: bool) -> l
     named = [(site, name) for site in Site.all(state) if (name := _standing_name(site, boot)) is not None]
     if device is None:
         return [site for site, _ in named]
-    if chosen := [site for site, name in named if name == device]:
-        return chosen
-    own = Site.of(device, state)
+    # Where no record names a device, its files do in part.
+    chosen = [site for site, name in named if name == device or (name == _device_of(site) and site.is_of(device))]
+    if chosen:
+        return [site for site in chosen if force or not _is_untouched(site, boot)]
     if not remembered(device, state):
         raise UnknownName("device on record", device, dict.fromkeys(name for _, name in named))
-    # Known by its files, whose names hold its own in part alone: nothing has been changed yet, or nothing is any more.
-    return [site for site, _ in named if site.stem == own.stem and (force or _applied(site, boot))]
+    return []
 
 
-def _applied(site: Site, boot: str) -> bool:
+def _is_untouched(site: Site, boot: str) -> bool:
+    """Say whether a living writer has entered a device and changed nothing yet."""
     with suppress(StorageError):
-        return Fence(site.lease, boot).read().applied
+        lease = Fence(site.lease, boot).read()
+        changed = lease.dirty or lease.applied or Record(site.record, None, boot).text or site.left.exists()
+        return lease.alive and not changed
     return False
 
 
@@ -386,7 +408,7 @@ def remembered(device: str, state: Path | None = None) -> bool:
 def _standing_name(site: Site, boot: str) -> str | None:
     """Return the device of a site that stands changed, or was left so to somebody else; None if it is neither."""
     try:
-        record = Record(site.record, None, boot)
+        record = _record_of(site, boot)
         lease = Fence(site.lease, boot).read()
         if _stands(site, record, lease, boot):
             if record.entries:
@@ -400,7 +422,19 @@ def _standing_name(site: Site, boot: str) -> str | None:
 
 
 def _device_of(site: Site) -> str:
+    """Return a device as its audit names it, for its record may be gone; else in part, as the names of its files do."""
+    with suppress(DeviceError):
+        told = Audit(site.audit, "", running_boot_id()).device
+        if told is not None and site.is_of(told):
+            return told
     return named_by(site.stem)
+
+
+def _record_of(site: Site, boot: str) -> Record:
+    record = Record(site.record, None, boot)
+    if not record.text:
+        record.device = _device_of(site)
+    return record
 
 
 def _refuse_if_held(site: Site, fence: Fence) -> None:
@@ -460,7 +494,7 @@ def confirm(device: str | None = None, state: Path | None = None) -> tuple[Stand
         fence = Fence(site.lease, boot)
         try:
             lease = fence.read()
-            meant = device in (None, _device_of(site), Record(site.record, None, boot).device)
+            meant = device in (None, _device_of(site), _record_of(site, boot).device)
         except StorageError as err:
             unread.append(err)
             continue

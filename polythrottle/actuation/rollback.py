@@ -183,6 +183,8 @@ class Rollback:
             if found in (entry.original, UNREADABLE) or self._is_moot(entry):
                 return None
             return Difference(key, entry.original, found, "changed by someone else since, left alone")
+        except PermissionDenied:
+            return None  # of a planted board that nobody has named here
         except (DeviceError, KnobRejected) as err:
             if key.startswith("/") and not key.startswith("/sys/") and not os.path.exists(key):
                 return None  # of a tree of files that is gone
@@ -285,7 +287,7 @@ def put_back(record: Record, controls: Controls, *, force: bool = False) -> Outc
     outcome = Rollback(record, controls, force=force).run()
     if not outcome.failed:
         try:
-            record.remove(left=bool(outcome.foreign))
+            record.remove(left={each.key: each.original for each in outcome.foreign})
         except StorageError as err:
             raise StorageError("; ".join([str(err), *map(str, outcome.foreign)])) from err
     return outcome
@@ -324,10 +326,9 @@ class Audit:
     def restored(self, token: int, outcome: Outcome) -> None:
         """Append what a restoring came to."""
         left = [str(each) for each in (*outcome.foreign, *outcome.failed)]
-        line = {"event": "restore", "token": token, "restored": list(outcome.restored), "left": left}
-        if not outcome.damage:  # else nobody knows what may be left
-            line["failed"] = [each.key for each in outcome.failed]
-        self._append(line)
+        failed = [each.key for each in outcome.failed]
+        restored = list(outcome.restored)
+        self._append({"event": "restore", "token": token, "restored": restored, "left": left, "failed": failed})
 
     def note(self, token: int, event: str) -> None:
         """Append something that happened to the lease."""
@@ -368,16 +369,34 @@ class Audit:
                 yield line
 
     def _append(self, line: dict[str, Any]) -> None:
-        head = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "boot_id": self._boot_id, "pid": os.getpid()}
-        text = json.dumps({**head, **line}) + "\n"
+        lines = [line]
         with suppress(OSError):
             handle = os.open(self._file, _FLAGS, 0o600)
             try:
-                if os.fstat(handle).st_size > _MOST_BYTES:
+                if full := os.fstat(handle).st_size > _MOST_BYTES:  # what is put aside next has been told again by then
+                    lines += self._carried(int(line["token"]))
+                os.write(handle, "".join(map(self._text, lines)).encode())
+                if full:
                     self._file.rename(self._older)
-                os.write(handle, text.encode())
             finally:
                 os.close(handle)
+
+    def _text(self, line: dict[str, Any]) -> str:
+        time_s = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        head = {"time": time_s, "boot_id": self._boot_id, "device": self._device, "pid": os.getpid()}
+        return json.dumps({**head, **line}) + "\n"
+
+    def _carried(self, token: int) -> Iterator[dict[str, Any]]:
+        """Yield lines that say all that may not be back, for lines before them to be forgotten."""
+        for key, entry in self.unsettled(Lease(token, self._boot_id, dirty=True)).items():
+            for text in sorted(entry.written):
+                yield {"event": "carried", "token": token, "key": key, "before": entry.original, "to": text}
+
+    @property
+    def device(self) -> str | None:
+        """Whose audit it is, as its last line of this boot says; None if none does."""
+        names = [line["device"] for line in self._of_boot(Lease(0, self._boot_id)) if is_plain(line.get("device"))]
+        return names[-1] if names else None
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
@@ -395,5 +414,8 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 def _note(found: dict[str, Entry], line: Mapping[str, Any]) -> None:
     """Add the write that a line of an audit tells of, if it does."""
     key, before, to = (line.get(name) for name in ("key", "before", "to"))
-    if line.get("event") in ("set", "found") and all(map(is_plain, (key, before, to))):
-        found.setdefault(str(key), Entry(str(before))).written.add(str(to))
+    if line.get("event") in ("set", "found", "carried") and all(map(is_plain, (key, before, to))):
+        entry = found.setdefault(str(key), Entry(str(before)))
+        entry.written.add(str(to))
+        if line["event"] == "carried":  # the first line of all may be gone by now
+            entry.original = str(before)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -17,13 +18,14 @@ from pathlib import Path
 
 from polythrottle.actuation.drivers.controls import ROOTS_VARIABLE, roots
 from polythrottle.actuation.state.lease import LEASE_S, Fence, Passed, Stuck
-from polythrottle.actuation.state.record import NOW
+from polythrottle.actuation.state.record import NOW, READY
 from polythrottle.actuation.state.site import Site
 from polythrottle.domain.clock import Thread
 from polythrottle.domain.errors import DeviceError, PolythrottleError
 
 _PIPE_BYTES = 1 << 20
 _MOST_ENDED = 2
+_PATIENCE_S = 30.0
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
 
 
@@ -145,10 +147,25 @@ def start_guard(site: Site, token: int, boot_id: str, *, lock: int | None, known
         DeviceError: If it cannot be started.
     """
     pid = "-" if lock is None else f"-{lock}"
-    guard = _spawned(site, token, boot_id, pid, known, lock=lock, presence=presence)
+    guard = _spawned(site, token, boot_id, pid, known, lock=lock, presence=presence, answers=True)
     _close(guard)
+    _await(guard)
     guard.returncode = 0  # it outlives this process, which is not to wait for it
     return guard.pid
+
+
+def _await(guard: subprocess.Popen[bytes]) -> None:
+    """Wait until a guard says that it watches.
+
+    Raises:
+        DeviceError: If it ends before that, or does not get there.
+    """
+    assert guard.stdout is not None
+    with guard.stdout as answers:
+        ready = bool(select.select([answers], [], [], _PATIENCE_S)[0]) and os.read(answers.fileno(), 1) == READY
+    if not ready:
+        guard.kill()
+        raise DeviceError(f"the guard that would restore the device does not stay (exit status {guard.wait()})")
 
 
 def _spawned(
@@ -160,6 +177,7 @@ def _spawned(
     *,
     presence: int | None,
     lock: int | None = None,
+    answers: bool = False,
 ) -> subprocess.Popen[bytes]:
     handles = [each for each in (lock, presence) if each is not None]
     where = os.pathsep.join(filter(None, (str(_PACKAGE), os.environ.get("PYTHONPATH"))))
@@ -176,7 +194,7 @@ def _spawned(
                 pid,
             ],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if answers else subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
             env={**os.environ, "PYTHONPATH": where, ROOTS_VARIABLE: os.pathsep.join(map(str, roots()))},

@@ -217,7 +217,7 @@ def restore(
     if daemon and not force:
         released = _released(device, told)
     if released is None:
-        if device is None or restoring.standing():
+        if device is None or restoring.concerned():
             named = on_record(device)
         else:
             named = ()

@@ -37,7 +37,7 @@ def on_record(device: str | None) -> Sequence[str | None]:
 
 
 def _gpus_on_record(body: str) -> Sequence[str]:
-    standing = [each.device for each in restoring.standing() if each.device.startswith("nvml ")]
+    standing = [each for each in restoring.concerned() if each.startswith("nvml ")]
     name = body.partition(":")[2]
     if name == "all":
         return standing or ["nvml all"]
@@ -66,7 +66,7 @@ def trust_roots(device: str) -> None:
 def check_roots(device: str, named: Sequence[str | None]) -> None:
     """Refuse a planted board that is not there, unless something stands on record for it, by one of the given names."""
     gone = [root for root in _planted(device) if not Path(root).is_dir()]
-    if gone and not any(each.device in named for each in restoring.standing()):
+    if gone and not any(each in named for each in restoring.concerned()):
         raise InvalidInput(f"there is no folder {gone[0]!r} to look for a board in")
 
 

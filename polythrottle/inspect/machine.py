@@ -386,6 +386,9 @@ def _told(each: Standing) -> Finding:
     if lease.applied and lease.kept:
         return _kept(each, f"{lease.holder} stands{since} ({count})", f"{restore} gives it back")
     if lease.applied and each.expires_in_s is not None and each.expires_in_s > 0:
+        if not lease.alive:
+            told = f"{lease.holder} stands{since} ({count}); its guard has died, so that nothing reverts it"
+            return Finding(each.device, False, told, restore)
         told = f"{lease.holder} stands{since} ({count}) and reverts in {each.expires_in_s:.0f} s"
         return Finding(each.device, None, told, "polythrottle apply --confirm lets it stand")
     if lease.alive:

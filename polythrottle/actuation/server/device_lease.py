@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from polythrottle.actuation.restore import left_behind
 from polythrottle.actuation.server.permits import Rights
 from polythrottle.actuation.server.unix_socket import Peer
 from polythrottle.actuation.state.lease import LeaseFileLost, boot_s, one_line
@@ -521,7 +522,10 @@ class ServedDevice:
             return self.end("the actuator ends")
         if self._retry_s is not None:
             return self._try_again()
-        return self._left
+        if not self._left:
+            return ()
+        still = {str(each).partition(": ")[0] for outcome in left_behind() for each in outcome.foreign}
+        return tuple(each for each in self._left if each.partition(": ")[0] in still)
 
 
 def _differences(device: Device) -> Sequence[str]:

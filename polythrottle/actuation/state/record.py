@@ -32,6 +32,8 @@ VERSION = 2
 FORGET = b"forget\n"
 NOW = b"now\n"
 """What a guard is told besides lines: that nothing stands changed any more; that it is to restore at once."""
+READY = b"."
+"""What a guard that stays behind says once it watches."""
 
 _MOST_SIGNS = 4096
 """In a text on record: as long as a path may be (PATH_MAX)."""
@@ -290,16 +292,18 @@ class Record:
             raise StorageError(f"cannot save originals in {self._file}: {err.strerror}; nothing was changed") from err
         self._text += data
 
-    def remove(self, *, left: bool = False) -> None:
+    def remove(self, *, left: Mapping[str, str] | None = None) -> None:
         """Forget everything: the originals are back, or void. A damaged record is put aside instead.
 
         Args:
-            left: Whether something was left to somebody else: then it is put aside too, should they want it back, for
-                its second copy of the originals knows what a damaged line said.
+            left: The originals of what was left to somebody else: then it is put aside too, should they want it back,
+                for its second copy of the originals knows what a damaged line said. What was put aside before stays.
 
         Raises:
             StorageError: If the file cannot be removed.
         """
+        if left:
+            self._set_apart(left)
         try:
             if left or self.damage:
                 self._file.rename(self._file.with_suffix(".left" if left else ".damaged"))
@@ -318,6 +322,24 @@ class Record:
         self.damage = ()
         self._text = b""
         self.void = False
+
+    def _set_apart(self, left: Mapping[str, str]) -> None:
+        """Say on disk what is left, and nothing else, so that it can be told of until the next writer."""
+        lines: list[Mapping[str, Any]] = [
+            {"restored": key} for key, entry in self.entries.items() if key not in left and not entry.done
+        ]
+        before = Record(self._file.with_suffix(".left"), None, self._boot_id)
+        known = {key: entry for key, entry in before.entries.items() if key not in self.entries and not entry.done}
+        for key, original in left.items():
+            if key not in self.entries:
+                known[key] = Entry(original, {original})
+        lines += [
+            _line(Control(key, frozenset(), entry.neutral, entry.persistent, entry.follows), entry.original, text)
+            for key, entry in known.items()
+            for text in sorted(entry.written)
+        ]
+        with suppress(StorageError):  # it is named now
+            self._append(lines, flush=False)
 
 
 def _line(control: Control, original: str, written: str) -> dict[str, Any]:

@@ -99,6 +99,10 @@ class Site:
         stems = [stem for stem in dict.fromkeys(names) if stem.endswith(f"@{machine()}") or _is_of_boot(folder, stem)]
         return tuple(cls(folder, stem) for stem in stems)
 
+    def is_of(self, device: str) -> bool:
+        """Say whether the names of these files fit a device; those of others may too, for signs are left out."""
+        return self.stem.rpartition("@")[0] == _plain(device)
+
     @property
     def record(self) -> Path:
         """The originals."""
