@@ -1,11 +1,12 @@
 import contextlib
+import sys
 from pathlib import Path
 
 import pytest
 from builders import FakeDevice, FakeWorkload, Listed
 
 from polythrottle.domain.errors import KnobAbsent, TrialError
-from polythrottle.domain.measurement import Query
+from polythrottle.domain.measurement import Query, Reading
 from polythrottle.domain.ports import Optimizer
 from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import OperatingPoint
@@ -42,6 +43,17 @@ def run(
         contextlib.closing(tune(device, workload, optimizer, kept, budget, rule)) as loop,
     ):
         return list(loop)
+
+
+class CountedDevice(FakeDevice):
+    """Counts how often the loop itself reads it, and not the meter."""
+
+    outside = 0
+
+    def read(self) -> Reading:
+        """Read as any other does."""
+        self.outside += sys._getframe(1).f_globals["__name__"] == tune.__module__
+        return super().read()
 
 
 def test_a_trial_is_journalled_before_the_device_is_touched(tmp_path: Path) -> None:
@@ -100,6 +112,17 @@ def test_failures_are_trials_until_there_are_too_many(tmp_path: Path) -> None:
         run(tmp_path / "a.jsonl", device, FakeWorkload(device, TrialError("out of memory"), after=first), 30)
     trials = read(tmp_path / "a.jsonl").trials
     assert [trial.state for trial in trials] == [TrialState.COMPLETED] + [TrialState.FAILED] * FAILURES_IN_A_ROW
+
+
+def test_a_trial_costs_from_where_the_one_before_ended(tmp_path: Path) -> None:
+    """The device is read once between two trials, over SSH a round trip, and no time between them is left out."""
+    looks = {}
+    for trials in (2, 3):
+        device = CountedDevice()
+        study = run(tmp_path / f"{trials}.jsonl", device, FakeWorkload(device), trials)[-1]
+        assert study.cost.duration_s == pytest.approx(device.clock.now())
+        looks[trials] = device.outside
+    assert looks[3] - looks[2] == 1
 
 
 def test_presets_are_measured_once_for_comparison(tmp_path: Path) -> None:

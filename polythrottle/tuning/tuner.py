@@ -62,9 +62,10 @@ def tune(
     # A journal that is reopened may already be hopeless: then the hardware is not touched at all.
     _give_up_if_hopeless(journal)
     outlook = Outlook(optimizer)
+    costs = _Costs(device)
     with device:
         while (used := budget.used(journal.study)) is None:
-            start = _begin(device, len(journal.study.trials))
+            costs.begin(len(journal.study.trials))
             if (enough := rule.reason(journal.study, outlook.saving_left, outlook.dares)) is not None:
                 _finish(journal, optimizer, enough)
                 return
@@ -87,7 +88,7 @@ def tune(
             with _counted(journal, trial, watch):
                 # On disk before the hardware is touched: a crash then leaves a trial that is known to have failed.
                 yield journal.started(trial, None if watch is None else watch.allowance)
-                study = _visit(device, workload, journal, trial, start=start, watch=watch)
+                study = _visit(device, workload, journal, trial, costs=costs, watch=watch)
             yield study
             if watch is not None and watch.last and watch.cut:
                 _finish(journal, optimizer, f"{ERRORS_USED}: {watch.cut.partition(': ')[2]} in the last trial")
@@ -217,7 +218,7 @@ def _visit(
     journal: Journal,
     trial: Trial,
     *,
-    start: Reading,
+    costs: "_Costs",
     watch: RequestWatch | None,
 ) -> Study:
     study = journal.study
@@ -240,9 +241,9 @@ def _visit(
             check_reference(seen, problem.constraints)
     except TrialError as error:
         absent = error.knob if isinstance(error, KnobAbsent) and error.knob in trial.point else None
-        failed = replace(trial, failure=str(error), cost=_cost(device, start, None), absent=absent)
+        failed = replace(trial, failure=str(error), cost=costs.end(None), absent=absent)
         return journal.failed(failed, _spent(watch))
-    return journal.completed(replace(trial, measurement=seen, cost=_cost(device, start, seen)), _spent(watch))
+    return journal.completed(replace(trial, measurement=seen, cost=costs.end(seen)), _spent(watch))
 
 
 def _spent(watch: RequestWatch | None) -> LateRequests | None:
@@ -275,20 +276,39 @@ def _judged(study: Study, measurement: Measurement) -> Measurement:
     return measurement
 
 
-def _begin(device: Device, number: int) -> Reading:
-    """Return the reading from which on a trial costs time and energy."""
-    _rewind(device, number)
-    return device.read()
+class _Costs:
+    """What trials cost, each from where the one before it ended: over SSH a reading is a round trip.
 
+    Args:
+        device: On which they are made; entered before the first.
+    """
 
-def _cost(device: Device, start: Reading, seen: Measurement | None) -> Cost:
-    """Return what a trial took; on a recorded device, what serving `RECORDED_ITEMS` items there would have taken."""
-    if isinstance(device, Recorded):
-        if seen is None:
-            return Cost()
-        return Cost(RECORDED_ITEMS / seen.throughput_per_s, RECORDED_ITEMS * seen.energy_j)
-    end = device.read()
-    return Cost(max(0.0, end.time_s - start.time_s), max(0.0, end.energy_j - start.energy_j))
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._start: Reading | None = None
+
+    def begin(self, number: int) -> None:
+        """Begin a trial, before it is known where it goes."""
+        if isinstance(self._device, Rewindable):
+            self._device.rewind(number)
+            self._start = None
+        if self._start is None:
+            self._start = self._device.read()
+
+    def end(self, seen: Measurement | None) -> Cost:
+        """Return what a trial took; on a recorded device, what serving `RECORDED_ITEMS` items there would have taken.
+
+        Args:
+            seen: What it measured; None if it failed.
+        """
+        if isinstance(self._device, Recorded):
+            if seen is None:
+                return Cost()
+            return Cost(RECORDED_ITEMS / seen.throughput_per_s, RECORDED_ITEMS * seen.energy_j)
+        start = self._start
+        assert start is not None
+        self._start = end = self._device.read()
+        return Cost(max(0.0, end.time_s - start.time_s), max(0.0, end.energy_j - start.energy_j))
 
 
 def _rewind(device: Device, number: int) -> None:
