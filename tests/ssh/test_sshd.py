@@ -4,17 +4,17 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from boards_over_ssh import await_that, children_of, desk, far_sides, held, planted
 from slow_line import SlowLine
+from sshd import SSHD, listening
 
 from polythrottle.backends import open_device
 from polythrottle.board.link import SSH
@@ -27,46 +27,7 @@ from polythrottle.storage.boards_journal import boards_of
 from polythrottle.testing import plant
 from polythrottle.tuning.setup import Setup
 
-SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 PYTHONS = [sys.executable, *(found for name in ("pypy3",) if (found := shutil.which(name)))]
-_SSHD_CONFIG = """
-Port {port}
-ListenAddress 127.0.0.1
-HostKey {folder}/host
-AuthorizedKeysFile {folder}/user.pub
-PidFile {folder}/sshd.pid
-StrictModes no
-UsePAM no
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-PermitRootLogin yes
-AcceptEnv POLYTHROTTLE_* TMPDIR
-"""
-_SSH_CONFIG = """
-Host nano
-  HostName 127.0.0.1
-  Port {port}
-  IdentityFile {folder}/user
-  IdentitiesOnly yes
-  UserKnownHostsFile {folder}/known
-  StrictHostKeyChecking yes
-  SendEnv POLYTHROTTLE_* TMPDIR
-Host stranger
-  HostName 127.0.0.1
-  Port {port}
-  IdentityFile {folder}/other
-  IdentitiesOnly yes
-  UserKnownHostsFile {folder}/known
-  HostKeyAlias nano
-Host unknown
-  HostName 127.0.0.1
-  Port {port}
-  IdentityFile {folder}/user
-  BatchMode yes
-  UserKnownHostsFile /dev/null
-  StrictHostKeyChecking yes
-"""
-
 pytestmark = [pytest.mark.ssh, pytest.mark.skipif(SSHD is None, reason="needs sshd (Debian: openssh-server)")]
 
 
@@ -96,33 +57,8 @@ class Site:
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
     """Run an sshd of our own on loopback, with keys made for it."""
     folder = tmp_path_factory.mktemp("sshd")
-    for name in ("host", "user", "other"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd, as root, wants an empty folder there
-    (folder / "sshd_config").write_text(_SSHD_CONFIG.format(port=port, folder=folder))
-    (folder / "ssh_config").write_text(_SSH_CONFIG.format(port=port, folder=folder))
-    public = (folder / "host.pub").read_text().split()[:2]
-    (folder / "known").write_text(f"[127.0.0.1]:{port} {' '.join(public)}\nnano {' '.join(public)}\n")
-    assert SSHD is not None
-    child = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.DEVNULL)
-    try:
-        ends_s = time.monotonic() + 30.0
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except OSError:
-                assert child.poll() is None, "sshd has ended"
-                assert time.monotonic() < ends_s, "sshd does not listen"
-                time.sleep(0.05)
-        yield folder, child.pid
-    finally:
-        child.terminate()
-        child.wait()
+    with listening(folder) as (_, _, pid):
+        yield folder, pid
 
 
 @pytest.fixture(params=PYTHONS, ids=[Path(each).name for each in PYTHONS])
@@ -175,6 +111,42 @@ def test_boards_that_search_together_are_measured_at_once_and_put_back(
     assert [board["device"] for board in json.loads(said.out)["boards"]] == sorted(uris)
     assert set(boards_of(tmp_path / "study.jsonl").values()) == set(uris)
     assert (held(site.root), held(other)) == before
+    await_that(lambda: not far_sides(tmp_path), "a far side stays")
+
+
+def test_an_interrupted_search_puts_every_board_back(site: Site, tmp_path: Path) -> None:
+    """Ctrl-C, which a terminal sends to ssh as well, while a trial runs on each board: all are as they were found."""
+    other = plant("jetson-agx-orin-jp6", tmp_path / "other")
+    for serial in other.rglob("serial-number"):
+        serial.write_bytes(b"1422000000002\0")
+    roots = (site.root, other)
+    before = [held(root) for root in roots]
+    uris = [site.uri.replace(str(site.root), str(root)) for root in roots]
+    journal = tmp_path / "study.jsonl"
+    words = ["-d", ",".join(uris), "-w", "cmd:sleep 0.02", "--knobs", "mem", "--slo", "p99<=60s", "--yes"]
+    size = ["--method", "random", "--trials", "8", "--seconds", "5", "--queries", "200", "--journal", str(journal)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "polythrottle", "tune", *words, *size],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        await_that(
+            lambda: all(held(root) != was for root, was in zip(roots, before, strict=True)) or child.poll() is not None,
+            "no trial runs on every board",
+        )
+        assert child.poll() is None
+        os.killpg(child.pid, signal.SIGINT)
+        said = child.communicate(timeout=60.0)[1]
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+    assert child.returncode == 130, said
+    assert "Traceback" not in said
+    assert [held(root) for root in roots] == before
     await_that(lambda: not far_sides(tmp_path), "a far side stays")
 
 
