@@ -112,6 +112,8 @@ def measured(count: int, delays_s: Sequence[float]) -> str:
     """Return the page's table, from boards behind an sshd of our own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        for kind in ("STATE", "RUN"):  # of this machine nothing is to be left changed or on record
+            os.environ[f"POLYTHROTTLE_{kind}_DIR"] = str(folder / kind.lower())
         root = planted(folder)
         near = trials_on(f"jetson?root={root}", count)
         far = {}
