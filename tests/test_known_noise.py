@@ -196,3 +196,11 @@ def test_what_is_mixed_is_as_uncertain_as_where_it_lies() -> None:
     prior = dissect(study((400, seen())), QUANTITIES, asked)
     assert prior is not None
     assert (np.linalg.eigvalsh(found.covariance) > -1e-9).all()
+
+
+def test_a_window_that_cannot_tell_its_interval_is_no_surer_than_those_that_can() -> None:
+    """As one of 64 answers in two waves on a real H100: it is taken to be as vague as the vaguest; a record is not."""
+    rows = [seen(throughput=0.2, power=0.01), seen(throughput=0.1, power=0.01), seen(power=0.01), measured(0.01, 1.0)]
+    vague, precise, untold, recorded = doubts(rows, (TIME,))[:, 0]
+    assert untold == vague > precise > 0
+    assert recorded == 0

@@ -199,8 +199,8 @@ def table(measurements: Sequence[Measurement], quantities: Sequence[str]) -> Arr
 def doubts(measurements: Sequence[Measurement], quantities: Sequence[str]) -> Array:
     """Return the variance of each quantity that its 95 % interval tells of, shape (measurements, quantities).
 
-    It is 0 where there is no interval. One that is open above, as of a p99 seen through few queries, is taken to be as
-    wide as the widest there is; of a window that was cut short because it plainly broke a limit only how far the value
+    It is 0 where no window tells an interval. One that is open above, as of a p99 seen through few queries, or that a
+    window could not tell beside others, is taken to be as wide as the widest there is; of a window that was cut short because it plainly broke a limit only how far the value
     may be below counts, because above there is nothing but more of the same.
 
     What all intervals of energy have at least may be an error they share, such as that of a sensor's factor, which
@@ -223,6 +223,8 @@ def usual(doubt: Array) -> Array:
 def _doubt(measurements: Sequence[Measurement], quantity: str) -> Array:
     found = [_deviations(measurement, quantity) for measurement in measurements]
     closed, least = np.array(found, dtype=float).reshape(-1, 2).T
+    # Too few answers to tell how far chance may be from the truth make nothing sure.
+    least = np.where(np.isnan(least) & [bool(measurement.intervals) for measurement in measurements], 0.0, least)
     broken = np.array([measurement.censored for measurement in measurements], dtype=bool)
     widest = np.where(broken, 0.0, np.nanmax(closed, initial=0.0))
     doubt = np.where(np.isnan(closed), np.maximum(least, widest), closed) ** 2
