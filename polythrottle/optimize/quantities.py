@@ -200,8 +200,9 @@ def doubts(measurements: Sequence[Measurement], quantities: Sequence[str]) -> Ar
     """Return the variance of each quantity that its 95 % interval tells of, shape (measurements, quantities).
 
     It is 0 where no window tells an interval. One that is open above, as of a p99 seen through few queries, or that a
-    window could not tell beside others, is taken to be as wide as the widest there is; of a window that was cut short because it plainly broke a limit only how far the value
-    may be below counts, because above there is nothing but more of the same.
+    window could not tell beside others, is taken to be as wide as the widest there is; of a window that was cut short
+    because it plainly broke a limit only how far the value may be below counts, because above there is nothing but more
+    of the same.
 
     What all intervals of energy have at least may be an error they share, such as that of a sensor's factor, which
     moves no point against another: only what they have beyond it counts, and if it is not shared, the noise that is
