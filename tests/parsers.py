@@ -24,6 +24,7 @@ from polythrottle.actuation.limits import Limits
 from polythrottle.actuation.rollback import Audit
 from polythrottle.actuation.server.permits import Permits
 from polythrottle.actuation.server.service import request_from
+from polythrottle.actuation.state.lease import Lease
 from polythrottle.actuation.state.record import Record
 from polythrottle.actuation.wire import error_from, space_from
 from polythrottle.catalog.boards import load_board
@@ -194,7 +195,7 @@ def _journal(path: Path) -> object:
 
 
 def _record(path: Path) -> object:
-    Audit(path, "jetson").entries(1)
+    Audit(path, "jetson", "boot").unsettled(Lease(1, "boot", dirty=True))
     return Record(path, None, "boot").entries
 
 
