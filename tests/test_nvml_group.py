@@ -43,8 +43,6 @@ pytestmark = pytest.mark.skipif(
 )
 EIGHT = ("h100-sxm",) * 8
 MIXED = (*("h100-sxm",) * 3, "h100")
-TAKEN = ("gpu_max_hz", "power_limit_w")
-"""The knobs that an H100's driver takes: it lists two memory clocks and locks neither."""
 MHZ = 1_000_000
 HANG_S = 60.0
 
@@ -87,13 +85,12 @@ class TestContract(DeviceContract):
     @pytest.fixture(autouse=True, params=[EIGHT[:3], MIXED, ("a100", "b200"), ("laptop", "h100")], ids="+".join)
     def _gpus(self, machine: Machine, request: pytest.FixtureRequest) -> None:
         self.fake = machine(*request.param)
-        self.knobs = TAKEN if "h100-sxm" in request.param else None
         for slot in range(len(request.param)):
             self.fake.set(slot, load_permille=500)
 
     def make(self) -> NvmlGroup:
         """Return the stand-in's GPUs."""
-        return group(self.fake, knobs=self.knobs)
+        return group(self.fake)
 
 
 # Names
@@ -225,7 +222,8 @@ def test_only_common_levels_are_offered_and_those_that_differ_are_named(machine:
     machine(*MIXED)
     device = group(machine(*MIXED))
     assert device.space.knob("gpu_max_hz").levels[-1] == 1785 * MHZ
-    assert device.space.default == point(1785, 400).moved({"mem_hz": 2619 * MHZ})
+    assert device.space.default == point(1785, 400)
+    assert "mem_hz" not in device.space.names
     assert device.title == "3 x NVIDIA H100 80GB HBM3 + 1 x NVIDIA H100 NVL"
     findings = {each.subject: each for each in device.findings()}
     assert findings["GPUs"].works is None
@@ -286,7 +284,7 @@ def test_every_gpu_gets_the_level_and_is_put_back(machine: Machine) -> None:
     """The same clock and the same limit each; leaving gives back all."""
     fake = machine()
     before = fake.snapshot()
-    with group(fake, knobs=TAKEN) as device:
+    with group(fake) as device:
         device.apply(point(1200, 400))
         assert {fake.get(slot, "gpu_lock_max_mhz") for slot in range(8)} == {1200}
         assert {fake.get(slot, "power_limit_mw") for slot in range(8)} == {400_000}
@@ -295,20 +293,6 @@ def test_every_gpu_gets_the_level_and_is_put_back(machine: Machine) -> None:
         device.apply(device.space[0])
     assert fake.snapshot() == before
     assert not standing()
-
-
-def test_a_memory_clock_that_is_listed_and_cannot_be_locked_is_told_as_a_knob_that_is_not_there(
-    machine: Machine,
-) -> None:
-    """As on a real H100: whoever searches goes on without it, its highest is never asked for, and all are as found."""
-    fake = machine(*EIGHT[:2])
-    before = fake.snapshot()
-    with group(fake) as device:
-        device.apply(device.space.default.moved({"gpu_max_hz": 1200 * MHZ}))
-        with pytest.raises(KnobAbsent) as caught:
-            device.apply(device.space.default.moved({"mem_hz": 1593 * MHZ}))
-        assert caught.value.knob == "mem_hz"
-    assert fake.snapshot() == before
 
 
 class Meeting(NvmlControls):

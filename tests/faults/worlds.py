@@ -159,16 +159,7 @@ class NvmlWorld(World):
 
     def open(self, controls: Controls) -> Device:
         """Return the GPU, on the stand-in's time."""
-        return self._gpu(0, controls)
-
-    def _gpu(self, slot: int, controls: Controls) -> NvmlDevice:
-        clock = self._stand_in.clock()
-        return NvmlDevice(self._stand_in.uuid(slot), knobs=self._knobs(), controls=controls, clock=clock)
-
-    def _knobs(self) -> tuple[str, ...] | None:
-        if self._stand_in.models[0].name == "NVIDIA H100 80GB HBM3":  # it lists two memory clocks and locks neither
-            return ("gpu_max_hz", "power_limit_w")
-        return None
+        return NvmlDevice(self._stand_in.uuid(0), controls=controls, clock=self._stand_in.clock())
 
     def held(self) -> Mapping[str, str]:
         """Return locks, limit and profiles of both GPUs, under the keys of their controls."""
@@ -218,7 +209,9 @@ class GroupWorld(NvmlWorld):
 
     def open(self, controls: Controls) -> Device:
         """Return the group, on the stand-in's time."""
-        return NvmlGroup([self._gpu(slot, controls) for slot in range(self.count)], knobs=self._knobs())
+        clock = self._stand_in.clock()
+        gpus = [self._stand_in.uuid(slot) for slot in range(self.count)]
+        return NvmlGroup([NvmlDevice(uuid, controls=controls, clock=clock) for uuid in gpus])
 
     def renumber(self) -> None:
         """Turn the GPUs' indexes round."""

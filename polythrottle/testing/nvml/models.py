@@ -167,13 +167,13 @@ _H100 = GpuModel(
     has_mig=1,
     millikelvin_per_w=100,
 )
-# As polythrottle read one (driver 580.159.04, passed through to a virtual machine): its tables, limits, counter's step
-# and samples, 72 W at rest, and offsets of which there is 0 MHz alone. That its memory clock cannot be locked though it
-# lists two: a public device log. What it draws under load, and at the lower memory clock, is assumed.
+# As polythrottle read one (driver 580.159.04, passed through to a virtual machine): its clocks, limits, counter's step
+# and samples, 72 W at rest, and offsets of which there is 0 MHz alone. It lists a memory clock of 1593 MHz too, which is
+# left out here: that its memory clock cannot be locked is a public device log. What it draws under load is assumed.
 _H100_SXM = replace(
     _H100,
     name="NVIDIA H100 80GB HBM3",
-    clocks_mhz=((2619, _steps(345, 1980)), (1593, _steps(345, 1980))),
+    clocks_mhz=((2619, _steps(345, 1980)),),
     device_id=0x233010DE,
     memory_bytes=80 * 2**30,
     limit_max_mw=700_000,
