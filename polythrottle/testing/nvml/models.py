@@ -168,8 +168,8 @@ _H100 = GpuModel(
     millikelvin_per_w=100,
 )
 # As polythrottle read one (driver 580.159.04, passed through to a virtual machine): its clocks, limits, counter's step
-# and samples, 72 W at rest, and offsets of which there is 0 MHz alone. It lists a memory clock of 1593 MHz too, which is
-# left out here: that its memory clock cannot be locked is a public device log. What it draws under load is assumed.
+# and samples, 72 W at rest, and offsets of which there is 0 MHz alone. It lists a memory clock of 1593 MHz too, and is
+# without it here: that its memory clock cannot be locked is a public device log. What it draws under load is assumed.
 _H100_SXM = replace(
     _H100,
     name="NVIDIA H100 80GB HBM3",
