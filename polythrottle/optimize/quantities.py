@@ -225,7 +225,8 @@ def _doubt(measurements: Sequence[Measurement], quantity: str) -> Array:
     found = [_deviations(measurement, quantity) for measurement in measurements]
     closed, least = np.array(found, dtype=float).reshape(-1, 2).T
     # Too few answers to tell how far chance may be from the truth make nothing sure.
-    least = np.where(np.isnan(least) & [bool(measurement.intervals) for measurement in measurements], 0.0, least)
+    tells = np.array([bool(measurement.intervals) for measurement in measurements], dtype=bool)
+    least = np.where(np.isnan(least) & tells, 0.0, least)
     broken = np.array([measurement.censored for measurement in measurements], dtype=bool)
     widest = np.where(broken, 0.0, np.nanmax(closed, initial=0.0))
     doubt = np.where(np.isnan(closed), np.maximum(least, widest), closed) ** 2
