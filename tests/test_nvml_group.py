@@ -743,3 +743,30 @@ def test_a_group_is_examined_and_measured(
     assert drawn_w > 3000
     assert document(capsys, "measure", "--device", "nvml:all", *served)["power_w"] == pytest.approx(drawn_w, rel=0.2)
     assert fake.snapshot() == before
+
+
+def test_of_a_group_none_is_forgotten_whose_record_is_strange(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others are put back, and it is named with code 8, by whichever name the group is restored; then it is too."""
+    fake = machine(*EIGHT[:2])
+    before = fake.snapshot()
+    device = group(fake)
+    device.__enter__()
+    device.apply(point(1200, 400))
+    for member in device.members:  # killed, with their guards
+        fence = member._actuator._fence
+        assert fence is not None
+        fence.let_go()
+        member._actuator._fence = None
+        member._actuator._release()
+    strange = device.members[1]._actuator._site.record
+    kept = strange.rename(strange.with_name("kept"))
+    strange.mkdir()
+    for name in ("nvml:0,1", "nvml:all", "nvml:1"):
+        assert run(["restore", "--no-daemon", "--device", name]) == 8, name
+        assert fake.uuid(1) in capsys.readouterr().err
+    strange.rmdir()
+    kept.rename(strange)
+    assert run(["restore", "--no-daemon", "--device", "nvml:0,1"]) == 0
+    assert fake.snapshot() == before

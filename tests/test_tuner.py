@@ -125,6 +125,23 @@ def test_a_trial_costs_from_where_the_one_before_ended(tmp_path: Path) -> None:
     assert looks[3] - looks[2] == 1
 
 
+def test_a_rest_between_two_trials_is_no_cost_of_the_next(tmp_path: Path) -> None:
+    """Whoever goes through the trials may wait, as for a quiet hour: neither its time nor its joules count."""
+    costs = []
+    for rest_s in (0.0, 3600.0):
+        device, path = FakeDevice(), tmp_path / f"{rest_s:g}.jsonl"
+        served = FakeWorkload(device)
+        problem = Problem(device.space * served.space, (Constraint.parse("mean<=1.2x"),), device.uri, served.uri)
+        with Journal.create(path, Study(problem), {}) as kept:
+            for study in tune(device, served, Listed(), kept, Budget(3), Rule(early=False)):
+                if study.trials[-1].state is TrialState.COMPLETED:
+                    device.clock.sleep(rest_s)
+        costs.append(study.cost)
+    # Windows end at the next answer, so that two runs differ by one of them; the rests are two hours.
+    assert costs[1].duration_s == pytest.approx(costs[0].duration_s, rel=0.01)
+    assert costs[1].energy_j == pytest.approx(costs[0].energy_j, rel=0.01)
+
+
 def test_presets_are_measured_once_for_comparison(tmp_path: Path) -> None:
     """They are no trials, and a resumed study does not measure them again."""
     device, path = FakeDevice(), tmp_path / "a.jsonl"

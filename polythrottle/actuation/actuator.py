@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from polythrottle.actuation.drivers.controls import UNREADABLE, Control, Controls, Setting, present_start
 from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.limits import Limits
-from polythrottle.actuation.rollback import Audit, Difference, Outcome, patiently, put_back
+from polythrottle.actuation.rollback import Audit, Difference, Outcome, known_besides, patiently, put_back
 from polythrottle.actuation.state.lease import (
     LEASE_S,
     Fence,
@@ -24,7 +24,6 @@ from polythrottle.actuation.state.lease import (
     boot_s,
     claimed,
     hold,
-    lost,
     name_holder,
     one_line,
     start_of,
@@ -190,9 +189,8 @@ class Actuator:
         record = Record(self._site.record, self.device, self._boot())
         if record.damage:
             raise BadFile(f"{record.damage[0]}; run polythrottle restore, which puts back what it can")
-        audited = self._audit.unsettled(left)
-        # What holds now would be taken for the originals.
-        if gone := lost(self._site, record, left, bool(audited) or self._audit.settles(left)):
+        audited, gone = known_besides(self._site, record, left, self._audit)
+        if gone:  # what holds now would be taken for the originals
             raise BadFile(f"{gone[0]}; run polythrottle restore, after which what holds then counts as found")
         record.adopt(audited)
         try:
@@ -241,11 +239,15 @@ class Actuator:
 
     def _leave_to_parent(self) -> None:
         """Close what a fork has copied: device, lease and guard are those of the process that entered."""
-        self._record = None
-        self._free_spare()
         if self._watch is not None:
             self._watch.disown()
             self._watch = None
+        self._close()
+
+    def _close(self) -> None:
+        """Close all that keeps the device, and end nothing by it."""
+        self._record = None
+        self._free_spare()
         if self._fence is not None:
             self._fence.let_go()
             self._fence = None
@@ -256,7 +258,6 @@ class Actuator:
         left = self._record is not None and bool(self._record.entries)
         self._record = None
         self._store.end(forget=not left)
-        self._free_spare()
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
@@ -264,9 +265,7 @@ class Actuator:
             with suppress(StorageError, Stuck):  # it runs out by itself
                 if taken:
                     self._fence.release(self._token, settled=not self._dirty)
-            self._fence.let_go()
-            self._fence = None
-        self._let_others_in()
+        self._close()
 
     def _let_others_in(self) -> None:
         for handle in (self._presence, self._lock):
@@ -401,7 +400,7 @@ class Actuator:
             DeviceError: If a control could not be put back; names each.
             PermissionDenied: If that is for want of rights.
         """
-        if self._record is None or self._fence is None or self._process != os.getpid():
+        if self._record is None or self._fence is None:
             return
         self._wrote.clear()
         if self._record.void:
@@ -451,7 +450,7 @@ class Actuator:
             DeviceError: If the device was not entered, or no guard can be started.
             StorageError: If what is to stand cannot be noted.
         """
-        if self._record is None or self._fence is None or self._lock is None or self._process != os.getpid():
+        if self._record is None or self._fence is None or self._lock is None:
             raise DeviceError(f"{self.device} must be entered before it is handed over")
         if self._watch is not None:
             self._watch.rest()  # its guard goes on: until the next one has begun it reverts, should this process die
@@ -475,11 +474,7 @@ class Actuator:
             self._watch = None
         expires_s = None if seconds is None else boot_s() + seconds
         self._fence.change(self._token, expires_s=expires_s, **begun)
-        self._fence.let_go()
-        self._free_spare()
-        self._let_others_in()
-        self._fence = None
-        self._record = None
+        self._close()
 
     def _to_stand(self, record: Record) -> dict[str, Kept]:
         """Return what the controls that were changed are to hold, and since which start of their driver."""

@@ -18,8 +18,8 @@ from polythrottle.actuation.arguments import OneLineParser
 from polythrottle.actuation.drivers.controls import Controls
 from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.keeper import Lapse, lapses
-from polythrottle.actuation.rollback import Audit, Outcome, Rollback, put_back
-from polythrottle.actuation.state.lease import Fence, Lease, boot_s, hold, lost
+from polythrottle.actuation.rollback import Audit, Outcome, Rollback, known_besides, put_back
+from polythrottle.actuation.state.lease import Fence, Lease, boot_s, hold
 from polythrottle.actuation.state.presence import gone_from, steering, stray
 from polythrottle.actuation.state.record import Entry, Record, named_by, shown
 from polythrottle.actuation.state.site import Site, originals_folder
@@ -149,10 +149,7 @@ def _stands(site: Site, record: Record, lease: Lease, boot: str) -> bool:
 
 
 def _audited(site: Site, record: Record, lease: Lease, boot: str) -> tuple[Mapping[str, Entry], tuple[str, ...]]:
-    """Return what the audit knows of controls that may not be back, and what nobody knows any more."""
-    audit = Audit(site.audit, record.device, boot)
-    audited = audit.unsettled(lease)
-    return audited, lost(site, record, lease, bool(audited) or audit.settles(lease))
+    return known_besides(site, record, lease, Audit(site.audit, record.device, boot))
 
 
 def take_over(

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from polythrottle.actuation.drivers.controls import UNREADABLE, Controls, read_recorded
 from polythrottle.actuation.limits import Limits
-from polythrottle.actuation.state.lease import Lease
+from polythrottle.actuation.state.lease import Lease, lost
 from polythrottle.actuation.state.record import Entry, Record, is_plain, shown
-from polythrottle.actuation.state.site import contents
+from polythrottle.actuation.state.site import Site, contents
 from polythrottle.domain.errors import (
     BadFile,
     DeviceError,
@@ -397,6 +397,21 @@ class Audit:
         """Whose audit it is, as its last line of this boot says; None if none does."""
         names = [line["device"] for line in self._of_boot(Lease(0, self._boot_id)) if is_plain(line.get("device"))]
         return names[-1] if names else None
+
+
+def known_besides(
+    site: Site, record: Record, lease: Lease, audit: Audit
+) -> tuple[Mapping[str, Entry], tuple[str, ...]]:
+    """Return what the audit knows of controls that may not be back, and what nobody knows any more.
+
+    Args:
+        site: Of the device.
+        record: What is on record.
+        lease: Of whoever steered it last.
+        audit: Of the device.
+    """
+    audited = audit.unsettled(lease)
+    return audited, lost(site, record, lease, bool(audited) or audit.settles(lease))
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:

@@ -181,18 +181,10 @@ def _spawned(
 ) -> subprocess.Popen[bytes]:
     handles = [each for each in (lock, presence) if each is not None]
     where = os.pathsep.join(filter(None, (str(_PACKAGE), os.environ.get("PYTHONPATH"))))
+    words = ["-m", "polythrottle.actuation.guard", str(site.folder), site.stem, boot_id, str(token), pid]
     try:
         guard = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "polythrottle.actuation.guard",
-                str(site.folder),
-                site.stem,
-                boot_id,
-                str(token),
-                pid,
-            ],
+            [sys.executable, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if answers else subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
 """Leave a tuned profile on a device, let it stand, and give the device back: through the daemon where it holds it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,26 +217,30 @@ def restore(
     if daemon and not force:
         released = _released(device, told)
     if released is None:
-        if device is None or restoring.concerned():
-            named = on_record(device)
-        else:
-            named = ()
-        if device is not None:
-            check_roots(device, named)
-            if not named and not restoring.remembered(device):
-                _check_named(device)
-        return Restored(all_restored(named, force=force))
-    # What the daemon does not hold is put back here, unless one device was named.
-    if device is not None:
-        names = []
-    else:
-        names = [each.device for each in restoring.standing() if each.lease.applied or not each.lease.alive]
-        names += [each.device for each in restoring.left_behind()]
+        return Restored(all_restored(_concerned(device), force=force))
+    names = [] if device is not None else _beside_daemon()
     try:
         return Restored(all_restored(names, force=False), released)
     except PolythrottleError:
         told(f"{released.device}: {released.words}")
         raise
+
+
+def _concerned(device: str | None) -> Sequence[str | None]:
+    """Return the names on record of what is to be restored."""
+    if device is None:
+        return on_record(None)
+    named = on_record(device) if restoring.concerned() else ()
+    check_roots(device, named)
+    if not named and not restoring.remembered(device):
+        _check_named(device)
+    return named
+
+
+def _beside_daemon() -> list[str]:
+    """Return what the daemon does not hold, which is put back or told of here, unless one device was named."""
+    names = [each.device for each in restoring.standing() if each.lease.applied or not each.lease.alive]
+    return names + [each.device for each in restoring.left_behind()]
 
 
 def stay_of(confirm_within_s: float | None, lasting: str | None, keep: bool) -> Stay:

@@ -37,7 +37,9 @@ def on_record(device: str | None) -> Sequence[str | None]:
 
 
 def _gpus_on_record(body: str) -> Sequence[str]:
-    standing = [each for each in restoring.concerned() if each.startswith("nvml ")]
+    # Where only files tell of a device, it is named as they are, and a UUID has no sign that they leave out.
+    names = [re.sub("^nvml_", "nvml ", each) for each in restoring.concerned()]
+    standing = [each for each in names if each.startswith("nvml ")]
     name = body.partition(":")[2]
     if name == "all":
         return standing or ["nvml all"]

@@ -1,6 +1,7 @@
 """The tuning loop: suggest, journal, measure, journal, again."""
 
 import contextlib
+import math
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ _LEAST_SEEN = 3
 """How many requests a window has before it is cut short for what they show, so that it shows something."""
 _CONCURRENCY = "concurrency"
 _REFERENCE_NUMBERS = 1_000_000
+_REST_S = 1.0
 
 
 def tune(
@@ -286,13 +288,15 @@ class _Costs:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._start: Reading | None = None
+        self._ended_s = -math.inf
 
     def begin(self, number: int) -> None:
         """Begin a trial, before it is known where it goes."""
         if isinstance(self._device, Rewindable):
             self._device.rewind(number)
             self._start = None
-        if self._start is None:
+        # Whoever goes through the trials may rest between two of them, which is no cost of the next.
+        if self._start is None or self._device.clock.now() - self._ended_s > _REST_S:
             self._start = self._device.read()
 
     def end(self, seen: Measurement | None) -> Cost:
@@ -308,6 +312,7 @@ class _Costs:
         start = self._start
         assert start is not None
         self._start = end = self._device.read()
+        self._ended_s = self._device.clock.now()
         return Cost(max(0.0, end.time_s - start.time_s), max(0.0, end.energy_j - start.energy_j))
 
 
