@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import json
 import sys
 import threading
 import time
@@ -36,13 +37,13 @@ from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.prompt_follower import BoardClocks, HeldShare, PromptFollower
 from polythrottle.daemon.settings import Settings
 from polythrottle.daemon.startup import WakingClock, build
-from polythrottle.daemon.traffic.proxy_prompts import PromptStream
+from polythrottle.daemon.traffic.proxy_prompts import InFlightBound, PromptStream
 from polythrottle.daemon.traffic.sources import open_traffic
 from polythrottle.domain.errors import DeviceError, PolythrottleError
 from polythrottle.domain.ladder import Ladder
 from polythrottle.domain.load.prompt_boost import PromptNews
 from polythrottle.domain.profile import Profile
-from polythrottle.domain.space import OperatingPoint
+from polythrottle.domain.space import IN_FLIGHT, OperatingPoint
 from polythrottle.proxy.server import Proxy, ProxyOptions
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
@@ -302,9 +303,11 @@ def test_a_daemon_as_it_is_started_hears_of_a_prompt_and_sets_its_board(tmp_path
         stream(handler, piece("a"), piece("b"), usage(2), b"data: [DONE]\n\n")
 
     point = OperatingPoint({GPU_CLOCK: 1185 * MHZ, "power_limit_w": 300})
+    tuned = OperatingPoint({**point, IN_FLIGHT: 2})
     seen = measured(latency_s=4.0, energy_j=200.0)
     profile = tmp_path / "a100.toml"
-    write_profile(Profile("sim:a100-sxm", "llama-3.1-8b", point, seen, slo=SLO), profile)
+    made = Profile("sim:a100-sxm", "llama-3.1-8b", tuned, seen, slo=SLO, workload_knobs=(IN_FLIGHT,))
+    write_profile(made, profile)
     server, clock, desk = FakeServer(), WakingClock(), Mailbox()
     server.answers = {("POST", "/v1/completions"): slowly}
     with listening(server), proxied(server) as address:
@@ -318,10 +321,11 @@ def test_a_daemon_as_it_is_started_hears_of_a_prompt_and_sets_its_board(tmp_path
             return OperatingPoint({}) if applied is None else applied.point
 
         try:
-            until(lambda: set_to() == point)
+            until(lambda: set_to() == tuned and bound_at(address) == 2)
             connection = http.client.HTTPConnection(urlsplit(address).netloc)
             connection.request("POST", "/v1/completions", b'{"stream": true, "prompt": "%s"}' % (b"a" * 4000))
-            until(lambda: set_to() == OperatingPoint({GPU_CLOCK: 1410 * MHZ, "power_limit_w": 400}))
+            until(lambda: set_to() == OperatingPoint({**tuned, GPU_CLOCK: 1410 * MHZ, "power_limit_w": 400}))
+            assert bound_at(address) == 2
             begin.set()
             assert b"[DONE]" in connection.getresponse().read()
             until(lambda: int(set_to().get(GPU_CLOCK, 1410 * MHZ)) <= 1185 * MHZ)
@@ -331,6 +335,67 @@ def test_a_daemon_as_it_is_started_hears_of_a_prompt_and_sets_its_board(tmp_path
             clock.wake()
             thread.join()
             clock.close()
+        assert bound_at(address) == 4, "the bound on the requests in flight is as it was found"
+
+
+def bound_at(address: str, limit: int | None = None) -> int:
+    """Return the proxy's bound on the requests in flight, after setting one if it is given."""
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=PATIENCE_S)
+    body = None if limit is None else json.dumps({"limit": limit})
+    connection.request("GET" if limit is None else "PUT", "/polythrottle/in_flight", body)
+    found = json.loads(connection.getresponse().read())
+    connection.close()
+    return int(found["limit"])
+
+
+def test_the_proxys_bound_follows_the_point_and_is_left_to_whoever_sets_it_by_hand() -> None:
+    """It is told of each change once; one started anew is told again, and one that holds all back is left so."""
+    with listening(FakeServer()) as server, proxied(server) as address, proxied(server) as other:
+        bound = InFlightBound(urlsplit(address))
+        bound.look(0.0, proxy=1)
+        assert bound_at(address) == 4, "no point has asked for any"
+        bound.want(2)
+        bound.look(0.1, proxy=1)
+        until(lambda: bound_at(address) == 2)
+        bound_at(address, 3)
+        bound.look(60.0, proxy=1)
+        bound.want(None)
+        bound.look(60.1, proxy=1)
+        bound.close()
+        assert bound_at(address) == 3, "a person has set it since"
+        bound = InFlightBound(urlsplit(other))
+        bound_at(other, 0)
+        bound.want(2)
+        bound.look(0.0, proxy=1)
+        until(lambda: "holds all requests back" in bound.why)
+        assert bound_at(other) == 0
+        bound_at(other, 4)
+        bound.look(5.0, proxy=1)
+        assert bound_at(other) == 4, "it is not asked again so soon"
+        bound.look(10.0, proxy=1)
+        until(lambda: bound_at(other) == 2 and not bound.why)
+        bound_at(other, 8)
+        bound.look(20.0, proxy=2)
+        until(lambda: bound_at(other) == 2)
+        bound.close()
+        assert bound_at(other) == 8, "as the one that was started anew had it"
+
+
+def test_a_proxy_that_is_gone_or_refuses_the_bound_is_named_and_asked_again() -> None:
+    """Neither stops anybody."""
+    server = FakeServer()
+    server.answers = {("GET", "/polythrottle/in_flight"): lambda handler, _: handler.raw(b"only from here", 403)}
+    with listening(server):
+        bound = InFlightBound(urlsplit(f"http://{server.where}"))
+        bound.want(2)
+        bound.look(0.0, proxy=1)
+        until(lambda: "it answers 403: only from here" in bound.why)
+        server.answers = {("GET", "/polythrottle/in_flight"): lambda handler, _: handler.raw(b"[4]")}
+        bound.look(10.0, proxy=1)
+        until(lambda: "it answers [4]" in bound.why)
+    bound.look(20.0, proxy=1)
+    until(lambda: "refused" in bound.why)
+    bound.close()
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ _INT32 = "i"
 Level = Union[int, float, str]
 BATCH_SIZE = "batch_size"
 """The knob that workloads, ladders and batchers know by name: items in a query."""
+IN_FLIGHT = "in_flight"
+"""The knob of a language model's server, set at the proxy before it: requests that are under way at once."""
 MOST_POINTS = 1_000_000
 """Points of a space: what honest boards have is far below, and a million of them take 250 MB."""
 MOST_COMBINATIONS = 4_000_000

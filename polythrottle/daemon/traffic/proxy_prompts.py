@@ -1,4 +1,8 @@
-"""Prompts as `polythrottle proxy` tells of them: which wait, as soon as they do, and how many tokens come and go."""
+"""The daemon behind `polythrottle proxy`: prompts as it tells of them, and its bound on the requests in flight.
+
+Which prompts wait is told as soon as they do, with how many tokens come and go. The bound is a knob of `tune`, so that
+a point may hold it.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,16 @@ from polythrottle.daemon.traffic.server_metrics import ScrapedTraffic
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.load.prompt_boost import PromptNews
+from polythrottle.domain.space import IN_FLIGHT
 
 METRICS_PATH = "/polythrottle/metrics"
 PROMPTS_PATH = "/polythrottle/prompts"
+LIMIT_PATH = "/polythrottle/in_flight"
 # Events come at least every two seconds, whatever happens.
 _TIMEOUT_S = 5.0
 _AGAIN_S = 1.0
+_LIMIT_AGAIN_S = 10.0
+_LIMIT_BYTES = 4096
 _LINE_BYTES = 64 << 10
 _PROMPTS_MOST = 256
 _OK = 200
@@ -80,10 +88,15 @@ class PromptStream:
     Args:
         address: Of the proxy.
         clock: Of the control loop; the machine's by default.
+
+    Attributes:
+        why: What is wrong; empty if nothing is known to be.
+        connected: How often the proxy was reached: once more may be another proxy, which knows nothing of the first.
     """
 
     def __init__(self, address: SplitResult, clock: Clock | None = None) -> None:
         self.why = ""
+        self.connected = 0
         self._address = address
         self._clock = clock or SystemClock()
         self._news: PromptNews | None = None
@@ -128,14 +141,14 @@ class PromptStream:
 
     def _read(self) -> None:
         """Read events until the connection ends."""
-        kind = http.client.HTTPSConnection if self._address.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._address.hostname or "", self._address.port, timeout=_TIMEOUT_S)
+        connection = _connection(self._address)
         self._connection = connection
         try:
             connection.request("GET", PROMPTS_PATH, headers={"Accept": "text/event-stream"})
             answer = connection.getresponse()
             if answer.status != _OK:
                 raise InvalidInput(f"it answers {answer.status} {answer.reason}"[:80])
+            self.connected += 1
             while not self._closed.is_set():
                 line = answer.readline(_LINE_BYTES)
                 if not line:
@@ -149,6 +162,105 @@ class PromptStream:
             connection.close()
 
 
+class InFlightBound:
+    """The proxy's bound on the requests in flight, set to what a point holds, and in the end as it was found.
+
+    Calls to the proxy run in a thread of their own. It is told when the point changes and when the proxy was started
+    anew, so that a study may try other bounds meanwhile. A bound that somebody else has set since is not put back, and
+    0, with which people hold all requests back, stays.
+
+    Args:
+        address: Of the proxy.
+    """
+
+    def __init__(self, address: SplitResult) -> None:
+        self.why = ""
+        self._address = address
+        self._wanted: int | None = None
+        self._found: int | None = None
+        self._held: int | None = None
+        self._proxy = 0
+        self._due = False
+        self._asked_s = -math.inf
+        self._work: threading.Thread | None = None
+
+    def want(self, limit: int | None) -> None:
+        """Have a bound set soon; None for the one that was found."""
+        if limit != self._wanted:
+            self._wanted = limit
+            self._due = True
+            self._asked_s = -math.inf
+
+    def look(self, now_s: float, proxy: int) -> None:
+        """Begin what is due; what failed is tried again after ten seconds.
+
+        Args:
+            now_s: Of the control loop's clock.
+            proxy: How often a proxy was reached by now: a new one has another bound, and has not been told.
+        """
+        anew = self._wanted is not None and proxy != self._proxy
+        busy = self._work is not None and self._work.is_alive()
+        if busy or not (anew or self._due) or 0 <= now_s - self._asked_s < _LIMIT_AGAIN_S:
+            return
+        self._asked_s = now_s
+        self._due = False
+        self._work = threading.Thread(target=self._hold, args=(self._wanted, proxy), name="in flight", daemon=True)
+        self._work.start()
+
+    def close(self) -> None:
+        """Have the bound as it was found, where it is still the one that was set."""
+        if self._work is not None:
+            self._work.join(2 * _TIMEOUT_S)
+        if self._held is not None:
+            self._hold(None, self._proxy)
+
+    def _hold(self, wanted: int | None, proxy: int) -> None:
+        try:
+            now = self._bound("GET")
+            if self._found is None or proxy != self._proxy:
+                self._found, self._held, self._proxy = now, None, proxy
+            if not now:
+                self.why = "it holds all requests back (its bound is 0), which stays"
+                self._due = True
+                return
+            goal = wanted
+            if wanted is None and now == self._held:
+                goal = self._found
+            if goal is not None and goal != now:
+                self._bound("PUT", goal)
+            self._held, self.why = wanted, ""
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.why = f"its bound on the requests in flight cannot be set: {str(error)[:120] or type(error).__name__}"
+            self._due = True
+
+    def _bound(self, method: str, limit: int | None = None) -> int:
+        """Return the bound that holds, after setting one if it is given.
+
+        Raises:
+            ValueError: If the proxy says no.
+        """
+        connection = _connection(self._address)
+        try:
+            body = None if limit is None else json.dumps({"limit": limit})
+            connection.request(method, LIMIT_PATH, body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            data = answer.read(_LIMIT_BYTES)
+        finally:
+            connection.close()
+        if answer.status != _OK:
+            raise ValueError(f"it answers {answer.status}: {data[:80].decode(errors='replace')}")
+        found = json.loads(data)
+        holds = found.get("limit") if isinstance(found, dict) else None
+        if type(holds) is not int or (limit is not None and holds != limit):
+            raise ValueError(f"it answers {data[:80].decode(errors='replace')}")
+        return holds
+
+
+def _connection(address: SplitResult) -> http.client.HTTPConnection:
+    kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+    return kind(address.hostname or "", address.port, timeout=_TIMEOUT_S)
+
+
 class ProxiedTraffic:
     """Requests that pass through `polythrottle proxy`; satisfies the ports ``Traffic`` and ``PromptSource``.
 
@@ -156,11 +268,15 @@ class ProxiedTraffic:
         scraped: Reads the proxy's metrics.
         stream: Its events.
         uri: The text that opens it again.
+        bound: On the requests in flight; None leaves it to others.
     """
 
-    def __init__(self, scraped: ScrapedTraffic, stream: PromptStream, uri: str) -> None:
+    def __init__(
+        self, scraped: ScrapedTraffic, stream: PromptStream, uri: str, bound: InFlightBound | None = None
+    ) -> None:
         self._scraped = scraped
         self._stream = stream
+        self._bound = bound
         self._uri = uri
 
     @property
@@ -173,10 +289,13 @@ class ProxiedTraffic:
         """What went wrong, if something did."""
         if self._scraped.note:
             return self._scraped.note
-        return f"{self._uri}: {self._stream.why}" if self._stream.why else ""
+        why = self._stream.why or (self._bound.why if self._bound is not None else "")
+        return f"{self._uri}: {why}" if why else ""
 
     def look(self, now_s: float) -> RequestStats | None:
         """Return what the proxy has counted since the look before; None while it does not answer."""
+        if self._bound is not None:
+            self._bound.look(now_s, self._stream.connected)
         return self._scraped.look(now_s)
 
     def prompts(self) -> PromptNews | None:
@@ -188,9 +307,14 @@ class ProxiedTraffic:
         self._stream.on_news(ring)
 
     def serve(self, target: Target) -> None:
-        """Do nothing: the proxy's bound is a knob of `tune`, and stays as it was set."""
+        """Have a point's bound on the requests in flight set soon; a point without one means as found."""
+        if self._bound is not None:
+            limit = target.point.get(IN_FLIGHT)
+            self._bound.want(None if limit is None else int(limit))
 
     def close(self) -> None:
-        """End both threads."""
+        """Have the bound as found, and end the threads."""
+        if self._bound is not None:
+            self._bound.close()
         self._stream.close()
         self._scraped.close()

@@ -104,7 +104,12 @@ def _scraped(rest: str) -> Traffic:
 
 def _proxied(rest: str) -> Traffic:
     from polythrottle.daemon.traffic.engines import PROXY
-    from polythrottle.daemon.traffic.proxy_prompts import METRICS_PATH, PromptStream, ProxiedTraffic
+    from polythrottle.daemon.traffic.proxy_prompts import (
+        METRICS_PATH,
+        InFlightBound,
+        PromptStream,
+        ProxiedTraffic,
+    )
     from polythrottle.daemon.traffic.server_metrics import Fetcher, ScrapedTraffic
 
     address = _address(rest, "http", "https")
@@ -114,7 +119,7 @@ def _proxied(rest: str) -> Traffic:
     page = Fetcher(address._replace(path=METRICS_PATH))
     uri = f"proxy:{rest}"
     scraped = ScrapedTraffic(page, (PROXY,), "", uri, _tokens(given.get("request_tokens")))
-    return ProxiedTraffic(scraped, PromptStream(address), uri)
+    return ProxiedTraffic(scraped, PromptStream(address), uri, InFlightBound(address))
 
 
 def _tokens(text: str | None) -> float | None:

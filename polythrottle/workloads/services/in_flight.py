@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from polythrottle.domain.errors import DeviceError, KnobRejected, TrialError
-from polythrottle.domain.space import Knob
+from polythrottle.domain.space import IN_FLIGHT, Knob
 from polythrottle.workloads.foreign_calls import refusal_text
 from polythrottle.workloads.uris import Address
 
-IN_FLIGHT = "in_flight"
 _PATH = "/polythrottle/in_flight"
 _OK = 200
 

@@ -17,11 +17,11 @@ from async_timeout import timeout
 
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PermissionDenied, TrialError, UnknownName
 from polythrottle.domain.measurement import Query
-from polythrottle.domain.space import OperatingPoint
+from polythrottle.domain.space import IN_FLIGHT, OperatingPoint
 from polythrottle.storage.untrusted import check_plain
 from polythrottle.workloads.foreign_calls import refusal_text
 from polythrottle.workloads.inputs import chosen, count
-from polythrottle.workloads.services.in_flight import IN_FLIGHT, limit_of
+from polythrottle.workloads.services.in_flight import limit_of
 from polythrottle.workloads.services.service import CONCURRENCY, Service
 from polythrottle.workloads.uris import Address
 
