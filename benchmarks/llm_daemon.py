@@ -40,7 +40,7 @@ from polythrottle.daemon.loop.prompt_follower import BoardClocks
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
 from polythrottle.daemon.study_process import Studies
 from polythrottle.daemon.traffic.engines import PROXY
-from polythrottle.daemon.traffic.proxy_prompts import METRICS_PATH, PROMPTS_PATH, ProxiedTraffic, news_of
+from polythrottle.daemon.traffic.proxy_prompts import METRICS_PATH, PROMPTS_PATH, FirstTokens, ProxiedTraffic, news_of
 from polythrottle.daemon.traffic.server_metrics import Fetcher, Page, ScrapedTraffic
 from polythrottle.daemon.trainer_monitor import TrainerMonitor
 from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
@@ -343,7 +343,21 @@ class LoopStream:
     """The proxy's events as they come on the loop."""
 
     why = ""
-    news: PromptNews | None = None
+    connected = 1
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.news: PromptNews | None = None
+        self._loop = loop
+        self._firsts = FirstTokens()
+
+    def heard(self, data: bytes) -> None:
+        """Take in an event."""
+        before, self.news = self.news, news_of(data, self._loop.time())
+        self._firsts.heard(before, self.news)
+
+    def firsts(self) -> tuple[tuple[float, float], ...]:
+        """Return how long prompts waited lately."""
+        return self._firsts.lately(self._loop.time())
 
     def prompts(self) -> PromptNews | None:
         """Return the last."""
@@ -372,7 +386,7 @@ class Daemon:
     ) -> None:
         clock = LoopClock(loop)
         self.board = SteeredBoard(engine, clock)
-        self.pages, self.stream = LoopPages(), LoopStream()
+        self.pages, self.stream = LoopPages(), LoopStream(loop)
         scraped = ScrapedTraffic(self.pages, (PROXY,), "", "proxy:")
         wall = lambda: 1.7e9 + loop.time()  # noqa: E731
         record = HistoryStore(folder / "daemon.db", wall)
@@ -400,7 +414,7 @@ class Daemon:
         with closing(writer):
             while line := await reader.readline():
                 if line.startswith(b"data:"):
-                    self.stream.news = news_of(line[5:], self._loop.time())
+                    self.stream.heard(line[5:])
                     self.runner.hurry(self._due_s)
 
     async def fetch(self, port: int) -> None:

@@ -8,6 +8,7 @@ from polythrottle.daemon.control.events import Bounds
 from polythrottle.daemon.followed_profile import UNTOUCHED, bounds_of, device_part, p99_limit_s, plan_of
 from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.measurement import Latency, Measurement
+from polythrottle.domain.metrics import PromptClass
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
 
@@ -77,9 +78,11 @@ def test_bounds_come_from_the_slo_unless_asked_otherwise() -> None:
     assert bounds_of(slo) == Bounds(p99_s=0.2, power_w=15.0, temperature_c=80.0)
     assert bounds_of(slo, Bounds(power_w=12.0, errors=0.01)) == Bounds(0.2, 12.0, None, 80.0, 0.01)
     tokens = ("ttft_p99<=600ms", "tpot_p99<=100ms", "ttft_p99<=100ms for prompts<=9")
-    assert bounds_of(tokens) == Bounds(ttft_s=0.6, tpot_s=0.1)
-    assert bounds_of(tokens, Bounds(ttft_s=0.5)) == Bounds(ttft_s=0.5, tpot_s=0.1)
-    assert bounds_of(("p99<=1.2x",)) == bounds_of(("p99<=1s for prompts<=9",)) == Bounds()
+    short = ((PromptClass(most=9), 0.1),)
+    assert bounds_of(tokens) == Bounds(ttft_s=0.6, tpot_s=0.1, ttft_of=short)
+    assert bounds_of(tokens, Bounds(ttft_s=0.5)) == Bounds(ttft_s=0.5, tpot_s=0.1, ttft_of=short)
+    assert bounds_of(("p99<=1.2x",)) == bounds_of(("tpot_p99<=1s for prompts<=9",)) == Bounds()
+    assert bounds_of(("ttft_p99<=1s for prompts<=9",)) == Bounds(ttft_of=((PromptClass(most=9), 1.0),))
     assert p99_limit_s(("mean<=1 s",)) is None
 
 

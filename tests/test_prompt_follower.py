@@ -20,25 +20,31 @@ from daemons import FakeBoard, House, rung
 from fake_servers import FakeServer, Handler, event, listening, piece, stream, usage
 
 from polythrottle.catalog.profiles import write_profile
+from polythrottle.cli.render.status import guard_words
 from polythrottle.daemon.control.controller import step
 from polythrottle.daemon.control.events import (
     GPU_CLOCK,
     Bounds,
     ClockWanted,
     ControlPlan,
+    Guard,
+    Observation,
     PowerBudget,
     PowerShare,
     Target,
     WorkloadUp,
+    tripped,
 )
 from polythrottle.daemon.control.state import Phase, State
-from polythrottle.daemon.followed_profile import FollowedProfile, token_limits
+from polythrottle.daemon.followed_profile import FollowedProfile, bounds_of, token_limits
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.prompt_follower import BoardClocks, HeldShare, PromptFollower
+from polythrottle.daemon.loop.status_builder import guards_of
 from polythrottle.daemon.settings import Settings
 from polythrottle.daemon.startup import WakingClock, build
 from polythrottle.daemon.traffic.proxy_prompts import InFlightBound, PromptStream
 from polythrottle.daemon.traffic.sources import open_traffic
+from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import DeviceError, PolythrottleError
 from polythrottle.domain.ladder import Ladder
 from polythrottle.domain.load.prompt_boost import PromptNews
@@ -381,6 +387,53 @@ def test_the_proxys_bound_follows_the_point_and_is_left_to_whoever_sets_it_by_ha
         assert bound_at(other) == 8, "as the one that was started anew had it"
 
 
+def test_how_long_each_prompt_waited_is_known_once_however_often_it_is_told() -> None:
+    """What came before the daemon listened is not counted, and a proxy that begins anew is no old one."""
+    clock = VirtualClock()
+    server, told = FakeServer(), Queue[bytes]()
+
+    def follow(handler: Handler, body: bytes) -> None:
+        handler.raw(told.get(timeout=PATIENCE_S), length=-1)
+        while (line := told.get(timeout=PATIENCE_S)) != b"over":
+            handler.wfile.write(line)
+
+    server.answers = {("GET", "/polythrottle/prompts"): follow}
+    with listening(server):
+        stream = PromptStream(urlsplit(f"http://{server.where}"), clock)
+        for firsts, lately in (
+            (3, [[9, 0.9]]),
+            (3, [[9, 0.9]]),
+            (5, [[9, 0.9], [100, 0.1], [700, 0.7]]),
+            (1, [[5, 0.5]]),
+        ):
+            told.put(event({**EVENT, "firsts": firsts, "lately": lately}))
+        told.put(event({**EVENT, "firsts": 2, "lately": [[5, 0.5], [6, 0.6]], "waiting": 7}))
+        until(lambda: (news := stream.prompts()) is not None and news.waiting == 7)
+        assert stream.firsts() == ((100, 0.1), (700, 0.7), (6, 0.6))
+        clock.sleep(61)
+        assert stream.firsts() == ()
+        told.put(b"over")
+        stream.close()
+
+
+def test_a_limit_for_some_lengths_of_prompts_is_guarded_and_not_by_chance_alone() -> None:
+    """One late prompt of fifty is no reason yet, nor are any of another length; three are."""
+    limits = ("ttft_p99<=600ms for prompts<=4096", "ttft_p99<=2s for prompts>4096", "tpot_p99<=100ms")
+    bounds = bounds_of(limits)
+    in_time = ((4096.0, 0.6),) * 50 + ((4097.0, 1.9),) * 5
+    for late, trips in ((0, False), (1, False), (2, False), (3, True)):
+        seen = Observation(0.0, firsts=(*in_time, *((500.0, 0.61),) * late))
+        words = [trip.words for trip in tripped(bounds, seen)]
+        assert words == ["3 of 53 first tokens came later than 600 ms for prompts<=4096"] * trips
+        short, long = (each for each in guards_of(bounds, seen) if each.name.startswith("ttft p99 for"))
+        assert (short.name, short.limit, short.tripped) == ("ttft p99 for prompts<=4096", 0.6, trips)
+        assert short.value == pytest.approx(0.61 if late else 0.6)
+        assert (long.value, long.tripped) == (None, False), "five are too few for a p99"
+    assert "ttft p99 for prompts<=4096 610 ms of 600 ms" in guard_words(short)
+    everybody = Observation(0.0, firsts=((10.0, 3.0),) * 4000)
+    assert [trip.guard for trip in tripped(bounds, everybody)] == [Guard.TTFT]
+
+
 def test_a_proxy_that_is_gone_or_refuses_the_bound_is_named_and_asked_again() -> None:
     """Neither stops anybody."""
     server = FakeServer()
@@ -406,6 +459,9 @@ def test_a_proxy_that_is_gone_or_refuses_the_bound_is_named_and_asked_again() ->
         (b"data: " + b"[" * 60_000 + b"\n\n", "it tells of no prompts"),
         (event({**EVENT, "made": float("nan")}), "figures that are none"),
         (event({**EVENT, "waiting": -1}), "figures that are none"),
+        (event({**EVENT, "lately": [[float("inf"), 0.0]]}), "figures that are none"),
+        (event({**EVENT, "lately": [7]}), "it tells of no prompts"),
+        (b"data: [1]\n\n", "it tells of no prompts"),
         (event({**EVENT, "prompts": [[1e999, 0.0]]}), "figures that are none"),
         (b"", "it has ended the connection"),
     ],

@@ -3,7 +3,7 @@
 Made a plan for the controller.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -142,15 +142,16 @@ def single(profile: Profile) -> Ladder:
 
 
 def bounds_of(slo: Sequence[str], asked: Bounds | None = None) -> Bounds:
-    """Return what the guards hold: what was asked, and beside it what an SLO bounds of all requests.
+    """Return what the guards hold: what was asked, and beside it what an SLO bounds.
 
-    Of limits for some lengths of prompts no server's metrics tell whether they hold.
+    Whether limits for some lengths of prompts hold is told by the proxy alone, and by no server's metrics.
 
     Args:
         slo: Constraints with absolute limits, as texts.
         asked: Limits that go before those.
     """
-    limits = {each.metric: each.limit for each in map(Constraint.parse, slo) if not each.relative}
+    constraints = [each for each in map(Constraint.parse, slo) if not each.relative]
+    limits = {each.metric: each.limit for each in constraints}
     asked = asked or Bounds()
     return replace(
         asked,
@@ -159,6 +160,7 @@ def bounds_of(slo: Sequence[str], asked: Bounds | None = None) -> Bounds:
         temperature_c=limits.get("temperature") if asked.temperature_c is None else asked.temperature_c,
         ttft_s=limits.get("ttft_p99") if asked.ttft_s is None else asked.ttft_s,
         tpot_s=limits.get("tpot_p99") if asked.tpot_s is None else asked.tpot_s,
+        ttft_of=asked.ttft_of or tuple(_first_token_limits(constraints)),
     )
 
 
@@ -172,10 +174,15 @@ def token_limits(slo: Sequence[str], bounds: Bounds) -> TokenLimits:
     first = []
     if bounds.ttft_s is not None:
         first.append((PromptClass(), bounds.ttft_s))
-    for each in map(Constraint.parse, slo):
-        if each.prompts is not None and not each.relative and split_metric(each.metric)[0] == "ttft_p99":
-            first.append((each.prompts, each.limit))
+    first += _first_token_limits([each for each in map(Constraint.parse, slo) if not each.relative])
     return TokenLimits(tuple(first), bounds.tpot_s)
+
+
+def _first_token_limits(slo: Sequence[Constraint]) -> Iterator[tuple[PromptClass, float]]:
+    """Yield the limits on first tokens that are for prompts of some lengths."""
+    for each in slo:
+        if each.prompts is not None and split_metric(each.metric)[0] == "ttft_p99":
+            yield each.prompts, each.limit
 
 
 def p99_limit_s(slo: Sequence[str]) -> float | None:

@@ -31,6 +31,8 @@ class RequestStats:
         tokens_out: Since the look before.
         ttft_p99_s: 99 % of the requests answered lately had their first token within this time.
         tpot_p99_s: Likewise, each request's mean time per token after it.
+        firsts: Tokens of each prompt that had its first token in the last minute, and the seconds until then; empty
+            where nobody tells of single prompts.
     """
 
     arrived: int | None = 0
@@ -46,6 +48,7 @@ class RequestStats:
     tokens_out: int | None = None
     ttft_p99_s: float | None = None
     tpot_p99_s: float | None = None
+    firsts: tuple[tuple[float, float], ...] = ()
 
 
 def known_sum(first: Amount | None, second: Amount | None) -> Amount | None:
@@ -186,6 +189,7 @@ class ControlPeriod:
             seen.p99_least_s,
             seen.ttft_p99_s,
             seen.tpot_p99_s,
+            seen.firsts,
         )
 
 

@@ -6,6 +6,7 @@ it every time, so that one that is left out is made up for by the next.
 
 import json
 import re
+from collections import deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -17,6 +18,7 @@ _GUESSED_BYTES = 4.0
 _GUESS_TOKENS = 500.0
 """So many tokens the guess weighs, beside those that were counted."""
 _MOST_LISTED = 64
+_LATELY_S = 1.0
 T = TypeVar("T")
 
 
@@ -44,6 +46,7 @@ class Prompts(Generic[T]):
         """How many those are."""
         self._waiting: dict[T, _Prompt] = {}
         self._streams: dict[T, _Prompt] = {}
+        self._lately: deque[tuple[float, float, float]] = deque(maxlen=_MOST_LISTED)
         self._tokens = _GUESS_TOKENS
         self._bytes = _GUESS_TOKENS * _GUESSED_BYTES
         self._completion = 1.0
@@ -68,13 +71,14 @@ class Prompts(Generic[T]):
         if prompt is not None:
             prompt.sent = True
 
-    def began(self, request: T) -> None:
+    def began(self, request: T, now_s: float) -> None:
         """Note that the first piece of an answer has come."""
         prompt = self._waiting.pop(request, None)
         if prompt is not None:
             self.begun += prompt.tokens
             self.firsts += 1
             self._streams[request] = prompt
+            self._lately.append((now_s, prompt.tokens, now_s - prompt.came_s))
 
     def passed(self, pieces: int) -> None:
         """Note pieces of answers that were passed on."""
@@ -104,7 +108,8 @@ class Prompts(Generic[T]):
 
         ``prompts`` are the first 64 without a first token in the order in which they came, each with its tokens and the
         seconds since; of all ``waiting``, ``sent`` have gone to the server. ``streams`` are answers that have begun and
-        not ended, ``made`` the tokens passed on so far.
+        not ended, ``made`` the tokens passed on so far. ``lately`` are the newest of all ``firsts``, those of the last
+        second and at most 64: the tokens of each, and how long it waited for its first.
         """
         listed = list(self._waiting.values())[:_MOST_LISTED]
         found = {
@@ -117,5 +122,10 @@ class Prompts(Generic[T]):
             "sent": sum(each.sent for each in self._waiting.values()),
             "streams": len(self._streams),
             "made": round(self._made),
+            "lately": [
+                [round(tokens), round(waited_s, 4)]
+                for at_s, tokens, waited_s in self._lately
+                if now_s - at_s <= _LATELY_S
+            ],
         }
         return json.dumps(found, separators=(",", ":"))

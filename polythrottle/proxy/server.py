@@ -262,7 +262,7 @@ class Proxy:
 
     def began(self, exchange: Exchange) -> None:
         """Take note that the first piece of a stream has come."""
-        self._prompts.began(exchange)
+        self._prompts.began(exchange, asyncio.get_running_loop().time())
         self._tell_soon(_APART_S)
 
     def passed(self, pieces: int) -> None:

@@ -155,8 +155,9 @@ def _guarded(name: str, value: float | None) -> str:
     """Return a figure that a guard looks at, in its unit."""
     if name == "errors":
         return formatted(value, "{:.2%}", "–")
-    if name in _UNITS:
-        return show(value, _UNITS[name])
+    unit = _UNITS.get(name.partition(" for ")[0])
+    if unit is not None:
+        return show(value, unit)
     return formatted(value, "{:.4g}", "–")
 
 

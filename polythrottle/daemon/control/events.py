@@ -3,6 +3,7 @@
 The guards that trip on what is observed.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -10,9 +11,16 @@ from polythrottle.domain.backports import StrEnum
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.ladder import Ladder
 from polythrottle.domain.load.prompt_boost import TokenLimits
+from polythrottle.domain.metrics import PromptClass
 from polythrottle.domain.space import Level, OperatingPoint
 
 # Limits that are held whatever the ladder says: who trips, and why.
+
+
+_LATE = 0.01
+"""The share of requests that a p99 lets be late."""
+_LEAST = 20
+_CHANCE = 0.05
 
 
 class Guard(StrEnum):
@@ -48,6 +56,7 @@ class Bounds:
         throttling: Whether the device may throttle.
         hold_s: How long the safe point is held after everything is well again; doubled when a guard trips soon after.
         ttft_s: Of a language model's requests, the p99 of the time to the first token; ``tpot_s`` per token after it.
+        ttft_of: Limits on that p99 of prompts of some lengths alone.
 
     Raises:
         InvalidInput: If a limit is not positive.
@@ -62,10 +71,12 @@ class Bounds:
     hold_s: float = 20.0
     ttft_s: float | None = None
     tpot_s: float | None = None
+    ttft_of: tuple[tuple[PromptClass, float], ...] = ()
 
     def __post_init__(self) -> None:
         limits = (
             *(self.p99_s, self.ttft_s, self.tpot_s),
+            *(limit_s for _, limit_s in self.ttft_of),
             *(self.power_w, self.peak_w, self.temperature_c, self.hold_s),
         )
         if any(limit is not None and not limit > 0 for limit in limits) or not (
@@ -100,6 +111,7 @@ class Observation:
         p99_least_s: What the p99 comes to at least once it is of as long a time as the SLO is meant for; None where
             that has passed, or is not known.
         ttft_p99_s: Of the requests answered lately, the time to the first token; ``tpot_p99_s`` per token after it.
+        firsts: Tokens of each prompt that had its first token in the last minute, and the seconds until then.
     """
 
     now_s: float
@@ -116,6 +128,7 @@ class Observation:
     p99_least_s: float | None = None
     ttft_p99_s: float | None = None
     tpot_p99_s: float | None = None
+    firsts: tuple[tuple[float, float], ...] = ()
 
     @property
     def broken_s(self) -> float | None:
@@ -151,8 +164,57 @@ def _tripped(bounds: Bounds, seen: Observation) -> Iterator[Trip]:
         # A value that is no number is a broken sensor, not a good one.
         if value is not None and limit is not None and not value <= limit:
             yield Trip(guard, f"{guard} is {value * scale:.4g} {unit}, above {limit * scale:.4g}")
+    for wait in waits_of(bounds, seen):
+        if wait.broken:
+            late = f"{wait.late} of {wait.seen} first tokens came later than {wait.limit_s * 1e3:.4g} ms"
+            yield Trip(Guard.TTFT, f"{late} for {wait.prompts}")
     if seen.throttled and not bounds.throttling:
         yield Trip(Guard.THROTTLE, "the device throttles")
+
+
+@dataclass(frozen=True)
+class PromptWait:
+    """How long prompts of some lengths waited for their first token lately.
+
+    Args:
+        prompts: Which.
+        limit_s: On the p99.
+        seen: How many there were; ``late`` of them waited longer than that.
+        late: See ``seen``.
+        p99_s: None while there are fewer than 20.
+    """
+
+    prompts: PromptClass
+    limit_s: float
+    seen: int
+    late: int
+    p99_s: float | None
+
+    @property
+    def broken(self) -> bool:
+        """Whether more than 1 % are late, and not by chance: so many of so few would be in one minute of twenty."""
+        return self.late > _LATE * self.seen and _chance_of(self.late, self.seen) < _CHANCE
+
+
+def waits_of(bounds: Bounds, seen: Observation) -> Iterator[PromptWait]:
+    """Yield how long prompts waited of each length that has a limit of its own."""
+    for prompts, limit_s in bounds.ttft_of:
+        waits_s = sorted(wait_s for tokens, wait_s in seen.firsts if round(tokens) in prompts)
+        p99_s = None
+        if len(waits_s) >= _LEAST:
+            p99_s = waits_s[math.ceil((1 - _LATE) * len(waits_s)) - 1]
+        yield PromptWait(prompts, limit_s, len(waits_s), sum(wait_s > limit_s for wait_s in waits_s), p99_s)
+
+
+def _chance_of(late: int, of: int) -> float:
+    """Return how likely at least so many are late where each is with 1 % (binomial)."""
+    odds = _LATE / (1 - _LATE)
+    term = (1 - _LATE) ** of
+    below = 0.0
+    for number in range(late):
+        below += term
+        term *= odds * (of - number) / (number + 1)
+    return 1.0 - below
 
 
 # What the controller is told, and what it says is to be done: plain values.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from polythrottle.actuation.client.board import Board
-from polythrottle.daemon.control.events import Bounds, Guard, Observation, tripped
+from polythrottle.daemon.control.events import Bounds, Guard, Observation, tripped, waits_of
 from polythrottle.daemon.control.state import Phase, State
 from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.followed_profile import FollowedProfile
@@ -148,7 +148,7 @@ def _followed(status: Status, state: State, tuned: FollowedProfile | None) -> St
 
 def guards_of(bounds: Bounds, seen: Observation) -> tuple[GuardShown, ...]:
     """Return each guard with what it sees and whether it trips."""
-    trips = {trip.guard for trip in tripped(bounds, seen)}
+    trips = {trip.guard for trip in tripped(replace(bounds, ttft_of=()), seen)}
     throttled = None if seen.throttled is None else float(seen.throttled)
     rows = (
         (Guard.P99, seen.p99_s, bounds.p99_s),
@@ -161,9 +161,13 @@ def guards_of(bounds: Bounds, seen: Observation) -> tuple[GuardShown, ...]:
     of_tokens = ((Guard.TTFT, seen.ttft_p99_s, bounds.ttft_s), (Guard.TPOT, seen.tpot_p99_s, bounds.tpot_s))
     # Of a workload without tokens they would be two rows that never say anything.
     told = [row for row in of_tokens if row[1] is not None or row[2] is not None]
-    return tuple(
-        GuardShown(str(guard), value, limit, guard in trips) for guard, value, limit in (rows[0], *told, *rows[1:])
-    )
+    of_lengths = [
+        GuardShown(f"{Guard.TTFT} for {wait.prompts}", wait.p99_s, wait.limit_s, wait.broken)
+        for wait in waits_of(bounds, seen)
+    ]
+    first, *rest = (GuardShown(str(guard), value, limit, guard in trips) for guard, value, limit in (*rows, *told))
+    at = len(rest) - len(told)
+    return (first, *rest[at:], *of_lengths, *rest[:at])
 
 
 def stamp(wall_s: float) -> str:

@@ -11,13 +11,16 @@ import json
 import math
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 from urllib.parse import SplitResult
 
 from polythrottle.daemon.control.events import Target
 from polythrottle.daemon.observation import RequestStats
+from polythrottle.daemon.traffic.local_sources import WINDOW_S
 from polythrottle.daemon.traffic.server_metrics import ScrapedTraffic
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import InvalidInput
@@ -34,6 +37,7 @@ _LIMIT_AGAIN_S = 10.0
 _LIMIT_BYTES = 4096
 _LINE_BYTES = 64 << 10
 _PROMPTS_MOST = 256
+_FIRSTS_MOST = 4096
 _OK = 200
 _DATA = b"data:"
 
@@ -72,14 +76,38 @@ def news_of(data: bytes, heard_s: float) -> PromptNews:
             sent=int(found["sent"]),
             streams=int(found["streams"]),
             made=float(found["made"]),
+            # A proxy of an earlier version does not tell.
+            lately=tuple((float(tokens), float(wait_s)) for tokens, wait_s in found.get("lately", ())[:_PROMPTS_MOST]),
         )
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InvalidInput(f"it tells of no prompts: {str(error)[:60]}") from error
     counts = [news.arrived, news.begun, news.firsts, news.waiting, news.sent, news.streams, news.made]
-    figures = [*counts, *(figure for prompt in news.prompts for figure in prompt)]
+    figures = [*counts, *(figure for prompt in (*news.prompts, *news.lately) for figure in prompt)]
     if not all(math.isfinite(figure) for figure in figures) or min(counts) < 0:
         raise InvalidInput("it tells of prompts in figures that are none")
     return news
+
+
+class FirstTokens:
+    """How long each prompt waited for its first token, of the last minute and at most 4,096; from any thread."""
+
+    def __init__(self) -> None:
+        self._waits: deque[tuple[float, float, float]] = deque(maxlen=_FIRSTS_MOST)
+        self._lock = threading.Lock()
+
+    def heard(self, before: PromptNews | None, news: PromptNews) -> None:
+        """Take in which prompts had theirs since the event before; what was told before that one is left out."""
+        if before is not None and news.firsts > before.firsts:
+            fresh = news.lately[before.firsts - news.firsts :]
+            with self._lock:
+                self._waits.extend((news.heard_s, tokens, wait_s) for tokens, wait_s in fresh)
+
+    def lately(self, now_s: float) -> tuple[tuple[float, float], ...]:
+        """Return tokens of each such prompt, and the seconds it waited."""
+        with self._lock:
+            while self._waits and self._waits[0][0] < now_s - WINDOW_S:
+                self._waits.popleft()
+            return tuple((tokens, wait_s) for _, tokens, wait_s in self._waits)
 
 
 class PromptStream:
@@ -100,6 +128,7 @@ class PromptStream:
         self._address = address
         self._clock = clock or SystemClock()
         self._news: PromptNews | None = None
+        self._firsts = FirstTokens()
         self._ring: Callable[[], None] = lambda: None
         self._closed = threading.Event()
         self._connection: http.client.HTTPConnection | None = None
@@ -112,6 +141,10 @@ class PromptStream:
         if news is None or self._clock.now() - news.heard_s > _TIMEOUT_S:
             return None
         return news
+
+    def firsts(self) -> tuple[tuple[float, float], ...]:
+        """Return the prompts that had their first token in the last minute: tokens, and seconds until then."""
+        return self._firsts.lately(self._clock.now())
 
     def on_news(self, ring: Callable[[], None]) -> None:
         """Have ``ring`` called at each event."""
@@ -154,7 +187,8 @@ class PromptStream:
                 if not line:
                     raise OSError("it has ended the connection")
                 if line.startswith(_DATA):
-                    self._news = news_of(line[len(_DATA) :], self._clock.now())
+                    before, self._news = self._news, news_of(line[len(_DATA) :], self._clock.now())
+                    self._firsts.heard(before, self._news)
                     self.why = ""
                     self._ring()
         finally:
@@ -296,7 +330,8 @@ class ProxiedTraffic:
         """Return what the proxy has counted since the look before; None while it does not answer."""
         if self._bound is not None:
             self._bound.look(now_s, self._stream.connected)
-        return self._scraped.look(now_s)
+        seen = self._scraped.look(now_s)
+        return None if seen is None else replace(seen, firsts=self._stream.firsts())
 
     def prompts(self) -> PromptNews | None:
         """Return what was told of prompts last; None if nothing was lately."""

@@ -108,6 +108,7 @@ class PromptNews:
         sent: See ``waiting``.
         streams: Answers under way that have had their first token.
         made: Tokens of answers.
+        lately: Tokens of the last prompts that have had their first token, and how long each waited for it.
     """
 
     heard_s: float
@@ -119,6 +120,7 @@ class PromptNews:
     sent: int = 0
     streams: int = 0
     made: float = 0.0
+    lately: tuple[tuple[float, float], ...] = ()
 
     @property
     def quiet(self) -> bool:

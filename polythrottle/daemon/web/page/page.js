@@ -116,7 +116,7 @@ const tables = (now) => {
   runs.push(['temperature', degrees(now.temperature_c)], ['throttled', now.throttled === null ? 'unknown' : now.throttled ? 'yes' : 'no']);
   rows(at('clocks'), runs);
   tell('boundary', now.boundary);
-  const seen = (guard, value) => (known(value) ? (GUARDS[guard.name] ?? round)(value) : NONE);
+  const seen = (guard, value) => (known(value) ? (GUARDS[guard.name.split(' for ')[0]] ?? round)(value) : NONE);
   const stands = ({ tripped, value, limit }) => (tripped ? 'tripped' : !known(limit) ? 'no limit' : !known(value) ? 'unknown' : value > limit ? 'above' : 'ok');
   rows(at('guards'), now.guards.map((guard) => [guard.name, seen(guard, guard.value), seen(guard, guard.limit), stands(guard)]));
   now.guards.forEach((guard, index) => classed(at('guards').rows[index], guard.tripped ? 'trips' : ''));
