@@ -155,13 +155,20 @@ def bounds_of(slo: Sequence[str], asked: Bounds | None = None) -> Bounds:
     asked = asked or Bounds()
     return replace(
         asked,
-        p99_s=limits.get("p99") if asked.p99_s is None else asked.p99_s,
-        power_w=limits.get("power") if asked.power_w is None else asked.power_w,
-        temperature_c=limits.get("temperature") if asked.temperature_c is None else asked.temperature_c,
-        ttft_s=limits.get("ttft_p99") if asked.ttft_s is None else asked.ttft_s,
-        tpot_s=limits.get("tpot_p99") if asked.tpot_s is None else asked.tpot_s,
+        p99_s=_first(asked.p99_s, limits.get("p99")),
+        power_w=_first(asked.power_w, limits.get("power")),
+        temperature_c=_first(asked.temperature_c, limits.get("temperature")),
+        ttft_s=_first(asked.ttft_s, limits.get("ttft_p99")),
+        tpot_s=_first(asked.tpot_s, limits.get("tpot_p99")),
         ttft_of=asked.ttft_of or tuple(_first_token_limits(constraints)),
     )
+
+
+def _first(asked: float | None, told: float | None) -> float | None:
+    """Return what was asked, or else what the SLO says."""
+    if asked is None:
+        return told
+    return asked
 
 
 def token_limits(slo: Sequence[str], bounds: Bounds) -> TokenLimits:

@@ -25,7 +25,7 @@ from polythrottle.daemon.traffic.server_metrics import ScrapedTraffic
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.load.prompt_boost import PromptNews
-from polythrottle.domain.space import IN_FLIGHT
+from polythrottle.domain.space import IN_FLIGHT, Level
 
 METRICS_PATH = "/polythrottle/metrics"
 PROMPTS_PATH = "/polythrottle/prompts"
@@ -218,8 +218,11 @@ class InFlightBound:
         self._asked_s = -math.inf
         self._work: threading.Thread | None = None
 
-    def want(self, limit: int | None) -> None:
+    def want(self, level: Level | None) -> None:
         """Have a bound set soon; None for the one that was found."""
+        limit = None
+        if level is not None:
+            limit = int(level)
         if limit != self._wanted:
             self._wanted = limit
             self._due = True
@@ -273,9 +276,11 @@ class InFlightBound:
         Raises:
             ValueError: If the proxy says no.
         """
+        body = None
+        if limit is not None:
+            body = json.dumps({"limit": limit})
         connection = _connection(self._address)
         try:
-            body = None if limit is None else json.dumps({"limit": limit})
             connection.request(method, LIMIT_PATH, body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             data = answer.read(_LIMIT_BYTES)
@@ -323,8 +328,10 @@ class ProxiedTraffic:
         """What went wrong, if something did."""
         if self._scraped.note:
             return self._scraped.note
-        why = self._stream.why or (self._bound.why if self._bound is not None else "")
-        return f"{self._uri}: {why}" if why else ""
+        for why in (self._stream.why, getattr(self._bound, "why", "")):
+            if why:
+                return f"{self._uri}: {why}"
+        return ""
 
     def look(self, now_s: float) -> RequestStats | None:
         """Return what the proxy has counted since the look before; None while it does not answer."""
@@ -344,8 +351,7 @@ class ProxiedTraffic:
     def serve(self, target: Target) -> None:
         """Have a point's bound on the requests in flight set soon; a point without one means as found."""
         if self._bound is not None:
-            limit = target.point.get(IN_FLIGHT)
-            self._bound.want(None if limit is None else int(limit))
+            self._bound.want(target.point.get(IN_FLIGHT))
 
     def close(self) -> None:
         """Have the bound as found, and end the threads."""
