@@ -20,7 +20,8 @@ from polythrottle.domain.space import Level, OperatingPoint
 _LATE = 0.01
 """The share of requests that a p99 lets be late."""
 _LEAST = 20
-_CHANCE = 0.05
+_CHANCE = 1 / 1440
+"""Prompts that are late as often as a p99 lets them trip a guard in about one minute of a day."""
 
 
 class Guard(StrEnum):
@@ -192,7 +193,7 @@ class PromptWait:
 
     @property
     def broken(self) -> bool:
-        """Whether more than 1 % are late, and not by chance: so many of so few would be in one minute of twenty."""
+        """Whether more than 1 % are late, and not by chance: so many of so few are in one minute of a day."""
         return self.late > _LATE * self.seen and _chance_of(self.late, self.seen) < _CHANCE
 
 
