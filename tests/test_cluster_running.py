@@ -143,6 +143,15 @@ def test_checkpoints_that_came_after_the_controller_had_gone_are_found_in_the_st
     assert status_of(folder)["newest_checkpoint"]["step"] == 10, "its file is gone"
 
 
+def test_a_job_that_told_no_step_stands_where_the_store_says(tmp_path: Path) -> None:
+    """Its events are gone or it had none yet; the checkpoint is there."""
+    folder, url = tmp_path / "job", f"file://{tmp_path}/store"
+    named(folder, url)
+    put(url, tmp_path, 20)
+    found = status_of(folder)
+    assert (found["step"], found["epoch"], found["checkpoints"]) == (20, 3, None)
+
+
 def test_a_store_that_cannot_be_asked_leaves_the_newest_checkpoint_as_it_was_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

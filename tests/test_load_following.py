@@ -24,6 +24,7 @@ from polythrottle.metering.load import drive
 from polythrottle.tuning.measured_ladder import (
     LadderOffer,
     batches,
+    gatherings,
     ladder_of,
     ladder_of_study,
     late_share,
@@ -66,6 +67,14 @@ class _Server:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def test_a_batch_is_gathered_for_parts_of_what_the_limit_leaves() -> None:
+    """Of 0.9 of it, less the service: none, half, all but the batch before, all; one alone is never waited for."""
+    service = replace(_service(0.02, batch=8), tail_s=0.03)
+    assert gatherings(service, 0.2) == pytest.approx((0.0, 0.075, 0.13, 0.15))
+    assert gatherings(replace(service, interval_s=0.16), 0.2) == pytest.approx((0.0, 0.075, 0.15))
+    assert gatherings(service, 0.03) == gatherings(_service(0.02), 1.0) == (0.0,)
 
 
 @pytest.mark.parametrize("batch", [1, 4])

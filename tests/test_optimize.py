@@ -458,6 +458,24 @@ def test_a_risk_is_used_where_it_gains_most(
     assert best_rows(worth(*promises), np.arange(len(promises)), Options(risk=0.1), used).tolist() == [chosen]
 
 
+def test_what_earlier_trials_have_used_of_a_risk_counts_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each suggestion of a careful search asks for it; a free one does not."""
+    monkeypatch.setattr("polythrottle.optimize.bayes.Account.used", lambda account, study: 0.04)
+    asked = []
+
+    def noted(promise: Any, rows: Any, options: Options, used: float = 0.0) -> Any:
+        asked.append(used)
+        return rows[:1]
+
+    monkeypatch.setattr("polythrottle.optimize.bayes.best_rows", noted)
+    for risk in (0.05, None):
+        begun = Study(Problem(board()), "bayes", 0)
+        optimizer = make_optimizer("bayes", Options(risk=risk))
+        first = optimizer.suggest(begun)
+        optimizer.suggest(begun.with_trial(Trial(0, first, physical(first))))
+    assert asked == [0.04, 0.0]
+
+
 def test_a_risk_goes_by_the_chances_that_physics_has_corrected() -> None:
     """What the model alone takes for safe is not, and what it takes for risky is."""
     promise = worth((0.02, 0.9999), (0.02, 0.97))

@@ -83,6 +83,10 @@ def test_a_relay_does_not_listen_where_others_may(tmp_path: Path, capfd: pytest.
     tmp_path.chmod(0o777)
     assert relay.main([str(tmp_path / "kubelet.sock"), str(tmp_path / "relay.sock")]) == PermissionDenied.exit_code
     assert "is open to others" in capfd.readouterr().err
+    tmp_path.chmod(0o700)
+    (tmp_path / "taken").mkdir()
+    assert relay.main([str(tmp_path / "kubelet.sock"), str(tmp_path / "taken")]) != 0
+    assert len(capfd.readouterr().err.splitlines()) == 1
 
 
 def test_fields_that_later_kubelets_add_are_skipped() -> None:

@@ -560,6 +560,22 @@ def test_a_checkpoint_of_another_model_is_refused(where: Path, archive: Path) ->
             worker._learner.resume(file.getvalue())
 
 
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [(torch.zeros(1, 2, 3), r"it made a tensor of shape \(1, 2, 3\)"), ([1.0], "it made a list")],
+)
+def test_what_a_model_makes_instead_of_scores_is_told(made: Any, told: str) -> None:
+    """By its shape, or by what it is."""
+    from polythrottle.training.beside.trainer.network import _outputs
+
+    class Odd(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> Any:
+            return made
+
+    with pytest.raises(TrialError, match=told):
+        _outputs(Odd(), torch.zeros(3))
+
+
 def test_begun_says_what_a_missing_model_is(tmp_path: Path) -> None:
     """A file that is not there is named."""
     with pytest.raises(BadFile, match=r"no\.pt2"):

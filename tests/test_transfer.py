@@ -187,6 +187,24 @@ def test_a_percentile_is_learnt_from_the_mean() -> None:
     np.testing.assert_array_equal(np.isfinite(found.level), [True, True, True, True, False])
 
 
+def test_a_quantity_that_half_of_the_trials_lack_does_not_cost_their_other_figures() -> None:
+    """Only what most trials recorded is learnt, from those that did."""
+    from polythrottle.optimize.transfer_surface import _seen
+
+    def known(recorded: int) -> tuple[int, list[bool]]:
+        past = earlier(RELATED[0], trials=8)
+        trials = [
+            replace(trial, measurement=replace(trial.measurement, temperature_c=50.0 if at < recorded else None))
+            for at, trial in enumerate(past.trials)
+            if trial.measurement is not None
+        ]
+        found = _seen(replace(past, trials=tuple(trials)), ("time", "temperature"), 100)
+        return len(found.rows), found.known.tolist()
+
+    assert known(4) == (8, [True, False])
+    assert known(5) == (5, [True, True])
+
+
 def test_a_clock_of_another_chip_counts_from_its_highest_level() -> None:
     """Half of one chip's clock is taken for half of another's, the same watts and batches for the same."""
     from polythrottle.optimize.features import shared_coordinates

@@ -547,6 +547,17 @@ def test_a_hanging_command_is_killed_with_its_whole_group(folder: Path) -> None:
         until(lambda pid=pid: not running(pid))
 
 
+def test_a_command_is_waited_for_where_the_interpreter_cannot_ask_the_kernel_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyPy has no waitid: the child's state says that it has ended, and its code is still there to be read."""
+    monkeypatch.delattr(os, "waitid")
+    workload = open_workload(command("import time; time.sleep(0.3)"))
+    assert workload.query().latency_s > 0.3
+    with pytest.raises(TrialError, match="exited with code 3"):
+        open_workload(command("import sys; sys.exit(3)")).query()
+
+
 def test_a_command_that_is_interrupted_leaves_nobody_waiting_for_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the interrupt comes: the program ends without it, and so does the command."""
     started: list[threading.Timer] = []

@@ -15,7 +15,7 @@ from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError,
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.units import parse_quantity
 from polythrottle.storage.identity import without_options
-from polythrottle.storage.untrusted import read_toml
+from polythrottle.storage.untrusted import members_of, read_toml
 
 DEFAULT_FILE = Path("/etc/polythrottle/daemon.toml")
 _MOST_BYTES = 1_000_000
@@ -303,7 +303,7 @@ def _services(reader: "_Reader", document: Mapping[str, Any]) -> tuple[tuple[Ser
                 reader.made(f"service {number}", partial(_named_twice, service.name))
             found[service.name] = service
         except BadFile as error:
-            name = table.get("name") if isinstance(table, dict) else None
+            name = members_of(table).get("name")
             if isinstance(name, str) and _SERVICE_NAME.fullmatch(name):
                 shown = name
             else:

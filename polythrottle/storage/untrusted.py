@@ -189,3 +189,17 @@ def _amount(size: int) -> str:
     if size >= 1_000_000:
         return f"{size / 1e6:g} MB"
     return f"{size / 1e3:g} kB"
+
+
+def members_of(value: Any) -> dict[str, Any]:
+    """Return a JSON object's members; none of anything else."""
+    if isinstance(value, dict):
+        return value
+    return {}
+
+
+def entries_of(value: Any) -> list[Any]:
+    """Return a JSON array's entries; none of anything else."""
+    if isinstance(value, list):
+        return value
+    return []

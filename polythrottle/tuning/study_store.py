@@ -23,6 +23,7 @@ from polythrottle.storage.identity import without_options
 from polythrottle.storage.journal import Journal
 from polythrottle.storage.paths import state_dir
 from polythrottle.storage.tables import ENDINGS
+from polythrottle.storage.untrusted import members_of
 from polythrottle.tuning.board_offsets import BoardsView
 from polythrottle.tuning.plan import LEARNERS, StudyPlan
 from polythrottle.tuning.setup import device_name, slug, workload_name
@@ -272,7 +273,7 @@ def _age(path: Path) -> float:
 def _kinship(line: Mapping[str, Any], problem: Problem) -> tuple[bool, bool]:
     """Return whether a journal's first line tells of the same device, and of the same workload under the same load."""
     content = line.get("content")
-    content = content if isinstance(content, dict) else {}
+    content = members_of(content)
     device = line.get("device")
     if isinstance(device, str):
         device = without_options(device)

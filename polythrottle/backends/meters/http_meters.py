@@ -31,7 +31,7 @@ from typing import Any
 from polythrottle.backends.meters.live_meter import Sample, power_sensor
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
 from polythrottle.domain.ports import Sensor
-from polythrottle.storage.untrusted import printable
+from polythrottle.storage.untrusted import entries_of, members_of, printable
 
 _TIMEOUT_S = 2.0
 _DEADLINE_S = 4.0
@@ -412,7 +412,7 @@ class Tasmota:
                 f"~/.netrc"
             )
         found = answer.get("StatusSNS", {})
-        energy = _members_of(found).get("ENERGY")
+        energy = members_of(found).get("ENERGY")
         if not isinstance(energy, dict):
             if self._command != "Status 8":
                 self._command = "Status 8"
@@ -503,8 +503,8 @@ class Redfish:
 
     def _members(self) -> Iterator[str]:
         listed = self._web.get("/redfish/v1/Chassis").get("Members")
-        for each in _entries_of(listed):
-            path = _members_of(each).get("@odata.id")
+        for each in entries_of(listed):
+            path = members_of(each).get("@odata.id")
             if not isinstance(path, str) or not path.startswith("/"):
                 continue
             if self._chassis in ("", path.rstrip("/").rpartition("/")[2]):
@@ -514,7 +514,7 @@ class Redfish:
         """Yield where a chassis tells its power: EnvironmentMetrics, which replaces Power, then Power."""
         about = self._web.get(chassis)
         for name in ("EnvironmentMetrics", "Power"):
-            path = _members_of(about.get(name)).get("@odata.id")
+            path = members_of(about.get(name)).get("@odata.id")
             if isinstance(path, str) and path.startswith("/"):
                 yield path
 
@@ -534,25 +534,11 @@ def _server(answer: Mapping[str, Any]) -> tuple[float | None, float | None]:
     return power_w, energy_j
 
 
-def _members_of(value: Any) -> dict[str, Any]:
-    """Return a JSON object's members; none of anything else."""
-    if isinstance(value, dict):
-        return value
-    return {}
-
-
-def _entries_of(value: Any) -> list[Any]:
-    """Return a JSON array's entries; none of anything else."""
-    if isinstance(value, list):
-        return value
-    return []
-
-
 def _consumed(controls: Any) -> float | None:
     """Return the watts of the first control that tells any, and is not of a part such as the memory."""
-    for place, control in enumerate(_entries_of(controls)):
+    for place, control in enumerate(entries_of(controls)):
         power_w = number_at(control, "PowerConsumedWatts")
-        name = str(_members_of(control).get("Name"))
+        name = str(members_of(control).get("Name"))
         if power_w is not None and (place == 0 or not _PART_NAME.search(name)):
             return power_w
     return None

@@ -26,6 +26,7 @@ from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.load.prompt_boost import PromptNews
 from polythrottle.domain.space import IN_FLIGHT, Level
+from polythrottle.storage.untrusted import members_of
 
 METRICS_PATH = "/polythrottle/metrics"
 PROMPTS_PATH = "/polythrottle/prompts"
@@ -289,7 +290,7 @@ class InFlightBound:
         if answer.status != _OK:
             raise ValueError(f"it answers {answer.status}: {data[:80].decode(errors='replace')}")
         found = json.loads(data)
-        holds = found.get("limit") if isinstance(found, dict) else None
+        holds = members_of(found).get("limit")
         if type(holds) is not int or (limit is not None and holds != limit):
             raise ValueError(f"it answers {data[:80].decode(errors='replace')}")
         return holds

@@ -6,6 +6,7 @@ from typing import Any
 
 from polythrottle.domain.errors import DeviceError, KnobRejected, TrialError
 from polythrottle.domain.space import IN_FLIGHT, Knob
+from polythrottle.storage.untrusted import members_of
 from polythrottle.workloads.foreign_calls import refusal_text
 from polythrottle.workloads.uris import Address
 
@@ -79,7 +80,7 @@ class InFlightLimit:
         finally:
             await web.close()
         found = answer.document
-        return answer.status, found if isinstance(found, dict) else {}, refusal_text(answer.body)
+        return answer.status, members_of(found), refusal_text(answer.body)
 
 
 def limit_of(address: Address) -> InFlightLimit | None:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Protocol
 from numpy.typing import NDArray
 
 from polythrottle.domain.errors import TrialError, UnknownName
+from polythrottle.storage.untrusted import members_of
 from polythrottle.workloads.foreign_calls import refusal_text
 from polythrottle.workloads.inputs import DeclaredInput
 
@@ -318,7 +319,7 @@ class _Output:
         Raises:
             TrialError: If the head is not of its form.
         """
-        found = head if isinstance(head, dict) else {}
+        found = members_of(head)
         name = found.get("name")
         datatype = found.get("datatype")
         shape = found.get("shape")
