@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -82,27 +83,36 @@ class PowerIntegrator:
 
 
 class BackgroundSampler:
-    """Calls a function at a steady pace in a thread of its own while anybody needs it, and knows what that costs.
+    """Calls a function at a steady pace in a thread while anybody needs it, and knows what that costs.
 
     Args:
-        look: What to do each time. An error ends the thread; the next reading meets it where somebody can act on it.
+        look: What to do each time. An error ends the looks; the next reading meets it where somebody can act on it.
         period_s: From one look to the next.
         clock: The device's; in virtual time there is no thread, for time passes only while somebody waits.
         name: Of the thread.
         at_once: Whether the first look is at the start, and not a period later.
+        shared: Whether one thread does for all of that name and period, each look after the other: eight threads that
+            wake four times a second take several times what they look at takes. Not for looks that may take long.
     """
 
     def __init__(
-        self, look: Callable[[], None], period_s: float, clock: Clock, name: str, *, at_once: bool = False
+        self,
+        look: Callable[[], None],
+        period_s: float,
+        clock: Clock,
+        name: str,
+        *,
+        at_once: bool = False,
+        shared: bool = False,
     ) -> None:
         self._look = look
-        self._period_s = period_s
         self._clock = clock
-        self._name = name
-        self._at_once = at_once
+        self._ticker = _Ticker(period_s, name, at_once=at_once)
+        if shared:
+            self._ticker = _shared.setdefault((name, period_s), self._ticker)
         self._turn = threading.Lock()
-        self._ended = threading.Event()
-        self._thread: Thread | None = None
+        self._looking = threading.Lock()
+        self._runs = False
         self.users = 0
         """How many have started it and not stopped it."""
         self.busy_s = 0.0
@@ -111,8 +121,8 @@ class BackgroundSampler:
 
     @property
     def running(self) -> bool:
-        """Whether there is a thread."""
-        return self._thread is not None
+        """Whether a thread looks, or did until an error."""
+        return self._runs
 
     def start(self) -> None:
         """Look from now on, until `stop` was called as often.
@@ -122,33 +132,91 @@ class BackgroundSampler:
         """
         with self._turn:
             if self.users == 0 and not isinstance(self._clock, VirtualClock):
-                self._ended.clear()
-                thread = Thread(target=self._run, name=self._name, daemon=True)
-                thread.start()
-                self._thread = thread
+                self._runs = True
+                try:
+                    self._ticker.add(self)
+                except BaseException:
+                    self._runs = False
+                    raise
             self.users += 1
 
     def stop(self) -> None:
         """End after the look in progress, unless somebody else needs it still."""
         with self._turn:
             self.users = max(0, self.users - 1)
-            if self.users or self._thread is None:
+            if self.users or not self._runs:
                 return
-            self._ended.set()
-            self._thread.join()
-            self._thread = None
+            self._runs = False
+            self._ticker.remove(self)
+            with self._looking:  # it is over
+                pass
 
-    def _run(self) -> None:
-        due_s = time.monotonic()
-        if not self._at_once:
-            due_s += self._period_s
-        while not self._ended.wait(max(0.0, due_s - time.monotonic())):
+    def look(self) -> bool:
+        """Look once; return whether to go on."""
+        with self._looking:
+            if not self._runs:
+                return True
             began_s = time.thread_time()
             try:
                 self._look()
             except PolythrottleError:
-                return
+                return False
             self.busy_s += time.thread_time() - began_s
             self.looks += 1
+        return True
+
+
+class _Ticker:
+    """A thread for the samplers of one pace, while there are any."""
+
+    def __init__(self, period_s: float, name: str, *, at_once: bool) -> None:
+        self._period_s = period_s
+        self._name = name
+        self._at_once = at_once
+        self._change = threading.Lock()
+        self._samplers: tuple[BackgroundSampler, ...] = ()
+        self._over = threading.Event()
+        self._thread: Thread | None = None
+
+    def add(self, sampler: BackgroundSampler) -> None:
+        """Have one more look.
+
+        Raises:
+            DeviceError: If no thread can be started.
+        """
+        with self._change:
+            if self._thread is None:
+                over = threading.Event()
+                thread = Thread(target=self._run, args=(over,), name=self._name, daemon=True)
+                thread.start()
+                self._over = over
+                self._thread = thread
+            self._samplers = (*self._samplers, sampler)
+
+    def remove(self, sampler: BackgroundSampler) -> None:
+        """Have one look no more; the last ends the thread."""
+        with self._change:
+            self._samplers = tuple(each for each in self._samplers if each is not sampler)
+            if self._samplers or self._thread is None:
+                return
+            self._over.set()
+            thread = self._thread
+            self._thread = None
+        thread.join()
+
+    def _run(self, over: threading.Event) -> None:
+        due_s = time.monotonic()
+        if not self._at_once:
+            due_s += self._period_s
+        while not over.wait(max(0.0, due_s - time.monotonic())):
+            failed = [each for each in self._samplers if not each.look()]
+            if failed:
+                with self._change:
+                    self._samplers = tuple(each for each in self._samplers if each not in failed)
             # A look that was late is made up for once; those before it are lost.
             due_s = max(due_s + self._period_s, time.monotonic() - self._period_s)
+
+
+_shared: dict[tuple[str, float], _Ticker] = {}
+# A forked process has the record of threads that it has not.
+os.register_at_fork(after_in_child=_shared.clear)

@@ -145,7 +145,9 @@ class NvmlDevice:
         self._overrun = Overrun(self._gpu)
         own = NvmlControls(self._library) if controls is None else controls
         self._actuator = Actuator(f"nvml {self._gpu.uuid}", state=state, controls=own)
-        self._background = BackgroundSampler(self._look, 1.0 / self._hz, self.clock, "polythrottle-lookout")
+        self._background = BackgroundSampler(
+            self._look, 1.0 / self._hz, self.clock, "polythrottle-lookout", shared=True
+        )
         self._locked: set[str] = set()
         self._seen: _Seen | None = None
         self._asked = 0
