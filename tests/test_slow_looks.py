@@ -215,7 +215,7 @@ def test_a_desk_is_told_of_looks_that_were_taken_beside_the_queries() -> None:
     events = json.loads(json.dumps(outbox.take(0.0)))
     while more := outbox.take(0.0):
         events += json.loads(json.dumps(more))
-    told = Told(lambda verb, **fields: {"events": [events.pop(0) for _ in range(min(7, len(events)))]})
+    told = Told(lambda message: {"events": [events.pop(0) for _ in range(min(7, len(events)))]})
     board: Any = open_device("sim:jetson-nano")
     seen = HostedWindow(board, _STEPS, told=told)
     assert not observe(seen, seen.load(), window, Never())

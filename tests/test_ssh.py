@@ -22,7 +22,7 @@ from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.rollback import Difference, Outcome
 from polythrottle.actuation.state.lease import Lease, boot_s
 from polythrottle.backends import open_device
-from polythrottle.backends.ssh import _outcome, _standing
+from polythrottle.backends.ssh import SshDevice, _outcome, _standing
 from polythrottle.board.carried import packed
 from polythrottle.board.far_side import _MOST_NAMES, FarService
 from polythrottle.board.hosted import HostedWindow, Told
@@ -30,12 +30,13 @@ from polythrottle.board.link import SSH, Place
 from polythrottle.board.work_host import DeskJudge, FarDevice, FarWindow, Outbox
 from polythrottle.cli.commands import run
 from polythrottle.domain.arrivals import CLOSED
-from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied
+from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, TrialError
 from polythrottle.domain.measurement import Reading, Window
 from polythrottle.domain.ports import EXACT_SENSOR
 from polythrottle.domain.problem import Constraint
 from polythrottle.metering.early_stopping import Goal
 from polythrottle.metering.load import drive
+from polythrottle.metering.meter import measure
 from polythrottle.metering.observed_window import Verdict, measurement_of, observe_window
 from polythrottle.metering.window import observe
 from polythrottle.tuning.setup import Setup
@@ -277,6 +278,53 @@ def test_a_callable_runs_in_the_boards_own_python(
     lines = (tmp_path / "home" / "ran").read_text().split("\n")
     assert {line.split()[1] for line in lines if line} == {"2"}
     assert str(os.getpid()) not in {line.split()[0] for line in lines if line}
+
+
+def test_a_point_is_set_with_what_the_workload_is_told_and_the_last_reading_comes_with_the_end(
+    board: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a trial waits for two ways there and back; one whose point is refused begins nothing."""
+    words = Setup(device=uri(board), workload="cmd:true", knobs=("mem_hz",), queries=5, seconds=0.1)
+    device, workload = words.open()
+    assert isinstance(device, SshDevice)
+    asked: list[str] = []
+    ask = device.board.line.ask
+    monkeypatch.setattr(
+        device.board.line,
+        "ask",
+        lambda verb, **fields: asked.append(f"{verb} set" if "point" in fields else verb) or ask(verb, **fields),
+    )
+    rate = board / "sys/kernel/debug/bpmp/debug/clk/emc/rate"
+    try:
+        with words.closing(workload), device:
+            points = [device.space.default.moved({"mem_hz": hz}) for hz in device.space.knob("mem_hz").levels[:2]]
+            for point in points:
+                asked.clear()
+                device.apply(point)
+                assert asked == []
+                seen = measure(device, workload, point, words.window(device))
+                assert int(rate.read_text()) == point["mem_hz"]
+                assert asked[0] == "work set"
+                assert set(asked[1:]) == {"work"}
+                asked.clear()
+                closing = device.closing()
+                assert asked == []
+                assert closing.energy_j >= seen.energy_j * seen.latency.queries
+                assert device.closing().energy_j >= closing.energy_j
+                assert asked == ["read"], "it was told once"
+            device.apply(points[0].moved({"mem_hz": 1}))
+            with pytest.raises(TrialError, match="mem"):
+                measure(device, workload, points[0].moved({"mem_hz": 1}), words.window(device))
+            assert measure(device, workload, points[0], words.window(device)).latency.queries >= 5
+            device.apply(points[1])
+            assert device.altered() == ()
+            assert asked[-2:] == ["apply set", "verify"], "whatever else is asked finds it set"
+            device.apply(points[0])
+            device.restore()
+            assert asked[-1] == "restore", "what is put back need not be set before"
+            assert "apply set" not in asked[-2:]
+    finally:
+        device.board.close()
 
 
 @pytest.mark.parametrize(

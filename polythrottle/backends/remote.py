@@ -29,6 +29,16 @@ _TRIES = 5
 T = TypeVar("T")
 
 
+def patiently(ask: Callable[[], T]) -> T:
+    """Return an answer, asked for again where the actuator says "later", a few times."""
+    for _ in range(_TRIES):
+        try:
+            return ask()
+        except Later as err:
+            time.sleep(min(err.after_s, MOST_S / 4))
+    return ask()
+
+
 class RemoteDevice:
     """A device behind the actuator; satisfies the ports ``Device``, ``Inspectable`` and ``Offering``.
 
@@ -102,12 +112,7 @@ class RemoteDevice:
         return cls(path, f"{device}{rest}", knobs=knobs, token=token)
 
     def _ask(self, verb: str, **fields: Any) -> dict[str, Any]:
-        for _ in range(_TRIES):
-            try:
-                return self._asked(verb, fields)
-            except Later as err:
-                time.sleep(min(err.after_s, MOST_S / 4))
-        return self._asked(verb, fields)
+        return patiently(lambda: self._asked(verb, fields))
 
     def _asked(self, verb: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         with self._turn:
@@ -241,11 +246,20 @@ class RemoteDevice:
         Raises:
             DeviceError: If there is none, or no longer.
         """
+        return self._ask(verb, token=self._leased, **fields)
+
+    @property
+    def _leased(self) -> str:
+        """The token of the lease.
+
+        Raises:
+            DeviceError: If there is none, or no longer.
+        """
         if not self._token:
             raise DeviceError(f"{self.title} must be entered (with device: …) before it is steered")
         if self._lost is not None:
             raise LeaseOver(f"the lease of {self.title} has been lost: {self._lost}")
-        return self._ask(verb, token=self._token, **fields)
+        return self._token
 
     def __enter__(self) -> Self:
         self._lost = None

@@ -14,15 +14,21 @@ from polythrottle.actuation.client.connection import Line
 from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.rollback import Difference, Outcome
 from polythrottle.actuation.state.lease import Lease, boot_s
-from polythrottle.backends.remote import RemoteDevice
+from polythrottle.backends.remote import RemoteDevice, patiently
 from polythrottle.board.link import Link, Place
 from polythrottle.domain.clock import Thread
 from polythrottle.domain.errors import DeviceError, PolythrottleError
+from polythrottle.domain.measurement import Reading
 from polythrottle.domain.ports import Finding, Sensor, usual_sensor
+from polythrottle.domain.space import OperatingPoint
 
 _PATIENCE_S = 150.0  # of an answer, should ssh have to be started first
 _SIGN_OF_LIFE_S = 30.0
 _SCHEME = "ssh:"
+_ENDS = ("restore", "release")
+"""Verbs after which a point that waits to be set need not be."""
+_ASIDE = ("renew", "hello")
+"""Verbs of the thread that keeps the lease."""
 
 
 def is_ssh(device: str | None) -> TypeGuard[str]:
@@ -44,6 +50,8 @@ class SshBoard:
         self.turn = threading.Lock()
         self.hosts = False
         """Whether a workload has been opened there: then the connection is its to close."""
+        self.waiting: Mapping[str, Any] | None = None
+        """A point that is to be set there with what the workload is told next, and the token of the lease."""
         self._over = threading.Event()
         Thread(target=_show_life, args=(weakref.ref(self), self._over), name="polythrottle-ssh", daemon=True).start()
         # Whoever only looks at a device has nothing to leave, and drops it.
@@ -69,6 +77,17 @@ class SshBoard:
                 if words:
                     raise DeviceError(f"{err}; its last words: {words}") from err
                 raise
+
+    def work(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what the workload there answers to a message; a point that waits is set before it hears of it.
+
+        Raises:
+            KnobRejected: If the point is refused; the message has then not been passed on.
+            PolythrottleError: As `ask`.
+        """
+        setting = self.waiting or {"token": ""}
+        self.waiting = None
+        return patiently(lambda: self.ask("work", message=dict(message), **setting))
 
     def restore_all(self, *, force: bool = False) -> tuple[Outcome, ...]:
         """Put back what stands on record there: the device that the URI names, or everything.
@@ -149,6 +168,7 @@ class SshDevice(RemoteDevice):
 
     def __init__(self, board: SshBoard, knobs: Sequence[str] | None = None) -> None:
         self.board = board
+        self._closing: Reading | None = None
         super().__init__("", "", knobs=knobs, token="", line=board.line)
 
     @classmethod
@@ -231,7 +251,45 @@ class SshDevice(RemoteDevice):
             if not self.board.hosts and self._process == os.getpid():
                 self.board.close()
 
+    def apply(self, point: OperatingPoint) -> None:
+        """Set every knob of ``point``, others to their default.
+
+        Where a workload runs there it is set with what that is told next, or before anything else is asked of the
+        device: to wait for the answer first would be a way there and back more in each trial.
+
+        Raises:
+            KnobRejected: If a level is refused or not kept; where a workload runs there, by what is asked next.
+            DeviceError: If the device was not entered or is gone, or the lease is over.
+        """
+        if self.board.hosts:
+            self.board.waiting = {"token": self._leased, "point": dict(point)}
+        else:
+            super().apply(point)
+
+    def close_with(self, reading: Reading | None) -> None:
+        """Keep the reading that was told at the end of what was driven there; None while something is driven."""
+        self._closing = reading
+
+    def closing(self) -> Reading:
+        """Return that reading, once, or else one that is taken now.
+
+        Raises:
+            DeviceError: If it cannot be read.
+        """
+        told = self._closing
+        self._closing = None
+        self.board.waiting = None  # nobody has measured it
+        if told is not None:
+            return told
+        return self.read()
+
     def _asked(self, verb: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        if verb in _ENDS:
+            self.board.waiting = None
+        elif verb not in _ASIDE and self.board.waiting is not None:
+            waiting = self.board.waiting
+            self.board.waiting = None
+            self.board.ask("apply", **waiting)
         return self.board.ask(verb, **fields)
 
     def _idle(self) -> None:

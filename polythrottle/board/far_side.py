@@ -10,7 +10,8 @@ is put back; should this process be killed, its guard puts it back. Its verbs be
 ``confirm`` {name} → ``stands``. Lets stand what was applied by hand.
 ``examine`` {} → ``machine``, ``others``, ``records``: findings of the machine and of what stands changed on it.
 ``files`` {device, names} → ``files``, ``links``, ``unread``: what a snapshot of the board needs.
-``work`` {token, message} → what the process that runs workloads here (`polythrottle.board.work_host`) answers; a job.
+``work`` {token, point, message} → what the process that runs workloads here (`polythrottle.board.work_host`) answers;
+  a job. With a point that is set first, as by ``apply``; if it is refused, the message is not passed on.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from polythrottle.actuation.server.service import Check, Request, Service, reque
 from polythrottle.actuation.server.space_job import Job
 from polythrottle.actuation.server.unix_socket import Peer, listen_at
 from polythrottle.actuation.systemd import Supervisor
+from polythrottle.actuation.wire import VERSION
 from polythrottle.backends import DeviceURI, find_device
 from polythrottle.backends.on_record import all_restored, confirmed, on_record, trust_roots
 from polythrottle.backends.served_devices import open_served, served_uri, why_missing
@@ -219,7 +221,7 @@ _VERBS: Mapping[str, Mapping[str, Check]] = {
     "confirm": {"name": _text},
     "examine": {},
     "files": {"device": _text, "names": _names},
-    "work": {"token": _text, "message": _message},
+    "work": {"token": _text, "point": _message, "message": _message},
 }
 
 
@@ -307,6 +309,10 @@ class FarService(Service):
         return {"files": files, "links": found.links, "unread": found.unread}
 
     def _work(self, peer: Peer, request: Request) -> Job:
+        point = request.fields["point"]
+        if point is not None:
+            fields = {"token": request.text.get("token", ""), "point": point}
+            self._apply(peer, request_from({"v": VERSION, "id": 0, "verb": "apply", **fields}))
         return self._host.ask(request.fields["message"] or {})
 
 

@@ -14,17 +14,17 @@ from typing_extensions import Self
 from polythrottle.actuation.client.connection import reading_from
 from polythrottle.actuation.wire import error_from, space_from
 from polythrottle.domain.clock import VirtualClock
-from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, TrialError
+from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, PolythrottleError, TrialError
 from polythrottle.domain.measurement import Query, Reading
 from polythrottle.domain.ports import Device
 from polythrottle.domain.space import OperatingPoint, SearchSpace
-from polythrottle.metering.meter import Asked, Run
+from polythrottle.metering.meter import Asked, Closing, Run
 from polythrottle.metering.observed_window import ObservedWindow, Verdict, idle_watts
 from polythrottle.metering.window import Watched, WindowSample, observe, query_from
 
 _POLL_S = 1.0
 _RUNS_THERE = re.compile(r"cmd:.*|[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*(?:\?.*)?", re.DOTALL)
-Exchange = Callable[..., Mapping[str, Any]]
+Exchange = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 class HostingBoard(Protocol):
@@ -32,8 +32,8 @@ class HostingBoard(Protocol):
 
     hosts: bool
 
-    def ask(self, verb: str, **fields: Any) -> Mapping[str, Any]:
-        """Return the answer to a request."""
+    def work(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what the process that runs workloads there answers."""
 
     def close(self) -> None:
         """Hang up."""
@@ -60,7 +60,7 @@ class BoardWorkload:
         self.uri = uri
         self._board = board
         board.hosts = True
-        self._told = Told(board.ask)
+        self._told = Told(board.work)
         self._told.say(do="open", uri=uri, **options)
         found = self._told.next("opened")[1]
         self.space: SearchSpace = space_from(json.loads(found["space"]))
@@ -102,7 +102,7 @@ class Told:
     """What the process that runs workloads on a board tells, in order (`polythrottle.board.work_host` says what).
 
     Args:
-        ask: Asks the board.
+        ask: Passes a message on to the process there.
     """
 
     def __init__(self, ask: Exchange) -> None:
@@ -129,7 +129,13 @@ class Told:
             if self.cut():
                 raise TrialError("nobody needs it any more")
             orders, self._orders = self._orders, []
-            self._events.extend(self._exchange(orders, _POLL_S))
+            try:
+                self._events.extend(self._exchange(orders, _POLL_S))
+            except KnobRejected:
+                # The point was refused before anything was passed on. What is to end there still is.
+                self._orders = [order for order in orders if order["do"] == "end"]
+                self.failed = True
+                raise
         if self._events[0][0] == "error":
             self.failed = True
             raise error_from(self._events.popleft()[1])
@@ -161,7 +167,7 @@ class Told:
 
     def _exchange(self, orders: Sequence[Mapping[str, object]], wait_s: float) -> Sequence[Sequence[Any]]:
         message = {"say": list(orders), "wait_s": wait_s}
-        events = self._ask("work", token="", message=message).get("events")
+        events = self._ask(message).get("events")
         if not isinstance(events, list) or not all(isinstance(each, list) and len(each) > 1 for each in events):
             raise DeviceError("the board's answer makes no sense, as from one of another version")
         return events
@@ -258,6 +264,7 @@ class HostedRun:
             )
         self._begun = True
         self._over = self._told.failed = False
+        self._close_with(None)
         count = int(self._told.next("warm")[1])
         seen = HostedWindow(self._device, asked.sensor, arrivals=asked.arrivals, goal=asked.goal, told=self._told)
         censored = observe(seen, seen.load(), asked.window, verdict)
@@ -269,6 +276,11 @@ class HostedRun:
         if not self._told.waits("over"):
             self._told.say(do="stop")
         self._take(self._told.until("over"))
+
+    def _close_with(self, raw: Mapping[str, Any] | None) -> None:
+        """Let the device know of a reading that was told, which spares it a question."""
+        if isinstance(self._device, Closing):
+            self._device.close_with(None if raw is None else reading_from(raw)[0])
 
     @property
     def sender(self) -> tuple[float | None, float]:
@@ -286,6 +298,8 @@ class HostedRun:
         """Take what is told of a load at the end of a window."""
         self._over = True
         self._report = over[1]
+        if (raw := self._report.get("reading")) is not None:
+            self._close_with(raw)
         self._workload.notes = tuple(map(str, self._report["notes"]))
 
     def idle_power_w(self) -> float | None:
@@ -296,7 +310,9 @@ class HostedRun:
         self._told.say(do="idle", seconds=asked.window.idle_s, sensor=asdict(asked.sensor))
         looks = []
         while self._told.peek()[0] == "r":
-            looks.append(WindowSample(reading_from(self._told.next("r")[1])[0]))
+            raw = self._told.next("r")[1]
+            looks.append(WindowSample(reading_from(raw)[0]))
+            self._close_with(raw)
         self._told.next("idled")
         return idle_watts(looks, asked.sensor)
 

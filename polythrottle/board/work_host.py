@@ -7,7 +7,7 @@ one line: a request is ``say`` (a list of commands) and ``wait_s`` (how long to 
 ``open`` {uri, inputs, batch_sizes, threads, timeout_s} → ``opened`` {space, notes, concurrency}. Opens a workload.
 ``query`` {point} → ``query``: one query, outside any window.
 ``begin`` {point, window, sensor, least, judged, arrivals, seed} → ``warm`` {count}, ``q`` and ``r`` …, and ``over``
-  {late_p99_s, cpu_s, notes}.
+  {late_p99_s, cpu_s, notes, reading}, the last a reading of the device then, or nothing.
 ``stop`` ends the window that is driven; what it tells after that is of no use.
 ``again`` drives another window of the same load; ``rest`` {until_s} → ``q`` …, what was sent before a moment.
 ``end`` ends the load.
@@ -396,7 +396,10 @@ class Worker:
 
     def _tell_over(self, load: Load) -> None:
         report = load.report
-        told = {"late_p99_s": report.late_p99_s, "cpu_s": report.cpu_s, "notes": _notes(self._served())}
+        told: dict[str, Any] = {"late_p99_s": report.late_p99_s, "cpu_s": report.cpu_s, "notes": _notes(self._served())}
+        with suppress(PolythrottleError):  # whoever needs it asks, and is told why there is none
+            self._device.read()
+            told["reading"] = self._device.raw
         self._outbox.tell(["over", told])
 
 

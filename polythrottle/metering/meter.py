@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from polythrottle.domain.arrivals import CLOSED, Arrivals, SelfPaced
 from polythrottle.domain.errors import InvalidInput, KnobRejected, TrialError
-from polythrottle.domain.measurement import Measurement, Query, Window
+from polythrottle.domain.measurement import Measurement, Query, Reading, Window
 from polythrottle.domain.ports import Device, Recorded, Sensor, Workload
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
@@ -157,6 +157,17 @@ class Hosted(Protocol):
 
     def run(self, device: Device, point: OperatingPoint, asked: Asked) -> Run:
         """Return a load on it at its part of a point; nothing is sent before the first window."""
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A device far away, of which a reading comes with the end of what was driven on it: asking takes as long again."""
+
+    def close_with(self, reading: Reading | None) -> None:
+        """Keep the reading that was told at the end; None while something is driven."""
+
+    def closing(self) -> Reading:
+        """Return that reading, once, or else one that is taken now."""
 
 
 def run_of(device: Device, workload: Workload, point: OperatingPoint, asked: Asked, gate: Gate | None = None) -> Run:

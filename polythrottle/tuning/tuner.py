@@ -16,7 +16,7 @@ from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import RECORDED_ITEMS, Cost, Reference, Study, Trial, TrialState
 from polythrottle.metering.early_stopping import Goal
 from polythrottle.metering.load import batch_of
-from polythrottle.metering.meter import measure, unwatched
+from polythrottle.metering.meter import Closing, measure, unwatched
 from polythrottle.metering.request_watch import CUT, RequestWatch
 from polythrottle.metering.validity import check_reference
 from polythrottle.storage.journal import Journal
@@ -311,7 +311,11 @@ class _Costs:
             return Cost(RECORDED_ITEMS / seen.throughput_per_s, RECORDED_ITEMS * seen.energy_j)
         start = self._start
         assert start is not None
-        self._start = end = self._device.read()
+        if isinstance(self._device, Closing):
+            end = self._device.closing()
+        else:
+            end = self._device.read()
+        self._start = end
         self._ended_s = self._device.clock.now()
         return Cost(max(0.0, end.time_s - start.time_s), max(0.0, end.energy_j - start.energy_j))
 

@@ -18,9 +18,12 @@ from polythrottle.tuning.setup import Setup
 pytestmark = pytest.mark.ssh
 
 RELAY = Path(__file__).with_name("relay.py")
-STEPS = ("describe:0", "work:0", "space:0", "take:0", "apply:0", "work:1", "work:2", "hand_over:0", "release:0")
-"""Open the device, open the workload, list the points, enter, set, begin a window, look at it, leave in place, hang up;
-further looks at a window are as the first."""
+STEPS = (
+    *("describe:0", "work:0", "space:0", "take:0", "work:1", "work:2"),
+    *("apply:0", "verify:0", "hand_over:0", "release:0"),
+)
+"""Open the device, open the workload, list the points, enter, set and begin a window, look at it, set once more, see
+whether it holds, leave in place, hang up; further looks at a window are as the first."""
 
 
 def session(uri: str) -> None:
@@ -38,6 +41,8 @@ def session(uri: str) -> None:
         point = space.default.moved({"mem_hz": device.space.knob("mem_hz").levels[0]})
         with words.closing(workload), device:
             measure(device, workload, point, words.window(device))
+            device.apply(point)
+            assert device.altered() == ()
             device.hand_over("profile of a test", 60.0)
     finally:
         device.board.close()
