@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -113,6 +114,7 @@ class BackgroundSampler:
         self._turn = threading.Lock()
         self._looking = threading.Lock()
         self._runs = False
+        self._process = 0
         self.users = 0
         """How many have started it and not stopped it."""
         self.busy_s = 0.0
@@ -132,6 +134,8 @@ class BackgroundSampler:
         """
         with self._turn:
             if self.users == 0 and not isinstance(self._clock, VirtualClock):
+                self._looking = threading.Lock()  # in a fork nobody may ever release that of its parent
+                self._process = os.getpid()
                 self._runs = True
                 try:
                     self._ticker.add(self)
@@ -141,15 +145,18 @@ class BackgroundSampler:
             self.users += 1
 
     def stop(self) -> None:
-        """End after the look in progress, unless somebody else needs it still."""
+        """End after the look in progress, unless somebody else needs it still; waits for no other sampler's look."""
         with self._turn:
             self.users = max(0, self.users - 1)
             if self.users or not self._runs:
                 return
-            self._runs = False
+            if self._process != os.getpid():
+                self._runs = False  # a fork has no thread that looks
+                return
+            # Before it is removed: the last one ends the thread, and would wait for a GPU whose driver hangs.
+            with self._looking:
+                self._runs = False
             self._ticker.remove(self)
-            with self._looking:  # it is over
-                pass
 
     def look(self) -> bool:
         """Look once; return whether to go on."""
@@ -160,6 +167,10 @@ class BackgroundSampler:
             try:
                 self._look()
             except PolythrottleError:
+                return False
+            except Exception:
+                # A fault of ours is told as that of any thread is, and must not leave other GPUs' slowdowns unseen.
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
                 return False
             self.busy_s += time.thread_time() - began_s
             self.looks += 1
@@ -173,6 +184,10 @@ class _Ticker:
         self._period_s = period_s
         self._name = name
         self._at_once = at_once
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget everything, as a process must that was just forked: it has the record of a thread that it has not."""
         self._change = threading.Lock()
         self._samplers: tuple[BackgroundSampler, ...] = ()
         self._over = threading.Event()
@@ -218,5 +233,11 @@ class _Ticker:
 
 
 _shared: dict[tuple[str, float], _Ticker] = {}
-# A forked process has the record of threads that it has not.
-os.register_at_fork(after_in_child=_shared.clear)
+
+
+def _begin_all_anew() -> None:
+    for each in _shared.values():
+        each.begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_all_anew)
