@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from polythrottle.cli.cluster.plan_output import _span
 from polythrottle.cli.commands import run
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -17,6 +18,15 @@ def document(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> 
     assert run(["cluster", "plan", *words, "--json"]) == code
     found: dict = json.loads(capsys.readouterr().out)  # type: ignore[type-arg]
     return found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(1.234, "1.2 s"), (42.0, "42 s"), (1800.0, "30 min"), (7.2 * 3600, "432 min"), (36e3, "10 h"), (864e3, "10 d")],
+)
+def test_spans_of_a_plan_are_told_in_the_unit_that_suits(seconds: float, words: str) -> None:
+    """From seconds to days."""
+    assert _span(seconds) == words
 
 
 def test_a_plan_is_a_document(capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,6 +137,19 @@ def test_no_front_is_too_odd(
     assert torch.isfinite(log_improvement(where, spread, values, reference)).all()
 
 
+@pytest.mark.parametrize("objective", list(Objective))
+def test_an_objective_is_the_product_of_what_is_modelled(objective: Objective) -> None:
+    """Energy is time × power per item; what is measured of a point multiplies out to its objective."""
+    from polythrottle.optimize.acquisition_value import terms
+    from polythrottle.optimize.quantities import table
+
+    seen = physical(board().default)
+    values = table([seen], terms(asking(board(), objective)))[0]
+    if objective is Objective.PARETO:
+        objective = Objective.ENERGY
+    assert np.exp(values.sum()) == pytest.approx(objective.of(seen))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", [Objective.EDP, Objective.LATENCY])
 @pytest.mark.parametrize("slo", [(), ("mean<=30ms",), ("p99<=15ms", "power<=20W")])

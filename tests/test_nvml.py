@@ -1218,6 +1218,17 @@ def test_a_slowdown_between_two_readings_is_not_missed(machine: Machine) -> None
             assert not gpu.read().throttled
 
 
+def test_a_gpu_at_its_power_limit_is_told_of_and_is_no_fault(machine: Machine) -> None:
+    """That is what a limit is for."""
+    fake = machine()
+    gpu = device(fake)
+    for reasons, capped in ((0x4, True), (0x1, False)):
+        fake.set(0, forced_reasons=reasons)
+        found = finding(gpu, "slowdown")
+        assert found.works
+        assert found.explanation.endswith(", held by its power limit") is capped
+
+
 def test_without_event_reasons_slowdown_is_unknown(machine: Machine) -> None:
     """The findings say so; nothing is made up."""
     fake = machine()

@@ -1,0 +1,19 @@
+"""Errors: what is offered in place of a name that is not there."""
+
+import pytest
+
+from polythrottle.domain.errors import UnknownName
+
+
+@pytest.mark.parametrize(
+    ("name", "offer"),
+    [
+        ("gpu_max_mzh", "did you mean gpu_max_mhz or cpu_max_mhz?"),
+        ("cpu", "did you mean cpu_max_mhz?"),  # begun, though its rest is long
+        ("cp", "known: cpu_max_mhz, gpu_max_mhz"),  # two letters begin too much
+        ("zzz", "known: cpu_max_mhz, gpu_max_mhz"),
+    ],
+)
+def test_the_nearest_names_are_offered_or_else_all(name: str, offer: str) -> None:
+    """Those that are spelt alike, and those that begin so."""
+    assert str(UnknownName("knob", name, ["gpu_max_mhz", "cpu_max_mhz"])) == f"unknown knob '{name}'; {offer}"
