@@ -198,6 +198,9 @@ def test_a_longer_dwell_moves_less(tmp_path: Path, capsys: pytest.CaptureFixture
         document(capsys, str(path), "--moves", "--dwell", dwell)["moves"]["moved"]["moves"] for dwell in ("6h", "48h")
     ]
     assert moves[0] > 2 * moves[1] > 0
+    assert run(["cluster", "plan", str(path), "--moves", "--dwell", "6h"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"usd with {moves[0]} moves against" in printed
     assert run(["cluster", "plan", str(path), "--moves", "--dwell", "0h"]) == 2
 
 

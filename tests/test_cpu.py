@@ -68,6 +68,20 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
+def test_a_lower_limit_that_cannot_be_written_is_refused_by_itself(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The upper one may still be set; where that may not be, neither may the lower."""
+    from polythrottle.backends.cpu import cpufreq
+
+    for refused, works in (("scaling_min_freq", (True, False)), ("scaling_max_freq", (False, False))):
+        monkeypatch.setattr(
+            cpufreq,
+            "refusal",
+            lambda root, paths, refused=refused: "no right" if any(path.name == refused for path in paths) else "",
+        )
+        found = {each.subject: each.works for each in device(tree).findings()}
+        assert (found["cpu_max_hz"], found["cpu_min_hz"]) == works
+
+
 class TestContractOnATree(DeviceContract):
     """The contract of every device, on a tree."""
 
