@@ -9,15 +9,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from polythrottle.actuation import Actuator, Control, SysFiles, confirm, restore_all, standing
 from polythrottle.actuation import keeper as program
 from polythrottle.actuation import restore as restoring
+from polythrottle.actuation.drivers.controls import Start
 from polythrottle.actuation.keeper import Keeper, Lapse
 from polythrottle.actuation.restore import lapsed
 from polythrottle.actuation.state.lease import Lease, Passed
+from polythrottle.actuation.state.record import Kept, _kept
 from polythrottle.actuation.state.site import Site
 from polythrottle.backends import open_device
 from polythrottle.cli.commands import run
@@ -245,6 +248,15 @@ def test_a_kept_line_that_is_damaged_is_damage(knob: Path) -> None:
     start_anew(knob)
     assert keeper().look() == ()
     assert standing()[0].damage
+
+
+@pytest.mark.parametrize(
+    "told", [None, "x", [], ["x"], {"k": "10"}, {"k": ["10", 1]}, {"k": [10, 1, 2]}, {"k": ["a\n", 1, 2]}]
+)
+def test_what_says_nothing_of_what_is_kept_is_no_line(told: Any) -> None:
+    """Even where its checksum is right, as of another version's."""
+    assert _kept(told) is None
+    assert _kept({"k": ["10", 1, 2]}) == {"k": Kept("10", Start(1, 2))}
 
 
 def test_a_lost_lease_ends_the_keeper(knob: Path) -> None:
