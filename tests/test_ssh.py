@@ -21,6 +21,7 @@ from boards_over_ssh import await_that, desk, far_sides, held, planted, stand_in
 from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.rollback import Difference, Outcome
 from polythrottle.actuation.state.lease import Lease, boot_s
+from polythrottle.actuation.wire import Later
 from polythrottle.backends import open_device
 from polythrottle.backends.ssh import SshDevice, _outcome, _standing
 from polythrottle.board.carried import packed
@@ -319,7 +320,18 @@ def test_a_point_is_set_with_what_the_workload_is_told_and_the_last_reading_come
             device.apply(points[1])
             assert device.altered() == ()
             assert asked[-2:] == ["apply set", "verify"], "whatever else is asked finds it set"
+            asked.clear()
+            refusals = [Later("again soon", 0.001)]
+            slow = device.board.line.ask
+            monkeypatch.setattr(
+                device.board.line,
+                "ask",
+                lambda verb, **fields: (_ for _ in ()).throw(refusals.pop()) if refusals else slow(verb, **fields),
+            )
             device.apply(points[0])
+            assert device.altered() == ()
+            assert asked == ["apply set", "verify"], "a point that is to be set later is not forgotten"
+            device.apply(points[1])
             device.restore()
             assert asked[-1] == "restore", "what is put back need not be set before"
             assert "apply set" not in asked[-2:]

@@ -14,6 +14,7 @@ from polythrottle.actuation.client.connection import Line
 from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.rollback import Difference, Outcome
 from polythrottle.actuation.state.lease import Lease, boot_s
+from polythrottle.actuation.wire import Later
 from polythrottle.backends.remote import RemoteDevice, patiently
 from polythrottle.board.link import Link, Place
 from polythrottle.domain.clock import Thread
@@ -289,7 +290,11 @@ class SshDevice(RemoteDevice):
         elif verb not in _ASIDE and self.board.waiting is not None:
             waiting = self.board.waiting
             self.board.waiting = None
-            self.board.ask("apply", **waiting)
+            try:
+                patiently(lambda: self.board.ask("apply", **waiting))
+            except Later:
+                self.board.waiting = waiting  # it is still to be set, by whoever asks again
+                raise
         return self.board.ask(verb, **fields)
 
     def _idle(self) -> None:

@@ -229,8 +229,8 @@ class Client:
     def report(self, seen: RequestStats) -> Answer:
         """Say what a serving program saw since it said so last; the answer holds ``batch`` and ``gather_s``."""
         told = asdict(seen)
-        # How sure a p99 is matters where the daemon itself counts; tokens are read from metric pages alone.
-        for name in ("p99_least_s", "tokens_in", "tokens_out", "ttft_p99_s", "tpot_p99_s"):
+        # How sure a p99 is matters where the daemon itself counts; tokens are told by proxies and metric pages.
+        for name in ("p99_least_s", "tokens_in", "tokens_out", "ttft_p99_s", "tpot_p99_s", "firsts"):
             del told[name]
         return self._asked("POST", "/v1/report", told)
 
