@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -261,6 +262,68 @@ def test_a_second_writer_is_refused_with_the_holder_named(tmp_path: Path) -> Non
         actuator(files, tmp_path).__enter__()
     with actuator(files, tmp_path) as board:
         board.write("a", "2")
+
+
+def test_a_thread_that_sets_while_another_leaves_changes_nothing(tmp_path: Path) -> None:
+    """A write that has begun is waited for and put back, and what waits to be written then is refused."""
+    begun, go_on = threading.Event(), threading.Event()
+    refused: list[str] = []
+
+    class Slow(Memory):
+        def write(self, path: str, text: str) -> None:
+            if text == "5":
+                begun.set()
+                assert go_on.wait(30)
+            super().write(path, text)
+
+    files = Slow(a="1", b="2")
+    device = actuator(files, tmp_path)
+
+    def set_more() -> None:
+        for text in ("5", "6", "7"):
+            try:
+                device.write("a", text)
+            except DeviceError as err:
+                refused.append(str(err))
+
+    with device:
+        setter = threading.Thread(target=set_more)
+        setter.start()
+        assert begun.wait(30)
+        threading.Timer(0.2, go_on.set).start()
+    setter.join(30)
+    assert files.values == {"a": "1", "b": "2"}
+    assert refused
+    assert all("is being left" in each or "must be entered" in each for each in refused)
+
+
+def test_what_waits_to_be_set_while_everything_is_put_back_is_refused(tmp_path: Path) -> None:
+    """The fence is its own writer's until the last control is put back: then nothing more is set."""
+    tried, refused = threading.Event(), threading.Event()
+
+    class Watched(Memory):
+        def write(self, path: str, text: str) -> None:
+            if text == "1":
+                setter.start()
+                assert tried.wait(30)
+            super().write(path, text)
+
+    files = Watched(a="1")
+    device = actuator(files, tmp_path)
+
+    def set_more() -> None:
+        tried.set()
+        try:
+            device.write("a", "6")
+        except DeviceError:
+            refused.set()
+
+    setter = threading.Thread(target=set_more)
+    with device:
+        device.write("a", "5")
+    setter.join(30)
+    assert refused.is_set()
+    assert files.values == {"a": "1"}
 
 
 def test_nothing_is_written_outside_the_context(tmp_path: Path) -> None:

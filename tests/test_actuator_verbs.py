@@ -119,7 +119,7 @@ def test_a_point_is_applied_read_back_and_put_back(board: Bench, root: Line) -> 
     assert root.ask("restore", token=token) == {"left": []}
     assert board.held() == before
     root.ask("apply", token=token, point={MEM: low})
-    assert root.ask("release", token=token) == {"left": []}
+    assert root.ask("release", token=token) == {"left": [], "owed": ""}
     assert board.held() == before
     with pytest.raises(LeaseOver, match="take the device again"):
         root.ask("apply", token=token, point={MEM: low})
@@ -433,7 +433,7 @@ def test_a_simulated_board_can_be_served_for_trying_out(tmp_path: Path) -> None:
         watts = (second["energy_j"] - first["energy_j"]) / (second["time_s"] - first["time_s"])
         assert 1 < watts < 100
         assert root.ask("verify", token=token) == {"knobs": []}
-        assert root.ask("release", token=token) == {"left": []}
+        assert root.ask("release", token=token) == {"left": [], "owed": ""}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from polythrottle.domain.clock import SystemClock, VirtualClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, PolythrottleError
 from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.testing import FakeKernel, plant
+from polythrottle.testing import FakeKernel, Fault, plant
 
 
 @pytest.fixture
@@ -140,6 +140,22 @@ def test_a_lease_that_ran_out_is_noticed_and_can_be_taken_again(served: Bench, t
     board.take()
     board.apply(low(served))
     board.release()
+
+
+def test_what_a_lease_that_ran_out_has_left_is_said_at_the_end(served: Bench, tmp_path: Path) -> None:
+    """The actuator could not put it back when nobody renewed: the release names it, though the lease is over."""
+    clock = VirtualClock()
+    board = board_at(served, tmp_path, clock)
+    board.take()
+    board.apply(low(served))
+    FakeKernel(served.root).fail(Fault("EIO", match="*/max_freq", times=0))
+    served.time.now_s += LEASE_S + 1
+    clock.sleep(LEASE_S + 1)
+    with pytest.raises(DeviceError):
+        board.take()
+    (left,) = board.release()
+    assert "max_freq" in left
+    FakeKernel(served.root).heal()
 
 
 def test_a_lease_is_renewed_before_it_is_over(served: Bench, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A device behind the actuator, as the tuner sees it: the same as the device itself."""
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,6 +178,78 @@ def test_what_is_left_changed_is_told(board: Bench) -> None:
         (board.root / key.removeprefix(str(board.root)).lstrip("/")).write_text(f"{levels[1]}\n")
         assert there.altered() == (GPU,)
     assert any("max_freq" in each for each in there.left)
+
+
+def lowest(there: RemoteDevice) -> OperatingPoint:
+    """Return a point that changes the memory's clock."""
+    return OperatingPoint({MEM: there.space.knob(MEM).levels[0]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("idle_s", [0.0, 1000.0])
+def test_what_cannot_be_put_back_is_an_error_on_leaving(board: Bench, idle_s: float) -> None:
+    """As it is without an actuator in between, also where the lease had ended by itself."""
+    before = board.held()
+    there = device(board).__enter__()
+    there.apply(lowest(there))
+    FakeKernel(board.root).fail(Fault("EIO", match="*/mrq_rate_locked", times=0))
+    board.time.now_s += idle_s
+    with pytest.raises(DeviceError, match="mrq_rate_locked"):
+        there.__exit__(None, None, None)
+    FakeKernel(board.root).heal()
+    board.time.now_s += 6
+    board.line().ask("hello")
+    assert board.held() == before
+
+
+@pytest.mark.slow
+def test_what_a_loan_that_ran_out_has_left_is_an_error_on_leaving(
+    board: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lender's lease has ended with it, and the study says what it left."""
+    line = board.line()
+    token = line.ask("take", device="", seconds=60)["token"]
+    monkeypatch.setenv("POLYTHROTTLE_TOKEN", line.ask("lend", token=token, seconds=1)["token"])
+    there = device(board).__enter__()
+    there.apply(lowest(there))
+    FakeKernel(board.root).fail(Fault("EIO", match="*/mrq_rate_locked", times=0))
+    board.time.now_s += 59.5
+    line.ask("renew", token=token, seconds=60)
+    board.time.now_s += 1
+    with pytest.raises(DeviceError, match="mrq_rate_locked"):
+        there.__exit__(None, None, None)
+    FakeKernel(board.root).heal()
+
+
+@pytest.mark.slow
+def test_what_an_actuator_that_hangs_up_may_have_left_is_named(board: Bench) -> None:
+    """Nobody here knows then whether it was put back: the knobs that were set are in the error."""
+    there = device(board).__enter__()
+    there.apply(lowest(there))
+    board.server.stop()
+    board.path.unlink()
+    there._idle()
+    with pytest.raises(DeviceError, match=f"whether these were put back is not known here: {MEM}$"):
+        there.__exit__(None, None, None)
+
+
+@pytest.mark.slow
+def test_a_fork_sets_nothing(board: Bench) -> None:
+    """The lease is that of the process which took it."""
+    with device(board) as there:
+        there.apply(lowest(there))
+        held = board.held()
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                there.apply(OperatingPoint({}))
+            except DeviceError as err:
+                code = 0 if "which has forked this one" in str(err) else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert board.held() == held
 
 
 @pytest.mark.slow

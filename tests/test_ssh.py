@@ -35,6 +35,7 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDeni
 from polythrottle.domain.measurement import Reading, Window
 from polythrottle.domain.ports import EXACT_SENSOR
 from polythrottle.domain.problem import Constraint
+from polythrottle.domain.space import OperatingPoint
 from polythrottle.metering.early_stopping import Goal
 from polythrottle.metering.load import drive
 from polythrottle.metering.meter import measure
@@ -369,6 +370,21 @@ def test_whoever_is_killed_the_board_is_put_back(board: Path, tmp_path: Path, vi
         assert held(board) != before
         os.kill(child.pid if victim == "desk" else far_sides(tmp_path)[0], signal.SIGKILL)
         await_that(lambda: held(board) == before, "the board stays changed")
+
+
+def test_a_desk_that_loses_its_board_names_what_stands_there(board: Path, tmp_path: Path) -> None:
+    """The far side lives on where the connection alone was lost: what it has set is in the error, and then put back."""
+    before = held(board)
+    there = open_device(uri(board), ["mem_hz"]).__enter__()
+    there.apply(OperatingPoint({"mem_hz": there.space.knob("mem_hz").levels[0]}))
+    (lost,) = far_sides(tmp_path)
+    os.kill(lost, signal.SIGSTOP)
+    there.board.close()  # type: ignore[attr-defined]
+    with pytest.raises(DeviceError, match=r"stands as .* has set it: .*mrq_rate"):
+        there.__exit__(None, None, None)
+    assert held(board) != before
+    os.kill(lost, signal.SIGCONT)
+    await_that(lambda: held(board) == before, "the board stays changed")
 
 
 def test_two_desks_at_one_board_are_told_of_each_other(board: Path) -> None:

@@ -91,6 +91,7 @@ class Actuator:
         self._spare: int | None = None
         self._presence: int | None = None
         self._process = 0
+        self._leaving = False
         self._record: Record | None = None
         self._fence: Fence | None = None
         self._token = 0
@@ -159,6 +160,7 @@ class Actuator:
     def __enter__(self) -> Self:
         self._site.prepare()
         self._process = os.getpid()
+        self._leaving = False
         self._audit = Audit(self._site.audit, self.device, self._boot())
         self._lock = hold(self._site.lock, self.device, self._holder)
         try:
@@ -207,6 +209,7 @@ class Actuator:
     ) -> None:
         if self._process != os.getpid():
             return  # it was left to the process that entered as soon as this one was forked
+        self._leaving = True
         self._free_spare()
         try:
             self.restore()
@@ -297,6 +300,8 @@ class Actuator:
         for setting in settings:
             self._check(setting)
         with self._fence.closed(self._token) as found:
+            if self._leaving:  # another thread has put everything back since this one was asked
+                raise DeviceError(f"{self.device} is being left, by another thread; nothing more is set")
             lease = found
             held = {setting.key: self.live(setting.key) for setting in settings}
             moved = _needed(settings, held)
@@ -456,6 +461,7 @@ class Actuator:
             self._watch.rest()  # its guard goes on: until the next one has begun it reverts, should this process die
         holder = one_line(holder)
         name_holder(self._lock, holder)
+        self._leaving = True
         with self._fence.closed(self._token):
             self._record.keep(self._to_stand(self._record))
         expires_s = None if seconds is None else boot_s() + LEASE_S

@@ -51,8 +51,9 @@ own knobs; those left out go to their default. The verbs:
     → ``left`` [texts]: what is left as somebody else has set it. Everything as found; the lease goes on. `Lent` while a
     loan runs.
 ``release`` {token}
-    → ``left``, with what could not be put back, which is tried again until it can. Everything as found and the lease
-    ended. With a loan's token: the loan alone, the lender sets again.
+    → ``left`` and ``owed``: what could not be put back and is tried again until it can, "" if nothing; in ``left`` too.
+    Everything as found and the lease ended. With a loan's token: the loan alone, the lender sets again. With a token
+    whose lease or loan has ended by itself since: what it has left.
 ``lend`` {token, seconds, holder}
     → ``token``, ``seconds``. Another process of the same user sets the device under this second token, which it renews
     itself (at most 60 s at once), while the lender's `apply` is refused. Your own lease must be renewed as before:

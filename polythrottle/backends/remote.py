@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -85,6 +84,8 @@ class RemoteDevice:
         self._token = ""
         self._lost: PolythrottleError | None = None
         self._process = 0
+        self._setting = threading.Lock()
+        self._stands: set[str] = set()
         self._ended = threading.Event()
         self._beat: Thread | None = None
         self.left: tuple[str, ...] = ()
@@ -215,7 +216,14 @@ class RemoteDevice:
             PermissionDenied: If the administrator does not permit it.
             DeviceError: If the device was not entered or is gone, or the lease is over.
         """
-        self._under("apply", point=dict(point))
+        with self._setting:  # whoever leaves meanwhile waits, and puts it back
+            self._note_set(point)
+            self._under("apply", point=dict(point))
+
+    def _note_set(self, point: OperatingPoint) -> None:
+        """Note which knobs may not be as found from now on, should it never be known."""
+        usual = {offer.knob.name: offer.default for offer in self.offers()}
+        self._stands |= {name for name, level in point.items() if usual.get(name) != level}
 
     def read(self) -> Reading:
         """Return energy so far, temperature and clocks, now.
@@ -236,9 +244,13 @@ class RemoteDevice:
         self._note_left(self._under("restore"))
 
     def _note_left(self, answer: Mapping[str, Any]) -> None:
+        self._stands.clear()
         left = left_from(answer)
+        owed = str(answer.get("owed", ""))
         self.left += left
-        note_left(self.title, left)
+        note_left(self.title, (each for each in left if each != owed))
+        if owed:
+            raise DeviceError(owed)
 
     def _under(self, verb: str, **fields: Any) -> dict[str, Any]:
         """Ask for something under the lease.
@@ -257,6 +269,8 @@ class RemoteDevice:
         """
         if not self._token:
             raise DeviceError(f"{self.title} must be entered (with device: …) before it is steered")
+        if self._process != os.getpid():
+            raise DeviceError(f"{self.title} is steered by process {self._process}, which has forked this one")
         if self._lost is not None:
             raise LeaseOver(f"the lease of {self.title} has been lost: {self._lost}")
         return self._token
@@ -264,6 +278,7 @@ class RemoteDevice:
     def __enter__(self) -> Self:
         self._lost = None
         self._process = os.getpid()
+        self._stands.clear()
         if self._lent:
             self._ask("renew", token=self._lent, seconds=MOST_S)
             self._token = self._lent
@@ -298,16 +313,36 @@ class RemoteDevice:
         if self._beat is not None:
             self._beat.join()
             self._beat = None
-        token = self._token
-        self._token = ""
+        with self._setting:
+            token = self._token
+            self._token = ""
         try:
-            if token and self._lost is None:
-                # A loan is the lender's to end: a study enters the device more than once.
-                with suppress(LeaseOver):  # then it has been put back already
-                    self._note_left(self._ask("restore" if self._lent else "release", token=token))
+            if token:
+                self._give_back(token)
         finally:
             with self._turn:
                 self._idle()
+
+    def _give_back(self, token: str) -> None:
+        """Have everything put back, and say what was not, also where the lease has ended before.
+
+        Raises:
+            DeviceError: If something could not be put back, or that cannot be known; names it.
+        """
+        # A loan is the lender's to end: a study enters the device more than once.
+        verbs = ("restore", "release") if self._lent else ("release",)
+        for verb in verbs:
+            try:
+                answer = self._ask(verb, token=token)
+            except LeaseOver:
+                continue  # then it has been put back already, or is told with what that has left
+            except DeviceError as err:
+                if not self._stands:
+                    raise
+                names = ", ".join(sorted(self._stands))
+                raise DeviceError(f"{err}; whether these were put back is not known here: {names}") from err
+            self._note_left(answer)
+            return
 
 
 def _offer(line: Mapping[str, Any]) -> Offer:

@@ -233,7 +233,9 @@ class SshDevice(RemoteDevice):
         Raises:
             DeviceError: If the device was not entered.
         """
-        return str(self._under("hand_over", holder=holder, seconds=seconds, confirmed_s=confirmed_s)["name"])
+        name = str(self._under("hand_over", holder=holder, seconds=seconds, confirmed_s=confirmed_s)["name"])
+        self._stands.clear()
+        return name
 
     @property
     def _holder(self) -> str:
@@ -263,6 +265,7 @@ class SshDevice(RemoteDevice):
             DeviceError: If the device was not entered or is gone, or the lease is over.
         """
         if self.board.hosts:
+            self._note_set(point)
             self.board.waiting = {"token": self._leased, "point": dict(point)}
         else:
             super().apply(point)

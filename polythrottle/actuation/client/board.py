@@ -116,6 +116,7 @@ class ActuatorBoard:
         self._renewed_s = 0.0
         self._about: Mapping[str, object] = {}
         self._left: tuple[str, ...] = ()
+        self._stands: set[str] = set()
         self.anew = 0
         """How often the device's counter of energy began anew while the actuator held it."""
 
@@ -161,7 +162,7 @@ class ActuatorBoard:
             try:
                 self._line.ask("renew", token=self._token, seconds=self._lease_s)
             except LeaseOver:
-                self._held = False
+                self._give_up()
                 raise
         else:
             self._taken()
@@ -175,6 +176,7 @@ class ActuatorBoard:
             DeviceError: If the lease is over, the actuator cannot be reached, or the device cannot be steered.
         """
         self._needed()
+        self._stands |= set(point)
         try:
             try:
                 self._line.ask("apply", token=self._token, point=dict(point))
@@ -182,7 +184,7 @@ class ActuatorBoard:
                 sleep(min(_LATER_S, later.after_s))
                 self._line.ask("apply", token=self._token, point=dict(point))
         except LeaseOver:
-            self._held = False
+            self._give_up()
             raise
         except InvalidInput as error:
             raise KnobRejected(str(error)) from error
@@ -213,6 +215,7 @@ class ActuatorBoard:
         """
         if self._held:
             self._line.ask("restore", token=self._token)
+            self._stands.clear()
 
     def release(self) -> tuple[str, ...]:
         """Put everything back and give the lease up; where that was done before, say again what came of it.
@@ -223,11 +226,8 @@ class ActuatorBoard:
         Raises:
             DeviceError: If the actuator cannot be reached; it restores the board when the lease is over.
         """
-        held = self._held
-        self._held = False
         try:
-            if held:
-                self._left = (_UNTOLD,)
+            if self._held:
                 self._left = self._given_up()
             return self._left
         finally:
@@ -262,12 +262,25 @@ class ActuatorBoard:
         self._token = str(found["token"])
         self._held = True
         self._left = ()
+        self._stands.clear()
         _keep(self._token_file, self._token)
 
     def _given_up(self) -> tuple[str, ...]:
+        """Give the lease up, also where it has ended by itself, and return what it has left.
+
+        Raises:
+            DeviceError: If the actuator cannot be reached; the board's knobs are then said to be as nobody knows.
+        """
+        self._held = False
+        self._left = (f"{_UNTOLD}: {', '.join(sorted(self._stands))}" if self._stands else _UNTOLD,)
         with suppress(LeaseOver):
             return left_from(self._line.ask("release", token=self._token))
         return ()
+
+    def _give_up(self) -> None:
+        """Keep what a lease has left that has ended by itself, for whoever asks at the end."""
+        with suppress(DeviceError):
+            self._left = self._given_up()
 
     def _described(self, fresh: bool = False) -> str:
         """Return the device's URI as the actuator has it, and what it is."""

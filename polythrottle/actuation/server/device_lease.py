@@ -68,6 +68,7 @@ class TokenBucket:
 WRITES_PER_S = 10.0
 BURST = 20
 _TOKEN_BYTES = 16
+_MOST_ENDED = 8
 
 
 @dataclass
@@ -104,11 +105,13 @@ class LeaseAndLoan:
         lease: The lease; None if nobody has the device.
         loan: The loan; None if the lender sets it himself.
         number: Of the lease, for the audit; rises.
+        ended: The last lease that ended and its loans, whose holders may not have heard of it yet.
     """
 
     lease: Term | None = None
     loan: Term | None = None
     number: int = 0
+    ended: tuple[Term, ...] = ()
     _pace: TokenBucket = field(default_factory=lambda: TokenBucket(WRITES_PER_S, BURST))
 
     def take(self, peer: Peer, holder: str, ends_s: float, token: str | None) -> tuple[Term, bool]:
@@ -120,6 +123,7 @@ class LeaseAndLoan:
         holder = f"{holder or 'somebody'}, {peer}"
         if self.lease is None:
             self.number = self.number + 1
+            self.ended = ()
             self._pace = TokenBucket(WRITES_PER_S, BURST)
             self.lease = Term(_token(), peer.uid, holder, ends_s, peer.pid)
             return self.lease, False
@@ -151,6 +155,23 @@ class LeaseAndLoan:
                     raise PermissionDenied("that token is of another user")
                 return term
         return None
+
+    def end(self) -> None:
+        """End lease and loan."""
+        self.end_loan()
+        if self.lease is not None:
+            self.ended = (*self.ended, self.lease)[-_MOST_ENDED:]
+        self.lease = None
+
+    def end_loan(self) -> None:
+        """End the loan alone."""
+        if self.loan is not None:
+            self.ended = (*self.ended, self.loan)[-_MOST_ENDED:]
+        self.loan = None
+
+    def had(self, token: str, peer: Peer) -> bool:
+        """Say whether a token of this user's was of the lease that ended last, or of a loan of it."""
+        return any(term.token == token and peer.uid in (0, term.uid) for term in self.ended)
 
     def has(self, token: str) -> bool:
         """Say whether a token is of the lease or the loan."""
@@ -445,7 +466,7 @@ class ServedDevice:
         Raises:
             DeviceError: If something cannot be put back.
         """
-        self.terms.loan = None
+        self.terms.end_loan()
         self._note(self.terms.number, f"loan ended: {one_line(why)}")
         if self._device is not None:
             return self.restore()
@@ -460,7 +481,7 @@ class ServedDevice:
         device = self._device
         self._device = None
         self._point = None
-        self.terms.lease = self.terms.loan = None
+        self.terms.end()
         self._note(self.terms.number, f"ended: {one_line(why)}")
         if device is None:
             return ()
@@ -475,6 +496,11 @@ class ServedDevice:
             return (self._owed,)
         self._left = tuple(each for each in _differences(device) if each not in before)
         return self._left
+
+    def account(self) -> dict[str, Any]:
+        """Return what the lease that ended last has left, as an answer to ``release``."""
+        owed = (self._owed,) if self._owed else ()
+        return {"left": [*owed, *self._left], "owed": self._owed}
 
     @property
     def next_s(self) -> float | None:
@@ -511,7 +537,7 @@ class ServedDevice:
             self.end(f"{term.holder} did not renew it")
             return
         try:
-            self.end_loan(f"{term.holder} did not renew it")
+            self._left = self.end_loan(f"{term.holder} did not renew it")
         except PolythrottleError as err:
             self.end(str(err))
 

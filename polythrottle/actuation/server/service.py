@@ -25,6 +25,7 @@ from polythrottle.actuation.state.lease import boot_s
 from polythrottle.actuation.state.site import Site
 from polythrottle.actuation.systemd import restore_handed_back
 from polythrottle.actuation.wire import MOST_S, VERSION, Later, LeaseOver
+from polythrottle.backends.on_record import on_record
 from polythrottle.backends.served_devices import part_uri
 from polythrottle.domain.backports import removeprefix, removesuffix
 from polythrottle.domain.errors import (
@@ -466,9 +467,33 @@ class Service:
         return {"left": list(holding.restore())}
 
     def _release(self, peer: Peer, request: Request) -> dict[str, Any]:
-        holding, term = self._term(peer, request)
-        ended = holding.end_loan if term is holding.terms.loan else holding.end
-        return {"left": list(ended(f"given back by {term.holder}"))}
+        try:
+            holding, term = self._term(peer, request)
+        except LeaseOver:
+            return self._account_of(peer, request.text["token"])
+        if term is holding.terms.loan:
+            return {"left": list(holding.end_loan(f"given back by {term.holder}")), "owed": ""}
+        holding.end(f"given back by {term.holder}")
+        return holding.account()
+
+    def _account_of(self, peer: Peer, token: str) -> dict[str, Any]:
+        """Return what a lease or a loan has left that ended before its holder gave it back.
+
+        Raises:
+            LeaseOver: If none is known, and everything is as it was found.
+            DeviceError: If none is known, as to an actuator that has begun anew, and something stands changed.
+        """
+        for holding in self.holdings:
+            if holding.terms.had(token, peer):
+                return holding.account()
+        left = _put_back_inherited() if self._inherited else []
+        names = {name for holding in self.holdings if holding.idle for name in on_record(holding.uri)}
+        for each in standing():  # of another actuator, which lives on where a connection alone was lost
+            if each.device in names and each.keys and not (each.lease.applied or each.lease.kept):
+                left.append(f"{each.device} stands as {each.lease.holder} has set it: {', '.join(each.keys)}")
+        if left:
+            raise DeviceError(f"the lease is over, and not everything is as it was found: {'; '.join(left)}")
+        raise LeaseOver("the lease is over; take the device again")
 
     def _lend(self, peer: Peer, request: Request) -> dict[str, Any]:
         holding, _ = self._own(peer, request)
