@@ -119,6 +119,7 @@ clean:  ## Remove what make made
 $(READY): pyproject.toml constraints.txt constraints-dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "polythrottle needs Python 3.10 or newer; say which with make PYTHON=python3.12"; exit 1; }
+	@echo 'Setting up $(VENV), once: 2 GB of packages, which takes a few minutes'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PINNED) \
 		--editable '.[dev,onnx,serving]' $(COMPILER)

@@ -54,7 +54,7 @@ def test_tuning_ends_in_a_profile_with_its_evidence(table: str) -> None:
 )
 def test_a_study_cut_anywhere_ends_like_one_that_was_not(tmp_path: Path, method: str) -> None:
     """Whatever prefix of the journal a kill leaves, the resumed study makes the same trials."""
-    trials = 4 if method == "random" else 7
+    trials = 3 if method == "random" else 7
     words = {**ORIN, "trials": trials, "method": method, "presets": False, "early_stop": False}
     whole = search.tune(**words, journal=tmp_path / "whole.jsonl")
     lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)

@@ -53,6 +53,16 @@ def test_several_share_a_thread(sampler: Make, request: pytest.FixtureRequest) -
     assert [thread.name for thread in threading.enumerate()].count(request.node.name) == 1
 
 
+def test_the_first_look_is_at_once_where_that_is_asked() -> None:
+    """However soon the thread begins: its next look would be a period later, which here nobody lives to see."""
+    for _ in range(20):
+        first = threading.Event()
+        alone = BackgroundSampler(first.set, 1e6, SystemClock(), "at once", at_once=True)
+        alone.start()
+        assert first.wait(PATIENCE_S)
+        alone.stop()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("error", [DeviceError("gone"), ValueError("a fault of ours")])
 def test_an_error_ends_the_looks_of_one_alone(sampler: Make, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,6 +265,7 @@ def test_a_search_measures_there(board: Path, tmp_path: Path, capsys: pytest.Cap
     await_that(lambda: not far_sides(tmp_path), "the far side stays")
 
 
+@pytest.mark.slow
 def test_a_callable_runs_in_the_boards_own_python(
     board: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,6 +283,7 @@ def test_a_callable_runs_in_the_boards_own_python(
     assert str(os.getpid()) not in {line.split()[0] for line in lines if line}
 
 
+@pytest.mark.slow
 def test_a_point_is_set_with_what_the_workload_is_told_and_the_last_reading_comes_with_the_end(
     board: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,13 +200,18 @@ class _Ticker:
             DeviceError: If no thread can be started.
         """
         with self._change:
+            before = self._samplers
+            self._samplers = (*before, sampler)  # before the thread: its first look may be at once
             if self._thread is None:
                 over = threading.Event()
                 thread = Thread(target=self._run, args=(over,), name=self._name, daemon=True)
-                thread.start()
+                try:
+                    thread.start()
+                except BaseException:
+                    self._samplers = before
+                    raise
                 self._over = over
                 self._thread = thread
-            self._samplers = (*self._samplers, sampler)
 
     def remove(self, sampler: BackgroundSampler) -> None:
         """Have one look no more; the last ends the thread."""

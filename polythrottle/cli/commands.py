@@ -552,7 +552,7 @@ def run(arguments: Sequence[str]) -> int:
             words = str(error)
         return complain(words, StorageError.exit_code)
     if code == INTERRUPTED:  # typer returns it where it meets the interrupt itself
-        complain("interrupted; whatever was measured is kept")
+        complain("interrupted")
     if isinstance(code, int):
         return code
     return 0
