@@ -13,6 +13,8 @@ from test_replay import ROWS
 
 from polythrottle.cli.commands import run
 from polythrottle.storage import journal as journals
+from polythrottle.testing import plant
+from polythrottle.testing.__main__ import main as plant_or_run
 
 ORIN = ["--device", "sim:jetson-agx-orin", "--workload", "efficientnet-b4", "--slo", "p99<=1.3x"]
 
@@ -425,6 +427,34 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     )
     os.close(writer)
     assert process.stderr == ""
+
+
+def test_an_interrupt_while_it_starts_is_one_line() -> None:
+    """Before any command is known there is nothing to end, and no traceback."""
+    code = (
+        "import builtins; real = builtins.__import__\n"
+        "def importing(name, *words, **named):\n"
+        "    if name == 'polythrottle.cli.commands':\n        raise KeyboardInterrupt\n"
+        "    return real(name, *words, **named)\n"
+        "builtins.__import__ = importing\nfrom polythrottle.cli import main\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "devices"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "polythrottle: interrupted\n")
+
+
+def test_what_comes_next_can_be_typed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Nothing is applied to a table; a profile that leads to a tree or another machine is named with its device."""
+    words = ["--slo", "mean<=2x", "--trials", "2", "--method", "grid"]
+    assert run(["tune", "--device", "replay:t.csv", *words]) == 0
+    assert "polythrottle apply" not in capsys.readouterr().out
+    assert run(["tune", "--device", "sim:jetson-nano", "--workload", "resnet50", *words, "--no-presets"]) == 0
+    assert "next     polythrottle apply " in capsys.readouterr().out
+    root = plant("jetson-nano", tmp_path / "board")
+    words = ["tune", "--device", f"jetson?root={root}", "--workload", "cmd:true", "--knobs", "mem_hz", *words]
+    words += ["--queries", "2", "--seconds", "0", "--no-presets", "--out", "p.toml"]
+    assert plant_or_run(["run", str(root), *words]) == 0
+    told = capsys.readouterr().out
+    assert f"next     python -m polythrottle.testing run {root} apply p.toml --device 'jetson?root={root}'" in told
 
 
 @pytest.mark.slow

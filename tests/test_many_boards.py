@@ -77,6 +77,8 @@ def test_no_board_is_steered_twice_at_once() -> None:
     """One that is named twice is refused."""
     with pytest.raises(InvalidInput, match="named twice"):
         uris_in("ssh://a,ssh://a")
+    with pytest.raises(InvalidInput, match="ends with a comma"):
+        uris_in("sim:jetson-nano,")
 
 
 def test_one_dead_board_holds_up_none() -> None:

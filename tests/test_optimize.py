@@ -430,15 +430,18 @@ def worth(*promises: tuple[float, float]) -> Any:
     [
         (((0.02, 0.9), (0.5, 0.1)), 0, False),  # the first cap leaves something to gain
         (((0.001, 0.9), (0.02, 0.6)), 1, False),  # the next cap does
-        (((0.001, 0.9), (0.02, 0.1)), 1, True),  # only beyond all caps there is anything
+        (((0.001, 0.9), (0.1, 0.1)), 1, True),  # only beyond all caps there is anything
+        (((0.001, 0.9), (0.02, 0.1)), 0, True),  # and that is not worth it: within them something may be learnt
+        (((0.001, 0.1), (0.02, 0.1)), 1, True),  # unless there is nothing within them
     ],
 )
 def test_caps_on_risk_are_opened_one_after_the_other(
     promises: tuple[tuple[float, float], ...], chosen: int, beyond: bool
 ) -> None:
     """A point beyond them all is known as one, so that a search may end rather than go there for next to nothing."""
-    rows = best_rows(worth(*promises), np.arange(len(promises)), Options())
-    assert (rows.tolist(), beyond_caps(worth(*promises), rows)) == ([chosen], beyond)
+    every = np.arange(len(promises))
+    rows = best_rows(worth(*promises), every, Options())
+    assert (rows.tolist(), beyond_caps(worth(*promises), every)) == ([chosen], beyond)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from polythrottle.tuning.remarks import (
     EVERY,
     afterwards,
     beforehand,
-    loose_limit,
     meanwhile,
     narrowed,
     passed_over,
+    strange_limit,
     unknown,
     unsteered,
 )
@@ -179,14 +179,17 @@ def test_the_answers_own_point_in_another_window_is_not_said_to_take_more() -> N
 
 
 def test_a_limit_in_the_wrong_unit_is_doubted() -> None:
-    """Seconds for milliseconds are; a limit that is loose on purpose, and one that is a multiple, are not."""
+    """Seconds for milliseconds are, and µs; a limit that is loose or tight on purpose, and a multiple, are not."""
     seen = {"energies": (1.0,), "latencies": (0.011,)}
-    assert loose_limit(study("mean<=25s", **seen)) == (
+    assert strange_limit(study("mean<=25s", **seen)) == (
         "mean<=25 s is 2,273 times what the default takes, 11 ms: was mean<=25ms meant?"
     )
-    for fine in ("mean<=3s", "mean<=25ms", "mean<=1000x"):
-        assert loose_limit(study(fine, **seen)) is None
-    assert loose_limit(study("mean<=25s")) is None
+    assert strange_limit(study("mean<=25us", **seen)) == (
+        "mean<=25 µs is 440 times below what the default takes, 11 ms: was mean<=25ms meant?"
+    )
+    for fine in ("mean<=3s", "mean<=25ms", "mean<=40us", "mean<=1000x", "mean<=0.001x"):
+        assert strange_limit(study(fine, **seen)) is None
+    assert strange_limit(study("mean<=25s")) is None
 
 
 def test_what_the_power_mode_hides_is_said_before_tuning(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """Which model a profile is for: known by its content, found where it lay, and never taken for another of its name."""
 
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from builders import problem
 
 import polythrottle
 from polythrottle.api.outcome import find_study
@@ -12,7 +15,7 @@ from polythrottle.catalog.profiles import find_profile, read_profile
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import BadFile, UnknownName
 from polythrottle.storage.journal import read
-from polythrottle.tuning.setup import workload_name
+from polythrottle.tuning.setup import device_name, workload_name
 
 SHORT = ("--queries", "60", "--seconds", "0.1", "--max-regress", "20%")
 BOARD = "sim:jetson-nano"
@@ -55,6 +58,14 @@ def test_models_of_one_name_have_profiles_and_studies_of_their_own(
     with pytest.raises(UnknownName, match=r"model-[0-9a-f]{8}") as caught:
         find_profile("sim-jetson-nano/modell")
     assert "@" not in str(caught.value)
+
+
+def test_two_trees_are_two_boards() -> None:
+    """Each has profiles of its own, told from those of the machine's own board."""
+    names = [device_name(replace(problem(), device=each)) for each in ("jetson", "jetson?root=/", "jetson?root=/a")]
+    assert names[:2] == ["jetson", "jetson"]
+    assert re.fullmatch("jetson-[0-9a-f]{8}", names[2])
+    assert names[2] != device_name(replace(problem(), device="jetson?root=/b"))
 
 
 TABLE = "gpu_freq_hz,latency_s,energy_j\n300000000,0.02,{}\n600000000,0.01,1.0\n"

@@ -47,7 +47,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("report a b", 2, "polythrottle report --help"),
     ("report .", 4, ". is a folder, so is not a regular file"),
     ("devices a b", 2, "unexpected extra argument"),
-    ("daemon stat", 2, "Did you mean 'status'?; polythrottle daemon --help"),
+    ("daemon stat", 2, "Did you mean 'status'? polythrottle daemon --help"),
     ("bench srch", 2, "Did you mean 'search'?"),
     ("reproduce papers", 2, "No such command 'papers'"),
     # Limits
@@ -595,7 +595,7 @@ def test_a_limit_far_too_tight_is_asked_back_with_the_point_as_it_is_written(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The point in the units of `--point`, and the limit that was perhaps meant."""
-    assert run(shlex.split(f"{TUNE} --slo p99<=25us --method grid")) == 5
+    assert run(shlex.split(f"{TUNE} --yes --slo p99<=25us --method grid")) == 5
     shown = capsys.readouterr()
     assert shown.err.rstrip().endswith("was p99<=25ms meant?")
     assert "gpu_max_mhz=" in shown.err.splitlines()[-1]
@@ -608,6 +608,10 @@ def test_a_limit_in_the_wrong_unit_is_asked_back(files: Path, capsys: pytest.Cap
     assert run(shlex.split(f"{TUNE} --slo p99<=25s")) == 2
     told = capsys.readouterr().err.splitlines()[-1]
     assert "times what the default takes" in told
+    assert told.endswith("was p99<=25ms meant? If not, add --yes to search with it")
+    assert run(shlex.split(f"{TUNE} --slo p99<=25us")) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "times below what the default takes" in told
     assert told.endswith("was p99<=25ms meant? If not, add --yes to search with it")
     assert run(shlex.split(f"{TUNE} --slo p99<=25s --yes --trials 2")) == 0
     assert "continuing with trial 1 of 2" in " ".join(capsys.readouterr().err.split())

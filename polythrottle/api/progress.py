@@ -27,7 +27,7 @@ from polythrottle.domain.measurement import EnergyKind
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study, Trial, TrialState
 from polythrottle.domain.units import show, show_name, show_number
-from polythrottle.tuning.remarks import loose_limit
+from polythrottle.tuning.remarks import strange_limit
 
 # A progress bar on standard error: drawn on a terminal alone.
 
@@ -127,7 +127,7 @@ class LiveStudy:
 
     def _ask(self, study: Study, confirm: Callable[[str], bool]) -> None:
         """Ask on a terminal whether a limit is meant as it was written; elsewhere nobody can be asked."""
-        if (doubt := loose_limit(study)) is None:
+        if (doubt := strange_limit(study)) is None:
             return
         if not (self._console.is_terminal and sys.stdin.isatty()):
             raise InvalidInput(f"{doubt} If not, add --yes to search with it")

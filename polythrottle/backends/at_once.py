@@ -25,9 +25,11 @@ def uris_in(text: str) -> tuple[str, ...]:
     A comma belongs to a URI where no scheme follows it, as in ``nvml:0,2``.
 
     Raises:
-        InvalidInput: If one is there twice.
+        InvalidInput: If one is there twice, or none follows a comma.
     """
     found = tuple(_NEXT.split(text))
+    if empty := [each for each in found if each.endswith(",")]:
+        raise InvalidInput(f"{empty[0]} ends with a comma; a device's URI follows each comma")
     check_distinct(found)
     return found
 

@@ -131,20 +131,36 @@ def check_named(text: str, file: Path | str) -> None:
     Raises:
         InvalidInput: If it does; says how the user names it.
     """
-    own, _ = _apart(text)
-    body, _, query = own.partition("?")
-    scheme, _, name = body.partition(":")
-    trees = [part.partition("=")[2] for part in query.split("&") if part.startswith("root=")]
-    if strange := next((tree for tree in trees if not _is_here(tree)), None):
-        what = f"the files in {strange}"
-    elif scheme in SCHEMES and scheme not in _HERE and name:
-        what = f"what answers at {name}"
-    else:
+    what = _led_to(text, _is_here)
+    if not what:
         return
     raise InvalidInput(
         f"{file} would steer {what}, which nobody but that file has named; if that is meant, name it too: "
         f"--device {shlex.quote(text)}"
     )
+
+
+def names_more_than_here(text: str) -> bool:
+    """Say whether a device's URI leads to more than this machine's own devices: no file may name that alone."""
+    return bool(_led_to(text, lambda tree: tree == "/"))
+
+
+def _led_to(text: str, here: Callable[[str], bool]) -> str:
+    """Return what a device's URI leads to besides this machine's own devices; "" if nothing.
+
+    Args:
+        text: The URI.
+        here: Says whether a tree of files counts as this machine's own.
+    """
+    own, _ = _apart(text)
+    body, _, query = own.partition("?")
+    scheme, _, name = body.partition(":")
+    trees = [part.partition("=")[2] for part in query.split("&") if part.startswith("root=")]
+    if strange := next((tree for tree in trees if not here(tree)), None):
+        return f"the files in {strange}"
+    if scheme in SCHEMES and scheme not in _HERE and name:
+        return f"what answers at {name}"
+    return ""
 
 
 def _is_here(text: str) -> bool:

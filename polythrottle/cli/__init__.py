@@ -1,23 +1,29 @@
 """The command line: parse text into values, call the library, print."""
 
 import os
+import signal
 import sys
 from typing import TextIO
 
+from polythrottle.domain.errors import INTERRUPTED
 from polythrottle.storage.untrusted import NEVER_SHOWN
 
 
 def main() -> None:
     """Run ``polythrottle`` with the arguments of this process, and exit with the code of what happened."""
-    # Imported here, so that what imports a module of this package does not load every command.
-    from polythrottle.cli.commands import run
-
+    try:
+        # Imported here, so that what imports a module of this package does not load every command.
+        from polythrottle.cli.commands import run
+    except KeyboardInterrupt:  # before anything was begun
+        os.write(2, b"polythrottle: interrupted\n")
+        os._exit(INTERRUPTED)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115  closed by whoever started us
         setattr(sys, name, stream)
         stream.reconfigure(errors="replace")  # a terminal that has no · gets a question mark, not a traceback
         _keep_straight(stream)
     code = run(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over: a second Ctrl-C has nothing left to end
     _tell_what_is_left()
     try:
         sys.stdout.flush()

@@ -569,7 +569,8 @@ def _usage(error: Any) -> str:
         command = "polythrottle"
     else:
         command = error.ctx.command_path
-    return f"{text}; {command} --help lists what there is"
+    between = " " if text.endswith("?") else "; "
+    return f"{text}{between}{command} --help lists what there is"
 
 
 def _terminate(number: int, frame: object) -> None:

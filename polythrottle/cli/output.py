@@ -24,6 +24,25 @@ if TYPE_CHECKING:
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
+_called = ["polythrottle"]
+
+
+def called_as() -> tuple[str, ...]:
+    """Return the words before a command's name, as whoever started this program would type them."""
+    return tuple(_called)
+
+
+@contextlib.contextmanager
+def called_by(*words: str) -> Iterator[None]:
+    """Have commands that are shown to be typed begin with these words, as where another program runs this one."""
+    before = called_as()
+    _called[:] = words
+    try:
+        yield
+    finally:
+        _called[:] = before
+
+
 # How a command answers: one document or a few lines on standard output, one line of complaint on standard error.
 
 

@@ -592,7 +592,7 @@ class Wary(Protocol):
     """A search method that can say whether it is about to take a risk."""
 
     def dares(self, study: Study) -> bool:
-        """Return whether the next point is likelier to break a limit than any risk it takes for a real gain.
+        """Return whether what is left to gain is likelier to break a limit than any risk it takes for a real gain.
 
         Pure as a suggestion is.
         """

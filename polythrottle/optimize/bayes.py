@@ -32,6 +32,8 @@ SHARES = (0.05, 0.2, 0.5, 1.0)
 which something is left; beyond the first only for what is worth it."""
 WORTHWHILE = 0.005
 """A cap leaves something if a trial within it is expected to save this share of the energy."""
+WORTH_DARING = 0.003
+"""Nor is a trial beyond every cap made for less than this share: while the search goes on, one within them is."""
 _CERTAIN = 0.999
 _LEAST_RISK = 1e-9
 _TIE = 0.03
@@ -61,13 +63,17 @@ def best_rows(worth: "AcquisitionValue", rows: Rows, options: Options, used: flo
 
 
 def beyond_caps(worth: "AcquisitionValue", rows: Rows) -> bool:
-    """Return whether each of some rows is likelier to break a limit than the last of `RISKS`.
+    """Return whether what is left to gain is likelier to break a limit than the last of `RISKS`, and nothing else is.
 
     Args:
         worth: Of every point.
-        rows: At least one.
+        rows: Those that have not been tried, at least one.
     """
-    return not len(_below(RISKS[-1], worth.feasible, rows))
+    total = np.nan_to_num(worth.total[rows], nan=-np.inf)
+    within = _below(RISKS[-1], worth.feasible, rows)
+    if len(within) and worth.total[within].max() > math.log(WORTHWHILE):
+        return False
+    return not len(_below(RISKS[-1], worth.feasible, rows[total >= total.max()]))
 
 
 def _within(worth: "AcquisitionValue", rows: Rows, options: Options, used: float) -> Rows:
@@ -111,7 +117,7 @@ def _unsafe(worth: "AcquisitionValue", rows: Rows, risk: float, used: float) -> 
 
 
 def _promising(worth: "AcquisitionValue", rows: Rows, risks: Sequence[float], feasible: Array) -> Rows:
-    """Return the rows within the first cap that leaves something to gain; all of them if none does.
+    """Return the rows within the first cap that leaves something to gain; if none does, all that it is worth to dare.
 
     Args:
         worth: Of every point.
@@ -123,6 +129,8 @@ def _promising(worth: "AcquisitionValue", rows: Rows, risks: Sequence[float], fe
         within = _below(risk, feasible, rows)
         if len(within) and worth.total[within].max() > math.log(WORTHWHILE):
             return within
+    if worth.total[rows].max() <= math.log(WORTH_DARING):
+        return next((within for risk in risks if len(within := _below(risk, feasible, rows))), rows)
     return rows
 
 
@@ -218,11 +226,11 @@ class ConstrainedBayes:
         return objective.of(best.measurement) * math.exp(min(float(np.nanmax(worth.total[rows])), 0.0))
 
     def dares(self, study: Study) -> bool:
-        """Return whether the next point is beyond every cap on risk, as where nothing is to be gained within them."""
+        """Return whether what is left to gain is beyond every cap on risk."""
         rows = untried_rows(study)
         if not len(rows) or not (worth := self._worth(study)).improving or self._options.risk is not None:
             return False
-        return beyond_caps(worth, best_rows(worth, rows, self._options))
+        return beyond_caps(worth, rows)
 
     def answer(self, study: Study) -> Trial | None:
         """Return the trial whose point is best as the models have it; None if no trial holds every limit.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from polythrottle.domain.backports import removesuffix
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.units import to_si
-from polythrottle.storage.untrusted import parse_toml, read_plain
+from polythrottle.storage.untrusted import parse_toml, read_plain, said
 
 _MOST_BYTES = 4_000_000
 _MOST = 1024
@@ -61,7 +61,7 @@ class TomlTable:
         try:
             return cls(file, "", parse_toml(text))
         except (ValueError, RecursionError) as err:  # a number of thousands of digits is no TOMLDecodeError
-            raise BadFile(f"{file} is not a TOML file that can be read: {err}") from err
+            raise BadFile(f"{file} is not a TOML file that can be read: {said(err)}") from err
 
     def wrong(self, key: str, problem: str) -> BadFile:
         """Return the error that says what is wrong with one key; an empty key means the table itself."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from polythrottle.actuation.arguments import OneLineParser, named_path
 from polythrottle.cli.commands import run
-from polythrottle.cli.output import complain
+from polythrottle.cli.output import called_by, complain
 from polythrottle.domain.errors import PolythrottleError
 from polythrottle.testing import BOARDS, FakeKernel, plant
 
@@ -28,7 +28,8 @@ def main(arguments: Sequence[str]) -> int:
             sys.stdout.write(f"{root}\n")
             complain(f"what the kernel of {root} remembers lies beside it, in {root}.kernel; remove both together", 0)
             return 0
-        with FakeKernel(chosen.root).installed():
+        words = ("python", "-m", "polythrottle.testing", "run", chosen.root)
+        with FakeKernel(chosen.root).installed(), called_by(*words):
             return run(chosen.words[1:] if chosen.words[:1] == ["--"] else chosen.words)
     except PolythrottleError as error:
         return complain(str(error), error.exit_code)

@@ -17,7 +17,8 @@ EVERY = 10
 _SPARE = 1.2
 """How many times the queries that are needed on average are advised, for how many come in a time is chance."""
 _LOOSE = 300
-"""A limit this many times above what the default takes holds nothing back; seconds for milliseconds are 1,000."""
+"""A limit this many times above what the default takes holds nothing back, and none so many times below it can be held;
+seconds for milliseconds are 1,000."""
 _ONE_GOAL = frozenset({"paper", "paper-joint", "gradient", "tpe", "gp"})
 
 
@@ -31,8 +32,8 @@ def beforehand(study: Study) -> Iterator[str]:
         yield f"--method {study.method} looks for the least energy only; the front is what it happens to pass"
 
 
-def loose_limit(study: Study) -> str | None:
-    """Return why a limit on latency looks as if its unit were wrong: it is `_LOOSE` times what the default takes.
+def strange_limit(study: Study) -> str | None:
+    """Return why a limit on latency looks as if its unit were wrong: it is far from what the default takes.
 
     Args:
         study: With a trial at the default; before it nothing is known.
@@ -47,10 +48,16 @@ def loose_limit(study: Study) -> str | None:
         value = default.metric(constraint.metric)
         if value is not None and constraint.limit >= _LOOSE * value:
             meant = replace(constraint, limit=constraint.limit / 1000)
-            return (
-                f"{constraint} is {constraint.limit / value:,.0f} times what the default takes, {show(value, 's')}: "
-                f"was {str(meant).replace(' ', '')} meant?"
-            )
+            times = f"{constraint.limit / value:,.0f} times"
+        elif value is not None and value >= _LOOSE * constraint.limit:
+            meant = replace(constraint, limit=constraint.limit * 1000)
+            times = f"{value / constraint.limit:,.0f} times below"
+        else:
+            continue
+        return (
+            f"{constraint} is {times} what the default takes, {show(value, 's')}: "
+            f"was {str(meant).replace(' ', '')} meant?"
+        )
     return None
 
 

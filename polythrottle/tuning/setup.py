@@ -1,16 +1,19 @@
 """The composition root: from a user's words to a device and the workload it serves, and whether that runs there."""
 
 import contextlib
+import os
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polythrottle.backends import open_device
 from polythrottle.backends.meters import metered, unmetered
+from polythrottle.backends.on_record import roots_of
 from polythrottle.catalog import names
 from polythrottle.catalog.documents import locate
 from polythrottle.domain.arrivals import CLOSED, Arrivals, SelfPaced, Trace
@@ -514,6 +517,9 @@ def device_name(problem: Problem) -> str:
     """
     scheme, _, place = without_options(problem.device).partition(":")
     digest = problem.content.get("table", "")
+    for tree in roots_of(problem.device.partition("?")[2]):
+        if os.path.abspath(tree) != "/":
+            digest = sha256(os.fsencode(os.path.abspath(tree))).hexdigest()
     if scheme == "sim" and place.endswith((".toml", ".tar.gz")):
         digest = problem.content.get("board", "")
     return "-".join(filter(None, (slug(problem.device), digest[:_SHORT])))

@@ -66,6 +66,8 @@ def check_weights(path: Path) -> None:
     """
     check_plain(path)
     try:
+        if not path.stat().st_size:
+            raise ValueError("it is empty")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             names = set(_locations(data))
     except (OSError, ValueError) as err:
@@ -116,26 +118,26 @@ def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]
         elif kind == _BYTES:
             size, at = _varint(data, at, end)
             if size > end - at:
-                raise ValueError("it is cut off, or no such file")
+                raise ValueError("it is cut off, or something else")
             yield tag >> 3, at, at + size
             at += size
         else:
-            raise ValueError("it is no such file")
+            raise ValueError("it is something else")
     if at > end:
-        raise ValueError("it is cut off, or no such file")
+        raise ValueError("it is cut off, or something else")
 
 
 def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
     value = 0
     for place in range(_LONGEST_VARINT):
         if at >= end:
-            raise ValueError("it is cut off, or no such file")
+            raise ValueError("it is cut off, or something else")
         byte = data[at]
         value = value | (byte & 0x7F) << 7 * place
         at = at + 1
         if byte < 0x80:
             return value, at
-    raise ValueError("it is no such file")
+    raise ValueError("it is something else")
 
 
 # What ONNX Runtime runs a graph with: TensorRT, then CUDA, where they are there and a GPU is tuned.

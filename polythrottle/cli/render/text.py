@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from polythrottle.api.outcome import energy_kind, show_joules, show_point
-from polythrottle.cli.output import grid, optional, suffix
+from polythrottle.backends import names_more_than_here
+from polythrottle.cli.output import called_as, grid, optional, suffix
 from polythrottle.cli.render.console import Unpadded, plain_console
 from polythrottle.domain.measurement import (
     MOST_QUERIES,
@@ -60,10 +61,12 @@ def print_tuning(tuning: "Tuning") -> None:
     for name, path in written.items():
         if path is not None:  # on a line of its own, unbroken, so that it can be copied
             console.print(Text.assemble((f"{name:<9}", "dim"), str(_near(path))), soft_wrap=True)
-    next_ = [("explain", tuning.journal_path)]
-    if tuning.profile_path is not None:
-        next_.insert(0, ("apply", tuning.profile_path))
-    words = "; ".join(shlex.join(["polythrottle", command, str(_near(path))]) for command, path in next_)
+    next_ = [["explain", str(_near(tuning.journal_path))]]
+    device = study.problem.device
+    if tuning.profile_path is not None and not device.startswith("replay:"):
+        named = ["--device", device] if names_more_than_here(device) else []
+        next_.insert(0, ["apply", str(_near(tuning.profile_path)), *named])
+    words = "; ".join(shlex.join([*called_as(), *command]) for command in next_)
     console.print(Text.assemble((f"{'next':<9}", "dim"), words), soft_wrap=True)
 
 
