@@ -20,7 +20,7 @@ from polythrottle.domain.measurement import Latency, Measurement
 from polythrottle.domain.ports import Optimizer
 from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
-from polythrottle.domain.study import Study, Trial
+from polythrottle.domain.study import Daring, Study, Trial
 from polythrottle.optimize import METHODS, make_optimizer
 from polythrottle.optimize.bayes import Account, ConstrainedBayes, best_rows, beyond_caps
 from polythrottle.optimize.options import Options
@@ -428,15 +428,15 @@ def worth(*promises: tuple[float, float]) -> Any:
 @pytest.mark.parametrize(
     ("promises", "chosen", "beyond"),
     [
-        (((0.02, 0.9), (0.5, 0.1)), 0, False),  # the first cap leaves something to gain
-        (((0.001, 0.9), (0.02, 0.6)), 1, False),  # the next cap does
-        (((0.001, 0.9), (0.1, 0.1)), 1, True),  # only beyond all caps there is anything
-        (((0.001, 0.9), (0.02, 0.1)), 0, True),  # and that is not worth it: within them something may be learnt
-        (((0.001, 0.1), (0.02, 0.1)), 1, True),  # unless there is nothing within them
+        (((0.02, 0.9), (0.5, 0.1)), 0, Daring.NOTHING),  # the first cap leaves something to gain
+        (((0.001, 0.9), (0.02, 0.6)), 1, Daring.NOTHING),  # the next cap does
+        (((0.001, 0.9), (0.1, 0.1)), 1, Daring.GAIN),  # only beyond all caps there is anything
+        (((0.001, 0.9), (0.02, 0.1)), 0, Daring.GAIN),  # and that is not worth it: within them something may be learnt
+        (((0.001, 0.1), (0.02, 0.1)), 1, Daring.ALL),  # unless there is nothing within them
     ],
 )
 def test_caps_on_risk_are_opened_one_after_the_other(
-    promises: tuple[tuple[float, float], ...], chosen: int, beyond: bool
+    promises: tuple[tuple[float, float], ...], chosen: int, beyond: Daring
 ) -> None:
     """A point beyond them all is known as one, so that a search may end rather than go there for next to nothing."""
     every = np.arange(len(promises))

@@ -5,7 +5,7 @@ import pytest
 from builders import Listed, study
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.domain.study import Cost, Study
+from polythrottle.domain.study import Cost, Daring, Study
 from polythrottle.domain.units import show_span, span_s
 from polythrottle.tuning.stopping import Budget, Outlook, Rule
 
@@ -43,11 +43,17 @@ def test_after_ten_idle_trials_less_is_enough() -> None:
 
 def test_next_to_nothing_is_not_worth_a_risk() -> None:
     """What would save 0.2 % ends a search at once where it is likely to break a limit, and 0.4 % does not."""
-    for share, dares, ends in ((0.002, True, True), (0.002, False, False), (0.004, True, False)):
+    for share, dares, ends in ((0.002, Daring.GAIN, True), (0.002, Daring.NOTHING, False), (0.004, Daring.ALL, False)):
         assert (Rule().reason(costly(8), lambda _, s=share: s, lambda _, d=dares: d) is not None) == ends  # type: ignore[misc]
-    assert Rule(early=False).reason(costly(8), lambda _: 0.0, lambda _: True) is None
-    assert Rule().reason(costly(5), lambda _: 0.0, lambda _: True) is None
+    assert Rule(early=False).reason(costly(8), lambda _: 0.0, lambda _: Daring.ALL) is None
+    assert Rule().reason(costly(5), lambda _: 0.0, lambda _: Daring.GAIN) is None
     assert not Outlook(Listed()).dares(costly(3))
+
+
+def test_four_trials_are_enough_where_every_other_point_would_break_a_limit() -> None:
+    """Two more would be made only to break it; but what would save 0.4 % is tried."""
+    for trials, share, ends in ((3, 0.0, False), (4, 0.002, True), (4, 0.004, False), (5, 0.002, True)):
+        assert (Rule().reason(costly(trials), lambda _, s=share: s, lambda _: Daring.ALL) is not None) == ends  # type: ignore[misc]
 
 
 def test_a_horizon_excludes_going_on_regardless() -> None:

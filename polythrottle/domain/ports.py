@@ -14,7 +14,7 @@ from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.measurement import EnergyKind, Measurement, Query, Reading
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
-from polythrottle.domain.study import Study, Trial
+from polythrottle.domain.study import Daring, Study, Trial
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -591,8 +591,8 @@ class Forecaster(Protocol):
 class Wary(Protocol):
     """A search method that can say whether it is about to take a risk."""
 
-    def dares(self, study: Study) -> bool:
-        """Return whether what is left to gain is likelier to break a limit than any risk it takes for a real gain.
+    def dares(self, study: Study) -> Daring:
+        """Return what is likely to break a limit of what is left.
 
         Pure as a suggestion is.
         """

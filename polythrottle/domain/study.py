@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING
@@ -106,6 +107,13 @@ class TrialState(StrEnum):
 RECORDED_ITEMS = 1000
 """Items a trial on a recorded device is taken to serve when its cost is counted: the paper's requests per
 configuration (arXiv 2310.19991), as the benchmark counts them."""
+
+
+class Daring(IntEnum):
+    """What is likelier to break a limit than any risk that a search method takes for a real gain."""
+
+    NOTHING, GAIN, ALL = range(3)
+    """Not what there is to gain; that; or whatever is left."""
 
 
 @dataclass(frozen=True)

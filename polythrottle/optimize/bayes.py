@@ -15,7 +15,7 @@ import numpy as np
 from polythrottle.domain.errors import Exhausted, InvalidInput
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.domain.study import Study, Trial
+from polythrottle.domain.study import Daring, Study, Trial
 from polythrottle.optimize.features import Array, Rows, generator, remaining_rows, untried_rows
 from polythrottle.optimize.options import Ingredient, Options
 from polythrottle.optimize.quantities import by_chance
@@ -62,8 +62,8 @@ def best_rows(worth: "AcquisitionValue", rows: Rows, options: Options, used: flo
     return best
 
 
-def beyond_caps(worth: "AcquisitionValue", rows: Rows) -> bool:
-    """Return whether what is left to gain is likelier to break a limit than the last of `RISKS`, and nothing else is.
+def beyond_caps(worth: "AcquisitionValue", rows: Rows) -> Daring:
+    """Return what is likelier to break a limit than the last of `RISKS`.
 
     Args:
         worth: Of every point.
@@ -71,9 +71,13 @@ def beyond_caps(worth: "AcquisitionValue", rows: Rows) -> bool:
     """
     total = np.nan_to_num(worth.total[rows], nan=-np.inf)
     within = _below(RISKS[-1], worth.feasible, rows)
-    if len(within) and worth.total[within].max() > math.log(WORTHWHILE):
-        return False
-    return not len(_below(RISKS[-1], worth.feasible, rows[total >= total.max()]))
+    if not len(within):
+        return Daring.ALL
+    if worth.total[within].max() > math.log(WORTHWHILE):
+        return Daring.NOTHING
+    if len(_below(RISKS[-1], worth.feasible, rows[total >= total.max()])):
+        return Daring.NOTHING
+    return Daring.GAIN
 
 
 def _within(worth: "AcquisitionValue", rows: Rows, options: Options, used: float) -> Rows:
@@ -225,11 +229,11 @@ class ConstrainedBayes:
             return math.inf  # the next suggestion says so
         return objective.of(best.measurement) * math.exp(min(float(np.nanmax(worth.total[rows])), 0.0))
 
-    def dares(self, study: Study) -> bool:
-        """Return whether what is left to gain is beyond every cap on risk."""
+    def dares(self, study: Study) -> Daring:
+        """Return what of what is left is beyond every cap on risk."""
         rows = untried_rows(study)
         if not len(rows) or not (worth := self._worth(study)).improving or self._options.risk is not None:
-            return False
+            return Daring.NOTHING
         return beyond_caps(worth, rows)
 
     def answer(self, study: Study) -> Trial | None:

@@ -13,7 +13,7 @@ from polythrottle.domain.backports import StrEnum
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.ports import Chooser, Forecaster, Optimizer, Wary
 from polythrottle.domain.space import Level, OperatingPoint, SearchSpace
-from polythrottle.domain.study import Study, Trial
+from polythrottle.domain.study import Daring, Study, Trial
 from polythrottle.domain.units import show_name, show_number
 
 # What a search method may be told beside the study itself.
@@ -93,9 +93,11 @@ class WarmStart:
             return math.inf
         return self._method.saving_left(study)
 
-    def dares(self, study: Study) -> bool:
-        """Return whether the method does; never while a prior is to be tried."""
-        return not self._left(study) and isinstance(self._method, Wary) and self._method.dares(study)
+    def dares(self, study: Study) -> Daring:
+        """Return what the method says; nothing while a prior is to be tried."""
+        if self._left(study) or not isinstance(self._method, Wary):
+            return Daring.NOTHING
+        return self._method.dares(study)
 
     def answer(self, study: Study) -> Trial | None:
         """Return the trial the method chooses; by the figures alone where it chooses none itself.

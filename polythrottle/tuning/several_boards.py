@@ -22,7 +22,7 @@ from polythrottle.domain.metrics import FLOORS
 from polythrottle.domain.ports import Chooser, Forecaster, Optimizer, Wary
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.domain.study import ENOUGH, Study, Trial, TrialState
+from polythrottle.domain.study import ENOUGH, Daring, Study, Trial, TrialState
 from polythrottle.storage.boards_journal import BoardsJournal
 from polythrottle.storage.journal import Journal
 from polythrottle.tuning.board_offsets import BoardsView
@@ -470,8 +470,8 @@ class SharedStudy:
             return self._optimizer.saving_left(study)
         return math.inf
 
-    def _dares(self, study: Study) -> bool:
-        return isinstance(self._optimizer, Wary) and self._optimizer.dares(study)
+    def _dares(self, study: Study) -> Daring:
+        return self._optimizer.dares(study) if isinstance(self._optimizer, Wary) else Daring.NOTHING
 
     def _used(self, study: Study) -> str | None:
         """Return what of the budget is used up: of time what the study took, and not what all boards did.

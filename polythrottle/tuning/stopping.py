@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.ports import Forecaster, Optimizer, Wary
-from polythrottle.domain.study import ENOUGH, Study
+from polythrottle.domain.study import ENOUGH, Daring, Study
 from polythrottle.domain.units import show, show_span
 
 WORTHLESS = 0.0003
 IDLE = 10
 WORTHLESS_IDLE = 0.003
+CORNERED = 4
+"""So many completed trials are enough to end a search whose every next one would be likely to break a limit."""
 NOTHING_LEFT = "nothing more to gain"
 ALL_TRIED = "all points tried"
 
@@ -59,8 +61,8 @@ class Rule:
     With a horizon: when all it is expected to save, over all items served until then, is less than it costs. Without:
     when it is expected to save less than `WORTHLESS` of the objective, twice in a row, and `ENOUGH` were completed;
     `WORTHLESS_IDLE` is enough once `IDLE` trials were no better than the best, as where nothing matters but noise, and
-    at once where that trial would be likely to break a limit: to make sure is not worth a risk.
-    Neither holds while no feasible point is known.
+    at once where that trial would be likely to break a limit: to make sure is not worth a risk; and after `CORNERED`
+    completed trials where any other would be too. Neither holds while no feasible point is known.
 
     Args:
         horizon_s: How long the profile will be used, in seconds; None if nobody said.
@@ -83,14 +85,14 @@ class Rule:
         self,
         study: Study,
         saving_left: Callable[[Study], float],
-        dares: Callable[[Study], bool] = lambda study: False,
+        dares: Callable[[Study], Daring] = lambda study: Daring.NOTHING,
     ) -> str | None:
         """Return why a study should not go on, in words; None if it should.
 
         Args:
             study: Between two trials.
             saving_left: What one more trial is expected to save, in joules per item; see `Forecaster`.
-            dares: Whether that trial is likely to break a limit; see `Wary`.
+            dares: What of what is left is likely to break a limit; see `Wary`.
         """
         if not self.early or not study.judgeable or study.best is None:
             return None
@@ -98,10 +100,15 @@ class Rule:
             return self._flat(study, saving_left, dares)
         return self._unpaid(study, saving_left)
 
-    def _flat(self, study: Study, saving_left: Callable[[Study], float], dares: Callable[[Study], bool]) -> str | None:
-        if len(study.completed) < ENOUGH:
+    def _flat(
+        self, study: Study, saving_left: Callable[[Study], float], dares: Callable[[Study], Daring]
+    ) -> str | None:
+        few = len(study.completed) < ENOUGH
+        if len(study.completed) < CORNERED or (few and dares(study) is not Daring.ALL):
             return None
         share = _share(study, saving_left)
+        if few and share >= WORTHLESS_IDLE:
+            return None
         worthless = WORTHLESS
         if _idle(study) >= IDLE:
             worthless = WORTHLESS_IDLE
@@ -149,9 +156,11 @@ class Outlook:
             self._known[count] = self._forecaster.saving_left(study)
         return self._known[count]
 
-    def dares(self, study: Study) -> bool:
-        """Return whether the next trial is likely to break a limit; False if unknown."""
-        return self._wary is not None and self._wary.dares(study)
+    def dares(self, study: Study) -> Daring:
+        """Return what of what is left is likely to break a limit; nothing if unknown."""
+        if self._wary is None:
+            return Daring.NOTHING
+        return self._wary.dares(study)
 
 
 def is_conclusive(reason: str | None) -> bool:
