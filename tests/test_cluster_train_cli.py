@@ -69,6 +69,13 @@ def test_wrong_words_are_one_line_and_the_code_of_their_class(
     assert len(said.splitlines()) == 1
 
 
+def test_a_table_is_no_script(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whatever it is called, Python is to run it."""
+    (tmp_path / "precious.csv").write_text("time_s,power_w\n1,2 W\n")
+    assert run(["cluster", "train", "--job", "x", str(tmp_path / "precious.csv")]) == 4
+    assert "precious.csv, line 2" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

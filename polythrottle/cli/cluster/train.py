@@ -56,13 +56,11 @@ def check_script(script: Path | None, elsewhere: bool = False) -> Path:
         raise InvalidInput("give a training script, such as examples/elastic_training.py")
     if not script.is_file():
         raise InvalidInput(f"there is no script {script}{': it is a folder' * script.is_dir()}")
-    if script.suffix == ".py":
-        mistake = _mistake(script)
-        # Found here in a second, instead of on each node after minutes of renting.
-        if mistake and not elsewhere:
-            raise BadFile(mistake)
-        if mistake:
-            complain(f"{mistake} by this Python; where it is to run there may be another")
+    mistake = _mistake(script)  # found here in a second, instead of on each node after minutes of renting
+    if mistake and not elsewhere:
+        raise BadFile(mistake)
+    if mistake:
+        complain(f"{mistake} by this Python; where it is to run there may be another")
     return script
 
 
