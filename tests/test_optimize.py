@@ -440,7 +440,7 @@ def test_caps_on_risk_are_opened_one_after_the_other(
 ) -> None:
     """A point beyond them all is known as one, so that a search may end rather than go there for next to nothing."""
     every = np.arange(len(promises))
-    rows = best_rows(worth(*promises), every, Options())
+    rows = best_rows(worth(*promises), every, Options(), few=True)
     assert (rows.tolist(), beyond_caps(worth(*promises), every)) == ([chosen], beyond)
 
 
@@ -466,7 +466,7 @@ def test_what_earlier_trials_have_used_of_a_risk_counts_where_there_is_one(monke
     monkeypatch.setattr("polythrottle.optimize.bayes.Account.used", lambda account, study: 0.04)
     asked = []
 
-    def noted(promise: Any, rows: Any, options: Options, used: float = 0.0) -> Any:
+    def noted(promise: Any, rows: Any, options: Options, used: float = 0.0, *, few: bool = False) -> Any:
         asked.append(used)
         return rows[:1]
 

@@ -403,7 +403,7 @@ def check_replaceable(path: Path) -> None:
     check_folder(path)
     try:
         if path.exists() and not (path.is_file() and path.read_bytes()[: len(_FIRST)] in (_FIRST.encode(), b"")):
-            raise StorageError(f"{path} is there already and not a profile; name another file")
+            raise StorageError(f"{path} is there already and not a profile; name another file with --out")
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -15,7 +15,7 @@ import numpy as np
 from polythrottle.domain.errors import Exhausted, InvalidInput
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.domain.study import Daring, Study, Trial
+from polythrottle.domain.study import ENOUGH, Daring, Study, Trial
 from polythrottle.optimize.features import Array, Rows, generator, remaining_rows, untried_rows
 from polythrottle.optimize.options import Ingredient, Options
 from polythrottle.optimize.quantities import by_chance
@@ -33,14 +33,14 @@ which something is left; beyond the first only for what is worth it."""
 WORTHWHILE = 0.005
 """A cap leaves something if a trial within it is expected to save this share of the energy."""
 WORTH_DARING = 0.003
-"""Nor is a trial beyond every cap made for less than this share: while the search goes on, one within them is."""
+"""Nor is a trial beyond every cap made for less than this share while a search is too young to end: one within is."""
 _CERTAIN = 0.999
 _LEAST_RISK = 1e-9
 _TIE = 0.03
 """Points worth less than a thirtieth below the best count as equals: the models are not surer than that."""
 
 
-def best_rows(worth: "AcquisitionValue", rows: Rows, options: Options, used: float = 0.0) -> Rows:
+def best_rows(worth: "AcquisitionValue", rows: Rows, options: Options, used: float = 0.0, *, few: bool = False) -> Rows:
     """Return the rows that are worth most, given the risk a trial may take, ascending.
 
     Args:
@@ -48,11 +48,12 @@ def best_rows(worth: "AcquisitionValue", rows: Rows, options: Options, used: flo
         rows: Those that have not been tried, at least one.
         options: The risk; without one the caps of `RISKS` are opened one after the other.
         used: What earlier trials have used of the user's own risk.
+        few: Whether the search goes on only because too few trials were completed to end it.
 
     Raises:
         Exhausted: If the user's own risk leaves no row.
     """
-    allowed = _within(worth, rows, options, used)
+    allowed = _within(worth, rows, options, used, few)
     total = np.nan_to_num(worth.total[allowed], nan=-np.inf)
     if options.risk is not None and worth.improving:
         # Of what is to be paid for with risk, what gains most for it.
@@ -80,12 +81,12 @@ def beyond_caps(worth: "AcquisitionValue", rows: Rows) -> Daring:
     return Daring.GAIN
 
 
-def _within(worth: "AcquisitionValue", rows: Rows, options: Options, used: float) -> Rows:
+def _within(worth: "AcquisitionValue", rows: Rows, options: Options, used: float, few: bool) -> Rows:
     """Return the rows a trial may go to: all while nothing feasible is known, those within the risk after that."""
     if not worth.improving or Ingredient.CAP in options.without:
         return rows
     if options.risk is None:
-        return _promising(worth, rows, RISKS, worth.feasible)
+        return _promising(worth, rows, RISKS, worth.feasible, few)
     allowed = safe_rows(worth, rows, options.risk, used)
     if not len(allowed):
         raise Exhausted(_unsafe(worth, rows, options.risk, used))
@@ -120,7 +121,9 @@ def _unsafe(worth: "AcquisitionValue", rows: Rows, risk: float, used: float) -> 
     return f"{told}; the safest that is worth it would be at --risk {math.ceil(1000.0 * needed - 1e-6) / 1000.0:g}"
 
 
-def _promising(worth: "AcquisitionValue", rows: Rows, risks: Sequence[float], feasible: Array) -> Rows:
+def _promising(
+    worth: "AcquisitionValue", rows: Rows, risks: Sequence[float], feasible: Array, few: bool = False
+) -> Rows:
     """Return the rows within the first cap that leaves something to gain; if none does, all that it is worth to dare.
 
     Args:
@@ -128,12 +131,13 @@ def _promising(worth: "AcquisitionValue", rows: Rows, risks: Sequence[float], fe
         rows: Those that a trial may go to.
         risks: The caps.
         feasible: Of which chances to hold every limit they are.
+        few: As for `best_rows`.
     """
     for risk in risks:
         within = _below(risk, feasible, rows)
         if len(within) and worth.total[within].max() > math.log(WORTHWHILE):
             return within
-    if worth.total[rows].max() <= math.log(WORTH_DARING):
+    if few and worth.total[rows].max() <= math.log(WORTH_DARING):
         return next((within for risk in risks if len(within := _below(risk, feasible, rows))), rows)
     return rows
 
@@ -208,7 +212,9 @@ class ConstrainedBayes:
         if len(rows) == 1 and self._options.risk is None:
             return space[int(rows[0])]
         used = self._used(study)  # first, while what the last trial was begun with is remembered
-        return space[int(generator(study).choice(best_rows(self._worth(study), rows, self._options, used)))]
+        few = len(study.completed) < ENOUGH
+        best = best_rows(self._worth(study), rows, self._options, used, few=few)
+        return space[int(generator(study).choice(best))]
 
     def saving_left(self, study: Study) -> float:
         """Return what one more trial is expected to take off the objective; inf while that is unknown or a front."""
