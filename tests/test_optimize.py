@@ -444,6 +444,13 @@ def test_caps_on_risk_are_opened_one_after_the_other(
     assert (rows.tolist(), beyond_caps(worth(*promises), every)) == ([chosen], beyond)
 
 
+def test_a_search_that_could_end_leaps_for_little_too() -> None:
+    """Through noise the worth of a leap is told late; when it is to end is for the rule of stopping to say."""
+    promise = worth((0.001, 0.9), (0.02, 0.1))
+    assert best_rows(promise, np.arange(2), Options()).tolist() == [1]
+    assert best_rows(promise, np.arange(2), Options(), few=True).tolist() == [0]
+
+
 @pytest.mark.parametrize(
     ("promises", "used", "chosen"),
     [

@@ -83,7 +83,7 @@ def test_modes_of_agx_orin_hold_what_boards_show(mode: str, held: Mapping[str, i
         assert abs(tables[knob].index(listed[knob]) - tables[knob].index(level)) <= 1
 
 
-@pytest.mark.parametrize("mode", ["50W", "mode 50w"])
+@pytest.mark.parametrize("mode", ["50W", pytest.param("MODE_50W", marks=pytest.mark.slow), "mode 50w"])
 def test_a_preset_is_named_as_the_board_or_as_people_name_it(
     mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -203,6 +203,21 @@ def test_what_cannot_be_put_back_is_an_error_on_leaving(board: Bench, idle_s: fl
 
 
 @pytest.mark.slow
+def test_what_was_left_is_told_though_another_has_tried_to_take_the_board(board: Bench) -> None:
+    """Who fails to enter because of what is left does not hide it from whoever left it."""
+    there = device(board).__enter__()
+    there.apply(lowest(there))
+    FakeKernel(board.root).fail(Fault("EIO", match="*/mrq_rate_locked", times=0))
+    board.time.now_s += 1000
+    board.line().ask("hello")
+    with pytest.raises(DeviceError):
+        device(board).__enter__()
+    with pytest.raises(DeviceError, match="mrq_rate_locked"):
+        there.__exit__(None, None, None)
+    FakeKernel(board.root).heal()
+
+
+@pytest.mark.slow
 def test_what_a_loan_that_ran_out_has_left_is_an_error_on_leaving(
     board: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

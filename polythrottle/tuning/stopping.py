@@ -107,8 +107,6 @@ class Rule:
         if len(study.completed) < CORNERED or (few and dares(study) is not Daring.ALL):
             return None
         share = _share(study, saving_left)
-        if few and share >= WORTHLESS_IDLE:
-            return None
         worthless = WORTHLESS
         if _idle(study) >= IDLE:
             worthless = WORTHLESS_IDLE

@@ -162,7 +162,7 @@ class ActuatorBoard:
             try:
                 self._line.ask("renew", token=self._token, seconds=self._lease_s)
             except LeaseOver:
-                self._give_up()
+                self._keep_left()
                 raise
         else:
             self._taken()
@@ -184,7 +184,7 @@ class ActuatorBoard:
                 sleep(min(_LATER_S, later.after_s))
                 self._line.ask("apply", token=self._token, point=dict(point))
         except LeaseOver:
-            self._give_up()
+            self._keep_left()
             raise
         except InvalidInput as error:
             raise KnobRejected(str(error)) from error
@@ -277,7 +277,7 @@ class ActuatorBoard:
             return left_from(self._line.ask("release", token=self._token))
         return ()
 
-    def _give_up(self) -> None:
+    def _keep_left(self) -> None:
         """Keep what a lease has left that has ended by itself, for whoever asks at the end."""
         with suppress(DeviceError):
             self._left = self._given_up()

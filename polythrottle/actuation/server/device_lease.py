@@ -123,7 +123,6 @@ class LeaseAndLoan:
         holder = f"{holder or 'somebody'}, {peer}"
         if self.lease is None:
             self.number = self.number + 1
-            self.ended = ()
             self._pace = TokenBucket(WRITES_PER_S, BURST)
             self.lease = Term(_token(), peer.uid, holder, ends_s, peer.pid)
             return self.lease, False
@@ -331,6 +330,7 @@ class ServedDevice:
             self._retry_s = None
             self._owed = ""
             self._left = ()
+            self.terms.ended = ()  # not before: what they have left is still theirs to tell if entering fails
             stack.pop_all()  # it is left when the lease ends
         self._meter.begin()
 

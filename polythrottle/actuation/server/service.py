@@ -487,7 +487,7 @@ class Service:
             if holding.terms.had(token, peer):
                 return holding.account()
         left = _put_back_inherited() if self._inherited else []
-        names = {name for holding in self.holdings if holding.idle for name in on_record(holding.uri)}
+        names = {name for holding in self.holdings if holding.terms.lease is None for name in on_record(holding.uri)}
         for each in standing():  # of another actuator, which lives on where a connection alone was lost
             if each.device in names and each.keys and not (each.lease.applied or each.lease.kept):
                 left.append(f"{each.device} stands as {each.lease.holder} has set it: {', '.join(each.keys)}")
