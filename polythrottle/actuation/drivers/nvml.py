@@ -150,6 +150,7 @@ class Library:
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._depth = 0
         self._guard = threading.RLock()
+        self._handles: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         with self._guard:
@@ -164,6 +165,7 @@ class Library:
         with self._guard:
             self._depth -= 1
             if self._depth == 0:
+                self._handles.clear()
                 # A lost GPU or an unloaded driver fails here too, and nobody could do anything about it.
                 with contextlib.suppress(DeviceError, KnobRejected):
                     self.call("nvmlShutdown")
@@ -206,6 +208,28 @@ class Library:
             pynvml._nvmlCheckReturn(pynvml._nvmlGetFunctionPointer(name)(*given))
 
         self._repeated(name, looked_at, arguments)
+
+    def ask(self, uuid: str, name: str, *arguments: Any) -> Any:
+        """Return what a function that only reads answers for a GPU; as `call` otherwise.
+
+        The handle is kept while NVML is open, and looked up anew once the driver has answered that the GPU is gone.
+
+        Args:
+            uuid: The GPU's.
+            name: Of a function of ``pynvml`` whose first argument is the GPU.
+            arguments: The others.
+        """
+        handle = self._handles.get(uuid)
+        if handle is None:
+            handle = self.gpu(uuid)
+            self._handles[uuid] = handle
+        try:
+            return self.call(name, handle, *arguments)
+        except PermissionDenied:
+            raise
+        except DeviceError:
+            self._handles.pop(uuid, None)
+            raise
 
     def gpu(self, uuid: str) -> Any:
         """Return the handle of a GPU, looked up by its UUID: indexes move when a GPU is reset or lost.

@@ -68,6 +68,8 @@ if TYPE_CHECKING:
 _OPTIONS = ("hz", "scope")
 _HZ = 10.0
 _MOST_HZ = 100.0
+_IDLE_LOOKS = 5
+"""An idle GPU whose driver counts its joules is looked at so much more seldom: there is nothing to slow down."""
 _FRESH = 2.0
 """So many looks ago something may have been seen in the background to be taken for how it is now."""
 
@@ -151,6 +153,7 @@ class NvmlDevice:
         self._locked: set[str] = set()
         self._seen: _Seen | None = None
         self._asked = 0
+        self._rested = 0
 
     @classmethod
     def open(
@@ -290,6 +293,11 @@ class NvmlDevice:
         with self._library:
             changed = set(self._actuator.altered())
         return tuple(each.name for each in self.dials.on if key_of(self.uuid, each.what) in changed)
+
+    @property
+    def _integrates(self) -> bool:
+        """Whether joules are made of what the looks find."""
+        return not isinstance(self._energy, (EnergyCounter, str))
 
     @cached_property
     def _energy(self) -> EnergySource | str:
@@ -442,6 +450,10 @@ class NvmlDevice:
         return self._actuator.device
 
     def _look(self) -> None:
+        if self._rested < _IDLE_LOOKS - 1 and self._slowdowns.idle and self._asked <= 1 and not self._integrates:
+            self._rested += 1
+            return
+        self._rested = 0
         with self._library:
             if self._asked > 1:  # whoever asks seldom looks for himself
                 self._seen = self._survey()

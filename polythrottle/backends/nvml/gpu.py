@@ -41,7 +41,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, found again by its UUID at every call.
+    """A GPU, known by its UUID: indexes move.
 
     Args:
         library: How NVML is reached.
@@ -64,7 +64,7 @@ class Gpu:
             DeviceError: If the GPU is gone.
         """
         with self.library:
-            return self.library.call(name, self.library.gpu(self.uuid), *arguments)
+            return self.library.ask(self.uuid, name, *arguments)
 
     def number(self, name: str, *arguments: Any, blank: int = BLANK) -> int:
         """Return a whole number that is one; as `ask`.
@@ -199,6 +199,8 @@ class Slowdowns:
         self._names = list(_REASON_CALLS)
         self._guard = threading.Lock()
         self._seen = 0
+        self.idle = False
+        """Whether nothing ran on the GPU when it was looked at last, and nothing slowed it down."""
 
     def now(self) -> int | None:
         """Return the bits that are set now, by whichever call this driver has; None if it has neither.
@@ -220,6 +222,7 @@ class Slowdowns:
             DeviceError: If the GPU is gone.
         """
         found = self.now() or 0
+        self.idle = found == IDLE
         with self._guard:
             self._seen |= found
 
