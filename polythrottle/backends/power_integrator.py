@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -82,12 +83,16 @@ class PowerIntegrator:
 
 # Looks at a sensor several times a second in the background, for what a reading at either end would miss.
 
+_MOST_PERIODS = 5
+"""So long a thread sleeps at most: somebody may come whose first look is due sooner than those it knows of."""
+
 
 class BackgroundSampler:
     """Calls a function at a steady pace in a thread while anybody needs it, and knows what that costs.
 
     Args:
-        look: What to do each time. An error ends the looks; the next reading meets it where somebody can act on it.
+        look: What to do each time; returns how many looks may be left out after this one, if any may. An error ends
+            the looks; the next reading meets it where somebody can act on it.
         period_s: From one look to the next.
         clock: The device's; in virtual time there is no thread, for time passes only while somebody waits.
         name: Of the thread.
@@ -98,7 +103,7 @@ class BackgroundSampler:
 
     def __init__(
         self,
-        look: Callable[[], None],
+        look: Callable[[], int | None],
         period_s: float,
         clock: Clock,
         name: str,
@@ -120,6 +125,8 @@ class BackgroundSampler:
         self.busy_s = 0.0
         """Processor seconds that looking has taken so far."""
         self.looks = 0
+        self.due_s = 0.0
+        """When to look next, as `time.monotonic` counts."""
 
     @property
     def running(self) -> bool:
@@ -158,14 +165,15 @@ class BackgroundSampler:
                 self._runs = False
             self._ticker.remove(self)
 
-    def look(self) -> bool:
-        """Look once; return whether to go on."""
+    def look(self, period_s: float) -> bool:
+        """Look once, say when the next is due, and return whether to go on."""
         with self._looking:
             if not self._runs:
+                self.due_s = math.inf
                 return True
             began_s = time.thread_time()
             try:
-                self._look()
+                left_out = self._look() or 0
             except PolythrottleError:
                 return False
             except Exception:
@@ -174,6 +182,8 @@ class BackgroundSampler:
                 return False
             self.busy_s += time.thread_time() - began_s
             self.looks += 1
+        # A look that was late is made up for once; those before it are lost.
+        self.due_s = max(self.due_s + (1 + left_out) * period_s, time.monotonic() - period_s)
         return True
 
 
@@ -201,6 +211,7 @@ class _Ticker:
         """
         with self._change:
             before = self._samplers
+            sampler.due_s = time.monotonic() + (0.0 if self._at_once else self._period_s)
             self._samplers = (*before, sampler)  # before the thread: its first look may be at once
             if self._thread is None:
                 over = threading.Event()
@@ -225,16 +236,20 @@ class _Ticker:
         thread.join()
 
     def _run(self, over: threading.Event) -> None:
-        due_s = time.monotonic()
-        if not self._at_once:
-            due_s += self._period_s
-        while not over.wait(max(0.0, due_s - time.monotonic())):
-            failed = [each for each in self._samplers if not each.look()]
+        while not over.wait(self._wait_s()):
+            # What is due within half a period is looked at too: one waking does for all.
+            now_s = time.monotonic() + self._period_s / 2
+            due = [each for each in self._samplers if each.due_s <= now_s]
+            failed = [each for each in due if not each.look(self._period_s)]
             if failed:
                 with self._change:
                     self._samplers = tuple(each for each in self._samplers if each not in failed)
-            # A look that was late is made up for once; those before it are lost.
-            due_s = max(due_s + self._period_s, time.monotonic() - self._period_s)
+
+    def _wait_s(self) -> float:
+        """Return how long nothing is due; some periods at most, for one may come whose first look is due sooner."""
+        now_s = time.monotonic()
+        due_s = min((each.due_s for each in self._samplers), default=math.inf)
+        return min(max(0.0, due_s - now_s), _MOST_PERIODS * self._period_s)
 
 
 _shared: dict[tuple[str, float], _Ticker] = {}

@@ -153,7 +153,6 @@ class NvmlDevice:
         self._locked: set[str] = set()
         self._seen: _Seen | None = None
         self._asked = 0
-        self._rested = 0
 
     @classmethod
     def open(
@@ -293,11 +292,6 @@ class NvmlDevice:
         with self._library:
             changed = set(self._actuator.altered())
         return tuple(each.name for each in self.dials.on if key_of(self.uuid, each.what) in changed)
-
-    @property
-    def _integrates(self) -> bool:
-        """Whether joules are made of what the looks find."""
-        return not isinstance(self._energy, (EnergyCounter, str))
 
     @cached_property
     def _energy(self) -> EnergySource | str:
@@ -449,11 +443,8 @@ class NvmlDevice:
         self._actuator.hand_over(holder, seconds, confirmed_s)
         return self._actuator.device
 
-    def _look(self) -> None:
-        if self._rested < _IDLE_LOOKS - 1 and self._slowdowns.idle and self._asked <= 1 and not self._integrates:
-            self._rested += 1
-            return
-        self._rested = 0
+    def _look(self) -> int:
+        """Look once, and return how many looks may be left out until the next."""
         with self._library:
             if self._asked > 1:  # whoever asks seldom looks for himself
                 self._seen = self._survey()
@@ -463,6 +454,9 @@ class NvmlDevice:
             self._asked = 0
             if not isinstance(self._energy, str):
                 self._energy.look()
+        if self._slowdowns.idle and isinstance(self._energy, (EnergyCounter, str)):
+            return _IDLE_LOOKS - 1
+        return 0
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
