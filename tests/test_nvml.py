@@ -24,8 +24,8 @@ from polythrottle.backends import find_device, open_device
 from polythrottle.backends.nvml import NvmlDevice
 from polythrottle.backends.nvml.energy import EnergyCounter
 from polythrottle.backends.nvml.inspection import channels, may_set
-from polythrottle.backends.power_integrator import PowerIntegrator, PowerReading
-from polythrottle.domain.clock import Clock, VirtualClock
+from polythrottle.backends.power_integrator import BackgroundSampler, PowerIntegrator, PowerReading
+from polythrottle.domain.clock import Clock, SystemClock, VirtualClock
 from polythrottle.domain.errors import (
     DeviceError,
     InvalidInput,
@@ -133,6 +133,62 @@ def test_nothing_found_of_a_gpu_is_not_a_gpu_that_is_gone(machine: Machine) -> N
     fake.fail("nvmlDeviceGetHandleByUUID", code=6)
     with Library(fake.clock()) as library, pytest.raises(DeviceError, match=r"NVML code 6"):
         library.gpu(fake.uuid(0))
+
+
+def test_the_handle_of_a_gpu_is_kept_until_the_driver_says_that_it_is_gone(machine: Machine) -> None:
+    """To read again and again costs no lookup; what was lost, or closed in between, is looked up anew."""
+    fake = machine()
+    uuid = fake.uuid(0)
+    library = Library(fake.clock())
+    with library:
+        assert library.ask(uuid, "nvmlDeviceGetName") == "NVIDIA A100-PCIE-40GB"
+        fake.fail("nvmlDeviceGetHandleByUUID", code=6)
+        assert library.ask(uuid, "nvmlDeviceGetName") == "NVIDIA A100-PCIE-40GB"
+        fake.fail("nvmlDeviceGetName", code=15)
+        with pytest.raises(DeviceError, match="fallen off the bus"):
+            library.ask(uuid, "nvmlDeviceGetName")
+        fake.clear_faults()
+        fake.fail("nvmlDeviceGetHandleByUUID", code=6)
+        with pytest.raises(DeviceError, match=r"NVML code 6"):
+            library.ask(uuid, "nvmlDeviceGetName")
+        fake.clear_faults()
+        assert library.ask(uuid, "nvmlDeviceGetName") == "NVIDIA A100-PCIE-40GB"
+    fake.fail("nvmlDeviceGetHandleByUUID", code=6)
+    with library, pytest.raises(DeviceError, match=r"NVML code 6"):
+        library.ask(uuid, "nvmlDeviceGetName")
+
+
+@pytest.mark.parametrize(("gpu", "counts"), [("a100", True), ("laptop", False)])
+def test_an_idle_gpu_is_looked_at_more_seldom_unless_its_joules_are_made_of_the_looks(
+    machine: Machine, gpu: str, counts: bool
+) -> None:
+    """One look in five does while nothing runs; work, and a slowdown of whatever kind, is looked at at every turn."""
+    fake = machine(gpu)
+    made = device(fake)
+    assert isinstance(made._energy, EnergyCounter) is counts
+    fake.set(0, load_permille=0)
+    assert made._look() == (4 if counts else 0)
+    fake.set(0, load_permille=1000)
+    assert made._look() == 0
+    fake.set(0, load_permille=0, forced_reasons=0x40)
+    assert made._look() == 0
+
+
+def test_looks_left_out_put_off_the_next() -> None:
+    """What may be left out is; who is due within half a period is looked at with the others."""
+    answers = iter([None, 4, 0])
+    sampler = BackgroundSampler(lambda: next(answers), 1e6, SystemClock(), "left out", shared=True)
+    sampler.start()
+    try:
+        due_s = sampler.due_s
+        assert sampler.look(1e6)
+        assert sampler.due_s - due_s == pytest.approx(1e6)
+        assert sampler.look(1e6)
+        assert sampler.due_s - due_s == pytest.approx(6e6)
+        assert sampler.look(1e6)
+        assert sampler.due_s - due_s == pytest.approx(7e6)
+    finally:
+        sampler.stop()
 
 
 @pytest.mark.parametrize("code", [10, 19, 21, 27])
