@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,6 +167,26 @@ def test_what_measured_less_than_the_answer_is_told_with_why_it_is_not_taken() -
     late = whole.with_reference(Reference("MAXN", OperatingPoint({}), measured(0.05, 0.1)))
     assert len(list(passed_over(late))) == 1
     assert not list(passed_over(study("mean<=5ms", energies=(1.0, 2.0), latencies=(0.01, 0.01))))
+
+
+@pytest.mark.parametrize(
+    ("interval", "why"),
+    [
+        (Interval(0.008, 0.05), "its mean may be up to 50 ms, which breaks the SLO"),
+        (Interval(0.008, math.inf), "its window is too short to tell that its mean holds"),
+        (Interval(0.008, 0.012), "the model of all trials expects its point to take more than the answer's, or to"),
+    ],
+)
+def test_a_window_that_may_have_held_by_luck_is_said_to(interval: Interval, why: str) -> None:
+    """Where the interval of what is limited reaches beyond the limit, that is the reason, and how far."""
+    whole = study("mean<=20ms", energies=(2.0, 1.0, 0.9), latencies=(0.01, 0.015, 0.01))
+    vague = [
+        replace(trial, measurement=replace(trial.measurement, intervals={"mean": interval}))
+        for trial in whole.trials
+        if trial.measurement is not None
+    ]
+    ((_, line),) = passed_over(replace(whole, trials=tuple(vague), answer=1))
+    assert line.startswith(f"trial 2 measured 10.0% less, but {why}")
 
 
 def test_the_answers_own_point_in_another_window_is_not_said_to_take_more() -> None:

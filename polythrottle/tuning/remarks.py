@@ -86,7 +86,9 @@ def passed_over(study: Study) -> Iterator[tuple[str, str]]:
         (doubted, "the model of all trials expects its point to take more than the answer's, or to break the SLO"),
     ):
         if some:
-            value, trial, _ = min(some, key=lambda each: (each[0], each[1].number))
+            value, trial, measured = min(some, key=lambda each: (each[0], each[1].number))
+            if some is doubted:
+                why = _luck(study, measured) or why
             more = ""
             if len(some) > 1:
                 more = f"; {len(some) - 1} more likewise"
@@ -98,6 +100,18 @@ def passed_over(study: Study) -> Iterator[tuple[str, str]]:
                 "not taken",
                 f"preset {preset.name} measured {1 - value / least:.1%} less, but {_why_not(study, preset)}",
             )
+
+
+def _luck(study: Study, measured: Measurement) -> str:
+    """Return which limit a window that held may have held by luck, as its interval tells; empty if none."""
+    for constraint in study.constraints:
+        interval = measured.intervals.get(constraint.metric)
+        if interval is None or constraint.at_least or interval.high <= constraint.limit:
+            continue
+        if not interval.known:
+            return f"its window is too short to tell that its {constraint.metric} holds"
+        return f"its {constraint.metric} may be up to {constraint.show(interval.high)}, which breaks the SLO"
+    return ""
 
 
 def _why_not(study: Study, preset: Reference) -> str:
