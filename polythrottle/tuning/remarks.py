@@ -87,12 +87,13 @@ def passed_over(study: Study) -> Iterator[tuple[str, str]]:
     ):
         if some:
             value, trial, measured = min(some, key=lambda each: (each[0], each[1].number))
+            reason = why
             if some is doubted:
-                why = _luck(study, measured) or why
+                reason = _luck(study, measured) or why
             more = ""
             if len(some) > 1:
                 more = f"; {len(some) - 1} more likewise"
-            yield "not taken", f"trial {trial.number} measured {1 - value / least:.1%} less, but {why}{more}"
+            yield "not taken", f"trial {trial.number} measured {1 - value / least:.1%} less, but {reason}{more}"
     for preset in study.references:
         value = objective.of(preset.measurement)
         if value < least and study.holds(preset.measurement):

@@ -36,11 +36,14 @@ from polythrottle.storage.journal import Journal, holds_study, is_finished
 #
 # bayes            as the rules of the benchmark say bayes+cold       without history, whatever the rules say
 # bayes@0.05       at most this chance of breaking a limit, whatever the rules say bayes+cold@0.05  both
+# bayes+oracle     with one earlier study that knows the truth at every point, whatever the rules say: no method of
+#                  use to anybody, but how far the best history there could be would take ours
 
 ABLATIONS: Mapping[str, Callable[[Options], Optimizer]] = getattr(optimize, "ABLATIONS", {})
 """Our method with one ingredient taken out, by name."""
 _LEARNERS = frozenset({"bayes", *ABLATIONS})
 _COLD = "cold"
+_ORACLE = "oracle"
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Entrant:
         label: As it was written, and as it stands in the records.
         method: Name of the search method.
         cold: Whether it goes without history.
+        oracle: Whether its history is the truth.
         risk: Its own highest chance of breaking a limit; that of the rules if None.
 
     Raises:
@@ -62,18 +66,19 @@ class Entrant:
     label: str
     method: str
     cold: bool = False
+    oracle: bool = False
     risk: float | None = None
 
     def __post_init__(self) -> None:
         if self.method not in (known := {**METHODS, **ABLATIONS}):
             raise UnknownName("search method", self.method, known)
-        if (self.cold or self.risk is not None) and not self.learns:
+        if (self.cold or self.oracle or self.risk is not None) and not self.learns:
             raise InvalidInput(f"{self.label}: {self.method} takes neither history nor risk; leave + and @ out")
         Options(risk=self.risk)
 
     @classmethod
     def parse(cls, label: str) -> "Entrant":
-        """Return what a label means: a method, then perhaps ``+cold``, then perhaps ``@`` and a risk.
+        """Return what a label means: a method, then perhaps ``+cold`` or ``+oracle``, then perhaps ``@`` and a risk.
 
         Raises:
             UnknownName: If there is no such method.
@@ -81,9 +86,11 @@ class Entrant:
         """
         body, at, risk = label.partition("@")
         method, plus, word = body.partition("+")
-        if plus and word != _COLD:
-            raise InvalidInput(f"{label!r}: behind + stands cold, for a run without history")
-        return cls(label, method, bool(plus), _chance(label, risk) if at else None)
+        if plus and word not in (_COLD, _ORACLE):
+            raise InvalidInput(
+                f"{label!r}: behind + stands cold, for a run without history, or oracle, for one that knows the truth"
+            )
+        return cls(label, method, word == _COLD, word == _ORACLE, _chance(label, risk) if at else None)
 
     @property
     def learns(self) -> bool:
@@ -93,7 +100,21 @@ class Entrant:
     @property
     def warm(self) -> bool:
         """Whether it is given the history there is."""
-        return self.learns and not self.cold
+        return self.learns and not (self.cold or self.oracle)
+
+    def knows(self, posed: Subject, history: Iterable[Path]) -> tuple[Study, ...]:
+        """Return the earlier studies it may learn from.
+
+        Args:
+            posed: What is asked.
+            history: Tables and journals of others.
+        """
+        if self.oracle:
+            seen = enumerate(posed.truth.items())
+            return (Study(posed.problem, trials=tuple(Trial(number, point, true) for number, (point, true) in seen)),)
+        if self.warm:
+            return tuple(map(study_of, history))
+        return ()
 
     def optimizer(self, options: Options) -> Optimizer:
         """Return the search method, told what it may know."""
@@ -226,7 +247,7 @@ def search(
     """
     posed = subject(TableFile(source) if isinstance(source, Path) else source, slo)
     entrant = Entrant.parse(method)
-    known = tuple(map(study_of, history)) if entrant.warm else ()
+    known = entrant.knows(posed, history)
     own = risk if entrant.risk is None else entrant.risk
     options = Options(known, own if entrant.learns else None, posed.presets)
     study = Study(posed.problem, entrant.method, seed)

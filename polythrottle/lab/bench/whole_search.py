@@ -18,7 +18,7 @@ from polythrottle.domain.ports import Forecaster, Optimizer
 from polythrottle.domain.space import BATCH_SIZE
 from polythrottle.domain.study import RECORDED_ITEMS, Study, Trial
 from polythrottle.lab.bench.contest import Rules, Task, run_by
-from polythrottle.lab.bench.subjects import Source, Subject, study_of, subject
+from polythrottle.lab.bench.subjects import Source, Subject, subject
 from polythrottle.metering.early_stopping import LEAST_QUERIES, SEARCH_PRECISION
 from polythrottle.optimize import Options
 from polythrottle.storage.journal import Journal, ending
@@ -101,7 +101,7 @@ def search_whole(task: Task) -> WholeSearch:
     """
     posed = subject(task.source, task.slo)
     entrant = task.entrant
-    known = tuple(map(study_of, task.history)) if entrant.warm else ()
+    known = entrant.knows(posed, task.history)
     risk = task.rules.risk if entrant.risk is None else entrant.risk
     optimizer = entrant.optimizer(Options(known, risk if entrant.learns else None, posed.presets))
     device, workload = task.source.open(task.seed)
