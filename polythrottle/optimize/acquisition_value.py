@@ -208,7 +208,7 @@ def _reference(mean: Tensor, seen: Tensor, limit: float) -> tuple[Tensor, Tensor
 
 WIDER = 1.5
 """Models of few trials are surer than they should be: deviations are this much wider where a limit must not break."""
-SURE = 0.8
+SURE = 0.85
 """How probably a point must hold every limit to be the answer where windows differ by chance."""
 _FAILED = 0.3
 """What stands for a failure where the models' scales are those of logarithms: a third."""

@@ -23,8 +23,10 @@ from polythrottle.optimize.features import Array
 # of one device and one model, and the median is known from few queries. So the logarithm of percentile over median is
 # taken as normal about a mean that all windows share, points differing by a deviation that the windows tell (a
 # random-effects model: DerSimonian and Laird, Controlled Clinical Trials 7, 1986), and each window's own is drawn
-# towards that mean as far as it is vague. What a window says is the middle of its interval: the percentile itself is
-# mostly too low and sometimes far too high. Of a window whose upper end is not known only the lower end counts.
+# towards that mean as far as it is vague. What a window says is the middle of its interval, of logarithms as all of
+# this: the percentile itself is mostly too low and sometimes far too high, and the middle of the times is far above the
+# truth where an interval reaches four times as far up as down, as on a busy processor. Of a window whose upper end is
+# not known only the lower end counts.
 #
 # Where queries come at times of their own, queues make the tail, which differs from point to point: each window then
 # speaks for itself.
@@ -94,9 +96,9 @@ def _tail(measurement: Measurement, quantity: str) -> _Tail | None:
     least = math.log(interval.low) - log_median
     if not interval.known:
         return _Tail(log_median, math.log(value) - log_median, least, None, queries)
-    centre = (interval.low + interval.high) / 2
-    variance = (interval.half / centre / _TWO_SIDED) ** 2
-    return _Tail(log_median, math.log(centre) - log_median, least, variance, queries)
+    most = math.log(interval.high) - log_median
+    variance = ((most - least) / 2 / _TWO_SIDED) ** 2
+    return _Tail(log_median, (least + most) / 2, least, variance, queries)
 
 
 def _shared(known: Sequence[_Tail]) -> tuple[float, float, float, float]:
