@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from polythrottle.api.many_boards import Rollout, apply_to_all
+from polythrottle.api.boards import Rollout, apply_to_all
 from polythrottle.catalog.profiles import read_profile, write_profile
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.metering.meter import measure

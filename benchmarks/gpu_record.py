@@ -244,7 +244,7 @@ def beside(record: dict[str, Any], board: str, bandwidth: float | None) -> None:
     """Print measured steps beside simulated ones, those without what an engine costs, which was not measured either."""
     from polythrottle.backends.simulated.token_steps import StepPhysics, StepWork
     from polythrottle.catalog import load_board
-    from polythrottle.catalog.language_models import load_language_model
+    from polythrottle.catalog.models import load_language_model
 
     card = load_board(board)
     assert card.language is not None

@@ -21,7 +21,7 @@ from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, TokenRequ
 from polythrottle.backends.simulated.token_steps import TERMS, StepPhysics, StepWork
 from polythrottle.catalog import load_board
 from polythrottle.catalog.boards import LanguageSimulation
-from polythrottle.catalog.language_models import Experts, LanguageModel, Lengths, ServerArguments
+from polythrottle.catalog.models import Experts, LanguageModel, Lengths, ServerArguments
 
 # Shapes: layers, hidden, heads, key-value heads, head width, inner width, vocabulary; experts as (count, chosen, width,
 # shared width, layers). Of those in profiles/workloads the sources are there; the others are as commonly stated.

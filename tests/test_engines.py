@@ -13,7 +13,7 @@ from polythrottle.daemon.traffic.engines import KNOWN, SGLANG, TRTLLM, TRTLLM_1,
 from polythrottle.daemon.traffic.server_metrics import Fetcher, Page, ScrapedTraffic, counts_of
 from polythrottle.daemon.traffic.sources import open_traffic
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.proxy.figures import Figures, Gauges
+from polythrottle.proxy.traffic import Figures, Gauges
 
 # vLLM 0.5.3 on an H100, https://github.com/vllm-project/vllm/issues/8115.
 VLLM_0 = """

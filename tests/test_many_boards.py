@@ -17,8 +17,8 @@ from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.rollback import Difference, Outcome
 from polythrottle.actuation.state.lease import Lease
 from polythrottle.api import deployment
+from polythrottle.api.boards import BoardOutcome, Rollout, apply_to_all, confirm_all
 from polythrottle.api.deployment import Restored
-from polythrottle.api.many_boards import BoardOutcome, Rollout, apply_to_all, confirm_all
 from polythrottle.backends import open_device
 from polythrottle.backends.at_once import Answer, at_once, uris_in
 from polythrottle.backends.ssh import SshDevice
@@ -370,8 +370,8 @@ def test_what_several_boards_answer_is_printed_board_by_board(
     """What stands or was put back, or why not; the exit code is that of the one error there is, or 6 of several."""
     stands = (Standing("jetson", ("clock",), Lease(1, "boot")),)
     answers: list[Answer[Any]] = [Answer("a", stands), Answer("b", None, UnknownName("device", "b", ["a"]))]
-    monkeypatch.setattr("polythrottle.api.many_boards.confirm_all", lambda devices: answers)
-    monkeypatch.setattr("polythrottle.api.many_boards.restore_all", lambda devices, force: answers)
+    monkeypatch.setattr("polythrottle.api.boards.confirm_all", lambda devices: answers)
+    monkeypatch.setattr("polythrottle.api.boards.restore_all", lambda devices, force: answers)
     for as_json in (False, True):
         with pytest.raises(typer.Exit) as ended:
             confirm_several(["a", "b"], as_json)

@@ -18,7 +18,7 @@ from polythrottle.catalog import load_model
 from polythrottle.cli.commands import run
 from polythrottle.domain.backports import tomllib
 from polythrottle.domain.errors import BadFile, InvalidInput, TrialError, UnknownName
-from polythrottle.inspect.model_description import Description, profile_model
+from polythrottle.inspect.descriptions import Description, profile_model
 from polythrottle.workloads.computation_graph.operators import Access, Graph, Sketch, Tensor, count, fuse
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64

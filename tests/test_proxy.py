@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 
 from polythrottle.cli.commands import run as cli
 from polythrottle.domain.errors import DeviceError, InvalidInput
-from polythrottle.proxy.admission import Admission, InFlight
 from polythrottle.proxy.answers import ChunkedBody, Tokens
-from polythrottle.proxy.figures import OUTCOMES, Figures
 from polythrottle.proxy.server import Proxy, ProxyOptions, Server
+from polythrottle.proxy.traffic import OUTCOMES, Admission, Figures, InFlight
 
 PATIENCE_S = 20.0
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -24,7 +24,7 @@ from polythrottle.cli.commands import run
 from polythrottle.cli.inspect import _SHOWN, _print_taken, _print_unpacked, free_name
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError, UnknownName
-from polythrottle.inspect.simulated_board import ObservedKnob, _distance, _nearest, _unlike, _words
+from polythrottle.inspect.descriptions import ObservedKnob, _distance, _nearest, _unlike, _words
 from polythrottle.inspect.snapshot import GONE, Scrubber, packed, take, unpack
 from polythrottle.inspect.tree_files import MOST_FILE_BYTES, collect
 from polythrottle.testing import BOARDS, plant

@@ -24,10 +24,9 @@ from polythrottle.actuation.state.lease import Lease, boot_s
 from polythrottle.actuation.wire import Later
 from polythrottle.backends import open_device
 from polythrottle.backends.ssh import SshDevice, _outcome, _standing
-from polythrottle.board.carried import packed
 from polythrottle.board.far_side import _MOST_NAMES, FarService
 from polythrottle.board.hosted import HostedWindow, Told
-from polythrottle.board.link import SSH, Place
+from polythrottle.board.link import SSH, Place, packed
 from polythrottle.board.work_host import DeskJudge, FarDevice, FarWindow, Outbox
 from polythrottle.cli.commands import run
 from polythrottle.domain.arrivals import CLOSED

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, TypeVar
 
-from polythrottle.api.boards_together import TogetherOptions, method_of, resume_together, several_in, tune_together
+from polythrottle.api.boards import TogetherOptions, method_of, resume_together, several_in, tune_together
 from polythrottle.api.experiments import (
     IDLE_S,
     Watcher,

@@ -163,7 +163,7 @@ def _apply_to_all(
     other_model: bool,
     as_json: bool,
 ) -> None:
-    from polythrottle.api.many_boards import apply_to_all
+    from polythrottle.api.boards import apply_to_all
 
     with own_stdout():
         rollout = apply_to_all(path, devices, canary=canary, other_model=other_model, told=_warn, **stay)

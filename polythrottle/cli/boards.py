@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from polythrottle.actuation.restore import Standing
+    from polythrottle.api.boards import BoardOutcome, Rollout
     from polythrottle.api.deployment import Restored
-    from polythrottle.api.many_boards import BoardOutcome, Rollout
     from polythrottle.backends.at_once import Answer
     from polythrottle.inspect.many_boards import BoardState, Kind
     from polythrottle.tuning.canary import CanaryTest
@@ -227,7 +227,7 @@ def print_rollout(found: "tuple[Rollout, str]") -> None:
 
 
 def _proven(test: "CanaryTest") -> str:
-    from polythrottle.api.many_boards import why_worse
+    from polythrottle.api.boards import why_worse
     from polythrottle.cli.output import percent
 
     count = several(len(test.comparison.pairs), "pair")
@@ -301,7 +301,7 @@ def end_rollout(rollout: "Rollout") -> None:
 
 def confirm_several(devices: Sequence[str], as_json: bool) -> None:
     """Let stand what was applied to several boards."""
-    from polythrottle.api.many_boards import confirm_all
+    from polythrottle.api.boards import confirm_all
 
     found = confirm_all(devices)
     answer(found, as_json, _print_confirmed, _confirmed_document)
@@ -327,7 +327,7 @@ def _confirmed_document(found: "Sequence[Answer[tuple[Standing, ...]]]") -> list
 
 def restore_several(devices: Sequence[str], force: bool, as_json: bool) -> None:
     """Put several boards back."""
-    from polythrottle.api.many_boards import restore_all
+    from polythrottle.api.boards import restore_all
 
     found = restore_all(devices, force=force)
     answer(found, as_json, _print_restored, _restored_document)

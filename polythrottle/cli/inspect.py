@@ -22,8 +22,8 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, StorageError
 if TYPE_CHECKING:
     from polythrottle.domain.ports import Device, Finding, Sensor
     from polythrottle.inspect.board_record import BoardRecord
+    from polythrottle.inspect.descriptions import Description
     from polythrottle.inspect.doctor import Examination
-    from polythrottle.inspect.model_description import Description
     from polythrottle.metering.calibration import SelfTest
     from polythrottle.metering.wall_calibration import WallFit
 
@@ -237,7 +237,7 @@ def profile_model(
     as_json: JsonOption = False,
 ) -> None:
     """Count what a model computes and moves, and describe it for simulated boards."""
-    from polythrottle.inspect.model_description import profile_model as profile
+    from polythrottle.inspect.descriptions import profile_model as profile
     from polythrottle.storage.atomic_file import replace_file
 
     path = out or _FOLDER / f"{_named(model)}.toml"

@@ -23,7 +23,7 @@ from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
 from polythrottle.domain.ports import Device, findings_of
 from polythrottle.domain.space import SearchSpace
 from polythrottle.inspect.board_record import document, record_of
-from polythrottle.inspect.simulated_board import simulated_board
+from polythrottle.inspect.descriptions import simulated_board
 from polythrottle.inspect.tree_files import Collection, collect
 from polythrottle.storage.atomic_file import open_replacement
 from polythrottle.storage.identity import identity_of, without_options

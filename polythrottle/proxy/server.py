@@ -20,12 +20,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from polythrottle.domain.errors import DeviceError, InvalidInput
-from polythrottle.proxy.admission import Admission, InFlight
 from polythrottle.proxy.answers import Counted
-from polythrottle.proxy.clients import ClientConnection
-from polythrottle.proxy.figures import KIND, Figures, Gauges
-from polythrottle.proxy.prompts import Prompts
-from polythrottle.proxy.relay import Exchange, Request
+from polythrottle.proxy.relay import ClientConnection, Exchange, Request
+from polythrottle.proxy.traffic import KIND, Admission, Figures, Gauges, InFlight, Prompts
 from polythrottle.storage.untrusted import printable
 
 OWN = "/polythrottle/"

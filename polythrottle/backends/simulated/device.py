@@ -19,8 +19,7 @@ from polythrottle.backends.simulated.physics import Noise, QueryCycle, static_w,
 from polythrottle.backends.simulated.token_server import Step, TokenServer
 from polythrottle.backends.simulated.token_steps import StepPhysics
 from polythrottle.catalog.boards import Board
-from polythrottle.catalog.language_models import LanguageModel
-from polythrottle.catalog.models import Model
+from polythrottle.catalog.models import LanguageModel, Model
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import InvalidInput, KnobRejected
 from polythrottle.domain.measurement import EnergyKind, Latency, Measurement, Query, Reading

@@ -9,7 +9,7 @@ import numpy as np
 from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, Step, TokenRequest, TokenServer
 from polythrottle.backends.simulated.token_steps import StepPhysics
 from polythrottle.catalog.boards import Board
-from polythrottle.catalog.language_models import LanguageModel
+from polythrottle.catalog.models import LanguageModel
 from polythrottle.domain.arrivals import Arrivals, Call
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import InvalidInput, KnobRejected, TrialError

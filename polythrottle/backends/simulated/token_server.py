@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
 from polythrottle.backends.simulated.token_steps import StepPhysics, StepWork
-from polythrottle.catalog.language_models import LanguageModel
+from polythrottle.catalog.models import LanguageModel
 
 BLOCK_TOKENS = 16
 

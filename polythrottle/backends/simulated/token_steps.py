@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from polythrottle.catalog.boards import LanguageSimulation
-from polythrottle.catalog.language_models import BYTES, LanguageModel, Lengths
+from polythrottle.catalog.models import BYTES, LanguageModel, Lengths
 
 TERMS = (
     "dense",
