@@ -14,8 +14,8 @@ from polythrottle.cli.commands import run
 from polythrottle.inspect.board_record import Agreement, BoardRecord, CheckedAssumption, assumptions, record, record_of
 from polythrottle.inspect.snapshot import take
 from polythrottle.testing import BOARDS, FakeKernel, plant
-from polythrottle.testing.boards.tree import UNMETERED, described
-from polythrottle.testing.boards.tree import assumptions as of_stand_ins
+from polythrottle.testing.boards import UNMETERED, described
+from polythrottle.testing.boards import assumptions as of_stand_ins
 from polythrottle.testing.nvml import MODELS, FakeNvml, compiler
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs/hardware.md"

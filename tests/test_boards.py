@@ -20,7 +20,7 @@ from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.identity import identity_of
 from polythrottle.testing import BOARDS, FakeKernel, plant
-from polythrottle.testing.boards.tree import UNMETERED
+from polythrottle.testing.boards import UNMETERED
 from polythrottle.testing.meters import plant_hwmon
 from polythrottle.testing.nvml import MODELS, FakeNvml, compiler
 

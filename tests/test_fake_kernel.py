@@ -18,13 +18,12 @@ from polythrottle.domain.backports import tomllib
 from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, StorageError, UnknownName
 from polythrottle.testing import BOARDS, FakeKernel, Fault, plant, reboot
 from polythrottle.testing.__main__ import main
-from polythrottle.testing.boards.tree import UNMETERED, assumptions
-from polythrottle.testing.boards.tree import described as planted_as
+from polythrottle.testing.boards import UNMETERED, assumptions
+from polythrottle.testing.boards import described as planted_as
 from polythrottle.testing.kernel.machine import Machine
-from polythrottle.testing.kernel.memory_clock import memory_levels, memory_rate
-from polythrottle.testing.kernel.rules import force_limits
+from polythrottle.testing.kernel.rules import force_limits, memory_levels, memory_rate
 
-DESCRIPTIONS = Path(sys.modules["polythrottle.testing.boards.tree"].__file__ or "").parent
+DESCRIPTIONS = Path(sys.modules["polythrottle.testing.boards"].__file__ or "").parent
 CLK, CPU = "sys/kernel/debug/bpmp/debug/clk", "sys/devices/system/cpu"
 GPUS = (".gpu", ".gp10b", ".gv11b", ".ga10b", "gpu-gpc-0", "devfreq0")
 Make = Callable[..., FakeKernel]

@@ -16,8 +16,8 @@ import pytest
 from faults.steps import STAGES
 
 from polythrottle.testing import BOARDS
-from polythrottle.testing.boards.tree import UNMETERED
-from polythrottle.testing.nvml.fake import compiler
+from polythrottle.testing.boards import UNMETERED
+from polythrottle.testing.nvml import compiler
 from polythrottle.testing.nvml.models import MODELS
 
 Record = Callable[[str, object], None]

@@ -18,7 +18,7 @@ from polythrottle.inspect.doctor import sensor_findings
 from polythrottle.inspect.tree_files import collect
 from polythrottle.metering.meter import measure
 from polythrottle.testing import FakeKernel, plant
-from polythrottle.testing.kernel.faults import silence
+from polythrottle.testing.kernel.machine import silence
 
 PACKAGE = Path(__file__).resolve().parent.parent / "polythrottle"
 PLAIN = {

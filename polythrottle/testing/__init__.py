@@ -25,10 +25,9 @@ ones. Sensors are files too, and follow clocks and load by a simulated law; what
 an empty file to a reader that does not go through it. ``python -m polythrottle.testing plant NAME FOLDER`` lays a tree.
 """
 
-from polythrottle.testing.boards.plant import plant, reboot
-from polythrottle.testing.boards.tree import BOARDS
+from polythrottle.testing.boards import BOARDS
 from polythrottle.testing.contracts import DeviceContract, OptimizerContract, WorkloadContract
-from polythrottle.testing.kernel import FakeKernel, Fault, Write
+from polythrottle.testing.kernel import FakeKernel, Fault, Write, plant, reboot
 
 __all__ = [
     "BOARDS",

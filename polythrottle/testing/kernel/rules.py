@@ -1,13 +1,172 @@
-"""What the kernel does with a text that is written to a file."""
+"""What the kernel does with a text that is written to a file: limits, governors, the memory clock; and nvpmodel.
+
+*The memory clock*: rate locks of BPMP, the override of older boards, and caps. BPMP drops a rate outside its
+table, or above the cap, without an error; the rate only moves while it is locked, and unlocking gives it back to the
+governor. Where there is ``bwmgr_halt``, the bandwidth manager moves even a locked rate unless it is halted (public
+sweeps on Thor and recipes for Orin Nano write it beside the lock). A cap of ``nvpmodel_clk_cap`` can be lowered, and
+raising it does nothing (github.com/tiiuae/ghaf pull request 2071 on AGX Orin; nvpmodel's own switch lifts it).
+``emc_iso_cap`` holds whatever number was written last, 0 for none (the driver nvpmodel_emc_cap.c).
+
+*nvpmodel* reads its file of power modes and switches between them. A clock off the table of its
+parameter ends on the nearest step: 670 MHz on 675.75 (iloudaros/LoudVA, an AGX Xavier), 640 on 614.4 and a CPU's 918 on
+921.6 (a Nano's tables beside its nvpmodel.conf).
+"""
 
 import errno
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
+from polythrottle.domain.errors import KnobRejected
 from polythrottle.testing.kernel.machine import Machine, refusal
-from polythrottle.testing.kernel.memory_clock import put_bpmp, put_cap, put_halt, put_override
+
+CLK = "/sys/kernel/debug/bpmp/debug/clk"
+_EMC = f"{CLK}/emc"
+_OVERRIDE = "/sys/kernel/debug/clk/override.emc"
+_LIST = "/sys/kernel/debug/bpmp/debug/emc/possible_rates"
+_HALT = "/sys/kernel/debug/bpmp/debug/bwmgr/bwmgr_halt"
+_OLD_TABLE = "/sys/kernel/debug/clk/emc/clk_possible_rates"
+_OLD_RATE = "/sys/kernel/debug/clk/emc/clk_rate"
+_NEW_CAP = "/sys/kernel/nvpmodel_clk_cap/emc"
+_ISO_CAP = "/sys/kernel/nvpmodel_emc_cap/emc_iso_cap"
+_BWMGR = "/sys/class/devfreq/bwmgr/max_freq"
+
+
+def memory_levels(machine: Machine) -> list[int]:
+    """Return the memory clocks the board lists, in Hz, ascending."""
+    for table in (f"{_EMC}/dvfs", f"{_EMC}/dvfs_table"):
+        if machine.has(table):
+            return sorted({int(line.split()[1]) for line in machine.read(table).splitlines()})
+    if machine.has(_LIST):
+        return sorted(int(word) * 1000 for word in machine.read(_LIST).removesuffix("(kHz)").split())
+    return [rate * 1000 for rate in machine.numbers(_OLD_TABLE)]
+
+
+def memory_cap(machine: Machine) -> int:
+    """Return the highest memory clock that present caps allow, in Hz."""
+    caps = [machine.number(path) for path in (_NEW_CAP, _ISO_CAP, _BWMGR) if machine.has(path)]
+    return min([cap for cap in caps if cap > 0] or memory_levels(machine)[-1:], default=0)
+
+
+def memory_rate(machine: Machine) -> int:
+    """Return the memory clock, in Hz; 0 where the board shows none."""
+    if machine.has(f"{_EMC}/rate"):
+        path = f"{_EMC}/rate"
+    else:
+        path = _OLD_RATE
+    if machine.has(path):
+        return machine.number(path)
+    return 0
+
+
+def govern_memory(machine: Machine) -> None:
+    """Give the memory clock to the governor where nobody holds it: the step at 60 % of the cap under load."""
+    levels = memory_levels(machine)
+    cap = memory_cap(machine)
+    if not levels:
+        return
+    share = 0.6 if machine.memory.load >= 0.5 else 0.0
+    allowed = [level for level in levels if level <= cap] or levels[:1]
+    rate = next((level for level in allowed if level >= share * cap), allowed[-1])
+    if machine.has(_EMC) and not _held(machine):
+        machine.put(f"{_EMC}/rate", rate)
+    if machine.has(_OVERRIDE):
+        held = machine.read(f"{_OVERRIDE}/clk_state") == "1"
+        if held:
+            now = machine.number(f"{_OVERRIDE}/clk_update_rate")
+        else:
+            now = rate
+        machine.put(f"{_OVERRIDE}/clk_rate", now)
+        machine.put(_OLD_RATE, now)
+
+
+def _held(machine: Machine) -> bool:
+    """Return whether the memory clock stays where it was put."""
+    if machine.has(_HALT) and machine.read(_HALT) != "1":
+        return False
+    return machine.read(f"{_EMC}/mrq_rate_locked") == "1" and machine.read(f"{_EMC}/state") == "1"
+
+
+def put_halt(machine: Machine, path: str, text: str) -> None:
+    """Halt the bandwidth manager, or let it run.
+
+    Raises:
+        OSError: If the text is not what it takes.
+    """
+    machine.put(path, _switch(path, text))
+
+
+def put_bpmp(machine: Machine, path: str, text: str) -> None:
+    """Write to a clock of BPMP.
+
+    Raises:
+        OSError: If the file is read-only, or the text is not what it takes.
+    """
+    folder, _, name = path.rpartition("/")
+    if name in ("mrq_rate_locked", "state"):
+        machine.put(path, _switch(path, text))
+    elif name == "rate":
+        wanted = _natural(path, text)
+        listed = folder != _EMC or wanted in memory_levels(machine)
+        capped = folder == _EMC and wanted > memory_cap(machine)
+        if listed and not capped and machine.read(f"{folder}/mrq_rate_locked") == "1":
+            machine.put(path, wanted)
+    else:
+        raise refusal(errno.EACCES, path)
+
+
+def put_override(machine: Machine, path: str, text: str) -> None:
+    """Write to the override of a Jetson Nano or TX1.
+
+    Raises:
+        OSError: If the file is read-only, or the text is not what it takes.
+    """
+    name = path.rpartition("/")[2]
+    if name == "clk_state":
+        machine.put(path, _switch(path, text))
+    elif name == "clk_update_rate":
+        wanted = _natural(path, text)
+        if wanted in memory_levels(machine) and wanted <= memory_cap(machine):
+            machine.put(path, wanted)
+    else:
+        raise refusal(errno.EACCES, path)
+
+
+def put_cap(machine: Machine, path: str, text: str) -> None:
+    """Write to a cap as anybody may: one that lifts ``nvpmodel_clk_cap`` is ignored.
+
+    Raises:
+        OSError: If the text is no number.
+    """
+    wanted = _natural(path, text)
+    if path == _ISO_CAP or wanted < machine.number(path):
+        force_cap(machine, path, str(wanted))
+
+
+def force_cap(machine: Machine, path: str, text: str) -> None:
+    """Write to a cap as nvpmodel does: it can lift it."""
+    levels = memory_levels(machine)
+    wanted = int(text)
+    if path == _ISO_CAP:
+        machine.put(path, max(0, wanted))
+    else:
+        fitting = [level for level in levels if level <= wanted] or levels[:1]
+        machine.put(path, levels[-1] if wanted <= 0 else fitting[-1])
+
+
+def _switch(path: str, text: str) -> str:
+    if text not in ("0", "1"):
+        raise refusal(errno.EINVAL, path)
+    return text
+
+
+def _natural(path: str, text: str) -> int:
+    if not re.fullmatch(r"\d+", text):
+        raise refusal(errno.EINVAL, path)
+    return int(text)
+
 
 # CPU cores that go offline and come back.
 
@@ -245,3 +404,176 @@ def obey(machine: Machine, path: str, text: str) -> None:
             rule(machine, path, text.strip())
             return
     raise refusal(errno.EACCES, path)
+
+
+_CONF = "/etc/nvpmodel.conf"
+_STATUS = "/var/lib/nvpmodel/status"
+_HEADER = re.compile(r"< (PARAM|POWER_MODEL|PM_CONFIG) (.*) >")
+
+
+@dataclass
+class Modes:
+    """Power modes as the file has them.
+
+    Args:
+        places: Where each argument of each parameter goes, such as ``("GPU", "MAX_FREQ")``.
+        lines: For each mode, what it sets: parameter, argument and value, in order.
+        names: The name of each mode.
+    """
+
+    places: dict[tuple[str, str], str] = field(default_factory=dict)
+    lines: dict[int, list[tuple[str, str, str]]] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+
+
+def parsed(text: str) -> Modes:
+    """Return the power modes a file describes."""
+    modes = Modes()
+    for kind, fields, lines in _blocks(text):
+        if kind == "PARAM":
+            modes.places |= {(fields["NAME"], line[0]): line[1] for line in lines}
+        elif kind == "POWER_MODEL":
+            modes.names[int(fields["ID"])] = fields["NAME"]
+            modes.lines[int(fields["ID"])] = [(line[0], line[1], line[2]) for line in lines]
+    return modes
+
+
+def _blocks(text: str) -> Iterator[tuple[str, dict[str, str], list[list[str]]]]:
+    block: tuple[str, dict[str, str], list[list[str]]] | None = None
+    for line in text.splitlines():
+        header = _HEADER.fullmatch(line)
+        if header:
+            if block:
+                yield block
+            block = (header[1], dict(each.split("=", 1) for each in header[2].split()), [])
+        elif block and line.strip() and not line.startswith("#"):
+            block[2].append(line.split())
+    if block:
+        yield block
+
+
+def mode(machine: Machine) -> str:
+    """Return the number of the present power mode, as text; where none is noted, that which the board starts in."""
+    if not machine.has(_STATUS):
+        head = re.search(r"PM_CONFIG DEFAULT=(\d+)", machine.read(machine.inside(_CONF)))
+        if head is not None:
+            return head[1]
+    if not machine.place(_STATUS).is_file():  # a pipe would be waited for
+        raise refusal(errno.EINVAL, _STATUS)
+    found = re.search(r"pmode:(\d+)", machine.read(_STATUS))
+    if found is None:
+        raise refusal(errno.EINVAL, _STATUS)
+    return str(int(found[1]))
+
+
+def switch(machine: Machine, text: str, *, starting: bool = False) -> None:
+    """Switch to a power mode, given by its number; ``starting`` is while the board boots.
+
+    Raises:
+        KnobRejected: If it needs a reboot because it changes which parts of the GPU have power.
+        OSError: If there is no such mode.
+    """
+    modes = parsed(machine.read(machine.inside(_CONF)))
+    number = next((each for each in modes.lines if text == str(each)), None)
+    if number is None:
+        raise refusal(errno.EINVAL, f"nvpmodel -m {text}")
+    steps = [(_found(machine, modes, name, argument), value) for name, argument, value in modes.lines[number]]
+    if not starting and any(_needs_reboot(machine, path, value) for path, value in steps):
+        raise KnobRejected(f"power mode {text} takes a reboot, so it was not switched to")
+    for path, value in steps:
+        _set(machine, path, value)
+    noted = "pmode:0"
+    if machine.has(_STATUS):
+        noted = machine.read(_STATUS)
+    machine.place(_STATUS).touch()
+    machine.put(_STATUS, re.sub(r"pmode:\d+", f"pmode:{number:04d}", noted))
+
+
+def _found(machine: Machine, modes: Modes, name: str, argument: str) -> str:
+    for key in (argument, f"{argument}_KNEXT"):
+        place = modes.places.get((name, key))
+        if place and machine.has(place):
+            return place
+    return modes.places[name, argument]
+
+
+def _needs_reboot(machine: Machine, path: str, value: str) -> bool:
+    return path.endswith("_pg_mask") and machine.read(path) != value
+
+
+def _nearest(machine: Machine, path: str, value: str) -> str:
+    wanted = int(value)
+    if wanted > 0:
+        return str(min(table(machine, path), key=lambda level: abs(level - wanted)))
+    return value
+
+
+def _set(machine: Machine, place: str, value: str) -> None:
+    # A cluster whose cores this mode has just taken off has no clock to limit.
+    if not machine.has(place):
+        return
+    path = machine.inside(place)
+    if path.endswith("/online"):
+        put_online(machine, path, value)
+    elif path.endswith(("min_freq", "max_freq")):
+        force_limits(machine, path, _nearest(machine, path, value))
+    elif "_cap/" in path:
+        force_cap(machine, path, value)
+    else:
+        machine.put(path, value)
+
+
+# What can be written, so that a tree can be compared before and after.
+
+DYNAMIC = (
+    "cur_freq, target_freq, scaling_cur_freq and cpuinfo_cur_freq follow limits and load",
+    "the rate of a BPMP clock, and that of override.emc, while nobody locks it",
+    "power, current, voltage, temperature, GPU load and over-current counters",
+    "affected_cpus and the lists of cores, which follow cpuN/online",
+)
+"""What a snapshot leaves out, and why."""
+
+_FIXED = ("railgate_enable", "enable_3d_scaling", "tpc_pg_mask", "fbp_pg_mask", "power/control", "../power/control")
+
+
+def snapshot(machine: Machine) -> dict[str, str]:
+    """Return what every writable control of a tree holds, by path inside it, and the power mode as ``nvpmodel``."""
+    found = {path: machine.read(path) for path in _controls(machine) if machine.has(path)}
+    if machine.has("/var/lib/nvpmodel/status") or machine.has(machine.inside("/etc/nvpmodel.conf")):
+        found["nvpmodel"] = mode(machine)
+    return dict(sorted(found.items()))
+
+
+def _controls(machine: Machine) -> list[str]:
+    paths: list[str] = []
+    for name in machine.names("/sys/class/devfreq"):
+        folder = machine.inside(f"/sys/class/devfreq/{name}")
+        paths += [f"{folder}/{each}" for each in ("governor", "max_freq", "min_freq", "polling_interval")]
+        paths += [f"{folder}/nvhost_podgov/{each}" for each in machine.names(f"{folder}/nvhost_podgov")]
+        device = folder.rpartition("/devfreq/")[0]
+        paths += [machine.inside(f"{device}/{each}") for each in _FIXED]
+    for name in machine.names(f"{_CPU}/cpufreq"):
+        paths += [f"{_CPU}/cpufreq/{name}/scaling_{each}" for each in ("governor", "max_freq", "min_freq")]
+    for name in machine.names(_CPU):
+        if re.fullmatch(r"cpu\d+", name):
+            states = machine.names(f"{_CPU}/{name}/cpuidle")
+            paths += [f"{_CPU}/{name}/online", *(f"{_CPU}/{name}/cpuidle/{state}/disable" for state in states)]
+    return paths + _memory_controls(machine)
+
+
+def _memory_controls(machine: Machine) -> list[str]:
+    paths = []
+    for folder in ("/sys/kernel/nvpmodel_clk_cap", "/sys/kernel/nvpmodel_emc_cap"):
+        paths += [f"{folder}/{name}" for name in machine.names(folder)]
+    clk = "/sys/kernel/debug/bpmp/debug/clk"
+    for name in machine.names(clk):
+        locked = machine.read(f"{clk}/{name}/mrq_rate_locked")
+        paths += [f"{clk}/{name}/mrq_rate_locked", f"{clk}/{name}/state"]
+        paths += [f"{clk}/{name}/rate"] if locked == "1" else []
+    halt = "/sys/kernel/debug/bpmp/debug/bwmgr/bwmgr_halt"
+    paths += [halt] if machine.has(halt) else []
+    override = "/sys/kernel/debug/clk/override.emc"
+    if machine.has(override):
+        held = machine.read(f"{override}/clk_state") == "1"
+        paths += [f"{override}/clk_state", *([f"{override}/clk_update_rate"] if held else [])]
+    return paths
