@@ -242,7 +242,7 @@ def timed(meter: Meter, step: Callable[[], object], seconds: float) -> dict[str,
 
 def beside(record: dict[str, Any], board: str, bandwidth: float | None) -> None:
     """Print measured steps beside simulated ones, those without what an engine costs, which was not measured either."""
-    from polythrottle.backends.simulated.token_steps import StepPhysics, StepWork
+    from polythrottle.backends.simulated.engine import StepPhysics, StepWork
     from polythrottle.catalog import load_board
     from polythrottle.catalog.models import load_language_model
 

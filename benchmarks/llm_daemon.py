@@ -28,19 +28,25 @@ from typing import Any
 
 import numpy as np
 
-from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, TokenRequest, TokenServer
-from polythrottle.backends.simulated.token_steps import StepPhysics
+from polythrottle.backends.simulated.engine import StepPhysics
+from polythrottle.backends.simulated.language_model import BLOCK_TOKENS, TokenRequest, TokenServer
 from polythrottle.catalog import load_board, load_language_model
 from polythrottle.daemon.control.events import GPU_CLOCK, ControlPlan, Target
 from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.followed_profile import UNTOUCHED, FollowedProfile, bounds_of, token_limits
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.loop.mailbox import Mailbox
-from polythrottle.daemon.loop.prompt_follower import BoardClocks
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
 from polythrottle.daemon.study_process import Studies
 from polythrottle.daemon.traffic.engines import PROXY
-from polythrottle.daemon.traffic.proxy_prompts import METRICS_PATH, PROMPTS_PATH, FirstTokens, ProxiedTraffic, news_of
+from polythrottle.daemon.traffic.proxy_prompts import (
+    METRICS_PATH,
+    PROMPTS_PATH,
+    BoardClocks,
+    FirstTokens,
+    ProxiedTraffic,
+    news_of,
+)
 from polythrottle.daemon.traffic.server_metrics import Fetcher, Page, ScrapedTraffic
 from polythrottle.daemon.trainer_monitor import TrainerMonitor
 from polythrottle.domain.ladder import Ladder, PointPerformance, Rung

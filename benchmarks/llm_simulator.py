@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
-from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, TokenRequest, TokenServer
-from polythrottle.backends.simulated.token_steps import TERMS, StepPhysics, StepWork
+from polythrottle.backends.simulated.engine import TERMS, StepPhysics, StepWork
+from polythrottle.backends.simulated.language_model import BLOCK_TOKENS, TokenRequest, TokenServer
 from polythrottle.catalog import load_board
 from polythrottle.catalog.boards import LanguageSimulation
 from polythrottle.catalog.models import Experts, LanguageModel, Lengths, ServerArguments

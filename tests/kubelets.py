@@ -12,8 +12,7 @@ from typing import Any
 
 import grpc
 
-from polythrottle.daemon.pods.cluster_api import PodFacts
-from polythrottle.daemon.pods.kubelet import LIST_METHOD, PodName, message_class
+from polythrottle.daemon.pods.kubernetes import LIST_METHOD, PodFacts, PodName, message_class
 from polythrottle.domain.errors import DeviceError
 
 GPUS = [f"GPU-{number:08x}-0000-4000-8000-000000000000" for number in range(8)]

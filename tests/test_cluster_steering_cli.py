@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from polythrottle.cli.cluster.node_status import EVENTS, SteerOptions, WatchOptions, event_words, node_rows
+from polythrottle.cli.cluster.status import EVENTS, SteerOptions, WatchOptions, event_words, node_rows
 from polythrottle.cli.commands import run
 from polythrottle.training.elastic.event_log import EventLog
 from polythrottle.training.elastic.launcher import job_folder

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from polythrottle.cli.cluster.job_status import print_event, print_status
+from polythrottle.cli.cluster.status import print_event, print_status
 from polythrottle.cli.cluster.train import _outcome, _slurms_name
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import ClaimFailed

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polythrottle.backends.simulated.engine import Engine
-from polythrottle.backends.simulated.shared_gpu import ASSUMED, Sharing, busy, co_run, memory_share, paces, trained
+from polythrottle.backends.simulated.engine import ASSUMED, Engine, Sharing, busy, co_run, memory_share, paces, trained
 from polythrottle.catalog import load_board, load_model
 from polythrottle.domain.errors import InvalidInput
 

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from polythrottle.actuation.server.main import _parser
-from polythrottle.daemon.pods.cluster_api import ACCOUNT
-from polythrottle.daemon.pods.kubelet import KUBELET_SOCKET
+from polythrottle.daemon.pods.kubernetes import ACCOUNT, KUBELET_SOCKET
 from polythrottle.daemon.pods.placement import Wish, wish_of
 from polythrottle.daemon.settings import check, read_settings
 from polythrottle.storage.paths import ACTUATOR_SOCKET

@@ -9,9 +9,14 @@ import pytest
 
 from polythrottle import read_journal, tune
 from polythrottle.backends.simulated import SimulatedDevice
-from polythrottle.backends.simulated.language_model import SimulatedLanguageModel, drawn_lengths
-from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, TokenRequest, TokenServer
-from polythrottle.backends.simulated.token_steps import StepPhysics, StepWork
+from polythrottle.backends.simulated.engine import StepPhysics, StepWork
+from polythrottle.backends.simulated.language_model import (
+    BLOCK_TOKENS,
+    SimulatedLanguageModel,
+    TokenRequest,
+    TokenServer,
+    drawn_lengths,
+)
 from polythrottle.catalog import is_language_model, load_board, load_language_model, load_model, names
 from polythrottle.catalog.profiles import read_profile
 from polythrottle.domain.arrivals import CLOSED, Arrivals, SelfPaced

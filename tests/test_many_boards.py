@@ -20,7 +20,7 @@ from polythrottle.api import deployment
 from polythrottle.api.boards import BoardOutcome, Rollout, apply_to_all, confirm_all
 from polythrottle.api.deployment import Restored
 from polythrottle.backends import open_device
-from polythrottle.backends.at_once import Answer, at_once, uris_in
+from polythrottle.backends.device_uri import Answer, at_once, uris_in
 from polythrottle.backends.ssh import SshDevice
 from polythrottle.board.link import SSH
 from polythrottle.catalog.profiles import read_profile, write_profile

@@ -29,12 +29,10 @@ from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
 from polythrottle.daemon.loop.shared_power import Member, SharedPower
 from polythrottle.daemon.observation import RequestStats
-from polythrottle.daemon.pods import cluster_api
-from polythrottle.daemon.pods.cluster_api import PodFacts
-from polythrottle.daemon.pods.kubelet import PodName
+from polythrottle.daemon.pods import kubernetes
+from polythrottle.daemon.pods.kubernetes import PodFacts, PodName
 from polythrottle.daemon.pods.placement import Placement, PodService, Wish
-from polythrottle.daemon.pods.residents import AGAIN_S, Residents
-from polythrottle.daemon.pods.tracker import PodsSeen
+from polythrottle.daemon.pods.residents import AGAIN_S, PodsSeen, Residents
 from polythrottle.daemon.settings import KubernetesSettings, Settings, check, read_settings
 from polythrottle.daemon.startup import build_node, service_of
 from polythrottle.daemon.study_process import Studies
@@ -410,7 +408,7 @@ def test_from_the_kubelet_to_the_gpu_and_back(four: FakeNvml, tmp_path: Path, mo
     (tmp_path / "profiles" / "chat.toml").symlink_to("..data/chat.toml")
     chat_profile(tmp_path / "profiles" / "..2026" / "chat.toml", f"nvml:{','.join(uuids)}")
     cluster = FakeCluster({CHAT: PodFacts("1", SERVED)})
-    monkeypatch.setattr(cluster_api, "ClusterApi", lambda url: cluster)
+    monkeypatch.setattr(kubernetes, "ClusterApi", lambda url: cluster)
     kubelet = FakeKubelet(tmp_path / "kubelet.sock")
     kubelet.pods[CHAT] = {"nvidia.com/gpu": tuple(uuids)}, ()
     kubelet.start()

@@ -15,10 +15,9 @@ from actuators import until
 from kubelets import CHAT, GPUS, SERVED, FakeCluster, FakeKubelet, Held
 
 from polythrottle.daemon.pods import relay
-from polythrottle.daemon.pods.cluster_api import ClusterApi, PodFacts
-from polythrottle.daemon.pods.kubelet import Kubelet, PodDevices, PodName, message_class
+from polythrottle.daemon.pods.kubernetes import ClusterApi, Kubelet, PodDevices, PodFacts, PodName, message_class
 from polythrottle.daemon.pods.placement import Wish, place, wish_of
-from polythrottle.daemon.pods.tracker import FACTS_S, LOOK_S, SILENT_S, PodTracker
+from polythrottle.daemon.pods.residents import FACTS_S, LOOK_S, SILENT_S, PodTracker
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, PolythrottleError, UnknownName
 

@@ -28,8 +28,7 @@ from polythrottle.daemon.traffic.server_metrics import (
     counts_of,
     quantile,
 )
-from polythrottle.daemon.traffic.sources import open_traffic
-from polythrottle.daemon.traffic.triton_batcher import TritonBatcher
+from polythrottle.daemon.traffic.sources import TritonBatcher, open_traffic
 from polythrottle.domain.errors import InvalidInput, PolythrottleError
 from polythrottle.domain.space import OperatingPoint
 

@@ -20,8 +20,7 @@ from polythrottle.daemon.commands import ApplyProfile, Report, SetBudget, StartS
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.status import StudyShown
 from polythrottle.daemon.web import WebOptions, serve
-from polythrottle.daemon.web.json_schema import SchemaViolation, check, plain, schema_of, to_json
-from polythrottle.daemon.web.messages import TUNE_OPTIONS
+from polythrottle.daemon.web.messages import TUNE_OPTIONS, SchemaViolation, check, plain, schema_of, to_json
 from polythrottle.daemon.web.routes import OPERATIONS, document
 from polythrottle.domain.errors import (
     BadFile,

@@ -16,7 +16,7 @@ from polythrottle.api.deployment import Followed, Restored, Told
 from polythrottle.api.experiments import Watcher, study_progress
 from polythrottle.api.outcome import Tuning, conclude
 from polythrottle.backends import DeviceURI, open_device
-from polythrottle.backends.at_once import Answer, at_once, check_distinct, uris_in
+from polythrottle.backends.device_uri import Answer, at_once, check_distinct, uris_in
 from polythrottle.backends.meters import unmetered
 from polythrottle.backends.ssh import SshDevice
 from polythrottle.catalog.profiles import find_profile, read_profile

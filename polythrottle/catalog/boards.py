@@ -204,7 +204,7 @@ class Simulation:
 
 @dataclass(frozen=True)
 class LanguageSimulation:
-    """How a GPU runs the steps of a language-model engine; the equations are in ``backends/simulated/token_steps``.
+    """How a GPU runs the steps of a language-model engine; the equations are in ``backends/simulated/engine``.
 
     Args:
         flops_per_s: Half-precision operations at the top clock, without sparsity.

@@ -148,7 +148,7 @@ def _await_confirmation(applied: "Applied", as_json: bool) -> None:
 
 def _several(device: str | None) -> tuple[str, ...]:
     """Return the devices that an option names; of a name on record, which is no URI, that name."""
-    from polythrottle.backends.at_once import uris_in
+    from polythrottle.backends.device_uri import uris_in
 
     if device is None:
         return ()

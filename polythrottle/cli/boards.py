@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from polythrottle.actuation.restore import Standing
     from polythrottle.api.boards import BoardOutcome, Rollout
     from polythrottle.api.deployment import Restored
-    from polythrottle.backends.at_once import Answer
+    from polythrottle.backends.device_uri import Answer
     from polythrottle.inspect.many_boards import BoardState, Kind
     from polythrottle.tuning.canary import CanaryTest
 
@@ -69,7 +69,7 @@ def boards(
 
 
 def _named(texts: Sequence[str]) -> tuple[str, ...]:
-    from polythrottle.backends.at_once import uris_in
+    from polythrottle.backends.device_uri import uris_in
 
     return tuple(uri for text in texts for uri in uris_in(text))
 

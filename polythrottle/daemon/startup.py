@@ -35,13 +35,12 @@ from polythrottle.daemon.followed_profile import (
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.node import Node
-from polythrottle.daemon.loop.prompt_follower import BoardClocks
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
 from polythrottle.daemon.loop.shared_power import Member, SharedPower, WholeMeter
 from polythrottle.daemon.observation import Traffic
 from polythrottle.daemon.settings import NodeSettings, ServiceSettings, Settings, check, check_devices
 from polythrottle.daemon.study_process import Lender, Studies
-from polythrottle.daemon.traffic.proxy_prompts import PromptSource
+from polythrottle.daemon.traffic.proxy_prompts import BoardClocks, PromptSource
 from polythrottle.daemon.traffic.sources import open_traffic
 from polythrottle.daemon.trainer_monitor import TrainerMonitor
 from polythrottle.domain.clock import Clock, SystemClock
@@ -395,10 +394,8 @@ def _residents(
     Raises:
         PolythrottleError: If gRPC is not installed, or it is not known where the cluster's API is.
     """
-    from polythrottle.daemon.pods.cluster_api import ClusterApi
-    from polythrottle.daemon.pods.kubelet import Kubelet
-    from polythrottle.daemon.pods.residents import Residents
-    from polythrottle.daemon.pods.tracker import PodTracker, PodWatch
+    from polythrottle.daemon.pods.kubernetes import ClusterApi, Kubelet
+    from polythrottle.daemon.pods.residents import PodTracker, PodWatch, Residents
 
     told = settings.kubernetes
     assert told is not None

@@ -17,7 +17,7 @@ from polythrottle.actuation.drivers.nvml import Library, NotOffered
 from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.backends import DeviceURI, open_device
 from polythrottle.backends.jetson.board import BoardId
-from polythrottle.backends.jetson.gpu_clock import find
+from polythrottle.backends.jetson.clocks import find_gpu_folder
 from polythrottle.backends.jetson.memory_clock import rates_hz
 from polythrottle.backends.jetson.power_modes import PowerModes
 from polythrottle.backends.jetson.protection import COUNTERS
@@ -394,7 +394,7 @@ def _rates_text(tree: Tree) -> ProbeResult | ProbeFailure:
 
 def _devfreq(tree: Tree) -> ProbeResult | ProbeFailure:
     folder = tree.root / "sys/class/devfreq"
-    gpu = find(tree)
+    gpu = find_gpu_folder(tree)
     names = sorted(path.name for path in folder.glob("*") if gpu is None or path.name != gpu.name)
     if names:
         return ProbeResult(", ".join(names))
@@ -404,7 +404,7 @@ def _devfreq(tree: Tree) -> ProbeResult | ProbeFailure:
 def _gpu_levels(tree: Tree) -> ProbeResult | ProbeFailure:
     if not any("SUPER" in mode.name for mode in _modes(tree).modes):
         return ProbeFailure("this board does not have the Super modes")
-    folder = find(tree)
+    folder = find_gpu_folder(tree)
     if folder is not None:
         levels = tree.numbers(folder / "available_frequencies")
     else:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from polythrottle.backends import DeviceURI, open_device
-from polythrottle.backends.at_once import at_once, check_distinct
+from polythrottle.backends.device_uri import at_once, check_distinct
 from polythrottle.backends.ssh import SshDevice
 from polythrottle.domain.clock import Clock, VirtualClock
 from polythrottle.domain.errors import DeviceError, InvalidInput

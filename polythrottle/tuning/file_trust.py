@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polythrottle.backends import check_named
-from polythrottle.backends.at_once import uris_in
+from polythrottle.backends.device_uri import uris_in
 from polythrottle.backends.meters import meter_apart, unmetered
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError

@@ -14,16 +14,22 @@ from pathlib import Path
 
 from polythrottle.actuation.actuator import Actuator
 from polythrottle.actuation.limits import Limits
-from polythrottle.backends.jetson.gpu_clock import GOVERNOR_KNOBS, GpuClock, GpuGovernor
-from polythrottle.backends.jetson.gpu_clock import MAX as GPU_MAX
-from polythrottle.backends.jetson.gpu_clock import MIN as GPU_MIN
-from polythrottle.backends.jetson.gpu_clock import NAMES as GPU_NAMES
+from polythrottle.backends.jetson.clocks import (
+    CORES,
+    CPU_MAX,
+    GOVERNOR_KNOBS,
+    GPU_MAX,
+    GPU_MIN,
+    GPU_NAMES,
+    Clusters,
+    Cores,
+    GpuClock,
+    GpuGovernor,
+)
 from polythrottle.backends.jetson.memory_clock import NAME as MEMORY
 from polythrottle.backends.jetson.memory_clock import MemoryClock
 from polythrottle.backends.jetson.power_modes import NAME as MODE
 from polythrottle.backends.jetson.power_modes import Mode, presets
-from polythrottle.backends.jetson.processors import CORES, Clusters, Cores
-from polythrottle.backends.jetson.processors import MAX as CPU_MAX
 from polythrottle.backends.probe import Capability, Tree, thinned
 from polythrottle.catalog import Board
 from polythrottle.domain.clock import Clock

@@ -12,12 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from typing_extensions import Self
 
-from polythrottle.backends.simulated.engine import Engine
-from polythrottle.backends.simulated.language_model import SimulatedLanguageModel
+from polythrottle.backends.simulated.engine import Engine, StepPhysics
+from polythrottle.backends.simulated.language_model import SimulatedLanguageModel, Step, TokenServer
 from polythrottle.backends.simulated.node import ALONE, SimulatedGroup
 from polythrottle.backends.simulated.physics import Noise, QueryCycle, static_w, sustainable_w, typical, warmed_c
-from polythrottle.backends.simulated.token_server import Step, TokenServer
-from polythrottle.backends.simulated.token_steps import StepPhysics
 from polythrottle.catalog.boards import Board
 from polythrottle.catalog.models import LanguageModel, Model
 from polythrottle.domain.clock import VirtualClock

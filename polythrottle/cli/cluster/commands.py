@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polythrottle.cli.cluster.job_status import status
 from polythrottle.cli.cluster.plan import plan
+from polythrottle.cli.cluster.status import status
 from polythrottle.cli.cluster.train import train
 from polythrottle.cli.options import (
     CommandGroup,

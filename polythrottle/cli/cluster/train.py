@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polythrottle.cli.cluster.job_status import FINISHED, print_event, print_status
-from polythrottle.cli.cluster.node_status import SteerOptions, WatchOptions
 from polythrottle.cli.cluster.rented_nodes import (
     LATE,
     PLACE,
@@ -25,6 +23,7 @@ from polythrottle.cli.cluster.rented_nodes import (
     run_on,
     workers_on,
 )
+from polythrottle.cli.cluster.status import FINISHED, SteerOptions, WatchOptions, print_event, print_status
 from polythrottle.cli.options import JsonOption, OptionGroup, spread
 from polythrottle.cli.output import answer, complain, optional, suffix
 from polythrottle.domain.errors import BadFile, ClaimFailed, InvalidInput, PolythrottleError

@@ -36,11 +36,10 @@ from polythrottle.daemon.loop.drift_monitor import DriftMonitor
 from polythrottle.daemon.loop.executor import Executor
 from polythrottle.daemon.loop.mailbox import EventRecorder, Mailbox
 from polythrottle.daemon.loop.profile_selector import ActiveProfile, ProfileSelector
-from polythrottle.daemon.loop.prompt_follower import BoardClocks, PromptFollower
 from polythrottle.daemon.loop.status_builder import Frame, Turn, stamp, status_of
 from polythrottle.daemon.observation import JUMP_S, ControlPeriod, Observer, Traffic
 from polythrottle.daemon.study_process import Studies
-from polythrottle.daemon.traffic.proxy_prompts import PromptSource
+from polythrottle.daemon.traffic.proxy_prompts import BoardClocks, PromptFollower, PromptSource
 from polythrottle.daemon.trainer_monitor import TrainerMonitor, TrainerState
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import BadFile, DeviceError, PolythrottleError

@@ -10,8 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from polythrottle.daemon.pods.cluster_api import PodFacts
-from polythrottle.daemon.pods.kubelet import PodDevices, PodName
+from polythrottle.daemon.pods.kubernetes import PodDevices, PodFacts, PodName
 from polythrottle.daemon.settings import watts, weight_of
 from polythrottle.domain.errors import InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.problem import Constraint

@@ -12,8 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.status import Status, StudyShown
-from polythrottle.daemon.web.json_schema import to_json
-from polythrottle.daemon.web.messages import HEADERS, Refusal
+from polythrottle.daemon.web.messages import HEADERS, Refusal, to_json
 from polythrottle.domain.errors import DeviceError
 
 # What the API shows without asking the control loop: the status as JSON, the last seconds, the studies seen.

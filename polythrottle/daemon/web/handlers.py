@@ -19,13 +19,13 @@ from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.status import Status, StudyShown
 from polythrottle.daemon.web.access import WebOptions
 from polythrottle.daemon.web.event_stream import KIND, AllEvents, EventStream, StatusCache, StudyEvents
-from polythrottle.daemon.web.json_schema import Schema
 from polythrottle.daemon.web.messages import (
     APPLY,
     EVENTS_QUERY,
     HEADERS,
     HISTORY_QUERY,
     REPORT,
+    Schema,
     check_report,
     json_reply,
     last_event,

@@ -43,7 +43,6 @@ from polythrottle.daemon.web.handlers import (
     study_events,
     wished,
 )
-from polythrottle.daemon.web.json_schema import Schema, schema_of, to_json
 from polythrottle.daemon.web.messages import (
     APPLY,
     BUDGET,
@@ -57,10 +56,13 @@ from polythrottle.daemon.web.messages import (
     REPORT,
     STUDY,
     Refusal,
+    Schema,
     error_reply,
     json_reply,
     read_query,
     refused,
+    schema_of,
+    to_json,
 )
 from polythrottle.domain.errors import InvalidInput, PolythrottleError, UnknownName
 

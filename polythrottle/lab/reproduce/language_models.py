@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from polythrottle.backends.simulated.token_server import BLOCK_TOKENS, Step, TokenRequest, TokenServer
-from polythrottle.backends.simulated.token_steps import StepPhysics, StepWork
+from polythrottle.backends.simulated.engine import StepPhysics, StepWork
+from polythrottle.backends.simulated.language_model import BLOCK_TOKENS, Step, TokenRequest, TokenServer
 from polythrottle.catalog import load_board, load_language_model
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.load.prompt_boost import PromptBoost

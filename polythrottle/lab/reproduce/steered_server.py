@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from polythrottle.backends.simulated.token_server import Step, TokenRequest, TokenServer
-from polythrottle.backends.simulated.token_steps import StepPhysics, StepWork
+from polythrottle.backends.simulated.engine import StepPhysics, StepWork
+from polythrottle.backends.simulated.language_model import Step, TokenRequest, TokenServer
 from polythrottle.domain.load.prompt_boost import WaitingPrompt
 
 TTFT_S = 0.6

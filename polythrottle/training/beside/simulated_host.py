@@ -7,10 +7,9 @@ from itertools import islice
 
 import numpy as np
 
-from polythrottle.backends.simulated.engine import Engine
-from polythrottle.backends.simulated.physics import Noise, static_w, typical
-from polythrottle.backends.simulated.shared_gpu import (
+from polythrottle.backends.simulated.engine import (
     ASSUMED,
+    Engine,
     Paces,
     busy,
     co_run,
@@ -18,6 +17,7 @@ from polythrottle.backends.simulated.shared_gpu import (
     paces,
     trained,
 )
+from polythrottle.backends.simulated.physics import Noise, static_w, typical
 from polythrottle.catalog import Board, Model
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.ladder import PointPerformance

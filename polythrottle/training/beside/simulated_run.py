@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from polythrottle.backends.simulated.engine import Engine
+from polythrottle.backends.simulated.engine import ASSUMED, FAIR, Engine, co_run
 from polythrottle.backends.simulated.physics import Noise, static_w, warmed_c
-from polythrottle.backends.simulated.shared_gpu import ASSUMED, FAIR, co_run
 from polythrottle.catalog.boards import Board
 from polythrottle.catalog.models import Model
 from polythrottle.domain.errors import InvalidInput

@@ -21,8 +21,7 @@ from polythrottle.domain.space import IN_FLIGHT, OperatingPoint
 from polythrottle.storage.untrusted import check_plain
 from polythrottle.workloads.foreign_calls import refusal_text
 from polythrottle.workloads.inputs import chosen, count
-from polythrottle.workloads.services.in_flight import limit_of
-from polythrottle.workloads.services.service import CONCURRENCY, Service
+from polythrottle.workloads.services.service import CONCURRENCY, Service, limit_of
 from polythrottle.workloads.uris import Address
 
 if TYPE_CHECKING:
