@@ -14,17 +14,19 @@ from statistics import mean
 from typing import NamedTuple
 
 from polythrottle.backends.replay import Table
-from polythrottle.cluster.ledger import SimulatedOutcome, Spread, against, spread
-from polythrottle.cluster.recorded_tables import Trace, caps_of_table, finer, read_trace
-from polythrottle.cluster.simulate.job_simulator import Scenario, simulate
-from polythrottle.cluster.simulate.machine_supply import DrawnSupply, RecordedSupply, SimulatedJob
-from polythrottle.cluster.simulate.policies import (
+from polythrottle.cluster.conditions import (
     DefaultPolicy,
+    DrawnSupply,
     FleetPolicy,
     IndependentPolicy,
     JointPolicy,
+    RecordedSupply,
+    SimulatedJob,
     TunedPolicy,
 )
+from polythrottle.cluster.job_simulator import Scenario, simulate
+from polythrottle.cluster.plan.costs import SimulatedOutcome, Spread, against, spread
+from polythrottle.cluster.recorded_tables import Trace, caps_of_table, finer, read_trace
 from polythrottle.domain.fleet.gpu_variability import Silicon
 from polythrottle.domain.fleet.transient_machine import Cap, ConstantHazard, MachineType, Market
 from polythrottle.lab.lone_node import Lone, lived

@@ -14,6 +14,7 @@ from random import Random
 from statistics import fmean, median
 
 from polythrottle.backends.replay import Table
+from polythrottle.cluster.plan.costs import Choice, Exposure, Terms, apart, expect, joint, reference_s
 from polythrottle.cluster.plan.deadline import (
     Availability,
     RentalPolicy,
@@ -25,7 +26,6 @@ from polythrottle.cluster.plan.deadline import (
 from polythrottle.cluster.plan.job_shares import Aim, Kind, SharingJob, share
 from polythrottle.cluster.plan.options import Offer, Work, options
 from polythrottle.cluster.plan.pareto_front import Limits, every_option, outlook, plan
-from polythrottle.cluster.plan.power_caps import Choice, Exposure, Terms, apart, expect, joint, reference_s
 from polythrottle.cluster.plan.spot_market import DAY_S, Moving, PricedPlace, judge, stay, travel
 from polythrottle.cluster.predict.lifetimes import published_lifetime, table_lifetime
 from polythrottle.cluster.recorded_tables import caps_of_table, finer, read_histories

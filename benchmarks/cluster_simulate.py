@@ -9,10 +9,9 @@ import math
 import time
 from pathlib import Path
 
+from polythrottle.cluster.conditions import RecordedSupply, SimulatedJob, TunedPolicy
+from polythrottle.cluster.job_simulator import Scenario, simulate
 from polythrottle.cluster.recorded_tables import read_trace
-from polythrottle.cluster.simulate.job_simulator import Scenario, simulate
-from polythrottle.cluster.simulate.machine_supply import RecordedSupply, SimulatedJob
-from polythrottle.cluster.simulate.policies import TunedPolicy
 from polythrottle.domain.fleet.gpu_variability import Silicon
 from polythrottle.domain.fleet.transient_machine import Cap, MachineType, Market
 

@@ -44,7 +44,7 @@ from polythrottle.storage import arrival_trace, tables
 from polythrottle.storage.journal.reader import heading, read
 from polythrottle.storage.json_lines import decode
 from polythrottle.training.beside.trainer.worker import LEDGER
-from polythrottle.training.elastic.event_log import read_events
+from polythrottle.training.elastic.events import read_events
 from polythrottle.workloads.onnx_model import check_weights
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from polythrottle.training.elastic.event_log import EventLog, JobProgress, is_kept, keeper, origin_of, replayed
+from polythrottle.training.elastic.events import EventLog, JobProgress, is_kept, keeper, origin_of, replayed
 
 
 def an(event: str, at_s: float, **more: Any) -> dict[str, Any]:

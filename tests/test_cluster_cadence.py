@@ -3,7 +3,7 @@
 import pytest
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.training.elastic.worker.checkpoint_keeper import LONGEST_S, Cadence, assumed
+from polythrottle.training.elastic.worker.group import LONGEST_S, Cadence, assumed
 
 
 def known(**words: float) -> Cadence:

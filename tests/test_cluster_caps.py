@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 from planning_builders import V100
 from scipy.optimize import linprog
 
-from polythrottle.cluster.ledger import Use
-from polythrottle.cluster.plan.power_caps import (
+from polythrottle.cluster.conditions import DefaultPolicy, DrawnSupply, SimulatedJob
+from polythrottle.cluster.job_simulator import Scenario, simulate
+from polythrottle.cluster.plan.costs import (
     COST,
     ENERGY,
     TIME,
     Exposure,
     Terms,
+    Use,
     Weights,
     apart,
     blended,
@@ -25,9 +27,6 @@ from polythrottle.cluster.plan.power_caps import (
     losses_per_s,
     reference_s,
 )
-from polythrottle.cluster.simulate.job_simulator import Scenario, simulate
-from polythrottle.cluster.simulate.machine_supply import DrawnSupply, SimulatedJob
-from polythrottle.cluster.simulate.policies import DefaultPolicy
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.gpu_variability import Silicon
 from polythrottle.domain.fleet.transient_machine import KEPT, Cap, CheckpointCost, ConstantHazard, ObservedLifetime

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polythrottle.cluster.simulate.job_simulator import Cycle
+from polythrottle.cluster.job_simulator import Cycle
 
 
 def walked(cycle: Cycle, wall_s: float, step_s: float = 0.25) -> tuple[float, int]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polythrottle.cluster.ledger import Ledger, Spent, Use
+from polythrottle.cluster.plan.costs import Ledger, Spent, Use
 from polythrottle.domain.errors import InvalidInput
 
 

@@ -3,9 +3,9 @@
 import pytest
 from planning_builders import V100, offer, work
 
+from polythrottle.cluster.plan.costs import COST, ENERGY, TIME
 from polythrottle.cluster.plan.options import Offer, ServerRental, options, terms_of
 from polythrottle.cluster.plan.pareto_front import outlook
-from polythrottle.cluster.plan.power_caps import COST, ENERGY, TIME
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import Market, ObservedLifetime
 

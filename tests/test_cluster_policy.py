@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from polythrottle.cluster.simulate.policies import (
+from polythrottle.cluster.conditions import (
     Decision,
     DefaultPolicy,
     IndependentPolicy,

@@ -13,7 +13,7 @@ import pytest
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.storage.object_store import Store
 from polythrottle.training.elastic.checkpoints import Manifest, commit, write_state
-from polythrottle.training.elastic.event_log import JOB, EventLog
+from polythrottle.training.elastic.events import JOB, EventLog
 from polythrottle.training.elastic.launcher import LocalJob, how_to_continue, status_of, stopped_in_order
 
 

@@ -16,7 +16,7 @@ from polythrottle.cli.commands import run
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.training.elastic.channel import ControllerAway, ControllerChannel, WrongToken
 from polythrottle.training.elastic.engines import job_line
-from polythrottle.training.elastic.event_log import keeper, read_events
+from polythrottle.training.elastic.events import keeper, read_events
 from polythrottle.training.elastic.launcher import job_folder, status_of
 
 AT = ["127.0.0.1", 29500]

@@ -10,17 +10,20 @@ import pytest
 from planning_builders import CATALOGUE
 
 from polythrottle.cli.commands import run
-from polythrottle.cluster.ledger import SimulatedOutcome, Use, against, spread
-from polythrottle.cluster.recorded_tables import Trace, read_trace
-from polythrottle.cluster.simulate.job_simulator import Scenario, simulate
-from polythrottle.cluster.simulate.machine_supply import Change, DrawnSupply, RecordedSupply, SimulatedJob
-from polythrottle.cluster.simulate.policies import (
+from polythrottle.cluster.conditions import (
+    Change,
     DefaultPolicy,
+    DrawnSupply,
     FleetPolicy,
     IndependentPolicy,
     JointPolicy,
+    RecordedSupply,
+    SimulatedJob,
     TunedPolicy,
 )
+from polythrottle.cluster.job_simulator import Scenario, simulate
+from polythrottle.cluster.plan.costs import SimulatedOutcome, Use, against, spread
+from polythrottle.cluster.recorded_tables import Trace, read_trace
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.gpu_variability import Silicon
 from polythrottle.domain.fleet.transient_machine import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polythrottle.domain.clock import VirtualClock
-from polythrottle.training.elastic.worker.process_group import Group, StepTimer
+from polythrottle.training.elastic.worker.group import Group, StepTimer
 from polythrottle.training.elastic.worker.progress_reporter import Tally
 
 
@@ -95,7 +95,7 @@ def test_on_a_gpu_the_exchange_is_counted_once_it_is_over(monkeypatch: pytest.Mo
     timer, _, _ = timed()
     events = [Event(at_s) for at_s in (1.0, 1.25, 2.0, 2.5)]
     coming = iter(events)
-    monkeypatch.setattr("polythrottle.training.elastic.worker.process_group._recorded", lambda: next(coming))
+    monkeypatch.setattr("polythrottle.training.elastic.worker.group._recorded", lambda: next(coming))
     for _ in range(2):
         timer._done_cuda(torch.zeros(1))
         timer.exchanged()

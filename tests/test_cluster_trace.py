@@ -8,8 +8,8 @@ import pytest
 from planning_builders import CATALOGUE
 
 from polythrottle.cli.commands import run
+from polythrottle.cluster.conditions import Change, DrawnSupply, RecordedSupply, Supply
 from polythrottle.cluster.recorded_tables import Trace, read_trace
-from polythrottle.cluster.simulate.machine_supply import Change, DrawnSupply, RecordedSupply, Supply
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.fleet.transient_machine import KEPT, ConstantHazard, ObservedLifetime
 

@@ -10,7 +10,7 @@ from polythrottle.cli.cluster.status import print_event, print_status
 from polythrottle.cli.cluster.train import _outcome, _slurms_name
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import ClaimFailed
-from polythrottle.training.elastic.event_log import EventLog
+from polythrottle.training.elastic.events import EventLog
 from polythrottle.training.elastic.launcher import ControllerOptions, job_folder, status_of
 
 

@@ -24,8 +24,8 @@ from polythrottle.cli.daemon import _print_status
 from polythrottle.cli.daemon_process import EventPrinter, line_of
 from polythrottle.daemon.client import Client, Gone
 from polythrottle.daemon.followed_profile import changed
-from polythrottle.daemon.loop.status_builder import stamp
-from polythrottle.daemon.observation import RequestStats
+from polythrottle.daemon.inputs import RequestStats
+from polythrottle.daemon.loop.mailbox import stamp
 from polythrottle.daemon.status import BudgetShown, Happened, RungShown, SavedShown, Status
 from polythrottle.daemon.web import own_page
 from polythrottle.domain.arrivals import Arrivals, Day

@@ -44,7 +44,7 @@ from polythrottle.testing import FakeKernel, plant
 from polythrottle.training.beside.trainer.job_folder import newest_checkpoint as newest_tuned
 from polythrottle.training.beside.trainer.job_folder import newest_place
 from polythrottle.training.elastic.checkpoints import loads, newest, newest_manifest
-from polythrottle.training.elastic.event_log import read_events, replayed
+from polythrottle.training.elastic.events import read_events, replayed
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests/data/golden"

@@ -15,7 +15,7 @@ from actuators import bench
 from builders import FakeDevice, FakeWorkload
 
 import polythrottle
-from polythrottle.backends import DeviceURI, grace_power, open_device
+from polythrottle.backends import DeviceURI, open_device, power
 from polythrottle.backends.meters import (
     LiveMeter,
     Sample,
@@ -747,7 +747,7 @@ def test_the_power_meters_of_a_grace_superchip_are_meters(tmp_path: Path, monkey
     for number, (label, watts) in enumerate([("Module Power Socket 0", 216), ("CPU Power Socket 0", 30)]):
         folder = plant_hwmon(tmp_path / f"sys/class/hwmon/hwmon{number}", power1_average=watts * 10**6, **files)
         (folder / "power1_oem_info").write_text(f"{label}\n")
-    monkeypatch.setattr(file_meters, "channels", lambda root: grace_power.channels(tmp_path))
+    monkeypatch.setattr(file_meters, "channels", lambda root: power.channels(tmp_path))
     meter = open_meter("grace:module")
     assert meter.power_w()[1] == 216
     assert meter.boundary.startswith("Module Power Socket 0: the whole module")

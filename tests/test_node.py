@@ -11,7 +11,6 @@ from daemons import BOUNDS, COOL, EPOCH_S, GONE, LADDER, TUNED, FakeBoard, FakeT
 from polythrottle.cli.daemon_process import node_limit, settings_of
 from polythrottle.cli.render.status import print_node
 from polythrottle.daemon.client import Client
-from polythrottle.daemon.commands import Confirm, SetBudget, SetNodePower, Stop
 from polythrottle.daemon.control.controller import step
 from polythrottle.daemon.control.events import (
     Apply,
@@ -28,6 +27,7 @@ from polythrottle.daemon.control.state import Phase, State
 from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.followed_profile import UNTOUCHED
 from polythrottle.daemon.history_store import HistoryStore
+from polythrottle.daemon.inputs import Confirm, SetBudget, SetNodePower, Stop
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.runner import LoopComponents, Runner

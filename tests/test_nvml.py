@@ -22,9 +22,8 @@ from polythrottle.actuation import Limits
 from polythrottle.actuation.drivers.nvml import CODES, Library, NotOffered, NvmlControls, Reaction, key_of, mask_ids
 from polythrottle.backends import find_device, open_device
 from polythrottle.backends.nvml import NvmlDevice
-from polythrottle.backends.nvml.energy import EnergyCounter
-from polythrottle.backends.nvml.inspection import channels, may_set
-from polythrottle.backends.power_integrator import BackgroundSampler, PowerIntegrator, PowerReading
+from polythrottle.backends.nvml.energy import EnergyCounter, channels, may_set
+from polythrottle.backends.power import BackgroundSampler, PowerIntegrator, PowerReading
 from polythrottle.domain.clock import Clock, SystemClock, VirtualClock
 from polythrottle.domain.errors import (
     DeviceError,
@@ -1447,7 +1446,7 @@ def test_the_power_around_a_superchips_gpu_is_told_with_its_boundary(
     ):
         grace(root, number, label, milliwatts)
     assert [each.label for each in channels(root)] == ["CPU Power Socket 0", "Module Power Socket 0"]
-    monkeypatch.setattr("polythrottle.backends.nvml.inspection.channels", lambda: channels(root))
+    monkeypatch.setattr("polythrottle.backends.nvml.energy.channels", lambda: channels(root))
     fake = machine("gh200")
     found = {each.subject: each.explanation for each in NvmlDevice("0", clock=fake.clock()).findings()}
     assert found["CPU Power Socket 0"].startswith("30.4 W of the rail of the cores, mean over 50 ms, by ")

@@ -7,8 +7,8 @@ import pytest
 
 from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.state.lease import Lease
-from polythrottle.backends import on_record as records
-from polythrottle.backends.on_record import check_roots, on_record, roots_of, uuids_of
+from polythrottle.backends import served_devices as records
+from polythrottle.backends.served_devices import check_roots, on_record, roots_of, uuids_of
 from polythrottle.domain.errors import DeviceError, InvalidInput
 
 

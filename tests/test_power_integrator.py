@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from polythrottle.backends.power_integrator import BackgroundSampler
+from polythrottle.backends.power import BackgroundSampler
 from polythrottle.domain.clock import SystemClock
 from polythrottle.domain.errors import DeviceError
 

@@ -37,8 +37,7 @@ from polythrottle.daemon.control.events import (
 )
 from polythrottle.daemon.control.state import Phase, State
 from polythrottle.daemon.followed_profile import FollowedProfile, bounds_of, token_limits
-from polythrottle.daemon.loop.mailbox import Mailbox
-from polythrottle.daemon.loop.status_builder import guards_of
+from polythrottle.daemon.loop.mailbox import Mailbox, guards_of
 from polythrottle.daemon.settings import Settings
 from polythrottle.daemon.startup import WakingClock, build
 from polythrottle.daemon.traffic.proxy_prompts import (

@@ -21,7 +21,7 @@ from polythrottle.catalog import load_language_model, load_model
 from polythrottle.catalog.profiles import write_profile
 from polythrottle.cli.commands import run
 from polythrottle.daemon.client import Client
-from polythrottle.daemon.commands import SetNodePower
+from polythrottle.daemon.inputs import SetNodePower
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.settings import NodeSettings, ServiceSettings, Settings, check_devices, read_settings
 from polythrottle.daemon.startup import build_node

@@ -10,7 +10,7 @@ from polythrottle.actuation import restore as restoring
 from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.rollback import Outcome
 from polythrottle.backends import DeviceURI
-from polythrottle.backends.on_record import (
+from polythrottle.backends.served_devices import (
     all_restored,
     check_roots,
     confirmed,

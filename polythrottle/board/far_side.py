@@ -41,8 +41,15 @@ from polythrottle.actuation.server.unix_socket import Peer, listen_at
 from polythrottle.actuation.systemd import Supervisor
 from polythrottle.actuation.wire import VERSION
 from polythrottle.backends import DeviceURI, find_device
-from polythrottle.backends.on_record import all_restored, confirmed, on_record, trust_roots
-from polythrottle.backends.served_devices import open_served, served_uri, why_missing
+from polythrottle.backends.served_devices import (
+    all_restored,
+    confirmed,
+    on_record,
+    open_served,
+    served_uri,
+    trust_roots,
+    why_missing,
+)
 from polythrottle.board.work_host import WorkHost
 from polythrottle.domain.errors import InvalidInput, PolythrottleError
 from polythrottle.domain.ports import Finding, Lasting

@@ -1,13 +1,13 @@
 """The same tuning for training nodes that can be taken away: predict, plan, provision, notices, fleet, simulate.
 
-    catalogue ledger   what can be rented and trained; where seconds, joules and dollars went
+    catalogue     what can be rented and trained
     recorded_tables    prices, power caps, machines, step times and lifetimes that were recorded
     predict/      step time, cluster speed, checkpoints, lifetimes, completion; each model is scored on unseen networks
-    plan/         which machines, how many, which market, which cap, which checkpoint interval
+    plan/         which machines, how many, which market, which cap, which checkpoint interval, and what a job costs
     provision     machines from Slurm and SkyPilot
     notice_sources notice_watcher   machines that are about to be taken away
     fleet         what nodes have learnt from each other, as `cluster fleet` shows it
-    simulate/     the same planner, checkpointing and fleet in virtual time
+    job_simulator conditions policy_comparison   the same planner, checkpointing and fleet in virtual time
 
 The training itself is `polythrottle.training.elastic`.
 

@@ -18,8 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from typing_extensions import Self
 
-from polythrottle.daemon.commands import Answer
-from polythrottle.daemon.observation import RequestStats
+from polythrottle.daemon.inputs import Answer, RequestStats
 from polythrottle.daemon.status import Happened, NodeShown, Status, StudyShown
 from polythrottle.domain import errors
 from polythrottle.domain.clock import SystemClock

@@ -33,11 +33,11 @@ from polythrottle.daemon.followed_profile import (
     untuned,
 )
 from polythrottle.daemon.history_store import HistoryStore
+from polythrottle.daemon.inputs import Traffic
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
 from polythrottle.daemon.loop.shared_power import Member, SharedPower, WholeMeter
-from polythrottle.daemon.observation import Traffic
 from polythrottle.daemon.settings import NodeSettings, ServiceSettings, Settings, check, check_devices
 from polythrottle.daemon.study_process import Lender, Studies
 from polythrottle.daemon.traffic.proxy_prompts import BoardClocks, PromptSource
@@ -109,7 +109,7 @@ def check_words(settings: Settings) -> None:
         if job.exists() and not job.is_dir():
             raise InvalidInput(f"{job} is a file; --finetune takes the folder of a job, or of several")
     if settings.node.meter is not None and not settings.node.meter.startswith("sim:"):
-        from polythrottle.backends.meters.meter_uri import check_kind
+        from polythrottle.backends.meters.metered_device import check_kind
 
         check_kind(settings.node.meter)
     if not settings.services:
@@ -356,7 +356,7 @@ def _whole_meter(text: str | None, ends: ExitStack | None) -> tuple[WholeMeter |
 
         simulated = NodeMeter.of(text)
         return simulated, simulated.add
-    from polythrottle.backends.meters.meter_uri import open_meter
+    from polythrottle.backends.meters.metered_device import open_meter
 
     meter = open_meter(text)
     if ends is not None:

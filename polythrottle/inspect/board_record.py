@@ -16,11 +16,10 @@ from typing import Any
 from polythrottle.actuation.drivers.nvml import Library, NotOffered
 from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.backends import DeviceURI, open_device
-from polythrottle.backends.jetson.board import BoardId
+from polythrottle.backends.jetson.board import COUNTERS, BoardId
 from polythrottle.backends.jetson.clocks import find_gpu_folder
 from polythrottle.backends.jetson.memory_clock import rates_hz
 from polythrottle.backends.jetson.power_modes import PowerModes
-from polythrottle.backends.jetson.protection import COUNTERS
 from polythrottle.backends.nvml import NvmlDevice, NvmlGroup
 from polythrottle.backends.nvml.energy import CounterScope, EnergyCounter, energy_source, module_w
 from polythrottle.backends.nvml.gpu import Gpu, Slowdowns

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from polythrottle.backends import open_device
 from polythrottle.backends.meters import metered, unmetered
-from polythrottle.backends.on_record import roots_of
+from polythrottle.backends.served_devices import roots_of
 from polythrottle.catalog import names
 from polythrottle.catalog.documents import locate
 from polythrottle.domain.arrivals import CLOSED, Arrivals, SelfPaced, Trace

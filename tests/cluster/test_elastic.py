@@ -19,7 +19,7 @@ from cluster.ledgers import counted, steps, undone_s
 from polythrottle.domain.clock import SystemClock
 from polythrottle.training.elastic.checkpoints import FOLDER
 from polythrottle.training.elastic.engines import LaunchPlan, Torchrun, descendants
-from polythrottle.training.elastic.event_log import read_events
+from polythrottle.training.elastic.events import read_events
 from polythrottle.training.elastic.launcher import LocalJob, status_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]

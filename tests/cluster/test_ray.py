@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from cluster.ledgers import counted, steps
 
-from polythrottle.training.elastic.event_log import read_events
+from polythrottle.training.elastic.events import read_events
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from cluster.slurm_nodes import SlurmNodes
 
-from polythrottle.training.elastic.event_log import read_events
+from polythrottle.training.elastic.events import read_events
 from polythrottle.training.elastic.launcher import status_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("slurm")]

@@ -26,7 +26,7 @@ from polythrottle.actuation.server.service import Request, Service, request_from
 from polythrottle.actuation.server.unix_socket import Peer
 from polythrottle.actuation.wire import VERSION, error_from, error_line
 from polythrottle.daemon.control.events import Target
-from polythrottle.daemon.observation import RequestStats
+from polythrottle.daemon.inputs import RequestStats
 from polythrottle.daemon.traffic.simulated import SimulatedSite, SimulatedTraffic
 from polythrottle.domain.clock import Clock, SystemClock, VirtualClock
 from polythrottle.domain.errors import DeviceError, PolythrottleError

@@ -25,8 +25,7 @@ from polythrottle.actuation.state.lease import boot_s
 from polythrottle.actuation.state.site import Site
 from polythrottle.actuation.systemd import restore_handed_back
 from polythrottle.actuation.wire import MOST_S, VERSION, Later, LeaseOver
-from polythrottle.backends.on_record import on_record
-from polythrottle.backends.served_devices import part_uri
+from polythrottle.backends.served_devices import on_record, part_uri
 from polythrottle.domain.backports import removeprefix, removesuffix
 from polythrottle.domain.errors import (
     DeviceError,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from polythrottle.actuation.drivers.controls import text_of
-from polythrottle.backends.power_integrator import BackgroundSampler
+from polythrottle.backends.power import BackgroundSampler
 from polythrottle.backends.probe import Tree
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import DeviceError

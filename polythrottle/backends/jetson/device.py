@@ -16,7 +16,7 @@ from polythrottle.actuation.drivers.controls import Controls, trust
 from polythrottle.actuation.drivers.system import SystemControls
 from polythrottle.actuation.limits import Limits
 from polythrottle.actuation.rollback import Difference
-from polythrottle.backends.jetson.board import BoardId, board_files
+from polythrottle.backends.jetson.board import BoardId, OverCurrent, Thermal, board_files
 from polythrottle.backends.jetson.knobs import Knobs, knob_behind
 from polythrottle.backends.jetson.power_rails import (
     PowerSource,
@@ -27,7 +27,6 @@ from polythrottle.backends.jetson.power_rails import (
     find_rails,
     find_total,
 )
-from polythrottle.backends.jetson.protection import OverCurrent, Thermal
 from polythrottle.backends.probe import Tree
 from polythrottle.catalog import Board
 from polythrottle.domain.clock import Clock, SystemClock

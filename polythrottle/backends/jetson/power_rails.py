@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from polythrottle.backends.power_integrator import BackgroundSampler
+from polythrottle.backends.power import BackgroundSampler
 from polythrottle.backends.probe import Tree
 from polythrottle.catalog import Board
 from polythrottle.catalog.boards import Rails as BoardRails

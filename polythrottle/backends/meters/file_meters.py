@@ -12,8 +12,8 @@ from statistics import median
 from typing import IO
 
 from polythrottle.actuation.drivers.controls import text_of
-from polythrottle.backends.grace_power import NAMES, channels
 from polythrottle.backends.meters.live_meter import Sample, power_sensor
+from polythrottle.backends.power import NAMES, channels
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PermissionDenied
 from polythrottle.domain.ports import Sensor
 from polythrottle.storage.cells import iso_time
@@ -248,7 +248,7 @@ class GraceMeter(HwmonMeter):
     """One of the power meters of a Grace superchip's firmware.
 
     Args:
-        name: One of `polythrottle.backends.grace_power.NAMES`.
+        name: One of `polythrottle.backends.power.NAMES`.
         socket: Of which; of the only one if None.
         root: Where ``sys`` hangs.
 

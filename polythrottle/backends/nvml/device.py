@@ -18,8 +18,11 @@ from polythrottle.backends.nvml.energy import (
     CounterScope,
     EnergyCounter,
     EnergySource,
+    Inspection,
     covers,
     energy_source,
+    identity,
+    may_set,
     module_w,
 )
 from polythrottle.backends.nvml.gpu import (
@@ -36,7 +39,6 @@ from polythrottle.backends.nvml.gpu import (
     find,
     settle,
 )
-from polythrottle.backends.nvml.inspection import Inspection, identity, may_set
 from polythrottle.backends.nvml.knobs import (
     GPU_KNOB,
     MEM_KNOB,
@@ -48,7 +50,7 @@ from polythrottle.backends.nvml.knobs import (
     searched_knobs,
     space_of,
 )
-from polythrottle.backends.power_integrator import BackgroundSampler
+from polythrottle.backends.power import BackgroundSampler
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import (
     DeviceError,

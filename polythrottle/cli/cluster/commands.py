@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from polythrottle.cluster.fleet import FleetView
-    from polythrottle.cluster.ledger import Spread
+    from polythrottle.cluster.plan.costs import Spread
     from polythrottle.cluster.plan.options import Work
+    from polythrottle.cluster.policy_comparison import PolicyComparison, SimulationRequest
     from polythrottle.cluster.predict.accuracy import PredictionRecord
     from polythrottle.cluster.recorded_tables import StepRow
-    from polythrottle.cluster.simulate.comparison import PolicyComparison, SimulationRequest
 
 # ``polythrottle cluster fleet``: what the nodes of a fleet have learnt, which of them stand out, and their slack.
 
@@ -340,8 +340,8 @@ class SimulationOptions(OptionGroup):
             PolythrottleError: If catalogue or trace cannot be read, or name no such machine.
         """
         from polythrottle.cluster.catalogue import read_catalogue
+        from polythrottle.cluster.policy_comparison import asked_of
         from polythrottle.cluster.recorded_tables import read_trace
-        from polythrottle.cluster.simulate.comparison import asked_of
 
         _within("--nodes", self.nodes, 1, _MOST_NODES)
         _within("--days", self.days, 0.001, _MOST_DAYS)
@@ -378,7 +378,7 @@ class SimulationOptions(OptionGroup):
 def simulate(*, job: SimulationOptions, as_json: JsonOption = False) -> None:
     """Simulate a job on machines that can be taken away: time, cost, joules, and where they went. All simulated."""
     from polythrottle.api.progress import LiveSweep
-    from polythrottle.cluster.simulate.comparison import compare
+    from polythrottle.cluster.policy_comparison import compare
 
     asked = job.request()
     names = job.named_policies()
@@ -460,7 +460,7 @@ def _change(found: "Spread | None", sign: int) -> str:
 
 def _uses(compared: "PolicyComparison") -> "Table":
     """Return where machine time and joules went, in per cent of each policy's own."""
-    from polythrottle.cluster.ledger import Use
+    from polythrottle.cluster.plan.costs import Use
 
     headings = ("share of\ntime | joules", *compared.outcomes)
     table = grid("", headings, 1, before=1, folded=range(len(headings)))
@@ -472,7 +472,7 @@ def _uses(compared: "PolicyComparison") -> "Table":
 
 
 def _used(compared: "PolicyComparison", name: str, use: object) -> str:
-    from polythrottle.cluster.ledger import Use
+    from polythrottle.cluster.plan.costs import Use
 
     outcomes = compared.outcomes[name]
     spent = [outcome.ledger.by_use[Use(use)] for outcome in outcomes]

@@ -140,7 +140,7 @@ def run_on(
         on_event: Told of everything that happens in the job.
     """
     from polythrottle.training.elastic.engines import Torchrun
-    from polythrottle.training.elastic.event_log import read_events
+    from polythrottle.training.elastic.events import read_events
     from polythrottle.training.elastic.nodes.rented_nodes import RentedNodes
 
     engine = Torchrun(plan)

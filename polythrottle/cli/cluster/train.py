@@ -410,7 +410,7 @@ def _run(
     options: TrainJobOptions, node: NodeOptions, training: TrainingScript, engine: EngineOptions
 ) -> dict[str, Any]:
     from polythrottle.training.elastic.engines import LaunchPlan, Torchrun
-    from polythrottle.training.elastic.event_log import read_events
+    from polythrottle.training.elastic.events import read_events
     from polythrottle.training.elastic.launcher import LocalJob, node_counts, refuse_taken
     from polythrottle.training.elastic.launcher import how_to_continue as kept
     from polythrottle.training.elastic.ray_engine import RayEngine

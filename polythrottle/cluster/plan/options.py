@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp, inf
 
-from polythrottle.cluster.ledger import Spent
-from polythrottle.cluster.plan.power_caps import (
+from polythrottle.cluster.plan.costs import (
     ENERGY,
     Choice,
     Exposure,
+    Spent,
     Terms,
     Weights,
     expect,

@@ -10,9 +10,8 @@ from math import ceil, inf, sqrt
 from random import Random
 from statistics import NormalDist
 
-from polythrottle.cluster.ledger import Use
+from polythrottle.cluster.plan.costs import COST, ENERGY, TIME, Use
 from polythrottle.cluster.plan.options import Offer, Option, Work, options, terms_of
-from polythrottle.cluster.plan.power_caps import COST, ENERGY, TIME
 from polythrottle.domain.backports import StrEnum
 from polythrottle.domain.errors import InvalidInput, SloUnmet
 from polythrottle.domain.fleet.transient_machine import HOUR_S, Market

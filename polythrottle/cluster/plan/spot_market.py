@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, inf, isfinite, lgamma, log, log1p, sqrt
 
+from polythrottle.cluster.plan.costs import Choice, expect, intervals
 from polythrottle.cluster.plan.options import J_PER_KWH, Option, options, terms_of
-from polythrottle.cluster.plan.power_caps import Choice, expect, intervals
 from polythrottle.cluster.recorded_tables import History
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import HOUR_S, Market

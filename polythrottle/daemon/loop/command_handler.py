@@ -1,4 +1,4 @@
-"""How the control loop carries out each command of `polythrottle.daemon.commands`."""
+"""How the control loop carries out each command of `polythrottle.daemon.inputs`."""
 
 import math
 from collections.abc import Callable
@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from polythrottle.daemon.commands import (
+from polythrottle.daemon.control.events import Reclaim, StudyAsked, StudyEnded, Target, WorkloadDown
+from polythrottle.daemon.control.state import Phase
+from polythrottle.daemon.energy_accounts import Accounts
+from polythrottle.daemon.energy_budget import Carbon, check_power
+from polythrottle.daemon.followed_profile import ProfileFile, ProfileRules
+from polythrottle.daemon.history_store import HistoryStore
+from polythrottle.daemon.inputs import (
     Answer,
     ApplyProfile,
     Command,
@@ -18,17 +24,11 @@ from polythrottle.daemon.commands import (
     Stop,
     StopStudy,
     Take,
+    Traffic,
 )
-from polythrottle.daemon.control.events import Reclaim, StudyAsked, StudyEnded, Target, WorkloadDown
-from polythrottle.daemon.control.state import Phase
-from polythrottle.daemon.energy_accounts import Accounts
-from polythrottle.daemon.energy_budget import Carbon, check_power
-from polythrottle.daemon.followed_profile import ProfileFile, ProfileRules
-from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.loop.executor import Executor
 from polythrottle.daemon.loop.mailbox import EventRecorder, Read, read_named
 from polythrottle.daemon.loop.profile_selector import ProfileSelector
-from polythrottle.daemon.observation import Traffic
 from polythrottle.daemon.study_process import Studies
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import DeviceError, InvalidInput

@@ -7,10 +7,10 @@ from polythrottle.daemon.control.events import ControlPlan, ModelChanged
 from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.followed_profile import FollowedProfile
 from polythrottle.daemon.history_store import HistoryStore
+from polythrottle.daemon.inputs import ControlPeriod
 from polythrottle.daemon.loop.drift_monitor import DriftMonitor
 from polythrottle.daemon.loop.executor import Executor
 from polythrottle.daemon.loop.mailbox import EventRecorder
-from polythrottle.daemon.observation import ControlPeriod
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.ladder import Ladder
 from polythrottle.metering.sequential import RollbackTest

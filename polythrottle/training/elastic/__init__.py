@@ -2,9 +2,8 @@
 
     membership       pure: who is there, and which of them make up the numbered generation that trains
     controller       the one process that keeps the membership, on a machine that stays
-    messages         what nodes and workers say to it, every field checked
     channel          how they say it: JSON over HTTP on loopback, or with a token
-    event_log        what has happened in a job, on disk, and what it adds up to
+    events           what nodes and workers say to it, every field checked; what has happened, on disk, and its sum
     engines          the port: start with members, stop, status, events; torchrun behind it, ray_engine too
     launcher         starts, stops and continues a job
     agent            one node of the torchrun engine: TorchElastic's agent, grouped by the controller

@@ -15,30 +15,28 @@ from polythrottle.domain.errors import InvalidInput, PolythrottleError, StorageE
 from polythrottle.storage.object_store import Holding, Store
 from polythrottle.training.elastic.channel import Answer, ControllerChannel, Listener
 from polythrottle.training.elastic.checkpoints import newest_generation
-from polythrottle.training.elastic.event_log import (
+from polythrottle.training.elastic.events import (
     FAULT,
     JOB,
     RESTARTED,
     SUCCESSION,
     SUCCESSOR,
     UNHEARD,
-    EventLog,
-    JobProgress,
-    origin_of,
-    replayed,
-)
-from polythrottle.training.elastic.membership import Event, EventKind, Membership, Phase, Rules, restored
-from polythrottle.training.elastic.messages import (
     Beat,
     Departure,
+    EventLog,
     Finish,
+    JobProgress,
     Join,
     NoticeMessage,
     Ready,
     Report,
     SuccessionStep,
     WorkerFault,
+    origin_of,
+    replayed,
 )
+from polythrottle.training.elastic.membership import Event, EventKind, Membership, Phase, Rules, restored
 from polythrottle.training.elastic.nodes.job_monitor import OVERSEEN, Overseer, Watched
 
 # The controller: one process, on a machine that stays, that keeps a job's membership; it needs no torch.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, UnknownName
 from polythrottle.training.elastic.channel import ControllerAway, ControllerChannel, parse_address
-from polythrottle.training.elastic.event_log import JOB, keeper, read_events
+from polythrottle.training.elastic.events import JOB, keeper, read_events
 
 # The port behind which an existing engine trains: start with members, stop, status, events.
 

@@ -35,7 +35,7 @@ from polythrottle.training.elastic.controller import (
     progress_document,
 )
 from polythrottle.training.elastic.engines import STOP_S, Engine, job_line
-from polythrottle.training.elastic.event_log import EVENTS, JOB, is_kept, keeper, read_events, replayed
+from polythrottle.training.elastic.events import EVENTS, JOB, is_kept, keeper, read_events, replayed
 from polythrottle.training.elastic.membership import EventKind, Phase, Rules, restored
 from polythrottle.training.elastic.nodes.job_monitor import Watched, overseen
 

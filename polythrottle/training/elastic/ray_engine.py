@@ -21,7 +21,7 @@ from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
 from polythrottle.training.elastic.channel import NODE, ControllerAway, ControllerChannel
 from polythrottle.training.elastic.engines import STOP_S, LaunchPlan, Torchrun, descendants, job_line
-from polythrottle.training.elastic.event_log import read_events
+from polythrottle.training.elastic.events import read_events
 from polythrottle.training.elastic.membership import Phase
 
 FAST = {

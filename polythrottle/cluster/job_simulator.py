@@ -12,16 +12,17 @@ from itertools import count
 from math import floor, inf
 from random import Random
 
-from polythrottle.cluster.ledger import Ledger, SimulatedOutcome, Use
-from polythrottle.cluster.simulate.machine_supply import SimulatedJob, Supply
-from polythrottle.cluster.simulate.policies import (
+from polythrottle.cluster.conditions import (
     Decision,
     FleetPolicy,
     LearnedHazard,
+    SimulatedJob,
     Situation,
+    Supply,
     admitted,
     known_per_s,
 )
+from polythrottle.cluster.plan.costs import Ledger, SimulatedOutcome, Use
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.gpu_variability import (
     UNKNOWN,

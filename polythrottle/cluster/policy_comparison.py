@@ -6,18 +6,21 @@ from math import inf
 from typing import Any
 
 from polythrottle.cluster.catalogue import Catalogue
-from polythrottle.cluster.ledger import SimulatedOutcome, Spent, Spread, against, spread
-from polythrottle.cluster.plan.options import Offer, Work
-from polythrottle.cluster.recorded_tables import History, Trace
-from polythrottle.cluster.simulate.job_simulator import Scenario, simulate
-from polythrottle.cluster.simulate.machine_supply import DrawnSupply, RecordedSupply, SimulatedJob, Supply
-from polythrottle.cluster.simulate.policies import (
+from polythrottle.cluster.conditions import (
     DefaultPolicy,
+    DrawnSupply,
     FleetPolicy,
     IndependentPolicy,
     JointPolicy,
+    RecordedSupply,
+    SimulatedJob,
+    Supply,
     TunedPolicy,
 )
+from polythrottle.cluster.job_simulator import Scenario, simulate
+from polythrottle.cluster.plan.costs import SimulatedOutcome, Spent, Spread, against, spread
+from polythrottle.cluster.plan.options import Offer, Work
+from polythrottle.cluster.recorded_tables import History, Trace
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.fleet.gpu_variability import TYPICAL, Silicon
 from polythrottle.domain.fleet.transient_machine import Market
