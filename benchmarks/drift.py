@@ -53,9 +53,9 @@ from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.followed_profile import FollowedProfile, read_tuned, target_of
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.inputs import ControlPeriod, RequestStats
+from polythrottle.daemon.loop.command_handler import TURN_S, Contest
 from polythrottle.daemon.loop.drift_monitor import DriftMonitor
 from polythrottle.daemon.loop.mailbox import Mailbox
-from polythrottle.daemon.loop.profile_selector import TURN_S, Contest
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
 from polythrottle.daemon.status import StudyShown
 from polythrottle.daemon.study_process import StudyOutcome

@@ -25,8 +25,7 @@ from polythrottle.training.beside.live_run import run
 from polythrottle.training.beside.preparation import BatchedWorkload
 from polythrottle.training.beside.scheduler import Terms
 from polythrottle.training.beside.serving_loop import Result
-from polythrottle.training.beside.trainer.driver import Trainer
-from polythrottle.training.beside.trainer.protocol import Task
+from polythrottle.training.beside.trainer.driver import Task, Trainer
 from polythrottle.workloads import open_workload
 
 SIDE, CLASSES = 160, 4

@@ -10,7 +10,7 @@ import resource
 import sys
 import time
 
-from polythrottle.inspect.many_boards import BoardWatch, by_kind
+from polythrottle.inspect.examination import BoardWatch, by_kind
 
 EVERY_S = 3.0
 KINDS = ("jetson-nano", "jetson-orin-nano", "jetson-agx-orin", "jetson-xavier-nx")

@@ -14,7 +14,7 @@ from polythrottle.training.elastic.agent import AgentOptions, ControllerRendezvo
 from polythrottle.training.elastic.channel import GENERATION, ControllerAway, ControllerChannel, WrongToken
 from polythrottle.training.elastic.engines import known_engine
 from polythrottle.training.elastic.launcher import STILLBORN, ControllerOptions, LocalJob
-from polythrottle.training.elastic.worker.progress_reporter import FOLDER, GRACE_S, Pace, Reporter, Tally, read_pace
+from polythrottle.training.elastic.worker.process import FOLDER, GRACE_S, Pace, Reporter, Tally, read_pace
 
 
 class Scripted(ControllerChannel):

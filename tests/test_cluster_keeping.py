@@ -11,7 +11,7 @@ from polythrottle.storage.object_store import Store
 from polythrottle.storage.paths import state_dir
 from polythrottle.training.elastic.checkpoints import Manifest, commit, model_digest, write_state
 from polythrottle.training.elastic.worker.group import CheckpointKeeper
-from polythrottle.training.elastic.worker.progress_reporter import Reporter
+from polythrottle.training.elastic.worker.process import Reporter
 
 MODEL = "a model's"
 

@@ -14,7 +14,7 @@ from polythrottle.training.elastic.nodes.bottleneck_monitor import (
     ObservedNode,
     allowed_remedies,
 )
-from polythrottle.training.elastic.worker.progress_reporter import Pace, Tally
+from polythrottle.training.elastic.worker.process import Pace, Tally
 
 
 class Job:

@@ -30,7 +30,7 @@ from polythrottle.cluster.notice_sources import (
     seconds_left,
     slurm_from_environment,
 )
-from polythrottle.cluster.notice_watcher import NoticeWatch, source_from, watch_from
+from polythrottle.cluster.rented_machines import NoticeWatch, source_from, watch_from
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import BadFile, InvalidInput, UnknownName
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.training.elastic.worker.progress_reporter import (
+from polythrottle.training.elastic.worker.process import (
     Pace,
     Tally,
     own_folder,

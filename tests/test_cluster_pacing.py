@@ -6,7 +6,7 @@ import pytest
 
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.training.elastic.nodes.job_monitor import PacePlanner
-from polythrottle.training.elastic.worker.progress_reporter import Pace, Tally
+from polythrottle.training.elastic.worker.process import Pace, Tally
 
 CAPS = [[None, 1.0, 300.0], [250.0, 1.04, 260.0], [200.0, 1.1, 215.0]]
 """What the store knows: a quarter more slowly, 0.95 and 0.79 of the joules."""

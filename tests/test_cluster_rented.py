@@ -9,7 +9,7 @@ import pytest
 from simulated_provider import SimulatedProvider
 
 from polythrottle.cli.cluster.rented_nodes import NodeSource
-from polythrottle.cluster.provision import SlurmProvider
+from polythrottle.cluster.rented_machines import SlurmProvider
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import ClaimFailed, DeviceError, InvalidInput, UnknownName
 from polythrottle.domain.fleet.transient_machine import Order, Rented, Stage

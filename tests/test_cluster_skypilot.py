@@ -9,7 +9,7 @@ from planning_builders import V100, offer, work
 
 from polythrottle.cli.commands import run
 from polythrottle.cluster.plan.options import Option, options
-from polythrottle.cluster.provision import SkyPilotTraining, task_text, training_text
+from polythrottle.cluster.rented_machines import SkyPilotTraining, task_text, training_text
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.transient_machine import MachineType, Market
 

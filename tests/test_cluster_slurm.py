@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from polythrottle.cluster.provision import SlurmNode, SlurmProvider, nodes, parsed
+from polythrottle.cluster.rented_machines import SlurmNode, SlurmProvider, nodes, parsed
 from polythrottle.domain.errors import DeviceError, InvalidInput
 from polythrottle.domain.fleet.transient_machine import Order, Rented, Stage
 

@@ -25,7 +25,7 @@ from polythrottle.training.elastic.nodes.power_controller import (
     PowerController,
     WindowProgress,
 )
-from polythrottle.training.elastic.worker.progress_reporter import Pace, Tally, write_pace
+from polythrottle.training.elastic.worker.process import Pace, Tally, write_pace
 
 GPU = "NVIDIA-A100-PCIe-40-GB-simulated"
 LOOKS = (CapObservation(None, 0.1, 240.0, 3), CapObservation(200.0, 0.105, 200.0, 3))

@@ -9,7 +9,7 @@ import torch
 
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.training.elastic.worker.group import Group, StepTimer
-from polythrottle.training.elastic.worker.progress_reporter import Tally
+from polythrottle.training.elastic.worker.process import Tally
 
 
 def step(timer: StepTimer, clock: VirtualClock, model: torch.nn.Module, exchange_s: float) -> None:

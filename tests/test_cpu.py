@@ -16,7 +16,7 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, 
 from polythrottle.domain.measurement import EnergyKind
 from polythrottle.domain.ports import Finding
 from polythrottle.domain.space import OperatingPoint, SearchSpace
-from polythrottle.testing.contracts import DeviceContract
+from polythrottle.testing import DeviceContract
 
 RANGE_UJ = 65_532_610_987
 

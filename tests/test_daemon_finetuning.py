@@ -19,6 +19,7 @@ from polythrottle.daemon.status import FinetuningShown
 from polythrottle.daemon.trainer_monitor import LATELY_S, LOOK_S, STILL_S, STILL_UNSEEN_S, TrainerMonitor, leave_link
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import DeviceError
+from polythrottle.training.beside.trainer.driver import Task
 from polythrottle.training.beside.trainer.job_folder import (
     LOCK,
     TASK,
@@ -30,7 +31,6 @@ from polythrottle.training.beside.trainer.job_folder import (
     put_json,
     write_checkpoint,
 )
-from polythrottle.training.beside.trainer.protocol import Task
 
 _HOLDER = (
     "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print('held', flush=True)\n"

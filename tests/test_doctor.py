@@ -15,10 +15,10 @@ from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, UnknownName
 from polythrottle.domain.measurement import Reading
 from polythrottle.domain.ports import Finding
-from polythrottle.inspect import doctor
-from polythrottle.inspect import doctor as sensors
+from polythrottle.inspect import examination
+from polythrottle.inspect import examination as sensors
 from polythrottle.inspect import machine as records
-from polythrottle.inspect.doctor import Examination, examine, real_devices, sensor_findings
+from polythrottle.inspect.examination import Examination, examine, real_devices, sensor_findings
 from polythrottle.inspect.machine import (
     PROGRAMS,
     System,
@@ -471,8 +471,8 @@ def test_a_device_that_cannot_be_opened_is_one_finding(monkeypatch: pytest.Monke
             raise DeviceError("no such\nprocessor")
         return FakeDevice()
 
-    monkeypatch.setattr(doctor, "open_device", refuse)
-    monkeypatch.setattr(doctor, "real_devices", lambda system: ("cpu", "nvml:0"))
+    monkeypatch.setattr(examination, "open_device", refuse)
+    monkeypatch.setattr(examination, "real_devices", lambda system: ("cpu", "nvml:0"))
     found = examine()
     assert found.devices[0].findings == (Finding("device", False, "no such processor"),)
     assert found.devices[1].title == "a test device"

@@ -20,7 +20,7 @@ import pytest
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, KnobRejected, TrialError
 from polythrottle.domain.ports import Target
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.testing.contracts import WorkloadContract
+from polythrottle.testing import WorkloadContract
 from polythrottle.workloads import cuda, open_workload
 
 OUT_OF_MEMORY, INVALID_VALUE, INVALID_CONTEXT, INVALID_DEVICE = 2, 1, 201, 101

@@ -20,9 +20,8 @@ from polythrottle.training.beside.live_run import RunProgress, run
 from polythrottle.training.beside.preparation import BatchedWorkload
 from polythrottle.training.beside.scheduler import Hours, Terms, wall_day_s
 from polythrottle.training.beside.serving_loop import Result
-from polythrottle.training.beside.trainer.driver import Trainer
+from polythrottle.training.beside.trainer.driver import Task, Trainer
 from polythrottle.training.beside.trainer.job_folder import read_progress
-from polythrottle.training.beside.trainer.protocol import Task
 from polythrottle.workloads import open_workload
 
 _SLO_S = 5.0

@@ -12,7 +12,7 @@ import pytest
 from polythrottle.cli.finetune import JobOptions
 from polythrottle.cli.render.finetune import print_status, status_document
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.training.beside.trainer.protocol import ADAPTERS, HEAD
+from polythrottle.training.beside.trainer.driver import ADAPTERS, HEAD
 
 
 def standing(**given: Any) -> Any:

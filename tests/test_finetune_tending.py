@@ -8,8 +8,7 @@ from queue import SimpleQueue
 import pytest
 
 from polythrottle.training.beside.trainer import driver
-from polythrottle.training.beside.trainer.driver import Trainer
-from polythrottle.training.beside.trainer.protocol import Task
+from polythrottle.training.beside.trainer.driver import Task, Trainer
 from polythrottle.training.beside.trainer.supervisor import CompletedCall, SupervisedTrainer, WorkerThread
 
 

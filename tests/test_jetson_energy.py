@@ -20,7 +20,7 @@ from polythrottle.domain.errors import DeviceError, TrialError
 from polythrottle.domain.measurement import EnergyKind, Query, Window
 from polythrottle.domain.ports import Sensor
 from polythrottle.domain.space import OperatingPoint, SearchSpace
-from polythrottle.inspect.doctor import sensor_findings
+from polythrottle.inspect.examination import sensor_findings
 from polythrottle.metering.calibration import calibration_path, sensor_of, write_calibration
 from polythrottle.metering.meter import measure
 from polythrottle.storage.journal.lines import measurement_from, measurement_line

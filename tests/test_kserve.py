@@ -15,7 +15,7 @@ from fake_servers import HEADER_LENGTH, FakeServer, Handler, kserve, listening
 from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, TrialError, UnknownName
 from polythrottle.domain.ports import Concurrent, Noting, Workload
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.testing.contracts import WorkloadContract
+from polythrottle.testing import WorkloadContract
 from polythrottle.workloads import open_workload
 
 X = {"name": "x", "datatype": "FP32", "shape": [-1, 4]}

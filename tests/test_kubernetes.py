@@ -13,7 +13,7 @@ import yaml
 
 from polythrottle.actuation.server.main import _parser
 from polythrottle.daemon.pods.kubernetes import ACCOUNT, KUBELET_SOCKET
-from polythrottle.daemon.pods.placement import Wish, wish_of
+from polythrottle.daemon.pods.residents import Wish, wish_of
 from polythrottle.daemon.settings import check, read_settings
 from polythrottle.storage.paths import ACTUATOR_SOCKET
 

@@ -31,8 +31,8 @@ from polythrottle.domain.errors import DeviceError, InvalidInput, UnknownName
 from polythrottle.domain.measurement import Latency, Measurement
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.inspect import many_boards
-from polythrottle.inspect.many_boards import BoardWatch, by_kind
+from polythrottle.inspect import examination
+from polythrottle.inspect.examination import BoardWatch, by_kind
 from polythrottle.metering.comparison import Comparison
 from polythrottle.testing import plant
 from polythrottle.tuning.apply import Applied, Stay
@@ -143,7 +143,7 @@ def test_a_board_that_still_owes_an_answer_is_not_asked_again(monkeypatch: pytes
             raise DeviceError("gone")
         return open_device(uri)
 
-    monkeypatch.setattr(many_boards, "open_device", slow)
+    monkeypatch.setattr(examination, "open_device", slow)
     watch = BoardWatch(["sim:jetson-nano"], 30.0, clock)
     assert watch.look()[0].failure == "no answer within 30 s"
     assert watch.look()[0].failure.startswith("still no answer")

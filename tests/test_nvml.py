@@ -40,7 +40,7 @@ from polythrottle.domain.space import OperatingPoint, SearchSpace
 from polythrottle.metering import validity
 from polythrottle.metering.meter import measure
 from polythrottle.metering.validity import LockLost
-from polythrottle.testing.contracts import DeviceContract
+from polythrottle.testing import DeviceContract
 from polythrottle.testing.nvml import MODELS, FakeNvml, FaultKind, compiler
 
 pytestmark = pytest.mark.skipif(

@@ -35,7 +35,7 @@ from polythrottle.domain.errors import (
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.identity import disagreement, identity_of
-from polythrottle.testing.contracts import DeviceContract
+from polythrottle.testing import DeviceContract
 from polythrottle.testing.nvml import FakeNvml, FaultKind, compiler
 
 pytestmark = pytest.mark.skipif(

@@ -21,7 +21,7 @@ from polythrottle.domain.errors import (
 )
 from polythrottle.domain.ports import Concurrent, Noting, Workload
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.testing.contracts import WorkloadContract
+from polythrottle.testing import WorkloadContract
 from polythrottle.workloads import open_workload
 from polythrottle.workloads.services.openai import Events, TokenStream, made_up_prompts
 

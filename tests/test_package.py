@@ -127,8 +127,7 @@ def test_names_of_training_are_loaded_when_they_are_used() -> None:
     """A trainer, its task and a script's context; any other name is none of theirs."""
     from polythrottle.training import elastic
     from polythrottle.training.beside import trainer
-    from polythrottle.training.beside.trainer.driver import Trainer
-    from polythrottle.training.beside.trainer.protocol import Task
+    from polythrottle.training.beside.trainer.driver import Task, Trainer
     from polythrottle.training.elastic.worker.context import Context
 
     assert trainer.Trainer is Trainer

@@ -30,8 +30,7 @@ from polythrottle.daemon.loop.runner import LoopComponents, Runner
 from polythrottle.daemon.loop.shared_power import Member, SharedPower
 from polythrottle.daemon.pods import kubernetes
 from polythrottle.daemon.pods.kubernetes import PodFacts, PodName
-from polythrottle.daemon.pods.placement import Placement, PodService, Wish
-from polythrottle.daemon.pods.residents import AGAIN_S, PodsSeen, Residents
+from polythrottle.daemon.pods.residents import AGAIN_S, Placement, PodService, PodsSeen, Residents, Wish
 from polythrottle.daemon.settings import KubernetesSettings, Settings, check, read_settings
 from polythrottle.daemon.startup import build_node, service_of
 from polythrottle.daemon.study_process import Studies

@@ -16,8 +16,7 @@ from kubelets import CHAT, GPUS, SERVED, FakeCluster, FakeKubelet, Held
 
 from polythrottle.daemon.pods import relay
 from polythrottle.daemon.pods.kubernetes import ClusterApi, Kubelet, PodDevices, PodFacts, PodName, message_class
-from polythrottle.daemon.pods.placement import Wish, place, wish_of
-from polythrottle.daemon.pods.residents import FACTS_S, LOOK_S, SILENT_S, PodTracker
+from polythrottle.daemon.pods.residents import FACTS_S, LOOK_S, SILENT_S, PodTracker, Wish, place, wish_of
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, PolythrottleError, UnknownName
 

@@ -19,7 +19,7 @@ from polythrottle.cli.commands import run
 from polythrottle.domain.backports import tomllib
 from polythrottle.domain.errors import BadFile, InvalidInput, TrialError, UnknownName
 from polythrottle.inspect.descriptions import Description, profile_model
-from polythrottle.workloads.computation_graph.operators import Access, Graph, Sketch, Tensor, count, fuse
+from polythrottle.workloads.graph_operators import Access, Graph, Sketch, Tensor, count, fuse
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 

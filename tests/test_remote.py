@@ -20,8 +20,7 @@ from polythrottle.domain.measurement import EnergyKind
 from polythrottle.domain.ports import Device, Inspectable, Offering
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.identity import identity_of
-from polythrottle.testing import FakeKernel, Fault
-from polythrottle.testing.contracts import DeviceContract
+from polythrottle.testing import DeviceContract, FakeKernel, Fault
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import DeviceError, TrialError
 from polythrottle.domain.measurement import Reading, Window
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.inspect.doctor import sensor_findings
+from polythrottle.inspect.examination import sensor_findings
 from polythrottle.inspect.tree_files import collect
 from polythrottle.metering.meter import measure
 from polythrottle.testing import FakeKernel, plant

@@ -16,7 +16,7 @@ from polythrottle.domain.measurement import EnergyKind, Measurement, Window
 from polythrottle.domain.ports import Device, Rewindable, Workload
 from polythrottle.domain.space import Level, OperatingPoint
 from polythrottle.metering.meter import measure
-from polythrottle.testing.contracts import DeviceContract, WorkloadContract
+from polythrottle.testing import DeviceContract, WorkloadContract
 
 BOARDS = tuple(names("devices"))
 CARDS = ("v100", "a100", "h100", "l4", "a40")

@@ -32,7 +32,7 @@ from polythrottle.domain.ladder import PointPerformance
 from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.ports import Device
 from polythrottle.domain.profile import Profile
-from polythrottle.testing.contracts import DeviceContract
+from polythrottle.testing import DeviceContract
 from polythrottle.tuning.measured_ladder import ladder_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/how-to/servers.md"

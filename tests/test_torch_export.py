@@ -15,7 +15,7 @@ from torch.export import Dim
 from polythrottle.domain.errors import BadFile, InvalidInput, TrialError, UnknownName
 from polythrottle.domain.ports import Workload
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.testing.contracts import WorkloadContract
+from polythrottle.testing import WorkloadContract
 from polythrottle.workloads import open_workload
 
 

@@ -17,9 +17,9 @@ from trainer_jobs import WIDTH, Tiny, counted_entries, data_folder, exported, jo
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, PolythrottleError, StorageError, TrialError
 from polythrottle.storage.atomic_file import replace_file
 from polythrottle.training.beside.trainer import job_folder
+from polythrottle.training.beside.trainer.driver import Task
 from polythrottle.training.beside.trainer.job_folder import Listing, read_progress
 from polythrottle.training.beside.trainer.network import Network, begun, scores_of
-from polythrottle.training.beside.trainer.protocol import Task
 from polythrottle.training.beside.trainer.server import RequestHandler, Validation
 from polythrottle.training.beside.trainer.worker import Unreadable, Worker, read_sample
 

@@ -11,9 +11,8 @@ import pytest
 from trainer_jobs import data_folder, exported, job
 
 from polythrottle.domain.errors import InvalidInput, PolythrottleError, TrialError
-from polythrottle.training.beside.trainer.driver import Trainer
+from polythrottle.training.beside.trainer.driver import Trainer, TrainerLost
 from polythrottle.training.beside.trainer.job_folder import read_progress
-from polythrottle.training.beside.trainer.protocol import TrainerLost
 
 pytestmark = pytest.mark.slow  # each starts trainers, which load torch
 

@@ -14,6 +14,7 @@ from trainer_jobs import counted_entries
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
 from polythrottle.storage.atomic_file import replace_file
 from polythrottle.training.beside.trainer import job_folder, worker
+from polythrottle.training.beside.trainer.driver import Task
 from polythrottle.training.beside.trainer.job_folder import (
     Checkpoint,
     JobPosition,
@@ -26,7 +27,6 @@ from polythrottle.training.beside.trainer.job_folder import (
     roll_back_model,
     swap_model,
 )
-from polythrottle.training.beside.trainer.protocol import Task
 from polythrottle.training.beside.trainer.worker import LedgerEntry
 
 

@@ -20,7 +20,7 @@ from polythrottle.backends.cpu.energy import busy_s
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, KnobRejected, TrialError, UnknownName
 from polythrottle.domain.ports import Workload
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.testing.contracts import WorkloadContract
+from polythrottle.testing import WorkloadContract
 from polythrottle.workloads import open_workload
 from polythrottle.workloads.inputs import Input, parse_inputs, processors, random_array
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from polythrottle.domain.errors import BadFile
-from polythrottle.training.beside.trainer.protocol import Task
+from polythrottle.training.beside.trainer.driver import Task
 from polythrottle.training.beside.trainer.worker import LEDGER, LedgerEntry
 
 WIDTH = 6

@@ -24,7 +24,7 @@ from polythrottle.domain.errors import InvalidInput, PolythrottleError
 from polythrottle.domain.ports import Device, Optimizer, Recorded, Workload
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import Study
-from polythrottle.inspect.many_boards import Kind
+from polythrottle.inspect.examination import Kind
 from polythrottle.optimize import Options, make_optimizer
 from polythrottle.optimize.options import WarmStart
 from polythrottle.storage.boards_journal import BOARDS, BoardsJournal

@@ -41,7 +41,7 @@ from polythrottle.tuning.study_store import PriorStudies, check_same_problem, op
 from polythrottle.tuning.tuner import check_errors
 
 if TYPE_CHECKING:
-    from polythrottle.inspect.doctor import Examination
+    from polythrottle.inspect.examination import Examination
     from polythrottle.metering.comparison import ProfileCheck
     from polythrottle.optimize.explain import Explanation
 
@@ -504,7 +504,7 @@ def doctor(device: str | None = None) -> "Examination":
         InvalidInput: If the URI is malformed.
         UnknownName: If its scheme is not known.
     """
-    from polythrottle.inspect.doctor import examine
+    from polythrottle.inspect.examination import examine
 
     return examine(device)
 

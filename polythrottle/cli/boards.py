@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from polythrottle.api.boards import BoardOutcome, Rollout
     from polythrottle.api.deployment import Restored
     from polythrottle.backends.device_uri import Answer
-    from polythrottle.inspect.many_boards import BoardState, Kind
+    from polythrottle.inspect.examination import BoardState, Kind
     from polythrottle.tuning.canary import CanaryTest
 
 # `polythrottle boards`: lists, groups and watches.
@@ -47,7 +47,7 @@ def boards(
     Boards of one kind have the same hardware, firmware and knobs: a profile of one is for all of them. Exit code 6 if
     one cannot be reached.
     """
-    from polythrottle.inspect.many_boards import BoardWatch
+    from polythrottle.inspect.examination import BoardWatch
 
     if as_json and prometheus:
         raise InvalidInput("--json and --prometheus exclude each other; leave one out")
@@ -86,7 +86,7 @@ def _print_states(states: "Sequence[BoardState]", as_json: bool, prometheus: boo
 
 
 def _document(states: "Sequence[BoardState]") -> dict[str, Any]:
-    from polythrottle.inspect.many_boards import by_kind
+    from polythrottle.inspect.examination import by_kind
 
     return {
         "kinds": [
@@ -119,7 +119,7 @@ def _print_table(states: "Sequence[BoardState]") -> None:
 
     from polythrottle.cli.render.console import Unpadded, narrow_console
     from polythrottle.domain.units import show
-    from polythrottle.inspect.many_boards import by_kind
+    from polythrottle.inspect.examination import by_kind
 
     console = narrow_console()
     kinds = by_kind(states)

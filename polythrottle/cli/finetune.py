@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from polythrottle.training.beside.preparation import ServingPlace
     from polythrottle.training.beside.scheduler import Hours, Terms
     from polythrottle.training.beside.serving_loop import Result
-    from polythrottle.training.beside.trainer.protocol import Task
+    from polythrottle.training.beside.trainer.driver import Task
 
 app = typer.Typer(
     cls=CommandGroup, help="Fine-tune a model beside its inference, within the latency limit.", rich_markup_mode=None
@@ -135,7 +135,7 @@ class JobOptions(OptionGroup):
         Raises:
             InvalidInput: If data or folder is missing, or a value out of its range.
         """
-        from polythrottle.training.beside.trainer.protocol import ADAPTERS, HEAD, Task
+        from polythrottle.training.beside.trainer.driver import ADAPTERS, HEAD, Task
 
         folder = job or self.job
         if not self.data or not folder:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from polythrottle.domain.ports import Device, Finding, Sensor
     from polythrottle.inspect.board_record import BoardRecord
     from polythrottle.inspect.descriptions import Description
-    from polythrottle.inspect.doctor import Examination
+    from polythrottle.inspect.examination import Examination
     from polythrottle.metering.calibration import SelfTest
     from polythrottle.metering.wall_calibration import WallFit
 
@@ -43,7 +43,7 @@ def doctor(
 ) -> None:
     """Say what works here and what does not, why, and who else steers the clocks; writes and runs nothing."""
     from polythrottle.inspect.board_record import document, record
-    from polythrottle.inspect.doctor import examine
+    from polythrottle.inspect.examination import examine
 
     if assumed:
         answer(record(device), as_json, _print_records, document)

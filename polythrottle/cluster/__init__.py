@@ -4,8 +4,8 @@
     recorded_tables    prices, power caps, machines, step times and lifetimes that were recorded
     predict/      step time, cluster speed, checkpoints, lifetimes, completion; each model is scored on unseen networks
     plan/         which machines, how many, which market, which cap, which checkpoint interval, and what a job costs
-    provision     machines from Slurm and SkyPilot
-    notice_sources notice_watcher   machines that are about to be taken away
+    rented_machines   from Slurm and SkyPilot, and watched
+    notice_sources    what tells that machines are about to be taken away
     fleet         what nodes have learnt from each other, as `cluster fleet` shows it
     job_simulator conditions policy_comparison   the same planner, checkpointing and fleet in virtual time
 

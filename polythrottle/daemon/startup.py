@@ -60,8 +60,7 @@ from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path, state_dir
 from polythrottle.tuning.file_trust import check_device
 
 if TYPE_CHECKING:
-    from polythrottle.daemon.pods.placement import PodService
-    from polythrottle.daemon.pods.residents import Residents
+    from polythrottle.daemon.pods.residents import PodService, Residents
     from polythrottle.daemon.traffic.simulated import SimulatedSite
 
 # The machine's clock with a sleep that another thread or a signal can end.

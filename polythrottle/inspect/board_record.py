@@ -28,7 +28,7 @@ from polythrottle.backends.probe import Tree
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected
 from polythrottle.domain.ports import Device
-from polythrottle.inspect.doctor import real_devices
+from polythrottle.inspect.examination import real_devices
 from polythrottle.inspect.machine import System
 from polythrottle.storage.untrusted import read_toml
 

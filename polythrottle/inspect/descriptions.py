@@ -26,7 +26,7 @@ from polythrottle.domain.ports import Device
 from polythrottle.domain.space import BATCH_SIZE, Level, SearchSpace
 from polythrottle.domain.units import to_file
 from polythrottle.workloads import open_workload
-from polythrottle.workloads.computation_graph.operators import Counts, Graph, count
+from polythrottle.workloads.graph_operators import Counts, Graph, count
 
 if TYPE_CHECKING:
     from polythrottle.workloads.torch_model import TorchWorkload
@@ -456,7 +456,7 @@ def profile_model(
 
 
 def _of_onnx(uri: str, inputs: Sequence[str], batch_size: int | None, precision: str | None) -> Description:
-    from polythrottle.workloads.computation_graph.onnx_file import trace_onnx
+    from polythrottle.workloads.onnx_graph import trace_onnx
 
     graph, given, items = trace_onnx(uri, inputs, batch_size)
     half = any(each.dtype == "float16" for each in given)
@@ -475,7 +475,7 @@ def _of_onnx(uri: str, inputs: Sequence[str], batch_size: int | None, precision:
 
 
 def _of_torch(uri: str, inputs: Sequence[str], batch_size: int | None, precision: str | None) -> Description:
-    from polythrottle.workloads.computation_graph.torch_module import trace_torch
+    from polythrottle.workloads.torch_graph import trace_torch
 
     served = _served(uri, inputs, None)
     levels = tuple(int(level) for level in served.space.knob(BATCH_SIZE).levels)

@@ -10,7 +10,7 @@ import yaml
 from cluster.ledgers import counted, steps
 from cluster.slurm_nodes import free_port
 
-from polythrottle.cluster.provision import PORT, SkyPilotTraining, training_text
+from polythrottle.cluster.rented_machines import PORT, SkyPilotTraining, training_text
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).with_name("elastic_script.py")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cluster.slurm_nodes import SlurmNodes
 
-from polythrottle.cluster.provision import SlurmProvider, nodes
+from polythrottle.cluster.rented_machines import SlurmProvider, nodes
 from polythrottle.domain.errors import DeviceError
 from polythrottle.domain.fleet.transient_machine import Order, Stage
 

@@ -229,7 +229,7 @@ def _replayed(read: "Catalogue", made: "Plan", replaying: ReplayOptions) -> "Rep
 def _tell(told: "PlanAnswer", job: PlanJobOptions, as_json: bool) -> None:
     """Print a plan with what was simulated beside it, draw it, and write its task."""
     from polythrottle.cli.cluster.plan_output import draw, plan_document, print_plan
-    from polythrottle.cluster.provision import task_text
+    from polythrottle.cluster.rented_machines import task_text
     from polythrottle.storage.atomic_file import replace_file
 
     made = told[1]

@@ -60,7 +60,7 @@ class NodeSource:
             InvalidInput: If the controller's address is none.
             DeviceError: If Slurm is not here, or does not answer.
         """
-        from polythrottle.cluster.provision import check_answers
+        from polythrottle.cluster.rented_machines import check_answers
         from polythrottle.training.elastic.channel import parse_address
 
         parse_address(self.address)
@@ -77,7 +77,7 @@ class NodeSource:
 
     def provider(self, plan: "LaunchPlan") -> "Provider":
         """Return who rents out the nodes, once the controller of the job can be reached."""
-        from polythrottle.cluster.provision import SlurmProvider
+        from polythrottle.cluster.rented_machines import SlurmProvider
         from polythrottle.training.elastic.engines import job_line, joining_words
 
         # The address is known once the controller listens: with port 0 the kernel chooses it.
@@ -95,7 +95,7 @@ def check_sources(texts: Sequence[str]) -> None:
         InvalidInput: If a source is named twice, or no signal can be the one that is named.
     """
     from polythrottle.cluster.notice_sources import signal_number
-    from polythrottle.cluster.notice_watcher import SOURCES
+    from polythrottle.cluster.rented_machines import SOURCES
 
     known = {each.partition(":")[0]: ":" in each for each in SOURCES}
     for text in texts:
@@ -207,7 +207,7 @@ class TaskFile:
             InvalidInput: If the script is not below the working folder, which is what SkyPilot copies.
             StorageError: If the file cannot be written.
         """
-        from polythrottle.cluster.provision import SECRET, SkyPilotTraining, training_text
+        from polythrottle.cluster.rented_machines import SECRET, SkyPilotTraining, training_text
         from polythrottle.storage.atomic_file import replace_file
 
         here = Path.cwd()

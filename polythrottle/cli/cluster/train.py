@@ -377,7 +377,7 @@ def _serve(options: TrainJobOptions, address: str, token_file: Path | None) -> d
 
 
 def _join(address: str, token_file: Path | None, options: NodeOptions, training: TrainingScript) -> None:
-    from polythrottle.cluster.notice_watcher import watch_from
+    from polythrottle.cluster.rented_machines import watch_from
     from polythrottle.training.elastic.launcher import way_to
     from polythrottle.training.elastic.worker.process import LastWords, warm_up
 

@@ -13,7 +13,7 @@ from polythrottle.cli.render.console import Unpadded, plain_console
 from polythrottle.domain.errors import PolythrottleError
 from polythrottle.domain.space import Knob
 from polythrottle.domain.units import show_name, show_number
-from polythrottle.inspect.doctor import groups, real_devices
+from polythrottle.inspect.examination import groups, real_devices
 from polythrottle.inspect.machine import System
 
 

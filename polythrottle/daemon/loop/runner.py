@@ -31,11 +31,10 @@ from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.followed_profile import FollowedProfile, ProfileRules, check_kind, untuned
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.inputs import JUMP_S, ControlPeriod, Observer, Report, Stop, Traffic
-from polythrottle.daemon.loop.command_handler import RELEASED, CommandHandler
+from polythrottle.daemon.loop.command_handler import RELEASED, ActiveProfile, CommandHandler, ProfileSelector
 from polythrottle.daemon.loop.drift_monitor import DriftMonitor
 from polythrottle.daemon.loop.executor import Executor
 from polythrottle.daemon.loop.mailbox import EventRecorder, Frame, Mailbox, Turn, stamp, status_of
-from polythrottle.daemon.loop.profile_selector import ActiveProfile, ProfileSelector
 from polythrottle.daemon.study_process import Studies
 from polythrottle.daemon.traffic.proxy_prompts import BoardClocks, PromptFollower, PromptSource
 from polythrottle.daemon.trainer_monitor import TrainerMonitor, TrainerState

@@ -20,8 +20,7 @@ from polythrottle.training.beside.corun_bench import UNKNOWN, CoRunProfile, Meas
 from polythrottle.training.beside.corun_model import LEAST_RUNS, PaperModel
 from polythrottle.training.beside.operating_options import FinetuningJob, Menu, Option, Slice
 from polythrottle.training.beside.simulated_run import SimulatedScene
-from polythrottle.training.beside.trainer.driver import Trainer
-from polythrottle.training.beside.trainer.protocol import Task
+from polythrottle.training.beside.trainer.driver import Task, Trainer
 from polythrottle.training.beside.trainer.supervisor import SupervisedTrainer, WorkerThread
 from polythrottle.workloads import open_workload
 

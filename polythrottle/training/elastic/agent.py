@@ -44,6 +44,7 @@ from polythrottle.training.elastic.channel import (
 )
 from polythrottle.training.elastic.nodes.power_controller import WINDOW_S, PowerController
 from polythrottle.training.elastic.worker.process import (
+    FOLDER,
     METHOD,
     LastWords,
     MemoryWatch,
@@ -53,7 +54,6 @@ from polythrottle.training.elastic.worker.process import (
     train,
     warm_up,
 )
-from polythrottle.training.elastic.worker.progress_reporter import FOLDER
 
 POLL_S = 0.1
 PATIENCE_S = 120.0

@@ -18,8 +18,7 @@ used: the daemon at rest reads where a job stands with `job_folder`. A job's fol
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from polythrottle.training.beside.trainer.driver import Trainer
-    from polythrottle.training.beside.trainer.protocol import Task
+    from polythrottle.training.beside.trainer.driver import Task, Trainer
 
 __all__ = ["Task", "Trainer"]
 
@@ -30,7 +29,7 @@ def __getattr__(name: str) -> object:
 
         return Trainer
     if name == "Task":
-        from polythrottle.training.beside.trainer.protocol import Task
+        from polythrottle.training.beside.trainer.driver import Task
 
         return Task
     raise AttributeError(f"module 'polythrottle.training.beside.trainer' has no attribute {name!r}")

@@ -21,7 +21,7 @@ from typing_extensions import Self
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
 from polythrottle.storage.atomic_file import replace_file
 from polythrottle.storage.untrusted import check_plain
-from polythrottle.training.beside.trainer.protocol import Task
+from polythrottle.training.beside.trainer.driver import Task
 from polythrottle.training.checkpoints import (
     HEAD_BYTES,
     KEPT,

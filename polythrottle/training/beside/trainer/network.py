@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from polythrottle.domain.errors import BadFile, InvalidInput, TrialError
+from polythrottle.training.beside.trainer.driver import ADAPTERS
 from polythrottle.training.beside.trainer.job_folder import classes_of
-from polythrottle.training.beside.trainer.protocol import ADAPTERS
 from polythrottle.workloads import open_workload
 from polythrottle.workloads.foreign_calls import guarded
 from polythrottle.workloads.torch_archive import load_export, load_script, load_tensors, quiet

@@ -17,9 +17,9 @@ from polythrottle.actuation.wire import error_line
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, StorageError, TrialError
 from polythrottle.storage.atomic_file import replace_file
 from polythrottle.storage.json_lines import Channel
+from polythrottle.training.beside.trainer.driver import MOST_REQUEST, Task
 from polythrottle.training.beside.trainer.job_folder import VALIDATION, put_json, roll_back_model, swap_model
 from polythrottle.training.beside.trainer.network import scores_of
-from polythrottle.training.beside.trainer.protocol import MOST_REQUEST, Task
 from polythrottle.training.beside.trainer.worker import Worker
 from polythrottle.workloads.foreign_calls import one_line
 
@@ -371,8 +371,8 @@ def _sha256(path: Path) -> str:
 
 def _counted(worker: Worker) -> dict[str, Any]:
     """Return what one sample's forward pass computes and moves; None where it cannot be counted, and why."""
-    from polythrottle.workloads.computation_graph.operators import count
-    from polythrottle.workloads.computation_graph.torch_module import trace_torch
+    from polythrottle.workloads.graph_operators import count
+    from polythrottle.workloads.torch_graph import trace_torch
 
     try:
         inputs, _, _ = worker.epoch.read(worker.epoch.order[:1])

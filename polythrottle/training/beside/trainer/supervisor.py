@@ -9,8 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from polythrottle.domain.errors import PolythrottleError
-from polythrottle.training.beside.trainer.driver import Hello, SliceDone, Trainer
-from polythrottle.training.beside.trainer.protocol import TrainerLost
+from polythrottle.training.beside.trainer.driver import Hello, SliceDone, Trainer, TrainerLost
 
 # A thread that does one thing at a time and says when it is done.
 

@@ -22,6 +22,7 @@ import torch
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, StorageError, TrialError
 from polythrottle.storage.append_log import AppendLog
 from polythrottle.storage.atomic_file import replace_file
+from polythrottle.training.beside.trainer.driver import Task
 from polythrottle.training.beside.trainer.job_folder import (
     LABELS,
     LOCK,
@@ -39,7 +40,6 @@ from polythrottle.training.beside.trainer.job_folder import (
     write_checkpoint,
 )
 from polythrottle.training.beside.trainer.network import ARCHIVE, SCRIPT, Learner, Network, begun, out_of_memory
-from polythrottle.training.beside.trainer.protocol import Task
 from polythrottle.workloads.foreign_calls import one_line
 from polythrottle.workloads.torch_archive import load_tensors
 
@@ -468,7 +468,7 @@ class Worker:
         return self.place.epoch >= self.task.epochs
 
     def slice(self, samples: int, write: bool = True) -> dict[str, Any]:
-        """Do some samples of the step that runs, and end it with the last of them; `protocol` tells what is answered.
+        """Do some samples of the step that runs, and end it with the last of them; `driver` tells what is answered.
 
         Raises:
             InvalidInput: If nothing is left to do, or no sample was asked for.

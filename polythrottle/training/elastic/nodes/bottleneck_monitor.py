@@ -30,7 +30,7 @@ from polythrottle.training.elastic.nodes.bottleneck import (
     shortfall,
     worth_keeping,
 )
-from polythrottle.training.elastic.worker.progress_reporter import Pace, Tally
+from polythrottle.training.elastic.worker.process import Pace, Tally
 
 LENGTH_S = 5.0
 _FEWEST_STEPS = 3

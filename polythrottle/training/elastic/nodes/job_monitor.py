@@ -19,7 +19,7 @@ from polythrottle.training.elastic.nodes.bottleneck_monitor import (
     tried_document,
 )
 from polythrottle.training.elastic.nodes.power_cap_search import NewcomerStep
-from polythrottle.training.elastic.worker.progress_reporter import Pace, Tally, pace_of
+from polythrottle.training.elastic.worker.process import Pace, Tally, pace_of
 
 # What the controller hears of nodes' paces and boards, and the caps it answers with: each just meets the slowest.
 #

@@ -17,7 +17,7 @@ from polythrottle.storage.fleet_knowledge import Knowledge, KnowledgeStore, Node
 from polythrottle.storage.object_store import Store
 from polythrottle.training.elastic.nodes.power_cap_search import Exploring
 from polythrottle.training.elastic.nodes.steered_node import Steerable, SteeredNode, Steps, actuator_there, open_boards
-from polythrottle.training.elastic.worker.progress_reporter import Pace, Tally, own_folder, read_pace
+from polythrottle.training.elastic.worker.process import Pace, Tally, own_folder, read_pace
 
 AGAIN_S = 60.0
 """How often at most what a node says of caps it has told of is written again: stores take money for writing."""

@@ -29,7 +29,7 @@ from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.training.elastic.channel import GENERATION, NODE, REGROUP, line_from_environment
 from polythrottle.training.elastic.checkpoints import Manifest, loads, model_digest
 from polythrottle.training.elastic.worker.group import CheckpointKeeper, Group, StepTimer
-from polythrottle.training.elastic.worker.progress_reporter import Pace, Reporter
+from polythrottle.training.elastic.worker.process import Pace, Reporter
 from polythrottle.training.sampler import BatchRule, Micro, SamplerPosition, fingerprint, micros, order, place_from
 
 AGREE_S = 0.2

@@ -32,7 +32,7 @@ from polythrottle.training.elastic.checkpoints import (
     newest,
     size_of,
 )
-from polythrottle.training.elastic.worker.progress_reporter import Reporter, Tally
+from polythrottle.training.elastic.worker.process import Reporter, Tally
 
 # The workers of one generation and what they say to each other, whatever the model's device.
 

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from polythrottle.domain.errors import InvalidInput, PolythrottleError, TrialError
-from polythrottle.workloads.computation_graph.operators import Access, Graph, Sketch, Tensor
 from polythrottle.workloads.foreign_calls import guarded
+from polythrottle.workloads.graph_operators import Access, Graph, Sketch, Tensor
 
 _aten = torch.ops.aten
 _QUANTISED = ("quantized", "quantized_decomposed", "onednn", "torchao")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, TrialError
-from polythrottle.workloads.computation_graph.operators import Access, Graph, Sketch, Tensor
 from polythrottle.workloads.foreign_calls import guarded, one_line
+from polythrottle.workloads.graph_operators import Access, Graph, Sketch, Tensor
 from polythrottle.workloads.inputs import DeclaredInput, FedInput, batch_knobs, fed, parse_inputs
 from polythrottle.workloads.onnx_model import check_weights
 

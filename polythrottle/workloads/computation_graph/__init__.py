@@ -1,1 +1,0 @@
-"""What a model computes and moves, counted from the model itself."""
