@@ -58,7 +58,7 @@ class DeviceURI:
         scheme, _, name = body.partition(":")
         if scheme not in SCHEMES:
             _check_board(own, body)
-            raise UnknownName("device", text, SCHEMES, hint=f"(a device is one of {FORMS})")
+            raise UnknownName("device", text, SCHEMES, hint=f"(a device is one of {FORMS})", listed=False)
         options: dict[str, str] = {}
         for part in filter(None, query.split("&")):
             key, found, value = part.partition("=")

@@ -77,6 +77,7 @@ def read_archive(path: Path) -> Mapping[str, Member]:
     Raises:
         BadFile: If it cannot be read, is no archive, or holds what no snapshot holds; says what.
     """
+    import gzip
     import tarfile
     import zlib
 
@@ -91,6 +92,8 @@ def read_archive(path: Path) -> Mapping[str, Member]:
         return members
     except (OSError, ValueError, EOFError, zlib.error, tarfile.TarError, OverflowError) as err:
         reason = err.strerror if isinstance(err, OSError) and err.strerror else err
+        if isinstance(err, gzip.BadGzipFile):
+            reason = "it is not gzipped"
         raise BadFile(
             f"{path} is not an archive of a board that can be opened: {' '.join(str(reason).split())}"
         ) from err

@@ -231,7 +231,8 @@ def profile_model(
         str | None, typer.Option("--precision", metavar="NAME", help="fp32, fp16 or int8; the model's own.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="The workload file to write (.toml).")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="The workload file to write; profiles/workloads/<model>.toml."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     as_json: JsonOption = False,

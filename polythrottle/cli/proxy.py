@@ -20,7 +20,7 @@ _LONGEST_S = 86_400.0
 def proxy(
     server: Annotated[str, typer.Argument(metavar="SERVER", help="The server: http://host:port.", show_default=False)],
     limit: Annotated[
-        int, typer.Option("--in-flight", metavar="N", help="So many requests may be under way at once.")
+        int, typer.Option("--in-flight", metavar="N", help="So many requests may be under way at once; 0: any.")
     ] = 16,
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Where it listens; port 0 is any free one.")

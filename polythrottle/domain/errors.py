@@ -41,19 +41,30 @@ class InvalidInput(PolythrottleError):
 
 
 class UnknownName(PolythrottleError):
-    """A name that should be in a catalogue is not there."""
+    """A name that should be in a catalogue is not there.
+
+    Args:
+        kind: What it names.
+        name: As it was given.
+        known: The names there are: those that are near are offered, otherwise all.
+        hint: What else helps.
+        listed: Whether all are told where none is near; else the hint says what there is.
+    """
 
     exit_code = 3
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "", *, listed: bool = True) -> None:
         names = sorted(known)
         near = get_close_matches(name, names, n=3, cutoff=0.6)
         if len(name) > 2:  # a name that was begun, however long its rest
             near += [each for each in names if each.startswith(name) and each not in near][:3]
         if near:
             offer = f"did you mean {' or '.join(near)}?"
-        else:
+        elif listed:
             offer = f"known: {', '.join(names) or 'none'}"
+        else:
+            offer = hint.strip("()")
+            hint = ""
         if name or names:
             text = f"unknown {kind} {name!r}; {offer}"
             separator = " "
