@@ -387,14 +387,3 @@ def test_a_journal_is_read_as_the_study_it_holds(table: str) -> None:
     assert str(tuning.profile_path) in tuning._repr_html_()
     with pytest.raises(BadFile, match="nowhere"):
         polythrottle.read_journal("nowhere.jsonl")
-
-
-def test_a_profile_of_another_workload_is_not_replaced(tmp_path: Path) -> None:
-    """A name that is used twice by mistake costs nobody a profile; the same question asked again replaces its own."""
-    out = tmp_path / "profile.toml"
-    for limit in ("p99<=1.5x", "p99<=2x"):
-        polythrottle.tune("sim:jetson-nano", "resnet50", limit, trials=1, out=out)
-    before = out.read_bytes()
-    with pytest.raises(InvalidInput, match=r"is the profile of resnet50 on sim:jetson-nano; name another"):
-        polythrottle.tune("sim:jetson-nano", "mobilenetv2", "p99<=1.5x", trials=1, out=out)
-    assert out.read_bytes() == before

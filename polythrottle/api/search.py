@@ -35,7 +35,7 @@ from polythrottle.tuning.file_trust import accept_resumed, begun_on, checked_pla
 from polythrottle.tuning.objects import Served, checked_optimizer, type_name
 from polythrottle.tuning.plan import StudyPlan, check_importable
 from polythrottle.tuning.remarks import beforehand, meanwhile, narrowed, unsteered
-from polythrottle.tuning.setup import Setup, problem_of, slug
+from polythrottle.tuning.setup import Setup, problem_of
 from polythrottle.tuning.stopping import Budget, Rule
 from polythrottle.tuning.study_store import PriorStudies, check_same_problem, open_study, recalled
 from polythrottle.tuning.tuner import check_errors
@@ -225,8 +225,6 @@ class TuneOptions:
         problem = replace(problem, content=content, objective=self.objective, arrivals=setup.traffic)
         check_errors(self.plan, board, served, problem)
         check_replaceable(self.plan.out or usual_path(problem))
-        if self.plan.out is not None:
-            _check_same(self.plan.out, problem)
         return Study(problem, self.method, self.seed)
 
 
@@ -409,23 +407,6 @@ def _checked_out(out: Path | str | None, journal: Path | str | None) -> Path | N
         raise InvalidInput(f"{out} cannot be both the journal and the profile")
     check_replaceable(path)
     return path
-
-
-def _check_same(path: Path, problem: Problem) -> None:
-    """Check that a profile which would be replaced is one of the same workload on the same device.
-
-    Raises:
-        InvalidInput: If it is another's.
-    """
-    from polythrottle.catalog.profiles import read_profile
-
-    try:
-        before = read_profile(path)
-    except BadFile:
-        return  # there is none, or nobody can use it
-    if (slug(before.device), slug(before.workload)) != (slug(problem.device), slug(problem.workload)):
-        told = f"{path.name} is the profile of {before.workload} on {before.device}"
-        raise InvalidInput(f"{told}; name another file with --out, or delete it")
 
 
 def check(
