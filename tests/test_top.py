@@ -153,6 +153,24 @@ def test_a_daemon_that_goes_is_waited_for(script: Daemon) -> None:
     watch(script, play)
 
 
+def test_a_daemon_that_goes_before_its_first_events_are_read_is_waited_for_too(script: Daemon) -> None:
+    """On a busy machine a screen may be up a while before it listens."""
+
+    async def go(url: str) -> None:
+        client = Client(url=url)
+        app = TopScreen(client, client.status())
+        script.leave()
+        async with app.run_test(size=(80, 24)) as pilot:
+            screen = Watched(app, pilot)
+            await screen.until("trying again")
+            script.come_back()
+            script.show(status(4700))
+            await screen.until("live")
+
+    with serving(script) as url:
+        asyncio.run(go(url))
+
+
 def test_a_control_loop_that_stands_still_is_noticed(script: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures that do not change any more are called old after five seconds."""
     from polythrottle.cli.render import status_screen

@@ -35,7 +35,7 @@ from polythrottle.cli.render.status import (
 )
 from polythrottle.daemon.client import Client, Gone
 from polythrottle.daemon.status import Happened, Status
-from polythrottle.domain.errors import PolythrottleError
+from polythrottle.domain.errors import DeviceError, PermissionDenied, PolythrottleError
 from polythrottle.storage.untrusted import printable
 
 _KEPT_S = 600
@@ -236,11 +236,16 @@ class TopScreen(App[None]):
         """Take in what the daemon tells, on a thread of its own, until the screen closes."""
         last = 0
         try:
-            for event in self._client.events():
-                self.call_from_thread(self._hear, event)
-                last = event.number
-            for second in self._client.seconds():
-                self.call_from_thread(self._keep, {name: second.get(name) for name in self._past})
+            try:
+                for event in self._client.events():
+                    self.call_from_thread(self._hear, event)
+                    last = event.number
+                for second in self._client.seconds():
+                    self.call_from_thread(self._keep, {name: second.get(name) for name in self._past})
+            except PermissionDenied:
+                raise
+            except DeviceError as error:
+                self.call_from_thread(self._hear, Gone(str(error)))  # it is tried again by what follows
             for heard in self._client.follow(after=last):
                 self.call_from_thread(self._hear, heard)
         except PolythrottleError as error:
