@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import median
 
 from polythrottle.api.boards import Rollout, apply_to_all
-from polythrottle.catalog.profiles import read_profile, write_profile
+from polythrottle.catalog.tuned_profiles import read_profile, write_profile
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.tuning.setup import Setup
 
 TUNED = Path(__file__).resolve().parent.parent / "examples/orin-efficientnet-b4.toml"

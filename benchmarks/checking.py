@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from polythrottle.domain.measurement import Measurement, Window
 from polythrottle.domain.ports import Rewindable
 from polythrottle.metering.comparison import MOST_PAIRS, ProfileCheck, check_windows
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.tuning.setup import Setup
 
 AGAIN = 2_000_000

@@ -28,7 +28,7 @@ from polythrottle.domain.measurement import Interval, Measurement, Window
 from polythrottle.domain.ports import Sensor
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.metering.intervals import SHARES
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.testing.sensors import METERS, SENSORS, IdleServer, Rig, Traffic
 
 BAR = (0.93, 0.97)

@@ -46,17 +46,17 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from soak.load import BATCH, BOARD, MODEL, SLO_S, ladder, opened, profile
 
-from polythrottle.catalog.profiles import read_profile, write_profile
+from polythrottle.catalog.tuned_profiles import read_profile, write_profile
 from polythrottle.daemon.control.drift_detector import MINUTE_S, SAMPLE_S, WEEK_S, Chart
 from polythrottle.daemon.control.events import Bounds, ControlPlan
 from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.followed_profile import FollowedProfile, read_tuned, target_of
 from polythrottle.daemon.history_store import HistoryStore
-from polythrottle.daemon.inputs import ControlPeriod, RequestStats
 from polythrottle.daemon.loop.command_handler import TURN_S, Contest
 from polythrottle.daemon.loop.drift_monitor import DriftMonitor
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
+from polythrottle.daemon.observation import ControlPeriod, RequestStats
 from polythrottle.daemon.status import StudyShown
 from polythrottle.daemon.study_process import StudyOutcome
 from polythrottle.daemon.traffic.simulated import SimulatedBoard, SimulatedSite

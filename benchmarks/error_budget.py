@@ -122,7 +122,7 @@ _KNOWN: dict[tuple[str, str], float] = {}
 
 def default_p99_s(board: str, workload: str) -> float:
     """Return the p99 of a board's default point, remembered."""
-    from polythrottle.metering.meter import measure
+    from polythrottle.metering.point_measurement import measure
 
     if (board, workload) not in _KNOWN:
         device, served = Setup(f"sim:{board}?seed=0", workload).open()

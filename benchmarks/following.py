@@ -52,7 +52,7 @@ from polythrottle.daemon import followed_profile
 from polythrottle.daemon.control.controller import hurried, step
 from polythrottle.daemon.control.events import Apply, Bounds, ControlPlan, GoSafe, Observation, Target, WorkloadUp
 from polythrottle.daemon.control.state import Phase, State
-from polythrottle.daemon.inputs import RequestStats
+from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.traffic.simulated import SimulatedSite
 from polythrottle.domain.arrivals import Burst
 from polythrottle.domain.clock import VirtualClock

@@ -17,8 +17,8 @@ from builders import quick
 from polythrottle.actuation.client.connection import Line
 from polythrottle.actuation.server.main import listening
 from polythrottle.actuation.server.permits import Permits
+from polythrottle.actuation.server.request_handler import Service
 from polythrottle.actuation.server.server import Server
-from polythrottle.actuation.server.service import Service
 from polythrottle.actuation.server.unix_socket import Peer, peer_of
 from polythrottle.actuation.systemd import Supervisor
 from polythrottle.domain.errors import DeviceError

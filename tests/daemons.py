@@ -10,9 +10,9 @@ from polythrottle.daemon.control.events import Bounds, ControlPlan, Target
 from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.followed_profile import UNTOUCHED, FollowedProfile
 from polythrottle.daemon.history_store import HistoryStore
-from polythrottle.daemon.inputs import RequestStats
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
+from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.study_process import Studies
 from polythrottle.daemon.trainer_monitor import TrainerMonitor
 from polythrottle.domain.clock import VirtualClock

@@ -23,13 +23,13 @@ from trainer_jobs import counted_entries
 from polythrottle.actuation.limits import Limits
 from polythrottle.actuation.rollback import Audit
 from polythrottle.actuation.server.permits import Permits
-from polythrottle.actuation.server.service import request_from
+from polythrottle.actuation.server.request_handler import request_from
 from polythrottle.actuation.state.lease import Lease
 from polythrottle.actuation.state.record import Record
 from polythrottle.actuation.wire import error_from, space_from
 from polythrottle.catalog.boards import load_board
 from polythrottle.catalog.documents import read_archive
-from polythrottle.catalog.profiles import read_profile
+from polythrottle.catalog.tuned_profiles import read_profile
 from polythrottle.cluster.catalogue import read_catalogue
 from polythrottle.cluster.plan.deadline import read_availability
 from polythrottle.cluster.recorded_tables import read_trace

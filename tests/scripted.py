@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from polythrottle.daemon.commands import Answer, ApplyProfile, Command, Confirm, SetBudget, StartStudy, StopStudy
 from polythrottle.daemon.energy_budget import Budget
-from polythrottle.daemon.inputs import Answer, ApplyProfile, Command, Confirm, SetBudget, StartStudy, StopStudy
 from polythrottle.daemon.loop.mailbox import Mailbox, PendingCommand
 from polythrottle.daemon.status import Front, GuardShown, Happened, RungShown, Status, StudyShown, WorkloadShown
 from polythrottle.daemon.web import ApiServer, WebOptions, serve

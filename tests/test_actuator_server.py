@@ -23,7 +23,7 @@ from polythrottle.actuation.client import connection as actuator_client
 from polythrottle.actuation.server import server
 from polythrottle.actuation.server import server as connection
 from polythrottle.actuation.server.permits import Permit, Permits
-from polythrottle.actuation.server.service import VERBS
+from polythrottle.actuation.server.request_handler import VERBS
 from polythrottle.actuation.server.unix_socket import Peer
 from polythrottle.actuation.wire import Later
 from polythrottle.domain.errors import PermissionDenied

@@ -10,7 +10,7 @@ import pytest
 from actuators import ALICE, BOB, GPU, MEM, Bench, bench
 
 from polythrottle.actuation.client.connection import Line
-from polythrottle.actuation.server import service, space_job
+from polythrottle.actuation.server import request_handler, space_job
 from polythrottle.actuation.server.permits import Permit, Permits
 from polythrottle.actuation.wire import Later, LeaseOver, Lent, space_from
 from polythrottle.backends import open_device
@@ -243,7 +243,7 @@ def test_a_lease_begins_when_the_device_is_there(board: Bench, root: Line, monke
 def test_nobody_else_prolongs_a_lease(board: Bench, root: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers who keep the actuator busy, and a holder of another process, leave the end of a lease where it was."""
     before, holding = board.held(), board.service.holdings[0]
-    monkeypatch.setattr("polythrottle.actuation.server.service.boot_s", board.time)
+    monkeypatch.setattr("polythrottle.actuation.server.request_handler.boot_s", board.time)
     read = holding.read
 
     def slow() -> dict[str, Any]:
@@ -357,7 +357,7 @@ def test_writes_are_no_more_than_so_many_a_second(board: Bench, root: Line) -> N
 @pytest.mark.slow
 def test_requests_of_a_user_are_no_more_than_so_many(board: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody who asks without end is told to wait, while others are served."""
-    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: 5.0))  # however slow this machine is
+    monkeypatch.setattr(request_handler, "time", SimpleNamespace(monotonic=lambda: 5.0))  # however slow this machine is
     alice, bob = board.line(ALICE), board.line(BOB)
 
     def flood() -> None:

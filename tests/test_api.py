@@ -8,7 +8,7 @@ import polythrottle
 from polythrottle.api import search
 from polythrottle.api.experiments import NoProgress
 from polythrottle.api.outcome import find_study
-from polythrottle.catalog.profiles import read_profile
+from polythrottle.catalog.tuned_profiles import read_profile
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, TrialError, UnknownName
 from polythrottle.domain.measurement import EnergyKind, Window
 from polythrottle.domain.study import Study

@@ -19,7 +19,7 @@ from typing_extensions import Self
 
 from polythrottle.actuation import Actuator, Control, Outcome, standing
 from polythrottle.backends import open_device
-from polythrottle.catalog.profiles import find_profile, read_profile, write_profile
+from polythrottle.catalog.tuned_profiles import find_profile, read_profile, write_profile
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
 from polythrottle.domain.ports import Finding, Lasting

@@ -13,7 +13,7 @@ from polythrottle.domain.measurement import Query, Reading, Window
 from polythrottle.domain.ports import Sensor
 from polythrottle.domain.space import OperatingPoint, SearchSpace
 from polythrottle.metering.energy import Attribution, attribute, attributed
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.testing.sensors import IdleServer
 
 RIG = OperatingPoint({})

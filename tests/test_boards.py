@@ -12,7 +12,7 @@ from daemons import LADDER, TUNED, House
 
 from polythrottle.actuation import standing
 from polythrottle.backends import open_device
-from polythrottle.catalog.profiles import write_profile
+from polythrottle.catalog.tuned_profiles import write_profile
 from polythrottle.cli.commands import run
 from polythrottle.daemon.control.events import Target
 from polythrottle.domain.ports import Device

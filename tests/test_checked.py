@@ -8,7 +8,7 @@ from builders import measured
 
 from polythrottle.domain.measurement import BETWEEN_WINDOWS, Interval, Measurement
 from polythrottle.metering.comparison import ProfileCheck, check_windows
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.tuning.setup import Setup
 
 

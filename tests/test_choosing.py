@@ -9,9 +9,9 @@ import pytest
 from daemons import LADDER, TUNED, House
 from test_studying import profile
 
-from polythrottle.catalog.profiles import read_profile, write_profile
+from polythrottle.catalog.tuned_profiles import read_profile, write_profile
 from polythrottle.daemon.client import Client
-from polythrottle.daemon.inputs import Answer, ApplyProfile, Command, Confirm, Release, Take
+from polythrottle.daemon.commands import Answer, ApplyProfile, Command, Confirm, Release, Take
 from polythrottle.daemon.web.access import WebOptions
 from polythrottle.daemon.web.server import serve
 from polythrottle.domain.errors import BadFile, InvalidInput, UnknownName

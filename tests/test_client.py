@@ -15,18 +15,18 @@ import pytest
 from scripted import FIRST, Script, daemon, until
 
 from polythrottle.daemon.client import Client, Gone, default_socket
-from polythrottle.daemon.inputs import (
+from polythrottle.daemon.commands import (
     ApplyProfile,
     Confirm,
     Release,
     Report,
-    RequestStats,
     SetBudget,
     StartStudy,
     Stop,
     StopStudy,
     Take,
 )
+from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.status import Happened, Status, StudyShown
 from polythrottle.domain.errors import (
     BadFile,

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from daemons import LADDER, TUNED
 
+from polythrottle.daemon.commands import SetBudget
 from polythrottle.daemon.control.events import PowerBudget, StudyOffered
 from polythrottle.daemon.control.state import Phase, State
 from polythrottle.daemon.energy_accounts import Accounts, Saving, midnight_s
 from polythrottle.daemon.history_store import MINUTES_MOST, HistoryStore, Totals
-from polythrottle.daemon.inputs import ControlPeriod, RequestStats, SetBudget
+from polythrottle.daemon.observation import ControlPeriod, RequestStats
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
 from polythrottle.domain.profile import Profile

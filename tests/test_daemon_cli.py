@@ -17,15 +17,15 @@ from actuators import BOARD, GPU, Process, until
 from daemons import LADDER
 
 from polythrottle.backends import open_device
-from polythrottle.catalog.profiles import read_profile, write_profile
+from polythrottle.catalog.tuned_profiles import read_profile, write_profile
 from polythrottle.cli import daemon_process
 from polythrottle.cli.commands import run
 from polythrottle.cli.daemon import _print_status
 from polythrottle.cli.daemon_process import EventPrinter, line_of
 from polythrottle.daemon.client import Client, Gone
 from polythrottle.daemon.followed_profile import changed
-from polythrottle.daemon.inputs import RequestStats
 from polythrottle.daemon.loop.mailbox import stamp
+from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.status import BudgetShown, Happened, RungShown, SavedShown, Status
 from polythrottle.daemon.web import own_page
 from polythrottle.domain.arrivals import Arrivals, Day

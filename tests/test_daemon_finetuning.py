@@ -11,7 +11,7 @@ import pytest
 from daemons import EPOCH_S, House
 
 from polythrottle.daemon import trainer_monitor
-from polythrottle.daemon.inputs import StartStudy
+from polythrottle.daemon.commands import StartStudy
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.settings import Settings
 from polythrottle.daemon.startup import build

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from polythrottle.cli.daemon_process import settings_of
+from polythrottle.daemon.commands import SetBudget
 from polythrottle.daemon.control.events import Bounds
-from polythrottle.daemon.inputs import SetBudget
 from polythrottle.daemon.settings import Settings, check, read_settings, seconds, watt_hours, watts
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError
 

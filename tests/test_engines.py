@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from polythrottle.daemon.control.events import Guard, tripped
 from polythrottle.daemon.followed_profile import bounds_of
-from polythrottle.daemon.inputs import ControlPeriod, RequestStats
 from polythrottle.daemon.loop.mailbox import guards_of
+from polythrottle.daemon.observation import ControlPeriod, RequestStats
 from polythrottle.daemon.traffic.engines import KNOWN, SGLANG, TRTLLM, TRTLLM_1, VLLM, Names, names_on
 from polythrottle.daemon.traffic.server_metrics import Fetcher, Page, ScrapedTraffic, counts_of
 from polythrottle.daemon.traffic.sources import open_traffic

@@ -11,7 +11,7 @@ from builders import measured, study
 import polythrottle
 from polythrottle.actuation.drivers import controls
 from polythrottle.backends import check_named, open_device
-from polythrottle.catalog.profiles import write_profile
+from polythrottle.catalog.tuned_profiles import write_profile
 from polythrottle.cli.commands import run
 from polythrottle.daemon import startup
 from polythrottle.daemon.settings import Settings

@@ -33,7 +33,7 @@ from polythrottle.actuation.state.lease import Fence, Lease
 from polythrottle.actuation.state.record import Record
 from polythrottle.actuation.wire import _KINDS, error_from, error_line
 from polythrottle.backends.cpu import CpuDevice
-from polythrottle.catalog.profiles import read_profile
+from polythrottle.catalog.tuned_profiles import read_profile
 from polythrottle.cli.commands import run
 from polythrottle.daemon.history_store import HistoryStore as DaemonRecord
 from polythrottle.domain import errors

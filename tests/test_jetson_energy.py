@@ -22,7 +22,7 @@ from polythrottle.domain.ports import Sensor
 from polythrottle.domain.space import OperatingPoint, SearchSpace
 from polythrottle.inspect.examination import sensor_findings
 from polythrottle.metering.calibration import calibration_path, sensor_of, write_calibration
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.storage.journal.lines import measurement_from, measurement_line
 from polythrottle.testing import BOARDS, FakeKernel, plant
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polythrottle import tune
-from polythrottle.catalog.profiles import ladder_from_table, ladder_table, read_profile, write_profile
+from polythrottle.catalog.tuned_profiles import ladder_from_table, ladder_table, read_profile, write_profile
 from polythrottle.cli.commands import run
 from polythrottle.domain.backports import tomllib
 from polythrottle.domain.errors import BadFile

@@ -18,7 +18,7 @@ from polythrottle.backends.simulated.language_model import (
     drawn_lengths,
 )
 from polythrottle.catalog import is_language_model, load_board, load_language_model, load_model, names
-from polythrottle.catalog.profiles import read_profile
+from polythrottle.catalog.tuned_profiles import read_profile
 from polythrottle.domain.arrivals import CLOSED, Arrivals, SelfPaced
 from polythrottle.domain.errors import BadFile, InvalidInput, KnobRejected, TrialError
 from polythrottle.domain.measurement import Window, measurement_frame
@@ -26,7 +26,7 @@ from polythrottle.domain.ports import Workload
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.metering.early_stopping import Goal
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.storage.journal.lines import measurement_from, measurement_line
 from polythrottle.testing import WorkloadContract
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from polythrottle.daemon.inputs import Observer, RequestStats, failed_of
+from polythrottle.daemon.observation import Observer, RequestStats, failed_of
 from polythrottle.daemon.startup import WakingClock
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import DeviceError

@@ -23,7 +23,7 @@ from polythrottle.backends import open_device
 from polythrottle.backends.device_uri import Answer, at_once, uris_in
 from polythrottle.backends.ssh import SshDevice
 from polythrottle.board.link import SSH
-from polythrottle.catalog.profiles import read_profile, write_profile
+from polythrottle.catalog.tuned_profiles import read_profile, write_profile
 from polythrottle.cli.boards import confirm_several, print_rollout, restore_several
 from polythrottle.cli.commands import run
 from polythrottle.domain.clock import VirtualClock

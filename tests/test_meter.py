@@ -7,7 +7,7 @@ from polythrottle.domain.errors import TrialError
 from polythrottle.domain.measurement import Reading, Window
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 
 POINT = OperatingPoint({"gpu_max_hz": 800_000_000, "batch_size": 4})
 

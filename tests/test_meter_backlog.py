@@ -13,7 +13,7 @@ from polythrottle.domain.measurement import Measurement, Query, Window
 from polythrottle.domain.ports import Sensor
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.metering.validity import backlog_per_s, check_reference
 from polythrottle.storage.journal.lines import measurement_from, measurement_line
 from polythrottle.testing.sensors import IdleServer

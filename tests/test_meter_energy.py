@@ -15,8 +15,8 @@ from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.metering.early_stopping import Goal
 from polythrottle.metering.energy import EnergyEstimate, WindowSample, attribute, trajectory
-from polythrottle.metering.meter import measure
 from polythrottle.metering.observed_window import ObservedWindow, measurement_of, with_intervals
+from polythrottle.metering.point_measurement import measure
 from polythrottle.metering.validity import Disturbed, check_readings
 from polythrottle.testing.sensors import METERS, SENSORS, Rig, SensorFault, Traffic
 

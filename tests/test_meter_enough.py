@@ -7,7 +7,7 @@ from polythrottle.domain.measurement import Interval, Measurement, Query, Window
 from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.metering.early_stopping import Goal
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.storage.journal.lines import measurement_from, measurement_line
 
 POINT = OperatingPoint({"gpu_max_hz": 800_000_000, "batch_size": 1})

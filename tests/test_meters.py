@@ -41,7 +41,7 @@ from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.units import show
 from polythrottle.metering.calibration import calibration_path, sensor_of, write_calibration
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.storage.journal.lines import measurement_from, measurement_line
 from polythrottle.testing.meters import (
     IPMITOOL,

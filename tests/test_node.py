@@ -11,6 +11,7 @@ from daemons import BOUNDS, COOL, EPOCH_S, GONE, LADDER, TUNED, FakeBoard, FakeT
 from polythrottle.cli.daemon_process import node_limit, settings_of
 from polythrottle.cli.render.status import print_node
 from polythrottle.daemon.client import Client
+from polythrottle.daemon.commands import Confirm, SetBudget, SetNodePower, Stop
 from polythrottle.daemon.control.controller import step
 from polythrottle.daemon.control.events import (
     Apply,
@@ -27,11 +28,10 @@ from polythrottle.daemon.control.state import Phase, State
 from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.followed_profile import UNTOUCHED
 from polythrottle.daemon.history_store import HistoryStore
-from polythrottle.daemon.inputs import Confirm, SetBudget, SetNodePower, Stop
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
-from polythrottle.daemon.loop.shared_power import Member, SharedPower
+from polythrottle.daemon.loop.service_power_split import Member, SharedPower
 from polythrottle.daemon.settings import NodeSettings, ServiceSettings, Settings, check, check_devices, read_settings
 from polythrottle.daemon.startup import build_node
 from polythrottle.daemon.study_process import Studies

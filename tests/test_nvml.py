@@ -38,7 +38,7 @@ from polythrottle.domain.measurement import EnergyKind, Measurement, Query, Wind
 from polythrottle.domain.ports import Finding, Sensor
 from polythrottle.domain.space import OperatingPoint, SearchSpace
 from polythrottle.metering import validity
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.metering.validity import LockLost
 from polythrottle.testing import DeviceContract
 from polythrottle.testing.nvml import MODELS, FakeNvml, FaultKind, compiler

@@ -19,7 +19,7 @@ from polythrottle.api.deployment import same_device
 from polythrottle.backends import DeviceURI, find_device, open_device
 from polythrottle.backends.nvml import NvmlDevice, NvmlGroup, uuids
 from polythrottle.backends.nvml.members import chosen, joined, joined_labels, spans
-from polythrottle.catalog.profiles import read_profile, write_profile
+from polythrottle.catalog.tuned_profiles import read_profile, write_profile
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import (
     BadFile,

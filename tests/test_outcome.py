@@ -6,7 +6,7 @@ import pytest
 
 from polythrottle.api import search
 from polythrottle.api.outcome import Tuning
-from polythrottle.catalog.profiles import read_profile, write_profile
+from polythrottle.catalog.tuned_profiles import read_profile, write_profile
 
 BETTER = "gpu_max_hz,latency_s,energy_j\n1300e6,0.01,2\n900e6,0.012,1.0\n600e6,0.015,1.5\n"
 

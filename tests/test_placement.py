@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import polythrottle
 from polythrottle.api.outcome import report_facts
-from polythrottle.catalog.profiles import read_profile
+from polythrottle.catalog.tuned_profiles import read_profile
 from polythrottle.domain.errors import DeviceError, InvalidInput, UnknownName
 from polythrottle.domain.ports import Placement, Target
 from polythrottle.domain.space import SearchSpace

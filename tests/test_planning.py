@@ -104,7 +104,7 @@ def test_a_workload_without_a_limit_on_its_p99_is_followed_too() -> None:
 def test_planning_does_without_numpy(tmp_path: object) -> None:
     """The daemon at rest reads a profile and plans without loading NumPy."""
     code = (
-        "import sys, polythrottle.daemon.followed_profile, polythrottle.catalog.profiles;"
+        "import sys, polythrottle.daemon.followed_profile, polythrottle.catalog.tuned_profiles;"
         "from polythrottle.daemon.traffic.sources import open_traffic;"
         "[open_traffic(text).look(0.0) for text in ('report', 'process:nothing', 'log:nothing')];"
         "print([name for name in ('numpy', 'torch', 'pandas', 'prometheus_client') if name in sys.modules])"

@@ -15,19 +15,20 @@ from kubelets import CHAT, GPUS, SERVED, FakeCluster, FakeKubelet
 from polythrottle.actuation.server.permits import Permit, Permits
 from polythrottle.actuation.server.unix_socket import Peer
 from polythrottle.backends import open_device
-from polythrottle.catalog.profiles import write_profile
+from polythrottle.catalog.tuned_profiles import write_profile
 from polythrottle.cli.daemon_process import _Doors
 from polythrottle.cli.render.status import print_node
 from polythrottle.daemon.client import Client
+from polythrottle.daemon.commands import Report
 from polythrottle.daemon.control.events import Bounds
 from polythrottle.daemon.control.power_sharing import HostPower
 from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.history_store import HistoryStore
-from polythrottle.daemon.inputs import Report, RequestStats
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
-from polythrottle.daemon.loop.shared_power import Member, SharedPower
+from polythrottle.daemon.loop.service_power_split import Member, SharedPower
+from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.pods import kubernetes
 from polythrottle.daemon.pods.kubernetes import PodFacts, PodName
 from polythrottle.daemon.pods.residents import AGAIN_S, Placement, PodService, PodsSeen, Residents, Wish

@@ -6,7 +6,7 @@ import pytest
 import tomli_w
 from builders import measured, study
 
-from polythrottle.catalog.profiles import (
+from polythrottle.catalog.tuned_profiles import (
     find_profile,
     levels_of,
     named_profiles,

@@ -19,7 +19,7 @@ from builders import measured
 from daemons import FakeBoard, House, rung
 from fake_servers import FakeServer, Handler, event, listening, piece, stream, usage
 
-from polythrottle.catalog.profiles import write_profile
+from polythrottle.catalog.tuned_profiles import write_profile
 from polythrottle.cli.render.status import guard_words
 from polythrottle.daemon.control.controller import step
 from polythrottle.daemon.control.events import (

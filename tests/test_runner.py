@@ -8,19 +8,9 @@ from pathlib import Path
 import pytest
 from daemons import COOL, GONE, LADDER, TOP, TUNED, House
 
+from polythrottle.daemon.commands import Command, Confirm, Release, Report, SetBudget, StartStudy, Stop, StopStudy, Take
 from polythrottle.daemon.control.state import Phase
-from polythrottle.daemon.inputs import (
-    Command,
-    Confirm,
-    Release,
-    Report,
-    RequestStats,
-    SetBudget,
-    StartStudy,
-    Stop,
-    StopStudy,
-    Take,
-)
+from polythrottle.daemon.observation import RequestStats
 from polythrottle.domain.errors import (
     DeviceError,
     InvalidInput,

@@ -11,7 +11,7 @@ from builders import problem
 import polythrottle
 from polythrottle.api.outcome import find_study
 from polythrottle.catalog.documents import catalogue_dir
-from polythrottle.catalog.profiles import find_profile, read_profile
+from polythrottle.catalog.tuned_profiles import find_profile, read_profile
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import BadFile, UnknownName
 from polythrottle.storage.journal import read

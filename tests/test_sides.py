@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from builders import measured
 
-from polythrottle.catalog.profiles import read_profile
+from polythrottle.catalog.tuned_profiles import read_profile
 from polythrottle.cli.commands import run
 from polythrottle.cli.compare import _check_lines, _check_verdict
 from polythrottle.domain.backports import tomllib

@@ -16,7 +16,7 @@ from polythrottle.domain.measurement import Reading, Window
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.inspect.examination import sensor_findings
 from polythrottle.inspect.tree_files import collect
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.testing import FakeKernel, plant
 from polythrottle.testing.kernel.machine import silence
 

@@ -15,7 +15,7 @@ from polythrottle.domain.errors import InvalidInput, KnobRejected, UnknownName
 from polythrottle.domain.measurement import EnergyKind, Measurement, Window
 from polythrottle.domain.ports import Device, Rewindable, Workload
 from polythrottle.domain.space import Level, OperatingPoint
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.testing import DeviceContract, WorkloadContract
 
 BOARDS = tuple(names("devices"))

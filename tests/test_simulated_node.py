@@ -18,10 +18,10 @@ from polythrottle.backends import open_device
 from polythrottle.backends.simulated import SimulatedDevice
 from polythrottle.backends.simulated.node import SimulatedNode
 from polythrottle.catalog import load_language_model, load_model
-from polythrottle.catalog.profiles import write_profile
+from polythrottle.catalog.tuned_profiles import write_profile
 from polythrottle.cli.commands import run
 from polythrottle.daemon.client import Client
-from polythrottle.daemon.inputs import SetNodePower
+from polythrottle.daemon.commands import SetNodePower
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.settings import NodeSettings, ServiceSettings, Settings, check_devices, read_settings
 from polythrottle.daemon.startup import build_node

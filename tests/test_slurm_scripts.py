@@ -11,7 +11,7 @@ import pytest
 from builders import measured
 
 from polythrottle.backends import open_device
-from polythrottle.catalog.profiles import write_profile
+from polythrottle.catalog.tuned_profiles import write_profile
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.identity import identity_of

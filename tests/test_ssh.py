@@ -37,8 +37,8 @@ from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.metering.early_stopping import Goal
 from polythrottle.metering.load import drive
-from polythrottle.metering.meter import measure
 from polythrottle.metering.observed_window import Verdict, measurement_of, observe_window
+from polythrottle.metering.point_measurement import measure
 from polythrottle.metering.window import observe
 from polythrottle.tuning.setup import Setup
 

@@ -12,9 +12,9 @@ from time import monotonic, sleep
 import pytest
 from daemons import LADDER, TUNED, House
 
-from polythrottle.catalog.profiles import write_profile
+from polythrottle.catalog.tuned_profiles import write_profile
+from polythrottle.daemon.commands import StartStudy, StopStudy
 from polythrottle.daemon.history_store import HistoryStore
-from polythrottle.daemon.inputs import StartStudy, StopStudy
 from polythrottle.daemon.study_process import Studies, StudyOutcome
 from polythrottle.domain.clock import SystemClock
 from polythrottle.domain.errors import DeviceError, InvalidInput

@@ -12,10 +12,10 @@ from daemons import LADDER
 from scripted import Script, daemon
 
 from polythrottle.api.deployment import same_device
-from polythrottle.catalog.profiles import write_profile
+from polythrottle.catalog.tuned_profiles import write_profile
 from polythrottle.cli.commands import run
 from polythrottle.daemon.client import default_socket
-from polythrottle.daemon.inputs import ApplyProfile, Confirm, Release
+from polythrottle.daemon.commands import ApplyProfile, Confirm, Release
 from polythrottle.domain.errors import DeviceError
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from polythrottle.daemon.control.events import Target
-from polythrottle.daemon.inputs import RequestStats, Traffic
+from polythrottle.daemon.observation import RequestStats, Traffic
 from polythrottle.daemon.traffic.engines import TRITON, VLLM, named
 from polythrottle.daemon.traffic.local_sources import LoggedTraffic, ProcessTraffic, ReportedTraffic
 from polythrottle.daemon.traffic.server_metrics import (

@@ -177,7 +177,7 @@ def test_no_earlier_space_is_too_odd(space: SearchSpace, trials: int) -> None:
 
 def test_a_percentile_is_learnt_from_the_mean() -> None:
     """A study that recorded only mean latencies still informs a limit on the 99th percentile."""
-    from polythrottle.optimize.transfer_surface import surface
+    from polythrottle.optimize.transfer import surface
 
     past = earlier(lambda point: replace(RELATED[0](point) or flat(), latency=Latency(0.01), power_w=None))
     found = surface(past, asked(board()), ("time", "draw", "p99", "power", "temperature"))
@@ -189,7 +189,7 @@ def test_a_percentile_is_learnt_from_the_mean() -> None:
 
 def test_a_quantity_that_half_of_the_trials_lack_does_not_cost_their_other_figures() -> None:
     """Only what most trials recorded is learnt, from those that did."""
-    from polythrottle.optimize.transfer_surface import _seen
+    from polythrottle.optimize.transfer import _seen
 
     def known(recorded: int) -> tuple[int, list[bool]]:
         past = earlier(RELATED[0], trials=8)

@@ -12,9 +12,9 @@ from daemons import EPOCH_S, LADDER, TUNED, House
 
 from polythrottle.daemon.control.drift_detector import MINUTE_S, Chart, Offsets, Quantity
 from polythrottle.daemon.history_store import HistoryStore
-from polythrottle.daemon.inputs import ControlPeriod, RequestStats
 from polythrottle.daemon.loop.command_handler import TURN_S, Contest
 from polythrottle.daemon.loop.drift_monitor import DriftMonitor
+from polythrottle.daemon.observation import ControlPeriod, RequestStats
 from polythrottle.domain.ladder import Rung
 
 RUNG = LADDER.rungs[1]

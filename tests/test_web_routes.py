@@ -15,8 +15,8 @@ from builders import measured
 from prometheus_client.parser import text_string_to_metric_families
 from scripted import FIRST, Script, daemon
 
-from polythrottle.catalog.profiles import write_profile
-from polythrottle.daemon.inputs import ApplyProfile, Report, SetBudget, StartStudy, StopStudy
+from polythrottle.catalog.tuned_profiles import write_profile
+from polythrottle.daemon.commands import ApplyProfile, Report, SetBudget, StartStudy, StopStudy
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.status import StudyShown
 from polythrottle.daemon.web import WebOptions, serve

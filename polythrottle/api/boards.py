@@ -19,7 +19,7 @@ from polythrottle.backends import DeviceURI, open_device
 from polythrottle.backends.device_uri import Answer, at_once, check_distinct, uris_in
 from polythrottle.backends.meters import unmetered
 from polythrottle.backends.ssh import SshDevice
-from polythrottle.catalog.profiles import find_profile, read_profile
+from polythrottle.catalog.tuned_profiles import find_profile, read_profile
 from polythrottle.domain.errors import InvalidInput, PolythrottleError
 from polythrottle.domain.ports import Device, Optimizer, Recorded, Workload
 from polythrottle.domain.space import OperatingPoint

@@ -284,7 +284,7 @@ def _check_same_model(profile: Profile) -> None:
 
 def _opened(profile: "str | Path | Profile | Tuning") -> tuple[Path | None, Profile]:
     """Return a profile and the file it is in, if it is in one."""
-    from polythrottle.catalog.profiles import find_profile, read_profile
+    from polythrottle.catalog.tuned_profiles import find_profile, read_profile
 
     if isinstance(profile, Profile):
         return None, profile

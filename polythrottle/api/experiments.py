@@ -155,7 +155,7 @@ def measure(
     """
     from polythrottle.metering.calibration import passed_over
     from polythrottle.metering.early_stopping import Goal
-    from polythrottle.metering.meter import measure as measure_point
+    from polythrottle.metering.point_measurement import measure as measure_point
 
     setup = Setup.of(device, workload, meter, setup)
     limits = absolute_limits(slo)

@@ -168,7 +168,7 @@ class _Answer:
     @classmethod
     def of(cls, study: Study, board: Device, journal: Path, plan: StudyPlan, force: bool) -> "_Answer":
         """Return the answer of a study, written unless a better one is there."""
-        from polythrottle.catalog.profiles import write_profile
+        from polythrottle.catalog.tuned_profiles import write_profile
         from polythrottle.tuning.measured_ladder import LadderOffer
 
         try:
@@ -194,7 +194,7 @@ def _marked(profile: Profile, board: Device) -> Profile:
 
 def _older(study: Study, profile: Profile, journal: Path, out: Path, force: bool) -> tuple[str | None, bool]:
     """Return what there is to say of a profile that is there already, and whether it stays."""
-    from polythrottle.catalog.profiles import read_profile
+    from polythrottle.catalog.tuned_profiles import read_profile
 
     if not out.exists():
         return None, False
@@ -228,7 +228,7 @@ def find_study(name: str | Path) -> Path:
         BadFile: If it is a folder, or a profile whose journal is not here.
         InvalidInput: If the name is empty.
     """
-    from polythrottle.catalog.profiles import named_patterns, named_profiles
+    from polythrottle.catalog.tuned_profiles import named_patterns, named_profiles
 
     path = Path(name)
     text = str(name)
@@ -259,7 +259,7 @@ def find_study(name: str | Path) -> Path:
 
 def _journal_behind(profile: Path) -> Path:
     """Return the journal of the study that a profile is the answer of."""
-    from polythrottle.catalog.profiles import read_profile
+    from polythrottle.catalog.tuned_profiles import read_profile
 
     journal = read_profile(profile).provenance.get("journal")
     if isinstance(journal, str) and Path(journal).is_file():
@@ -331,7 +331,7 @@ def _runs_on(heading: Mapping[str, Any]) -> str | None:
 
 def profile_of(journal: Path) -> Path | None:
     """Return the file that holds a study's answer; None if it is not there, or holds that of another study."""
-    from polythrottle.catalog.profiles import read_profile
+    from polythrottle.catalog.tuned_profiles import read_profile
 
     with contextlib.suppress(BadFile):
         path = StudyPlan.of(journals.heading(journal)["plan"]).out or usual_path(journals.read(journal).problem)
@@ -376,7 +376,7 @@ def usual_path(problem: Problem) -> Path:
     Raises:
         StorageError: If the user has no home folder.
     """
-    from polythrottle.catalog.profiles import tuned_path
+    from polythrottle.catalog.tuned_profiles import tuned_path
 
     return tuned_path(device_name(problem), workload_name(problem), problem)
 

@@ -212,7 +212,7 @@ class TuneOptions:
         Raises:
             PolythrottleError: If they, or what is to be written, cannot do what is asked.
         """
-        from polythrottle.catalog.profiles import check_replaceable
+        from polythrottle.catalog.tuned_profiles import check_replaceable
 
         setup = self.plan.setup
         setup.check_placed(board, served)
@@ -374,7 +374,7 @@ def read_journal(path: Path | str) -> Study:
 
 def _points_of(profiles: Sequence[Path | str]) -> tuple[Mapping[str, Level], ...]:
     """Return the points of tuned profiles."""
-    from polythrottle.catalog.profiles import find_profile, read_profile
+    from polythrottle.catalog.tuned_profiles import find_profile, read_profile
 
     return tuple(dict(read_profile(find_profile(str(profile))).point) for profile in profiles)
 
@@ -398,7 +398,7 @@ def _check_joules(board: Device, budget: Budget) -> None:
 
 def _checked_out(out: Path | str | None, journal: Path | str | None) -> Path | None:
     """Return the profile's path made absolute, before anything runs that could not be kept."""
-    from polythrottle.catalog.profiles import check_replaceable
+    from polythrottle.catalog.tuned_profiles import check_replaceable
 
     if out is None:
         return None

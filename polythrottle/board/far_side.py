@@ -34,8 +34,8 @@ from typing import Any
 
 from polythrottle.actuation.restore import standing
 from polythrottle.actuation.server.permits import Permits
+from polythrottle.actuation.server.request_handler import Check, Request, Service, request_from
 from polythrottle.actuation.server.server import Server
-from polythrottle.actuation.server.service import Check, Request, Service, request_from
 from polythrottle.actuation.server.space_job import Job
 from polythrottle.actuation.server.unix_socket import Peer, listen_at
 from polythrottle.actuation.systemd import Supervisor

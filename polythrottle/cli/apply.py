@@ -113,7 +113,7 @@ def apply(
     if profile is None:
         raise InvalidInput("say which profile: a file, or <device>/<workload> such as jetson/resnet50")
     from polythrottle.api import deployment
-    from polythrottle.catalog.profiles import find_profile
+    from polythrottle.catalog.tuned_profiles import find_profile
 
     say_which(profile)
     path = find_profile(profile)

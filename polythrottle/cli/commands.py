@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polythrottle.cli.apply import apply, restore
-from polythrottle.cli.bench import app as benchmarks
 from polythrottle.cli.boards import boards
 from polythrottle.cli.cluster.commands import app as clusters
 from polythrottle.cli.compare import AttributeOption, RequestTable, RequireOption, check, run_comparison
@@ -45,6 +44,7 @@ from polythrottle.cli.options import (
 from polythrottle.cli.output import answer, complain, optional, own_stdout, say_which
 from polythrottle.cli.proxy import proxy
 from polythrottle.cli.reproduce import app as reproductions
+from polythrottle.cli.search_benchmark import app as benchmarks
 from polythrottle.domain.errors import INTERRUPTED, DeviceError, InvalidInput, PolythrottleError, SloUnmet, StorageError
 from polythrottle.storage.paths import state_dir
 

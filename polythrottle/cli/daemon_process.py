@@ -17,8 +17,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from polythrottle.actuation.systemd import Supervisor
+from polythrottle.daemon.commands import SetBudget
 from polythrottle.daemon.energy_budget import check_wish
-from polythrottle.daemon.inputs import SetBudget
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.runner import Runner

@@ -78,7 +78,7 @@ def complain(text: str, code: int = 1) -> int:
 
 def say_which(name: str) -> None:
     """Say on standard error which profile a name means, where it could be several."""
-    from polythrottle.catalog.profiles import named_profiles
+    from polythrottle.catalog.tuned_profiles import named_profiles
 
     if Path(name).is_file() or len(found := named_profiles(name)) < 2:
         return

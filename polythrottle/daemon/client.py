@@ -18,7 +18,8 @@ from urllib.parse import quote, urlsplit
 
 from typing_extensions import Self
 
-from polythrottle.daemon.inputs import Answer, RequestStats
+from polythrottle.daemon.commands import Answer
+from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.status import Happened, NodeShown, Status, StudyShown
 from polythrottle.domain import errors
 from polythrottle.domain.clock import SystemClock

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from polythrottle.daemon.inputs import SetBudget
+from polythrottle.daemon.commands import SetBudget
 from polythrottle.daemon.status import BudgetShown
 from polythrottle.domain.errors import BadFile, InvalidInput
 from polythrottle.domain.ladder import Ladder

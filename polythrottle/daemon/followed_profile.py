@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from polythrottle.catalog.documents import locate
-from polythrottle.catalog.profiles import find_profile, read_profile
+from polythrottle.catalog.tuned_profiles import find_profile, read_profile
 from polythrottle.daemon.control.events import Bounds, ControlPlan, Target
 from polythrottle.domain.errors import BadFile, UnknownName
 from polythrottle.domain.ladder import FULL, Ladder, PointPerformance, Rung

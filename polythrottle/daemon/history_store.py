@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from polythrottle.daemon.inputs import known_sum
+from polythrottle.daemon.observation import known_sum
 from polythrottle.daemon.status import Happened
 from polythrottle.storage.untrusted import printable
 

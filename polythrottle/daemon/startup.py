@@ -19,7 +19,7 @@ from polythrottle.actuation.server.unix_socket import check_path
 from polythrottle.actuation.systemd import Supervisor
 from polythrottle.backends.meters import meter_apart
 from polythrottle.backends.served_devices import check_form, offers_of, served_uri
-from polythrottle.catalog.profiles import find_profile, read_profile
+from polythrottle.catalog.tuned_profiles import find_profile, read_profile
 from polythrottle.daemon.control.events import GPU_CLOCK, Bounds
 from polythrottle.daemon.control.power_sharing import HostPower
 from polythrottle.daemon.energy_accounts import Accounts
@@ -33,11 +33,11 @@ from polythrottle.daemon.followed_profile import (
     untuned,
 )
 from polythrottle.daemon.history_store import HistoryStore
-from polythrottle.daemon.inputs import Traffic
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
-from polythrottle.daemon.loop.shared_power import Member, SharedPower, WholeMeter
+from polythrottle.daemon.loop.service_power_split import Member, SharedPower, WholeMeter
+from polythrottle.daemon.observation import Traffic
 from polythrottle.daemon.settings import NodeSettings, ServiceSettings, Settings, check, check_devices
 from polythrottle.daemon.study_process import Lender, Studies
 from polythrottle.daemon.traffic.proxy_prompts import BoardClocks, PromptSource

@@ -17,7 +17,7 @@ from polythrottle.domain.ports import Device, Recorded, Rewindable, Workload
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.metering.intervals import Student, half_width
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.metering.sequential import interval
 
 # Two points of one device measured in turns: A B, B A, …, until it is known which of them takes less energy.

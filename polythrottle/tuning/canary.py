@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from polythrottle.catalog.profiles import find_profile, read_profile
+from polythrottle.catalog.tuned_profiles import find_profile, read_profile
 from polythrottle.domain.errors import InvalidInput, TrialError
 from polythrottle.domain.measurement import Interval
 from polythrottle.domain.metrics import why_untold

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from polythrottle.catalog.profiles import find_profile, read_profile
+from polythrottle.catalog.tuned_profiles import find_profile, read_profile
 from polythrottle.domain.arrivals import CLOSED
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.measurement import Measurement
@@ -17,7 +17,7 @@ from polythrottle.domain.space import BATCH_SIZE, OperatingPoint
 from polythrottle.domain.units import meant
 from polythrottle.metering.comparison import MOST_PAIRS, Comparison, ProfileCheck, check_windows, compare
 from polythrottle.metering.early_stopping import Goal
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.tuning.apply import check_same_kind, split_point
 from polythrottle.tuning.file_trust import announcement, check_device
 from polythrottle.tuning.setup import Setup

@@ -12,7 +12,7 @@ from polythrottle.domain.errors import BadFile, InvalidInput, KnobAbsent, Storag
 from polythrottle.domain.measurement import OFFERED, RECORDED, EnergyKind, Measurement, Window
 from polythrottle.domain.ports import Device, Rewindable, Workload
 from polythrottle.domain.space import Level, OperatingPoint, SearchSpace
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.storage.tables import check_writable, csv_lines, read, write
 from polythrottle.storage.untrusted import check_plain
 

@@ -16,7 +16,7 @@ from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.study import RECORDED_ITEMS, Cost, Reference, Study, Trial, TrialState
 from polythrottle.metering.early_stopping import Goal
 from polythrottle.metering.load import batch_of
-from polythrottle.metering.meter import Closing, measure, unwatched
+from polythrottle.metering.point_measurement import Closing, measure, unwatched
 from polythrottle.metering.request_watch import CUT, RequestWatch
 from polythrottle.metering.validity import check_reference
 from polythrottle.storage.journal import Journal

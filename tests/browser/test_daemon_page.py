@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scripted_daemon import status
 
-from polythrottle.daemon.inputs import Command, StartStudy, StopStudy
+from polythrottle.daemon.commands import Command, StartStudy, StopStudy
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.status import Happened, StudyShown
 from polythrottle.daemon.web import ApiServer, Tcp, WebOptions, serve

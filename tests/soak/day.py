@@ -16,11 +16,11 @@ from pathlib import Path
 
 from polythrottle.actuation.client.board import ActuatorBoard
 from polythrottle.actuation.restore import standing
+from polythrottle.daemon.commands import Take
 from polythrottle.daemon.control.events import Bounds
 from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.followed_profile import read_tuned
 from polythrottle.daemon.history_store import EVENTS_MOST, HistoryStore
-from polythrottle.daemon.inputs import Take
 from polythrottle.daemon.loop.mailbox import Mailbox, resident_bytes
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
 from polythrottle.daemon.study_process import Studies

@@ -10,7 +10,7 @@ import numpy as np
 
 from polythrottle.backends.simulated import SimulatedDevice, SimulatedWorkload
 from polythrottle.catalog import load_board, load_model
-from polythrottle.catalog.profiles import write_profile
+from polythrottle.catalog.tuned_profiles import write_profile
 from polythrottle.domain.arrivals import Burst
 from polythrottle.domain.ladder import Ladder, PointPerformance
 from polythrottle.domain.measurement import Measurement

@@ -18,7 +18,7 @@ import psutil
 from actuators import BOARD, GPU, MEM, SERVE, until
 
 from polythrottle.actuation.client.connection import Line
-from polythrottle.catalog.profiles import write_profile
+from polythrottle.catalog.tuned_profiles import write_profile
 from polythrottle.daemon.client import Client
 from polythrottle.daemon.status import Status
 from polythrottle.domain.errors import DeviceError, PolythrottleError

@@ -22,11 +22,11 @@ from typing_extensions import Self
 
 from polythrottle.actuation import Actuator
 from polythrottle.actuation.server.permits import Permits
-from polythrottle.actuation.server.service import Request, Service, request_from
+from polythrottle.actuation.server.request_handler import Request, Service, request_from
 from polythrottle.actuation.server.unix_socket import Peer
 from polythrottle.actuation.wire import VERSION, error_from, error_line
 from polythrottle.daemon.control.events import Target
-from polythrottle.daemon.inputs import RequestStats
+from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.traffic.simulated import SimulatedSite, SimulatedTraffic
 from polythrottle.domain.clock import Clock, SystemClock, VirtualClock
 from polythrottle.domain.errors import DeviceError, PolythrottleError

@@ -22,7 +22,7 @@ from polythrottle.cli.commands import run
 from polythrottle.domain.errors import DeviceError, PermissionDenied
 from polythrottle.domain.measurement import Measurement
 from polythrottle.domain.ports import Lasting
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.storage.boards_journal import boards_of
 from polythrottle.testing import plant
 from polythrottle.tuning.setup import Setup

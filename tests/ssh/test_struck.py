@@ -12,7 +12,7 @@ from polythrottle.backends.ssh import SshDevice
 from polythrottle.board.link import SSH
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import DeviceError, TrialError
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.tuning.setup import Setup
 
 pytestmark = pytest.mark.ssh

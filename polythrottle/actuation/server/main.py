@@ -16,8 +16,8 @@ from pathlib import Path
 
 from polythrottle.actuation.arguments import OneLineParser, named_path
 from polythrottle.actuation.server.permits import GROUP, Permits
+from polythrottle.actuation.server.request_handler import Service
 from polythrottle.actuation.server.server import Server
-from polythrottle.actuation.server.service import Service
 from polythrottle.actuation.server.unix_socket import PATH_MOST, check_folder, group_id, listen_at
 from polythrottle.actuation.state.site import Site, opened
 from polythrottle.actuation.systemd import Supervisor

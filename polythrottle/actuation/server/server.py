@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from polythrottle.actuation.server.service import Service, number_of
+from polythrottle.actuation.server.request_handler import Service, number_of
 from polythrottle.actuation.server.space_job import Job
 from polythrottle.actuation.server.unix_socket import Peer, peer_of
 from polythrottle.actuation.state.lease import boot_s

@@ -1,4 +1,4 @@
-"""How the control loop carries out each command of `polythrottle.daemon.inputs`, and which profile it follows.
+"""How the control loop carries out each command of `polythrottle.daemon.commands`, and which profile it follows.
 
 That is the one asked for, one that must be confirmed, or two in turns to see which is better.
 """
@@ -9,6 +9,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+from polythrottle.daemon.commands import (
+    Answer,
+    ApplyProfile,
+    Command,
+    Confirm,
+    Release,
+    Report,
+    SetBudget,
+    StartStudy,
+    Stop,
+    StopStudy,
+    Take,
+)
 from polythrottle.daemon.control.events import (
     ControlPlan,
     ModelChanged,
@@ -23,24 +36,10 @@ from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.energy_budget import Carbon, check_power
 from polythrottle.daemon.followed_profile import FollowedProfile, ProfileFile, ProfileRules
 from polythrottle.daemon.history_store import HistoryStore
-from polythrottle.daemon.inputs import (
-    Answer,
-    ApplyProfile,
-    Command,
-    Confirm,
-    ControlPeriod,
-    Release,
-    Report,
-    SetBudget,
-    StartStudy,
-    Stop,
-    StopStudy,
-    Take,
-    Traffic,
-)
 from polythrottle.daemon.loop.drift_monitor import DriftMonitor
 from polythrottle.daemon.loop.executor import Executor
 from polythrottle.daemon.loop.mailbox import EventRecorder, Read, read_named
+from polythrottle.daemon.observation import ControlPeriod, Traffic
 from polythrottle.daemon.study_process import Studies
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import DeviceError, InvalidInput

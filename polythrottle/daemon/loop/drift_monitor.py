@@ -21,7 +21,7 @@ from polythrottle.daemon.control.drift_detector import (
     words_of,
 )
 from polythrottle.daemon.history_store import HistoryStore
-from polythrottle.daemon.inputs import ControlPeriod
+from polythrottle.daemon.observation import ControlPeriod
 from polythrottle.domain.errors import PolythrottleError
 from polythrottle.domain.ladder import Ladder, Rung
 

@@ -28,8 +28,8 @@ from polythrottle.daemon.control.events import (
 )
 from polythrottle.daemon.control.state import Phase, State
 from polythrottle.daemon.followed_profile import UNTOUCHED, FollowedProfile
-from polythrottle.daemon.inputs import Traffic
 from polythrottle.daemon.loop.mailbox import EventRecorder
+from polythrottle.daemon.observation import Traffic
 from polythrottle.daemon.study_process import Studies
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import DeviceError, KnobRejected, PolythrottleError, StorageError, TrialError

@@ -15,13 +15,14 @@ from datetime import datetime
 from pathlib import Path
 
 from polythrottle.actuation.client.board import Board
+from polythrottle.daemon.commands import Answer, ApplyProfile, Command, SetBudget
 from polythrottle.daemon.control.events import Bounds, Guard, Observation, tripped, waits_of
 from polythrottle.daemon.control.state import Phase, State
 from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.energy_budget import Carbon, check_wish
 from polythrottle.daemon.followed_profile import FollowedProfile, ProfileFile, read_profile_file
 from polythrottle.daemon.history_store import HistoryStore
-from polythrottle.daemon.inputs import Answer, ApplyProfile, Command, ControlPeriod, SetBudget, Traffic
+from polythrottle.daemon.observation import ControlPeriod, Traffic
 from polythrottle.daemon.status import (
     FinetuningShown,
     Front,

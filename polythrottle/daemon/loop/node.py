@@ -13,15 +13,16 @@ from functools import partial
 from typing import Protocol
 
 from polythrottle.actuation.systemd import Supervisor
+from polythrottle.daemon.commands import Answer, Command, SetBudget, SetNodePower, Stop
 from polythrottle.daemon.control.events import ApplyRefused, PowerShare
 from polythrottle.daemon.control.power_sharing import PowerSplit, cuts_first
 from polythrottle.daemon.control.state import Phase
 from polythrottle.daemon.energy_budget import LEAST_W, MOST_W
 from polythrottle.daemon.history_store import HistoryStore
-from polythrottle.daemon.inputs import JUMP_S, Answer, Command, SetBudget, SetNodePower, Stop, known_sum
 from polythrottle.daemon.loop.mailbox import EventRecorder, Mailbox, resident_bytes, stamp
 from polythrottle.daemon.loop.runner import PERIOD_S, STEP_S, STUMBLES_MOST, STUMBLES_S
-from polythrottle.daemon.loop.shared_power import Member, SharedPower
+from polythrottle.daemon.loop.service_power_split import Member, SharedPower
+from polythrottle.daemon.observation import JUMP_S, known_sum
 from polythrottle.daemon.status import BudgetShown, NodeShown, PodShown, ServiceShown, Status
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from polythrottle.actuation.client.board import Board
 from polythrottle.actuation.systemd import Supervisor
+from polythrottle.daemon.commands import Report, Stop
 from polythrottle.daemon.control.controller import hurried
 from polythrottle.daemon.control.events import (
     ApplyRefused,
@@ -30,11 +31,11 @@ from polythrottle.daemon.control.state import Phase
 from polythrottle.daemon.energy_accounts import Accounts
 from polythrottle.daemon.followed_profile import FollowedProfile, ProfileRules, check_kind, untuned
 from polythrottle.daemon.history_store import HistoryStore
-from polythrottle.daemon.inputs import JUMP_S, ControlPeriod, Observer, Report, Stop, Traffic
 from polythrottle.daemon.loop.command_handler import RELEASED, ActiveProfile, CommandHandler, ProfileSelector
 from polythrottle.daemon.loop.drift_monitor import DriftMonitor
 from polythrottle.daemon.loop.executor import Executor
 from polythrottle.daemon.loop.mailbox import EventRecorder, Frame, Mailbox, Turn, stamp, status_of
+from polythrottle.daemon.observation import JUMP_S, ControlPeriod, Observer, Traffic
 from polythrottle.daemon.study_process import Studies
 from polythrottle.daemon.traffic.proxy_prompts import BoardClocks, PromptFollower, PromptSource
 from polythrottle.daemon.trainer_monitor import TrainerMonitor, TrainerState

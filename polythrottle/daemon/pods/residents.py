@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from polythrottle.daemon.loop.node import Node
-from polythrottle.daemon.loop.shared_power import Member
+from polythrottle.daemon.loop.service_power_split import Member
 from polythrottle.daemon.pods.kubernetes import Allocations, PodDevices, PodFacts, PodName, PodReader
 from polythrottle.daemon.settings import watts, weight_of
 from polythrottle.daemon.status import PodShown

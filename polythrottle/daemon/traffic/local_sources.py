@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from polythrottle.daemon.control.events import Target
-from polythrottle.daemon.inputs import RequestStats, failed_of, known_sum
+from polythrottle.daemon.observation import RequestStats, failed_of, known_sum
 
 # How long requests took lately: a sliding window of latencies with its p99 and its mean.
 

@@ -20,7 +20,7 @@ from urllib.parse import SplitResult
 
 from polythrottle.daemon.control.events import GPU_CLOCK, ClockWanted, ControlPlan, Target
 from polythrottle.daemon.control.state import State
-from polythrottle.daemon.inputs import RequestStats
+from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.traffic.local_sources import WINDOW_S
 from polythrottle.daemon.traffic.server_metrics import ScrapedTraffic
 from polythrottle.domain.clock import Clock, SystemClock

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from polythrottle.daemon.control.events import Target
-from polythrottle.daemon.inputs import RequestStats
+from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.traffic.engines import Names, names_on, whose
 from polythrottle.daemon.traffic.local_sources import WINDOW_S
 from polythrottle.domain.errors import InvalidInput

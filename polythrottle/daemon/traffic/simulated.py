@@ -17,7 +17,7 @@ from polythrottle.actuation.client.board import Board
 from polythrottle.backends import DeviceURI, open_device
 from polythrottle.backends.simulated.node import NODE, SimulatedNode, is_node
 from polythrottle.daemon.control.state import Switching
-from polythrottle.daemon.inputs import RequestStats
+from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.traffic.local_sources import LatencyWindow
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import InvalidInput

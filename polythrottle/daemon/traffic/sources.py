@@ -30,7 +30,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
 from polythrottle.daemon.control.events import Target
-from polythrottle.daemon.inputs import RequestStats, Traffic
+from polythrottle.daemon.observation import RequestStats, Traffic
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.space import BATCH_SIZE
 from polythrottle.domain.units import parse_quantity

@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from polythrottle.catalog.documents import catalogue_dir
-from polythrottle.catalog.profiles import read_profile
-from polythrottle.daemon.inputs import Answer, ApplyProfile, Command, Report, RequestStats, StopStudy
+from polythrottle.catalog.tuned_profiles import read_profile
+from polythrottle.daemon.commands import Answer, ApplyProfile, Command, Report, StopStudy
 from polythrottle.daemon.loop.mailbox import Mailbox, Read, names_file, read_named
+from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.status import Status, StudyShown
 from polythrottle.daemon.web.access import WebOptions
 from polythrottle.daemon.web.event_stream import KIND, AllEvents, EventStream, StatusCache, StudyEvents

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from polythrottle.daemon.inputs import Confirm, Release, SetBudget, SetNodePower, StartStudy, Stop, Take
+from polythrottle.daemon.commands import Confirm, Release, SetBudget, SetNodePower, StartStudy, Stop, Take
 from polythrottle.daemon.status import Happened, NodeShown, Status, StudyShown, WorkloadShown
 from polythrottle.daemon.web.access import Gate
 from polythrottle.daemon.web.event_stream import KIND

@@ -20,7 +20,7 @@ from polythrottle.domain.ports import Device, Workload
 from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.space import BATCH_SIZE, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study, Trial
-from polythrottle.metering.meter import measure
+from polythrottle.metering.point_measurement import measure
 from polythrottle.storage.tables import ENDINGS
 from polythrottle.tuning import study_store
 
