@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from builders import measured, study
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from polythrottle.backends.replay import Table
 from polythrottle.domain.errors import Exhausted, InvalidInput, UnknownName
 from polythrottle.domain.measurement import Latency, Measurement
 from polythrottle.domain.ports import Optimizer
@@ -26,6 +28,7 @@ from polythrottle.optimize.bayes import Account, ConstrainedBayes, best_rows, be
 from polythrottle.optimize.options import Options
 from polythrottle.optimize.quantities import bound, in_units, table
 from polythrottle.testing import OptimizerContract
+from polythrottle.tuning.stopping import Outlook
 
 Visit = Callable[[OperatingPoint], Measurement | None]
 GPU_HZ = tuple(range(200_000_000, 1_400_000_000, 100_000_000))
@@ -506,6 +509,24 @@ def test_what_a_greater_risk_would_allow_is_said(promises: tuple[tuple[float, fl
     with pytest.raises(Exhausted, match="safe enough") as caught:
         best_rows(worth(*promises), np.arange(len(promises)), Options(risk=0.05), 0.01)
     assert str(caught.value).endswith(told)
+
+
+@pytest.mark.parametrize(("batches", "told"), [("8,16,32,64,128", True), ("8", False)])
+def test_an_end_says_what_only_the_risk_that_was_asked_for_has_kept_from_it(
+    tmp_path: Path, batches: str, *, told: bool
+) -> None:
+    """A board whose caps do nothing and whose larger batches nobody can vouch for: that is not nothing to gain."""
+    every = [int(text) for text in batches.split(",")]
+    rows = [f"{cap},{batch},{0.038 * 1.02**batch},{40.0}" for batch in every for cap in (100, 150, 200, 250)]
+    table = tmp_path / "table.csv"
+    table.write_text("power_limit_w,batch_size,latency_s,power_w\n" + "\n".join(rows) + "\n")
+    found = Table.read(table)
+    study = Study(Problem(found.space, (Constraint.parse("mean<=50ms"),)), "bayes", 0)
+    optimizer = make_optimizer("bayes", Options(risk=0.05))
+    for point, measurement in zip(found.points, found.measurements, strict=True):
+        if point["batch_size"] == 8:
+            study = study.with_trial(Trial(len(study.trials), point, measurement))
+    assert bool(Outlook(optimizer).held_back(study)) == told
 
 
 def test_the_account_of_a_search_follows_from_its_trials_alone() -> None:

@@ -7,7 +7,7 @@ from builders import Listed, study
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.study import Cost, Daring, Study
 from polythrottle.domain.units import show_span, span_s
-from polythrottle.tuning.stopping import Budget, Outlook, Rule
+from polythrottle.tuning.stopping import Budget, Outlook, Rule, is_conclusive
 
 
 def costly(trials: int, *constraints: str, energy_j: float = 1.0) -> Study:
@@ -54,6 +54,16 @@ def test_four_trials_are_enough_where_every_other_point_would_break_a_limit() ->
     """Two more would be made only to break it; but what would save 0.4 % is tried."""
     for trials, share, ends in ((3, 0.0, False), (4, 0.002, True), (4, 0.004, False), (5, 0.002, True)):
         assert (Rule().reason(costly(trials), lambda _, s=share: s, lambda _: Daring.ALL) is not None) == ends  # type: ignore[misc]
+
+
+def test_what_is_only_kept_back_by_a_risk_is_not_called_nothing() -> None:
+    """A search that ends says so instead, with a horizon or without; one that does not end is not asked."""
+    words = "no point left is safe enough"
+    assert Rule().reason(costly(8), lambda _: 0.0, held_back=lambda _: words) == words
+    assert Rule(1.0).reason(costly(8), lambda _: 0.0, held_back=lambda _: words) == words
+    assert Rule().reason(costly(8), lambda _: 0.4, held_back=lambda _: words) is None
+    assert not Outlook(Listed()).held_back(costly(3))
+    assert not is_conclusive(words)
 
 
 def test_a_horizon_excludes_going_on_regardless() -> None:

@@ -596,3 +596,6 @@ class Wary(Protocol):
 
         Pure as a suggestion is.
         """
+
+    def held_back(self, study: Study) -> str:
+        """Return in words which point the user's own risk keeps it from that may save something; empty if none."""

@@ -242,6 +242,17 @@ class ConstrainedBayes:
             return Daring.NOTHING
         return beyond_caps(worth, rows)
 
+    def held_back(self, study: Study) -> str:
+        """Return in words that the risk asked for leaves nothing worth a trial though something is; empty if not so."""
+        rows = untried_rows(study)
+        if not len(rows) or self._options.risk is None or not (worth := self._worth(study)).improving:
+            return ""
+        used = self._used(study)
+        beyond = np.setdiff1d(rows, safe_rows(worth, rows, self._options.risk, used))
+        if not np.any(worth.total[beyond] > math.log(WORTHWHILE)):
+            return ""
+        return _unsafe(worth, beyond, self._options.risk, used)
+
     def answer(self, study: Study) -> Trial | None:
         """Return the trial whose point is best as the models have it; None if no trial holds every limit.
 

@@ -99,6 +99,12 @@ class WarmStart:
             return Daring.NOTHING
         return self._method.dares(study)
 
+    def held_back(self, study: Study) -> str:
+        """Return what the method says; nothing while a prior is to be tried."""
+        if self._left(study) or not isinstance(self._method, Wary):
+            return ""
+        return self._method.held_back(study)
+
     def answer(self, study: Study) -> Trial | None:
         """Return the trial the method chooses; by the figures alone where it chooses none itself.
 

@@ -19,15 +19,15 @@ from polythrottle.domain.error_budget import NOTHING_SPENT, LateRequests
 from polythrottle.domain.errors import DeviceError, Exhausted, PolythrottleError, StorageError, TrialError
 from polythrottle.domain.measurement import Window
 from polythrottle.domain.metrics import FLOORS
-from polythrottle.domain.ports import Chooser, Forecaster, Optimizer, Wary
+from polythrottle.domain.ports import Chooser, Optimizer
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import OperatingPoint
-from polythrottle.domain.study import ENOUGH, Daring, Study, Trial, TrialState
+from polythrottle.domain.study import ENOUGH, Study, Trial, TrialState
 from polythrottle.storage.boards_journal import BoardsJournal
 from polythrottle.storage.journal import Journal
 from polythrottle.tuning.board_offsets import BoardsView
 from polythrottle.tuning.open_board import OpenBoard, shared_window
-from polythrottle.tuning.stopping import ALL_TRIED, NOTHING_LEFT, WORTHLESS_IDLE, Budget, Rule
+from polythrottle.tuning.stopping import ALL_TRIED, NOTHING_LEFT, WORTHLESS_IDLE, Budget, Outlook, Rule
 from polythrottle.tuning.tuner import FAILURES_IN_A_ROW, tune
 
 _ANY = 10**9
@@ -441,13 +441,15 @@ class SharedStudy:
         # The default, which each board has measured, is one point of those it takes to say anything.
         if len({trial.point for trial in study.completed}) < ENOUGH and self._rule.horizon_s is None:
             return None
-        if (reason := self._rule.reason(study, self._saving_left, self._dares)) is not None:
+        outlook = Outlook(self._optimizer)
+        if reason := self._rule.reason(study, outlook.saving_left, outlook.dares, outlook.held_back):
             return reason
         # A trial that all other boards wait for takes the time of all of them, so it has to be worth more than one's.
         share = self._share_left(study)
         if share >= WORTHLESS_IDLE:
             return None
-        return f"{NOTHING_LEFT}: one more trial would save {max(100 * share, 0.001):.2g} % beside the best"
+        told = f"{NOTHING_LEFT}: one more trial would save {max(100 * share, 0.001):.2g} % beside the best"
+        return outlook.held_back(study) or told
 
     def _idles(self, study: Study) -> bool:
         """Return whether a board waits for what runs, as one more trial would save next to nothing beside it.
@@ -463,15 +465,7 @@ class SharedStudy:
         best = study.best
         if not self._rule.early or self._rule.horizon_s is not None or best is None or best.measurement is None:
             return math.inf
-        return self._saving_left(study) / study.problem.objective.of(best.measurement)
-
-    def _saving_left(self, study: Study) -> float:
-        if isinstance(self._optimizer, Forecaster):
-            return self._optimizer.saving_left(study)
-        return math.inf
-
-    def _dares(self, study: Study) -> Daring:
-        return self._optimizer.dares(study) if isinstance(self._optimizer, Wary) else Daring.NOTHING
+        return Outlook(self._optimizer).saving_left(study) / study.problem.objective.of(best.measurement)
 
     def _used(self, study: Study) -> str | None:
         """Return what of the budget is used up: of time what the study took, and not what all boards did.

@@ -86,6 +86,7 @@ class Rule:
         study: Study,
         saving_left: Callable[[Study], float],
         dares: Callable[[Study], Daring] = lambda study: Daring.NOTHING,
+        held_back: Callable[[Study], str] = lambda study: "",
     ) -> str | None:
         """Return why a study should not go on, in words; None if it should.
 
@@ -93,12 +94,16 @@ class Rule:
             study: Between two trials.
             saving_left: What one more trial is expected to save, in joules per item; see `Forecaster`.
             dares: What of what is left is likely to break a limit; see `Wary`.
+            held_back: What only a user's own risk keeps it from, in words; likewise.
         """
         if not self.early or not study.judgeable or study.best is None:
             return None
         if self.horizon_s is None:
-            return self._flat(study, saving_left, dares)
-        return self._unpaid(study, saving_left)
+            reason = self._flat(study, saving_left, dares)
+        else:
+            reason = self._unpaid(study, saving_left)
+        # Where the rest is not safe enough to look at, nobody knows that there is nothing to gain.
+        return (held_back(study) or reason) if reason else None
 
     def _flat(
         self, study: Study, saving_left: Callable[[Study], float], dares: Callable[[Study], Daring]
@@ -159,6 +164,12 @@ class Outlook:
         if self._wary is None:
             return Daring.NOTHING
         return self._wary.dares(study)
+
+    def held_back(self, study: Study) -> str:
+        """Return what only the user's own risk keeps the method from, in words; empty if nothing or unknown."""
+        if self._wary is None:
+            return ""
+        return self._wary.held_back(study)
 
 
 def is_conclusive(reason: str | None) -> bool:

@@ -68,7 +68,8 @@ def tune(
     with device:
         while (used := budget.used(journal.study)) is None:
             costs.begin(len(journal.study.trials))
-            if (enough := rule.reason(journal.study, outlook.saving_left, outlook.dares)) is not None:
+            enough = rule.reason(journal.study, outlook.saving_left, outlook.dares, outlook.held_back)
+            if enough is not None:
                 _finish(journal, optimizer, enough)
                 return
             try:
