@@ -19,7 +19,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polythrottle.actuation import Limits
-from polythrottle.actuation.drivers.nvml import CODES, Library, NotOffered, NvmlControls, Reaction, key_of, mask_ids
+from polythrottle.actuation.drivers.nvml import (
+    CODES,
+    UNLOCKED,
+    Library,
+    NotOffered,
+    NvmlControls,
+    Reaction,
+    key_of,
+    mask_ids,
+)
 from polythrottle.backends import find_device, open_device
 from polythrottle.backends.nvml import NvmlDevice
 from polythrottle.backends.nvml.energy import EnergyCounter, channels, may_set
@@ -730,6 +739,28 @@ def test_a_setter_that_fails_leaves_nothing_behind(machine: Machine, code: int, 
         with pytest.raises(error):
             gpu.apply(gpu.space[0])
     assert fake.snapshot() == before
+
+
+def test_a_driver_that_once_answers_that_it_cannot_unlock_is_asked_again(machine: Machine) -> None:
+    """By another process, as a guard is, which does not know whether the clocks were locked at all."""
+    fake = machine("h100-sxm")
+    key = key_of(fake.uuid(0), "gpu_clocks")
+    NvmlControls(Library(fake.clock())).write(key, "345,1080")
+    fake.fail("nvmlDeviceResetGpuLockedClocks", code=3, times=1)
+    NvmlControls(Library(fake.clock())).write(key, UNLOCKED)
+    assert fake.get(0, "gpu_lock_max_mhz") == 0
+
+
+def test_clocks_that_were_locked_and_cannot_be_unlocked_are_not_called_unlocked(machine: Machine) -> None:
+    """Whoever locked them knows that this card can; where nothing was locked there is nothing to unlock."""
+    fake = machine("h100-sxm")
+    key = key_of(fake.uuid(0), "gpu_clocks")
+    fake.fail("nvmlDeviceResetGpuLockedClocks", code=3)
+    controls = NvmlControls(Library(fake.clock()))
+    controls.write(key, UNLOCKED)
+    controls.write(key, "345,1080")
+    with pytest.raises(KnobRejected):
+        controls.write(key, UNLOCKED)
 
 
 def test_a_laptop_that_cannot_lock_memory_is_put_back_all_the_same(machine: Machine) -> None:

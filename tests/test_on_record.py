@@ -8,7 +8,8 @@ import pytest
 from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.state.lease import Lease
 from polythrottle.backends import served_devices as records
-from polythrottle.backends.served_devices import check_roots, on_record, roots_of, uuids_of
+from polythrottle.backends.nvml import NamedGpus
+from polythrottle.backends.served_devices import check_roots, on_record, roots_of, unchanged_gpus, uuids_of
 from polythrottle.domain.errors import DeviceError, InvalidInput
 
 
@@ -29,20 +30,41 @@ def test_a_uri_means_the_name_that_the_board_stands_under(tmp_path: Path) -> Non
 
 
 def test_gpus_mean_those_that_stand_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All is all that stand; the only one that stands is meant by any number; of a group, those of it that stand."""
+    """All is all that stand; of a group, those of it that stand; a number is that GPU, whichever else stands."""
     changed: list[str] = []
+    silent: set[str] = set()
+
+    def named(name: str) -> NamedGpus:
+        uuids = tuple(f"GPU-{each}" for each in name.split(",") if f"GPU-{each}" not in silent)
+        return NamedGpus(uuids, frozenset(f"GPU-{each}" for each in range(8)) - silent, bool(silent))
+
     monkeypatch.setattr(records.restoring, "concerned", lambda: changed)
-    monkeypatch.setattr(records, "uuids_of", lambda name: [f"GPU-{each}" for each in name.split(",")])
+    monkeypatch.setattr(records, "named_gpus", named)
     assert on_record("nvml:all") == ["nvml all"]
     assert on_record("nvml:0,1") == ["nvml GPU-0"]
     changed += ("nvml GPU-7", "jetson")
     assert on_record("nvml:all") == ["nvml GPU-7"]
-    assert on_record("nvml:0") == ["nvml GPU-7"]
-    assert on_record("nvml") == ["nvml GPU-7"]
-    assert on_record("nvml:0,1") == ["nvml GPU-0"]
-    changed += ("nvml GPU-1", "nvml GPU-2")
     assert on_record("nvml:0") == ["nvml GPU-0"]
+    assert unchanged_gpus("nvml:0", on_record("nvml:0"))
+    assert not unchanged_gpus("nvml:7", on_record("nvml:7"))
+    assert not unchanged_gpus("nvml:9", on_record("nvml:9"))
+    assert not unchanged_gpus("jetson", ["jetson:0"])
+    changed += ("nvml GPU-1", "nvml GPU-2")
     assert on_record("nvml:0,1,2") == ["nvml GPU-1", "nvml GPU-2"]
+    silent.add("GPU-7")
+    assert on_record("nvml:0,1,7") == ["nvml GPU-1", "nvml GPU-7"]
+    assert not unchanged_gpus("nvml:0,7", ["nvml GPU-0"])
+
+
+def test_without_a_driver_the_only_gpu_that_stands_is_meant_by_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else can say which it is."""
+    changed = ["nvml GPU-7", "jetson"]
+    monkeypatch.setattr(records.restoring, "concerned", lambda: changed)
+    assert on_record("nvml:3") == on_record("nvml") == ["nvml GPU-7"]
+    assert on_record("nvml:0,1") == ["nvml 0"]
+    changed.append("nvml GPU-1")
+    assert on_record("nvml:3") == ["nvml 3"]
+    assert not unchanged_gpus("nvml:3", ["nvml 3"])
 
 
 def test_a_planted_board_that_went_is_named_unless_it_stands_changed(

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,28 +150,70 @@ def test_gpus_that_cannot_be_put_back_drain_the_node(node: Node) -> None:
     assert node.run("epilog", "7")[0] == 0
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(compiler() is None, reason="no C compiler, so the stand-in driver cannot be built")
-def test_the_gpus_of_a_job_are_as_they_were_found_after_it(tmp_path: Path) -> None:
-    """By the real program, on the stand-in driver; also where the profile is for other GPUs and nothing was set."""
+@pytest.fixture
+def gpus(tmp_path: Path) -> Iterator[tuple[FakeNvml, Node]]:
+    """Three GPUs of the stand-in driver, and a node with the real program and a few profiles."""
     with FakeNvml(tmp_path / "nvml", ("h100-sxm",) * 3) as fake:
         (tmp_path / "node").mkdir()
         node = Node(tmp_path / "node")
-        state = tmp_path / "state"
         words = " ".join(f"{key}='{value}'" for key, value in os.environ.items() if "NVML" in key or "LD_" in key)
+        state = tmp_path / "state"
         node.program(f'export {words} POLYTHROTTLE_STATE_DIR={state}; exec {sys.executable} -m polythrottle "$@"')
-        device = open_device("nvml:0,2")
-        point = OperatingPoint({"gpu_max_hz": 1200 * 10**6})
-        identity = identity_of(device)
-        profile = Profile(device.uri, "model", point, measured(), identity=identity, workload_knobs=())
-        write_profile(profile, node.folder / "profiles" / "chat.toml")
-        before = fake.snapshot()
-        code, said = node.run("prolog", "7", "0,2", "polythrottle=chat")
-        assert (code, "is applied to nvml:0,2" in said) == (0, True), said
-        assert [fake.get(slot, "gpu_lock_max_mhz") for slot in range(3)] == [1200, 0, 1200]
-        assert node.run("epilog", "7")[0] == 0
-        assert fake.snapshot() == before
-        assert "was not applied" in node.run("prolog", "8", "1", "polythrottle=chat")[1]
-        code, said = node.run("epilog", "8")
-        assert code == 0, said
-        assert fake.snapshot() == before
+        for name in ("0,1", "1", "0,2"):
+            device = open_device(f"nvml:{name}")
+            point = OperatingPoint({"gpu_max_hz": 1200 * 10**6})
+            profile = Profile(device.uri, "model", point, measured(), identity=identity_of(device), workload_knobs=())
+            write_profile(profile, node.folder / "profiles" / f"on-{name.replace(',', '-')}.toml")
+        yield fake, node
+
+
+def locks(fake: FakeNvml) -> list[int]:
+    """Return the clock that each GPU is locked to, in MHz; 0 where it is not."""
+    return [fake.get(slot, "gpu_lock_max_mhz") for slot in range(3)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiler() is None, reason="no C compiler, so the stand-in driver cannot be built")
+def test_the_gpus_of_a_job_are_as_they_were_found_after_it(gpus: tuple[FakeNvml, Node]) -> None:
+    """By the real program, on the stand-in driver; also where the profile is for other GPUs and nothing was set."""
+    fake, node = gpus
+    before = fake.snapshot()
+    code, said = node.run("prolog", "7", "0,2", "polythrottle=on-0-2")
+    assert (code, "is applied to nvml:0,2" in said) == (0, True), said
+    assert locks(fake) == [1200, 0, 1200]
+    assert node.run("epilog", "7")[0] == 0
+    assert fake.snapshot() == before
+    assert "was not applied" in node.run("prolog", "8", "1", "polythrottle=on-0-2")[1]
+    code, said = node.run("epilog", "8")
+    assert code == 0, said
+    assert fake.snapshot() == before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiler() is None, reason="no C compiler, so the stand-in driver cannot be built")
+def test_the_end_of_a_job_leaves_the_only_other_gpu_that_is_set_alone(gpus: tuple[FakeNvml, Node]) -> None:
+    """Nothing was set for it, and the one GPU on record is another job's."""
+    fake, node = gpus
+    assert node.run("prolog", "10", "1", "polythrottle=on-1")[0] == 0
+    assert "was not applied" in node.run("prolog", "11", "2", "polythrottle=on-0-1")[1]
+    code, said = node.run("epilog", "11")
+    assert code == 0, said
+    assert locks(fake) == [0, 1200, 0]
+    assert node.run("epilog", "10")[0] == 0
+    assert locks(fake) == [0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiler() is None, reason="no C compiler, so the stand-in driver cannot be built")
+def test_a_gpu_that_fell_off_the_bus_keeps_no_other_from_being_put_back(gpus: tuple[FakeNvml, Node]) -> None:
+    """The node is drained, as one GPU is not as it was found; the other is, and the first once it answers again."""
+    fake, node = gpus
+    assert node.run("prolog", "12", "0,1", "polythrottle=on-0-1")[0] == 0
+    fake.set(1, lost=1)
+    code, said = node.run("epilog", "12")
+    assert code != 0
+    assert fake.uuid(1) in said
+    assert fake.get(0, "gpu_lock_max_mhz") == 0
+    fake.set(1, lost=0)
+    assert node.run("epilog", "12")[0] == 0
+    assert locks(fake) == [0, 0, 0]

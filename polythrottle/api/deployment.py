@@ -17,6 +17,7 @@ from polythrottle.backends.served_devices import (
     on_record,
     roots_of,
     trust_roots,
+    unchanged_gpus,
     uuids_of,
 )
 from polythrottle.backends.ssh import SshBoard, is_ssh
@@ -231,6 +232,8 @@ def _concerned(device: str | None) -> Sequence[str | None]:
     if device is None:
         return on_record(None)
     named = on_record(device) if restoring.concerned() else ()
+    if unchanged_gpus(device, named):
+        return ()
     check_roots(device, named)
     if not named and not restoring.remembered(device):
         _check_named(device)

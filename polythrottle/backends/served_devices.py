@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polythrottle.actuation import restore as restoring
 from polythrottle.actuation.drivers.controls import trust
@@ -21,6 +21,9 @@ from polythrottle.domain.clock import SystemClock, VirtualClock
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.ports import Averaging, Device, Offer, Offering, Sampled, findings_of
 from polythrottle.storage.identity import identity_of
+
+if TYPE_CHECKING:
+    from polythrottle.backends.nvml import NamedGpus
 
 _ON_RECORD = re.compile(r"(jetson|cpu|nvml)\b[^ ]*")
 
@@ -53,10 +56,34 @@ def _gpus_on_record(body: str) -> Sequence[str]:
     name = body.partition(":")[2]
     if name == "all":
         return standing or ["nvml all"]
-    if re.fullmatch(r"\d*", name) and len(standing) == 1:
-        return standing  # which GPU that is only its driver knows; one on record leaves no choice
-    named = [f"nvml {uuid}" for uuid in uuids_of(name)]
-    return [each for each in named if each in standing] or named[:1]
+    if (gpus := named_gpus(name)) is None:
+        if re.fullmatch(r"\d*", name) and len(standing) == 1:
+            return standing  # which GPU that is only its driver knows; one on record leaves no choice
+        named = [f"nvml {each}" for each in (name or "0").split(",")]
+    else:
+        named = [f"nvml {uuid}" for uuid in gpus.uuids]
+        # Which GPU has lost its number nobody can say: what stands of those that do not answer is not lost sight of.
+        named += [each for each in standing if gpus.silent and each[5:] not in gpus.answering]
+    return [each for each in named if each in standing] or named[:1] or [f"nvml {name}"]
+
+
+def named_gpus(name: str) -> NamedGpus | None:
+    """Return which GPUs a name means, as the driver counts now; None where no driver says."""
+    from polythrottle.backends.nvml import NamedGpus
+
+    try:
+        return NamedGpus.of(name)
+    except PolythrottleError:
+        return None
+
+
+def unchanged_gpus(device: str, named: Sequence[str | None]) -> bool:
+    """Return whether a URI means GPUs that are there, of which nothing stands on record by the given names."""
+    body = device.partition("?")[0]
+    if body.partition(":")[0] != "nvml" or any(each in named for each in restoring.concerned()):
+        return False
+    gpus = named_gpus(body.partition(":")[2])
+    return gpus is not None and not gpus.silent and bool(gpus.uuids) and gpus.answering.issuperset(gpus.uuids)
 
 
 def uuids_of(name: str) -> Sequence[str]:

@@ -442,6 +442,10 @@ class NvmlControls:
                     self._refused.add(uuid)  # an attempt of our own: putting back only ever unlocks
                 raise
             except NotOffered as err:
+                # Where clocks cannot be locked none are, so unlocking them after an attempt is done already; this
+                # object knows better where it has locked them.
+                if text == UNLOCKED and err.unsupported and key not in self._changed:
+                    return
                 err.key = key
                 raise
         self._changed.add(key)
@@ -502,9 +506,9 @@ def _unlock(library: Library, name: str, handle: Any) -> None:
     try:
         library.call(name, handle)
     except NotOffered as err:
-        # Where clocks cannot be locked none are, so unlocking them after an attempt is done already.
         if not err.unsupported:
             raise
+        library.call(name, handle)  # a card that cannot says so each time
 
 
 def _set_power_limit(library: Library, handle: Any, limits_mw: tuple[int, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from polythrottle.actuation.drivers.nvml import Library
@@ -211,6 +212,41 @@ def uuids(name: str) -> tuple[str, ...]:
     if means_several(name):
         return tuple(chosen(library, name))
     return (find(library, name).uuid,)
+
+
+@dataclass(frozen=True)
+class NamedGpus:
+    """Which GPUs a name means at this moment, whether they answer or not.
+
+    Args:
+        uuids: Of those that are known: the driver numbers them, or the name has them.
+        answering: Of every GPU that answers.
+        silent: Whether one is meant by its number that does not answer, so that nobody knows which it is.
+    """
+
+    uuids: tuple[str, ...]
+    answering: frozenset[str]
+    silent: bool
+
+    @classmethod
+    def of(cls, name: str) -> NamedGpus:
+        """Return what a name means; no name is the first GPU.
+
+        Raises:
+            InvalidInput: If it is malformed.
+            DeviceError: If there is no driver.
+        """
+        library = Library()
+        with library:
+            known = uuids_by_index(library)
+            count = int(library.call("nvmlDeviceGetCount"))
+        parts = list(_parts(name or "0", count))
+        unknown = [part for part in parts if part.isdecimal() and part not in known]
+        return cls(
+            tuple(dict.fromkeys(known.get(part, part) for part in parts if part not in unknown)),
+            frozenset(known.values()),
+            any(int(part) < count for part in unknown),
+        )
 
 
 def _parts(name: str, count: int) -> Iterator[str]:
