@@ -1,7 +1,8 @@
 """Count what the shipped package is made of: lines, modules, imports between packages, density and comments.
 
 ``python benchmarks/house.py [PACKAGE …]`` prints the whole and each package below ``polythrottle/`` that is named.
-Tests and `lab` are left out. A comment counts wherever it stands; whether it says why is for a reader to judge.
+Tests and `lab` are left out. A comment counts wherever it stands; whether it says why is for a reader to judge. What a
+string says right below a constant or field, mostly where its figure comes from, is counted beside them.
 """
 
 import ast
@@ -10,6 +11,7 @@ import sys
 import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "polythrottle"
@@ -26,6 +28,7 @@ class Density:
         nested: Of them, those within another.
         pairs: Assignments of a tuple to a tuple.
         comments: That are neither for a tool nor for the shell.
+        notes: Strings below constants and fields.
     """
 
     modules: int
@@ -34,13 +37,14 @@ class Density:
     nested: int
     pairs: int
     comments: int
+    notes: int
 
     def __str__(self) -> str:
         thousand = self.lines / 1000
         return (
             f"{self.modules} modules, {self.lines} lines; per 1,000: {self.choices / thousand:.1f} conditional "
             f"expressions ({self.nested} nested), {self.pairs / thousand:.2f} tuple assignments, "
-            f"{self.comments / thousand:.1f} comments"
+            f"{self.comments / thousand:.1f} comments and {self.notes / thousand:.1f} notes below constants"
         )
 
 
@@ -63,7 +67,20 @@ def density(paths: Sequence[Path]) -> Density:
         for node in nodes
     )
     lines = sum(text.count("\n") for text in texts)
-    return Density(len(texts), lines, len(choices), inner, pairs, sum(map(_comments, texts)))
+    notes = sum(map(_notes, nodes))
+    return Density(len(texts), lines, len(choices), inner, pairs, sum(map(_comments, texts)), notes)
+
+
+def _notes(node: ast.AST) -> int:
+    body = getattr(node, "body", None)
+    if not isinstance(body, list):
+        return 0
+    return sum(
+        isinstance(named, ast.Assign | ast.AnnAssign)
+        and isinstance(said, ast.Expr)
+        and isinstance(said.value, ast.Constant)
+        for named, said in pairwise(body)
+    )
 
 
 def _comments(text: str) -> int:
