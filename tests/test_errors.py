@@ -2,7 +2,7 @@
 
 import pytest
 
-from polythrottle.domain.errors import UnknownName
+from polythrottle.domain.errors import DeviceError, KnobAbsent, PolythrottleError, UnknownName, reworded
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,15 @@ from polythrottle.domain.errors import UnknownName
 def test_the_nearest_names_are_offered_or_else_all(name: str, offer: str) -> None:
     """Those that are spelt alike, and those that begin so."""
     assert str(UnknownName("knob", name, ["gpu_max_mhz", "cpu_max_mhz"])) == f"unknown knob '{name}'; {offer}"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [UnknownName("profile", "bert", ["gpt"]), KnobAbsent("there is none", "gpu_max_hz"), DeviceError("gone")],
+)
+def test_an_error_keeps_its_class_and_what_it_carries_in_other_words(error: PolythrottleError) -> None:
+    """Whoever adds where it happened need not know how a class makes its words."""
+    again = reworded(error, f"service chat: {error}")
+    assert type(again) is type(error)
+    assert str(again) == f"service chat: {error}"
+    assert vars(again) == vars(error)

@@ -562,6 +562,7 @@ def test_a_server_is_built_from_its_settings(tmp_path: Path, monkeypatch: pytest
             replace(simulated(), services=(ServiceSettings("chat", device="sim:nothing", traffic="sim:poisson:3/s"),)),
             "service chat: ",
         ),
+        (Settings(services=(ServiceSettings("chat", profile="/nope.toml"),)), "service chat: .*nope"),
     ],
 )
 def test_a_server_that_cannot_be_is_refused(

@@ -51,6 +51,7 @@ from polythrottle.domain.errors import (
     PolythrottleError,
     StorageError,
     UnknownName,
+    reworded,
 )
 from polythrottle.domain.ports import Device, Recorded
 from polythrottle.domain.problem import Constraint
@@ -381,7 +382,7 @@ def _members(
             left_out[each.name] = error
     if not members:
         name, refused = next(iter(left_out.items()))
-        raise type(refused)(f"service {name}: {refused}") from refused
+        raise reworded(refused, f"service {name}: {refused}") from refused
     return members
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import TypeVar
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it: 128 and the number of SIGINT."""
@@ -141,6 +142,7 @@ class Exhausted(PolythrottleError):
     """Every point of the space has been tried; the study ends there."""
 
 
+Kind = TypeVar("Kind", bound=PolythrottleError)
 ERRORS: Mapping[str, type[PolythrottleError]] = {
     name: value for name, value in globals().items() if isinstance(value, type) and issubclass(value, PolythrottleError)
 }
@@ -149,9 +151,19 @@ ERRORS: Mapping[str, type[PolythrottleError]] = {
 
 def error_named(name: str, words: str, kinds: Mapping[str, type[PolythrottleError]] = ERRORS) -> PolythrottleError:
     """Return the error that another process has raised; a `DeviceError` if its class is not known here."""
-    kind = kinds.get(name, DeviceError)
+    return _with_words(kinds.get(name, DeviceError), words)
+
+
+def reworded(error: Kind, words: str) -> Kind:
+    """Return an error of the same class with other words, such as those of who met it before them."""
+    again = _with_words(type(error), words)
+    again.__dict__.update(error.__dict__)
+    return again
+
+
+def _with_words(kind: type[Kind], words: str) -> Kind:
     error = kind.__new__(kind)
-    Exception.__init__(error, words)  # not its own: some make their words out of parts that have not travelled
+    Exception.__init__(error, words)  # not its own: some make their words out of parts that are not at hand
     return error
 
 

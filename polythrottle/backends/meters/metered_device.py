@@ -20,7 +20,7 @@ from typing_extensions import Self
 from polythrottle.backends.meters.live_meter import LiveMeter, Source
 from polythrottle.backends.power import BackgroundSampler, PowerIntegrator, PowerReading
 from polythrottle.domain.clock import Clock, SystemClock, VirtualClock
-from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName
+from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName, reworded
 from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import (
     Device,
@@ -99,7 +99,7 @@ def open_meter(text: str) -> LiveMeter:
     try:
         meter = LiveMeter(text, make(name, options), known)
     except DeviceError as err:
-        raise type(err)(f"the meter {text} cannot be read: {err}") from err
+        raise reworded(err, f"the meter {text} cannot be read: {err}") from err
     meter.probe()
     return meter
 
