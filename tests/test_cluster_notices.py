@@ -228,7 +228,7 @@ def test_a_file_says_so_by_being_there(tmp_path: Path) -> None:
     }.items():
         source.path.write_text(text)
         assert source.poll() == notice
-    for text in ("soon", "-1", "NaN", '{"kind": "else"}', '{"left_s": []}', "[" * 9000):
+    for text in ("soon", "-1", "NaN", '{"kind": "else"}', '{"left_s": []}', "[" * 9000, "9" * 400):
         source.path.write_text(text)
         with pytest.raises(BadFile, match="write seconds left"):
             source.poll()

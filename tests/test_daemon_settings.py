@@ -101,6 +101,19 @@ def test_an_actuator_can_be_declined(tmp_path: Path) -> None:
         ("actuator = true", "actuator"),
         ("x = [", "TOML"),
         ("a = " + "[" * 2000, "TOML"),
+        (f"[node]\npower = {10**400}", "node.power"),
+        (f"[guards]\np99_ms = {10**400}", "too large"),
+        (f"[guards]\nerrors = {10**400}", "guards.errors"),
+        (f"[exploring]\ncanary = {10**400}", "exploring"),
+        (f"[budget]\npower = 0x{'f' * 9000}", "budget.power"),
+        (f"lease = {10**400}", "lease"),
+        (f"device = 'nvml:{'0' * 100_000}'", "device"),
+        (f"profile = [{'1,' * 100_000}]", "profile"),
+        (f"slo = ['{'x' * 4000}']", "slo"),
+        (f"[guards]\ntemperature_c = '{'x' * 100_000}'", "guards.temperature_c"),
+        (f"[api]\n{'x' * 100_000} = 1", "unknown key 'api.xxx"),
+        (f"[{'x' * 100_000}]\na = 1\n[{'x' * 100_000}]", "TOML"),
+        ("[[service]]\nname = 'a'\n" * 65, "at most 64"),
     ],
 )
 def test_every_mistake_is_one_line_that_names_its_key(tmp_path: Path, text: str, key: str) -> None:
@@ -111,6 +124,7 @@ def test_every_mistake_is_one_line_that_names_its_key(tmp_path: Path, text: str,
     assert key in words
     assert "daemon.toml" in words
     assert "\n" not in words
+    assert len(words) < 1000
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -358,6 +358,8 @@ def test_the_safe_point_stays_within_the_share(event: ApplyRefused | Observation
         ({"a": "nvml:0,2", "b": "nvml:1-2"}, "GPU 2"),
         ({"a": "jetson", "b": "jetson"}, "jetson"),
         ({"a": "nvml:GPU-1", "b": "nvml:GPU-1"}, "GPU-1"),
+        ({"a": "nvml:GPU-1", "b": "nvml:all"}, "GPU-1"),
+        ({"a": "sim:node/0-3", "b": "sim:node"}, "simulated GPU 2"),
     ],
 )
 def test_a_device_serves_one_service(devices: dict[str, str], words: str) -> None:
@@ -369,6 +371,8 @@ def test_a_device_serves_one_service(devices: dict[str, str], words: str) -> Non
 def test_devices_apart_are_taken() -> None:
     """Neighbouring groups have nothing in common, and every service has its own simulated board."""
     check_devices({"a": "nvml:0-3", "b": "nvml:4,5", "c": "sim:h100", "d": "sim:h100", "e": "cpu"})
+    check_devices({"a": "nvml:", "b": "sim:node/0-3"})
+    check_devices({"a": "nvml:all", "b": "sim:node"})
 
 
 NODE = """
@@ -449,6 +453,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, text: str, words: 
     ("table", "words"),
     [
         ("name = 'bad'\nweight = 0", "service bad is left out: FILE: service.weight: 0 is not above zero"),
+        (f"name = 'bad'\nweight = {10**400}", "service bad is left out: FILE: service.weight: 1000000000"),
         ("name = 'Bad one'", "service number 2 is left out: FILE: service.name: 'Bad one' is no name"),
         ("profile = 'a'", "service number 2 is left out: FILE: service 2: it needs a name"),
         ("name = 'chat'", "service chat is left out: FILE: service 2: another service is called 'chat' already"),

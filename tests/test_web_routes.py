@@ -126,6 +126,24 @@ def test_a_report_is_answered_with_the_target(script: Script, where: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("method", "route", "body"),
+    [
+        ("PUT", "/v1/budget", {"power_w": 10**400}),
+        ("POST", "/v1/report", {"arrived": 10**400}),
+        ("POST", "/v1/report", {"arrived": 5, "p99_s": -(10**400)}),
+    ],
+)
+def test_a_number_that_no_float_holds_is_refused(
+    script: Script, where: Path, method: str, route: str, body: dict[str, Any]
+) -> None:
+    """JSON has integers of any length; the field is named, and the control loop does not hear of it."""
+    status, answer, _ = ask(where, method, route, body)
+    assert (status, answer["error"]["kind"]) == (422, "InvalidInput")
+    assert list(body)[-1] in answer["error"]["words"]
+    assert script.wishes == []
+
+
+@pytest.mark.parametrize(
     ("body", "words"),
     [
         ({"arrived": 5, "answered": 5, "failed": 500}, "of 5 requests that ended (answered) 500 cannot have failed"),

@@ -2,7 +2,6 @@
 
 import contextlib
 import glob
-import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from polythrottle.domain.metrics import is_metric, split_metric, unit_of
 from polythrottle.domain.problem import Constraint, Objective, Problem
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import BATCH_SIZE, Level, OperatingPoint
-from polythrottle.domain.units import to_file, to_si
+from polythrottle.domain.units import is_finite, to_file, to_si
 from polythrottle.storage.atomic_file import check_folder, replace_file
 from polythrottle.storage.paths import state_dir
 from polythrottle.storage.untrusted import parse_toml, read_plain, said
@@ -47,7 +46,7 @@ def _level(name: str, level: Any) -> tuple[str, Level]:
     """Return one level in SI."""
     if isinstance(level, str):
         return name, level
-    if type(level) not in (int, float) or not math.isfinite(level):
+    if type(level) not in (int, float) or not is_finite(level):
         raise ValueError(f"{name} has no level {level!r}")
     if level < 0 and name.endswith(("hz", "_w")) and "_offset_" not in name:
         raise ValueError(f"{name} is {level!r}, and neither clocks nor powers are below 0")
@@ -147,7 +146,7 @@ def _to_ms(time_s: float) -> float:
 def _number(table: Any, key: str, where: str, least: float | None = None) -> float:
     """Return a figure that is finite and positive, or not below the least."""
     value = _value(table, key, where)
-    if type(value) not in (int, float) or not math.isfinite(value) or not (value > 0 if least is None else value >= 0):
+    if type(value) not in (int, float) or not is_finite(value) or not (value > 0 if least is None else value >= 0):
         raise BadFile(
             f"{where}.{key} is {value!r}; it must be a number {'above' if least is None else 'of at least'} 0"
         )
@@ -492,6 +491,6 @@ def _needed(table: Mapping[str, Any], name: str) -> float:
 def _figure(table: Mapping[str, Any], name: str) -> float | None:
     """Return a figure of a table; None if it is not there."""
     value = table.get(name)
-    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+    if value is not None and (type(value) not in (int, float) or not is_finite(value)):
         raise ValueError(f"{name} is {value!r:.40}, not a finite number")
     return value

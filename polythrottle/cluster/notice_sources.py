@@ -135,7 +135,7 @@ class FileSource:
             if left_s is not None and not (math.isfinite(left_s) and left_s >= 0):
                 raise ValueError
             return Notice(NoticeKind(document.get("kind", "preempt")), left_s, source=self.name)
-        except (ValueError, TypeError, RecursionError) as err:
+        except (ValueError, TypeError, OverflowError, RecursionError) as err:
             raise BadFile(
                 f'the notice {self.path} says {text[:40]!r}; write seconds left, or {{"kind": "preempt", "left_s": 30}}'
             ) from err

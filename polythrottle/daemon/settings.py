@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,18 @@ from polythrottle.daemon.energy_budget import ExplorationAllowance, check_wish
 from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.units import parse_quantity
-from polythrottle.storage.identity import without_options
-from polythrottle.storage.untrusted import members_of, read_toml
+from polythrottle.storage.identity import same_hardware
+from polythrottle.storage.untrusted import bounded, members_of, read_toml, shortened
 
 DEFAULT_FILE = Path("/etc/polythrottle/daemon.toml")
 _MOST_BYTES = 1_000_000
 _SPANS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _WH = {"Wh": 1.0, "kWh": 1e3, "mWh": 1e-3}
 _SERVICE_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
-_GPUS_MOST = 1024
+_TEXT_MOST = 4096
+"""As long as a path may be on Linux."""
+_SERVICES_MOST = 64
+"""More than a server has GPUs, and no more than are looked at within a second."""
 _AMOUNT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z%]*)\s*")
 
 
@@ -160,7 +164,7 @@ def read_settings(file: Path) -> Settings:
     try:
         document = read_toml(file, _MOST_BYTES)
     except (ValueError, RecursionError) as error:
-        raise BadFile(f"{file} is not TOML: {error}") from error
+        raise BadFile(f"{file} is not TOML: {bounded(str(error))}") from error
     reader = _Reader(file)
     plain = reader.table("", document, _TOP)
     api = reader.table("api", document.get("api", {}), _API)
@@ -246,42 +250,12 @@ def check_devices(devices: Mapping[str, str]) -> None:
     Raises:
         InvalidInput: If two have; names both.
     """
-    seen: list[tuple[str, str, frozenset[str]]] = []
-    for name, uri in devices.items():
-        parts = _parts(uri)
-        for other, other_uri, other_parts in seen:
-            both = parts & other_parts
-            if "all" in parts | other_parts and parts and other_parts:
-                both = parts | other_parts - {"all"}
-            if both:
-                raise InvalidInput(
-                    f"{uri} of {name} and {other_uri} of {other} are the same device ({', '.join(sorted(both))}); "
-                    "a device serves one service"
-                )
-        seen.append((name, uri, parts))
-
-
-def _parts(uri: str) -> frozenset[str]:
-    """Return the devices that a URI names; none for a simulated board, of which each service has its own.
-
-    The GPUs of the simulated server are numbered as NVML's are: there is one such server.
-    """
-    scheme, _, rest = without_options(uri).partition(":")
-    if scheme == "sim":
-        server, _, rest = rest.partition("/")
-        if server != "node":
-            return frozenset()
-        rest = rest or "all"
-    elif scheme != "nvml":
-        return frozenset({without_options(uri)})
-    found: set[str] = set()
-    for part in (rest or "0").split(","):
-        first, dash, last = part.strip().partition("-")
-        if dash and first.isdecimal() and last.isdecimal() and int(last) - int(first) < _GPUS_MOST:
-            found.update(map(str, range(int(first), int(last) + 1)))
-        else:
-            found.add(part.strip())
-    return frozenset(f"GPU {each}" if each.isdecimal() else each for each in found)
+    for (other, other_uri), (name, uri) in combinations(devices.items(), 2):
+        if both := same_hardware(uri, other_uri):
+            raise InvalidInput(
+                f"{uri} of {name} and {other_uri} of {other} are the same device ({', '.join(sorted(both))}); "
+                "a device serves one service"
+            )
 
 
 def _services(reader: "_Reader", document: Mapping[str, Any]) -> tuple[tuple[ServiceSettings, ...], tuple[str, ...]]:
@@ -293,6 +267,8 @@ def _services(reader: "_Reader", document: Mapping[str, Any]) -> tuple[tuple[Ser
     tables = document.get("service", [])
     if not isinstance(tables, list):
         reader.made("service", _not_tables)
+    if len(tables) > _SERVICES_MOST:
+        reader.made("service", partial(_too_many, len(tables)))
     found: dict[str, ServiceSettings] = {}
     left_out: list[str] = []
     refused: BadFile | None = None
@@ -331,6 +307,10 @@ def _not_tables() -> None:
     raise InvalidInput("services are tables of their own, each below a line [[service]]")
 
 
+def _too_many(count: int) -> None:
+    raise InvalidInput(f"there are {count} [[service]] tables; a daemon looks after at most {_SERVICES_MOST} services")
+
+
 def _nameless() -> None:
     raise InvalidInput("it needs a name, such as name = 'chat'")
 
@@ -362,7 +342,7 @@ class _Reader:
                     names = [f"{name}.{each}" for each in known]
                 else:
                     names = [*known, *(f"[{each}]" for each in _TABLES)]
-                raise BadFile(f"{self._file}: {UnknownName('key', where, names)}")
+                raise BadFile(f"{self._file}: {UnknownName('key', bounded(where), names)}")
             to, read = known[key]
             found[to] = self.made(where, lambda read=read, value=value: read(value))  # type: ignore[misc]
         return {to: value for to, value in found.items() if value is not None}
@@ -372,7 +352,7 @@ class _Reader:
         try:
             return make()
         except (PolythrottleError, TypeError, ValueError) as error:
-            raise BadFile(f"{self._file}: {where}: {error}") from error
+            raise BadFile(f"{self._file}: {where}: {bounded(str(error))}") from error
 
 
 def watts(text: Any) -> float:
@@ -411,14 +391,24 @@ def _amount(text: str, factors: Mapping[str, float], example: str) -> float:
 
 def _above_zero(value: Any, parse: Callable[[str], float], example: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise InvalidInput(f"{value!r} is not a quantity; write for example {example}")
+        raise InvalidInput(f"{shortened(value)} is not a quantity; write for example {example}")
     try:
-        found = float(value)
+        found = _as_float(value)
     except ValueError:
         found = parse(str(value))
-    if not 0 < found < math.inf:
-        raise InvalidInput(f"{value!r} is not above zero; write for example {example}")
+    if found == math.inf:
+        raise InvalidInput(f"{shortened(value)} is too large; write for example {example}")
+    if not found > 0:  # nor is NaN
+        raise InvalidInput(f"{shortened(value)} is not above zero; write for example {example}")
     return found
+
+
+def _as_float(value: float | str) -> float:
+    """Return a number as a float; one of so many digits that no float holds it as infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _budget(found: Mapping[str, Any]) -> SetBudget:
@@ -445,19 +435,21 @@ def _share(value: Any) -> float:
     if isinstance(value, str) and (match := _AMOUNT.fullmatch(value)) and match[2] == "%":
         return float(match[1]) / 100
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidInput(f"{value!r} is not a share; write for example 0.01 or '1%'")
-    return float(value)
+        raise InvalidInput(f"{shortened(value)} is not a share; write for example 0.01 or '1%'")
+    return _as_float(value)
 
 
 def _part(value: Any) -> float:
     if not 0 <= (found := _share(value)) < 1:
-        raise InvalidInput(f"{value!r} is not a share from 0 up to below 1; write for example 0.01 or '1%'")
+        raise InvalidInput(f"{shortened(value)} is not a share from 0 up to below 1; write for example 0.01 or '1%'")
     return found
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise InvalidInput(f"{value!r} is not a text")
+        raise InvalidInput(f"{shortened(value)} is not a text")
+    if len(value) > _TEXT_MOST:
+        raise InvalidInput(f"{shortened(value)} has more than {_TEXT_MOST} letters")
     return value
 
 
@@ -473,7 +465,7 @@ def _actuator(value: Any) -> Path | None:
 
 def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise InvalidInput(f"{value!r} is not a list of texts")
+        raise InvalidInput(f"{shortened(value)} is not a list of texts")
     return tuple(map(_text, value))
 
 
@@ -495,13 +487,15 @@ def _slo(value: Any) -> tuple[str, ...]:
 
 def _switch(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidInput(f"{value!r} is neither true nor false")
+        raise InvalidInput(f"{shortened(value)} is neither true nor false")
     return value
 
 
 def _name(value: Any) -> str:
     if not isinstance(value, str) or not _SERVICE_NAME.fullmatch(value):
-        raise InvalidInput(f"{value!r} is no name of a service: up to 40 of a-z, 0-9 and -, beginning with a letter")
+        raise InvalidInput(
+            f"{shortened(value)} is no name of a service: up to 40 of a-z, 0-9 and -, beginning with a letter"
+        )
     return value
 
 
@@ -523,7 +517,7 @@ def _no_number(text: str) -> float:
 
 def _some(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise InvalidInput(f"{value!r} is to be a table")
+        raise InvalidInput(f"{shortened(value)} is to be a table")
     return value
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import sys
 from collections.abc import Iterable
 
 from polythrottle.domain.errors import InvalidInput, UnknownName
@@ -31,6 +32,11 @@ _SPANS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604
 _SPAN = re.compile(r"\s*(\d{1,12}\.?\d{0,12}|\.\d{1,12})\s*(s|min|m|h|d|w)\s*")
 
 
+def is_finite(value: float) -> bool:
+    """Return whether a number from outside can be reckoned with: unlike `math.isfinite` of an integer of any length."""
+    return abs(value) <= sys.float_info.max
+
+
 def parse_quantity(text: str, unit: str, *, other: str = "") -> float:
     """Return a written quantity such as ``25ms`` in its SI unit.
 
@@ -46,10 +52,10 @@ def parse_quantity(text: str, unit: str, *, other: str = "") -> float:
     known = _FACTORS[unit]
     if match is None or match[2] not in known:
         example = {"s": "25ms", "hz": "900MHz"}.get(unit, f"25{next(iter(known))}")
-        raise InvalidInput(f"{text!r} is not a quantity in {', '.join(known)}; write for example {example}{other}")
+        raise InvalidInput(f"{text[:40]!r} is not a quantity in {', '.join(known)}; write for example {example}{other}")
     value = float(match[1]) * known[match[2]]
     if not math.isfinite(value):
-        raise InvalidInput(f"{text!r} is not a finite quantity")
+        raise InvalidInput(f"{text[:40]!r} is not a finite quantity")
     return value
 
 

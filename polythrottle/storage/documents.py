@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,15 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from polythrottle.domain.backports import removesuffix
 from polythrottle.domain.errors import BadFile, InvalidInput
-from polythrottle.domain.units import to_si
-from polythrottle.storage.untrusted import parse_toml, read_plain, said
+from polythrottle.domain.units import is_finite, to_si
+from polythrottle.storage.untrusted import bounded, parse_toml, read_plain, said, shortened
 
 _MOST_BYTES = 4_000_000
 _MOST = 1024
 _SMALLEST = 1e-12
 _LARGEST = 1e24
 """Between these lies what is measured in any unit; products and quotients of two such numbers are finite."""
-_LONGEST = 40
 Record = TypeVar("Record")
 
 if TYPE_CHECKING:
@@ -61,12 +59,12 @@ class TomlTable:
         try:
             return cls(file, "", parse_toml(text))
         except (ValueError, RecursionError) as err:  # a number of thousands of digits is no TOMLDecodeError
-            raise BadFile(f"{file} is not a TOML file that can be read: {said(err)}") from err
+            raise BadFile(f"{file} is not a TOML file that can be read: {bounded(said(err))}") from err
 
     def wrong(self, key: str, problem: str) -> BadFile:
         """Return the error that says what is wrong with one key; an empty key means the table itself."""
         where = ".".join(part for part in (self.place, key) if part)
-        return BadFile(f"{self.file}: {where or 'the file'} {problem}")
+        return BadFile(f"{self.file}: {bounded(where) or 'the file'} {problem}")
 
     def within(self, key: str) -> TomlTable:
         """Return the table under a key, empty if absent.
@@ -98,7 +96,7 @@ class TomlTable:
 
     def _table(self, key: str, value: object) -> TomlTable:
         if not isinstance(value, dict):
-            raise self.wrong(key, f"must be a table, not {value!r}")
+            raise self.wrong(key, f"must be a table, not {shortened(value)}")
         return TomlTable(self.file, ".".join(part for part in (self.place, key) if part), value)
 
     def check_keys(self, keys: Iterable[str]) -> None:
@@ -126,7 +124,7 @@ class TomlTable:
         """
         values = self.values.get(key)
         if not isinstance(values, list) or not 1 <= len(values) <= _MOST:
-            raise self.wrong(key, f"must be a list of 1 to {_MOST} numbers, not {_shortened(values)}")
+            raise self.wrong(key, f"must be a list of 1 to {_MOST} numbers, not {shortened(values)}")
         return tuple(self._number(key, value) for value in values)
 
     def whole(self, key: str, default: int) -> int:
@@ -137,7 +135,7 @@ class TomlTable:
         """
         value = self.values.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= max(_MOST, default):
-            raise self.wrong(key, f"must be a whole number from 1 to {_MOST}, not {_shortened(value)}")
+            raise self.wrong(key, f"must be a whole number from 1 to {_MOST}, not {shortened(value)}")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -150,7 +148,7 @@ class TomlTable:
         if value is None:
             raise self.wrong(key, "is missing; it needs a text")
         if not isinstance(value, str) or (not value.strip() and value != default):
-            raise self.wrong(key, f"must be a text, not {_shortened(value)}")
+            raise self.wrong(key, f"must be a text, not {shortened(value)}")
         return value.strip()
 
     def _number(self, key: str, value: object, above: bool = False) -> float:
@@ -158,9 +156,9 @@ class TomlTable:
         if value is None:
             raise self.wrong(key, f"is missing; it needs a number {least}")
         if not _is_figure(value) or (above and value == 0):
-            raise self.wrong(key, f"must be a number {least}, not {_shortened(value)}")
+            raise self.wrong(key, f"must be a number {least}, not {shortened(value)}")
         if value and not _SMALLEST <= value <= _LARGEST:
-            raise self.wrong(key, f"must be 0 or from {_SMALLEST:g} to {_LARGEST:g}, not {_shortened(value)}")
+            raise self.wrong(key, f"must be 0 or from {_SMALLEST:g} to {_LARGEST:g}, not {shortened(value)}")
         return float(value)
 
     def fill(self, record: type[Record], **given: object) -> Record:
@@ -206,12 +204,12 @@ class TomlTable:
             if wanted in (int, float):
                 return wanted(to_si(key, value)[1])
             return value
-        raise self.wrong(key, f"must be {_shown(hint)}, not {value!r}")
+        raise self.wrong(key, f"must be {_shown(hint)}, not {shortened(value)}")
 
     def _sequence(self, key: str, wanted: type) -> tuple[object, ...]:
         values = self.values[key]
         if not isinstance(values, list) or not all(_fits(value, wanted) for value in values):
-            raise self.wrong(key, f"must be a list of {_NAMES[wanted]}, not {values!r}")
+            raise self.wrong(key, f"must be a list of {_NAMES[wanted]}, not {shortened(values)}")
         return tuple(wanted(value) for value in values)
 
     def check_sources(self) -> None:
@@ -248,7 +246,7 @@ def _hint(record: type[object], field: dataclasses.Field[Any]) -> Any:
 
 
 def _is_figure(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and is_finite(value) and value >= 0
 
 
 def _holds_figures(value: object) -> bool:
@@ -272,10 +270,3 @@ def _shown(hint: Any) -> str:
     if typing.get_origin(wanted) is tuple:
         return "a list"
     return _NAMES.get(wanted, "a table")
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[:_LONGEST]}…"

@@ -13,10 +13,54 @@ from polythrottle.storage.untrusted import check_plain
 INDIVIDUAL = frozenset({"uuid", "serial", "pci", "bus", "index"})
 """What tells one piece of hardware from another of its kind; a profile is for the kind."""
 
+_ALL = "all"
+_GPUS_MOST = 1024
+
 
 def without_options(uri: str) -> str:
     """Return a device's URI without its options: a simulated board with another seed is still that board."""
     return uri.partition("?")[0]
+
+
+def named_hardware(uri: str) -> frozenset[str]:
+    """Return the pieces of hardware that a URI names; none for a simulated board, of which each user has its own.
+
+    The GPUs of the simulated server are numbered as NVML's are: there is one such server. ``all`` is each of its kind.
+    """
+    scheme, _, rest = without_options(uri).partition(":")
+    kind = "GPU"
+    if scheme == "sim":
+        server, _, rest = rest.partition("/")
+        if server != "node":
+            return frozenset()
+        kind = "simulated GPU"
+        rest = rest or _ALL
+    elif scheme != "nvml":
+        return frozenset({without_options(uri)})
+    found: set[str] = set()
+    for part in (rest or "0").split(","):
+        first, dash, last = part.strip().partition("-")
+        if dash and first.isdecimal() and last.isdecimal() and int(last) - int(first) < _GPUS_MOST:
+            found.update(map(str, range(int(first), int(last) + 1)))
+        else:
+            found.add(part.strip())
+    return frozenset(each if each.startswith("GPU-") else f"{kind} {each}" for each in found)
+
+
+def same_hardware(one: str, other: str) -> frozenset[str]:
+    """Return the pieces of hardware that two URIs both name, as far as names tell: one piece at least if any is both.
+
+    What ``nvml:0`` and ``nvml:GPU-…`` are is known to the driver alone.
+    """
+    first = named_hardware(one)
+    second = named_hardware(other)
+    both = first & second
+    for some, every in ((first, second), (second, first)):
+        for each in every:
+            kind, _, which = each.rpartition(" ")
+            if which == _ALL:
+                both |= {part for part in some if part.startswith(kind)}
+    return both
 
 
 def identity_by_name(uri: str) -> Mapping[str, str]:

@@ -22,12 +22,30 @@ NEVER_SHOWN = MappingProxyType(dict.fromkeys(_CODES, "\N{REPLACEMENT CHARACTER}"
 """For `str.translate`: the second set of control characters (ISO 6429), separators of lines, and what changes the
 direction of writing (Unicode Standard Annex 9), none of which this program ever has a reason to print."""
 
+_ECHOED = 40
+
 
 def printable(text: str) -> str:
     """Return a text in one line, with a blank for each character that cannot be printed."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else " " for each in text)
+
+
+def shortened(value: object) -> str:
+    """Return a value as it is echoed to whoever has written it: its beginning, however long it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of thousands of digits
+        return "a number of thousands of digits"
+    return bounded(text, _ECHOED)
+
+
+def bounded(words: str, most: int = 400) -> str:
+    """Return words that quote what somebody else has written, cut off where they are longer than anybody reads."""
+    if len(words) <= most:
+        return words
+    return f"{words[:most]}…"
 
 
 def said(error: Exception) -> str:

@@ -29,6 +29,7 @@ from polythrottle.domain.errors import (
     TrialError,
     UnknownName,
 )
+from polythrottle.domain.units import is_finite
 from polythrottle.storage.untrusted import printable
 
 # From values to JSON and to what JSON looks like: one way for every answer.
@@ -173,7 +174,7 @@ def _check_text(value: str, schema: Schema, where: str) -> None:
 
 
 def _check_number(value: float, schema: Schema, where: str) -> None:
-    if not math.isfinite(value):
+    if not is_finite(value):
         raise SchemaViolation(f"{where} must be finite")
     if value < schema.get("minimum", -math.inf) or value > schema.get("maximum", math.inf):
         raise SchemaViolation(f"{where} must be {_range(schema)}")
@@ -191,7 +192,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _whole(value: Any) -> bool:
-    return _is_number(value) and math.isfinite(value) and value == int(value)
+    return _is_number(value) and (not is_finite(value) or value == int(value))
 
 
 _KINDS: Mapping[str, Callable[[Any], bool]] = {
