@@ -137,6 +137,12 @@ def test_annotations_say_what_is_asked_for(annotations: dict[str, str], wish: Wi
         ({"profile": "chat", "metrics": "80@evil:8000/"}, "no port and path"),
         ({"profile": "chat", "metrics": "99999/metrics"}, "no port and path"),
         ({"profile": "chat", "slo-p9": "200ms"}, "slo-p99"),
+        ({"profile": "chat", "slo-p99": "x" * 200_000}, "polythrottle.io/slo-p99: 'xxx"),
+        ({"profile": "chat", "slo-p99": "y" * 90}, "polythrottle.io/slo-p99: 'yyy"),
+        ({"profile": "chat", "power": "1" + " " * 200_000 + "W"}, "polythrottle.io/power: '1 "),
+        ({"profile": "chat", "weight": "9" * 99}, "polythrottle.io/weight: a weight lies"),
+        ({"profile": "x" * 200_000}, "polythrottle.io/profile: 'xxx"),
+        ({"profile": "chat", "metrics": "8" * 200_000}, "polythrottle.io/metrics: '888"),
     ],
 )
 def test_annotations_that_say_nothing_sound_are_refused(annotations: dict[str, str], words: str) -> None:
@@ -145,6 +151,7 @@ def test_annotations_that_say_nothing_sound_are_refused(annotations: dict[str, s
         wish_of({f"polythrottle.io/{name}": value for name, value in annotations.items()})
     assert "polythrottle.io/" in str(told.value)
     assert "\n" not in str(told.value)
+    assert len(str(told.value)) < 400
 
 
 OTHER = PodName("models", "other")
@@ -243,6 +250,8 @@ def test_the_clusters_api_is_asked_for_one_pod(tmp_path: Path) -> None:
         "secret": (403, {}),
         "odd": (200, {"metadata": {"uid": 7}}),
         "list": (200, []),
+        "half": (200, {"metadata": {"uid": "\ud800"}}),
+        "halved": (200, {"metadata": {"uid": "u", "annotations": {"polythrottle.io/\ud800": ""}}}),
         "broken": (500, {}),
     }
     shown = []
@@ -269,9 +278,15 @@ def test_the_clusters_api_is_asked_for_one_pod(tmp_path: Path) -> None:
             assert api.pod(CHAT) == PodFacts("u", SERVED, "Running", "10.0.0.7")
             assert api.pod(PodName("models", "bare")) == PodFacts("u", {}, "")
             assert api.pod(PodName("models", "gone")) is None
-            for name, words in {"secret": "get pods", "odd": "no pod", "list": "no pod", "broken": "500"}.items():
-                with pytest.raises(DeviceError, match=words):
+            refused = {
+                "secret": "get pods",
+                "broken": "500",
+                **dict.fromkeys(("odd", "list", "half", "halved"), "no pod"),
+            }
+            for name, words in refused.items():
+                with pytest.raises(DeviceError, match=words) as told:
                     api.pod(PodName("models", name))
+                str(told.value).encode()
         finally:
             server.shutdown()
             thread.join()

@@ -368,4 +368,5 @@ def _facts(body: bytes, name: PodName) -> PodFacts:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r:.40} is no text")
+    value.encode()  # JSON can hold half a surrogate pair, which nothing can be written with
     return value

@@ -16,8 +16,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.service_power_split import Member
@@ -27,6 +28,7 @@ from polythrottle.daemon.status import PodShown
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.problem import Constraint
+from polythrottle.storage.untrusted import shortened
 
 PREFIX = "polythrottle.io/"
 OTHERS = {"dynamo.nvidia.com/gpu-power-limit": "NVIDIA Dynamo's power agent"}
@@ -42,6 +44,7 @@ _GPU = re.compile(r"GPU-[0-9a-fA-F-]{1,60}")
 _SHARED = "::"
 _MAKER = "nvidia.com/"
 _NAME_MOST = 32
+_VALUE_MOST = 100
 _DIGEST = 6
 
 
@@ -140,13 +143,28 @@ def wish_of(annotations: Mapping[str, str]) -> Wish:
         raise InvalidInput(f"{PREFIX}profile is missing: it names the tuned profile that is to be followed")
     if not _PROFILE.fullmatch(profile):
         raise InvalidInput(f"{PREFIX}profile: {profile[:60]!r} is no name of a profile: letters, digits and . _ -")
+    read: Mapping[str, Callable[[str], Any]] = {
+        **{key: partial(_constraint, key) for key in _SLOS},
+        "power": watts,
+        "weight": weight_of,
+    }
+    values = {key: _read(key, said[key], read[key]) for key in read if key in said}
+    slo = tuple(values[key] for key in _SLOS if key in values)
+    return Wish(profile, slo, values.get("power"), values.get("weight", 1.0), _metrics(said.get("metrics", "")))
+
+
+def _read(key: str, value: str, read: Callable[[str], Any]) -> Any:
+    """Return what an annotation means.
+
+    Raises:
+        InvalidInput: If it means nothing; names the annotation.
+    """
+    if len(value) > _VALUE_MOST:  # an object has 256 kB of annotations: neither parsed nor repeated in every message
+        raise InvalidInput(f"{PREFIX}{key}: {shortened(value)} has more than {_VALUE_MOST} letters")
     try:
-        slo = tuple(_constraint(key, said[key]) for key in _SLOS if key in said)
-        power_w = watts(said["power"]) if "power" in said else None
-        weight = weight_of(said.get("weight", 1.0))
+        return read(value)
     except PolythrottleError as error:
-        raise InvalidInput(f"{PREFIX}…: {error}") from error
-    return Wish(profile, slo, power_w, weight, _metrics(said.get("metrics", "")))
+        raise InvalidInput(f"{PREFIX}{key}: {error}") from error
 
 
 def _constraint(key: str, value: str) -> str:

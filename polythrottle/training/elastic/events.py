@@ -6,6 +6,7 @@ from them follows where the job stands now.
 
 import fcntl
 import json
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from typing import Any
 from typing_extensions import Self
 
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
-from polythrottle.domain.units import is_finite
 from polythrottle.storage.append_log import AppendLog, whole_lines
 from polythrottle.training.elastic.membership import EventKind
 from polythrottle.training.elastic.worker.process import Fault
@@ -55,7 +55,7 @@ class _Fields:
         value = self.words.get(name)
         if value is None:
             return None
-        if type(value) not in (int, float) or not is_finite(value):
+        if type(value) not in (int, float) or not math.isfinite(value):
             raise _garbled(name, "a number of seconds")
         return float(value)
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from statistics import median, median_low
 from typing import Any
 
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.fleet.gpu_variability import meeting
 from polythrottle.domain.fleet.transient_machine import Cap
-from polythrottle.domain.units import is_finite
 from polythrottle.storage.fleet_knowledge import CapObservation
 from polythrottle.training.elastic.membership import Membership
 from polythrottle.training.elastic.nodes.bottleneck_monitor import (
@@ -268,7 +268,7 @@ def _look(row: Sequence[Any]) -> CapObservation:
 
 def _number(value: Any) -> float | None:
     """Return a finite number, None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         return None
     return float(value)
 
