@@ -583,17 +583,20 @@ def test_a_server_that_cannot_be_is_refused(
     ("services", "words"),
     [
         ({"bad": "sim:nothing"}, "service bad is left out: unknown device 'nothing'"),
+        ({"bad": None}, "service bad is left out: the key device is missing"),
         ({"first": "cpu", "bad": "cpu"}, "service bad is left out: cpu of bad and cpu of first are the same device"),
     ],
 )
 def test_a_service_that_cannot_be_leaves_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, services: dict[str, str], words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, services: dict[str, str | None], words: str
 ) -> None:
     """The daemon says so at its start and for as long as it runs, and follows the loads of those that can be."""
     monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(tmp_path))
     settings = simulated()
     others = tuple(
-        ServiceSettings(name, device=uri, workload="resnet50", traffic="sim:poisson:3/s" if "sim" in uri else "report")
+        ServiceSettings(
+            name, device=uri, workload="resnet50", traffic="sim:poisson:3/s" if "sim" in str(uri) else "report"
+        )
         for name, uri in services.items()
     )
     desk = Mailbox()

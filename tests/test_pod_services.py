@@ -32,7 +32,7 @@ from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.pods import kubernetes
 from polythrottle.daemon.pods.kubernetes import PodFacts, PodName
 from polythrottle.daemon.pods.residents import AGAIN_S, Placement, PodService, PodsSeen, Residents, Wish
-from polythrottle.daemon.settings import KubernetesSettings, Settings, check, read_settings
+from polythrottle.daemon.settings import KubernetesSettings, ServiceSettings, Settings, check, read_settings
 from polythrottle.daemon.startup import build_node, service_of
 from polythrottle.daemon.study_process import Studies
 from polythrottle.daemon.web import WebOptions, serve
@@ -429,6 +429,33 @@ def test_from_the_kubelet_to_the_gpu_and_back(four: FakeNvml, tmp_path: Path, mo
             node.run()
             kubelet.stop()
     assert four.snapshot() == before
+
+
+@needs_compiler
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_gpu_named_by_index_and_by_uuid_is_of_one_service(
+    four: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: bool, first: bool
+) -> None:
+    """Only the driver knows that both are one: the later service is left out at the start, and the other goes on."""
+    monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(tmp_path / "state"))
+    devices = {"photos": "nvml:0-2", "other": f"nvml:{four.uuid(0)}", "third": "nvml:3"}
+    if first:
+        devices = dict(reversed(devices.items()))
+    services = tuple(ServiceSettings(name, workload="resnet50", device=uri) for name, uri in devices.items())
+    with bench(tmp_path / "a", Permits([], own=0), ("nvml:all",)) as found:
+        settings = Settings(services=services, actuator=None if local else found.path, local=local)
+        node, _ = build_node(settings, SystemClock(), Mailbox())
+        node.turn()
+        kept, out = ("other", "photos") if first else ("photos", "other")
+        assert {member.name for member in node.members} == {kept, "third"}
+        (fault,) = node.shown.faults
+        assert fault == (
+            f"service {out} is left out: its device has {four.uuid(0)}, which is of service {kept}; "
+            "a device serves one service"
+        )
+        node.stop()
+        node.run()
 
 
 def _until(node: Node, look: object, wanted: object) -> object:

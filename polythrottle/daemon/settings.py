@@ -149,6 +149,22 @@ class Settings:
         """Return the settings with those options put first that were given: neither None nor empty."""
         return replace(self, **{name: value for name, value in options.items() if value not in (None, (), False)})
 
+    def of_service(self, service: ServiceSettings) -> "Settings":
+        """Return the settings of one of several services: its own, and what is said for all."""
+        return replace(
+            self,
+            profile=service.profile,
+            workload=service.workload,
+            device=service.device,
+            traffic=service.traffic,
+            slo=service.slo,
+            guards=service.guards,
+            budget=None,
+            services=(),
+            node=NodeSettings(),
+            kubernetes=None,
+        )
+
     def without_actuator(self) -> "Settings":
         """Return the settings without the actuator a file names."""
         return replace(self, actuator=None)
@@ -266,9 +282,10 @@ def _services(reader: "_Reader", document: Mapping[str, Any]) -> tuple[tuple[Ser
     """
     tables = document.get("service", [])
     if not isinstance(tables, list):
-        reader.made("service", _not_tables)
+        raise reader.wrong("service", "services are tables of their own, each below a line [[service]]")
     if len(tables) > _SERVICES_MOST:
-        reader.made("service", partial(_too_many, len(tables)))
+        words = f"there are {len(tables)} [[service]] tables; a daemon looks after at most {_SERVICES_MOST} services"
+        raise reader.wrong("service", words)
     found: dict[str, ServiceSettings] = {}
     left_out: list[str] = []
     refused: BadFile | None = None
@@ -276,7 +293,8 @@ def _services(reader: "_Reader", document: Mapping[str, Any]) -> tuple[tuple[Ser
         try:
             service = _service(reader, number, table)
             if service.name in found:
-                reader.made(f"service {number}", partial(_named_twice, service.name))
+                words = f"another service is called {service.name!r} already; give each a name of its own"
+                raise reader.wrong(f"service {number}", words)
             found[service.name] = service
         except BadFile as error:
             name = members_of(table).get("name")
@@ -294,25 +312,9 @@ def _services(reader: "_Reader", document: Mapping[str, Any]) -> tuple[tuple[Ser
 def _service(reader: "_Reader", number: int, table: Any) -> ServiceSettings:
     values = reader.table("service", table, _SERVICE)
     if "name" not in values:
-        reader.made(f"service {number}", _nameless)
+        raise reader.wrong(f"service {number}", "it needs a name, such as name = 'chat'")
     guards = reader.table("service.guards", values.pop("guards", {}), _GUARDS)
     return ServiceSettings(**values, guards=reader.made("service.guards", partial(Bounds, **guards)))
-
-
-def _named_twice(name: str) -> None:
-    raise InvalidInput(f"another service is called {name!r} already; give each a name of its own")
-
-
-def _not_tables() -> None:
-    raise InvalidInput("services are tables of their own, each below a line [[service]]")
-
-
-def _too_many(count: int) -> None:
-    raise InvalidInput(f"there are {count} [[service]] tables; a daemon looks after at most {_SERVICES_MOST} services")
-
-
-def _nameless() -> None:
-    raise InvalidInput("it needs a name, such as name = 'chat'")
 
 
 class _Reader:
@@ -352,7 +354,11 @@ class _Reader:
         try:
             return make()
         except (PolythrottleError, TypeError, ValueError) as error:
-            raise BadFile(f"{self._file}: {where}: {bounded(str(error))}") from error
+            raise self.wrong(where, str(error)) from error
+
+    def wrong(self, where: str, words: str) -> BadFile:
+        """Return the error that says what is wrong with a key."""
+        return BadFile(f"{self._file}: {where}: {bounded(words)}")
 
 
 def watts(text: Any) -> float:

@@ -38,7 +38,7 @@ from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
 from polythrottle.daemon.loop.service_power_split import Member, SharedPower, WholeMeter
 from polythrottle.daemon.observation import Traffic
-from polythrottle.daemon.settings import NodeSettings, ServiceSettings, Settings, check, check_devices
+from polythrottle.daemon.settings import ServiceSettings, Settings, check, check_devices
 from polythrottle.daemon.study_process import Lender, Studies
 from polythrottle.daemon.traffic.proxy_prompts import BoardClocks, PromptSource
 from polythrottle.daemon.traffic.sources import open_traffic
@@ -56,7 +56,7 @@ from polythrottle.domain.errors import (
 from polythrottle.domain.ports import Device, Recorded
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import BATCH_SIZE
-from polythrottle.storage.identity import identity_by_name
+from polythrottle.storage.identity import identity_by_name, named_hardware
 from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path, state_dir
 from polythrottle.tuning.file_trust import check_device
 
@@ -216,7 +216,7 @@ def build(
         wall: Wall time, seconds since the epoch.
         folder: Where its state is kept; by default the state folder.
         study_waits: Returns why no study may begin now; empty if one may.
-        accept: Is called with the board before anything is done with it; raises if it will not do.
+        accept: Is called with the board, which is known by then, before it is set; raises if it will not do.
 
     Raises:
         PolythrottleError: If what it was told cannot be: says what, and what would do.
@@ -225,8 +225,8 @@ def build(
     folder = folder or state_dir()
     device, workload = _asked(settings)
     site = _site(settings, device, workload, clock, folder)
-    accept(site.board)
     tuned, unfit = _tuned(settings, workload, site.identity())
+    accept(site.board)
     record = HistoryStore(folder / "daemon.db", wall)
     accounts = Accounts(record, wall, settings.allowance)
     parts = LoopComponents(
@@ -291,10 +291,14 @@ def build_node(
     host = HostPower(settings.node.rest_w)
     meter, accept = _whole_meter(settings.node.meter, ends)
     node: list[Node] = []
-
     member = partial(_member, settings=settings, clock=clock, version=version, wall=wall, node=node, accept=accept)
+    holders: dict[str, str] = {}
+
+    def apart(service: ServiceSettings) -> Member:
+        return member(service, folder / "services", accept=partial(_take_gpus, holders, service.name, accept))
+
     if settings.services:
-        members = _members(services, left_out, lambda each: member(each, folder / "services"))
+        members = _members(services, left_out, apart)
     else:
         members = [member(_alone(settings), folder / "services")] if settings.kubernetes is None else []
     guests = None
@@ -333,7 +337,7 @@ def _member(
     mailbox = Mailbox()
     kept = folder / service.name
     runner, record = build(
-        _own(settings, service),
+        settings.of_service(service),
         clock,
         mailbox,
         version=version,
@@ -362,6 +366,27 @@ def _whole_meter(text: str | None, ends: ExitStack | None) -> tuple[WholeMeter |
     if ends is not None:
         ends.enter_context(meter.sampling())
     return meter, lambda board: None
+
+
+def _take_gpus(holders: dict[str, str], name: str, accept: Callable[[Board], object], board: Board) -> None:
+    """Note which GPUs a service has, by the UUIDs that its board says: ``nvml:0`` and ``nvml:GPU-…`` may be one.
+
+    Args:
+        holders: The service of each GPU.
+        name: Of the service.
+        accept: Is called with the board before.
+        board: The service's.
+
+    Raises:
+        InvalidInput: If another service has one of them.
+    """
+    gpus = {each for each in named_hardware(board.uri) if each.startswith("GPU-")}
+    if taken := sorted(gpus & set(holders)):
+        board.release()
+        owner = holders[taken[0]]
+        raise InvalidInput(f"its device has {taken[0]}, which is of service {owner}; a device serves one service")
+    accept(board)
+    holders.update(dict.fromkeys(gpus, name))
 
 
 def _members(
@@ -452,23 +477,6 @@ def _alone(settings: Settings) -> ServiceSettings:
     )
 
 
-def _own(settings: Settings, service: ServiceSettings) -> Settings:
-    """Return the settings of one of several services: its own, and what is said for all."""
-    return replace(
-        settings,
-        profile=service.profile,
-        workload=service.workload,
-        device=service.device,
-        traffic=service.traffic,
-        slo=service.slo,
-        guards=service.guards,
-        budget=None,
-        services=(),
-        node=NodeSettings(),
-        kubernetes=None,
-    )
-
-
 def _apart(services: Sequence[ServiceSettings]) -> tuple[list[ServiceSettings], dict[str, PolythrottleError]]:
     """Return the services that have no device in common with one before, and why each other one is left out."""
     devices: dict[str, str] = {}
@@ -477,6 +485,8 @@ def _apart(services: Sequence[ServiceSettings]) -> tuple[list[ServiceSettings], 
     for each in services:
         try:
             device = each.device
+            if device is None and each.profile is None:
+                raise InvalidInput("the key device is missing; write for example device = 'nvml:0' in its [[service]]")
             if device is None and each.profile is not None:
                 device = meter_apart(read_profile(find_profile(each.profile)).device)[0]
             if device is not None:

@@ -292,7 +292,7 @@ class ActuatorBoard:
         found = [str(each["uri"]) for each in self._line.ask("devices")["devices"]]
         if len(found) != 1:
             known = ", ".join(found) or "none"
-            raise DeviceError(f"say which device, with --device: the actuator serves {known}")
+            raise DeviceError(f"say which device, with --device or the key device: the actuator serves {known}")
         return found[0]
 
     def _needed(self) -> None:
