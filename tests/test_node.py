@@ -1,5 +1,6 @@
 """Several services on one server, in virtual time: what they share, also when something goes wrong."""
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from daemons import BOUNDS, COOL, EPOCH_S, GONE, LADDER, TUNED, FakeBoard, FakeTraffic
 
-from polythrottle.cli.daemon_process import node_limit, settings_of
+from polythrottle.cli.daemon_process import EventPrinter, node_limit, settings_of
 from polythrottle.cli.render.status import print_node
 from polythrottle.daemon.client import Client
 from polythrottle.daemon.commands import Confirm, SetBudget, SetNodePower, Stop
@@ -557,6 +558,28 @@ def test_a_server_is_built_from_its_settings(tmp_path: Path, monkeypatch: pytest
     node.stop()
     node.run()
     assert record.fault == ""
+
+
+def test_a_damaged_memory_is_told_where_the_server_is_listened_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the start, so that the daemon's own output has it, for the server and for each service by name."""
+    monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(tmp_path))
+    for folder in (tmp_path, tmp_path / "services/chat"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "daemon.db").write_bytes(b"no database")
+    desk = Mailbox()
+    shown = io.StringIO()
+    node, _ = build_node(simulated(), VirtualClock(), desk)
+    printer = EventPrinter(desk, shown)
+    node.turn()
+    node.turn()
+    node.stop()
+    node.run()
+    printer.close()
+    lines = [line for line in shown.getvalue().splitlines() if "memory was damaged" in line]
+    assert sorted("chat: the daemon" in line for line in lines) == [False, True]
+    assert all("is set aside as daemon.broken-" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,7 @@ class HistoryStore:
         self._database: sqlite3.Connection | None = None
         self._failed_s = -_AGAIN_S
         self._number = 0
+        self._losses: list[str] = []
         self._open()
 
     @property
@@ -211,6 +212,12 @@ class HistoryStore:
         """Write what waits, unless that has failed a moment ago; to be called each turn."""
         if self._waiting and abs(self._wall() - self._failed_s) >= _AGAIN_S:
             self._flush()
+
+    def losses(self) -> list[str]:
+        """Return once what was damaged and set aside, for the control loop to tell: also where it is listened to."""
+        losses = self._losses
+        self._losses = []
+        return losses
 
     def close(self) -> None:
         """Write what waits and close the file."""
@@ -326,7 +333,7 @@ class HistoryStore:
             self.fault = f"{self._file} is damaged and cannot be set aside: {refused.strerror}"
             return
         self._failed_s = -_AGAIN_S
-        self.tell("fault", f"the daemon's memory was damaged ({error}) and is set aside as {aside.name}")
+        self._losses.append(f"the daemon's memory was damaged ({error}) and is set aside as {aside.name}")
         for name, value in self._values.items():
             self._write(_KEPT, (name, json.dumps(value)))
 

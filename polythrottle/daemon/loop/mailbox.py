@@ -398,3 +398,9 @@ class EventRecorder:
         """Note an event and show it."""
         self.counts[kind] += 1
         self._mailbox.tell([self._record.tell(kind, words)])
+
+    def flush(self) -> None:
+        """Have the history write what waits, and tell what it has lost; to be called each turn."""
+        self._record.flush()
+        for words in self._record.losses():
+            self.tell("fault", words)

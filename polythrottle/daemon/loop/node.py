@@ -202,7 +202,7 @@ class Node:
         self._measure(now_s)
         self._share()
         self._publish()
-        self._record.flush()
+        self.events.flush()
         self._supervisor.alive()
 
     def study_waits(self, name: str) -> str:

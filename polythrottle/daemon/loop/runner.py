@@ -222,7 +222,7 @@ class Runner:
         # Last of what touches the board: what the controller has set in this turn is not taken for somebody else's.
         self.executor.check()
         self._publish(sight)
-        parts.record.flush()
+        self.events.flush()
         parts.supervisor.alive()
 
     def answer(self) -> None:
