@@ -4,6 +4,7 @@ What a kubelet tells and how is in pkg/apis/podresources/v1/api.proto of kuberne
 tested with such a server (internal/pkg/testutils of NVIDIA/dcgm-exporter).
 """
 
+import threading
 from collections.abc import Mapping
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -72,9 +73,15 @@ class FakeCluster:
 
     pods: dict[PodName, PodFacts] = field(default_factory=dict)
     down: bool = False
+    open: threading.Event = field(default_factory=threading.Event)
+    """While it is clear, nobody is answered."""
+
+    def __post_init__(self) -> None:
+        self.open.set()
 
     def pod(self, name: PodName) -> PodFacts | None:
         """Return one."""
+        self.open.wait()
         if self.down:
             raise DeviceError("the cluster's API does not answer")
         return self.pods.get(name)

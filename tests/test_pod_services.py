@@ -168,6 +168,30 @@ def test_nothing_stays_set_while_pods_are_unknown(tmp_path: Path) -> None:
     assert len(house.set_for) == 1
 
 
+def test_pods_that_could_not_be_looked_at_are_said_to_be_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where kubelet or API are silent the event does not say that the pod is gone, and the server's status says why."""
+    house = Server(tmp_path)
+    chat = pod("chat-0", 0)
+    kept = tmp_path / "pods" / "photos-0-012345"
+    kept.mkdir(parents=True)
+    for seen, words in (
+        (PodsSeen(None, ("the kubelet is silent",)), "the pods of this node could not be looked at"),
+        (PodsSeen(Placement(unknown=frozenset({chat.pod})), ("the API is silent",)), "it could not be looked at"),
+    ):
+        house.watch.seen = PodsSeen(Placement((chat,), unknown=frozenset({PodName("models", "photos-0")})))
+        house.turn(2)
+        house.watch.seen = seen
+        house.turn()
+        assert house.set_for == set()
+        assert f"{words}: {seen.faults[0]}; its GPUs are as they were found" in house.words("pod")[-1]
+        assert house.node.shown.faults == house.desk.status.faults == seen.faults
+        print_node(house.node.shown)
+        assert seen.faults[0] in capsys.readouterr().out
+    assert kept.is_dir(), "what is kept of a pod of which nothing is known is not to be removed"
+
+
 def lived(seed: int, folder: Path) -> None:
     """Live through one history of pods, and check after every turn what is held."""
     chance = random.Random(seed)

@@ -14,7 +14,7 @@ import pytest
 from actuators import until
 from kubelets import CHAT, GPUS, SERVED, FakeCluster, FakeKubelet, Held
 
-from polythrottle.daemon.pods import relay
+from polythrottle.daemon.pods import relay, residents
 from polythrottle.daemon.pods.kubernetes import ClusterApi, Kubelet, PodDevices, PodFacts, PodName, message_class
 from polythrottle.daemon.pods.residents import FACTS_S, LOOK_S, SILENT_S, PodTracker, Wish, place, wish_of
 from polythrottle.domain.clock import VirtualClock
@@ -237,6 +237,84 @@ def test_answers_are_believed_for_a_while(kubelet: FakeKubelet) -> None:
     kubelet.start()
     cluster.down = False
     assert watch.look().placement == before
+
+
+@pytest.fixture
+def slow() -> Iterator[FakeCluster]:
+    """Return a cluster of six pods that serves, and can be made to answer nobody."""
+    found = FakeCluster({PodName("models", f"chat-{number}"): PodFacts(str(number), SERVED) for number in range(6)})
+    yield found
+    found.open.set()
+
+
+def hold_one_each(kubelet: FakeKubelet, cluster: FakeCluster) -> None:
+    """Let every pod of a cluster hold a GPU of its own."""
+    for pod, gpu in zip(cluster.pods, GPUS, strict=False):
+        kubelet.pods[pod] = {"nvidia.com/gpu": (gpu,)}, ()
+
+
+def test_a_slow_api_drops_no_pod_and_keeps_none_that_is_gone(
+    kubelet: FakeKubelet, slow: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six pods whose API answers after seconds are asked about at once and stay; one the kubelet lists no more goes."""
+    monkeypatch.setattr(residents, "ANSWER_S", 0.05)
+    hold_one_each(kubelet, slow)
+    watch, clock = tracker(kubelet, slow)
+    until(lambda: len(watch.look().placement.services) == 6)  # type: ignore[union-attr]
+    gone = next(iter(slow.pods))
+    for turn in range(4):  # each answer takes more than two looks
+        slow.open.clear()
+        clock.sleep(FACTS_S)
+        for _ in range(2):
+            clock.sleep(LOOK_S)
+            seen = watch.look()
+            assert seen.placement is not None
+            assert seen.faults == ()
+            assert len(seen.placement.services) == (6 if turn < 2 else 5)
+        if turn == 1:
+            del kubelet.pods[gone]
+            assert gone not in {each.pod for each in watch.look().placement.services}  # type: ignore[union-attr]
+        slow.open.set()
+        until(lambda: not watch.look().placement.unknown and not watch._questions)  # type: ignore[union-attr]
+    watch.close()
+
+
+def test_an_answer_that_comes_after_its_pod_was_replaced_is_not_taken(kubelet: FakeKubelet, slow: FakeCluster) -> None:
+    """Whoever was away from the kubelet's list is asked about anew, whatever is still on its way of its predecessor."""
+    hold_one_each(kubelet, slow)
+    watch, _ = tracker(kubelet, slow)
+    slow.open.clear()
+    seen = watch.look()
+    assert seen.placement is not None
+    assert seen.placement.services == ()
+    assert seen.placement.unknown == set(slow.pods)
+    (pod, held), *_ = kubelet.pods.items()
+    late = watch._questions[pod]
+    del kubelet.pods[pod]
+    watch.look()
+    slow.pods[pod] = PodFacts("another", SERVED)
+    kubelet.pods[pod] = held
+    slow.open.set()
+    assert late.over(10.0)
+    late.facts = PodFacts("predecessor", SERVED)
+    until(lambda: len(watch.look().placement.services) == 6)  # type: ignore[union-attr]
+    assert {each.uid for each in watch.look().placement.services} == {"another", *"12345"}  # type: ignore[union-attr]
+    watch.close()
+
+
+def test_a_silent_api_is_told_as_unknown_pods(kubelet: FakeKubelet, slow: FakeCluster) -> None:
+    """What was told is believed for a while; then the pods are there, and nothing is known of them."""
+    hold_one_each(kubelet, slow)
+    watch, clock = tracker(kubelet, slow)
+    until(lambda: len(watch.look().placement.services) == 6)  # type: ignore[union-attr]
+    slow.down = True
+    clock.sleep(SILENT_S)
+    seen = watch.look()
+    assert seen.placement is not None
+    assert seen.placement.services == ()
+    assert seen.placement.unknown == set(slow.pods)
+    assert seen.faults == ("the cluster's API does not answer",)
+    watch.close()
 
 
 def test_the_clusters_api_is_asked_for_one_pod(tmp_path: Path) -> None:

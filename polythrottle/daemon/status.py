@@ -308,7 +308,8 @@ class NodeShown:
         energy_kind: How its watts come about, such as ``simulated``; several by commas.
         above: Seconds above the limit since it was set; ``above_most`` the most of them in a row.
         services: Each of them.
-        faults: What does not work with the server as a whole, such as a service that is left out.
+        faults: What does not work with the server as a whole, such as a service that is left out, or a kubelet that
+            does not answer.
         pods: Those of Kubernetes that ask to be looked after; empty without it.
     """
 

@@ -526,9 +526,14 @@ class Node:
             above=power.above,
             above_most=power.above_most,
             services=tuple(found),
-            faults=(*self._left_out, *(words for words in (power.fault, self._record.fault) if words)),
+            faults=self._faults(),
             pods=() if self._guests is None else self._guests.shown,
         )
+
+    def _faults(self) -> tuple[str, ...]:
+        """Return what does not work with the server as a whole."""
+        own = [words for words in (self.power.fault, self._record.fault) if words]
+        return (*self._left_out, *own, *(() if self._guests is None else self._guests.faults))
 
     def _status(self) -> Status:
         """Return the server as one status: sums where they make sense, and what does not work, by service."""
@@ -545,8 +550,6 @@ class Node:
         faults += [f"{member.name}: {member.failed}" for member in self.members if member.failed]
         shown = self.shown
         faults += shown.faults
-        if self._guests is not None:
-            faults += self._guests.faults
         first = each[0][1].phase if each else Phase.DOWN
         words = ""
         if shown.limit_w is not None:

@@ -7,13 +7,14 @@ https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device
 
 *The API server* tells a pod's annotations, its address and whether it still runs. One question is asked, ``GET
 /api/v1/namespaces/NAMESPACE/pods/NAME``, of the pods alone that hold GPUs of this node: the right to ``get`` pods is
-all that is needed.
+all that is needed. Several are asked about at a time, for a busy server takes seconds for each.
 """
 
 import http.client
 import json
 import os
 import ssl
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
+from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
 
 KUBELET_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
@@ -253,6 +255,63 @@ class PodReader(Protocol):
         Raises:
             DeviceError: If that cannot be told now.
         """
+
+
+QUESTIONS_MOST = 8
+"""About so many pods the API server is asked at a time, each over a connection of its own."""
+
+
+class PodQuestion:
+    """A question about a pod, asked by a thread of its own, which nobody has to wait for.
+
+    Args:
+        reader: Is asked; from several threads at a time.
+        held: The pod, and what it holds.
+        clock: Times are of this one.
+        slots: Is held while the reader is asked, so that not too many questions are on their way.
+
+    Attributes:
+        asked_s: When the question was put.
+        answered_s: When it was answered, or failed.
+        facts: The answer: what is known of the pod; None if there is none of that name.
+        fault: Why there is no answer; "" if there is one.
+    """
+
+    def __init__(self, reader: PodReader, held: PodDevices, clock: Clock, slots: threading.Semaphore) -> None:
+        self.held = held
+        self.asked_s = self.answered_s = clock.now()
+        self.facts: PodFacts | None = None
+        self.fault = f"nothing could be asked about pod {held.pod}"
+        self._reader = reader
+        self._clock = clock
+        self._slots = slots
+        self._dropped = False
+        self._over = threading.Event()
+        try:
+            threading.Thread(target=self._ask, name="polythrottle-pod", daemon=True).start()
+        except RuntimeError as error:  # the container may have no more of them
+            self.fault = f"{self.fault}: {error}"
+            self._over.set()
+
+    def over(self, wait_s: float = 0.0) -> bool:
+        """Return whether it was answered or failed, within so many seconds."""
+        return self._over.wait(max(0.0, wait_s))
+
+    def drop(self) -> None:
+        """Want no answer any more: what was not asked yet will not be."""
+        self._dropped = True
+
+    def _ask(self) -> None:
+        try:
+            with self._slots:
+                if not self._dropped:
+                    self.facts = self._reader.pod(self.held.pod)
+                    self.fault = ""
+        except DeviceError as error:
+            self.fault = str(error)
+        finally:
+            self.answered_s = self._clock.now()
+            self._over.set()
 
 
 class ClusterApi:

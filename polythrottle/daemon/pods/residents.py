@@ -13,6 +13,7 @@ import ipaddress
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,15 @@ from typing import Any, Protocol
 
 from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.service_power_split import Member
-from polythrottle.daemon.pods.kubernetes import Allocations, PodDevices, PodFacts, PodName, PodReader
+from polythrottle.daemon.pods.kubernetes import (
+    QUESTIONS_MOST,
+    Allocations,
+    PodDevices,
+    PodFacts,
+    PodName,
+    PodQuestion,
+    PodReader,
+)
 from polythrottle.daemon.settings import watts, weight_of
 from polythrottle.daemon.status import PodShown
 from polythrottle.domain.clock import Clock
@@ -117,10 +126,12 @@ class Placement:
     Args:
         services: With GPUs of their own.
         refused: Why not, by pod.
+        unknown: Pods that are there, and of which nothing else is known now.
     """
 
     services: tuple[PodService, ...] = ()
     refused: Mapping[PodName, str] = field(default_factory=dict)
+    unknown: frozenset[PodName] = frozenset()
 
 
 def asks(facts: PodFacts) -> bool:
@@ -211,7 +222,8 @@ def place(held: Sequence[PodDevices], facts: Mapping[PodName, PodFacts | None]) 
             services.append(_placed(each, known, holders))
         except PolythrottleError as error:
             refused[each.pod] = str(error)
-    return Placement(tuple(services), refused)
+    unknown = frozenset(each.pod for each in present if each.pod not in facts)
+    return Placement(tuple(services), refused, unknown)
 
 
 def holds_gpu(held: PodDevices) -> bool:
@@ -281,6 +293,9 @@ FACTS_S = 5.0
 """For how long what is known of a pod is believed: so long a pod of the same name may be taken for its predecessor."""
 SILENT_S = 15.0
 """For how long the last answers are believed where nobody answers any more."""
+ANSWER_S = 0.5
+"""For how long one look waits for answers about pods. Those that take longer are had at a later look: a pod that the
+kubelet lists no more is gone at once, however slow the API server is."""
 
 
 @dataclass(frozen=True)
@@ -296,13 +311,14 @@ class PodsSeen:
     faults: tuple[str, ...] = ()
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Known:
     facts: PodFacts | None
     held: PodDevices
-    read_s: float
-    """When it was told last."""
+    told_s: float
+    """When the answer came."""
     asked_s: float
+    """When the question was put that it answers."""
 
 
 class PodTracker:
@@ -310,7 +326,7 @@ class PodTracker:
 
     Args:
         kubelet: Tells who holds which devices.
-        reader: Tells what a pod is.
+        reader: Tells what a pod is; is asked from several threads.
         clock: It goes by.
     """
 
@@ -321,8 +337,11 @@ class PodTracker:
         self._held: tuple[PodDevices, ...] | None = None
         self._heard_s = clock.now()
         self._known: dict[PodName, _Known] = {}
+        self._questions: dict[PodName, PodQuestion] = {}
+        self._slots = threading.BoundedSemaphore(QUESTIONS_MOST)
         self._kubelet_fault = ""
-        self._reader_fault = ""
+        self._unanswered: dict[PodName, str] = {}
+        """Why the last question about a pod failed."""
 
     def look(self) -> PodsSeen:
         """Ask, and return what is known now; what was told before is believed for a while where nobody answers."""
@@ -336,45 +355,54 @@ class PodTracker:
             if not 0 <= now_s - self._heard_s < SILENT_S:
                 self._held = None
         faults = (self._kubelet_fault,) if self._kubelet_fault else ()
+        held = () if self._held is None else self._held
+        self._forget({each.pod: each for each in held})
         if self._held is None:
-            self._known.clear()
             return PodsSeen(None, faults)
-        self._refresh(self._held, now_s)
-        if self._reader_fault:
-            faults = (*faults, self._reader_fault)
+        self._ask(held)
+        self._take_answers()
+        if self._unanswered:
+            faults = (*faults, next(iter(self._unanswered.values())))
         facts = {pod: known.facts for pod, known in self._known.items()}
-        return PodsSeen(place(self._held, facts), faults)
+        return PodsSeen(place(held, facts), faults)
 
     def close(self) -> None:
         """Hang up."""
+        self._forget({})
         self._kubelet.close()
 
-    def _refresh(self, held: tuple[PodDevices, ...], now_s: float) -> None:
-        """Ask about pods that are new, hold something else than before, or were asked about a while ago."""
-        present = {each.pod: each for each in held}
-        # One that was away for a moment may be another of its name.
+    def _forget(self, present: Mapping[PodName, PodDevices]) -> None:
+        """Forget pods that are gone or hold something else: who was away for a moment may be another of its name."""
         self._known = {pod: known for pod, known in self._known.items() if present.get(pod) == known.held}
-        self._reader_fault = ""
+        self._unanswered = {pod: words for pod, words in self._unanswered.items() if pod in present}
+        for pod, question in tuple(self._questions.items()):
+            if present.get(pod) != question.held:
+                question.drop()
+                del self._questions[pod]
+
+    def _ask(self, held: tuple[PodDevices, ...]) -> None:
+        """Ask about pods that are new, or were asked about a while ago."""
+        now_s = self._clock.now()
         for each in held:
             known = self._known.get(each.pod)
-            if known is not None and 0 <= now_s - known.asked_s < FACTS_S:
-                continue
-            if self._reader_fault:  # one that does not answer is not asked about every pod, each for seconds
-                self._silent(each.pod, now_s)
-                continue
-            try:
-                facts = self._reader.pod(each.pod)
-            except DeviceError as error:
-                self._reader_fault = str(error)
-                self._silent(each.pod, now_s)
-                continue
-            self._known[each.pod] = _Known(facts, each, now_s, now_s)
+            fresh = known is not None and 0 <= now_s - known.asked_s < FACTS_S
+            if not fresh and each.pod not in self._questions:
+                self._questions[each.pod] = PodQuestion(self._reader, each, self._clock, self._slots)
 
-    def _silent(self, pod: PodName, now_s: float) -> None:
-        """Forget what was told of a pod too long ago."""
-        known = self._known.get(pod)
-        if known is not None and not 0 <= now_s - known.read_s < SILENT_S:
-            del self._known[pod]
+    def _take_answers(self) -> None:
+        """Take in the answers that are there or come soon, and forget what was told of a pod too long ago."""
+        ends_s = time.monotonic() + ANSWER_S
+        for pod, question in tuple(self._questions.items()):
+            if not question.over(ends_s - time.monotonic()):
+                continue
+            del self._questions[pod]
+            if question.fault:
+                self._unanswered[pod] = question.fault
+                continue
+            self._unanswered.pop(pod, None)
+            self._known[pod] = _Known(question.facts, question.held, question.answered_s, question.asked_s)
+        now_s = self._clock.now()
+        self._known = {pod: known for pod, known in self._known.items() if 0 <= now_s - known.told_s < SILENT_S}
 
 
 class PodWatch:
@@ -419,6 +447,17 @@ class PodWatch:
                 self._ring()
             self._over.wait(LOOK_S)
         self._tracker.close()
+
+
+def _why_dismissed(pod: PodName, seen: PodsSeen) -> str:
+    """Return why a pod that was served is to be served no more."""
+    if seen.placement is None:
+        why = "the pods of this node could not be looked at"
+    elif pod in seen.placement.unknown:
+        why = "it could not be looked at"
+    else:
+        return "it is gone, or asks for something else"
+    return ": ".join((why, *seen.faults[:1]))
 
 
 AGAIN_S = 30.0
@@ -488,15 +527,12 @@ class Residents:
         wanted: dict[str, PodService] = {}
         if placement is not None:
             wanted = {each.name: each for each in placement.services}
-        why = (
-            "it is gone, or asks for something else" if placement is not None else "it is not known whether it is there"
-        )
         for name, service in tuple(self._here.items()):
             if wanted.get(name) != service:
-                self._dismiss(node, name, why)
+                self._dismiss(node, name, _why_dismissed(service.pod, seen))
         self._drop_failed(node, wanted)
         self._tell_refused(node, {} if placement is None else placement.refused)
-        if placement is not None and not self._tidied:
+        if placement is not None and not placement.unknown and not self._tidied:
             self._tidy(wanted)
         for name, service in wanted.items():
             if name not in self._here and name not in self._failed:
