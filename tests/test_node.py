@@ -34,7 +34,7 @@ from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.runner import LoopComponents, Runner
 from polythrottle.daemon.loop.service_power_split import Member, SharedPower
 from polythrottle.daemon.settings import NodeSettings, ServiceSettings, Settings, check, check_devices, read_settings
-from polythrottle.daemon.startup import build_node
+from polythrottle.daemon.startup import build_node, check_words
 from polythrottle.daemon.study_process import Studies
 from polythrottle.daemon.web import WebOptions, serve
 from polythrottle.daemon.web.access import ServiceDoor
@@ -632,6 +632,37 @@ def test_a_service_that_cannot_be_leaves_the_others(
     assert [event.words for event in desk.events() if event.kind == "fault"][:1] == [fault]
     node.stop()
     node.run()
+
+
+def test_a_multiple_beside_a_profile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the command line: a service, or a daemon of one, is not to go on with a limit that nobody asked for."""
+    monkeypatch.setenv("POLYTHROTTLE_STATE_DIR", str(tmp_path))
+    settings = simulated()
+    bad = replace(settings.services[0], name="bad", slo=("p99<=5x",))
+    node, _ = build_node(replace(settings, services=(bad, *settings.services[1:])), VirtualClock(), Mailbox())
+    words = "p99<=5x: beside a profile a limit is absolute; say it in time, such as 50ms"
+    node.turn()
+    assert node.shown.faults == (f"service bad is left out: {words}",)
+    node.stop()
+    node.run()
+    with pytest.raises(InvalidInput, match=words):
+        check_words(Settings(profile=str(DEMO), traffic="sim:poisson:30/s", slo=("p99<=5x",)))
+
+
+def test_without_a_service_no_promise_is_said_to_be_broken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A limit with nothing to share it is neither kept nor broken: nothing is steered, and that is said."""
+    house = server(tmp_path, 100.0)
+    house.node.turn()
+    print_node(house.node.shown)
+    assert "100 W, kept" in capsys.readouterr().out
+    for member in house.node.members:
+        house.node.dismiss(member.name)
+    house.node.turn()
+    print_node(house.node.shown)
+    told = capsys.readouterr().out
+    assert "100 W, but nothing is steered: there is no service now" in told
+    assert "promised" not in told
+    assert "rest" not in told
 
 
 def test_a_fault_of_the_server_itself_is_survived_at_the_safe_points(tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def test_annotations_say_what_is_asked_for(annotations: dict[str, str], wish: Wi
         ({"profile": "../etc/passwd"}, "no name of a profile"),
         ({"profile": "/etc/passwd"}, "no name of a profile"),
         ({"profile": "chat", "slo-p99": "soon"}, "soon"),
+        ({"profile": "chat", "slo-p99": "5x"}, "p99<=5x: beside a profile a limit is absolute; say it in time"),
         ({"profile": "chat", "slo-p99": "200ms; rm"}, "200ms; rm"),
         ({"profile": "chat", "power": "-3W"}, "-3"),
         ({"profile": "chat", "weight": "1e9"}, "between 0.001 and 1000"),

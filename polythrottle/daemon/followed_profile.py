@@ -10,7 +10,7 @@ from pathlib import Path
 from polythrottle.catalog.documents import locate
 from polythrottle.catalog.tuned_profiles import find_profile, read_profile
 from polythrottle.daemon.control.events import Bounds, ControlPlan, Target
-from polythrottle.domain.errors import BadFile, UnknownName
+from polythrottle.domain.errors import BadFile, InvalidInput, UnknownName
 from polythrottle.domain.ladder import FULL, Ladder, PointPerformance, Rung
 from polythrottle.domain.load.prompt_boost import TokenLimits
 from polythrottle.domain.measurement import Measurement
@@ -190,6 +190,22 @@ def _first_token_limits(slo: Sequence[Constraint]) -> Iterator[tuple[PromptClass
     for each in slo:
         if each.prompts is not None and split_metric(each.metric)[0] == "ttft_p99":
             yield each.prompts, each.limit
+
+
+def check_absolute(slo: Sequence[str]) -> None:
+    """Refuse a multiple among limits that go before a profile's: the daemon knows no figure that it is a multiple of.
+
+    Args:
+        slo: Constraints, as texts.
+
+    Raises:
+        InvalidInput: If there is one; says what would do.
+    """
+    for text in slo:
+        limit = Constraint.parse(text)
+        if limit.relative:
+            how = "in time, such as 50ms" if limit.timed else f"in {limit.unit}"
+            raise InvalidInput(f"{text}: beside a profile a limit is absolute; say it {how}")
 
 
 def p99_limit_s(slo: Sequence[str]) -> float | None:

@@ -27,6 +27,7 @@ from polythrottle.daemon.energy_budget import Carbon, check_power
 from polythrottle.daemon.followed_profile import (
     FollowedProfile,
     changed,
+    check_absolute,
     check_kind,
     plan_of,
     read_tuned,
@@ -502,6 +503,7 @@ def _asked(settings: Settings) -> tuple[str | None, str]:
     """Return device and workload: as said, or as the profile has them."""
     if settings.profile is None:
         return settings.device, settings.workload or ""
+    check_absolute(settings.slo)
     path = find_profile(settings.profile)
     profile = read_profile(path)
     if settings.device is None:

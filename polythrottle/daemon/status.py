@@ -303,7 +303,7 @@ class NodeShown:
         power_w: What the server drew in the last second, its rest included; None if a part is unknown.
         boards_w: What its services' devices drew of it; ``rest_w`` what is counted for the rest.
         limit_w: What it may draw; None if there is no such limit.
-        met: Whether what is counted for all fits; None without a limit.
+        met: Whether what is counted for all fits; None without a limit, or with nothing to share it.
         buys: What more watts would buy, in words, and ``buys_w`` how many; empty and None if nothing.
         energy_kind: How its watts come about, such as ``simulated``; several by commas.
         above: Seconds above the limit since it was set; ``above_most`` the most of them in a row.

@@ -359,15 +359,24 @@ def _node_lines(node: NodeShown) -> Iterator[tuple[str, str]]:
     if node.limit_w is None:
         yield "limit", "none"
         return
-    kept = "cannot be promised: what its services may draw at most does not fit"
-    if node.met:
-        kept = "kept"
-    yield "limit", f"{show(node.limit_w, 'W')}, {kept}"
-    yield "rest", f"{_watts_or_dash(node.rest_w)} counted for what the server draws besides its services' devices"
+    yield "limit", f"{show(node.limit_w, 'W')}, {_kept_words(node)}"
+    if node.services:
+        yield "rest", f"{_watts_or_dash(node.rest_w)} counted for what the server draws besides its services' devices"
     if node.above:
         yield "above", f"{node.above} s since it was set, at most {node.above_most} s in a row"
     if node.buys_w is not None:
         yield "more", f"{show(node.buys_w, 'W')} more would buy {node.buys}"
+
+
+def _kept_words(node: NodeShown) -> str:
+    """Return whether a limit is kept."""
+    if not node.services:
+        return "but nothing is steered: there is no service now"
+    if node.met is None:
+        return "not shared among its services yet"
+    if node.met:
+        return "kept"
+    return "cannot be promised: what its services may draw at most does not fit"
 
 
 def _service_row(each: ServiceShown) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from polythrottle.daemon.followed_profile import check_absolute
 from polythrottle.daemon.loop.node import Node
 from polythrottle.daemon.loop.service_power_split import Member
 from polythrottle.daemon.pods.kubernetes import (
@@ -36,7 +37,6 @@ from polythrottle.daemon.settings import watts, weight_of
 from polythrottle.daemon.status import PodShown
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName
-from polythrottle.domain.problem import Constraint
 from polythrottle.storage.untrusted import shortened
 
 PREFIX = "polythrottle.io/"
@@ -180,7 +180,7 @@ def _read(key: str, value: str, read: Callable[[str], Any]) -> Any:
 
 def _constraint(key: str, value: str) -> str:
     text = f"{_SLOS[key]}<={value.strip()}"
-    Constraint.parse(text)
+    check_absolute([text])
     return text
 
 

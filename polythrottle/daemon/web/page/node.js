@@ -23,6 +23,11 @@ function row(each) {
   for (const text of cells) { const cell = document.createElement('td'); cell.textContent = text; line.append(cell); }
   return line;
 }
+function kept(node) {
+  if (node.services.length === 0) return 'nothing is steered: there is no service now';
+  if (node.met === null) return 'not shared yet';
+  return node.met ? 'kept' : 'cannot be promised';
+}
 function show(node) {
   find('title').textContent = `A server of ${node.services.length} services`;
   const kind = node.energy_kind === 'measured' ? '' : node.energy_kind;
@@ -30,7 +35,7 @@ function show(node) {
   find('power').textContent = watts(node.power_w ?? node.boards_w);
   find('power-note').textContent = node.power_w === null ? 'the devices of its services alone' : `of it ${watts(node.boards_w)} its services’ devices`;
   find('limit').textContent = node.limit_w === null ? 'no limit' : watts(node.limit_w);
-  find('limit-note').textContent = node.limit_w === null ? '' : `${node.met ? 'kept' : 'cannot be promised'}; above it ${node.above} s since it was set, at most ${node.above_most} s in a row`;
+  find('limit-note').textContent = node.limit_w === null ? '' : `${kept(node)}; above it ${node.above} s since it was set, at most ${node.above_most} s in a row`;
   find('buys').textContent = node.buys_w === null ? '–' : watts(node.buys_w);
   find('buys-note').textContent = node.buys;
   find('services').replaceChildren(...node.services.map(row));
