@@ -12,9 +12,12 @@ from builders import measured
 from daemons import EPOCH_S, LADDER, TUNED, FakeBoard, FakeTraffic
 from kubelets import CHAT, GPUS, SERVED, FakeCluster, FakeKubelet
 
+from polythrottle.actuation.server import main
 from polythrottle.actuation.server.permits import Permit, Permits
+from polythrottle.actuation.server.server import Server as Actuator
 from polythrottle.actuation.server.unix_socket import Peer
 from polythrottle.backends import open_device
+from polythrottle.backends.served_devices import usable_part
 from polythrottle.catalog.tuned_profiles import write_profile
 from polythrottle.cli.daemon_process import _Doors
 from polythrottle.cli.render.status import print_node
@@ -396,6 +399,45 @@ def test_an_actuator_of_a_group_serves_some_of_its_gpus(four: FakeNvml, tmp_path
         with pytest.raises(UnknownName):
             found.service._named(bob, pair)
     assert four.snapshot() == before
+
+
+@needs_compiler
+@pytest.mark.parametrize(("trouble", "words"), [("lost", "does not answer now"), ("mig_enabled", "is split by MIG")])
+def test_one_gpu_that_is_lost_or_split_leaves_the_others_served(
+    four: FakeNvml, tmp_path: Path, trouble: str, words: str
+) -> None:
+    """All of three is not all of four, but each of the three is served; the fourth is too, once it answers again."""
+    uuids = [four.uuid(slot) for slot in range(4)]
+    with bench(tmp_path / "a", Permits([], own=0), ("nvml:all",)) as found:
+        line = found.line()
+        four.set(3, **{trouble: 1})
+        assert usable_part("nvml:all") == "nvml:0-2"
+        for name in ("nvml:0", f"nvml:{uuids[1]},{uuids[2]}"):
+            token = line.ask("take", device=name, seconds=30.0)["token"]
+            line.ask("apply", token=token, point={"gpu_max_hz": 1200 * 10**6})
+            line.ask("release", token=token)
+        for name in ("nvml:3", f"nvml:{uuids[3]}", f"nvml:{uuids[0]},{uuids[3]}"):
+            with pytest.raises(DeviceError, match=words):
+                line.ask("describe", device=name)
+        with pytest.raises(InvalidInput, match="names GPU 1 twice"):
+            line.ask("describe", device="nvml:1,1")
+        four.set(3, **{trouble: 0})
+        assert line.ask("describe", device="nvml:3")["uri"] == f"nvml:{uuids[3]}"
+
+
+@needs_compiler
+def test_a_lost_gpu_is_named_at_the_actuators_start(
+    four: FakeNvml, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line, with those that are served meanwhile."""
+    four.set(1, lost=1)
+    four.set(2, lost=1)
+    monkeypatch.setattr(Actuator, "run", lambda server: None)
+    monkeypatch.setattr(main, "_heed", lambda server: None)
+    assert main.main(["--socket", str(tmp_path / "s" / "a.sock"), "--device", "nvml:all"]) == 0
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "nvml:all is not there yet, and is waited for: GPU 1-2 does not answer" in told
+    assert told.endswith("; served meanwhile, each by itself: nvml:0,3")
 
 
 def chat_profile(path: Path, uri: str) -> None:

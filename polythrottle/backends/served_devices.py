@@ -240,26 +240,44 @@ def why_missing(uri: str) -> str:
 def part_uri(name: str, whole: str) -> str:
     """Return the URI of some of a group's GPUs, by which they are known wherever their numbers go.
 
+    Those that answer are served where others of the group do not, and these again once they do.
+
     Args:
         name: The URI that was asked for.
         whole: That of the group.
 
     Returns:
         "" if the group is none, or some of the GPUs are not in it.
+
+    Raises:
+        InvalidInput: If a GPU is named twice.
+        DeviceError: If there is no driver, or one of the GPUs is split by MIG or does not answer.
     """
     try:
         part = DeviceURI.parse(name)
         group = DeviceURI.parse(whole)
-        if part.scheme != "nvml" or part.options or part.meter or not group.several:
-            return ""
-        from polythrottle.backends.nvml import uuids
-
-        wanted = uuids(part.name)
-        if not set(wanted) <= set(uuids(group.name)):
-            return ""
     except PolythrottleError:
         return ""
-    return f"nvml:{','.join(sorted(wanted))}"
+    if part.scheme != "nvml" or part.options or part.meter or not group.several:
+        return ""
+    from polythrottle.backends.nvml import part as part_of
+
+    found = part_of(part.name, group.name)
+    return f"nvml:{','.join(found)}" if found else ""
+
+
+def usable_part(uri: str) -> str:
+    """Return the URI of those GPUs of a group that can be served though the group as a whole cannot; "" if none can."""
+    try:
+        group = DeviceURI.parse(uri)
+        if group.scheme != "nvml" or not group.several:
+            return ""
+        from polythrottle.backends.nvml import usable
+
+        numbers = usable(group.name)
+    except PolythrottleError:
+        return ""
+    return f"nvml:{numbers}" if numbers else ""
 
 
 def offers_of(device: Device) -> tuple[Offer, ...]:

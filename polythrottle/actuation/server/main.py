@@ -22,7 +22,7 @@ from polythrottle.actuation.server.unix_socket import PATH_MOST, check_folder, g
 from polythrottle.actuation.state.site import Site, opened
 from polythrottle.actuation.systemd import Supervisor
 from polythrottle.backends import find_device
-from polythrottle.backends.served_devices import given_uri, served_uri, why_missing
+from polythrottle.backends.served_devices import given_uri, served_uri, usable_part, why_missing
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, StorageError
 from polythrottle.storage.paths import ACTUATOR_SOCKET, run_dir
 from polythrottle.storage.untrusted import printable
@@ -64,7 +64,9 @@ def _run(path: Path | None, devices: Sequence[str] | None, permits_file: Path | 
         for text in service.start():
             _say(f"left from before: {text}")
         for uri, why in absent.items():
-            _say(f"{given_uri(uri)} is not there yet, and is waited for: {why}")
+            meanwhile = usable_part(uri)
+            served = f"; served meanwhile, each by itself: {meanwhile}" if meanwhile else ""
+            _say(f"{given_uri(uri)} is not there yet, and is waited for: {why}{served}")
         server = Server(listener, service, supervisor)
         _heed(server)
         supervisor.ready(f"serves {', '.join(uris)}")

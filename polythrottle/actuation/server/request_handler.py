@@ -331,6 +331,7 @@ class Service:
         Raises:
             UnknownName: If none of that name is served, or not to this peer.
             PermissionDenied: If it may be read but not set.
+            PolythrottleError: If it is a part of a group that cannot be served now.
         """
         seen = {each: rights for each in self.holdings if (rights := self._rights(peer, each)).read or rights.control}
         alone = len(self.holdings) - len(self._whole) == 1
@@ -350,9 +351,17 @@ class Service:
         """Return some of the GPUs of a group that is served, as a device of their own; nothing if they are none.
 
         Whoever may set all of them may set some, as a pod's; each GPU has its own lease, so that none has two holders.
+
+        Raises:
+            PolythrottleError: If it is some of them, and they cannot be served now; says why.
         """
+        refused: PolythrottleError | None = None
         for whole in wholes:
-            uri = part_uri(name, whole.uri)
+            try:
+                uri = part_uri(name, whole.uri)
+            except PolythrottleError as err:
+                refused = err
+                continue
             if not uri:
                 continue
             known = [each for each in self._whole if each.uri == uri]
@@ -369,6 +378,8 @@ class Service:
             self.holdings.append(part)
             self._whole[part] = whole
             return [part]
+        if refused is not None:
+            raise refused
         return []
 
     def _term(self, peer: Peer, request: Request) -> tuple[ServedDevice, Term]:

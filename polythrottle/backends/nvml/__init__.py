@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from polythrottle.backends.nvml.device import NvmlDevice
 from polythrottle.backends.nvml.group import NvmlGroup, open_nvml
-from polythrottle.backends.nvml.members import NamedGpus, check_name, means_several, uuids
+from polythrottle.backends.nvml.members import NamedGpus, check_name, means_several, part, usable, uuids
 
-__all__ = ["NamedGpus", "NvmlDevice", "NvmlGroup", "check_name", "means_several", "open_nvml", "uuids"]
+__all__ = [
+    "NamedGpus",
+    "NvmlDevice",
+    "NvmlGroup",
+    "check_name",
+    "means_several",
+    "open_nvml",
+    "part",
+    "usable",
+    "uuids",
+]

@@ -152,7 +152,7 @@ def find(library: Library, name: str) -> Gpu:
         if uuid not in known.values():
             raise UnknownName("GPU", name, (*known, *known.values()))
         gpu = Gpu(library, uuid)
-        _refuse_mig(gpu)
+        refuse_mig(gpu)
         return gpu
 
 
@@ -168,7 +168,12 @@ def uuids_by_index(library: Library) -> dict[str, str]:
     return found
 
 
-def _refuse_mig(gpu: Gpu) -> None:
+def refuse_mig(gpu: Gpu) -> None:
+    """Refuse a GPU that is split into MIG instances.
+
+    Raises:
+        DeviceError: If it is, or is gone.
+    """
     mode = gpu.maybe("nvmlDeviceGetMigMode")
     if mode is not None and mode[0]:
         raise DeviceError(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from polythrottle.actuation.drivers.nvml import Library
-from polythrottle.backends.nvml.gpu import find, uuids_by_index
+from polythrottle.backends.nvml.gpu import Gpu, find, refuse_mig, uuids_by_index
 from polythrottle.backends.nvml.knobs import GPU_KNOB, MEM_KNOB, Dial, Dials
 from polythrottle.domain.backports import removeprefix
 from polythrottle.domain.errors import DeviceError, InvalidInput, UnknownName
@@ -187,12 +188,12 @@ def chosen(library: Library, name: str) -> Mapping[str, str]:
         raise DeviceError("the NVIDIA driver is here, but it finds no GPU")
     indexes = {uuid: index for index, uuid in known.items()}
     named: dict[str, str] = {}
-    for part in _parts(name, count):
-        if part.isdecimal() and part not in known and int(part) < count:
-            others = spans(sorted(map(int, known))) or "none"
-            raise DeviceError(
-                f"GPU {part} does not answer, as one that has fallen off the bus; those that do: {others}"
-            )
+    parts = list(_parts(name, count))
+    if lost := [int(each) for each in parts if each.isdecimal() and each not in known and int(each) < count]:
+        gone = spans(sorted(set(lost)))
+        others = spans(sorted(map(int, known))) or "none"
+        raise DeviceError(f"GPU {gone} does not answer, as one that has fallen off the bus; those that do: {others}")
+    for part in parts:
         uuid = known.get(part, part)
         if uuid not in indexes:
             raise UnknownName("GPU", part, known if part.isdecimal() else (*known, *indexes))
@@ -247,6 +248,64 @@ class NamedGpus:
             frozenset(known.values()),
             any(int(part) < count for part in unknown),
         )
+
+
+def part(name: str, group: str) -> tuple[str, ...]:
+    """Return the UUIDs of some GPUs of a group, in order, whether or not the others of it answer now.
+
+    Args:
+        name: Of those GPUs, or of one; "" is the only one there is.
+        group: Name of the group.
+
+    Returns:
+        Nothing if one of them is not in it.
+
+    Raises:
+        InvalidInput: If the name is malformed, or names a GPU twice.
+        DeviceError: If there is no driver, or one of them is split by MIG or does not answer.
+    """
+    library = Library()
+    with library:
+        known = uuids_by_index(library)
+        if not name and len(known) != 1:
+            return ()
+        count = int(library.call("nvmlDeviceGetCount"))
+        inside = [known.get(each, each) for each in _parts(group, count)]
+        lost = [each for each in inside if each not in known.values()]
+        named = [known.get(each, each) for each in _parts(name or next(iter(known)), count)]
+        for each in named:
+            if each in lost or (lost and each.startswith("GPU-") and each not in known.values()):
+                # Which UUID a GPU has that does not answer nobody can tell.
+                others = joined_labels([f"GPU {number}" if number.isdecimal() else number for number in lost])
+                raise DeviceError(f"nvml:{name[:80]} does not answer now, or is no GPU here; what does not: {others}")
+        if not set(named) <= set(inside):
+            return ()
+        for each in named:
+            if named.count(each) > 1:
+                index = next(number for number, uuid in known.items() if uuid == each)
+                raise InvalidInput(f"nvml:{name[:80]} names GPU {index} twice")
+            refuse_mig(Gpu(library, each))
+    return tuple(sorted(named))
+
+
+def usable(group: str) -> str:
+    """Return the numbers of those GPUs of a group that answer and are not split by MIG, as a URI names them.
+
+    Raises:
+        InvalidInput: If the name is malformed.
+        DeviceError: If there is no driver.
+    """
+    library = Library()
+    numbers = []
+    with library:
+        known = uuids_by_index(library)
+        inside = {known.get(each, each) for each in _parts(group, int(library.call("nvmlDeviceGetCount")))}
+        for number, uuid in known.items():
+            with suppress(DeviceError):
+                if uuid in inside:
+                    refuse_mig(Gpu(library, uuid))
+                    numbers.append(int(number))
+    return spans(sorted(numbers))
 
 
 def _parts(name: str, count: int) -> Iterator[str]:
