@@ -1,17 +1,21 @@
 """Several services on one server, in virtual time: what they share, also when something goes wrong."""
 
 import io
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from builders import measured
 from daemons import BOUNDS, COOL, EPOCH_S, GONE, LADDER, TUNED, FakeBoard, FakeTraffic
 
+from polythrottle.catalog.tuned_profiles import write_profile
+from polythrottle.cli.commands import run
 from polythrottle.cli.daemon_process import EventPrinter, node_limit, settings_of
 from polythrottle.cli.render.status import print_node
-from polythrottle.daemon.client import Client
+from polythrottle.daemon.client import Client, default_socket
 from polythrottle.daemon.commands import Confirm, SetBudget, SetNodePower, Stop
 from polythrottle.daemon.control.controller import step
 from polythrottle.daemon.control.events import (
@@ -40,6 +44,7 @@ from polythrottle.daemon.web import WebOptions, serve
 from polythrottle.daemon.web.access import ServiceDoor
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, KnobRejected, PolythrottleError, UnknownName
+from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
 
 REST_W = 30.0
@@ -501,6 +506,69 @@ def test_each_service_has_an_api_below_the_servers(tmp_path: Path) -> None:
             chat.node()
         with Client(path, service="nobody") as nobody, pytest.raises(UnknownName, match="'nobody'; known: chat, "):
             nobody.status()
+
+
+@pytest.fixture
+def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Return a server that answers at this user's socket at once, as between two turns."""
+    monkeypatch.setenv("POLYTHROTTLE_RUN_DIR", str(tmp_path / "run"))
+    house = server(tmp_path / "state", 100.0)
+    list(house.turns(4))
+    house.desk.on_wish(house.node._answer)
+    for member in house.node.members:
+        member.mailbox.on_wish(member.runner.answer)
+    with served(house, default_socket()):
+        yield house
+
+
+def test_restore_releases_every_service(answering: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """All boards are as found then, one line says so for all, and how to have one set again."""
+    assert run(["restore"]) == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert "chat, photos, search: the board is as found, and left alone until it is taken again" in told.out
+    assert "polythrottle top --service NAME" in told.out
+    assert all(each.runner.executor.released for each in answering.node.members)
+
+
+def test_restore_releases_the_service_that_has_a_device(answering: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """By URI, also of a part of its GPUs; the others keep theirs."""
+    answering.boards["search"].uri = "nvml:2,5"
+    list(answering.turns(1))
+    assert run(["restore", "--device", "nvml:5", "--json"]) == 0
+    released = json.loads(capsys.readouterr().out)["released"]
+    assert released["device"] == "nvml:2,5"
+    assert released["words"].startswith("search: the board is as found")
+    assert [each.name for each in answering.node.members if each.runner.executor.released] == ["search"]
+
+
+def test_a_service_that_cannot_be_released_is_named(answering: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others are released all the same, and what stands without it is put back from here."""
+    failing = next(each for each in answering.node.members if each.name == "search")
+    failing.failed = "the loop failed"
+    failing.mailbox.on_wish(answering.node._answer)
+    assert run(["restore"]) == 0
+    told = capsys.readouterr()
+    assert "could not put search back: it is not looked after any more: the loop failed" in told.err
+    assert "chat, photos: the board is as found" in told.out
+
+
+def test_apply_reaches_the_service_that_has_the_device(
+    answering: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It follows the profile; devices that are not those of one service are refused with what to do."""
+    path = tmp_path / "orin.toml"
+    point = LADDER.rungs[0].service.point
+    made = Profile("nvml:1", "model.onnx", point, measured(), workload_knobs=("batch_size",), ladder=LADDER)
+    write_profile(made, path)
+    assert run(["apply", str(path)]) == 0
+    assert "through the daemon at" in capsys.readouterr().out
+    assert [each.name for each in answering.node.members if each.runner.selector.unconfirmed] == ["photos"]
+    assert run(["apply", "--confirm"]) == 0
+    assert not any(each.runner.selector.unconfirmed for each in answering.node.members)
+    assert capsys.readouterr().out.startswith("through the daemon at")
+    assert run(["apply", str(path), "--device", "nvml:1,2"]) == DeviceError.exit_code
+    assert "photos (nvml:1), search (nvml:2)" in capsys.readouterr().err
 
 
 def test_metrics_name_the_service(tmp_path: Path) -> None:

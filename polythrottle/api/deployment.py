@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -150,12 +150,12 @@ def apply(
         target = device
         if target is None:
             target = found.device
-        held = holder(target, told)
+        held = _follower(target, told)
     if held is None:
         return apply_profile(found, stay, device)
     if path is None:
         raise InvalidInput("the daemon holds the device and reads profiles itself; give the profile's file")
-    return _follow(*held, found, path, stay)
+    return _follow(held.client, held.status, found, path, stay)
 
 
 def confirm(
@@ -177,16 +177,11 @@ def confirm(
     if is_ssh(device):
         with closing(_board(device)) as board:
             return board.confirm_all()
-    held = None
+    said = None
     if daemon:
-        held = holder(device, told)
-    if held is not None:
-        client, status = held
-        try:
-            return DaemonReply(status.device, client.where, client.confirm()["words"])
-        except PolythrottleError:
-            if status.unconfirmed:
-                raise
+        said = _confirmed_by_daemon(device, told)
+    if said is not None:
+        return said
     return confirmed(on_record(device))
 
 
@@ -215,11 +210,16 @@ def restore(
     if device is not None:
         trust_roots(device)
     released = None
+    whole = False
     if daemon and not force:
-        released = _released(device, told)
+        released, whole = _released(device, told)
     if released is None:
         return Restored(all_restored(_concerned(device), force=force))
-    names = [] if device is not None else _beside_daemon()
+    names: Sequence[str | None] = []
+    if not whole:
+        names = _concerned(device)
+    elif device is None:
+        names = _beside_daemon()
     try:
         return Restored(all_restored(names, force=False), released)
     except PolythrottleError:
@@ -303,33 +303,68 @@ def _opened(profile: "str | Path | Profile | Tuning") -> tuple[Path | None, Prof
     return path, read_profile(path)
 
 
-def holder(device: str | None, told: Told = lambda line: None) -> "tuple[Client, Status] | None":
-    """Return the daemon that holds a device, with its status; None if none does, or does not answer.
+@dataclass(frozen=True)
+class _Holder:
+    """Who holds a device: a daemon, or one of its services, with its status; ``name`` is the service's, "" without."""
+
+    client: "Client"
+    status: "Status"
+    name: str = ""
+
+
+def _holders(device: str | None, told: Told) -> tuple[_Holder, ...]:
+    """Return the daemon that has a device, or those of its services that do; none if it does not answer.
 
     Args:
-        device: Its URI; None for whichever the daemon holds.
+        device: Its URI; None for whatever the daemon holds.
         told: Called if one runs but may not be asked.
     """
     from polythrottle.daemon.client import Client, default_socket
 
     if not default_socket().exists():
-        return None
+        return ()
     client = Client(timeout_s=_PATIENCE_S)
     try:
         status = client.status()
+        if status.device == "node":
+            return _services_with(client, device)
     except PermissionDenied as error:
         told(f"a daemon runs, but {error}; going on without it")
-        return None
+        return ()
     except DeviceError:  # its socket is left over, or it hangs: the device is reached without it
-        return None
-    if device is None or same_device(device, status.device):
-        return (client, status)
-    return None
+        return ()
+    if device is None or _in_common(device, status.device):
+        return (_Holder(client, status),)
+    return ()
+
+
+def _services_with(client: "Client", device: str | None) -> tuple[_Holder, ...]:
+    """Return those services of a daemon that have a device, or a part of it; all of them for None."""
+    from polythrottle.daemon.client import Client
+
+    found = []
+    for each in client.node().services:
+        if device is None or _in_common(device, each.device):
+            own = Client(timeout_s=_PATIENCE_S, service=each.name)
+            found.append(_Holder(own, own.status(), each.name))
+    return tuple(found)
 
 
 def same_device(one: str, other: str) -> bool:
     """Return whether two URIs mean one device: name and root agree, whatever a simulation's seed and noise are."""
     return _named(one) == _named(other)
+
+
+def _in_common(one: str, other: str) -> bool:
+    """Return whether two URIs, or one and a name on record, mean one device or have a GPU in common."""
+    return same_device(one, other) or not _gpus(one).isdisjoint(_gpus(other))
+
+
+def _gpus(uri: str) -> frozenset[str]:
+    body = uri.partition("?")[0]
+    if body.startswith(("nvml:", "nvml ")):  # on record it is "nvml GPU-…"
+        return frozenset(uuids_of(body[5:]))
+    return frozenset()
 
 
 def _board(uri: str) -> SshBoard:
@@ -366,17 +401,74 @@ def _follow(client: "Client", status: "Status", profile: Profile, path: Path, st
     )
 
 
-def _released(device: str | None, told: Told) -> DaemonReply | None:
-    """Have the daemon put back what it holds; where it cannot, that is said, and done without it."""
+def _follower(device: str, told: Told) -> _Holder | None:
+    """Return who is to follow a profile for a device; None if nobody holds it.
+
+    Raises:
+        DeviceError: If services hold it that have other devices besides, or only some of its own.
+    """
+    holders = _holders(device, told)
+    same = [each for each in holders if same_device(device, each.status.device)]
+    if same:
+        return same[0]
+    names = ", ".join(f"{each.name} ({each.status.device})" for each in holders if each.name)
+    if names:
+        raise DeviceError(
+            f"the daemon steers {device} for {names}, and a service follows a profile on all its devices: name those "
+            f"of one service with --device, or have them given back first: polythrottle restore --device {device}"
+        )
+    return None
+
+
+def _confirmed_by_daemon(device: str | None, told: Told) -> DaemonReply | None:
+    """Have those confirm that wait for it; None if none of the daemon's services does."""
+    said: dict[str, list[_Holder]] = {}
+    holders = [each for each in _holders(device, told) if device is None or same_device(device, each.status.device)]
+    for each in holders:
+        try:
+            said.setdefault(each.client.confirm()["words"], []).append(each)
+        except PolythrottleError:
+            if each.status.unconfirmed:
+                raise
+    return _joined(said)
+
+
+def _released(device: str | None, told: Told) -> tuple[DaemonReply | None, bool]:
+    """Have the daemon put back what it holds; where it cannot, that is said, and done without it.
+
+    Returns:
+        What it said, None if it did nothing; and whether it has put back all that it holds of this.
+    """
+    whole = True
+    said: dict[str, list[_Holder]] = {}
     try:
-        held = holder(device, told)
-        if held is None:
-            return None
-        client, status = held
-        return DaemonReply(status.device, client.where, client.release("polythrottle restore")["words"])
+        holders = _holders(device, told)
     except PolythrottleError as error:
         told(f"the daemon could not put it back: {error}")
+        return None, False
+    for each in holders:
+        try:
+            said.setdefault(each.client.release("polythrottle restore")["words"], []).append(each)
+        except PolythrottleError as error:
+            whole = False
+            told(f"the daemon could not put {each.name or 'it'} back: {error}")
+    reply = _joined(said)
+    if reply is not None and holders[0].name:
+        again = "to have one set again: polythrottle top --service NAME, then r"
+        reply = replace(reply, words=f"{reply.words}; {again}")
+    return reply, whole
+
+
+def _joined(said: Mapping[str, Sequence[_Holder]]) -> DaemonReply | None:
+    """Return as one what those said who hold devices, each once with the names of all services that said it."""
+    everyone = [each for holders in said.values() for each in holders]
+    if not everyone:
         return None
+    first = everyone[0]
+    if not first.name:
+        return DaemonReply(first.status.device, first.client.where, next(iter(said)))
+    words = "; ".join(f"{', '.join(each.name for each in holders)}: {words}" for words, holders in said.items())
+    return DaemonReply(",".join(each.status.device for each in everyone), first.client.where, words)
 
 
 def _check_named(device: str) -> None:

@@ -241,7 +241,10 @@ class Node:
                 raise InvalidInput("a server of services shares watts alone; batteries and days are of one service")
             case _:
                 names = ", ".join(member.name for member in self.members)
-                raise InvalidInput(f"this daemon looks after several services: say which of {names}")
+                raise InvalidInput(
+                    f"this daemon looks after several services: say which of {names}; over HTTP below /services/NAME, "
+                    "on the command line with --service NAME where a command has it"
+                )
 
     def _limited(self, power_w: float | None, within_s: float | None) -> str:
         if within_s is not None and not 1 <= within_s <= _WITHIN_MOST_S:
@@ -299,6 +302,10 @@ class Node:
             except BaseException:
                 asked.answer.set_exception(DeviceError("the daemon failed at this; its events say more"))
                 raise
+        for member in self.members:
+            if member.failed:  # its own loop answers nobody any more
+                for asked in member.mailbox.wishes():
+                    asked.answer.set_exception(DeviceError(f"it is not looked after any more: {member.failed}"))
 
     def _living(self) -> list[Member]:
         return [member for member in self.members if not member.failed]
