@@ -571,6 +571,22 @@ def test_apply_reaches_the_service_that_has_the_device(
     assert "photos (nvml:1), search (nvml:2)" in capsys.readouterr().err
 
 
+def test_a_servers_limit_is_lifted_by_null_alone(answering: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """A body that was forgotten or is empty is refused; null, the client and the command lift it."""
+    limit = answering.node.power
+    client = Client()
+    for body in ({}, {"within_s": 5.0}):
+        with pytest.raises(InvalidInput, match="power_w"):
+            client._asked("PUT", "/v1/node/power", body)
+    assert limit.limit_w == 100.0
+    client.node_power(None)
+    assert limit.limit_w is None
+    client.node_power(100.0)
+    assert run(["daemon", "budget", "--no-budget", "--socket", client.where]) == 0
+    assert limit.limit_w is None
+    assert "no limit holds for the server any more" in capsys.readouterr().out
+
+
 def test_metrics_name_the_service(tmp_path: Path) -> None:
     """Each sample of a service carries its name, and those of the server stand for all."""
     from polythrottle.daemon.web.prometheus import render_node

@@ -385,7 +385,8 @@ NODE_POWER = {
         {
             "power_w": _number(MOST_W, "Most power of the whole server over a second; null lifts the limit.", LEAST_W),
             "within_s": _number(3600.0, "By when it must hold, which is told of as a fault if it does not.", 1.0),
-        }
+        },
+        "power_w",  # a body that was forgotten must not lift the limit of a server
     ),
     "description": "What all services together may draw, the rest of the server included.",
 }
