@@ -29,7 +29,7 @@ from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.status import BudgetShown, Happened, RungShown, SavedShown, Status
 from polythrottle.daemon.web import own_page
 from polythrottle.domain.arrivals import Arrivals, Day
-from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName
+from polythrottle.domain.errors import INTERRUPTED, DeviceError, InvalidInput, PolythrottleError, UnknownName
 from polythrottle.domain.ladder import Ladder, Rung
 from polythrottle.domain.measurement import EnergyKind, Interval, Latency, Measurement
 from polythrottle.domain.profile import Profile
@@ -740,3 +740,31 @@ def test_a_program_that_cannot_begin_says_why(
     ):
         with pytest.raises(InvalidInput, match=told):
             daemon_process.node_limit(daemon_process.budget_of(words), "5s", service)
+
+
+def test_an_interrupt_while_it_begins_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also before the new program has read a line of its own: the signal waits until it can be told of."""
+    blocked: list[set[int]] = []
+
+    def become(*_: object) -> None:
+        blocked.append(set(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+        raise OSError(2, "No such file")
+
+    monkeypatch.setattr(daemon_process.os, "execv", become)
+    with pytest.raises(DeviceError, match="cannot be started"):
+        daemon_process.exec_daemon({"workload": "resnet50", "device": "cpu"})
+    assert signal.SIGINT in blocked[0]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    monkeypatch.setattr(daemon_process.sys, "argv", ["", "{}"])
+    monkeypatch.setattr(daemon_process, "_served", lambda settings: signal.raise_signal(signal.SIGINT))
+    assert daemon_process.main() == INTERRUPTED
+    assert capsys.readouterr().err == "polythrottle: interrupted\n"
+    # As exec_daemon leaves it to the program: blocked, and one has come already.
+    program = (
+        "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [2]); os.kill(os.getpid(), 2); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'polythrottle.cli.daemon_process', '{}'])"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (INTERRUPTED, "polythrottle: interrupted\n")

@@ -65,10 +65,13 @@ def exec_daemon(words: Mapping[str, Any]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     given = json.dumps({name: value for name, value in words.items() if value})
+    # Kept for `main`, for the new program imports for a second before anything could tell of a Ctrl-C in one line.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         # Docstrings take a megabyte and a half of the sixty that both processes may have.
         os.execv(sys.executable, [sys.executable, "-OO", "-m", _MODULE, given])
     except OSError as error:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         raise DeviceError(f"the daemon cannot be started: {sys.executable}: {error.strerror}") from error
 
 
@@ -204,11 +207,14 @@ def _is_number(text: Any) -> bool:
 def main() -> int:
     """Run the daemon with the settings in the first argument until it is ended; returns an exit code."""
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return _served(settings_of(json.loads(sys.argv[1])))
     except PolythrottleError as error:
-        with suppress(OSError):
-            sys.stderr.write(f"polythrottle: {' '.join(str(error).split())}\n")
+        _say(f"polythrottle: {' '.join(str(error).split())}")
         return error.exit_code
+    except KeyboardInterrupt:  # before the loop began, which has handlers of its own: nothing was set yet
+        _say("polythrottle: interrupted")
+        return INTERRUPTED
 
 
 def _served(settings: Settings) -> int:
