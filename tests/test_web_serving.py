@@ -1,11 +1,13 @@
 """The thread that serves the API, and its sockets."""
 
+import http.client
 import os
 import socket
 import stat
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from scripted import FIRST, daemon
 from test_web_routes import ask
 
+from polythrottle.daemon.commands import Take
 from polythrottle.daemon.loop.mailbox import Mailbox
 from polythrottle.daemon.web import Tcp, WebOptions, serve
 from polythrottle.domain.errors import DeviceError, InvalidInput, StorageError
@@ -42,6 +45,37 @@ def test_publishing_after_close_hurts_nobody(tmp_path: Path) -> None:
     serve(desk, WebOptions(tmp_path / "d.sock")).close()
     desk.publish(FIRST)
     desk.tell([])
+
+
+@pytest.mark.parametrize("patience", [True, False])
+def test_who_waits_while_it_closes_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, patience: bool
+) -> None:
+    """A wish that nobody will answer any more gets 503, also one that waits for something else; the log stays empty."""
+    desk = Mailbox()
+    path = tmp_path / "d.sock"
+    waits = threading.Event()
+    desk.on_wish(waits.set)
+    server = serve(desk, WebOptions(path))
+    if not patience:  # as one that waits for a disk would, it is cut off in the end
+        monkeypatch.setattr(desk, "close", lambda: None)
+        monkeypatch.setattr("polythrottle.daemon.web.server._GRACE_S", 0.05)
+    found: list[int] = []
+
+    def asking() -> None:
+        with suppress(OSError, http.client.HTTPException):
+            found.append(ask(path, "POST", "/v1/report", {"arrived": 3})[0])
+
+    asker = threading.Thread(target=asking)
+    asker.start()
+    assert waits.wait(timeout=30)
+    server.close()
+    asker.join()
+    assert found == [503] * patience
+    assert caplog.records == []
+    if patience:
+        with pytest.raises(DeviceError, match="the daemon ends"):
+            desk.ask(Take())
 
 
 def test_a_dead_daemons_socket_is_replaced(tmp_path: Path) -> None:

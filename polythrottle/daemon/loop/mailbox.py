@@ -259,6 +259,7 @@ def read_named(wish: Command) -> Named:
 
 _KEPT = 1000
 _WISHES_MOST = 64
+_ENDED = "the daemon ends and takes no more requests"
 _PATIENCE_S = 10.0
 
 
@@ -284,6 +285,7 @@ class Mailbox:
         self._wishes: deque[PendingCommand] = deque()
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
+        self._closed = False
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -350,10 +352,12 @@ class Mailbox:
                 control loop reads the file itself.
 
         Raises:
-            DeviceError: If too many wait already.
+            DeviceError: If too many wait already, or the control loop has ended.
         """
         asked = PendingCommand(wish, read)
         with self._lock:
+            if self._closed:
+                raise DeviceError(_ENDED)
             if len(self._wishes) >= _WISHES_MOST:
                 raise DeviceError("too many requests wait for the daemon; ask again later")
             self._wishes.append(asked)
@@ -367,6 +371,13 @@ class Mailbox:
             self._wishes.clear()
         # Marks each as under way, after which it cannot be cancelled; leaves out those that were.
         return [each for each in taken if each.answer.set_running_or_notify_cancel()]
+
+    def close(self) -> None:
+        """Refuse the wishes that wait and all that come: the control loop has ended, and nobody would answer them."""
+        with self._lock:
+            self._closed = True
+        for asked in self.wishes():
+            asked.answer.set_exception(DeviceError(_ENDED))
 
     def on_wish(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called when a wish comes in, so that the control loop need not be asked for it."""

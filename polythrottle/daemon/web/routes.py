@@ -3,6 +3,7 @@
 Its OpenAPI 3.1 document and the ASGI application are made.
 """
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,7 +65,7 @@ from polythrottle.daemon.web.messages import (
     schema_of,
     to_json,
 )
-from polythrottle.domain.errors import InvalidInput, PolythrottleError, UnknownName
+from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName
 
 # What can be asked over HTTP: one table, from which both the routes and the OpenAPI document are made.
 
@@ -343,7 +344,7 @@ NODE_OPERATIONS: tuple[Operation, ...] = (
         method="PUT",
         path="/v1/node/power",
         name="nodePower",
-        words="Have the whole server draw no more than this; nothing lifts the limit.",
+        words="Have the whole server draw no more than this; null lifts the limit.",
         does=wished(NODE_POWER, lambda sent: SetNodePower(**sent)),
         answer=_done(),
         body=NODE_POWER,
@@ -515,6 +516,11 @@ def _endpoint(api: Api, here: dict[str, Operation]) -> Callable[[Request], Await
             return refusal.reply()
         except PolythrottleError as error:
             return error_reply(error)
+        except asyncio.CancelledError:
+            if not api.shelf.closing:
+                raise
+            # Cut off because the server ends, which is no fault of the daemon's that its log should tell of.
+            return error_reply(DeviceError("the daemon ends and takes no more requests"))
 
     return endpoint
 

@@ -430,6 +430,7 @@ class ApiServer:
             server.close()
         for shelf in self._shelves:
             shelf.close()
+            shelf.desk.close()  # the loop has ended: whoever waits for it is told so, and not cut off
         for connection in list(self._house.state.connections):
             connection.shutdown()
         if tasks := list(self._house.state.tasks):
