@@ -142,6 +142,10 @@ def test_a_loop_that_hangs_is_seen_in_the_status(capsys: pytest.CaptureFixture[s
     first, *rest = capsys.readouterr().out.splitlines()
     assert first in ("the control loop has not turned for 60 s", "the control loop has not turned for 61 s")
     assert any("3/s, – waiting" in line for line in rest)
+    itself = "the control loop has not turned for 59 s; what is shown is as old"
+    _print_status(Status(at=stamp(time.time() - 60), title="a board", faults=("the disk is full", itself)))
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert (first, sum("has not turned" in line for line in rest)) == (itself, 0)
     for at in (stamp(time.time() + 60), ""):
         _print_status(Status(at=at, title="a board", rate_per_s=3.0, waiting=0))
         out = capsys.readouterr().out

@@ -587,6 +587,22 @@ def test_a_servers_limit_is_lifted_by_null_alone(answering: Server, capsys: pyte
     assert "no limit holds for the server any more" in capsys.readouterr().out
 
 
+def test_a_loop_that_stands_promises_nothing(
+    answering: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hung actuator holds up every service: the server says for how long, where it is asked for its status."""
+    assert Client().node().met is True
+    monkeypatch.setattr("polythrottle.daemon.web.event_stream._FRESH_S", 0.0)
+    node = Client().node()
+    assert (node.met, node.limit_w) == (None, 100.0)
+    assert node.faults[-1].startswith("the control loop has not turned for 0 s")
+    assert Client(service="chat").status().faults[-1].startswith("the control loop has not turned for 0 s")
+    assert run(["daemon", "status"]) == 0
+    told = capsys.readouterr().out
+    assert "100 W, but whether it is kept is not known" in told
+    assert "the control loop has not turned for 0 s" in told
+
+
 def test_metrics_name_the_service(tmp_path: Path) -> None:
     """Each sample of a service carries its name, and those of the server stand for all."""
     from polythrottle.daemon.web.prometheus import render_node

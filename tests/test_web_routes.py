@@ -18,7 +18,7 @@ from scripted import FIRST, Script, daemon
 from polythrottle.catalog.tuned_profiles import write_profile
 from polythrottle.daemon.commands import ApplyProfile, Report, SetBudget, StartStudy, StopStudy
 from polythrottle.daemon.loop.mailbox import Mailbox
-from polythrottle.daemon.status import StudyShown
+from polythrottle.daemon.status import BudgetShown, StudyShown
 from polythrottle.daemon.web import WebOptions, serve
 from polythrottle.daemon.web.messages import TUNE_OPTIONS, SchemaViolation, check, plain, schema_of, to_json
 from polythrottle.daemon.web.routes import OPERATIONS, document
@@ -100,6 +100,18 @@ def test_a_daemon_whose_loop_stands_still_is_not_healthy(where: Path) -> None:
         assert ask(where, "GET", "/healthz")[0] == 503
         desk.publish(replace(FIRST, turn=1))
         assert ask(where, "GET", "/healthz")[0] == 200
+
+
+def test_a_loop_that_stands_is_told_of_beside_its_last_status(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a fault that says for how long, and without a promise; while it turns the status is as published."""
+    desk = Mailbox(replace(FIRST, budget=BudgetShown("10 W", 10.0, met=True), power_w=9.0))
+    with serve(desk, WebOptions(where)):
+        assert ask(where, "GET", "/v1/status")[1]["faults"] == []
+        monkeypatch.setattr("polythrottle.daemon.web.event_stream._FRESH_S", 0.0)
+        shown = ask(where, "GET", "/v1/status")[1]
+        assert shown["faults"] == ["the control loop has not turned for 0 s; what is shown is as old"]
+        assert (shown["budget"]["met"], shown["power_w"]) == (None, 9.0)
+        assert b"polythrottle_faults 1.0" in ask(where, "GET", "/metrics")[1]
 
 
 def test_wishes_reach_the_control_loop(script: Script, where: Path) -> None:

@@ -105,6 +105,7 @@ _DEMO_PROFILE = Path(__file__).resolve().parent.parent / "daemon" / "demo.toml"
 _DEMO_TRAFFIC = "day:48/s"
 _WAIT_S = 20.0
 _HUNG_S = 5.0
+_STANDS = "the control loop has not turned"
 _LAST_WORDS_S = 5.0
 _ACTUATOR = "polythrottle.actuation.server"
 SocketOption = Annotated[Path | None, typer.Option("--socket", metavar="PATH", help="Unix socket of the daemon's API.")]
@@ -475,10 +476,13 @@ def _print_status(status: Any) -> None:
     from polythrottle.domain.units import show
 
     console = plain_console()
-    if hung := _hung(status.at):
-        console.print(Text(hung, "bold"))
+    # The daemon says so itself, where it can still answer; what it was when it published, its time tells.
+    told = [fault for fault in status.faults if fault.startswith(_STANDS)]
+    for hung in told or [_hung(status.at)]:
+        if hung:
+            console.print(Text(hung, "bold"))
     console.print(Text(status.title or status.device, "bold"))
-    console.print(named_lines([pair for pair in _lines(status, show) if pair[1]]))
+    console.print(named_lines([pair for pair in _lines(status, show) if pair[1] and pair[1] not in told]))
 
 
 def _hung(at: str) -> str:
@@ -487,7 +491,7 @@ def _hung(at: str) -> str:
         # Wall clock on both sides: the daemon may run on another machine, whose monotonic clock is its own.
         age_s = time.time() - iso_time(at).timestamp()
         if age_s > _HUNG_S:
-            return f"the control loop has not turned for {age_s:.0f} s"
+            return f"{_STANDS} for {age_s:.0f} s"
         return ""
     return ""
 

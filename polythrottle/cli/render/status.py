@@ -373,7 +373,7 @@ def _kept_words(node: NodeShown) -> str:
     if not node.services:
         return "but nothing is steered: there is no service now"
     if node.met is None:
-        return "not shared among its services yet"
+        return "but whether it is kept is not known"
     if node.met:
         return "kept"
     return "cannot be promised: what its services may draw at most does not fit"

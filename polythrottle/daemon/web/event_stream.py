@@ -5,13 +5,14 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from polythrottle.daemon.loop.mailbox import Mailbox
-from polythrottle.daemon.status import Status, StudyShown
+from polythrottle.daemon.status import NodeShown, Status, StudyShown
 from polythrottle.daemon.web.messages import HEADERS, Refusal, to_json
 from polythrottle.domain.errors import DeviceError
 
@@ -40,7 +41,7 @@ class StatusCache:
         self._rung = False
         self._changed = asyncio.Event()
         self._noted: Status | None = None
-        self._noted_s = float("-inf")
+        self._noted_s = loop.time()
         self._written: tuple[Status, bytes] | None = None
         self._end = desk.listen(self._ring)
         self._note()
@@ -61,9 +62,39 @@ class StatusCache:
         return self.status.turn > 0 and self._loop.time() - self._noted_s < _FRESH_S
 
     @property
+    def stands(self) -> str:
+        """For how long the control loop has not turned, in words; empty while it turns."""
+        stood_s = self._loop.time() - self._noted_s
+        if stood_s < _FRESH_S:
+            return ""
+        return f"the control loop has not turned for {stood_s:.0f} s; what is shown is as old"
+
+    @property
+    def shown(self) -> Status:
+        """The status, with a fault and nothing promised where the control loop stands: it cannot say so itself."""
+        status = self.status
+        words = self.stands
+        if not words:
+            return status
+        return replace(status, faults=(*status.faults, words), budget=replace(status.budget, met=None))
+
+    def shown_node(self, node: NodeShown) -> NodeShown:
+        """Return what is shown of a server of services, likewise.
+
+        Args:
+            node: As the control loop has left it.
+        """
+        words = self.stands
+        if not words:
+            return node
+        return replace(node, faults=(*node.faults, words), met=None)
+
+    @property
     def status_json(self) -> bytes:
         """The status as JSON, made once per turn however many ask."""
         status = self.status
+        if self.stands:  # it says for how long, which changes from one second to the next
+            return to_json(self.shown)
         if self._written is None or self._written[0] is not status:
             self._written = (status, to_json(status))
         return self._written[1]

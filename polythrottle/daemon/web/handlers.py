@@ -253,7 +253,7 @@ async def metrics(api: Api, request: Request) -> Response:
     from polythrottle.daemon.web.prometheus import render
 
     read_query(request, {})
-    body, kind = render(api.shelf.status, request.headers.get("accept", ""))
+    body, kind = render(api.shelf.shown, request.headers.get("accept", ""))
     return Response(body, headers={**HEADERS, "content-type": kind})
 
 
@@ -261,7 +261,7 @@ async def node_shown(api: Api, request: Request) -> Response:
     """Answer with all services and the watts they share."""
     read_query(request, {})
     assert api.options.node is not None
-    return json_reply(api.options.node())
+    return json_reply(api.shelf.shown_node(api.options.node()))
 
 
 async def node_metrics(api: Api, request: Request) -> Response:
@@ -272,7 +272,8 @@ async def node_metrics(api: Api, request: Request) -> Response:
     assert api.options.node is not None
     doors = {name: api.options.services.get(name) for name in api.options.services}
     statuses = {name: door.desk.status for name, door in doors.items() if door is not None}
-    body, kind = render_node(api.shelf.status, api.options.node(), statuses, request.headers.get("accept", ""))
+    node = api.shelf.shown_node(api.options.node())
+    body, kind = render_node(api.shelf.shown, node, statuses, request.headers.get("accept", ""))
     return Response(body, headers={**HEADERS, "content-type": kind})
 
 

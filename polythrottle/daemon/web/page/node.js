@@ -25,7 +25,7 @@ function row(each) {
 }
 function kept(node) {
   if (node.services.length === 0) return 'nothing is steered: there is no service now';
-  if (node.met === null) return 'not shared yet';
+  if (node.met === null) return 'not known whether it is kept';
   return node.met ? 'kept' : 'cannot be promised';
 }
 function show(node) {
