@@ -615,6 +615,22 @@ def test_metrics_name_the_service(tmp_path: Path) -> None:
     assert "polythrottle_node_limit_watts 100.0" in text
     assert 'polythrottle_service_weight{service="chat"} 4.0' in text
     assert text.count("polythrottle_turns_total{") == 1
+    for name in ("phase", "device_leased", "device_reachable", "events_total", "faults"):
+        services = {line.partition('service="')[2].partition('"')[0] for line in text.splitlines()
+                    if line.startswith(f"polythrottle_{name}{{")}  # fmt: skip
+        assert services == {"", *THREE}, name
+    assert 'polythrottle_phase{phase="following",service="chat"} 1.0' in text
+
+
+def test_a_server_says_how_late_its_turns_begin(tmp_path: Path) -> None:
+    """One that stood for seven seconds is that late, also where it counts from now on."""
+    house = server(tmp_path, 100.0)
+    list(house.turns(4))
+    assert house.desk.status.late_s < 0.1
+    house.clock.sleep(8.0)
+    house.node.turn()
+    assert 6.9 < house.desk.status.late_s < 8.1
+    assert house.desk.status.late_p99_s == house.desk.status.late_s
 
 
 def test_pages_are_whole() -> None:

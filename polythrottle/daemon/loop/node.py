@@ -20,7 +20,7 @@ from polythrottle.daemon.control.state import Phase
 from polythrottle.daemon.energy_budget import LEAST_W, MOST_W
 from polythrottle.daemon.history_store import HistoryStore
 from polythrottle.daemon.loop.mailbox import EventRecorder, Mailbox, resident_bytes, stamp
-from polythrottle.daemon.loop.runner import PERIOD_S, STEP_S, STUMBLES_MOST, STUMBLES_S
+from polythrottle.daemon.loop.runner import PERIOD_S, STEP_S, STUMBLES_MOST, STUMBLES_S, Lateness
 from polythrottle.daemon.loop.service_power_split import Member, SharedPower
 from polythrottle.daemon.observation import JUMP_S, known_sum
 from polythrottle.daemon.status import BudgetShown, NodeShown, PodShown, ServiceShown, Status
@@ -111,6 +111,7 @@ class Node:
         self._since = stamp(wall())
         self._number = 0
         self._due_s = clock.now()
+        self._lateness = Lateness()
         self._turned_s = clock.now()
         self._deadline: _Deadline | None = None
         self._unmet_s: float | None = None
@@ -189,6 +190,7 @@ class Node:
         now_s = self._clock.now()
         self._number += 1
         late_s = now_s - self._due_s
+        self._lateness.note(late_s)
         if -PERIOD_S <= late_s < JUMP_S:
             self._due_s += PERIOD_S * (1 + int(max(0.0, late_s) / PERIOD_S))
         else:
@@ -578,6 +580,8 @@ class Node:
             energy_j=energy_j,
             temperature_c=max(temperatures, default=None),
             budget=BudgetShown(words, shown.limit_w, met=shown.met),
+            late_s=self._lateness.last_s,
+            late_p99_s=self._lateness.p99_s,
             resident_bytes=resident_bytes(),
             faults=tuple(faults),
             requests=requests,

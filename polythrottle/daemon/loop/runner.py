@@ -99,6 +99,27 @@ class LoopComponents:
     clocks: Callable[[], BoardClocks] = lambda: BoardClocks((), {})
 
 
+class Lateness:
+    """How late turns begin, in seconds: ``last_s`` of the last, and the p99 of the last thousand."""
+
+    def __init__(self) -> None:
+        self.last_s = 0.0
+        self._lately: deque[float] = deque(maxlen=_LATENESSES)
+
+    def note(self, late_s: float) -> None:
+        """Note a turn; one that begins early is not late."""
+        self.last_s = max(0.0, late_s)
+        self._lately.append(self.last_s)
+
+    @property
+    def p99_s(self) -> float:
+        """Return the p99; 0 before the first turn."""
+        late = sorted(self._lately)
+        if not late:
+            return 0.0
+        return late[min(len(late) - 1, int(0.99 * len(late)))]
+
+
 class Runner:
     """The control loop.
 
@@ -140,8 +161,7 @@ class Runner:
         self._frame = Frame(parts.board, parts.traffic, stamp(parts.wall()), parts.version)
         self._number = 0
         self._due_s = parts.clock.now()
-        self._late_s = 0.0
-        self._latenesses: deque[float] = deque(maxlen=_LATENESSES)
+        self._lateness = Lateness()
         self._sight = ControlPeriod(parts.clock.now(), PERIOD_S, None, None)
         self._slept_s = parts.slept_s()
         self._gone_s: float | None = None
@@ -283,9 +303,8 @@ class Runner:
         """Note how late a turn begins, and set the next; after a jump of the clock count from now."""
         late_s = now_s - self._due_s
         if -PERIOD_S <= late_s < JUMP_S:
-            self._late_s = max(0.0, late_s)
-            self._latenesses.append(self._late_s)
-            self._due_s += PERIOD_S * (1 + int(self._late_s / PERIOD_S))
+            self._lateness.note(late_s)
+            self._due_s += PERIOD_S * (1 + int(self._lateness.last_s / PERIOD_S))
         else:
             self._due_s = now_s + PERIOD_S
 
@@ -463,15 +482,11 @@ class Runner:
     def _publish(self, sight: ControlPeriod) -> None:
         parts = self._parts
         self._sight = sight
-        late_p99_s = 0.0
-        if self._latenesses:
-            late = sorted(self._latenesses)
-            late_p99_s = late[min(len(late) - 1, int(0.99 * len(late)))]
         turn = Turn(
             number=self._number,
             wall_s=parts.wall(),
-            late_s=self._late_s,
-            late_p99_s=late_p99_s,
+            late_s=self._lateness.last_s,
+            late_p99_s=self._lateness.p99_s,
             reason=self.executor.reason,
             released=bool(self.executor.released),
             faults=self._faults(),

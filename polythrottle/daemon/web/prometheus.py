@@ -122,7 +122,7 @@ class _Shared:
         )
         for figure in FIGURES:
             every = {}
-            for name, status in ({"": self._whole} if figure in _DAEMON else self._services).items():
+            for name, status in self._of(figure).items():
                 every.update({(name, *labels): value for labels, value in figure.values(status).items()})
             family = _labelled(figure, ("service", *figure.labels), every)
             if family.samples:
@@ -140,6 +140,14 @@ class _Shared:
             if gauge.samples:
                 yield gauge
         yield from self._pods()
+
+    def _of(self, figure: Figure) -> Mapping[str, Status]:
+        """Return the statuses that a figure is shown of, by service; the server as one is the service ""."""
+        if figure in _DAEMON:
+            return {"": self._whole}
+        if figure in _CONTROLLER:
+            return {"": self._whole, **self._services}
+        return self._services
 
     def _pods(self) -> "Iterator[Metric]":
         """Yield which service is which pod, to be joined with the figures of services."""
@@ -253,6 +261,8 @@ _DAEMON: Sequence[Figure] = (
     _plain("control_lateness_seconds", "How late the last turn began.", lambda s: s.late_s),
     _plain("control_lateness_p99_seconds", "The same, p99 of the last 1000 turns.", lambda s: s.late_p99_s),
     _plain("resident_memory_bytes", "Resident memory of the daemon's process.", lambda s: s.resident_bytes or None),
+)
+_CONTROLLER: Sequence[Figure] = (
     _plain("faults", "Number of faults now, such as a full disk.", lambda s: len(s.faults)),
     Figure("events", "Events since the daemon started, by kind.", _told, ("kind",), counter=True),
     Figure("phase", "1 for the phase the controller is in, 0 for the others.", _phases, ("phase",)),
@@ -340,7 +350,7 @@ _FINETUNING: Sequence[Figure] = (
     _plain("finetuning_epochs_done", "Epochs it has done.", _finetuning(lambda f: f.epochs_done)),
     _plain("finetuning_samples_per_second", "Samples it trains on lately.", _finetuning(lambda f: f.rate_per_s)),
 )
-FIGURES: tuple[Figure, ...] = (*_DAEMON, *_WORKLOAD, *_DEVICE, *_LADDER, *_WATCHED, *_FINETUNING)
+FIGURES: tuple[Figure, ...] = (*_DAEMON, *_CONTROLLER, *_WORKLOAD, *_DEVICE, *_LADDER, *_WATCHED, *_FINETUNING)
 """All families but ``polythrottle_build_info``, in the order they are shown in."""
 
 _NODE: Sequence[tuple[str, str, Callable[[NodeShown], Value]]] = (
