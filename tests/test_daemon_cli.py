@@ -583,13 +583,29 @@ def test_stopping_tells_the_daemons_last_words(answering: Answering, capsys: pyt
     ]
     assert run(["daemon", "stop", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "stopped": "/run/daemon.sock", "words": "the board is as it was found"
+        "stopped": "/run/daemon.sock", "words": "the board is as it was found", "clean": True
     }  # fmt: skip
     assert ("follow", 4) in answering.asked
     answering.asked.clear()
     answering.news = [Gone("it does not answer")]
     assert run(["daemon", "stop"]) == 0
     assert capsys.readouterr().out == "the daemon has ended; what became of the board, its log says\n"
+
+
+def test_stopping_says_what_may_differ_line_by_line(answering: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the exit code of a restoring that has left something."""
+    words = "the daemon has ended; a board may not be as it was found: chat: gpu holds 5, was 9; search: it is gone"
+    answering.news = [Happened(6, "2026-01-01T10:00:00+00:00", "stop", words)]
+    assert run(["daemon", "stop"]) == DeviceError.exit_code
+    assert capsys.readouterr().out.splitlines() == [
+        "the daemon has ended; a board may not be as it was found:",
+        "  chat: gpu holds 5, was 9",
+        "  search: it is gone",
+    ]
+    answering.asked.clear()
+    assert run(["daemon", "stop", "--json"]) == DeviceError.exit_code
+    document = json.loads(capsys.readouterr().out)
+    assert (document["words"], document["clean"]) == (words, False)
 
 
 def test_a_daemon_that_does_not_end_is_said(

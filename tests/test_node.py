@@ -571,6 +571,21 @@ def test_apply_reaches_the_service_that_has_the_device(
     assert "photos (nvml:1), search (nvml:2)" in capsys.readouterr().err
 
 
+def test_what_is_left_is_told_by_service_at_the_end(tmp_path: Path) -> None:
+    """Once that it may differ, and then of which service what does."""
+    house = server(tmp_path, 100.0)
+    list(house.turns(3))
+    for name in ("chat", "search"):
+        house.boards[name].left = ("gpu_max holds 5, was 9",)
+    house.node.stop()
+    with pytest.raises(DeviceError, match="chat: the board may not be"):
+        house.node.run()
+    assert house.words("stop") == [
+        "the daemon has ended; a board may not be as it was found: "
+        "chat: gpu_max holds 5, was 9; search: gpu_max holds 5, was 9"
+    ]
+
+
 def test_a_servers_limit_is_lifted_by_null_alone(answering: Server, capsys: pytest.CaptureFixture[str]) -> None:
     """A body that was forgotten or is empty is refused; null, the client and the command lift it."""
     limit = answering.node.power

@@ -310,6 +310,7 @@ def status(
 def stop(socket: SocketOption = None, as_json: JsonOption = False) -> None:
     """End the daemon and any study; the board is put back."""
     from polythrottle.daemon.client import Client
+    from polythrottle.daemon.status import MAY_DIFFER
 
     with Client(socket) as client, Client(socket) as listener:
         last = max((each.number for each in client.events()), default=0)
@@ -324,7 +325,12 @@ def stop(socket: SocketOption = None, as_json: JsonOption = False) -> None:
             raise DeviceError(f"the daemon at {client.where} was told to end and has not within {_WAIT_S:g} s")
         hearing.join(timeout=_LAST_WORDS_S)
         words = next(iter(said), "the daemon has ended; what became of the board, its log says")
-        answer({"stopped": client.where, "words": words}, as_json, lambda _: typer.echo(words))
+        head, differs, left = words.partition(MAY_DIFFER)
+        lines = "".join(f"\n  {each}" for each in left.split("; ")) if differs else ""
+        document = {"stopped": client.where, "words": words, "clean": not differs if said else None}
+        answer(document, as_json, lambda _: typer.echo(f"{head}{differs.strip()}{lines}"))
+        if differs:
+            raise typer.Exit(DeviceError.exit_code)
 
 
 @app.command(epilog=examples("polythrottle daemon budget --battery 80Wh --last 9h"))

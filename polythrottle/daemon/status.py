@@ -8,6 +8,8 @@ from polythrottle.domain.space import Level
 
 VERSION = 1
 """Of the shape of what is shown; a reader of the version before must still find its fields."""
+MAY_DIFFER = "may not be as it was found: "
+"""In the last words of a daemon, before what may differ, divided by semicolons; not there where all is as found."""
 
 
 @dataclass(frozen=True)

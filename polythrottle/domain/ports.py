@@ -592,10 +592,7 @@ class Wary(Protocol):
     """A search method that can say whether it is about to take a risk."""
 
     def dares(self, study: Study) -> Daring:
-        """Return what is likely to break a limit of what is left.
-
-        Pure as a suggestion is.
-        """
+        """Return what is likely to break a limit of what is left; pure as a suggestion is."""
 
     def held_back(self, study: Study) -> str:
         """Return in words which point the user's own risk keeps it from that may save something; empty if none."""

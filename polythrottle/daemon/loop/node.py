@@ -23,7 +23,7 @@ from polythrottle.daemon.loop.mailbox import EventRecorder, Mailbox, resident_by
 from polythrottle.daemon.loop.runner import PERIOD_S, STEP_S, STUMBLES_MOST, STUMBLES_S, Lateness
 from polythrottle.daemon.loop.service_power_split import Member, SharedPower
 from polythrottle.daemon.observation import JUMP_S, known_sum
-from polythrottle.daemon.status import BudgetShown, NodeShown, PodShown, ServiceShown, Status
+from polythrottle.daemon.status import MAY_DIFFER, BudgetShown, NodeShown, PodShown, ServiceShown, Status
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError
 from polythrottle.domain.units import show
@@ -146,10 +146,12 @@ class Node:
 
     def _tell_end(self) -> None:
         """Say how it ended, after every board was given back."""
-        left = [f"{member.name}: {member.failed}" for member in self.members if member.failed]
+        # Each service says of its own board that it may differ, which need not be said again for each of eight.
+        said = {member.name: member.failed.removeprefix(f"the board {MAY_DIFFER}") for member in self.members}
+        left = [f"{name}: {words}" for name, words in said.items() if words]
         words = "every board is as it was found"
         if left:
-            words = f"a board may not be as it was found: {'; '.join(left)}"
+            words = f"a board {MAY_DIFFER}{'; '.join(left)}"
         self.events.tell("stop", f"the daemon has ended; {words}")
 
     def _end_all(self) -> None:

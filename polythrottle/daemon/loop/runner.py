@@ -36,6 +36,7 @@ from polythrottle.daemon.loop.drift_monitor import DriftMonitor
 from polythrottle.daemon.loop.executor import Executor
 from polythrottle.daemon.loop.mailbox import EventRecorder, Frame, Mailbox, Turn, stamp, status_of
 from polythrottle.daemon.observation import JUMP_S, ControlPeriod, Observer, Traffic
+from polythrottle.daemon.status import MAY_DIFFER
 from polythrottle.daemon.study_process import Studies
 from polythrottle.daemon.traffic.proxy_prompts import BoardClocks, PromptFollower, PromptSource
 from polythrottle.daemon.trainer_monitor import TrainerMonitor, TrainerState
@@ -531,7 +532,7 @@ class Runner:
             raise
         finally:
             if left:
-                words = f"the board may not be as it was found: {left}"
+                words = f"the board {MAY_DIFFER}{left}"
             elif self.executor.reached:
                 words = "the board is as it was found"
             else:
