@@ -722,6 +722,7 @@ def test_a_damaged_memory_is_told_where_the_server_is_listened_to(
             "service chat: ",
         ),
         (Settings(services=(ServiceSettings("chat", profile="/nope.toml"),)), "service chat: .*nope"),
+        (Settings(services=(ServiceSettings("chat", profile="x" * 4000),)), "service chat: .* File name too long"),
     ],
 )
 def test_a_server_that_cannot_be_is_refused(
@@ -737,6 +738,7 @@ def test_a_server_that_cannot_be_is_refused(
     ("services", "words"),
     [
         ({"bad": "sim:nothing"}, "service bad is left out: unknown device 'nothing'"),
+        ({"bad": f"sim:{'x' * 4000}"}, "service bad is left out: xxx"),
         ({"bad": None}, "service bad is left out: the key device is missing"),
         ({"first": "cpu", "bad": "cpu"}, "service bad is left out: cpu of bad and cpu of first are the same device"),
     ],

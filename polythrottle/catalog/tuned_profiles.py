@@ -20,7 +20,7 @@ from polythrottle.domain.space import BATCH_SIZE, Level, OperatingPoint
 from polythrottle.domain.units import is_finite, to_file, to_si
 from polythrottle.storage.atomic_file import check_folder, replace_file
 from polythrottle.storage.paths import state_dir
-from polythrottle.storage.untrusted import parse_toml, read_plain, said
+from polythrottle.storage.untrusted import bounded, parse_toml, read_plain, said
 
 # Points and ladders of points as tables of TOML: ``[point]`` and ``[ladder]`` of a tuned profile.
 
@@ -251,14 +251,17 @@ def find_profile(name: str) -> Path:
 
     Raises:
         UnknownName: If there is none; names the nearest.
-        BadFile: If it is a folder, or no plain file.
+        BadFile: If it is a folder, or no plain file, or nobody can tell, as in a folder of somebody else.
         InvalidInput: If the name is empty.
     """
     if not name.strip():
         raise InvalidInput("the profile's name is empty; name its file, or <device>/<workload>")
     path = Path(name)
-    if path.is_file():
-        return path
+    try:
+        if path.is_file():
+            return path
+    except OSError as error:
+        raise BadFile(f"{bounded(name)} cannot be read: {error.strerror}") from error
     if found := named_profiles(name):
         return found[0]
     folders = _folders()

@@ -59,6 +59,7 @@ from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import BATCH_SIZE
 from polythrottle.storage.identity import identity_by_name, named_hardware
 from polythrottle.storage.paths import ACTUATOR_SOCKET, socket_path, state_dir
+from polythrottle.storage.untrusted import own_error
 from polythrottle.tuning.file_trust import check_device
 
 if TYPE_CHECKING:
@@ -382,10 +383,9 @@ def _take_gpus(holders: dict[str, str], name: str, accept: Callable[[Board], obj
         InvalidInput: If another service has one of them.
     """
     gpus = {each for each in named_hardware(board.uri) if each.startswith("GPU-")}
-    if taken := sorted(gpus & set(holders)):
+    if gpu := min(gpus & set(holders), default=""):
         board.release()
-        owner = holders[taken[0]]
-        raise InvalidInput(f"its device has {taken[0]}, which is of service {owner}; a device serves one service")
+        raise InvalidInput(f"its device has {gpu}, which is of service {holders[gpu]}; a device serves one service")
     accept(board)
     holders.update(dict.fromkeys(gpus, name))
 
@@ -404,8 +404,8 @@ def _members(
     for each in services:
         try:
             members.append(member(each))
-        except PolythrottleError as error:
-            left_out[each.name] = error
+        except (PolythrottleError, OSError) as error:
+            left_out[each.name] = own_error(error)
     if not members:
         name, refused = next(iter(left_out.items()))
         raise reworded(refused, f"service {name}: {refused}") from refused
@@ -442,7 +442,7 @@ def service_of(pod: "PodService", profiles: Path, guards: Bounds) -> ServiceSett
         UnknownName: If there is no such profile.
     """
     profile = profiles / f"{pod.wish.profile}.toml"
-    if not profile.is_file():
+    if not os.path.isfile(profile):
         raise UnknownName("profile", pod.wish.profile, (each.stem for each in profiles.glob("*.toml")))
     power_w = pod.wish.power_w
     if power_w is not None:
@@ -494,8 +494,8 @@ def _apart(services: Sequence[ServiceSettings]) -> tuple[list[ServiceSettings], 
                 check_devices({**devices, each.name: device})
                 devices[each.name] = device
             kept.append(each)
-        except PolythrottleError as error:
-            left_out[each.name] = error
+        except (PolythrottleError, OSError) as error:
+            left_out[each.name] = own_error(error)
     return kept, left_out
 
 

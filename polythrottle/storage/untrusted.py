@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from polythrottle.domain.backports import tomllib
-from polythrottle.domain.errors import BadFile
+from polythrottle.domain.errors import BadFile, PolythrottleError
 
 # Texts from outside as they may be shown: without what steers a terminal, forges a line of a log or reverses words.
 
@@ -201,6 +201,13 @@ def _dots(data: bytes) -> int:
 
 def _unreadable(path: Path, error: OSError | ValueError) -> BadFile:
     return BadFile(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}")
+
+
+def own_error(error: PolythrottleError | OSError) -> PolythrottleError:
+    """Return an error of this program's: a file that a user has named and that cannot be looked for is a bad one."""
+    if isinstance(error, OSError):
+        return BadFile(f"{bounded(str(error.filename or 'a file'))} cannot be used: {error.strerror or error}")
+    return error
 
 
 def _amount(size: int) -> str:

@@ -23,6 +23,7 @@ configuration, ``dynamic_batching``. Other servers take no such word.
 
 import http.client
 import json
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -199,7 +200,7 @@ def _logged(rest: str) -> Traffic:
     path, _, query = rest.partition("?")
     if not path:
         raise InvalidInput("log: needs the path of a file")
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         raise InvalidInput(f"{path} is a folder; log: needs the path of a file")
     return LoggedTraffic(Path(path).absolute(), _quiet_s(_options(query, "quiet"), LOG_QUIET_S), f"log:{rest}")
 
