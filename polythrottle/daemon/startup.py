@@ -123,8 +123,7 @@ def check_words(settings: Settings) -> None:
 def _check_power(settings: Settings) -> None:
     if settings.budget is None or settings.budget.power_w is None or settings.profile is None:
         return
-    ladder = plan_of(read_profile(find_profile(settings.profile))).ladder
-    if ladder is not None:
+    if (ladder := plan_of(read_profile(find_profile(settings.profile))).ladder) is not None:
         check_power(settings.budget.power_w, ladder)
 
 
