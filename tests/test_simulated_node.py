@@ -142,7 +142,7 @@ def test_a_language_model_runs_on_the_gpus_it_asks_for() -> None:
 def test_no_gpu_serves_two() -> None:
     """The GPUs of the simulated server are counted as real ones are; simulated boards are each service's own."""
     check_devices({"a": "sim:node/0-3", "b": "sim:node/4,5?seed=0", "c": "sim:h100", "d": "sim:h100"})
-    with pytest.raises(InvalidInput, match=r"same device \(GPU 3\)"):
+    with pytest.raises(InvalidInput, match=r"same device \(simulated GPU 3\)"):
         check_devices({"a": "sim:node/0-3", "b": "sim:node/3,4"})
     with pytest.raises(InvalidInput, match="same device"):
         check_devices({"a": "sim:node", "b": "sim:node/7"})
