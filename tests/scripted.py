@@ -7,7 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from polythrottle.daemon.commands import Answer, ApplyProfile, Command, Confirm, SetBudget, StartStudy, StopStudy
+from polythrottle.daemon.commands import (
+    Answer,
+    ApplyProfile,
+    Command,
+    Confirm,
+    Release,
+    SetBudget,
+    StartStudy,
+    StopStudy,
+)
 from polythrottle.daemon.energy_budget import Budget
 from polythrottle.daemon.loop.mailbox import Mailbox, PendingCommand
 from polythrottle.daemon.status import Front, GuardShown, Happened, RungShown, Status, StudyShown, WorkloadShown
@@ -49,6 +58,7 @@ class Script:
         self.wishes: list[Command] = []
         self.refuses: PolythrottleError | None = None
         self.deaf = False
+        self.clean = True
         self._period_s = period_s
         self._over = threading.Event()
         self._wake = threading.Event()
@@ -99,6 +109,8 @@ class Script:
                 raise UnknownName("profile", profile, PROFILES)
             case Confirm() if not any(isinstance(each, ApplyProfile) for each in self.wishes):
                 raise SloUnmet("nothing waits to be confirmed")
+            case Release():
+                return {"words": "done: Release", "clean": self.clean}
             case SetBudget():
                 return {"words": "a budget", "met": Budget.of(wish, 0.0, 0.0) is not None}
             case StartStudy(trials):

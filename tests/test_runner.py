@@ -414,7 +414,11 @@ def test_what_is_left_on_a_released_board_is_named(house: House) -> None:
     """Who has the board released is told what is not as it was found."""
     house.turns(3)
     house.board.left = ("gpu_max holds 5, was 9",)
-    assert "not as found (gpu_max holds 5, was 9)" in wish(house, Release("maintenance"))
+    answer = house.desk.hand_in(Release("maintenance"))
+    house.runner.answer()
+    told = answer.result(timeout=0)
+    assert "not as found (gpu_max holds 5, was 9)" in told["words"]
+    assert told["clean"] is False
 
 
 def test_the_reason_is_that_of_now(house: House) -> None:

@@ -139,6 +139,16 @@ def test_restore_releases(script: Script, capsys: pytest.CaptureFixture[str]) ->
     assert "through the daemon" in told(capsys, "restore", "--device", "sim:jetson-agx-orin?seed=3")[1]
 
 
+def test_a_board_that_the_daemon_could_not_put_back_is_no_success(
+    script: Script, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It gives the board back and says what is left: the exit code is that of a restore from here."""
+    script.clean = False
+    code, out, _ = told(capsys, "restore")
+    assert (code, "through the daemon" in out) == (6, True)
+    assert json.loads(told(capsys, "restore", "--json")[1])["clean"] is False
+
+
 def test_restore_goes_on_without_a_daemon_that_cannot(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
     """What it says is shown, and what stands is put back from here."""
     script.refuses = DeviceError("the actuator is away")

@@ -54,11 +54,13 @@ class DaemonReply:
         device: URI of the device.
         through: Where the daemon was reached.
         words: What it did.
+        clean: Whether what it gave back is as it was found.
     """
 
     device: str
     through: str
     words: str
+    clean: bool = True
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Restored:
     @property
     def clean(self) -> bool:
         """Whether everything is as it was found."""
-        return all(outcome.clean for outcome in self.outcomes)
+        return all(outcome.clean for outcome in self.outcomes) and (self.released is None or self.released.clean)
 
 
 def apply(
@@ -440,6 +442,7 @@ def _released(device: str | None, told: Told) -> tuple[DaemonReply | None, bool]
         What it said, None if it did nothing; and whether it has put back all that it holds of this.
     """
     whole = True
+    clean = True
     said: dict[str, list[_Holder]] = {}
     try:
         holders = _holders(device, told)
@@ -448,15 +451,19 @@ def _released(device: str | None, told: Told) -> tuple[DaemonReply | None, bool]
         return None, False
     for each in holders:
         try:
-            said.setdefault(each.client.release("polythrottle restore")["words"], []).append(each)
+            answer = each.client.release("polythrottle restore")
+            said.setdefault(answer["words"], []).append(each)
+            clean = clean and answer.get("clean", True)  # a daemon of an earlier version does not say
         except PolythrottleError as error:
             whole = False
             told(f"the daemon could not put {each.name or 'it'} back: {error}")
     reply = _joined(said)
-    if reply is not None and holders[0].name:
+    if reply is None:
+        return None, whole
+    if holders[0].name:
         again = "to have one set again: polythrottle top --service NAME, then r"
         reply = replace(reply, words=f"{reply.words}; {again}")
-    return reply, whole
+    return replace(reply, clean=clean), whole
 
 
 def _joined(said: Mapping[str, Sequence[_Holder]]) -> DaemonReply | None:

@@ -210,7 +210,10 @@ def restore(
         heard = False
     if not found.clean:
         if not heard:
-            complain("; ".join(f"{each.device}: left {line}" for each in found.outcomes for line in each.left))
+            left = [f"{each.device}: left {line}" for each in found.outcomes for line in each.left]
+            if found.released is not None and not found.released.clean:
+                left.append(f"{found.released.device}: {found.released.words}")
+            complain("; ".join(left))
         raise typer.Exit(DeviceError.exit_code)
 
 

@@ -441,6 +441,8 @@ class CommandHandler:
             case StartStudy():
                 name, words = self._study_started(command)
                 return {"words": words, "id": name}
+            case Release(reason):
+                return self._released(reason)
             case _:
                 return {"words": self._done(command, read or partial(read_named, command))}
 
@@ -450,8 +452,6 @@ class CommandHandler:
                 return self._profile_applied(cast("Callable[[], ProfileFile]", read), within_s)
             case Confirm():
                 return self._confirmed()
-            case Release(reason):
-                return self._released(reason)
             case Take():
                 return self._taken()
             case SetBudget():
@@ -487,15 +487,14 @@ class CommandHandler:
         self.events.tell("profile", words)
         return words
 
-    def _released(self, reason: str) -> str:
+    def _released(self, reason: str) -> Answer:
         # Before the board is given back, so that the controller does not set it again meanwhile.
         self.executor.do(WorkloadDown())
         self.record.keep(RELEASED, reason)
         self.events.tell("phase", f"released: {reason}; nothing is set until it is taken again")
         left = "; ".join(self.executor.give_back(reason))
-        if left:
-            return f"the board is not as found ({left}), and left alone until it is taken again"
-        return "the board is as found, and left alone until it is taken again"
+        found = f"not as found ({left})" if left else "as found"
+        return {"words": f"the board is {found}, and left alone until it is taken again", "clean": not left}
 
     def _taken(self) -> str:
         if self.executor.released:

@@ -210,7 +210,7 @@ OPERATIONS: tuple[Operation, ...] = (
         name="release",
         words="Put the board back and leave it alone.",
         does=wished(RELEASE, lambda sent: Release(**sent)),
-        answer=_done(),
+        answer=_done(clean={"type": "boolean", "description": "Whether the board is as it was found."}),
         body=RELEASE,
         refuses=(409, 503),
     ),
