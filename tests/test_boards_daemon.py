@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 from actuators import BOARD, GPU, Bench, Process, bench
-from test_apply import OneKnob
 
-from polythrottle.actuation import restore_all
 from polythrottle.actuation.client.board import LEASE_S, ActuatorBoard, LocalBoard, SeparateLender
 from polythrottle.actuation.client.connection import Line
 from polythrottle.backends import open_device
@@ -292,37 +290,6 @@ def test_what_somebody_else_has_set_is_said_of_a_local_board_that_was_set() -> N
     assert board.verify() == (GPU,)
     board.release()
     assert board.verify() == ()
-
-
-class Looked(OneKnob):
-    """A device of one file that says when it is not as it was set."""
-
-    def altered(self) -> tuple[str, ...]:
-        """Ask its actuator."""
-        return self.actuator.altered()
-
-
-def test_a_board_that_was_taken_over_is_not_taken_again_by_itself(tmp_path: Path) -> None:
-    """As by restore --force, which is noticed on the next look; once released and taken again it is set again."""
-    file = tmp_path / "max_freq"
-    file.write_text("1200")
-    board = LocalBoard(Looked(file), VirtualClock())
-    point = OperatingPoint({GPU: 800_000_000})
-    board.take()
-    board.apply(point)
-    assert board.verify() == ()
-    restore_all(force=True)
-    assert file.read_text() == "1200"
-    with pytest.raises(DeviceError, match="it was ended and the device restored"):
-        board.verify()
-    with pytest.raises(DeviceError, match="release the board and take it again"):
-        board.take()
-    assert "it was ended" in board.release()[0]
-    board.take()
-    board.apply(point)
-    assert file.read_text() == "800"
-    assert board.release() == ()
-    assert file.read_text() == "1200"
 
 
 def test_simulated_time_follows_the_loop() -> None:

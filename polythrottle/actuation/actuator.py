@@ -135,12 +135,8 @@ class Actuator:
         """Return the controls that no longer hold what was written last; those nobody can read are left out.
 
         Raises:
-            Passed: If the lease has passed to another: then whatever they hold is that one's business.
             DeviceError: If none of them can be reached any more.
-            StorageError: If the lease cannot be read.
         """
-        if self._fence is not None:
-            self._fence.check(self._token)
         changed = []
         lost = []
         for key, text in self._wrote.items():

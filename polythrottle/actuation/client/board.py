@@ -8,7 +8,6 @@ from time import sleep
 from typing import Protocol
 
 from polythrottle.actuation.client.connection import TOKEN, Line, left_from, reading_from
-from polythrottle.actuation.state.lease import Passed
 from polythrottle.actuation.wire import Later, LeaseOver
 from polythrottle.domain.clock import Clock, VirtualClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected
@@ -320,7 +319,6 @@ class LocalBoard:
         self._device = device
         self._clock = clock
         self._entered = False
-        self._passed = ""
         self._left: tuple[str, ...] = ()
         self._applied: OperatingPoint | None = None
         self._followed_s = clock.now()
@@ -356,11 +354,8 @@ class LocalBoard:
         """Enter the device, which saves what is to be restored.
 
         Raises:
-            DeviceError: If another process holds it or has taken it over, or it cannot be steered.
+            DeviceError: If another process holds it, or it cannot be steered.
         """
-        if self._passed:
-            # As after polythrottle restore --force: whoever forced that wants it to stay as it was found.
-            raise DeviceError(f"{self._passed}; release the board and take it again to have it set")
         if not self._entered:
             self._device.__enter__()
             self._entered = True
@@ -376,11 +371,7 @@ class LocalBoard:
         """
         if not self._entered:
             raise DeviceError("the device is not held")
-        try:
-            self._device.apply(self._device.space.default.moved(point))
-        except Passed as error:
-            self._passed = str(error)
-            raise
+        self._device.apply(self._device.space.default.moved(point))
         self._applied = point
 
     def read(self) -> Reading:
@@ -393,19 +384,11 @@ class LocalBoard:
         return reading
 
     def verify(self) -> tuple[str, ...]:
-        """Return the knobs that no longer hold what was applied last, where the device can say that.
-
-        Raises:
-            DeviceError: If another has taken the device over, or it is gone.
-        """
+        """Return the knobs that no longer hold what was applied last, where the device can say that."""
         altered = getattr(self._device, "altered", None)
-        if self._applied is None or not callable(altered):
-            return ()
-        try:
+        if self._applied is not None and callable(altered):
             return tuple(altered())
-        except Passed as error:
-            self._passed = str(error)
-            raise
+        return ()
 
     def restore(self) -> None:
         """Put everything back to how it was found."""
@@ -417,18 +400,10 @@ class LocalBoard:
         """Leave the device, which restores it; what it left as somebody else has set it, where it can say that."""
         if self._entered:
             before = self._differences()
-            passed = self._passed
             self._entered = False
-            self._passed = ""
             self._applied = None
             self._left = (_UNTOLD,)
-            try:
-                self._device.__exit__(None, None, None)
-            except Passed as error:
-                if not passed:
-                    raise
-                self._left = (str(error),)  # whoever has taken it over puts it back, or has done so
-                return self._left
+            self._device.__exit__(None, None, None)
             self._left = tuple(each for each in self._differences() if each not in before)
         return self._left
 

@@ -318,15 +318,6 @@ class Fence:
         except OSError as err:
             raise StorageError(f"cannot read {self._file}: {err.strerror}") from err
 
-    def check(self, token: int) -> None:
-        """Refuse a lease that has passed to another; keeps nobody out and waits for nobody.
-
-        Raises:
-            Passed: If it has.
-            StorageError: If the lease file cannot be read or trusted.
-        """
-        self._refuse_if_passed(self.read(), token)
-
     def parsed(self, text: bytes) -> Lease:
         """Return the lease that a text holds; one without a holder if it holds none, or one of another boot."""
         try:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from polythrottle.actuation import Difference, restore_all
 from polythrottle.actuation.drivers.nvml import Library
-from polythrottle.actuation.state.lease import Passed
 from polythrottle.backends.nvml.device import NvmlDevice
 from polythrottle.backends.nvml.knobs import PROFILE_KNOB, Dials, searched_knobs, space_of
 from polythrottle.backends.nvml.members import (
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
-_GRAVEST = (StorageError, PermissionDenied, Passed, DeviceError)
+_GRAVEST = (StorageError, PermissionDenied, DeviceError)
 """What the errors of several GPUs amount to, the gravest first; else one trial is spoilt."""
 
 

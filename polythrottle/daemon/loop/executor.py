@@ -279,7 +279,6 @@ class Executor:
 
     def _lost(self, words: str, had: bool) -> None:
         self._fault(words)
-        self.faults.pop("check", None)  # nothing of this daemon's is set that could be read back
         if self.state.leased:
             if had:
                 loss = "the right to set the board is lost"
