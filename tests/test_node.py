@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -606,6 +607,7 @@ def test_a_loop_that_stands_promises_nothing(
     answering: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hung actuator holds up every service: the server says for how long, where it is asked for its status."""
+    monkeypatch.setattr("polythrottle.daemon.web.event_stream._FRESH_S", math.inf)
     assert Client().node().met is True
     monkeypatch.setattr("polythrottle.daemon.web.event_stream._FRESH_S", 0.0)
     node = Client().node()

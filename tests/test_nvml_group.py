@@ -18,7 +18,7 @@ from polythrottle.actuation.drivers.nvml import Library, NvmlControls
 from polythrottle.api.deployment import same_device
 from polythrottle.backends import DeviceURI, find_device, open_device
 from polythrottle.backends.nvml import NvmlDevice, NvmlGroup, uuids
-from polythrottle.backends.nvml.members import chosen, joined, joined_labels, spans
+from polythrottle.backends.nvml.members import NamedGpus, chosen, joined, joined_labels, spans
 from polythrottle.catalog.tuned_profiles import read_profile, write_profile
 from polythrottle.cli.commands import run
 from polythrottle.domain.errors import (
@@ -770,3 +770,18 @@ def test_of_a_group_none_is_forgotten_whose_record_is_strange(
     kept.rename(strange)
     assert run(["restore", "--no-daemon", "--device", "nvml:0,1"]) == 0
     assert fake.snapshot() == before
+
+
+def test_a_name_means_gpus_that_do_not_answer_too(machine: Machine) -> None:
+    """By its number one is only known to be missing; without a name it must be the only one; digits have an end."""
+    fake = machine()
+    fake.set(5, lost=1)
+    everyone = [fake.uuid(slot) for slot in range(8)]
+    gone = NamedGpus.of("4-6")
+    assert (gone.uuids, gone.silent) == ((everyone[4], everyone[6]), True)
+    assert gone.answering == frozenset(everyone) - {everyone[5]}
+    assert NamedGpus.of(everyone[5]).uuids == (everyone[5],)
+    assert not NamedGpus.of("9").uuids
+    for name, words in (("", "say which"), ("1" * 5000, "5000 digits"), ("5-3", "counts down|5-3")):
+        with pytest.raises(InvalidInput, match=words):
+            NamedGpus.of(name)

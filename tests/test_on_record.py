@@ -67,6 +67,13 @@ def test_without_a_driver_the_only_gpu_that_stands_is_meant_by_any_number(monkey
     assert not unchanged_gpus("nvml:3", ["nvml 3"])
 
 
+def test_a_gpu_that_only_its_files_name_is_not_called_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their names have an underscore where a record has a space."""
+    monkeypatch.setattr(records.restoring, "concerned", lambda: ["nvml_GPU-0"])
+    monkeypatch.setattr(records, "named_gpus", lambda name: NamedGpus(("GPU-0",), frozenset({"GPU-0"}), False))
+    assert not unchanged_gpus("nvml:0", on_record("nvml:0"))
+
+
 def test_a_planted_board_that_went_is_named_unless_it_stands_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -548,3 +548,23 @@ def test_whatever_annotations_say_is_one_line() -> None:
         except PolythrottleError as error:
             told = str(error)
         assert "\n" not in told
+
+
+def test_an_api_that_refuses_is_asked_no_more_often_than_one_that_answers(kubelet: FakeKubelet) -> None:
+    """It is overloaded, or forbids it: a look every second is no reason to ask it about every pod each time."""
+    asked: list[PodName] = []
+
+    class Counted(FakeCluster):
+        def pod(self, name: PodName) -> PodFacts | None:
+            asked.append(name)
+            return super().pod(name)
+
+    kubelet.pods[CHAT] = {"nvidia.com/gpu": (GPUS[0],)}, ()
+    following, clock = tracker(kubelet, Counted(down=True))
+    for _ in range(4):
+        assert following.look().faults == ("the cluster's API does not answer",)
+        clock.sleep(1.0)
+    assert asked == [CHAT]
+    clock.sleep(2.0)
+    following.look()
+    assert asked == [CHAT, CHAT]

@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,8 @@ from builders import measured
 from daemons import LADDER
 from scripted import Script, daemon
 
+from polythrottle.actuation.rollback import Outcome
+from polythrottle.api import deployment
 from polythrottle.api.deployment import same_device
 from polythrottle.catalog.tuned_profiles import write_profile
 from polythrottle.cli.commands import run
@@ -147,6 +149,24 @@ def test_a_board_that_the_daemon_could_not_put_back_is_no_success(
     code, out, _ = told(capsys, "restore")
     assert (code, "through the daemon" in out) == (6, True)
     assert json.loads(told(capsys, "restore", "--json")[1])["clean"] is False
+
+
+def test_a_gpu_beside_those_of_the_daemon_is_put_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that are named: the daemon has given back its own, and a profile applied by hand stands on another."""
+    restored: list[Sequence[str | None]] = []
+
+    def put_back(names: Sequence[str | None], *, force: bool) -> tuple[Outcome, ...]:
+        restored.append(list(names))
+        return ()
+
+    said = deployment.DaemonReply("nvml:0", "a socket", "done")
+    monkeypatch.setattr(deployment, "_released", lambda device, told: (said, True))
+    monkeypatch.setattr(deployment, "_beside_daemon", lambda: ["nvml GPU-2", "jetson"])
+    monkeypatch.setattr(deployment, "_concerned", lambda device: ["nvml GPU-0", "nvml GPU-2"] if device else [None])
+    monkeypatch.setattr(deployment, "all_restored", put_back)
+    assert deployment.restore("nvml:0,2").released is said
+    assert deployment.restore().clean
+    assert restored == [["nvml GPU-2"], ["nvml GPU-2", "jetson"]]
 
 
 def test_restore_goes_on_without_a_daemon_that_cannot(script: Script, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """Leave a tuned profile on a device, let it stand, and give the device back: through the daemon where it holds it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -217,11 +217,9 @@ def restore(
         released, whole = _released(device, told)
     if released is None:
         return Restored(all_restored(_concerned(device), force=force))
-    names: Sequence[str | None] = []
-    if not whole:
-        names = _concerned(device)
-    elif device is None:
-        names = _beside_daemon()
+    names: Sequence[str | None] = _concerned(device)
+    if whole:  # what it held is back; a GPU beside it may be meant as well
+        names = [each for each in _beside_daemon() if device is None or each in names]
     try:
         return Restored(all_restored(names, force=False), released)
     except PolythrottleError:
@@ -348,7 +346,8 @@ def _services_with(client: "Client", device: str | None) -> tuple[_Holder, ...]:
     for each in client.node().services:
         if device is None or _in_common(device, each.device):
             own = Client(timeout_s=_PATIENCE_S, service=each.name)
-            found.append(_Holder(own, own.status(), each.name))
+            with suppress(UnknownName):  # a pod that has gone meanwhile
+                found.append(_Holder(own, own.status(), each.name))
     return tuple(found)
 
 
@@ -461,7 +460,7 @@ def _released(device: str | None, told: Told) -> tuple[DaemonReply | None, bool]
     if reply is None:
         return None, whole
     if holders[0].name:
-        again = "to have one set again: polythrottle top --service NAME, then r"
+        again = "to have one set again: polythrottle top --service NAME, then r twice"
         reply = replace(reply, words=f"{reply.words}; {again}")
     return replace(reply, clean=clean), whole
 

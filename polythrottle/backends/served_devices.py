@@ -50,9 +50,7 @@ def on_record(device: str | None) -> Sequence[str | None]:
 
 
 def _gpus_on_record(body: str) -> Sequence[str]:
-    # Where only files tell of a device, it is named as they are, and a UUID has no sign that they leave out.
-    names = [re.sub("^nvml_", "nvml ", each) for each in restoring.concerned()]
-    standing = [each for each in names if each.startswith("nvml ")]
+    standing = _standing_gpus()
     name = body.partition(":")[2]
     if name == "all":
         return standing or ["nvml all"]
@@ -67,20 +65,34 @@ def _gpus_on_record(body: str) -> Sequence[str]:
     return [each for each in named if each in standing] or named[:1] or [f"nvml {name}"]
 
 
+def _standing_gpus() -> list[str]:
+    # Where only files tell of a device, it is named as they are, and a UUID has no sign that they leave out.
+    names = [re.sub("^nvml_", "nvml ", each) for each in restoring.concerned()]
+    return [each for each in names if each.startswith("nvml ")]
+
+
 def named_gpus(name: str) -> NamedGpus | None:
-    """Return which GPUs a name means, as the driver counts now; None where no driver says."""
+    """Return which GPUs a name means, as the driver counts now; None where no driver says, or nobody says which.
+
+    Raises:
+        InvalidInput: If the name is malformed.
+    """
     from polythrottle.backends.nvml import NamedGpus
 
     try:
         return NamedGpus.of(name)
+    except InvalidInput:
+        if name:
+            raise
     except PolythrottleError:
-        return None
+        pass
+    return None
 
 
 def unchanged_gpus(device: str, named: Sequence[str | None]) -> bool:
     """Return whether a URI means GPUs that are there, of which nothing stands on record by the given names."""
     body = device.partition("?")[0]
-    if body.partition(":")[0] != "nvml" or any(each in named for each in restoring.concerned()):
+    if body.partition(":")[0] != "nvml" or any(each in named for each in _standing_gpus()):
         return False
     gpus = named_gpus(body.partition(":")[2])
     return gpus is not None and not gpus.silent and bool(gpus.uuids) and gpus.answering.issuperset(gpus.uuids)

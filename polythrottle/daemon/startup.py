@@ -296,7 +296,10 @@ def build_node(
     holders: dict[str, str] = {}
 
     def apart(service: ServiceSettings) -> Member:
-        return member(service, folder / "services", accept=partial(_take_gpus, holders, service.name, accept))
+        held = dict(holders)
+        found = member(service, folder / "services", accept=partial(_take_gpus, held, service.name, accept))
+        holders.update(held)  # what is left out keeps no GPU from the services after it
+        return found
 
     if settings.services:
         members = _members(services, left_out, apart)
@@ -372,14 +375,8 @@ def _whole_meter(text: str | None, ends: ExitStack | None) -> tuple[WholeMeter |
 def _take_gpus(holders: dict[str, str], name: str, accept: Callable[[Board], object], board: Board) -> None:
     """Note which GPUs a service has, by the UUIDs that its board says: ``nvml:0`` and ``nvml:GPU-…`` may be one.
 
-    Args:
-        holders: The service of each GPU.
-        name: Of the service.
-        accept: Is called with the board before.
-        board: The service's.
-
     Raises:
-        InvalidInput: If another service has one of them.
+        InvalidInput: If another service has one of them; ``holders`` has the service of each GPU.
     """
     gpus = {each for each in named_hardware(board.uri) if each.startswith("GPU-")}
     if gpu := min(gpus & set(holders), default=""):

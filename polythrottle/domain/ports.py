@@ -581,10 +581,7 @@ class Forecaster(Protocol):
     """A search method that can say what going on would be worth."""
 
     def saving_left(self, study: Study) -> float:
-        """Return what one more trial is expected to take off the objective: of energy, joules per item.
-
-        Pure as a suggestion is; 0 if nothing is left, inf if that is unknown.
-        """
+        """Return what one more trial is expected to save of the objective; 0 if nothing is left, inf if unknown."""
 
 
 @runtime_checkable
@@ -594,5 +591,10 @@ class Wary(Protocol):
     def dares(self, study: Study) -> Daring:
         """Return what is likely to break a limit of what is left; pure as a suggestion is."""
 
+
+@runtime_checkable
+class RiskBound(Protocol):
+    """A search method that can say what the risk that a user allows keeps it from."""
+
     def held_back(self, study: Study) -> str:
-        """Return in words which point the user's own risk keeps it from that may save something; empty if none."""
+        """Return in words that this risk keeps it from points that may save something; empty if not."""

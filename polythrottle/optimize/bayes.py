@@ -89,7 +89,8 @@ def _within(worth: "AcquisitionValue", rows: Rows, options: Options, used: float
         return _promising(worth, rows, RISKS, worth.feasible, few)
     allowed = safe_rows(worth, rows, options.risk, used)
     if not len(allowed):
-        raise Exhausted(_unsafe(worth, rows, options.risk, used))
+        told = f"no point left is safe enough to try at a risk of {options.risk:g}"
+        raise Exhausted(told + _beyond(worth, rows, used))
     return _promising(worth, allowed, [share * (options.risk - used) for share in SHARES], worth.assured)
 
 
@@ -109,16 +110,15 @@ def safe_rows(worth: "AcquisitionValue", rows: Rows, risk: float, used: float) -
     return kept
 
 
-def _unsafe(worth: "AcquisitionValue", rows: Rows, risk: float, used: float) -> str:
-    """Return in words that no row is safe enough, and which risk would have allowed the safest that is worth it."""
-    told = f"no point left is safe enough to try at a risk of {risk:g}"
+def _beyond(worth: "AcquisitionValue", rows: Rows, used: float) -> str:
+    """Return in words which risk would have allowed the safest of some rows that is worth it; empty if none would."""
     worthy = rows[worth.total[rows] > math.log(WORTHWHILE)]
     if not len(worthy):
-        return f"{told}, and none is worth more"
+        return ", and none is worth more"
     needed = used - math.expm1(min(float(worth.assured[worthy].max()), 0.0))
     if needed >= 1.0:
-        return told
-    return f"{told}; the safest that is worth it would be at --risk {math.ceil(1000.0 * needed - 1e-6) / 1000.0:g}"
+        return ""
+    return f"; the safest that is worth it would be at --risk {math.ceil(1000.0 * needed - 1e-6) / 1000.0:g}"
 
 
 def _promising(
@@ -251,7 +251,7 @@ class ConstrainedBayes:
         beyond = np.setdiff1d(rows, safe_rows(worth, rows, self._options.risk, used))
         if not np.any(worth.total[beyond] > math.log(WORTHWHILE)):
             return ""
-        return _unsafe(worth, beyond, self._options.risk, used)
+        return f"what is safe enough at a risk of {self._options.risk:g} gains nothing{_beyond(worth, beyond, used)}"
 
     def answer(self, study: Study) -> Trial | None:
         """Return the trial whose point is best as the models have it; None if no trial holds every limit.

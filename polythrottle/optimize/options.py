@@ -11,7 +11,7 @@ import numpy as np
 
 from polythrottle.domain.backports import StrEnum
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.domain.ports import Chooser, Forecaster, Optimizer, Wary
+from polythrottle.domain.ports import Chooser, Forecaster, Optimizer, RiskBound, Wary
 from polythrottle.domain.space import Level, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Daring, Study, Trial
 from polythrottle.domain.units import show_name, show_number
@@ -101,7 +101,7 @@ class WarmStart:
 
     def held_back(self, study: Study) -> str:
         """Return what the method says; nothing while a prior is to be tried."""
-        if self._left(study) or not isinstance(self._method, Wary):
+        if self._left(study) or not isinstance(self._method, RiskBound):
             return ""
         return self._method.held_back(study)
 

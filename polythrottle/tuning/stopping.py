@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.domain.ports import Forecaster, Optimizer, Wary
+from polythrottle.domain.ports import Forecaster, Optimizer, RiskBound, Wary
 from polythrottle.domain.study import ENOUGH, Daring, Study
 from polythrottle.domain.units import show, show_span
 
@@ -94,7 +94,7 @@ class Rule:
             study: Between two trials.
             saving_left: What one more trial is expected to save, in joules per item; see `Forecaster`.
             dares: What of what is left is likely to break a limit; see `Wary`.
-            held_back: What only a user's own risk keeps it from, in words; likewise.
+            held_back: That only a user's own risk keeps it from more, in words; see `RiskBound`.
         """
         if not self.early or not study.judgeable or study.best is None:
             return None
@@ -141,12 +141,13 @@ class Outlook:
     """What a search method expects one more trial to save, asked once for each length of a study, and to risk.
 
     Args:
-        optimizer: If it is a `Forecaster`, and `Wary`; of any other nothing is known.
+        optimizer: If it is a `Forecaster`, `Wary` and `RiskBound`; of any other nothing is known.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._forecaster = optimizer if isinstance(optimizer, Forecaster) else None
         self._wary = optimizer if isinstance(optimizer, Wary) else None
+        self._bound = optimizer if isinstance(optimizer, RiskBound) else None
         self._known: dict[int, float] = {}
 
     def saving_left(self, study: Study) -> float:
@@ -167,9 +168,9 @@ class Outlook:
 
     def held_back(self, study: Study) -> str:
         """Return what only the user's own risk keeps the method from, in words; empty if nothing or unknown."""
-        if self._wary is None:
+        if self._bound is None:
             return ""
-        return self._wary.held_back(study)
+        return self._bound.held_back(study)
 
 
 def is_conclusive(reason: str | None) -> bool:

@@ -143,7 +143,8 @@ def spans(numbers: Sequence[int]) -> str:
 # Which GPUs a name means: one, a list, a range, or all of them.
 
 ALL = "all"
-_RANGE = re.compile(r"(\d{1,6})-(\d{1,6})")
+_DIGITS = 6
+_RANGE = re.compile(rf"(\d{{1,{_DIGITS}}})-(\d{{1,{_DIGITS}}})")
 
 
 def means_several(name: str) -> bool:
@@ -231,16 +232,18 @@ class NamedGpus:
 
     @classmethod
     def of(cls, name: str) -> NamedGpus:
-        """Return what a name means; no name is the first GPU.
+        """Return what a name means; no name is the only GPU.
 
         Raises:
-            InvalidInput: If it is malformed.
+            InvalidInput: If it is malformed, or there are several and none is named.
             DeviceError: If there is no driver.
         """
         library = Library()
         with library:
             known = uuids_by_index(library)
             count = int(library.call("nvmlDeviceGetCount"))
+        if not name and count != 1:
+            raise InvalidInput(f"there are {count} GPUs; say which, such as nvml:0")
         parts = list(_parts(name or "0", count))
         unknown = [part for part in parts if part.isdecimal() and part not in known]
         return cls(
@@ -318,6 +321,8 @@ def _parts(name: str, count: int) -> Iterator[str]:
         if ends is None:
             if not part:
                 raise InvalidInput(f"nvml:{name[:80]} names no group of GPUs; write nvml:0-7, nvml:0,2 or nvml:all")
+            if part.isdecimal() and len(part) > _DIGITS:
+                raise InvalidInput(f"nvml:{name[:80]} names a GPU by a number of {len(part)} digits")
             yield str(int(part)) if part.isdecimal() else part
             continue
         first = int(ends[1])

@@ -340,8 +340,8 @@ class PodTracker:
         self._questions: dict[PodName, PodQuestion] = {}
         self._slots = threading.BoundedSemaphore(QUESTIONS_MOST)
         self._kubelet_fault = ""
-        self._unanswered: dict[PodName, str] = {}
-        """Why the last question about a pod failed."""
+        self._unanswered: dict[PodName, PodQuestion] = {}
+        """The last question about a pod, where that failed."""
 
     def look(self) -> PodsSeen:
         """Ask, and return what is known now; what was told before is believed for a while where nobody answers."""
@@ -362,7 +362,7 @@ class PodTracker:
         self._ask(held)
         self._take_answers()
         if self._unanswered:
-            faults = (*faults, next(iter(self._unanswered.values())))
+            faults = (*faults, next(iter(self._unanswered.values())).fault)
         facts = {pod: known.facts for pod, known in self._known.items()}
         return PodsSeen(place(held, facts), faults)
 
@@ -374,7 +374,7 @@ class PodTracker:
     def _forget(self, present: Mapping[PodName, PodDevices]) -> None:
         """Forget pods that are gone or hold something else: who was away for a moment may be another of its name."""
         self._known = {pod: known for pod, known in self._known.items() if present.get(pod) == known.held}
-        self._unanswered = {pod: words for pod, words in self._unanswered.items() if pod in present}
+        self._unanswered = {pod: asked for pod, asked in self._unanswered.items() if present.get(pod) == asked.held}
         for pod, question in tuple(self._questions.items()):
             if present.get(pod) != question.held:
                 question.drop()
@@ -384,8 +384,9 @@ class PodTracker:
         """Ask about pods that are new, or were asked about a while ago."""
         now_s = self._clock.now()
         for each in held:
-            known = self._known.get(each.pod)
-            fresh = known is not None and 0 <= now_s - known.asked_s < FACTS_S
+            # A server that refuses is asked no more often than one that answers.
+            last = self._unanswered.get(each.pod) or self._known.get(each.pod)
+            fresh = last is not None and 0 <= now_s - last.asked_s < FACTS_S
             if not fresh and each.pod not in self._questions:
                 self._questions[each.pod] = PodQuestion(self._reader, each, self._clock, self._slots)
 
@@ -397,7 +398,7 @@ class PodTracker:
                 continue
             del self._questions[pod]
             if question.fault:
-                self._unanswered[pod] = question.fault
+                self._unanswered[pod] = question
                 continue
             self._unanswered.pop(pod, None)
             self._known[pod] = _Known(question.facts, question.held, question.answered_s, question.asked_s)
