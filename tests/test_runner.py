@@ -492,7 +492,7 @@ def test_wishes_from_another_thread_are_answered_while_it_waits(house: House) ->
 def test_a_day_turns_without_growing(house: House) -> None:
     """After an hour of turns nothing that is kept has more than its bound."""
     house.turns(3600, each=lambda: None)
-    assert len(house.runner._latenesses) <= 1000
+    assert len(house.runner._lateness._lately) <= 1000
     assert house.desk.status.late_p99_s < 0.02
     assert house.runner.executor.state.phase is Phase.FOLLOWING
     assert len(house.record.history(60)) >= 59
