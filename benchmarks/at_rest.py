@@ -1,10 +1,11 @@
-"""What actuator and daemon take while nothing is served: memory, processor time, and what they have loaded.
+"""What actuator, daemon and far side take while nothing is served: memory, processor time, and what they have loaded.
 
-    python benchmarks/at_rest.py [--seconds 60] [--board jetson-orin-nano]
+    PYTHONPATH=tests python benchmarks/at_rest.py [--seconds 60] [--board jetson-orin-nano] [--python pypy3]
 
-Four settings: an actuator on a planted Jetson tree with a daemon behind it, as on a board; a daemon that holds a
-simulated board itself; and, where there is a C compiler to build the stand-in driver, an actuator and a daemon for
-eight GPUs and three services that share 3.2 kW, and an actuator whose eight GPUs somebody has set as one, with the
+Five settings: an actuator on a planted Jetson tree with a daemon behind it, as on a board; a daemon that holds a
+simulated board itself; the far side of a connection over SSH, which samples such a tree's power ten times a second
+beside a workload that sleeps; and, where there is a C compiler to build the stand-in driver, an actuator and a daemon
+for eight GPUs and three services that share 3.2 kW, and an actuator whose eight GPUs somebody has set as one, with the
 guard of each. Resident memory is what the kernel counts (VmRSS); pages of the interpreter and of libraries that several
 processes share are counted in each, so that PSS, which shares them out, is shown beside it.
 """
@@ -20,7 +21,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from boards_over_ssh import children_of, far_sides, stand_in
+
 from polythrottle.backends import open_device
+from polythrottle.board.link import SSH
 from polythrottle.daemon.client import Client
 from polythrottle.domain.errors import DeviceError
 from polythrottle.testing import BOARDS, plant
@@ -35,11 +39,13 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--seconds", type=float, default=60.0)
     words.add_argument("--board", choices=BOARDS, default="jetson-orin-nano")
+    words.add_argument("--python", default=sys.executable, help="the interpreter of the far side")
     given = words.parse_args()
     print("| | RSS | PSS | share of a core | threads | loaded of what is heavy |")
     print("| --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         pairs = {"planted": planted(Path(folder) / "a", given.board), "sim": sim(Path(folder) / "b")}
+        pairs["over SSH"] = far_side(Path(folder) / "e", given.board, given.python)
         if compiler() is not None:
             pairs["server"] = server(Path(folder) / "c")
             pairs["eight GPUs set"] = set_server(Path(folder) / "d")
@@ -83,6 +89,24 @@ def sim(folder: Path) -> Iterator[dict[str, int]]:
     folder.mkdir()
     with ExitStack() as ends:
         yield {"daemon": begun(ends, folder, "--device", "sim:jetson-agx-orin", "--traffic", "report")}
+
+
+_SERVED = "import time\n\n\ndef step(batch_size):\n    time.sleep(0.5)\n"
+
+
+@contextmanager
+def far_side(folder: Path, board: str, python: str) -> Iterator[dict[str, int]]:
+    """Measure on a planted tree by a far side, ten times a second, what takes nothing itself."""
+    root = plant(board, folder / "board")
+    os.environ[SSH] = stand_in(folder)
+    (folder / "home" / "served.py").write_text(_SERVED)
+    device = f"ssh://nano/jetson?root={root}&python={python}"
+    with ExitStack() as ends:
+        words = ("measure", "--device", device, "--workload", "served:step", "--seconds", "600", "--queries", "1200")
+        started(ends, folder, "polythrottle", *words)
+        while not ((pids := far_sides(folder)) and (children := children_of(pids[0]))):
+            time.sleep(0.1)
+        yield {"far side": pids[0], "its workload": children[0]}
 
 
 _SERVER = """
