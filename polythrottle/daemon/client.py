@@ -36,6 +36,7 @@ _AT_THE_DOOR_S = 2.0
 """How long to wait where the daemon has not even taken in those who came before."""
 _SILENT_S = 20.0
 """A stream says at least that nothing happened twice as often as this."""
+# What answers at a URL may be anything, and need not end.
 _MOST_BYTES = 64 * 2**20
 
 
@@ -117,8 +118,10 @@ class Client:
         while not self._closed.is_set():
             try:
                 if last is None:
+                    # Asked in here, so that a daemon which is not there yet is waited for like one that has gone.
                     last = max((each.number for each in self.events()), default=0)
                 for name, shown in self._stream("/v1/events", last):
+                    # Not before something was heard: what takes a line and hangs up at once is asked ever less often.
                     wait_s = _AGAIN_S
                     if name == "event":
                         happened = self._read(Happened, shown)
@@ -127,11 +130,13 @@ class Client:
                     elif name == "status":
                         yield self._read(Status, shown)
                 words = f"the daemon at {self._where} has ended"
+            # Rights do not come by waiting; it is a `DeviceError` too, which would be tried again without end.
             except PermissionDenied:
                 raise
             except DeviceError as error:
                 words = str(error)
             if not self._closed.is_set():
+                # A line that `close` has cut is no daemon that is gone, hence the question before.
                 yield Gone(words)
                 self._closed.wait(wait_s)
                 wait_s = min(2 * wait_s, _AGAIN_MOST_S)
@@ -261,6 +266,8 @@ class Client:
     def close(self) -> None:
         """End every `follow`, from whichever thread."""
         self._closed.set()
+        # A copy, for the thread that follows takes its socket out meanwhile. Shut down and not closed: a close does not
+        # wake who waits in recv(2).
         for each in tuple(self._open):
             with suppress(OSError):
                 each.shutdown(sockets.SHUT_RDWR)
@@ -323,6 +330,7 @@ class Client:
     def _document(self, status: int, data: bytes) -> dict[str, Any]:
         found = json.loads(data)
         if not isinstance(found, dict):
+            # `_Translated` says of it that no daemon answers here.
             raise ValueError(f"{found!r}")
         if status >= 400:
             raise _error(status, found)
@@ -350,6 +358,7 @@ def _whole_name(profile: str | Path) -> str:
     path = Path(profile)
     try:
         if path.is_file():
+            # The daemon works in another folder than whoever asks.
             return str(path.absolute())
         return str(profile)
     except OSError as error:
@@ -378,6 +387,7 @@ class _Translated:
 
     def _words(self, error: BaseException) -> str | None:
         where = self._where
+        # The first that fits speaks, and OSError is an ancestor of all above it: the narrow ones stand first.
         words: dict[tuple[type[BaseException], ...], str] = {
             (PermissionError,): f"this user may not open {where}; join the group its daemon allows, or ask as root",
             (ssl.SSLCertVerificationError,): f"the certificate of {where} is not trusted; name it as the authority",
@@ -464,6 +474,7 @@ def _messages(answer: http.client.HTTPResponse) -> Iterator[tuple[str, str]]:
     data = list[str]()
     while line := answer.readline():
         field, _, value = line.decode().rstrip("\r\n").partition(":")
+        # One blank after the colon is the format's, any further one is data.
         value = value.removeprefix(" ")
         if not line.strip():
             if data:

@@ -96,11 +96,14 @@ def _doubt(seen: Measurement) -> float | None:
     interval = seen.intervals.get("energy")
     if interval is None or not interval.known:
         return None
+    # Twice the variance between windows: one was the profile's, what is drawn now is another.
     return math.hypot(interval.half / _SPREADS / seen.energy_j, math.sqrt(2) * BETWEEN_WINDOWS)
 
 
 def midnight_s(wall_s: float) -> float:
     """Return when the local day of a wall time began, both in seconds since the epoch."""
+    # Without a zone in it, so that timestamp() takes the offset of that midnight: where summer time begins or ends it
+    # is not that of now.
     day = datetime.fromtimestamp(wall_s).replace(hour=0, minute=0, second=0, microsecond=0)
     return day.timestamp()
 
@@ -207,6 +210,7 @@ class Accounts:
         try:
             at_s = float(kept["at_s"])
             budget = Budget.of(SetBudget(**kept["wish"]), at_s, midnight_s(at_s))
+        # What another version has kept may be of another shape, and is passed over.
         except (PolythrottleError, TypeError, KeyError, ValueError):
             return
         if budget is not None:
@@ -230,6 +234,7 @@ class Accounts:
         """Add up one control period, and yield what the controller should know of it."""
         self._counted(sight, state)
         self._roll()
+        # Nobody sends to a workload that is down: so the pattern learns in which half-hours the board idles.
         loaded = state.plan is not None
         if loaded:
             rate_per_s = sight.rate_per_s
@@ -247,6 +252,7 @@ class Accounts:
 
     def shown_saving(self) -> SavedShown:
         """Return what was saved since midnight, the minute under way included."""
+        # The database is asked once a day: `_close_minute` adds what is over since then.
         day_s = midnight_s(self._wall())
         if day_s != self._day_s:
             self._day_s, self._today = day_s, self._record.totals(day_s)
@@ -294,9 +300,11 @@ class Accounts:
             p99_s = minute.p99_s
         else:
             p99_s = seen.p99_s
+        # The first reading after a gap tells the joules of the gap too, which belong to that much more time.
         metered_s = minute.metered_s + (0.0 if sight.joules is None else seconds + sight.unread_s)
         minute = replace(minute, seconds=minute.seconds + seconds, metered_s=metered_s, p99_s=p99_s)
         self._minute = replace(minute, joules=known_sum(minute.joules, sight.joules))
+        # A board that is left alone, or that a trainer uses too, saves nothing by the profile.
         if sight.rate_per_s is not None and sight.own_j is not None and state.steers:
             self._saved(self._saving.in_turn(sight.rate_per_s, sight.own_j, sight.period_s))
 
@@ -347,6 +355,7 @@ class Accounts:
         rate_per_s = sight.rate_per_s
         if self.budget is None or sight.joules is None:
             return
+        # What a study, a safe point or a trainer draws says nothing of the ladder's predictions.
         if state.phase is Phase.FOLLOWING and sight.own_j is not None:
             rung = state.rung
         else:
@@ -373,6 +382,7 @@ class Accounts:
             return
         seen = sight.seen
         ladder = None if state.plan is None else state.plan.ladder
+        # Without a ladder nothing tells what little load is: only none at all counts as idle.
         if ladder is None:
             quiet = 0.0
         else:
@@ -381,6 +391,7 @@ class Accounts:
             requests = 0
         else:
             requests = seen.arrived or 0
+        # Which requests were late is known to nobody here: above the limit all of the period count as missed.
         over = bool(self._minute.violated)
         self._ledger = self._ledger.seen(
             sight.now_s, sight.period_s, sight.joules or 0.0, requests, requests if over else 0, state.study_runs, quiet
@@ -407,6 +418,7 @@ class Accounts:
         return wall_s - midnight_s(wall_s)
 
 
+# Not since when it is idle: that is a time of the loop's clock, which begins anywhere in another process.
 _LASTING = ("all_j", "explored_j", "requests", "missed", "explored_s", "loaded_s")
 
 

@@ -97,6 +97,7 @@ class ExplorationLedger:
         if period_s > 0:
             rate = requests / period_s
         idle = rate <= quiet_per_s
+        # A time yet to come is of a clock that was set back, and promises no idle time.
         if self.idle_since_s is not None and self.idle_since_s <= now_s:
             since_s = self.idle_since_s
         else:
@@ -119,6 +120,7 @@ class ExplorationLedger:
         Args:
             study_j: Expected, such as what the one before took; 0 if unknown.
         """
+        # The first study passes whatever it takes: of a ledger that has just begun it would be more than any share.
         if self.explored_j + study_j > self.allowance.joules * (self.all_j + study_j) and self.explored_j > 0:
             return f"studies have used their {self.allowance.joules:.1%} of the day's energy"
         if self.missed > 0 and self.missed >= self.allowance.violations * self.requests:
@@ -228,6 +230,7 @@ def _intensity(cells: Cells) -> tuple[float, float]:
             moment_s = iso_time(text).timestamp()
         except (ValueError, OverflowError):
             raise cells.bad("time", f"is {text[:40]!r}; it needs an ISO 8601 time or seconds since 1970") from None
+    # float() takes nan and inf, among which nothing rises.
     if not math.isfinite(moment_s):
         raise cells.bad("time", f"is {text[:40]!r}; it needs a finite time")
     return moment_s, cells.number("g_per_kwh")
@@ -329,13 +332,17 @@ class Budget:
             rate_per_s: What comes now.
             on: The ladder that is followed.
         """
+        # At least 0, for after a clock was set back by hours the old ration would hold for as long.
         if self.supply is None or 0 <= now_s - self.planned_s < _AGAIN_S:
             return self
         supply = self.supply.at(now_s)
+        # Each day has its own ration: what the day before left or overdrew is not carried over.
         fresh = replace(self, supply=supply, spent_j=self.spent_j if supply == self.supply else 0.0, planned_s=now_s)
         length_s = supply.end_s - max(now_s, supply.begin_s)
         if length_s <= 0:
             return replace(fresh, ration=None)
+        # A year would be 17,568 half-hours, planned anew each minute: a week stands for it, with its share of what is
+        # left.
         ahead = pattern.ahead(since_midnight_s(now_s), min(length_s, 7 * DAY_S), rate_per_s)
         left_j = (fresh.left_j() or 0.0) * min(1.0, 7 * DAY_S / length_s)
         return replace(fresh, ration=ration(on, self._weighted(ahead, now_s), left_j, self.factor))
@@ -416,6 +423,7 @@ def check_power(power_w: float, ladder: Ladder) -> None:
     Raises:
         InvalidInput: If it cannot be kept; says from where on it can.
     """
+    # `followed_profile.single` puts the full power where no idle power was measured: that bounds nothing.
     idle_w = [rung.service.idle_w for rung in ladder.rungs if rung.service.idle_w < rung.power_w]
     if idle_w and power_w < min(idle_w):
         raise InvalidInput(

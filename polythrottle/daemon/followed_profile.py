@@ -131,6 +131,7 @@ def single(profile: Profile) -> Ladder:
     if seen.idle_power_w is None:
         idle_w = power_w
     else:
+        # Measured at another time than the load, noise may put it above: no rung may draw less the more comes.
         idle_w = min(power_w, seen.idle_power_w)
     tail_s = seen.latency.p99_s or seen.latency.mean_s
     service = PointPerformance(
@@ -224,6 +225,7 @@ def _holds(default: Measurement | None, slo: Sequence[str], rate_per_s: float) -
     if default is None or FULL * default.throughput_per_s < rate_per_s:
         return False
     limits = [Constraint.parse(text) for text in slo]
+    # Asked first, for the slack of what was not measured is an error; what is not known is not held.
     known = all(default.metric(limit.metric) is not None for limit in limits)
     return known and all(not limit.relative and limit.slack(default) >= 0 for limit in limits)
 
@@ -362,6 +364,7 @@ def check_kind(profile: Profile, identity: Mapping[str, str]) -> None:
     Raises:
         BadFile: If it is; names both.
     """
+    # A profile that notes no hardware, as one of a simulated board, is known by its device's name.
     tuned = profile.identity or identity_by_name(profile.device)
     if identity and (other := disagreement(tuned, identity)) is not None:
         raise BadFile(f"this profile was tuned on {other}; tune again, with tune --as-prior it begins there")

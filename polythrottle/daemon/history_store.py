@@ -31,6 +31,7 @@ _MOST_BYTES = 64_000_000
 _MOST_KEPT = 1000
 _FORMAT = 2
 _LAST = 1 << 31  # minutes from here on no calendar has
+# By SQLite's words: sqlite3 tells its error codes from Python 3.11 on, and 3.10 is the floor.
 _BROKEN = ("malformed", "not a database", "file is encrypted", "no such table", "no such column", "disk image")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY, at TEXT, kind TEXT, words TEXT);
@@ -43,7 +44,8 @@ CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, value TEXT);
 _TIDIED = "DELETE FROM minutes WHERE minute < (SELECT minute FROM minutes ORDER BY minute DESC LIMIT 1 OFFSET ?)"
 _EVENT = "INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?)"
 _KEPT = "INSERT OR REPLACE INTO kept VALUES (?, ?)"
-# A minute is written in parts, so that a kill loses seconds of it.
+# A minute is written in parts, so that a kill loses seconds of it. In SQL a sum or max() of two is NULL where either
+# is: coalesce() keeps the one that is known.
 _MINUTE = """
 INSERT INTO minutes VALUES (:minute, :seconds, :joules, :requests, :failed, :violated, :p99_s, :limit_s, :saved_j,
     :saved_sd_j, :metered_s)
@@ -200,6 +202,8 @@ class HistoryStore:
         first = int(self._wall() // 60) - min(max(0, minutes), MINUTES_MOST)
         names = [field.name for field in fields(Minute)]
         try:
+            # A connection of its own, for any thread may ask and the control loop waits for none; as_uri() escapes a ?
+            # or # in the folder's name, which would begin the options.
             source = f"{self._file.absolute().as_uri()}?mode=ro"
             with contextlib.closing(sqlite3.connect(source, uri=True, timeout=1)) as database:
                 query = f"SELECT {', '.join(names)} FROM minutes WHERE minute > ? AND minute < ? ORDER BY minute"
@@ -210,6 +214,7 @@ class HistoryStore:
 
     def flush(self) -> None:
         """Write what waits, unless that has failed a moment ago; to be called each turn."""
+        # By abs(), for wall time may be set back by years.
         if self._waiting and abs(self._wall() - self._failed_s) >= _AGAIN_S:
             self._flush()
 
@@ -237,6 +242,7 @@ class HistoryStore:
                 self._open()
             if self._database is None:
                 return
+            # One transaction: parts of minutes are added up, and one that was in before the error would count twice.
             with self._database:
                 for statement, values in self._waiting:
                     self._database.execute(statement, values)
@@ -249,6 +255,7 @@ class HistoryStore:
     def _asked(self, query: str, values: Sequence[Any]) -> list[Any]:
         if self._waiting:
             self._flush()
+        # What still waits is missing in the file, and not in memory: the caller takes that.
         if self._database is None or self._waiting:
             return []
         try:
@@ -261,6 +268,8 @@ class HistoryStore:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._refuse_if_huge()
+            # Another program may lock the file: a turn waits a fifth of a second for it, not the five of Python's
+            # default.
             self._database = sqlite3.connect(self._file, timeout=_PATIENCE_S, check_same_thread=False)
             self._begin(self._database)
             self._load(self._database)
@@ -273,6 +282,8 @@ class HistoryStore:
         """Read what is there without a single write, as on a disk so full that the log's index finds no room."""
         with contextlib.suppress(sqlite3.Error, OSError, ValueError, RecursionError):
             self._refuse_if_huge()
+            # Immutable, or even a reader lays the log's index beside the file (sqlite.org/wal.html, read-only
+            # databases).
             source = f"{self._file.absolute().as_uri()}?mode=ro&immutable=1"
             with contextlib.closing(sqlite3.connect(source, uri=True)) as database:
                 self._load(database)
@@ -286,6 +297,8 @@ class HistoryStore:
     @staticmethod
     def _begin(database: sqlite3.Connection) -> None:
         database.execute("PRAGMA journal_mode = WAL")
+        # Beside a log this flushes at checkpoints alone: a power cut costs the last seconds, never the file
+        # (sqlite.org/pragma.html#pragma_synchronous).
         database.execute("PRAGMA synchronous = NORMAL")
         version = database.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, _FORMAT):
@@ -308,6 +321,7 @@ class HistoryStore:
         kept = database.execute(f"SELECT name, value FROM kept LIMIT {_MOST_KEPT}")
         stored = {str(name): json.loads(str(value)) for name, value in kept}
         top = max((event.number for event in found), default=0)
+        # Opened anew under way, memory knows more than the file: its events and values go before.
         if top and not self._recent:
             self._recent.extend(reversed(found))
             self._number = top
@@ -327,6 +341,7 @@ class HistoryStore:
         aside = self._file.with_suffix(f".broken-{int(self._wall())}")
         try:
             self._file.rename(aside)
+            # Left there, the old log would be taken for that of the new file (sqlite.org/howtocorrupt.html).
             for tail in ("-wal", "-shm"):
                 Path(f"{self._file}{tail}").unlink(missing_ok=True)
         except OSError as refused:
@@ -334,6 +349,7 @@ class HistoryStore:
             return
         self._failed_s = -_AGAIN_S
         self._losses.append(f"the daemon's memory was damaged ({error}) and is set aside as {aside.name}")
+        # `keep` writes what has changed only, and the new file knows nothing yet.
         for name, value in self._values.items():
             self._write(_KEPT, (name, json.dumps(value)))
 

@@ -307,6 +307,7 @@ class Observer:
             reading = self._board.read()
         except PolythrottleError as error:
             self.faults["sensors"] = f"the board's sensors cannot be read: {error}"
+            # Unknown, and not 0: a guard would take 0 W for well.
             return None
         self.faults.pop("sensors", None)
         return reading
@@ -345,6 +346,7 @@ def _drawn(before: Reading | None, after: Reading | None) -> tuple[float | None,
     """Return joules and mean watts between two readings; None if either is missing or the counter began anew."""
     if before is None or after is None:
         return None, None
+    # The readings' own times: a board's clock may run apart from the loop's, and its joules go with its own.
     time_s = after.time_s - before.time_s
     joules = after.energy_j - before.energy_j
     if time_s >= _LEAST_S and joules >= 0:

@@ -22,7 +22,7 @@ DEFAULT_FILE = Path("/etc/polythrottle/daemon.toml")
 _MOST_BYTES = 1_000_000
 _SPANS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _WH = {"Wh": 1.0, "kWh": 1e3, "mWh": 1e-3}
-_SERVICE_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+_SERVICE_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")  # it becomes a folder and a part of URLs
 _TEXT_MOST = 4096
 """As long as a path may be on Linux."""
 _SERVICES_MOST = 64
@@ -201,7 +201,7 @@ def read_settings(file: Path) -> Settings:
         node=NodeSettings(**node),
         kubernetes=KubernetesSettings(**pods) if "kubernetes" in document else None,
     )
-    return replace(settings, local=document.get("actuator") is False)
+    return replace(settings, local=document.get("actuator") is False)  # 0 is a slip, which `_actuator` refuses
 
 
 def check(settings: Settings) -> None:
@@ -396,7 +396,7 @@ def _amount(text: str, factors: Mapping[str, float], example: str) -> float:
 
 
 def _above_zero(value: Any, parse: Callable[[str], float], example: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if isinstance(value, bool) or not isinstance(value, int | float | str):  # to Python, TOML's true is an int
         raise InvalidInput(f"{shortened(value)} is not a quantity; write for example {example}")
     try:
         found = _as_float(value)
@@ -424,13 +424,13 @@ def _budget(found: Mapping[str, Any]) -> SetBudget:
 
 
 def _lease(value: Any) -> float:
-    if not 3 <= (found := seconds(value)) <= 60:
+    if not 3 <= (found := seconds(value)) <= 60:  # renewed after a third of it, and a turn takes a second
         raise InvalidInput(f"a lease lasts between 3 s and 60 s, not {found:g} s")
     return found
 
 
 def _millis(value: Any) -> float:
-    return _above_zero(value, lambda words: parse_quantity(words, "s") * 1e3, "25") / 1e3
+    return _above_zero(value, lambda words: parse_quantity(words, "s") * 1e3, "25") / 1e3  # a bare number is in ms
 
 
 def _celsius(value: Any) -> float:

@@ -73,7 +73,7 @@ class WakingClock(SystemClock):
     """A system clock whose `sleep` ends early when `wake` is called; use as the control loop's."""
 
     def __init__(self) -> None:
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # a signal handler may ring it: it has no lock
 
     def sleep(self, duration_s: float) -> None:
         """Sleep for ``duration_s`` seconds, or until somebody wakes it."""
@@ -154,7 +154,7 @@ def _simulated_site(settings: Settings, device: str | None, workload: str, clock
 
 _LATELY = "report"
 _POWER_LIMIT = "power_limit_w"
-_CLOCKS_S = 2.0
+_CLOCKS_S = 2.0  # the control loop itself waits for this answer
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def build(
     runner = Runner(parts, tuned)
     if unfit:
         runner.unfit(unfit)
-    if settings.budget is not None and not accounts.goes_on(settings.budget):
+    if settings.budget is not None and not accounts.goes_on(settings.budget):  # a restart fills up no battery
         runner.commands.answer(settings.budget)
     for job in settings.finetune:
         if not job.is_dir():
@@ -291,7 +291,7 @@ def build_node(
     services, left_out = _apart(settings.services)
     host = HostPower(settings.node.rest_w)
     meter, accept = _whole_meter(settings.node.meter, ends)
-    node: list[Node] = []
+    node: list[Node] = []  # for members ask the node, which is made after them
     member = partial(_member, settings=settings, clock=clock, version=version, wall=wall, node=node, accept=accept)
     holders: dict[str, str] = {}
 
@@ -442,6 +442,7 @@ def service_of(pod: "PodService", profiles: Path, guards: Bounds) -> ServiceSett
         raise UnknownName("profile", pod.wish.profile, (each.stem for each in profiles.glob("*.toml")))
     power_w = pod.wish.power_w
     if power_w is not None:
+        # A pod may tighten the administrator's limit and never lift it.
         guards = replace(guards, power_w=power_w if guards.power_w is None else min(power_w, guards.power_w))
     return ServiceSettings(
         name=pod.name,

@@ -164,6 +164,7 @@ class Studies:
             word = name.replace("_", "-")
             if word in _OWN or not word.replace("-", "").isalnum() or word.startswith("-"):
                 raise InvalidInput(f"{name[:40]!r} is not an option of a study that can be given here")
+            # A value that begins like an option could be read as one, such as --out.
             if not isinstance(value, str) or value.startswith("-"):
                 raise InvalidInput(f"{name} cannot be {str(value)[:40]!r}")
         before = self.asked
@@ -190,6 +191,7 @@ class Studies:
             return
         if tuned is None or not tuned.workload:
             raise InvalidInput("nothing is known of the workload; start the daemon with a profile, or with --workload")
+        # The one before may still hold the device, which takes one process at a time.
         self._end_stopping(wait=True)
         name = self._name()
         journal = self._journals / f"{name}.jsonl"
@@ -207,6 +209,7 @@ class Studies:
         self._child.reason = reason
         self._child.error_budget = error_budget
         self.shown = StudyShown(name, "running", 0, self.asked.trials, journal=str(journal), words=reason)
+        # Noted as it begins: the daemon may be killed at any time, and the next one goes on with it.
         self._remember(done=False)
 
     def _error_budget(self, tuned: FollowedProfile, device: str, journal: Path) -> str:
@@ -237,8 +240,10 @@ class Studies:
         self._follow(child)
         if (code := child.process.poll()) is None:
             return None
+        # Once more: it may have written its last lines between the first look and its end.
         self._follow(child)
         self._child = None
+        # The loan would end by itself only half a minute later.
         self._take_back()
         ended = self._came_out(child, code)
         self._show("failed" if ended.failed else "ended", ended.words)
@@ -300,6 +305,7 @@ class Studies:
             *extra,
             "--trials",
             str(self.asked.trials),
+            # Nobody is there to be asked, and the answer of this study is wanted, also where an older one was better.
             "--force",
             "--yes",
             "--json",
@@ -308,6 +314,7 @@ class Studies:
     def _begun(self, words: list[str], environment: Mapping[str, str], journal: Path, out: Path) -> _Child:
         for folder in (journal.parent, out.parent):
             folder.mkdir(parents=True, exist_ok=True)
+        # A file and no pipe: nobody reads before it has ended, and a full pipe would stop it.
         errors = open(journal.with_suffix(".log"), "w+b")  # noqa: SIM115 - closed when the child has ended
         try:
             process = subprocess.Popen(
@@ -336,8 +343,10 @@ class Studies:
         except OSError:
             return
         child.offset += len(data)
+        # The last piece may be half a line, which is being written.
         *lines, child.torn = (child.torn + data).split(b"\n")
         for line in lines[-_LINES_MOST:]:
+            # Only to be shown: a line that is not understood here is for the study itself to judge.
             with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
                 self._read(child, json.loads(line))
 
@@ -411,6 +420,7 @@ def _better(child: _Child, shown: StudyShown, line: Any) -> StudyShown | None:
     p99_s = line["measurement"]["latency"].get("p99_s")
     energy_j = float(seen["energy_j"])
     holds = child.limit_s is None or (p99_s is not None and p99_s <= child.limit_s)
+    # A window that was cut short broke a limit plainly, whatever its figures are.
     if seen.get("censored") or not holds or number != line["number"]:
         return None
     if shown.best_j is None or energy_j < shown.best_j:

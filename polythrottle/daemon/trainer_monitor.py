@@ -61,6 +61,7 @@ def leave_link(job: Path, folder: Path) -> None:
         for each in folder.iterdir():
             if each.is_symlink() and not each.exists():
                 each.unlink(missing_ok=True)
+        # Jobs in two places may have one name. A link that is there already is refused, which is as good.
         (folder / f"{target.name}-{zlib.crc32(os.fsencode(target)):08x}").symlink_to(target)
 
 
@@ -134,6 +135,7 @@ class TrainerMonitor:
 
     def _below(self, folder: Path) -> Iterator[Path]:
         if os.path.exists(folder / TASK):
+            # A job and the link that `leave_link` has left to it are one.
             yield Path(os.path.realpath(folder))
             return
         try:
@@ -175,6 +177,7 @@ class TrainerMonitor:
             return None
         _counted(folder, job, place.listing)
         if doing is not job.doing:
+            # It ended before this daemon looked: when, its last checkpoint tells.
             if job.doing is None and not lives:
                 job.since_s = ended_s
             else:
@@ -205,6 +208,7 @@ def _doing(job: _Job, place: JobPosition, lives: bool, ticks: int | None, now_s:
     if trace != job.trace or not job.alive:
         job.trace = trace
         job.active_s = now_s
+    # Another user's processes may be hidden (proc(5), hidepid): then nothing but its checkpoints tells that it works.
     if ticks is None:
         still_s = STILL_UNSEEN_S
     else:
@@ -258,6 +262,7 @@ def _ticks(lock: Path) -> int | None:
         # proc_locks(5): number, kind, ADVISORY, WRITE, process, device:inode, first and last byte.
         rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
         holder = next((row[4] for row in rows if row[1] == "FLOCK" and row[5] == wanted), "")
+        # proc(5): utime and stime are fields 14 and 15, counted behind the name, which may hold blanks and brackets.
         times = Path(f"/proc/{holder}/stat").read_text().rpartition(")")[2].split()
         return int(times[11]) + int(times[12])
     return None

@@ -121,7 +121,9 @@ def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
     starts: tuple[Action, ...] = ()
     if done.phase is Phase.STUDYING and not done.study_runs:
         starts = (StartStudy(done.study_wanted),)
+        # It sets what nobody here knows: whatever comes next is written, or restored, in any case.
         done = replace(done, study_runs=True, study_wanted="", touched=True, applied=None)
+    # Stops first, or a study could still write over the safe point.
     return done, (*stops, *writes, *starts, *told)
 
 
@@ -150,6 +152,7 @@ def _stopped(state: State) -> tuple[tuple[Action, ...], State]:
         phase = Phase.FOLLOWING
     else:
         phase = state.phase
+    # What it has set since is unknown, so that `applied` is forgotten.
     return (StopStudy("the board is needed"),), _up(
         replace(state, phase=phase, study_runs=False, study_wanted=wanted, applied=None)
     )
@@ -161,6 +164,7 @@ def _written(state: State) -> tuple[State, tuple[Action, ...]]:
         return state, ()
     wanted, why = _target(state)
     if wanted is None:
+        # A daemon that has set nothing restores nothing: what others set meanwhile stays.
         clean = replace(state, stale="", applied=None, touched=False)
         return clean, (Restore(why),) if state.touched else ()
     if wanted == state.applied and not state.stale:
@@ -323,6 +327,7 @@ def _changed(state: State, ladder: Ladder | None) -> State:
     begun = _begun(state, replace(state.plan, ladder=ladder))
     if state.phase is Phase.YIELDED:
         return replace(begun, phase=Phase.YIELDED, hold=None)
+    # A hold without an end was for want of a ladder; one that a guard began goes on under the new model.
     tripped_before = state.hold is not None and math.isfinite(state.hold.hold_s)
     if tripped_before:
         return replace(begun, phase=Phase.SAFE, hold=state.hold)
@@ -367,6 +372,7 @@ def _studied(state: State, ladder: Ladder | None) -> State:
 def _refused(state: State, words: str) -> State:
     if not _is(state, Phase.FOLLOWING, Phase.SAFE, Phase.STUDYING) or state.plan is None:
         return state
+    # What refuses even its safe point takes nothing from here: it is restored and left alone.
     if state.phase is Phase.SAFE:
         return replace(state, phase=Phase.YIELDED, hold=None, applied=None)
     hold = Hold(state.plan.safe, words, hold_s=state.plan.bounds.hold_s)
@@ -440,6 +446,7 @@ def _held(state: State, seen: Observation, trips: tuple[Trip, ...]) -> Told:
     well = _since(hold.well_since_s, seen.now_s, not trips)
     sound = _since(hold.sound_since_s, seen.now_s, not hardware)
     hold = replace(hold, well_since_s=well, sound_since_s=sound)
+    # Without a ladder a hold has no end, but even then a cool point gives way to the safe one in time.
     if math.isfinite(hold.hold_s):
         wait_s = hold.hold_s
     else:
@@ -456,6 +463,7 @@ def _reconsidered(state: State, now_s: float) -> Told:
     if state.given_s is None:
         since_s = now_s
     else:
+        # After a clock was set back the wait counts from now, and not from a time yet to come.
         since_s = min(state.given_s, now_s)
     if now_s - since_s < state.giving_s:
         return replace(state, given_s=since_s), ()
@@ -528,6 +536,7 @@ def _heat_w(state: State, seen: Observation) -> float | None:
         return state.heat_w
     if seen.temperature_c > limit_c - _WARM_C and seen.power_w is not None:
         return _COOLING * min(seen.power_w, state.heat_w or seen.power_w)
+    # Between warm and cooled nothing changes, or the limit would come and go with each degree.
     if seen.temperature_c < limit_c - _COOLED_C:
         return None
     return state.heat_w

@@ -73,11 +73,13 @@ def run_length(shift: float, slack: float, threshold: float) -> float:
         threshold: What is passed; above 0.
     """
     nodes, weights = _gauss_legendre(max(_NODES, math.ceil(_NODES_PER_SPREAD * threshold)))
+    # The sum is 0 with a probability of its own, which no density has: a state beside the nodes.
     sums = [0.0, *((1 + node) * threshold / 2 for node in nodes)]
     shares = [weight * threshold / 2 for weight in weights]
     drop = slack - shift
     rows = []
     for number, here in enumerate(sums):
+        # By erfc: one plus erf would cancel where a fall is unlikely.
         falls = 0.5 * math.erfc((here - drop) / math.sqrt(2))
         moves = (share * _density(there - here + drop) for share, there in zip(shares, sums[1:], strict=True))
         row = [-falls, *(-move for move in moves), 1.0]
@@ -96,6 +98,7 @@ def _gauss_legendre(count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     nodes = []
     weights = []
     for number in range(count):
+        # So near the root that each step doubles the digits, and eight are ample (as gauleg in Numerical Recipes).
         node = math.cos(math.pi * (number + 0.75) / (count + 0.5))
         slope = 1.0
         for _ in range(8):
@@ -150,12 +153,14 @@ def threshold_for(slack: float, samples: float) -> float:
         low, high = (middle, high) if length(slack, middle) < samples else (low, middle)
         if high - low < _EXACT * high:
             break
+    # The upper end, for a threshold too high means fewer false alarms, never more.
     return high
 
 
 def _siegmund(slack: float, threshold: float) -> float:
     """Return about the run length while nothing drifts (Siegmund, Sequential Analysis, 1985, equation 2.57)."""
     twice = 2 * slack * (threshold + _OVERSHOOT)
+    # By expm1: exp(x) - 1 loses its digits at the small slacks that this is for.
     return (math.expm1(twice) - twice) / (2 * slack * slack)
 
 
@@ -280,6 +285,7 @@ class Chart:
     @property
     def drifts(self) -> float | None:
         """An estimate of the drift's sign and least size as a fraction once a sum has passed; None if none has."""
+        # Asked first, for the threshold takes a quadrature, which a sum at 0 does not need.
         if max(self.up, self.down) <= 0 or max(self.up, self.down) <= self.threshold:
             return None
         if self.up >= self.down:
@@ -371,6 +377,8 @@ class Quantity:
     def _over(self) -> "Quantity":
         """Return the same with a minute that is over: the spread is learnt from it, once known from one of before."""
         done = replace(self, minute=0.0, samples=0, seconds=0.0)
+        # A sum of n deviations of one spreads by the root of n, so that this is a minute's residual, however many it
+        # had.
         held = (*self.held, self.minute / math.sqrt(self.samples) * self.chart.spread)
         if self.spread.known and len(held) <= _HELD:
             return replace(done, held=held)

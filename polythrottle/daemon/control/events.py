@@ -80,6 +80,7 @@ class Bounds:
             *(limit_s for _, limit_s in self.ttft_of),
             *(self.power_w, self.peak_w, self.temperature_c, self.hold_s),
         )
+        # Not `<= 0`, which is false of NaN too.
         if any(limit is not None and not limit > 0 for limit in limits) or not (
             self.errors is None or self.errors >= 0
         ):
@@ -200,6 +201,7 @@ class PromptWait:
 def waits_of(bounds: Bounds, seen: Observation) -> Iterator[PromptWait]:
     """Yield how long prompts waited of each length that has a limit of its own."""
     for prompts, limit_s in bounds.ttft_of:
+        # The proxy guesses lengths, so that they are no whole numbers.
         waits_s = sorted(wait_s for tokens, wait_s in seen.firsts if round(tokens) in prompts)
         p99_s = None
         if len(waits_s) >= _LEAST:
@@ -210,6 +212,7 @@ def waits_of(bounds: Bounds, seen: Observation) -> Iterator[PromptWait]:
 def _chance_of(late: int, of: int) -> float:
     """Return how likely at least so many are late where each is with 1 % (binomial)."""
     odds = _LATE / (1 - _LATE)
+    # At most 4,096 prompts are told of, for which this is 1e-18: nothing underflows.
     term = (1 - _LATE) ** of
     below = 0.0
     for number in range(late):
@@ -380,6 +383,7 @@ class ClockWanted:
         levels: dict[str, Level] = {} if bounded else dict(self.others)
         levels[GPU_CLOCK] = min(gpu_hz, int(point[GPU_CLOCK])) if bounded else gpu_hz
         if _GPU_LOWEST in point:
+            # The kernel refuses a lowest clock above the highest.
             levels[_GPU_LOWEST] = min(int(point[_GPU_LOWEST]), int(levels[GPU_CLOCK]))
         return point.moved(levels)
 

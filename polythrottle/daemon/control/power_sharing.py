@@ -150,6 +150,7 @@ class HostPower:
         above_w = 0.0
         if self._weight:
             base_w, slope = self.line
+            # A line of least squares lies in the middle; a limit is kept only if the highest above it counts too.
             above_w = max(0.0, rest_w - (base_w - self._above_w) - slope * boards_w)
         self._above_w = max(above_w, _KEPT * self._above_w)
         new = (boards_w, rest_w, boards_w * boards_w, boards_w * rest_w)
@@ -158,6 +159,7 @@ class HostPower:
 
     def besides_w(self, budget_w: float) -> float:
         """Return what is drawn besides the boards when all together draw a budget."""
+        # With boards that draw b the whole is base + (1 + slope) b, which is to be the budget.
         base_w, slope = self.line
         return base_w + slope * max(0.0, budget_w - base_w) / (1 + slope)
 
@@ -186,6 +188,7 @@ class PowerSharing:
         free_w = budget_w - rest_w
         step = stairs.within(free_w)
         met = step is not None
+        # Where not even the lowest fits, everybody stays there, and it is told that the budget is not met.
         chosen = step or stairs.steps[0]
         picked = [options[number] for options, number in zip(offers, chosen.chosen, strict=True)]
         shares_w = self._spread(services, offers, picked, free_w)
@@ -205,6 +208,7 @@ class PowerSharing:
         for each in services:
             rung = each.state.rung
             follows = each.ladder is not None and each.state.phase is Phase.FOLLOWING
+            # A second that a change has divided says nothing of either rung.
             if not follows or rung is None or each.power_w is None or not each.whole:
                 continue
             excess = self._excesses.get(each.name, 1.0)

@@ -145,8 +145,10 @@ def follow(
     if footing.low_since_s is None:
         since_s = now_s
     else:
+        # A clock that was set back must not keep the dwell from ever passing.
         since_s = min(now_s, footing.low_since_s)
     low = max(calmer, footing.low_rung if footing.low_since_s is not None else 0)
+    # While the load rises for certain, one would have to come back at once: two switches for nothing.
     if now_s - since_s < manner.dwell_s or forecast.rises:
         return RungPosition(footing.rung, since_s, low)
     if _pays(ladder, footing.rung, low, mean_per_s, manner):
@@ -251,6 +253,7 @@ def pressed_by(
     share = None if seen.p99_s is None else seen.p99_s / limit_s
     near = seen.worst_s is None and share is not None and share > _NEAR
     if near or (seen.worst_s is not None and seen.worst_s > limit_s):
+        # From below zero it is a step above it at once: a late request ends what was relaxed.
         return min(manner.press_most, max(0.0, pressure) + 1)
     if pressure > 0:
         return max(0.0, pressure - seen.period_s / manner.relief_s)

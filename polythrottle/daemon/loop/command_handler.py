@@ -95,6 +95,7 @@ class Contest:
             sight: What was seen in it.
             trouble: Whether the new one has made a guard for the users' sake trip.
         """
+        # A guard that trips holds for many looks, and counts once.
         if trouble and not self._troubled:
             self._troubles += 1
         self._troubled = trouble
@@ -512,6 +513,7 @@ class CommandHandler:
     def _budget_set(self, command: SetBudget, carbon: Carbon | None) -> str:
         tuned = self.selector.tuned
         if tuned is not None and tuned.plan.ladder is not None and command.power_w is not None:
+            # Before anything is changed, so that the budget there was stays.
             check_power(command.power_w, tuned.plan.ladder)
         budget = self.accounts.wished(command, carbon)
         if budget is None:

@@ -127,6 +127,7 @@ class DriftMonitor:
         self._energy = _ENERGY
         self._latency = _LATENCY
         self._begin()
+        # At once and not with the next minute: a restart meanwhile would bring back what is to be forgotten.
         self._record.keep(_LEARNT, None)
 
     def _begin(self) -> None:
@@ -235,6 +236,7 @@ def _latency_s(rung: Rung, rate_per_s: float) -> float:
     service = rung.service
     filled = min(float(service.batch), 1 + rate_per_s * rung.gather_s)
     gathering_s = min(rung.gather_s, (filled - 1) / rate_per_s) / 2
+    # At full load the queue of the formula has no end.
     busy = min(_BUSY_MOST, rate_per_s / filled * service.interval_s)
     return gathering_s + busy / (2 * (1 - busy)) * service.interval_s + service.latency_s
 

@@ -204,6 +204,7 @@ class Executor:
         Raises:
             DeviceError: If another has it.
         """
+        # It stays released where another has it, so that the controller does not set what is not its own.
         self._board.take()
         self.released = ""
 
@@ -259,6 +260,7 @@ class Executor:
         try:
             self._traffic.serve(target)
         except TrialError as error:
+            # Told once, for it is tried again every ten seconds.
             if "server" not in self.faults:
                 self._events.tell("fault", f"the server does not take its batch: {error}")
             self.faults["server"] = f"the server does not take its batch: {error}"

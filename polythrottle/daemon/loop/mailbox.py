@@ -9,7 +9,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as TooLate
+from concurrent.futures import TimeoutError as TooLate  # before Python 3.11 not the builtin one
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -36,6 +36,7 @@ from polythrottle.daemon.status import (
 from polythrottle.domain.errors import DeviceError
 from polythrottle.domain.ladder import Ladder
 
+# Kernels for ARM have pages of 16 and 64 KiB too.
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -97,6 +98,7 @@ def status_of(
     return replace(
         framed,
         phase=str(Phase.YIELDED if turn.released else state.phase),
+        # What is served does not go away because its board is left alone.
         workload=_workload(frame, state.plan is not None or (turn.released and sight.seen is not None), tuned),
         leased=state.leased and not turn.released,
         guards=() if tuned is None else guards_of(tuned.plan.bounds, sight.observed),
@@ -171,6 +173,7 @@ def _followed(status: Status, state: State, tuned: FollowedProfile | None) -> St
 
 def guards_of(bounds: Bounds, seen: Observation) -> tuple[GuardShown, ...]:
     """Return each guard with what it sees and whether it trips."""
+    # Limits for some lengths of prompts have rows of their own, and would trip the row of all prompts.
     trips = {trip.guard for trip in tripped(replace(bounds, ttft_of=()), seen)}
     throttled = None if seen.throttled is None else float(seen.throttled)
     rows = (
@@ -295,6 +298,7 @@ class Mailbox:
 
     def publish(self, status: Status) -> None:
         """Show a new status and tell those who listen."""
+        # No lock: one reference takes another's place, and a reader has the old status or the new one.
         self._status = status
         self._ring()
 
@@ -375,6 +379,7 @@ class Mailbox:
     def close(self) -> None:
         """Refuse the wishes that wait and all that come: the control loop has ended, and nobody would answer them."""
         with self._lock:
+            # First, so that no wish comes in behind the last look at those that wait.
             self._closed = True
         for asked in self.wishes():
             asked.answer.set_exception(DeviceError(_ENDED))

@@ -126,6 +126,7 @@ class Node:
                 minute.
         """
         with ExitStack() as ends:
+            # Run in reverse: the boards go back, then it is told how that went, then nothing more is noted.
             ends.callback(self._record.close)
             ends.callback(self._tell_end)
             ends.callback(self._end_all)
@@ -323,7 +324,7 @@ class Node:
             self._hear()
             self.events.tell("fault", f"{member.name} is not looked after any more: {error}")
             self._ended(member)
-        self._stopping |= member.runner.stopping
+        self._stopping |= member.runner.stopping  # there is one process, so that stopping one service ends all
 
     def _recover(self, error: Exception) -> None:
         """Say that the server's own loop failed, have every service go to its safe point, and go on from the next turn.
@@ -439,7 +440,7 @@ class Node:
         elif self._unmet_s is None:
             self._unmet_s = now_s
         elif now_s - self._unmet_s >= _UNMET_S and self._unmet_s != -math.inf:
-            self._unmet_s = -math.inf
+            self._unmet_s = -math.inf  # stands for: told already
             counted_w = split.rest_w + sum(share.counted_w for share in split.shares)
             loose = ", ".join(share.name for share in split.shares if share.share_w is None) or "none of them"
             self.events.tell(

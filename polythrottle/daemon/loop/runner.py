@@ -55,6 +55,7 @@ STUMBLES_S = 60.0
 
 def slept_s() -> float:
     """Return how long this machine has been asleep since it was started, in seconds."""
+    # Only the first goes on while the machine is suspended (clock_gettime(2)).
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
@@ -230,6 +231,7 @@ class Runner:
         self._check_sleep()
         self.answer()
         if self.executor.keep_lease():
+            # Before anything is set: behind the same socket there may be another board by now.
             self._check_board()
             self.executor.regained()
         self._check_trainer(now_s)
@@ -244,6 +246,7 @@ class Runner:
         self.executor.check()
         self._publish(sight)
         self.events.flush()
+        # Last, so that a turn that hangs gives no sign of life, and the watchdog ends it.
         parts.supervisor.alive()
 
     def answer(self) -> None:
@@ -258,6 +261,7 @@ class Runner:
                 asked.answer.set_result(answer)
             except PolythrottleError as error:
                 asked.answer.set_exception(error)
+            # Whoever asked would wait in vain otherwise; what became of it is the loop's to handle.
             except BaseException:
                 asked.answer.set_exception(DeviceError("the daemon failed at this; its events say more"))
                 raise
@@ -305,6 +309,7 @@ class Runner:
         late_s = now_s - self._due_s
         if -PERIOD_S <= late_s < JUMP_S:
             self._lateness.note(late_s)
+            # Turns that were missed are left out: made up for in a row they would see no time pass.
             self._due_s += PERIOD_S * (1 + int(self._lateness.last_s / PERIOD_S))
         else:
             self._due_s = now_s + PERIOD_S
@@ -315,6 +320,7 @@ class Runner:
             self.events.tell(
                 "machine", f"the machine slept for {asleep_s - self._slept_s:.0f} s; what was set is set again"
             )
+            # Nobody says beforehand that the machine will sleep: both are told once it is awake.
             self.executor.do(Suspend())
             self.executor.do(Resume())
         self._slept_s = asleep_s
@@ -336,6 +342,7 @@ class Runner:
         before = self._trainer
         self._trainer = None if job is None else (job.folder, job.state)
         runs = job is not None and job.state == TrainerState.RUNNING
+        # A job that rested or had ended before it was first seen is shown, but nothing has happened to it.
         if self._trainer == before or (before is None and not runs):
             return
         if job is None:
@@ -384,8 +391,10 @@ class Runner:
             acting.do(sight.observed)
         # After the controller has seen the period, so that a budget bounds what it has just learnt of the load.
         for event in accounts.turn(sight, acting.state):
+            # On a server of several services studies take turns.
             if not isinstance(event, StudyOffered) or not self._parts.study_waits():
                 acting.do(event)
+        # A study that simulates a board of its own need not wait for idle time.
         if acting.state.study_wanted and self._parts.studies.costless and not self._parts.study_waits():
             acting.do(StudyOffered())
         tuned = self._active.tuned
@@ -393,12 +402,14 @@ class Runner:
         self._check_drift(sight)
         ended = self._parts.studies.poll()
         if ended is not None:
+            # With no ladder, for what it has found is compared with the old one before it counts.
             acting.do(StudyEnded(None))
             self.events.tell("study", ended.words)
             if ended.profile is not None:
                 self._compare(str(ended.profile))
         hold = acting.state.hold
         compared = self.selector.comparing
+        # Neither heat nor a trainer beside it is the new profile's fault.
         trouble = hold is not None and not hold.hardware and not acting.state.finetunes
         self.selector.turn(sight, trouble, acting.waits)
         if compared and not self.selector.comparing:
@@ -424,6 +435,7 @@ class Runner:
         rung = state.rung
         if state.phase is not Phase.FOLLOWING or before != self._before or rung is None:
             return
+        # At a clock that prompts asked for, what is drawn is not what the rung predicts.
         if sight.jumped or sight.shared or state.clock.gpu_hz is not None:
             return
         drift = self._drift.seen(sight, state.footing.rung, rung)
@@ -433,6 +445,7 @@ class Runner:
     def _wait(self) -> None:
         """Wait for the next turn; meanwhile answer, and look sooner if requests pile up."""
         clock = self._parts.clock
+        # Due later than that can only be of a clock that was set back: the turn comes at once.
         while not self._stopping and 0 < (left_s := self._due_s - clock.now()) < 2 * PERIOD_S:  # rounded
             # Only requests can make the loop hurry: without a workload it sleeps through, which keeps it at rest.
             if self.executor.up:
@@ -447,6 +460,7 @@ class Runner:
         if not self.executor.up:
             return
         self._follow_prompts(now_s)
+        # The turn itself looks in a moment.
         if due_s - now_s < STEP_S / 2:
             return
         if hurried(self.executor.state, self._observer.peek(now_s)):
@@ -524,6 +538,7 @@ class Runner:
 
     def _give_back(self) -> None:
         """Give the board back and say what is known of it; where it may differ, that is how the daemon ends."""
+        # Said where giving back fails in a way that nobody foresaw.
         left = "whether the board was restored is not known"
         try:
             left = "; ".join(self.executor.give_back("the daemon ends"))

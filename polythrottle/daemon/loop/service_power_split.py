@@ -65,6 +65,7 @@ class Member:
         if tuned is None or tuned.plan.ladder is None:
             return self.power_w or _UNKNOWN_W
         found = [rung.service.full_w for rung in tuned.plan.ladder.rungs]
+        # Unbounded may mean put back: at its default a board may draw more than on any rung.
         default = None if tuned.profile is None else tuned.profile.default
         if default is not None:
             found.append(default.energy_j * default.throughput_per_s)
@@ -83,6 +84,7 @@ class Member:
         """Return it as the split has to know it."""
         sight = self.runner.sight
         state = self.runner.executor.state
+        # Nobody sets its board any more: as without a lease it is counted with the most it can draw.
         if self.failed:
             state = replace(state, leased=False)
         return ServiceState(

@@ -281,6 +281,7 @@ class PodQuestion:
         self.held = held
         self.asked_s = self.answered_s = clock.now()
         self.facts: PodFacts | None = None
+        # Until there is an answer: whatever ends the thread, the question counts as failed and not as answered.
         self.fault = f"nothing could be asked about pod {held.pod}"
         self._reader = reader
         self._clock = clock
@@ -356,6 +357,7 @@ class ClusterApi:
             line.request("GET", path, headers=self._headers())
             answer = line.getresponse()
             body = answer.read(_ANSWER_BYTES_MOST + 1)
+        # A ValueError is what http.client says of a token that no header can hold.
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise DeviceError(f"the cluster's API at {self._url} does not answer: {error}") from error
         finally:
@@ -380,6 +382,7 @@ class ClusterApi:
         headers = {"Accept": "application/json"}
         # What is not encrypted carries no token: kubectl proxy shows its own.
         if self._trusted is not None:
+            # Without a token the server refuses by itself, and its refusal says what to look at.
             with suppress(OSError, UnicodeDecodeError):
                 headers["Authorization"] = f"Bearer {(self._account / 'token').read_text(encoding='ascii').strip()}"
         return headers

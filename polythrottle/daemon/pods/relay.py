@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         check_path(given.socket)
+        # Where others may write, one of them could lay a socket there first and be taken for the kubelet.
         check_folder(given.socket)
         listener = listen_at(given.socket, _BACKLOG, lambda made: made.chmod(0o660))
     except PolythrottleError as error:

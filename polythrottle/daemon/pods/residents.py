@@ -52,7 +52,7 @@ _METRICS = re.compile(r"(\d{1,5})(/[A-Za-z0-9._~/-]{0,200})?")
 _GPU = re.compile(r"GPU-[0-9a-fA-F-]{1,60}")
 _SHARED = "::"
 _MAKER = "nvidia.com/"
-_NAME_MOST = 32
+_NAME_MOST = 32  # 39 letters with - and the digest, of 40 that a service's name may have
 _VALUE_MOST = 100
 _DIGEST = 6
 
@@ -392,7 +392,7 @@ class PodTracker:
 
     def _take_answers(self) -> None:
         """Take in the answers that are there or come soon, and forget what was told of a pod too long ago."""
-        ends_s = time.monotonic() + ANSWER_S
+        ends_s = time.monotonic() + ANSWER_S  # threads take real time, whatever clock it goes by
         for pod, question in tuple(self._questions.items()):
             if not question.over(ends_s - time.monotonic()):
                 continue
@@ -533,7 +533,7 @@ class Residents:
                 self._dismiss(node, name, _why_dismissed(service.pod, seen))
         self._drop_failed(node, wanted)
         self._tell_refused(node, {} if placement is None else placement.refused)
-        if placement is not None and not placement.unknown and not self._tidied:
+        if placement is not None and not placement.unknown and not self._tidied:  # an unknown one may go on
             self._tidy(wanted)
         for name, service in wanted.items():
             if name not in self._here and name not in self._failed:

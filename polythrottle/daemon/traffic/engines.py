@@ -64,6 +64,7 @@ class Names:
         return self.answered or (self.tokens_out,)
 
 
+# Its "first response" is a chunk and no token, so that no time to the first token is taken from it.
 TRITON = Names(
     engine="Triton",
     answered=("nv_inference_request_success", "nv_inference_request_failure"),
@@ -93,6 +94,7 @@ SGLANG = Names(
     tokens_in="sglang:prompt_tokens_total",
     tokens_out="sglang:generation_tokens_total",
     first="sglang:time_to_first_token_seconds",
+    # No time per token of a request: it tells times between tokens, which are another thing.
 )
 TRTLLM = Names(
     engine="TensorRT-LLM",
@@ -111,6 +113,7 @@ TRTLLM_1 = Names(
     per_token="time_per_output_token_seconds",
     label="engine_type=",
 )
+# It counts no requests, and tells no times to the first token.
 LLAMA_CPP = Names(
     engine="llama.cpp",
     waiting="llamacpp:requests_deferred",

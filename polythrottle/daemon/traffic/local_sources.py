@@ -95,6 +95,7 @@ class LatencyWindow:
         if full:
             whole = count
         else:
+            # All of them may have come at one moment.
             whole = int(min(self._most, count * self._window_s / max(passed_s, 1e-3)))
         beyond = whole - math.ceil(0.99 * whole)
         if beyond < count:
@@ -210,6 +211,8 @@ class _Spread:
             return None
         if self._left == 0:
             self._due = 0.0
+            # The next report may be on its way: until it is overdue nothing is known, and 0 would be a load that has
+            # gone.
             if 0 < now_s - self._heard_s < 2 * self._span_s:
                 return None
             return 0
@@ -288,6 +291,7 @@ class LoggedTraffic:
         """Return what was logged since the look before; None if there was no file, or nothing in it, for too long."""
         requests = [request for line in self._lines() if (request := self._request(line)) is not None]
         for latency_s, _ in requests:
+            # By when it was read: the times in a log are of a clock that nobody here knows.
             self._lately.add(now_s, latency_s)
         self._lately.until(now_s)
         unread = not requests and (self._file is None or self._away)
@@ -520,6 +524,7 @@ class ProcessTraffic:
             fields = (self._proc / str(number) / "stat").read_text().rpartition(")")[2].split()
         except (OSError, ValueError):
             return None
+        # A zombie has ended, and stays listed until its parent asks.
         if len(fields) > 19 and fields[0] not in ("Z", "X"):
             return fields[19]
         return None

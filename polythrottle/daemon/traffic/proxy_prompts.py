@@ -73,6 +73,7 @@ def news_of(data: bytes, heard_s: float) -> PromptNews:
             arrived=float(found["arrived"]),
             begun=float(found["begun"]),
             firsts=int(found["firsts"]),
+            # It tells ages, for its clock is another process'.
             prompts=tuple((float(tokens), heard_s - float(age_s)) for tokens, age_s in listed),
             waiting=int(found["waiting"]),
             sent=int(found["sent"]),
@@ -85,6 +86,7 @@ def news_of(data: bytes, heard_s: float) -> PromptNews:
         raise InvalidInput(f"it tells of no prompts: {str(error)[:60]}") from error
     counts = [news.arrived, news.begun, news.firsts, news.waiting, news.sent, news.streams, news.made]
     figures = [*counts, *(figure for prompt in (*news.prompts, *news.lately) for figure in prompt)]
+    # Python's json reads NaN and Infinity.
     if not all(math.isfinite(figure) for figure in figures) or min(counts) < 0:
         raise InvalidInput("it tells of prompts in figures that are none")
     return news
@@ -100,6 +102,7 @@ class FirstTokens:
     def heard(self, before: PromptNews | None, news: PromptNews) -> None:
         """Take in which prompts had theirs since the event before; what was told before that one is left out."""
         if before is not None and news.firsts > before.firsts:
+            # Counted from the end: the newest so many, and all that are told where more have come than that.
             fresh = news.lately[before.firsts - news.firsts :]
             with self._lock:
                 self._waits.extend((news.heard_s, tokens, wait_s) for tokens, wait_s in fresh)
@@ -155,6 +158,7 @@ class PromptStream:
     def close(self) -> None:
         """End the thread."""
         self._closed.set()
+        # The loop's bell may be closed before this thread has ended.
         self._ring = lambda: None
         connection = self._connection
         if connection is not None and connection.sock is not None:
@@ -170,6 +174,7 @@ class PromptStream:
                 self.why = f"it does not tell of prompts: {str(error) or type(error).__name__}"
             except InvalidInput as error:
                 self.why = str(error)
+            # Which prompts wait now is unknown: a clock raised for those of before is not to stay.
             self._news = None
             self._ring()
             self._closed.wait(_AGAIN_S)
@@ -258,11 +263,13 @@ class InFlightBound:
             now = self._bound("GET")
             if self._found is None or proxy != self._proxy:
                 self._found, self._held, self._proxy = now, None, proxy
+            # Somebody holds all requests back, and means it: the point's bound would let them go.
             if not now:
                 self.why = "it holds all requests back (its bound is 0), which stays"
                 self._due = True
                 return
             goal = wanted
+            # What somebody else has set since is newer than what was found.
             if wanted is None and now == self._held:
                 goal = self._found
             if goal is not None and goal != now:
@@ -292,6 +299,7 @@ class InFlightBound:
             raise ValueError(f"it answers {answer.status}: {data[:80].decode(errors='replace')}")
         found = json.loads(data)
         holds = members_of(found).get("limit")
+        # No isinstance, for JSON's true is an int to it.
         if type(holds) is not int or (limit is not None and holds != limit):
             raise ValueError(f"it answers {data[:80].decode(errors='replace')}")
         return holds
@@ -448,6 +456,7 @@ class PromptFollower:
             return self._want(None, now_s, "")
         self._held.set(now_s, _share_set(state, clocks))
         before = self.demand.news
+        # By identity: an event counts once, and counts also where its figures are those of the last.
         if news is not before:
             held = 1.0 if before is None else self._held.mean(before.heard_s, news.heard_s)
             self.demand = self.demand.heard(news, held, plan.tokens)

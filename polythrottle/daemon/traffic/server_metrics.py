@@ -58,6 +58,7 @@ class Fetcher:
     def page(self, patience_s: float) -> Page:
         """Ask for the page anew and return it if it comes in time, else the one before."""
         if not self._wanted.is_set():
+            # Cleared before it is asked: a fast answer would otherwise be forgotten, and waited for.
             self._done.clear()
             self._wanted.set()
         self._done.wait(patience_s)
@@ -76,6 +77,7 @@ class Fetcher:
                 return
             text, why = self._fetched()
             self._page = Page(self._page.number + 1, text, why)
+            # Before those who wait are woken, for they may ask again at once.
             self._wanted.clear()
             self._done.set()
 
@@ -184,6 +186,7 @@ class _Sums:
                 buckets[end] = buckets.get(end, 0.0) + value
         elif names.summary and sample.name == names.summary:
             if sample.labels.get("quantile") == _P99 and math.isfinite(value) and value > 0:
+                # Percentiles of several series cannot be added: the slowest stands for all.
                 self.p99 = max(value, self.p99 or 0.0)
         elif math.isfinite(value):
             self.values[sample.name] = self.values.get(sample.name, 0.0) + value
@@ -390,6 +393,7 @@ class ScrapedTraffic:
             return None
         known = self._seen
         if self._unread:
+            # Unknown and not 0, or a server that is silent for a moment would be taken down the ladder.
             return RequestStats(None, None, None, known.waiting, known.p99_s, known.mean_s)
         ended = None if known.answered is None else 0
         return RequestStats(0, ended, None if known.failed is None else 0, known.waiting, known.p99_s, known.mean_s)
@@ -427,6 +431,7 @@ class ScrapedTraffic:
         past = self._past
         if past and (counts.began_anew(past[-1][1]) or now_s < past[-1][0]):
             past.clear()
+        # The last look before the window stays: what has ended in it is counted from there.
         while len(past) > 1 and past[1][0] <= now_s - WINDOW_S:
             past.popleft()
         if not past:

@@ -176,6 +176,7 @@ class SimulatedSite:
         """Return what has become of the requests."""
         now_s = self.now_s
         ended = []
+        # A batch that was begun is simulated to its end: its answers are not told before their time.
         while self._ended and self._ended[0].at_s <= now_s:
             ended.append(self._ended.popleft())
         self._pull(lambda: self._queue[-1] <= now_s)
@@ -453,5 +454,6 @@ class NodeMeter:
 def _idle_w(uri: str) -> float:
     """Return what a board draws that nobody uses, in watts."""
     device = open_device(uri)
+    # For a second, so that its joules are its watts.
     device.clock.sleep(1.0)
     return device.read().energy_j

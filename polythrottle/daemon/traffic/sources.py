@@ -153,6 +153,7 @@ def _batched(found: Mapping[str, Any], batch: int, gather_s: float) -> Mapping[s
     most = int(found.get("max_batch_size", 0))
     if batch > max(1, most):
         raise ValueError(f"the model takes batches of at most {most}, not {batch}")
+    # By 0 Triton says that the model takes no batches, so that there is none to prefer.
     if not most:
         return found
     own = {"preferred_batch_size": [batch], "max_queue_delay_microseconds": round(gather_s * _MICRO)}
@@ -269,6 +270,7 @@ def _address(text: str, *schemes: str) -> SplitResult:
         known = address.scheme in schemes and bool(address.hostname) and (address.port is None or address.port > 0)
     except ValueError:
         known = False
+    # The text is shown as it is, in the status and on the page: a password in it would be too.
     if not known or address.username is not None or not text.isascii() or not text.isprintable() or " " in text:
         raise InvalidInput(f"{text[:60]!r} is no address; write {schemes[0]}://host:port/…, without a password")
     return address

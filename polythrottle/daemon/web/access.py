@@ -213,6 +213,7 @@ class Tcp:
         check_plain(self.token_file)
         try:
             with self.token_file.open("rb") as file:
+                # Of the file that is open: at its path there may be another by now.
                 kept = os.fstat(file.fileno())
                 text = file.read(_TOKEN_MOST + 1).strip()
         except OSError as error:
@@ -239,6 +240,8 @@ def own_page(token_file: Path) -> Tcp:
     import secrets
 
     try:
+        # Made anew and never opened: a file that somebody has laid there could be theirs to read, a link lead
+        # elsewhere.
         token_file.unlink(missing_ok=True)
         handle = os.open(token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(handle, "w", encoding="ascii") as file:
@@ -347,6 +350,7 @@ class Gate:
         """
         _check_size(scope)
         visitor: Visitor = scope["state"]["visitor"]
+        # Reversed, so that the first of two counts, as it does in Starlette, which reads them after this.
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         role = visitor.role
         if visitor.tcp:

@@ -127,6 +127,7 @@ class StatusCache:
                 self._loop.call_soon_threadsafe(self._note)
 
     def _note(self) -> None:
+        # Before the status is looked at: one that is published from here on rings again.
         self._rung = False
         status = self.desk.status
         if status.turn > 0 and (self._noted is None or status.turn != self._noted.turn):
@@ -265,7 +266,9 @@ class EventStream(Response):
     def __init__(self, shelf: StatusCache, news: News) -> None:
         if shelf.followers >= FOLLOWERS_MOST:
             raise Refusal(503, DeviceError, "too many follow the daemon; ask again later", retry_after="5")
+        # nginx would keep events back until its buffer is full (its module ngx_http_proxy, X-Accel-Buffering).
         super().__init__(b"", 200, {**HEADERS, "x-accel-buffering": "no"})
+        # Starlette has noted that of the empty body.
         del self.headers["content-length"]
         self._shelf = shelf
         self._news = news
@@ -289,6 +292,7 @@ class EventStream(Response):
         loop = asyncio.get_running_loop()
         yield _AGAIN
         while not left.done():
+            # Taken before looking: what comes while parts are sent sets this one, and is not waited for.
             changed = self._shelf.changed
             for part in self._news.due(loop.time()):
                 yield part
@@ -312,6 +316,7 @@ async def _either(changed: asyncio.Event, left: "asyncio.Future[None]", wait_s: 
         done, _ = await asyncio.wait((ring, left), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         ring.cancel()
+    # A shorter wait was for a status that is there already: then something is new.
     return bool(done) or wait_s < _SILENCE_S
 
 

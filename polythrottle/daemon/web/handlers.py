@@ -96,6 +96,7 @@ class Listing:
         except OSError:
             mark = (0, 0)
         if path not in self._known or self._known[path][0] != mark:
+            # Files that are gone are never asked for again, and would stay.
             if len(self._known) >= 2 * _MOST:
                 self._known.clear()
             self._known[path] = (mark, _document(str(path.relative_to(folder))[:-5], path))
@@ -161,6 +162,7 @@ class Api:
         """
         answer = asyncio.wrap_future(self.desk.hand_in(wish, await self._read(wish)))
         try:
+            # Cancels what is late, so that the loop leaves it out: nobody is there to see it done.
             return await asyncio.wait_for(answer, _PATIENCE_S)
         except asyncio.TimeoutError:  # before Python 3.11 another class than the builtin one
             raise DeviceError("the daemon is busy with the device and did not answer in time; ask again") from None
@@ -175,6 +177,7 @@ class Api:
         if not ended.done():
             raise DeviceError(_SLOW_FILES)
         error = ended.exception()
+        # A fault that nobody foresaw is the API's to answer; in the control loop it would lead to the safe point.
         if error is not None and not isinstance(error, PolythrottleError):
             raise error
         return reading.result
@@ -271,6 +274,7 @@ async def node_metrics(api: Api, request: Request) -> Response:
     read_query(request, {})
     assert api.options.node is not None
     doors = {name: api.options.services.get(name) for name in api.options.services}
+    # A pod may have gone between both looks.
     statuses = {name: door.desk.status for name, door in doors.items() if door is not None}
     node = api.shelf.shown_node(api.options.node())
     body, kind = render_node(api.shelf.shown, node, statuses, request.headers.get("accept", ""))
@@ -336,6 +340,7 @@ async def study(api: Api, request: Request) -> Response:
 async def study_events(api: Api, request: Request) -> Response:
     """Follow one study."""
     read_query(request, {})
+    # A study's events have no numbers; what the API's document forbids is refused all the same.
     last_event(request)
     return EventStream(api.shelf, StudyEvents(api.shelf, api.known(request.path_params["id"]).id))
 

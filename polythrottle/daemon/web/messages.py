@@ -39,6 +39,7 @@ Schema = dict[str, Any]
 
 def plain(value: Any) -> Any:
     """Return a value as dictionaries, lists, numbers and texts; what is not finite is not known, so None."""
+    # Before dataclasses, for an operating point is one too, and its levels are meant.
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if dataclasses.is_dataclass(value):
@@ -188,10 +189,12 @@ def _range(schema: Schema) -> str:
 
 
 def _is_number(value: Any) -> bool:
+    # To Python, true is an int.
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _whole(value: Any) -> bool:
+    # What is not finite passes, for `_check_number` says what is wrong with it, and int() would raise.
     return _is_number(value) and (not is_finite(value) or value == int(value))
 
 
@@ -456,6 +459,7 @@ async def read_body(request: Request, schema: Schema) -> dict[str, Any]:
     _check_type(request)
     data = await _read(request)
     try:
+        # Python's json takes NaN and Infinity, which JSON has not.
         document = json.loads(data or b"{}", parse_constant=_no_number)
         if _depth(document) > _DEEPEST:
             raise ValueError("nested too deep")
@@ -479,6 +483,7 @@ def read_query(request: Request, schemas: Mapping[str, Schema]) -> dict[str, Any
         if digits.isascii() and digits.isdecimal() and len(digits) < 20:
             found[name] = int(text)
         else:
+            # Left a text, which the schema refuses in the words it has for it.
             found[name] = text
     _checked(found, _object(schemas), "the query")
     return {name: found.get(name, schema.get("default")) for name, schema in schemas.items()}
@@ -519,6 +524,7 @@ async def _read(request: Request) -> bytes:
         raise _large()
     data = bytearray()
     try:
+        # What comes in chunks has declared nothing.
         async for part in request.stream():
             data += part
             if len(data) > BODY_BYTES_MOST:

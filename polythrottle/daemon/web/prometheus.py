@@ -76,6 +76,7 @@ def render(status: Status, accept: str = "") -> tuple[bytes, str]:
     from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
     from prometheus_client.openmetrics import exposition as openmetrics
 
+    # Describing itself would collect all of it once more.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Present(status))
     if _OPENMETRICS in accept:
@@ -251,6 +252,7 @@ def _told(status: Status) -> Labelled:
 def _shadow(status: Status) -> Value:
     if status.budget.shadow_w_per_ms is None:
         return None
+    # Per second, the base unit, and not per millisecond as people are shown it.
     return 1e3 * status.budget.shadow_w_per_ms
 
 

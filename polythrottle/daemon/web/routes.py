@@ -383,6 +383,7 @@ def document(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Any]:
             "schemas": {"Refusal": REFUSAL},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
+        # Or nothing: over the Unix socket the kernel says who asks.
         "security": [{"token": []}, {}],
     }
 
@@ -508,6 +509,7 @@ def _served(routes: Sequence[BaseRoute]) -> Starlette:
 
 def _endpoint(api: Api, here: dict[str, Operation]) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
+        # Starlette lets HEAD in wherever GET is.
         operation = here.get("GET" if request.method == "HEAD" else request.method)
         assert operation is not None
         try:

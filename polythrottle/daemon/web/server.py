@@ -66,6 +66,7 @@ def _clear(path: Path) -> None:
         except (ConnectionRefusedError, FileNotFoundError):
             path.unlink(missing_ok=True)
             return
+        # Too many are at its door, or it is busy: either way it lives.
         except (TimeoutError, BlockingIOError):
             pass
     raise DeviceError(f"another daemon answers at {path}; end it with polythrottle daemon stop, or name another socket")
@@ -76,6 +77,7 @@ def _permit(path: Path, groups: frozenset[int]) -> None:
     if not groups:
         return
     if len(groups) == 1:
+        # Only root, and a member of the group, may hand a file to it (chown(2)); else the door alone decides.
         with suppress(PermissionError):
             os.chown(path, -1, next(iter(groups)))
             path.chmod(0o660)
@@ -96,6 +98,7 @@ def tcp_socket(tcp: Tcp) -> socket.socket:
     family, kind, protocol, _, address = found[0]
     listening = socket.socket(family, kind, protocol)
     try:
+        # Lines of the daemon before may still be in TIME_WAIT, which would keep this one from the port (socket(7)).
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setblocking(False)
         listening.bind(address)
@@ -238,6 +241,7 @@ class Connection(H11Protocol):
         self._house.over_tcp -= self._tcp
         self._served = self._stranger = False
         super().connection_lost(exc)
+        # uvicorn stops its timer only where a line ended in order; left, it holds a cut one for half a minute.
         self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
@@ -384,6 +388,7 @@ class ApiServer:
         unix = unix_socket(options.socket, self._house.door.groups)
         self._listening.append(unix)
         self._inode = self._path.lstat().st_ino
+        # On the caller's own thread until all listens, so that whatever is wrong is raised where it was asked for.
         self._run(self._serve(unix, self._house.unix))
         if options.tcp is None:
             return
@@ -415,6 +420,7 @@ class ApiServer:
                 await asyncio.sleep(1.0)
                 continue
             task = loop.create_task(self._shake(line, secured))
+            # Held here, for the event loop itself holds tasks weakly and one could vanish (asyncio, create_task).
             shaking.add(task)
             task.add_done_callback(shaking.discard)
             task.add_done_callback(lambda _: room.release())
@@ -478,6 +484,7 @@ class _ServiceApis(Mapping[str, Api]):
         self._aside = aside
         self._shelves = shelves
         self._made: dict[str, Api] = {}
+        # Made now and not when first asked for: from here on each keeps its last seconds.
         for name in options.services:
             self.get(name)
 
@@ -488,6 +495,7 @@ class _ServiceApis(Mapping[str, Api]):
         if door is None:
             raise KeyError(name)
         known = self._made.get(name)
+        # By identity: a pod that went and came again under its name has another mailbox.
         if known is not None and known.desk is door.desk:
             return known
         if known is not None:
