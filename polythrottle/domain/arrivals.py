@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _LEAST_PER_S = 1e-4
 _MOST_PER_S = 1e6
+# Part of what a seed means: `Day` draws other numbers between two blocks, so that another size gives other times.
 _BLOCK = 256
 FEWEST_CYCLES = 10.0
 LATENCY_CYCLES = 30.0
@@ -264,6 +265,7 @@ class Burst(_Open):
     @property
     def calm_per_s(self) -> float:
         """The rate outside bursts, per second."""
+        # A share of exactly 1 / peak can come out a rounding below zero.
         return max(0.0, self.rate_per_s * (1 - self.share * self.peak) / (1 - self.share))
 
     @property
@@ -293,12 +295,14 @@ class Burst(_Open):
 
     def _switching(self, random: np.random.Generator) -> Iterator[float]:
         states = ((self.calm_per_s, self.calm_s), (self.peak * self.rate_per_s, self.length_s))
+        # As likely as at any moment: always to begin calm would leave short windows too few bursts.
         bursting = bool(random.random() < self.share)
         draws = _exponentials(random)
         now_s = 0.0
         while True:
             rate_per_s, mean_s = states[bursting]
             end_s = now_s + next(draws) * mean_s
+            # Where bursts bring all the requests a calm has none, and no gap to divide by.
             while rate_per_s > 0 and (now_s := now_s + next(draws) / rate_per_s) < end_s:
                 yield now_s
             # What was drawn beyond the end is dropped: an exponential gap has no memory.
@@ -357,6 +361,7 @@ class Day(_Open):
         before = _HOURS[int(hour)]
         after = _HOURS[(int(hour) + 1) % 24]
         share = hour - int(hour)
+        # What bursts add on average is taken off, so that the mean over a day stays the rate that was asked for.
         bursts = 1 + _BURSTS_A_DAY * _BURST_PART * (_BURST_PEAK - 1)
         return self.rate_per_s * (before * (1 - share) + after * share) / (sum(_HOURS) / 24) / bursts
 
@@ -417,6 +422,7 @@ class Trace(_Open):
 
     @classmethod
     def _parsed(cls, rest: str) -> Arrivals:
+        # From the right: a file's name may hold the sign too.
         file, at, rate = rest.rpartition("@")
         if at and file:
             return cls(_rate(rate), file)
@@ -516,6 +522,7 @@ def _random(seed: int) -> np.random.Generator:
 
 def _exponentials(random: np.random.Generator) -> Iterator[float]:
     while True:
+        # In blocks and as Python's numbers: a call of NumPy for each, and its scalars, take longer than the draw.
         yield from random.standard_exponential(_BLOCK).tolist()
 
 
@@ -563,6 +570,7 @@ def _repeated(offsets_s: NDArray[np.float64], rate_per_s: float, share: float) -
     lap_s = -begin_s
     while True:
         for start in range(first, count, _BLOCK):
+            # In parts: a trace of a day as Python's numbers would take several times its array.
             yield from ((offsets_s[start : start + _BLOCK] + lap_s) * stretch).tolist()
         first = 0
         lap_s = lap_s + period_s

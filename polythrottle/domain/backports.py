@@ -56,6 +56,7 @@ def paired(first: Iterable[A], second: Iterable[B]) -> Iterator[tuple[A, B]]:
     Raises:
         ValueError: If one holds more than the other.
     """
+    # As lists, for iterators tell no length: a mismatch is to be met before the first pair is used, not after the last.
     left = list(first)
     right = list(second)
     if len(left) != len(right):

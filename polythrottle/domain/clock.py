@@ -30,6 +30,7 @@ class SystemClock:
 
     def sleep(self, duration_s: float) -> None:
         """Sleep for ``duration_s`` seconds."""
+        # What is already over due comes as a negative wait, which Python's own refuses.
         time.sleep(max(0.0, duration_s))
 
 
@@ -80,6 +81,7 @@ class Thread(threading.Thread):
         Raises:
             DeviceError: If that fails, for want of memory or because there are too many.
         """
+        # CPython's own event of this name, set anew before `start` waits for it (Lib/threading.py).
         self._started = _Sign()
         try:
             super().start()
@@ -88,5 +90,6 @@ class Thread(threading.Thread):
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end, if it was started."""
+        # Python's own raises where the thread never started, and what cleans up after that is to go on.
         if self._started.is_set():
             super().join(timeout)

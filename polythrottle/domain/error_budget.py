@@ -12,6 +12,7 @@ from polythrottle.domain.problem import Constraint, Problem
 from polythrottle.domain.units import span_s
 
 _AMOUNT = re.compile(r"(\d{1,12}(?:\.\d{0,9})?|\.\d{1,9})(%?)")
+# Without itl: its percentile is one of the gaps between tokens, of which a request has many.
 _SINGLE = re.compile(r"(?:ttft_|tpot_)?p(\d\d)")
 _EXAMPLES = "write for example 0.1%, 200 (requests) or 5min"
 
@@ -89,6 +90,7 @@ class ErrorBudget:
     def expected(self, problem: Problem, trials: int) -> int:
         """Return how many requests so many trials may send at most, windows that are repeated left out."""
         window = problem.window
+        # Warm-up counts: on a live service its requests are users' too.
         return trials * (window.warmup + window.most_queries)
 
     def words(self, problem: Problem, trials: int) -> str:
@@ -148,6 +150,7 @@ class LateRequests:
     @classmethod
     def of_trial(cls, sent: int, late: Mapping[str, int]) -> LateRequests:
         """Return what one trial has spent."""
+        # Not below zero: what a good trial leaves of its share would pay for a bad one.
         beyond = {metric: max(0.0, count - (late_share(metric) or 0.0) * sent) for metric, count in late.items()}
         return cls(sent, late, beyond)
 

@@ -143,6 +143,7 @@ class Exhausted(PolythrottleError):
 
 
 Kind = TypeVar("Kind", bound=PolythrottleError)
+# Below the last class of the tree: one that stands further down would not travel by its name.
 ERRORS: Mapping[str, type[PolythrottleError]] = {
     name: value for name, value in globals().items() if isinstance(value, type) and issubclass(value, PolythrottleError)
 }
@@ -157,6 +158,7 @@ def error_named(name: str, words: str, kinds: Mapping[str, type[PolythrottleErro
 def reworded(error: Kind, words: str) -> Kind:
     """Return an error of the same class with other words, such as those of who met it before them."""
     again = _with_words(type(error), words)
+    # Such as the knob of a `KnobAbsent`, which decides what is tried next.
     again.__dict__.update(error.__dict__)
     return again
 
@@ -169,6 +171,7 @@ def _with_words(kind: type[Kind], words: str) -> Kind:
 
 # What is no error, and yet is to be told at the end.
 
+# Bounded: a long process, such as a notebook's, may never ask for them.
 _left_here: deque[str] = deque(maxlen=200)
 
 
@@ -184,6 +187,7 @@ def note_left(device: str, lines: Iterable[object]) -> None:
 
 def left_here() -> tuple[str, ...]:
     """Return what this process has left as somebody else has set it, a line each, once."""
+    # Each once, in the order of events: a restore that is tried again notes the same line again.
     lines = tuple(dict.fromkeys(_left_here))
     _left_here.clear()
     return lines

@@ -78,6 +78,7 @@ class PointPerformance:
     @property
     def marginal_j(self) -> float:
         """The energy a full batch adds per request to what the device draws idle; never negative."""
+        # Idle and busy power come from two windows, so that noise can put the idle one above.
         return max(0.0, self.batch_j - self.idle_w * self.interval_s) / self.batch
 
     @property
@@ -130,9 +131,11 @@ class Rung:
         """
         added_w = self.power_w - self.service.idle_w
         batch_j = self.service.batch_j - self.service.idle_w * self.service.interval_s
+        # The same noise: there is nothing that could grow with the rate.
         if added_w <= 0 or batch_j <= 0:
             return self.power_w
         filled = self.rate_per_s * batch_j / added_w
+        # Beyond its capacity it is busy all the time and draws no more.
         rate_per_s = min(rate_per_s, self.service.most_per_s)
         fuller = 1 + (filled - 1) * min(1.0, rate_per_s / self.rate_per_s)
         gathered = min(filled, 1 + rate_per_s * self.gather_s)
@@ -195,5 +198,6 @@ class Ladder:
             return chosen
         within = [number for number in range(len(self.rungs)) if drawn_w(number) <= budget_w]
         if within:
+            # None that is within answers the demand, so the one that is meant for most falls short least.
             return max(within)
         return min(range(len(self.rungs)), key=drawn_w)

@@ -154,6 +154,7 @@ class Latency:
         Raises:
             InvalidInput: If there is none, or one is not a positive, finite time.
         """
+        # Not above: the daemon at rest and what runs on a board over SSH pass measurements on without loading NumPy.
         import numpy as np
 
         times = np.asarray(latencies_s, dtype=float)
@@ -180,6 +181,7 @@ class Interval:
     high: float
 
     def __post_init__(self) -> None:
+        # Asked this way round, NaN is refused too.
         if not self.low <= self.high:
             raise InvalidInput(f"an interval cannot go from {self.low} to {self.high}")
 
@@ -246,6 +248,7 @@ class Goodput:
     good: int
     per_s: float
     energy_j: float | None = None
+    # A dict has no hash; equal values still hash alike where it is left out.
     classes: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -402,6 +405,7 @@ def saving_interval(after: Measurement, before: Measurement) -> Interval | None:
     if both[0] is None or both[1] is None or not (both[0].known and both[1].known):
         return None
     halves = [each.half / seen.energy_j for each, seen in paired(both, (after, before)) if each is not None]
+    # On the logarithm, so that no end of the interval says that more than all of the energy is saved.
     half = math.hypot(*halves, 1.96 * math.sqrt(2) * BETWEEN_WINDOWS)
     ratio = after.energy_j / before.energy_j
     return Interval(1 - ratio * math.exp(half), 1 - ratio * math.exp(-half))
@@ -523,6 +527,7 @@ _QUANTITIES = {
 }
 """What a metric is called in columns where that is not its own name, and its unit."""
 _TEXTS = frozenset({"energy_kind", "boundary"})
+# pandas' own kinds: NumPy's int64 and bool cannot hold the unknowns of failed trials.
 _OTHERS = {**dict.fromkeys(_TEXTS, "object"), "requests": "Int64", "censored": "boolean"}
 
 
@@ -562,6 +567,7 @@ def _columns(known: Sequence[Measurement]) -> Iterator[tuple[str, Callable[[Meas
     for metric in ("energy", *METRICS, *classed):
         if metric in bounded:
             stem, unit = quantity(metric)
+            # Bound as a default: the columns are taken after the loop, when the name stands for its last metric.
             yield f"{stem}_low_{unit}", lambda m, metric=metric: _end(m, metric, "low")  # type: ignore[misc]
             yield f"{stem}_high_{unit}", lambda m, metric=metric: _end(m, metric, "high")  # type: ignore[misc]
     for metric in (*EXTRAS, *classed):

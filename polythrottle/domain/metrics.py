@@ -71,6 +71,7 @@ class PromptClass:
             raise InvalidInput(f"{text!r} says of no requests how long they are; {_PROMPTS_GRAMMAR}")
         above, most = 0, None
         if match[1]:
+            # Tokens are whole: `512 <=` is more than 511, and below `< 2048` at most 2047.
             above = int(match[1]) - (match[2] != "<")
         if match[3] and match[3][0] in ">≥":
             above = int(match[4]) - (match[3] != ">")
@@ -113,6 +114,7 @@ def is_metric(name: str) -> bool:
         return False
     if prompts is None:
         return metric in METRICS
+    # One spelling only: intervals and extras are looked up by this text.
     return METRICS.get(metric) == "s" and name == f"{metric}{OF_CLASS}{prompts}"
 
 

@@ -110,7 +110,7 @@ class Placement:
 _BATCH_LAGS = 4.0
 _BATCH_STEPS = 2.0
 LEAST_BATCHES = 6
-_SETTLED = 5.0
+_SETTLED = 5.0  # so many time constants on, an exponential lag shows less than 1 % of what was
 
 
 @dataclass(frozen=True)
@@ -449,7 +449,7 @@ class PowerMeter(Protocol):
         """
 
 
-Meter = Union[EnergyMeter, PowerMeter]
+Meter = Union[EnergyMeter, PowerMeter]  # not `|`: evaluated on import, also by the Python 3.8 of a board
 """An external meter: joules or watts, what they cover, how often it moves, and what it averages over."""
 
 

@@ -74,6 +74,7 @@ class Constraint:
         if match is None:
             raise InvalidInput(f"{text!r} is not an SLO; {_GRAMMAR}")
         metric = removeprefix(match[1].lower(), "e2e_")
+        # With or without the equals sign: between two measured times the difference means nothing.
         sign = ">=" if match[2][0] in ">≥⩾" else "<="
         quantity = match[3]
         if metric not in METRICS:
@@ -151,6 +152,7 @@ class Constraint:
 
     def excess(self, measurement: Measurement) -> float:
         """Return by what fraction of the limit a measurement breaks it; 0 if it holds."""
+        # Never a division by zero: a limit is at least `_LEAST`.
         return max(0.0, -self.slack(measurement) / self.limit)
 
     def __str__(self) -> str:
@@ -174,6 +176,7 @@ def _of_prompts(text: str) -> str:
         if _FOR.fullmatch(meant):
             return str(Constraint.parse(meant))
         return _OF_PROMPTS
+    # Its words go into an error that is raised anyway.
     except (InvalidInput, UnknownName):
         return _OF_PROMPTS
 

@@ -170,11 +170,13 @@ def _beside_the_point(older: Profile, study: Study) -> str | None:
         (older.device, problem.device),
         (older.workload, problem.workload),
         (str(older.provenance.get("objective", Objective.ENERGY)), str(problem.objective)),
+        # Limits as they were written: those in `slo` are absolute, and a multiple comes out differently each time.
         (str(older.provenance.get("asked", " ".join(older.slo))), str(now["asked"])),
     )
     other = next((was or "no SLO" for was, asked in pairs if was != asked), None)
     if other is not None:
         return other
+    # A profile that says nothing of contents is taken at its word.
     if older.provenance.get("content", now["content"]) != now["content"]:
         return "other contents of device or workload"
     if older.point not in problem.space:
@@ -200,6 +202,7 @@ def _searched(study: Study) -> dict[str, str | int]:
         "asked": " ".join(map(str, problem.constraints)),
         "arrivals": str(problem.arrivals),
         "content": " ".join(f"{name}={digest}" for name, digest in sorted(problem.content.items())),
+        # By itself besides: the line of contents is divided at its blanks, and this is in words.
         **{name: told for name, told in problem.content.items() if name == "runs_on"},
         "method": study.method,
         "seed": study.seed,
@@ -215,6 +218,7 @@ def _nearest_miss(study: Study) -> str:
     worst = max(study.constraints, key=lambda constraint: constraint.excess(closest.measurement))  # type: ignore[arg-type]
     over = worst.excess(closest.measurement)
     hint = ""
+    # A multiple has no unit to be mistaken in.
     if worst.timed and not worst.relative and over >= _TIGHT:
         meant = str(replace(worst, limit=1000 * worst.limit)).replace(" ", "")
         hint = f"; was {meant} meant?"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _INT32 = "i"
+# Not `|`: this is evaluated on import, and the module is carried to boards whose Python is 3.8.
 Level = Union[int, float, str]
 BATCH_SIZE = "batch_size"
 """The knob that workloads, ladders and batchers know by name: items in a query."""
@@ -91,12 +92,14 @@ class Knob:
 
 
 @dataclass(frozen=True, init=False, repr=False)
+# Of typing: Python 3.8 cannot subscript the one of collections.abc.
 class OperatingPoint(typing.Mapping[str, Level]):
     """One level per knob; an immutable mapping from knob name to level, hashable and compared by value."""
 
     items_: tuple[tuple[str, Level], ...]
 
     def __init__(self, levels: Mapping[str, Level]) -> None:
+        # In one order, however they were named: equality, hash and the text that goes into fingerprints follow from it.
         object.__setattr__(self, "items_", tuple(sorted(levels.items())))
 
     def __getitem__(self, name: str) -> Level:
@@ -148,6 +151,7 @@ class SearchSpace:
             raise InvalidInput("a search space needs at least one point with one level per knob")
         check_size([len(self.indices)])
         for knob, level in ((knob, itemgetter(column)) for column, knob in enumerate(self.knobs)):
+            # Python would take a negative index for a level from the other end.
             if min(map(level, self.indices)) < 0 or max(map(level, self.indices)) >= len(knob.levels):
                 raise InvalidInput("a point refers to a level its knob does not have")
         if len(self._positions) != len(self.indices):
@@ -167,6 +171,7 @@ class SearchSpace:
         Raises:
             InvalidInput: If no combination is left or the default is not among them.
         """
+        # Counted before `where` is asked: rules may leave few points, but every combination is gone through for them.
         check_size((len(knob.levels) for knob in knobs), MOST_COMBINATIONS)
         names = [knob.name for knob in knobs]
         indices = itertools.product(*(range(len(knob.levels)) for knob in knobs))
@@ -205,6 +210,7 @@ class SearchSpace:
         marked = set(labels)
         if any(set(point) != set(names) for point in points):
             raise InvalidInput("the points of a space must name the same knobs")
+        # The order of a set may differ from run to run; a knob sorts its levels.
         knobs = tuple(Knob(name, tuple({point[name] for point in points}), name in marked) for name in names)
         place = [{level: i for i, level in enumerate(knob.levels)} for knob in knobs]
         rows = (tuple(place[k][point[name]] for k, name in enumerate(names)) for point in points)
@@ -226,6 +232,7 @@ class SearchSpace:
         import numpy as np
 
         rows = np.array(self.indices, dtype=np.int32).reshape(len(self.indices), len(self.knobs))
+        # All who ask share this one array.
         rows.setflags(write=False)
         return rows
 
@@ -246,6 +253,7 @@ class SearchSpace:
         return isinstance(point, Mapping) and self._find(point) is not None
 
     def __mul__(self, other: SearchSpace) -> SearchSpace:
+        # Before the product is built: two spaces that are each small enough may have too many points together.
         check_size((len(self), len(other)))
         rows = tuple(mine + theirs for mine in self.indices for theirs in other.indices)
         return SearchSpace(self.knobs + other.knobs, rows, self.default.moved(other.default))
@@ -255,6 +263,7 @@ class SearchSpace:
             return None
         try:
             row = tuple(knob.levels.index(point[knob.name]) for knob in self.knobs)
+        # No such level: the point is not of this space, which is an answer and no fault.
         except ValueError:
             return None
         return self._positions.get(row)
@@ -306,6 +315,7 @@ class SearchSpace:
     def packed(self) -> bytes:
         """All indices in a row, as little-endian 32-bit numbers."""
         numbers = array(_INT32, itertools.chain.from_iterable(self.indices))
+        # The fingerprint of a space is to be the same on every machine that reads the journal.
         if sys.byteorder == "big":
             numbers.byteswap()
         return numbers.tobytes()

@@ -339,6 +339,7 @@ class Study:
         held = [(_traded(trial, self.front_metric), trial) for trial in self.completed if self.feasible(trial)]
         found: list[Trial] = []
         least_j = math.inf
+        # The number last: of two that are equal in both the earlier one is on the front.
         for (_, energy_j), trial in sorted(held, key=lambda pair: (*pair[0], pair[1].number)):
             if energy_j < least_j:
                 found.append(trial)
@@ -371,6 +372,7 @@ class Study:
         best = self.best
         if self.problem.objective in (Objective.EDP, Objective.LATENCY) or default is None or best is None:
             return None
+        # Two visits to one point differ by chance alone, which is no saving.
         if default.measurement is None or best.measurement is None or default.point == best.point:
             return None
         return saving_interval(best.measurement, default.measurement)
@@ -379,6 +381,7 @@ class Study:
     def requests(self) -> int | None:
         """How many requests the trials took in all; None if that was not counted."""
         counts = [trial.measurement.requests for trial in self.completed if trial.measurement]
+        # One unknown count makes the sum one: a sum of the rest would look like all of them.
         if counts and None not in counts:
             return sum(count for count in counts if count is not None)
         return None
@@ -441,6 +444,7 @@ class Study:
             "trial": pd.Series([trial.number for trial in self.trials], dtype="int64"),
             **{name: pd.Series([trial.point[name] for trial in self.trials]) for name in self.problem.space.names},
             "state": pd.Series([str(trial.state) for trial in self.trials], dtype="object"),
+            # Of pandas' own kind, for a verdict may be unknown: NumPy's bool would make that False or True.
             "feasible": pd.Series(verdicts, dtype="boolean"),
             "is_best": pd.Series([trial == best for trial in self.trials], dtype="bool"),
             "on_front": pd.Series([trial.number in front for trial in self.trials], dtype="bool"),
@@ -514,6 +518,7 @@ def _contradicts(trial: Trial, default: Trial) -> bool:
     doubted = default.measurement
     assert seen is not None
     assert doubted is not None
+    # Without the knob each query is one item.
     asked, usual = (one.point.get(BATCH_SIZE, 1) for one in (trial, default))
     if isinstance(asked, str) or isinstance(usual, str) or asked < usual:
         return False

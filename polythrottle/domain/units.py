@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from polythrottle.domain.errors import InvalidInput, UnknownName
 
 _FACTORS: dict[str, dict[str, float]] = {
+    # Two signs that look alike: the micro sign U+00B5 of keyboards, and the Greek letter U+03BC that NFKC makes of it.
     "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "min": 60.0, "h": 3600.0},
     "w": {"W": 1.0, "mW": 1e-3, "kW": 1e3},
     "c": {"C": 1.0, "°C": 1.0},
@@ -75,6 +76,7 @@ def to_si(key: str, value: float) -> tuple[str, int | float]:
     if match[2] == "us":
         return f"{match[1]}_s", value / 1e6
     factor = {"hz": 1, "khz": 1e3, "mhz": 1e6, "ghz": 1e9}[match[2]]
+    # 2.01 MHz times a million is 2,009,999.9999999998 Hz in floating point.
     return f"{match[1]}_hz", round(value * factor)
 
 
@@ -84,6 +86,7 @@ def to_file(name: str, level: float) -> tuple[str, int | float]:
         return f"{name[:-2]}_us", round(level * 1e6)
     if not name.endswith("_hz"):
         return name, level
+    # Six decimal places hold a clock to the hertz, which is as fine as levels are.
     mega = round(level / 1e6, 6)
     return f"{name[:-3]}_mhz", int(mega) if mega == int(mega) else mega
 
@@ -176,6 +179,7 @@ def show(value: float | None, unit: str) -> str:
     if unit not in ("s", "J", "J·s", "W") or value == 0 or not math.isfinite(value):
         return f"{value:.4g} {unit}"
     for factor, prefix in ((1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ")):
+        # What four digits round up to the next prefix is written with it: 1 s, not 1000 ms. Nobody says kiloseconds.
         if abs(value) >= factor * 0.9995 and not (unit == "s" and prefix == "k"):
             return f"{value / factor:.4g} {prefix}{unit}"
     return f"{value * 1e9:.4g} n{unit}"
@@ -195,6 +199,7 @@ def show_excess(fraction: float, decimals: int = 0) -> str:
 
 def show_share(share: float) -> str:
     """Return a share in percent that is 100 % only where it is whole: ``0.99996`` gives ``99.99 %``."""
+    # Without the margin 0.57, whose product is 5,699.999999999999, would be shown as 56.99 %.
     return f"{math.floor(1e4 * share + 1e-9) / 100:.4g} %"
 
 

@@ -55,6 +55,7 @@ class Silicon:
         if self.outliers and chance.random() < self.outliers:
             return 1 + self.spread / 2 + chance.random() * (OUTLIER - 1 - self.spread / 2)
         side = self.spread / 2
+        # Cut at the whiskers: what lies beyond them the study counts as outliers, which are drawn above.
         return 1 + min(side, max(-side, chance.gauss(0.0, self.spread / _WHISKERS)))
 
 
@@ -63,6 +64,7 @@ def grade(factor: float) -> int:
 
     Nodes of one class are planned as one, so that a plan costs no more for a thousand nodes than for fifty.
     """
+    # The margin keeps a factor that lies on a grade but for rounding from the next slower one.
     return ceil(factor / _STEP - 1e-9)
 
 
@@ -171,6 +173,7 @@ def ladder(caps: Sequence[Cap], idle_w: float) -> Ladder:
     rising = sorted(caps, key=lambda cap: cap.slowdown)
     best = rising[:1]
     for cap in rising[1:]:
+        # Over idle power only: that much a node draws up to the barrier in any case.
         spares = (cap.power_w - idle_w) * cap.slowdown < (best[-1].power_w - idle_w) * best[-1].slowdown
         best.append(cap if spares else best[-1])
     return Ladder(caps[0], idle_w, tuple(cap.slowdown for cap in rising), tuple(best))

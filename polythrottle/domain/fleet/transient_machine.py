@@ -311,10 +311,13 @@ def interval_s(cost: CheckpointCost, hazard_per_s: float, step_s: float, overhea
     """
     if step_s <= 0 or not 0 < overhead <= 1:
         raise InvalidInput(f"a step takes time and an overhead is in (0, 1], not {step_s} s and {overhead}")
+    # In joules Young's interval is sqrt(2 C M P_checkpoint / P_run): the ratio of powers goes with the cost.
     best_s = daly_s(cost.stall_s * cost.weight, hazard_per_s)
     if best_s == inf:
         return inf
+    # From stall / (stall + interval) <= overhead.
     within_s = cost.stall_s * (1 / overhead - 1)
+    # The margin keeps a whole number of steps from becoming one more by rounding.
     return ceil(max(best_s, step_s, cost.persist_s, within_s) / step_s - 1e-9) * step_s
 
 

@@ -20,6 +20,7 @@ _SLOTS = 48
 _SLOT_S = DAY_S / _SLOTS
 _MEMORY_S = 3 * _SLOT_S
 """How many seconds of a slot its mean is made of: three days."""
+# More than a float has bits (53).
 _HALVINGS = 60
 
 
@@ -61,9 +62,11 @@ class DailyLoad:
             period_s: Since the look before; of a long one a half-hour at most is counted.
         """
         slot = int(at_s % DAY_S // _SLOT_S)
+        # The mean of a longer gap is that of other half-hours too, and is not to outweigh what this one remembers.
         period_s = min(period_s, _SLOT_S)
         mean, seconds = self.slots[slot]
         total_s = min(seconds + period_s, _MEMORY_S)
+        # A look right after another has no length, and would be divided by.
         if total_s > 0:
             moved = (mean + (rate_per_s - mean) * min(1.0, period_s / total_s), total_s)
         else:
@@ -167,7 +170,9 @@ def ration(ladder: Ladder, ahead: Sequence[LoadInterval], left_j: float, factor:
     least_j = _total_j(floors, lengths)
     if need_j <= left_j:
         return Ration(None, True, need_j, least_j, sum(lengths))
+    # No cap uses less than the floors do; with less left than that, the floors it is.
     level_w = _level_w(ahead, needs, floors, max(left_j, least_j))
+    # Back from what is really drawn to what the ladder says, with which whoever obeys the limit compares it.
     limit_w = min(needs[0], max(floors[0], level_w / ahead[0].weight)) / factor
     return Ration(limit_w, False, need_j, least_j, _lasts_s(needs, lengths, left_j))
 
@@ -198,6 +203,7 @@ def _level_w(ahead: Sequence[LoadInterval], needs: Sequence[float], floors: Sequ
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if used_j(middle) <= left_j else (low, middle)
+    # The lower end: it never uses more than there is.
     return low
 
 

@@ -73,6 +73,7 @@ class Forecast:
             return self
         fast = self._moved(self.fast_per_s, rate_per_s, period_s, self.outlook.fast_s)
         slow, quick = (
+            # The first look is its average; from zero, the slow one would take half a minute to say what comes.
             self._moved(None if self.fast_per_s is None else average, rate_per_s, period_s, constant_s)
             for average, constant_s in (
                 (self.slow_per_s, self.outlook.slow_s),

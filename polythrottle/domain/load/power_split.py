@@ -121,6 +121,7 @@ def _thinned(steps: list[Step], all_w: float) -> list[Step]:
     if len(steps) <= _MOST_STEPS or all_w <= 0:
         return steps
     grain_w = all_w / _MOST_STEPS
+    # Sorted out once more: rounding gives steps the same watts.
     return _lowest([Step(grain_w * math.ceil(step.most_w / grain_w), step.cost, step.chosen) for step in steps])
 
 

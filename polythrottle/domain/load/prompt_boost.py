@@ -217,6 +217,7 @@ class ClockDemand:
         done: Tokens that should have been computed of the prompts that have gone to the server and have not begun.
     """
 
+    # Infinitely fast until the rate is learnt: no load and no prompt asks for anything, and `share` decides.
     boost: PromptBoost = field(default_factory=lambda: PromptBoost(math.inf))
     news: PromptNews | None = None
     rate: PromptRate = field(default_factory=PromptRate)
@@ -281,6 +282,7 @@ class ClockDemand:
         prompts = []
         done = _SURE * self.done
         for tokens, came_s in self.news.prompts:
+            # Never counted as finished: its first token has not come, whatever the estimate says.
             left = max(tokens - done, (1 - _SURE) * tokens)
             done -= tokens - left
             prompts.append(WaitingPrompt(left, came_s + limits.first_s(tokens)))
