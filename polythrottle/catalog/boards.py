@@ -303,6 +303,7 @@ class BoardKnob:
     @property
     def searched(self) -> Knob:
         """The knob as it is searched; always holds the default level."""
+        # From above, so that the highest level, with which a tight limit stands or falls, is always among them.
         chosen = set(self.levels[:: -self.every]) | {self.default}
         return Knob(self.name, tuple(chosen))
 
@@ -507,9 +508,11 @@ def _whole(entry: TomlTable) -> TomlTable:
     base = entry.values.get("extends")
     if base is None:
         return entry
+    # A name and no path: a file from elsewhere is not to have others of this machine read.
     if not isinstance(base, str) or base not in names("devices"):
         raise entry.wrong("extends", f"must name a board of devices/, not {base!r}")
     inherited = read_document(locate("devices", "device", base))
+    # One step only: nobody has to follow a chain, or find out that it runs in a circle.
     if "extends" in inherited.values:
         raise entry.wrong("extends", f"must name a board that does not extend another, not {base}")
     own = {key: value for key, value in entry.values.items() if key != "extends"}
@@ -535,8 +538,10 @@ class _KnobTable:
         first, last, step = self.range
         if step <= 0 or last < first:
             return ()
+        # Before the levels are made: those of a mistyped or malicious range would not fit into memory.
         if (last - first) / step >= MOST_LEVELS:
             raise InvalidInput(f"has more than {MOST_LEVELS:,} levels")
+        # Multiplied and rounded: sums of a step such as 0.1 drift, and the last level would be missed.
         return tuple(first + i * step for i in range(round((last - first) / step) + 1))
 
 
@@ -577,6 +582,7 @@ def _preset(entry: TomlTable, name: str) -> OperatingPoint:
     entry.check_sources()
     figures = {key: value for key, value in entry.values.items() if key != "source"}
     for key, value in figures.items():
+        # To Python `true` is a number too, and would be the level 1.
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MOST_LEVEL < value < MOST_LEVEL:
             raise entry.wrong(key, f"must be a number, not {str(value)[:40]!r}")
     if not figures:

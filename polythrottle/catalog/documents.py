@@ -81,6 +81,7 @@ def read_archive(path: Path) -> Mapping[str, Member]:
     import tarfile
     import zlib
 
+    # First, for to open a pipe waits until somebody writes to it.
     check_plain(path)
     try:
         if path.stat().st_size > _MOST_PACKED:
@@ -90,6 +91,7 @@ def read_archive(path: Path) -> Mapping[str, Member]:
             raise ValueError("it holds nothing")
         _check_links(members)
         return members
+    # A damaged archive raises any of them, depending on which byte it is.
     except (OSError, ValueError, EOFError, zlib.error, tarfile.TarError, OverflowError) as err:
         reason = err.strerror if isinstance(err, OSError) and err.strerror else err
         if isinstance(err, gzip.BadGzipFile):
@@ -119,6 +121,7 @@ def _members(path: Path) -> Iterator[tuple[str, Member]]:
     import tarfile
 
     seen: set[str] = set()
+    # As a stream ("r|"): `_Bounded` counts what passes once, and could not if the reader went back to unpack anew.
     with gzip.open(path) as packed, tarfile.open(fileobj=cast("IO[bytes]", _Bounded(packed)), mode="r|") as tar:
         for info in tar:
             name = _checked(info.name)
@@ -137,19 +140,23 @@ def _member(tar: tarfile.TarFile, info: tarfile.TarInfo, name: str) -> Member:
 
     if info.type == tarfile.SYMTYPE:
         return Member(link=info.linkname)
+    # By its type: `isreg` is true of sparse and of contiguous files as well.
     if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.issparse():
         raise ValueError(f"{name!r} is neither a plain file nor a link within the archive")
     stream = tar.extractfile(info)
     content = stream.read() if stream is not None else b""
     if len(content) != info.size:
         raise ValueError(f"{name!r} is cut short")
+    # Without the bits for setuid, setgid and sticky: who unpacks this may be root.
     return Member(content, info.mode & 0o777)
 
 
 def _checked(name: str) -> str:
     name = removeprefix(name, "./").rstrip("/") or "."
     parts = PurePosixPath(name).parts
+    # In bytes, as file systems count them (NAME_MAX is 255); what cannot be encoded counts all the same.
     long = len(name) > _MOST_NAME or any(len(part.encode(errors="replace")) > _MOST_PART for part in parts)
+    # Printable only: names end up in messages, where control characters would steer the terminal.
     if name.startswith("/") or ".." in parts or long or not name.isprintable():
         raise ValueError(f"{name[:80]!r} leads out of the archive or is no name")
     return str(PurePosixPath(name))
@@ -213,6 +220,7 @@ def locate(kind: str, noun: str, name: str) -> Path:
         path = Path(name)
     else:
         path = catalogue_dir(kind) / f"{name}.toml"
+    # A name is no path: `../x` would lead out of the catalogue.
     if not path.is_file() or (path.name != name and "/" in name and not own):
         raise UnknownName(noun, name, names(kind))
     return path

@@ -164,11 +164,13 @@ class LanguageModel:
     @property
     def dense_weights(self) -> float:
         """Weights that every token passes, embeddings left out."""
+        # Two matrices have the query heads' width (queries, output), two that of keys and values.
         attention = self.hidden * self.head_width * 2.0 * (self.heads + self.key_value_heads)
         if self.experts is None:
             shared = 0
         else:
             shared = self.experts.shared_width
+        # Three matrices: gate, up and down, as in gated (SwiGLU) layers.
         dense = (self.layers - self.expert_layers) * 3.0 * self.hidden * self.width
         return self.layers * attention + dense + self.expert_layers * 3.0 * self.hidden * shared
 
@@ -185,6 +187,7 @@ class LanguageModel:
         experts = 0.0
         if self.experts is not None:
             experts = self.expert_layers * self.experts.count * self.expert_weights * BYTES[self.precision]
+        # The second matrix over the vocabulary: tokens are looked up in it, so it takes memory but no step reads it.
         return self.dense_bytes + self.hidden * self.vocabulary * _WIDE + experts
 
     @property
@@ -196,6 +199,7 @@ class LanguageModel:
     @property
     def token_bytes(self) -> float:
         """Bytes of the keys and values of one token on one GPU, of all layers."""
+        # Engines copy a head to several GPUs where there are more of these than heads.
         held = max(self.key_value_heads / self.gpus, 1.0)
         return 2.0 * held * self.head_width * _WIDE * self.layers
 

@@ -46,6 +46,7 @@ def _level(name: str, level: Any) -> tuple[str, Level]:
     """Return one level in SI."""
     if isinstance(level, str):
         return name, level
+    # Its very type: `isinstance` would take true and false for 1 and 0.
     if type(level) not in (int, float) or not is_finite(level):
         raise ValueError(f"{name} has no level {level!r}")
     if level < 0 and name.endswith(("hz", "_w")) and "_offset_" not in name:
@@ -177,6 +178,7 @@ def write_profile(profile: Profile, path: Path) -> None:
     Raises:
         StorageError: If it cannot be written, or would replace something that is not a profile.
     """
+    # Again, though callers have checked before the search: hours have passed since.
     check_replaceable(path)
     document = {
         "device": profile.device,
@@ -288,6 +290,7 @@ def named_profiles(name: str) -> tuple[Path, ...]:
         name: Of device and workload, and the SLO where it matters.
     """
     base, _, slo = name.removesuffix(".toml").partition("@")
+    # `../x` has one slash too, and would lead out of the folders of profiles.
     if not re.fullmatch(r"[^/]+/[^/]+", base) or base.startswith("."):
         return ()
     *own, shipped = _folders()
@@ -297,6 +300,7 @@ def named_profiles(name: str) -> tuple[Path, ...]:
         asked = [".toml", "@*.toml"]
     patterns = [f"{each}{which}" for each in named_patterns(base) for which in asked]
     mine = {path for folder in own for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    # The name decides where a copy or a checkout gave several files one time.
     newest = sorted(mine, key=lambda path: (path.stat().st_mtime_ns, str(path)), reverse=True)
     return (*newest, *(path for pattern in patterns for path in sorted(shipped.glob(pattern))))
 
@@ -428,6 +432,7 @@ def _measured(measurement: Measurement) -> dict[str, Any]:
         "extra_ms": {name: round(value * 1e3, 6) for name, value in extras.items() if unit_of(name) == "s"},
         "tokens_per_j": extras.get("tokens_per_j"),
     }
+    # TOML has no null.
     return {key: value for key, value in values.items() if value not in (None, {})}
 
 
@@ -453,6 +458,7 @@ def _measurement(values: Any) -> Measurement:
         raise ValueError(f"{strange[0]!r} is no statistic of a latency; they are {', '.join(_STATISTICS)}")
     times = {f"{stat}_s": _needed(latency, stat) / 1e3 for stat in latency if stat != "mean"}
     kind = values["energy_kind"]
+    # As a list: before Python 3.12 an enumeration raises TypeError if it is asked for a plain text.
     if kind not in list(EnergyKind):
         raise ValueError(f"energy_kind is one of {', '.join(EnergyKind)}, not {kind!r:.40}")
     queries = values.get("queries")
