@@ -185,6 +185,7 @@ def opened(setup: Setup, uris: Sequence[str], accept: Accept = lambda device: No
 
     with contextlib.ExitStack() as stack:
         errors: list[PolythrottleError] = []
+        # To the last answer, whatever goes wrong with one: a board that is opened later would be left open.
         for answer in at_once(uris, open_one, OPENED_WITHIN_S):
             if answer.found is not None:
                 boards[answer.uri] = answer.found
@@ -199,6 +200,7 @@ def opened(setup: Setup, uris: Sequence[str], accept: Accept = lambda device: No
 
 
 def _close(board: OpenBoard) -> None:
+    # A model that does not close is to hide neither what the search came to nor the error that ended it.
     with contextlib.suppress(PolythrottleError):
         board.served.close()
     inner = unmetered(board.device)
@@ -226,6 +228,7 @@ def _check_one_kind(boards: Sequence[OpenBoard]) -> None:
 
 def _individual(device: Device) -> dict[str, str]:
     """Return what tells a board from others of its kind; empty where that is not told."""
+    # A PCI address, a bus or a number tells parts of one machine apart, and is the same on the next one.
     return {name: text for name, text in identity_of(device).items() if name in INDIVIDUAL & {"uuid", "serial"}}
 
 
@@ -243,6 +246,7 @@ def _check(plan: StudyPlan, boards: int) -> None:
 
 def _of_all(study: Study, uris: Sequence[str]) -> Study:
     """Return a study whose problem says which boards search together, so that no other study is taken for it."""
+    # Sorted: the same boards in another order go on with the same study.
     content = {**study.problem.content, BOARDS: " ".join(sorted(uris))}
     return replace(study, problem=replace(study.problem, content=content))
 
@@ -348,6 +352,7 @@ def apply_to_all(
     path = find_profile(str(profile))
     read_profile(path)
     stay: dict[str, Any] = {"confirm_within_s": confirm_within_s, "lasting": lasting, "keep": keep}
+    # For its errors alone, before any board is asked.
     deployment.stay_of(**stay)
 
     def apply(uri: str) -> Applied:
@@ -362,6 +367,7 @@ def apply_to_all(
     tests = trial.run(devices, share)
     if trial.refused:
         return Rollout(trial.outcomes(devices), tests, trial.refused)
+    # Those that tried it are set as well: a trial puts its board back.
     rest = [uri for uri in devices if uri not in trial.errors]
     found = _in_order(rest, at_once(rest, apply, SET_WITHIN_S))
     known = {each.uri: each for each in (*found, *trial.failed)}
@@ -397,6 +403,7 @@ class _Canary:
             return ()
         test = partial(canary_test, profile=str(self._path), other_model=self._other_model, told=self._told)
         tests: dict[str, CanaryTest] = {}
+        # How long it takes depends on the model: a test makes pairs of windows until it is sure, or has made them all.
         for answer in at_once(chosen, test, _NO_BOUND_S):
             if answer.found is not None:
                 tests[answer.uri] = answer.found
@@ -488,6 +495,7 @@ def _every(devices: Sequence[str], ask: Callable[[str], Found]) -> tuple[Answer[
     check_distinct(devices)
     for uri in devices:
         DeviceURI.parse(uri)
+    # They come as boards answer, and are told in the order in which the user named them.
     answers = {answer.uri: answer for answer in at_once(devices, ask, SET_WITHIN_S)}
     return tuple(answers[uri] for uri in devices)
 

@@ -223,6 +223,7 @@ def restore(
     try:
         return Restored(all_restored(names, force=False), released)
     except PolythrottleError:
+        # The error that follows would leave untold what the daemon has put back.
         told(f"{released.device}: {released.words}")
         raise
 
@@ -321,6 +322,7 @@ def _holders(device: str | None, told: Told) -> tuple[_Holder, ...]:
     """
     from polythrottle.daemon.client import Client, default_socket
 
+    # Asked for first: without a daemon nobody should wait for a connection.
     if not default_socket().exists():
         return ()
     client = Client(timeout_s=_PATIENCE_S)
@@ -377,6 +379,7 @@ def _named(uri: str) -> tuple[str, str]:
     body, _, query = uri.partition("?")
     roots = roots_of(query)
     if body.partition(":")[0] == "nvml":
+        # A number, a UUID and another order name the same GPUs.
         body = f"nvml:{','.join(sorted(uuids_of(body.partition(':')[2])))}"
     return body, str(Path(roots[0]).resolve()) if roots else ""
 
@@ -429,6 +432,7 @@ def _confirmed_by_daemon(device: str | None, told: Told) -> DaemonReply | None:
         try:
             said.setdefault(each.client.confirm()["words"], []).append(each)
         except PolythrottleError:
+            # Of the others nothing waits, so that their refusal is no failure.
             if each.status.unconfirmed:
                 raise
     return _joined(said)

@@ -103,13 +103,16 @@ def sweep_progress(
 
 def in_notebook() -> bool:
     """Return whether this runs in a notebook's kernel, which shows HTML."""
+    # Not imported: who runs in a notebook has loaded it, and nobody else should wait for it.
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    # IPython on a terminal has a shell too, but no kernel, and would print the HTML's name.
     return hasattr(shell, "kernel")
 
 
 def _shown(progress: bool | None) -> bool:
     if progress is not None:
         return progress
+    # Python sets it to None where the process was started with it closed.
     return in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
 
 
@@ -174,6 +177,7 @@ def measure(
         # Judged and not held: whoever asks how a point does wants all of its window.
         goal = Goal(judged=limits)
         found = measure_point(board, served, whole, looks, arrivals=setup.traffic, goal=goal, kept=kept)
+        # What a workload learns about itself only while it serves.
         late = tuple(line for line in notes(served) if line not in before)
         for line in (*late, *afterwards(found, looks, setup.traffic, setup.seconds)):
             tell(line)
@@ -187,6 +191,7 @@ def _check_start(preset: str | None, point: Mapping[str, Level] | None) -> None:
     if preset is not None and not isinstance(preset, str):
         raise InvalidInput(f"a preset is the name of one, not {preset!r}")
     for name, level in (point or {}).items():
+        # To Python True is the number 1, which may well be a level.
         if isinstance(level, bool) or not isinstance(level, int | float | str):
             raise InvalidInput(f"a level of {name} is a number or a word, not {level!r}")
 
@@ -301,6 +306,7 @@ def sweep(
         TrialError: If no point at all could be measured.
         PolythrottleError: As `tune`.
     """
+    # Rows go to disk one by one in any case; without a name, to where nobody keeps them.
     with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
         table = Path(out or Path(folder) / "sweep.csv")
         return swept(Setup.of(device, workload, meter, setup), table, window, progress, advanced).to_dataframe()

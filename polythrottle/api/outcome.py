@@ -110,6 +110,7 @@ def conclude(journal: Journal, board: Device, plan: StudyPlan, past: PriorStudie
         past: What it learnt from.
         force: Whether to replace a profile that is better.
     """
+    # Loads Matplotlib, which only the end of a study needs.
     from polythrottle.report import write_report
 
     study = on_all_boards(journal.study, journal.path)
@@ -202,6 +203,7 @@ def _older(study: Study, profile: Profile, journal: Path, out: Path, force: bool
         found = read_profile(out)
     except BadFile:
         return "a file that could not be read as a profile", False
+    # Its own answer, from before it was continued: nothing to choose between.
     if found.provenance.get("journal") == str(journal):
         return None, False
     other = None
@@ -252,6 +254,7 @@ def find_study(name: str | Path) -> Path:
         each for pattern in named_patterns(text.partition("@")[0]) for each in folder.glob(f"{pattern}/*.jsonl")
     ]
     if journals_here and "@" not in text:
+        # The name decides where a copy gave several files one time.
         return max(journals_here, key=lambda each: (each.stat().st_mtime_ns, str(each)))
     known = {each.relative_to(folder).as_posix() for each in folder.glob("*/*") if each.is_dir()}
     raise UnknownName("study", text, known, hint="(a study is its journal, a profile, or <device>/<workload>)")
@@ -270,6 +273,7 @@ def _journal_behind(profile: Path) -> Path:
 def report_path(journal: Path) -> Path:
     """Return where the report of a journal goes: beside it, ``.html`` in place of ``.jsonl``."""
     if journal.suffix == ".html":
+        # A journal may have any name, and its report is not to be written over it.
         return journal.with_name(journal.name + ".report.html")
     return journal.with_name(journal.name.removesuffix(".jsonl") + ".html")
 
@@ -335,6 +339,7 @@ def profile_of(journal: Path) -> Path | None:
 
     with contextlib.suppress(BadFile):
         path = StudyPlan.of(journals.heading(journal)["plan"]).out or usual_path(journals.read(journal).problem)
+        # Another study of the same question may have put its answer there since.
         if Path(str(read_profile(path).provenance.get("journal"))).absolute() == journal.absolute():
             return path
     return None
@@ -366,6 +371,7 @@ def _model(plan: StudyPlan) -> dict[str, str]:
 
 
 def _provenance(journal: Path) -> dict[str, str | int]:
+    # `datetime.UTC` is of Python 3.11.
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return {"journal": str(journal), "date": today, "polythrottle": polythrottle_version()}
 

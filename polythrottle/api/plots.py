@@ -135,6 +135,7 @@ def ladder(profile: Profile | Tuning) -> Figure:
         starts = (0.0, *(rung.rate_per_s for rung in rungs))
         seen = []
         for start, rung in zip(starts, rungs, strict=False):
+            # In steps, for power along one rung is no straight line: fuller batches take less for each request.
             rates = [start + (rung.rate_per_s - start) * i / 20 for i in range(21)]
             powers_w = [rung.power_at(rate) for rate in rates]
             axes.plot(rates, powers_w, color=GREEN, linewidth=1.6, zorder=3)

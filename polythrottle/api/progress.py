@@ -104,6 +104,7 @@ class LiveStudy:
         """Take note of a study that begins or goes on."""
         self._journal = journal
         made = len(study.trials)
+        # A small space is exhausted before its trials are, and the bar is to end with it.
         self._progress.update(self._task, total=min(trials, len(study.problem.space)), completed=made)
         if 0 < made < trials:
             self.told(f"continuing with trial {made} of {trials} from {journal}")
@@ -118,6 +119,7 @@ class LiveStudy:
         self._progress.update(self._task, completed=len(done))
         if self._console.is_terminal:
             self._live.update(Group(newest(study), self._progress))
+        # Presets come after the last trial, which would be said once more with each of them.
         elif study.trials and study.trials[-1].state is not TrialState.RUNNING and not study.references:
             self.told(_plain(study, study.trials[-1]))
         if self._confirm is not None and study.default is not None:
@@ -132,6 +134,7 @@ class LiveStudy:
         if not (self._console.is_terminal and sys.stdin.isatty()):
             raise InvalidInput(f"{doubt} If not, add --yes to search with it")
         self._live.stop()
+        # Below a table that no longer moves: a live one would draw over the question.
         self._say(doubt)
         if not confirm("search with it as it is?"):
             raise InvalidInput("nothing was searched; write the limit anew")
@@ -143,6 +146,7 @@ class LiveStudy:
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):  # a full disk behind standard error must not end a study
+            # As it is: brackets in a path are no markup, and a command that is to be copied must not be broken by rich.
             self._console.print(text, soft_wrap=True, markup=False)
 
 
@@ -155,6 +159,7 @@ class LiveSweep(LiveBar):
     def advanced(self, done: int, total: int, point: OperatingPoint) -> None:
         """Show that ``done`` of ``total`` points are in the table."""
         self._progress.update(self._task, completed=done, total=total)
+        # Some twenty lines in a log, however many points there are.
         if not self._console.is_terminal and (done % max(1, total // 20) == 0 or done == total):
             line = folded(f"{done} of {total}: {_tied(point)}", self._console.width)
             self._console.print(line, soft_wrap=True, markup=False)
@@ -189,6 +194,7 @@ def newest(study: Study) -> Table:
         table.add_column(heading, justify="right", overflow="fold")
     best = study.best
     shown = study.trials[-_SHOWN:]
+    # It may lie far back, and is what the user waits for.
     if best is not None and best not in shown:
         shown = (*shown, best)
     for trial in shown:
@@ -252,8 +258,10 @@ class Cell:
 
     def show(self, *parts: RenderableType) -> None:
         """Show something in place of what was there."""
+        # Left to itself, rich notices the notebook and puts its output there, once more each time.
         console = Console(file=io.StringIO(), record=True, width=_WIDTH, force_jupyter=False, highlight=False)
         console.print(Group(*parts))
+        # Styles inline: rich numbers its classes anew in each export, and all cells are one page.
         page = self._display.HTML(console.export_html(inline_styles=True, code_format=_FRAME))
         if self._handle is None:
             self._handle = self._display.display(page, display_id=True)

@@ -237,6 +237,7 @@ def _method(method: str | Optimizer) -> tuple[str, Optimizer | None]:
 
 _Given = TypeVar("_Given")
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    # The numbers' own classes, under which those of NumPy are registered as well.
     "trials": ((Integral,), "a whole number"),
     "minutes": ((Real, NoneType), "a number of minutes"),
     "joules": ((Real, NoneType), "a number of joules"),
@@ -339,6 +340,7 @@ def resume(
         if begun.objects:
             raise BadFile(f"{journal} cannot be resumed by itself: {begun.to_go_on}")
         plan = begun.changed(trials=trials, minutes=minutes, joules=joules, horizon=horizon, early_stop=early_stop)
+        # Before anything is opened: a journal from elsewhere may name whatever it likes.
         plan = checked_plan(journal, plan, device, out)
         with contextlib.ExitStack() as stack:
             shown = stack.enter_context(study_progress(progress, watcher, plan.resumed_by))
@@ -352,6 +354,7 @@ def resume(
             plan.setup.check_placed(board, served)
             content = plan.setup.content(board, served)
             asked = replace(kept.study.problem, space=board.space * served.space, content=content)
+            # What the journal describes and what was opened now: a model or a table may have changed since.
             check_same_problem(journal, kept.study, replace(kept.study, problem=asked, trials=(), references=()))
             return _Search(board, served, kept, plan, recalled(plan.lessons), shown).run(force)
 
@@ -384,6 +387,7 @@ def _asked(history: Sequence[Path | str] | None) -> tuple[str, ...] | None:
     if history is None:
         return None
     paths = history
+    # One name is a sequence too, of its letters.
     if isinstance(history, str | Path):
         paths = [history]
     if not all(str(path).strip() for path in paths):
@@ -535,6 +539,7 @@ class _Search:
         account = StudyPlan.of(self.kept.plan).account(self.kept.study.problem, self.kept.spent)
         most_late = None if account is None else account.most
         loop = tuner.tune(self.board, self.served, optimizer, self.kept, self.plan.budget, self.plan.rule, most_late)
+        # Not left to the garbage collector: where a watcher raises, the device is restored before anybody goes on.
         with contextlib.closing(loop):
             for study in loop:
                 self.watcher.changed(study)
