@@ -87,8 +87,10 @@ class AppendLog:
         data = line + b"\n"
         try:
             while data:
+                # A file system that is nearly full, or a signal, lets it take a part only.
                 data = data[os.write(self._handle, data) :]
             os.fsync(self._handle)
+            # The file itself is new, and its name survives a power cut only with its folder (fsync(2)).
             if not size:
                 sync_folder(self.path.parent)
         except OSError as err:
@@ -116,6 +118,7 @@ class AppendLog:
 
     def _lock(self, busy: str) -> None:
         try:
+            # Not fcntl's record locks, which are lost when the file is opened and closed once more, as `content` does.
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()

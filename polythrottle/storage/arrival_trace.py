@@ -40,6 +40,7 @@ def recorded(path: Path) -> NDArray[np.float64]:
         times = _times(part, column, unit_s)
         if not times.size:  # rows of separators alone; the reader refuses a table that ends without any other
             continue
+        # The last of the piece before comes first: pieces end where the reader is full, not where the trace pauses.
         if (back := np.flatnonzero(times < np.concatenate(([last_s], times[:-1])))).size:
             line = part.at(int(back[0])).line
             raise BadFile(f"{path}, line {line}: goes back in time; sort the file by arrival first")
@@ -90,6 +91,7 @@ def _times(part: Table, column: str, unit_s: float) -> NDArray[np.float64]:
 
     texts = part.texts(column)
     try:
+        # Through objects: an array of texts gives each the room of the longest.
         times = np.array(texts, dtype=object).astype(np.float64) * unit_s
     except ValueError:
         times = np.array([_time_s(text, unit_s) for text in texts])
@@ -122,4 +124,5 @@ def _date_s(text: str) -> float:
         date = iso_time(text)
     except ValueError:
         return math.nan
+    # Not `timestamp()`, which reads a time without a zone as this machine's, with a summer time that goes back.
     return (date - datetime(1970, 1, 1, tzinfo=date.tzinfo)).total_seconds()

@@ -76,6 +76,7 @@ def open_replacement(path: Path, *, mode: int | None = 0o644) -> Iterator[IO[byt
         OSError: If it cannot be written; the old one stays.
     """
     draft = draft_path(path)
+    # Never through a link that somebody has laid there: root writes into folders of others too.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with delete_unless_moved(draft):
         with os.fdopen(os.open(draft, flags, 0o666 if mode is None else mode), "wb") as file:

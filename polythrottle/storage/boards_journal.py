@@ -85,6 +85,7 @@ def boards_in(data: bytes) -> Mapping[int, str]:
     Raises:
         BadFile: If a board is not what it should be.
     """
+    # Most journals are of one board, and need not be read line by line to know it.
     if b'"visit"' not in data:
         return {}
     return BoardNotes.of(data[: data.rfind(b"\n") + 1]).boards
@@ -123,9 +124,11 @@ class BoardsJournal(Journal):
         super().__init__(*args, **named)
         data = self._log.content()
         self._notes = BoardNotes.of(data[: data.rfind(b"\n") + 1])
+        # Nobody runs them any more: the lock on the file is this process's.
         lost = [point for point, _ in self._notes.running.values()]
         self._notes.running.clear()
         self._lost = Counter(lost)
+        # Once each, though several boards may have been lost with one point; how many is what `_lost` counts.
         self._waiting = list(dict.fromkeys(lost))
 
     @property

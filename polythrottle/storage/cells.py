@@ -41,6 +41,7 @@ class Cells:
 
     path: Path
     cells: Mapping[str, str]
+    # Asked for in messages alone: to count may mean to read the file once more.
     counted: Callable[[], int]
 
     @property
@@ -235,7 +236,9 @@ def _refuse_if_huge(path: Path, metadata: FileMetaData) -> None:
     Raises:
         BadFile: If it does.
     """
+    # Not all of them: how many there are is what the file says, too.
     groups = [metadata.row_group(number) for number in range(min(metadata.num_row_groups, _MOST_GROUPS + 1))]
+    # A negative size, which only a forged file has, would make room for another.
     unpacked = sum(max(0, group.total_byte_size) for group in groups)
     if metadata.num_rows > _MOST_ROWS or len(groups) > _MOST_GROUPS or unpacked > _MOST_UNPACKED:
         most = f"{_MOST_ROWS:,} rows or {_MOST_UNPACKED // 1_000_000:,} MB"
@@ -253,5 +256,6 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
+        # Arrow's errors go over many lines, some of them of its own source.
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BadFile(f"{path} is no Parquet file, or is damaged: {why[:200]}") from error

@@ -246,6 +246,7 @@ def _hint(record: type[object], field: dataclasses.Field[Any]) -> Any:
 
 
 def _is_figure(value: object) -> TypeGuard[float]:
+    # To Python true is a number; and `math.isfinite` raises at a whole number of hundreds of digits, which TOML allows.
     return isinstance(value, (int, float)) and not isinstance(value, bool) and is_finite(value) and value >= 0
 
 
@@ -256,10 +257,12 @@ def _holds_figures(value: object) -> bool:
 def _fits(value: object, wanted: type) -> bool:
     if wanted in (int, float):
         return _is_figure(value)
+    # Not `isinstance`, by which true would be a whole number.
     return type(value) is wanted
 
 
 def _plain(hint: Any) -> Any:
+    # `X | None` has an origin of its own from Python 3.10 on; the module is carried to boards with 3.8.
     if typing.get_origin(hint) in (getattr(types, "UnionType", typing.Union), typing.Union):
         return next(part for part in typing.get_args(hint) if part is not type(None))
     return hint

@@ -191,6 +191,7 @@ def recall(store: KnowledgeStore, gpu: str, network: str) -> tuple[Knowledge, tu
             continue
         except InvalidInput as error:
             notes.append(f"{folder}/{name} holds no node's knowledge and is left out: {error}")
+        # One machine's damaged file must not keep the others' from a whole fleet.
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             notes.append(
                 f"{folder}/{name} holds no node's knowledge and is left out: it is damaged or not of this kind"
@@ -215,6 +216,7 @@ def _told(document: Mapping[str, Any], gpu: str, network: str) -> NodeReport:
         raise InvalidInput("it is of another GPU or network, or too long")
     names = ("limit_w", "step_s", "power_w", "windows")
     return NodeReport(
+        # Another machine has written it, and it is printed, and compared with names of nodes here.
         _safe(document["node"]),
         gpu,
         network,
@@ -227,6 +229,7 @@ def _folder(gpu: str, network: str) -> str:
 
 
 def _safe(name: str) -> str:
+    # It becomes part of a path or a URL: no slash, and no dot at the beginning.
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,99}", name):
         raise InvalidInput(f"{name[:40]!r} cannot be the name of a file; use letters, digits and . _ + @ -")
     return name

@@ -40,6 +40,7 @@ def named_hardware(uri: str) -> frozenset[str]:
     found: set[str] = set()
     for part in (rest or "0").split(","):
         first, dash, last = part.strip().partition("-")
+        # Bounded, for a span that is mistyped would be counted out here.
         if dash and first.isdecimal() and last.isdecimal() and int(last) - int(first) < _GPUS_MOST:
             found.update(map(str, range(int(first), int(last) + 1)))
         else:

@@ -36,6 +36,7 @@ def decode(line: bytes) -> dict[str, Any]:
         InvalidInput: If it is no JSON object, repeats a key, is nested too deep, or holds a number that is not finite.
     """
     try:
+        # Python takes NaN and Infinity for numbers, makes 1e999 infinite, and lets the last of two equal keys win.
         message = json.loads(
             line.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_number, parse_float=_finite
         )
@@ -139,6 +140,7 @@ class Channel:
 
     def _receive_chunk(self, left_s: float) -> bool:
         """Wait for more; return whether any has come in time."""
+        # Set anew before each call: senders use the same socket with times of their own.
         self._connection.settimeout(None if math.isinf(left_s) else max(left_s, _LEAST_S))
         try:
             chunk = self._connection.recv(_CHUNK)

@@ -99,6 +99,7 @@ class Store:
             StorageError: If the store cannot be reached.
         """
         try:
+            # fsspec remembers listings, and other machines write here.
             self._system.invalidate_cache()
             found = self._system.ls(self._path(folder), detail=False)
         except FileNotFoundError:
@@ -175,6 +176,7 @@ def read_claim(store: Store) -> Claim | None:
     """
     try:
         document = json.loads(store.read(CLAIM))
+        # By name: another version may have more to say.
         claim = Claim(**{key: document[key] for key in ("owner", "host", "pid", "count", "released")})
     except FileNotFoundError:
         return None
@@ -218,6 +220,7 @@ class Holding:
                 self._clock.sleep(self._beat_s / 2)
                 self._refuse(former, read_claim(self._store))
         self._put(self._mine)
+        # Two may have found it free at once: the later one's claim stands, and the earlier one sees it now.
         self._clock.sleep(self._beat_s / 4)
         self._refuse(self._mine, read_claim(self._store))
 
@@ -225,6 +228,7 @@ class Holding:
         """Renew the claim once, and return whether the store is still held; one out of reach is."""
         try:
             present = read_claim(self._store)
+        # A network that fails for a moment is no reason to stop a job: whoever wants the store looks for three beats.
         except (StorageError, BadFile):
             return True
         if present is not None and present.owner != self._mine.owner:
@@ -247,6 +251,7 @@ class Holding:
     def release(self) -> None:
         """Let the store go."""
         self._ended.set()
+        # Else the claim that stands there is another's, who lives.
         if self.lost_to is None:
             mine = self._mine
             try:

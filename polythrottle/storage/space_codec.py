@@ -34,6 +34,7 @@ def space_from_document(document: Mapping[str, Any]) -> SearchSpace:
     size = document["size"]
     if type(size) is not int:
         raise TypeError(f"{size!r} is not of type int")
+    # Before anything is unpacked to that size.
     check_size([size])
     packed = _unpacked(document["rows"], size * len(knobs) * _INDEX_BYTES)
     if knobs:

@@ -102,6 +102,7 @@ class Table:
         try:
             values = np.array(texts, dtype=object).astype(np.float64)
         except ValueError:
+            # Not finite, so that the rows are gone through below, where the bad one is named.
             values = np.full(len(texts), np.nan)
         if not (np.isfinite(values) & (values >= least) & (values <= most)).all():
             return np.array([cells.number(column, least, most) for cells in self.rows()], dtype=np.float64)
@@ -233,6 +234,7 @@ def check_writable(path: Path) -> None:
 def csv_lines(rows: Iterable[Iterable[object]]) -> bytes:
     """Return rows as lines of a CSV file, without pandas: for what is written row by row."""
     text = io.StringIO()
+    # As `write` ends them, so that a table which goes on row by row has one kind of line ends.
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
 
@@ -269,6 +271,7 @@ def _typed(texts: Sequence[str]) -> NDArray[np.generic] | list[str]:
     except ValueError:
         return list(texts)
     whole = bool(len(values)) and all(text.strip().lstrip("+-").isdecimal() for text in texts)
+    # Up to there a float holds every whole number exactly.
     if whole and np.abs(values).max() < 2**53:
         return values.astype(np.int64)
     return values
@@ -356,6 +359,7 @@ def _opened(path: Path) -> Iterator[_Text]:
         with path.open("rb") as raw:
             packed = raw.read(2) == _GZIP
         with (
+            # The mark at the beginning is what spreadsheets write; line ends are left to the csv module, as it asks.
             gzip.open(path, "rt", encoding="utf-8-sig", newline="")
             if packed
             else path.open(encoding="utf-8-sig", newline="") as file
@@ -421,9 +425,11 @@ def _frames(path: Path, columns: Sequence[str], loose: bool) -> Iterator[pd.Data
         head = _Head.of(path, text, columns, loose)
         # pandas fills short rows up to the width of the first one: what is small here can be large there.
         text.widest = (head.separator, _MOST_COLUMNS)
+        # Each cell is an object of its own: a wide table is taken in fewer rows.
         at_once = max(1, min(_AT_ONCE, _MOST_CELLS // max(1, len(head.names))))
         try:
             with pd.read_csv(
+                # Texts as they stand: NA, 007 and 1e5 may be names.
                 cast("IO[str]", text), sep=head.separator, header=None, dtype=object, keep_default_na=False,
                 na_values=[], quoting=csv.QUOTE_NONE, chunksize=at_once, engine="c",
             ) as reader:  # fmt: skip
@@ -478,6 +484,7 @@ def _fields(path: Path, columns: Sequence[str], loose: bool) -> Iterator[tuple[S
         rest = iter(text)
         head = _Head.of(path, rest, columns, loose)
         width = len(head.names)
+        # Strict, for otherwise a quote that is never closed takes the rest of the file for one cell.
         reader = csv.reader(map(_uncommented, rest), delimiter=head.separator, strict=True)
         for fields in reader:
             if any(field.strip() for field in fields):

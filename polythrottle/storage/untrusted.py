@@ -89,6 +89,7 @@ def check_plain(path: str | os.PathLike[str]) -> None:
     """
     try:
         seen = os.stat(path)
+    # A name that holds a null character is a ValueError.
     except (OSError, ValueError):
         return
     if why := _strange(seen):
@@ -129,10 +130,12 @@ def read_blocks(path: Path, most_bytes: int) -> Iterator[bytes]:
     """
     try:
         # A link is followed once: what is put into its place afterwards is not.
+        # Without waiting, for a pipe opens only once somebody writes to it; what it is, is looked at below.
         handle = os.open(os.path.realpath(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     try:
+        # Of what is open: under the name something else may lie by now.
         seen = os.fstat(handle)
         if why := _strange(seen):
             raise BadFile(f"{path} cannot be read: it is {why}")
@@ -141,6 +144,7 @@ def read_blocks(path: Path, most_bytes: int) -> Iterator[bytes]:
         total = 0
         while block := os.read(handle, min(_BLOCK, most_bytes + 1 - total)):
             total += len(block)
+            # Its size refuses it at once; what is counted, a file that grows while it is read.
             if max(total, seen.st_size) > most_bytes:
                 raise BadFile(f"{path} cannot be read: it is larger than {_amount(most_bytes)}")
             yield block

@@ -48,6 +48,7 @@ class Fold:
             self.study = study_from(line)
             self.plan = dict(typed(line["plan"], dict, "plan"))
             return
+        # Presets are measured once the search has ended, and do not begin it anew; a trial does.
         if event != "reference":
             self.finished = str(line["reason"]) if event == "finished" else None
         self.study = self._changed(event, line)
@@ -76,6 +77,7 @@ class Fold:
             if number != len(trials) or self.running is not None:
                 raise ValueError(f"trial {number} cannot start after {len(trials)} trials")
             point = OperatingPoint(typed(line["point"], dict, "point"))
+            # For its error alone: a point that is not in the space cannot have been tried.
             self.study.problem.space.index(point)
             self.attempts[number] += 1
             return self.study.with_trial(Trial(number, point))
@@ -90,6 +92,7 @@ class Fold:
             failure = typed(line["failure"], str, "failure")
             return self.study.with_trial(replace(ended, failure=failure, absent=absent))
         if event == "interrupted":
+            # Gone, not failed: its number is free, and the trial is made again under it.
             return Study(self.study.problem, self.study.method, self.study.seed, trials[:-1], self.study.references)
         raise ValueError(f"unknown event {event!r}")
 

@@ -88,7 +88,9 @@ def study_from(line: Mapping[str, Any]) -> Study:
             should be, PolythrottleError if it makes no problem.
     """
     content = typed(line["content"], dict, "content")
+    # Format 1 knew no other.
     objective = line.get("objective", "energy")
+    # As a list: before Python 3.12 an enumeration raises TypeError if it is asked for a plain text.
     if objective not in list(Objective):
         raise ValueError(f"objective is one of {', '.join(Objective)}, not {objective!r}")
     problem = Problem(
@@ -102,6 +104,7 @@ def study_from(line: Mapping[str, Any]) -> Study:
         Objective(objective),
         Arrivals.parse(typed(line.get("arrivals", "closed"), str, "arrivals")),
     )
+    # Somebody has changed the line by hand: the trials below are of another problem.
     if problem.fingerprint != line["problem"]:
         raise ValueError("the problem it describes does not match its fingerprint")
     return Study(problem, typed(line["method"], str, "method"), typed(line["seed"], int, "seed"))
@@ -119,10 +122,12 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
         newer["board"]["interval"] = [_end(board.interval.low), _end(board.interval.high)]
     if measurement.goodput is not None:
         newer["goodput"]["classes"] = {name: list(each) for name, each in measurement.goodput.classes.items()}
+    # A journal of a study that has none of them reads as it always did, in earlier versions too.
     return {**line, **{name: value for name, value in newer.items() if value not in (None, {})}}
 
 
 def _end(value: float) -> float | None:
+    # JSON has no word for infinity.
     if math.isfinite(value):
         return value
     return None

@@ -99,6 +99,7 @@ def holds_study(path: Path) -> bool:
     check_regular(path)
     try:
         return b"\n" in path.read_bytes()
+    # Still to be made, its folder perhaps as well.
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:

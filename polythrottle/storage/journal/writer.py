@@ -59,6 +59,7 @@ class Journal:
         """
         check_regular(path)
         log = AppendLog(path, busy=_busy(path))
+        # Looked at under the lock: another process may have begun a study there just before.
         if not _torn(log.content()):
             log.close()
             raise BadFile(f"{path} is not empty and not a journal; a new journal needs a new file")
@@ -80,6 +81,7 @@ class Journal:
             raise BadFile(f"there is no journal {path}; a journal is made by polythrottle tune")
         log = AppendLog(path, create=False, busy=_busy(path))
         try:
+            # All of it is understood before anything is cut: what is no journal stays as it is.
             whole, fold = folded(path, log.content())
             if fold.study is None:
                 raise BadFile(f"{path} holds no study")
@@ -160,6 +162,7 @@ class Journal:
             reason: In words.
             answer: Number of the trial whose point was chosen; None leaves that to the figures.
         """
+        # Nothing new: a study that has ended is resumed without a line more, however often.
         if (self.finished, self.study.answer) != (reason, answer):
             chosen = {} if answer is None else {"answer": answer}
             self._append({"event": "finished", "reason": reason, **chosen})
