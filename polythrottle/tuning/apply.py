@@ -87,8 +87,10 @@ def apply_profile(profile: Profile, stay: Stay, device: str | None = None) -> Ap
     own, served = split_point(profile)
     if device is None:
         device = profile.device
+    # Nothing is measured, so that a meter, which may be a program, need not be opened.
     uri = meter_apart(device)[0]
     try:
+        # A profile of the workload's knobs alone still has to be for this device.
         board = open_device(uri, tuple(own) or None)
     except UnknownName:
         # Another board has other knobs: that it is another one says more than which of them it lacks.

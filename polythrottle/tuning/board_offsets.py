@@ -145,6 +145,7 @@ def _apart(logs: Sequence[float], variances: Sequence[float]) -> float:
     total = sum(weights)
     mean = sum(w * log for w, log in zip(weights, logs, strict=True)) / total
     beyond = sum(w * (log - mean) ** 2 for w, log in zip(weights, logs, strict=True)) - more
+    # Boards that differ less than their windows do by chance would have a negative variance between them.
     seen = max(0.0, beyond / (total - sum(w * w for w in weights) / total))
     return max((APART_BOARDS * APART_SD**2 + more * seen) / (APART_BOARDS + more), _LEAST_SD**2)
 
@@ -308,6 +309,7 @@ class BoardsView:
         """
         offsets = self.offsets
         worst = offsets.worst
+        # Power as on the board that draws most, which need not be the slowest: a limit on it has to hold there too.
         study = self._seen(lambda seen, here: as_on(seen, here, worst, offsets.most_power), offsets)
         if not study.judgeable:
             return study
@@ -366,6 +368,7 @@ class BoardsView:
 
         problem = self.study.problem
         defaults = [turned(seen, offsets.board(uri)) for uri, seen in self.defaults.items()]
+        # What the problem states by itself counts, as on one board.
         reference = {**_pooled(defaults, problem.constraints), **problem.reference}
         if reference != problem.reference:
             problem = replace(problem, reference=reference)

@@ -149,4 +149,5 @@ def first_of(count: int, share: float) -> int:
         raise InvalidInput(f"--canary is a share of the boards, such as 10%, not {100 * share:g} %")
     if count < 2:
         raise InvalidInput("--canary tries a profile on some boards before the others, and there is one alone")
+    # In floating point 29 % of a hundred boards are 28.999999999999996.
     return max(1, math.floor(count * share + 1e-9))

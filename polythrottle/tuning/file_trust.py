@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 def is_own(file: Path) -> bool:
     """Return whether a file lies in the state folder, where nobody but this user writes."""
     try:
+        # Links resolved: one in the state folder may lead to what somebody else writes.
         return file.resolve().is_relative_to(state_dir().resolve())
+    # What cannot be told to be the user's own is treated as a stranger's.
     except (StorageError, OSError):
         return False
 

@@ -168,6 +168,7 @@ def ladder_of_study(study: Study, slo_s: float) -> Ladder:
     limits = [limit for limit in study.constraints if not limit.timed and not limit.at_least]
     held = [(point, each) for point, each in whole if all(limit.slack(each) >= 0 for limit in limits)]
     known = [(point, each) for point, each in held if each.idle_power_w is not None and each.latency.p99_s is not None]
+    # If none will do, the first says in its error what it lacks.
     return ladder_of([PointPerformance.of(point, measurement) for point, measurement in known or held[:1]], slo_s)
 
 
@@ -266,6 +267,7 @@ def late_share(requests: float) -> float:
 def _at_most(count: int, mean: float) -> float:
     """Return the chance of at most so many where a mean is expected: Poisson's, of many by its normal limit."""
     if count >= _MANY:
+        # Half a count more: the correction for reading a count, which has steps, off a curve that has none.
         return 0.5 * (1 + math.erf((count + 0.5 - mean) / math.sqrt(2 * mean)))
     chance = total = math.exp(-mean)
     for number in range(1, count + 1):

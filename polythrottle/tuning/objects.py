@@ -82,6 +82,7 @@ def reopens(workload: Served) -> bool:
         return False
     module, _, path = name_of(workload).partition(":")
     found: Any = None
+    # The main module of whoever resumes is another one.
     if module != "__main__":
         found = sys.modules.get(module)
     for name in path.split("."):
@@ -125,6 +126,7 @@ def _checked_meter(meter: object) -> Meter:
 
 def _see_that_it_has(value: object, port: type, what: str, advice: str) -> None:
     missing = [name for name in vars(port) if not name.startswith("_") and not hasattr(value, name)]
+    # A class has all methods of its objects, and can do nothing with them.
     if missing or isinstance(value, type):
         if isinstance(value, type):
             lacks = "is a class, not an object of it"
@@ -144,6 +146,7 @@ def _called(value: object) -> str:
 def _digest(workload: Callable[..., object]) -> str:
     """Return a digest of a function's code, or of how a torch module or another callable shows itself by its type."""
     code = getattr(workload, "__code__", None)
+    # Not imported: whoever gives a torch module has loaded it, and nobody else should wait for it.
     torch = sys.modules.get("torch")
     if isinstance(code, CodeType):
         text = "\n".join(_code_lines(code))
@@ -157,4 +160,5 @@ def _digest(workload: Callable[..., object]) -> str:
 def _code_lines(code: CodeType) -> list[str]:
     inner = [line for each in code.co_consts if isinstance(each, CodeType) for line in _code_lines(each)]
     plain = [repr(each) for each in code.co_consts if not isinstance(each, CodeType)]
+    # Neither file nor line numbers: a function that was moved is still the same.
     return [code.co_code.hex(), *plain, *code.co_names, *inner]

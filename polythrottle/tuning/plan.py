@@ -73,11 +73,13 @@ class StudyPlan:
         """A short name for what makes another study of the same problem, method and seed; empty for the usual."""
         if self.risk is None and self.history is None and not self.priors and self.errors is None:
             return ""
+        # Only where there are any, so that studies from before keep their files' names.
         if self.priors:
             priors = [[dict(prior) for prior in self.priors]]
         else:
             priors = []
         errors = [str(self.errors)] if self.errors is not None else []
+        # Short, for it only keeps names apart: what a journal was begun with is compared when it is opened.
         return f"{zlib.crc32(json.dumps([self.risk, self.history, *priors, *errors]).encode()):08x}"
 
     def account(self, problem: Problem, spent: LateRequests) -> ErrorAccount | None:
@@ -123,6 +125,7 @@ class StudyPlan:
             return replace(self, budget=budget, rule=Rule(span_s(horizon), early_stop is not False))
         if early_stop is None:
             return replace(self, budget=budget)
+        # A horizon says when to stop early, and a rule refuses it where that is not wanted.
         return replace(self, budget=budget, rule=Rule(self.rule.horizon_s if early_stop else None, early_stop))
 
     def facts(

@@ -208,6 +208,7 @@ def _opened(
         if not other_model:
             _check_same_model(profile, workload.uri, words.content(device).get("model"), other_model is not None)
     if not isinstance(device, Recorded) and (wider := _widened(words, workload, tuned)) != words:
+        # Before the other is opened: a model that is there twice takes its memory twice.
         workload.close()
         device, workload = wider.open()
     with contextlib.closing(workload), device:
@@ -273,6 +274,7 @@ def _file(name: str) -> Path | None:
             return None
         return find_profile(name)
     except UnknownName:
+        # That is no name of a preset, so nothing else can have been meant.
         if "/" in name or name.endswith(".toml"):
             raise
         return None

@@ -160,6 +160,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         for name in ("knobs", "batch_sizes", "threads", "inputs"):
+            # A text is a sequence too, and would be taken letter by letter.
             if isinstance(value := getattr(self, name), str | int):
                 raise InvalidInput(f"{name} takes several, such as ({value!r},), not {value!r}")
 
@@ -491,6 +492,7 @@ def problem_of(board: Device, served: Workload, slo: Sequence[str], window: Wind
             known = ", ".join(reference)
             raise InvalidInput(f"{constraint}: {board.title} records no {constraint.metric}; it has {known}")
     _check_simulated(unmetered(board), served, constraints)
+    # The rest would be part of the fingerprint without a say in the answer.
     used = {constraint.metric for constraint in constraints if constraint.relative}
     kept = {metric: value for metric, value in reference.items() if metric in used}
     return Problem(board.space * served.space, constraints, board.uri, served.uri, kept, window)
@@ -518,7 +520,9 @@ def device_name(problem: Problem) -> str:
     scheme, _, place = without_options(problem.device).partition(":")
     digest = problem.content.get("table", "")
     for tree in roots_of(problem.device.partition("?")[2]):
+        # `root=/` is the machine itself, as if nothing was said.
         if os.path.abspath(tree) != "/":
+            # Its bytes: not every path is text in UTF-8.
             digest = sha256(os.fsencode(os.path.abspath(tree))).hexdigest()
     if scheme == "sim" and place.endswith((".toml", ".tar.gz")):
         digest = problem.content.get("board", "")

@@ -30,7 +30,7 @@ from polythrottle.tuning.open_board import OpenBoard, shared_window
 from polythrottle.tuning.stopping import ALL_TRIED, NOTHING_LEFT, WORTHLESS_IDLE, Budget, Outlook, Rule
 from polythrottle.tuning.tuner import FAILURES_IN_A_ROW, tune
 
-_ANY = 10**9
+_ANY = 10**9  # trials of one board: how many there are in all is decided here
 _STOPPED = "stopped"
 
 
@@ -143,7 +143,7 @@ class SharedStudy:
         try:
             for thread in threads:
                 thread.start()
-                started.append(thread)
+                started.append(thread)  # a thread that could not be started cannot be waited for
             ended = 0
             while ended < len(threads):
                 event = self._events.get()

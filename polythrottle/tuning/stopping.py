@@ -200,6 +200,7 @@ def _before(study: Study) -> Study:
 def _percent(share: float) -> str:
     if share <= 0:
         return "nothing"
+    # No smaller: two digits of less than that read as 1e-05.
     return f"{max(100 * share, 0.001):.2g} %"
 
 

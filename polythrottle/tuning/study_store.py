@@ -124,6 +124,7 @@ def stored(folder: Path, problem: Problem) -> PriorStudies:
     skipped = 0
     for path in sorted(_files(folder, (".jsonl",), math.inf), key=_age)[:_NEWEST]:
         try:
+            # The first line alone: of a thousand journals most are of other devices and need not be read.
             line = journal.heading(path)
         except BadFile:
             skipped += 1
@@ -149,6 +150,7 @@ def named(paths: Sequence[Path], problem: Problem) -> PriorStudies:
     skipped = 0
     for path in paths:
         if not path.is_dir():
+            # By its real place: a file that is named twice, or lies in a folder named as well, teaches once.
             lessons[path.resolve()] = _enough(lesson(path))
             continue
         some, unread = _readable(_files(path, (".jsonl", *ENDINGS), _MOST_FILES))
@@ -267,6 +269,7 @@ def _age(path: Path) -> float:
     try:
         return -path.stat().st_mtime
     except OSError:
+        # Gone since it was listed: as if it were the oldest.
         return 0.0
 
 
@@ -277,6 +280,7 @@ def _kinship(line: Mapping[str, Any], problem: Problem) -> tuple[bool, bool]:
     device = line.get("device")
     if isinstance(device, str):
         device = without_options(device)
+    # How a model does under one load says little of how it does under another.
     load = line.get("arrivals", "closed") == str(problem.arrivals)
     return (
         _same(device, without_options(problem.device), content.get("board"), problem.content.get("board")),

@@ -167,6 +167,7 @@ def _unpacked(
     if path.suffix != ".csv":
         # Rows cannot be appended to Parquet, whose index of columns comes last.
         begun = path.with_name(f"{path.name}.csv")
+    # Rows that lie beside the table are of a sweep that was interrupted, and newer than what it holds.
     if begun.exists() or not path.exists():
         return begun, _begun(begun, space, identity, columns)
     table = read(path)
@@ -175,6 +176,7 @@ def _unpacked(
         return begun, _begun(begun, space, identity, columns)
     except BadFile as error:
         begun.unlink()
+        # The user has named the table, and not the rows beside it.
         raise BadFile(str(error).replace(str(begun), str(path))) from error
 
 

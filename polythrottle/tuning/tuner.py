@@ -67,6 +67,7 @@ def tune(
     costs = _Costs(device)
     with device:
         while (used := budget.used(journal.study)) is None:
+            # Before the search method is asked: where time is real, its thinking is part of what the trial costs.
             costs.begin(len(journal.study.trials))
             enough = rule.reason(journal.study, outlook.saving_left, outlook.dares, outlook.held_back)
             if enough is not None:
@@ -154,8 +155,10 @@ def _counted(journal: Journal, trial: Trial, watch: RequestWatch | None) -> Iter
     """
     try:
         yield
+    # GeneratorExit and Ctrl-C as well: whoever goes through the trials may stop in the middle of one.
     except BaseException:
         if watch is not None and trial.number < len(journal.study.trials):
+            # Without that line all that the trial was allowed counts as spent, which is too much and never too little.
             with contextlib.suppress(StorageError):
                 journal.interrupted(trial, watch.spent)
         raise
@@ -331,6 +334,7 @@ def _give_up_if_hopeless(journal: Journal) -> None:
     trials = journal.study.trials
     if not trials or trials[-1].state is not TrialState.FAILED:
         return
+    # Those that the error budget cut short say nothing against the device or the workload.
     newest = [trial for trial in trials if not (trial.failure or "").startswith(CUT)][-FAILURES_IN_A_ROW:]
     if trials[-1].point == journal.study.problem.space.default and journal.study.default is None:
         reason = f"the default point cannot be measured: {trials[-1].failure}"
