@@ -79,6 +79,7 @@ def main(mark: str, folder: str, device: str) -> int:
     """
     place = Path(folder)
     lock = os.open(place / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # Held for life: by it the next far side knows that this folder is in use.
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         _sweep(place)
@@ -105,6 +106,7 @@ def _sweep(own: Path) -> None:
         with suppress(OSError):
             about = each.lstat()
             kept = (each / _STAYS).exists() and not free
+            # Anybody may make a folder, or lay a link, of such a name there.
             if each == own or kept or about.st_uid != os.geteuid() or time.time() - about.st_mtime < _OLD_S:
                 continue
             handle = os.open(each / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -117,6 +119,7 @@ def _sweep(own: Path) -> None:
 
 def _serve(mark: str, folder: Path, device: str) -> int:
     os.environ.setdefault("HOME", "/")
+    # When the connection ends, standard input ends with it, and then everything is put back in order.
     for number in (signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     try:

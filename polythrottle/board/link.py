@@ -136,6 +136,7 @@ def _module(name: str) -> Path:
 SSH = "POLYTHROTTLE_SSH"
 """The environment variable that names another command than ``ssh``, such as ``ssh -F FILE``."""
 _USUAL = "ssh"
+# No terminal there, which would change bytes on their way; and 45 s without an answer are the end of the connection.
 _OPTIONS = ("-T", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-o", "ConnectTimeout=20")
 _UNDISTURBED = ("/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh")  # a Ctrl-C is for this process, which restores first
 _PATIENCE_S = 120.0  # somebody may be typing the passphrase of a key
@@ -272,6 +273,7 @@ class Place:
         far = [*(["sudo", "-n"] if self.sudo else []), self.python, "-c", start]
         port = ["-p", self.port] if self.port else []
         user = ["-l", self.user] if self.user else []
+        # ssh wants an IPv6 address without brackets, and hands on one text, which the login shell there takes apart.
         return [*given, *_OPTIONS, *port, *user, self.host.strip("[]"), " ".join(map(shlex.quote, far))]
 
 
@@ -321,6 +323,7 @@ class _Start:
         command = place.command(_BOOTSTRAP.replace("{told}", json.dumps(told)))
         if shutil.which(command[0]) is None:
             raise DeviceError(f"there is no program {command[0]!r} here, which leads to {place.where}; ${SSH} names it")
+        # One socket for both directions, so that whoever uses the channel has timeouts as on any other.
         self._here, there = socket.socketpair()
         try:
             self._process = subprocess.Popen(
@@ -343,6 +346,7 @@ class _Start:
         """Keep the last of what ssh says, and wait for its end."""
         assert self._process.stderr is not None
         with self._process.stderr as stream:
+            # To its end, however much it is: a full pipe would stop ssh.
             for line in stream:
                 self._said.append(printable(line.decode(errors="replace")).strip()[:_LONGEST])
         self._process.wait()
@@ -423,12 +427,14 @@ class _Start:
         code = self._process.returncode
         where = self._place.where
         lower = why.lower()
+        # ssh's own failure, and not that of what it ran (ssh(1), EXIT STATUS).
         if code == 255 and ("permission denied" in lower or "authentication" in lower):
             return PermissionDenied(f"{where} lets nobody in with these keys: {why}; ssh {self._place.host} must work")
         if code == 255:
             return DeviceError(f"{where} cannot be reached: {why or 'ssh said nothing'}")
         if self._place.sudo and "sudo" in lower:
             return PermissionDenied(f"{where}: {why}; allow sudo without a password there, or log in as root")
+        # What a POSIX shell ends with where a command cannot be run, or is not there.
         if code in (126, 127) or "not found" in lower:
             return DeviceError(
                 f"there is no {self._place.python} on {where}: {why or f'code {code}'}; name one there with "

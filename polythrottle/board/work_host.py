@@ -212,6 +212,7 @@ class Outbox:
         """Return what there is to tell, waiting for it; nothing if nothing comes in time."""
         with self._change:
             self._change.wait_for(lambda: self._ready, wait_s)
+            # So many stay below the longest answer that the far side takes; the rest comes with the next.
             count = min(len(self._ready), _MOST_EVENTS)
             return [self._ready.popleft() for _ in range(count)]
 
@@ -421,6 +422,7 @@ def _listen(channel: Channel, worker: Worker, outbox: Outbox) -> None:
             channel.send({"answer": {"events": outbox.take(float(message.get("wait_s", 0.0)))}})
     worker.orders.put(None)
     os.kill(os.getpid(), signal.SIGTERM)  # in the middle of a query: what is open is closed all the same
+    # A query that hangs in somebody's native code lets Python see no signal.
     time.sleep(_PARTING_S)
     os._exit(1)
 
