@@ -13,6 +13,7 @@ from typing import Protocol
 # Where a body ends. Source: RFC 9112, section 6 (message body) and 7.1 (chunked).
 
 _LONGEST_LINE = 16 << 10
+# Bounded: Python would make an integer of any length, and nobody sends a chunk of more than an exabyte.
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,15}")
 
 
@@ -153,6 +154,7 @@ class Tokens:
         came = data.count(_EVENT)
         if not self._begun:
             self._begun = True
+            # In chunks the length stands in a line before the first event; without them nothing does.
             came += data.startswith(_EVENT[1:])
         if came:
             self.pieces += came
@@ -162,6 +164,7 @@ class Tokens:
 
     def counted(self) -> "Counted":
         """Return how many tokens there were: as the server counts, else the pieces of a stream."""
+        # At its end alone: servers count in the last event before [DONE], or behind the text of a whole answer.
         text = b"".join(self._tail)[-_LOOKED_THROUGH:]
         prompts, completions = _PROMPT.findall(text), _COMPLETION.findall(text)
         if completions:
@@ -201,6 +204,7 @@ def body_of(method: bytes, status: int, headers: Mapping[bytes, bytes]) -> Body:
         status: Of the answer.
         headers: Of the answer, names in small letters.
     """
+    # In the order of RFC 9112, section 6.3: beside chunks a length does not count.
     if method == b"HEAD" or status in (204, 304) or status < 200:
         return SizedBody(0)
     if b"transfer-encoding" in headers:

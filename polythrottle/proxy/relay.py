@@ -60,6 +60,7 @@ class Request:
         """
         headers = [(name, value) for name, value in self.headers if name not in _ASKED_ANEW]
         headers += [(b"host", host), (b"connection", b"close")]
+        # Of methods that usually have a body some servers demand a length even where it is 0 (RFC 9110, section 8.6).
         if self.body or self.method in (b"POST", b"PUT", b"PATCH"):
             headers.append((b"content-length", b"%d" % len(self.body)))
         parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
@@ -68,6 +69,7 @@ class Request:
             parser.send(h11.Data(data=self.body))
         parser.send(h11.EndOfMessage())
         if self.old:
+            # h11 speaks HTTP/1.1 alone; asked in 1.0, the server sends no chunks, which such a client cannot read.
             line, rest = head.split(b"\r\n", 1)
             head = line.replace(b"HTTP/1.1", b"HTTP/1.0") + b"\r\n" + rest
         return parser, head + self.body
@@ -188,6 +190,7 @@ class Exchange(asyncio.BufferedProtocol):
         client = self._client
         if client is None:
             return
+        # A copy: what the client does not take at once is kept, and the next connection writes over the buffer.
         data = bytes(_ROOM[:nbytes])
         body = self._body
         try:
@@ -273,6 +276,7 @@ class Exchange(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
+        # Its own task is about to end anyway; cancelled here, it would not get to tell the client.
         elif self._work is not None and not self._work.done() and self._work is not _current():
             self._work.cancel()
         self._observer.over(self, outcome)
@@ -448,6 +452,7 @@ class ClientConnection(asyncio.Protocol):
             if isinstance(event, h11.Request):
                 self._head = event
                 length = dict(event.headers).get(b"content-length", b"0")
+                # Before the body comes, which a client that waits for 100 Continue then need not send.
                 self._see_that_it_fits(int(length))
             elif isinstance(event, h11.Data):
                 self._size += len(event.data)

@@ -169,6 +169,7 @@ class Proxy:
             DeviceError: If it cannot.
         """
         self._idle = asyncio.Event()
+        # Each request takes two: the client's connection and the server's.
         self._room = (_most_files() - _SPARE_FILES) // 2
         host, port = self._listen
         loop = asyncio.get_running_loop()
@@ -456,6 +457,7 @@ async def _served(proxy: Proxy, told: Callable[[Proxy], None], complain: Callabl
     told(proxy)
     number = await signals.get()
     closing = loop.create_task(proxy.close())
+    # A second signal is somebody who does not want to wait for the requests under way.
     again = loop.create_task(signals.get())
     await asyncio.wait({closing, again}, return_when=asyncio.FIRST_COMPLETED)
     again.cancel()

@@ -70,6 +70,7 @@ class InFlight(Generic[T]):
 
     def enter(self, request: T) -> Admission:
         """Take in a request that has come; it may start if it runs."""
+        # While anybody is in line nobody overtakes, even where there is room.
         if not self._in_line and len(self._running) < self._limit:
             self._running.add(request)
             return Admission.RUNS
@@ -277,6 +278,7 @@ class Figures:
         home = self.registry
         self._requests = Counter(f"{PREFIX}requests", "Requests by how they ended.", ("outcome",), registry=home)
         for outcome in OUTCOMES:
+            # A counter that appears with its first request shows Prometheus no increase for it.
             self._requests.labels(outcome)
         self._prompt = Counter(f"{PREFIX}prompt_tokens", "Tokens sent, as the server counts.", registry=home)
         self._generated = Counter(f"{PREFIX}generation_tokens", "Tokens of answers, once they ended.", registry=home)
