@@ -78,6 +78,7 @@ class Printed:
         if len(rest) <= _LONGEST_PRINTED_LINE:
             self._rest = rest
         else:
+            # Its length alone is kept, by which it is passed over: a program may print for ever without a line break.
             self._rest = rest[:1] * (_LONGEST_PRINTED_LINE + 1)
 
     def end(self, elapsed_s: float) -> None:
@@ -243,6 +244,7 @@ class CommandWorkload:
         self._point = chosen(self.space, point)
         self._command = [_filled(word, self._point) for word in self._words]
         named = {f"POLYTHROTTLE_{name.upper()}": str(level) for name, level in self._point.items()}
+        # In this order: which GPUs it sees the user may have set, and what its knobs are is ours to say.
         self._environment = {**self._shown, **os.environ, **named}
 
     def query(self) -> Query:

@@ -127,6 +127,7 @@ class Stream:
             driver.call("cuDeviceGet", ctypes.byref(self._device), number)
         except CudaError as err:
             raise DeviceError(f"CUDA shows no GPU {number} to this process: {err}") from err
+        # The primary context is the one that torch and ONNX Runtime have: one of our own would take its memory twice.
         driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
         self.bind()
         self._stream = ctypes.c_void_p()
@@ -151,6 +152,7 @@ class Stream:
             CudaError: If there is no room.
         """
         address = ctypes.c_uint64()
+        # At least one byte: CUDA refuses to hand out none, and a tensor may be empty.
         self._driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(1, size)))
         self._held.append(address)
         return int(address.value)

@@ -45,6 +45,7 @@ def guarded(what: str) -> Iterator[None]:
         # Standard output belongs to the command line's one document.
         with redirect_stdout(sys.stderr):
             yield
+    # A script that was made a function may still call sys.exit; Ctrl-C is the user's and goes through.
     except (Exception, SystemExit) as err:
         raise TrialError(f"{what} {one_line(err)}") from err
 

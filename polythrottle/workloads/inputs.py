@@ -48,6 +48,7 @@ def threads_knob(levels: Sequence[int] | None) -> Knob:
 
 def processors() -> int:
     """Return how many processors this process may run on."""
+    # Not `os.cpu_count()`: a cpuset of a container, or taskset, may leave this process fewer.
     return len(os.sched_getaffinity(0))
 
 
@@ -67,6 +68,7 @@ def grid_of(knobs: Sequence[Knob]) -> SearchSpace:
     default = {knob.name: knob.levels[-1 if knob.name == THREADS else 0] for knob in knobs}
     for knob in knobs:
         if knob.name == THREADS and processors() in knob.levels:
+            # More threads than processors may be asked for, but nobody runs them untuned.
             default[THREADS] = processors()
     return SearchSpace.grid(knobs, default)
 
@@ -160,6 +162,7 @@ def random_array(shape: Sequence[int], dtype: str, seed: int = 0) -> NDArray[np.
         if math.prod(shape) * _WHILE_MADE_BYTES > psutil.virtual_memory().available:
             raise MemoryError  # asked first, as some systems hand out memory that is not there
         if dtype in _FLOATS:
+            # In single precision whatever is asked for: NumPy draws no half precision.
             return random.standard_normal(tuple(shape), dtype=np.float32).astype(dtype)
         return random.integers(0, 2, tuple(shape)).astype(dtype)
     except (MemoryError, ValueError) as error:

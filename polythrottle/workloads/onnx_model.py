@@ -68,6 +68,7 @@ def check_weights(path: Path) -> None:
     try:
         if not path.stat().st_size:
             raise ValueError("it is empty")
+        # Mapped, for weights of gigabytes are skipped and their pages need never be read.
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             names = set(_locations(data))
     except (OSError, ValueError) as err:
@@ -83,6 +84,7 @@ def _check_location(path: Path, name: str) -> None:
     if lexical.is_absolute() or ".." in lexical.parts or "\0" in name or not name:
         raise BadFile(f"{path} is refused: it keeps weights in {shown!r}, outside its own folder")
     folder = path.resolve().parent
+    # Links followed as well: the name may be harmless and what lies there lead elsewhere.
     beside = (folder / name).resolve()
     if not beside.is_relative_to(folder):
         raise BadFile(f"{path} is refused: it keeps weights in {shown!r}, which leads out of its own folder")

@@ -157,12 +157,14 @@ def _imported(uri: str) -> Any:
     if module_name.endswith(".py"):
         module_name = module_name[: -len(".py")].replace("/", ".")
         raise InvalidInput(f"{uri} names a file; write the module as Python imports it: {module_name}:{attribute}")
+    # A console script has its own folder there instead, and `python -m` the working one.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         with redirect_stdout(sys.stderr):
             found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as err:
+        # Only the module itself or its package: one that it imports and that is missing is a fault of another kind.
         if isinstance(err, ModuleNotFoundError) and f"{module_name}.".startswith(f"{err.name}."):
             raise InvalidInput(f"{uri}: there is no module {err.name!r} in this folder or installed") from err
         raise InvalidInput(f"{uri}: importing {module_name} raised {one_line(err)}") from err

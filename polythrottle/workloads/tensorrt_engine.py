@@ -293,6 +293,7 @@ class EngineWorkload:
     def _uploaded(self, name: str, array: "np.ndarray[Any, Any]") -> tuple[int, int, int]:
         """Return where an input is on the host and on the GPU, and its size."""
         host = self._stream.pinned(array.nbytes)
+        # Into pinned memory: out of any other the driver copies to a buffer of its own first, while the host waits.
         ctypes.memmove(host, array.ctypes.data, array.nbytes)
         return self._given(name, array.nbytes), host, array.nbytes
 
@@ -306,6 +307,7 @@ class EngineWorkload:
         """Return how many bytes an output takes at most with the shapes that are set."""
         shape = tuple(self._context.get_tensor_shape(name))
         size = int(self._context.get_max_output_size(name))
+        # Where all dimensions are known the product is exact; where they follow from values, TensorRT bounds them.
         if size < 0 or all(each >= 0 for each in shape):
             size = math.ceil(math.prod(max(0, each) for each in shape) * self._engine.get_tensor_dtype(name).itemsize)
         return size
@@ -336,5 +338,6 @@ class EngineWorkload:
 
     def close(self) -> None:
         """Let go of the engine and its memory."""
+        # Before the stream, for both hold memory of its context.
         self._context = self._engine = None
         self._stream.close()

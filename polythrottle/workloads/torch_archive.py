@@ -126,7 +126,9 @@ def load_tensors(file: bytes | Path, device: str = "cpu") -> Any:
 @contextmanager
 def _weights_only() -> Iterator[None]:
     """Have everything in this process that calls ``torch.load`` meanwhile unpickle tensors and plain values alone."""
+    # The environment is the whole process's: two loads at once would put back each other's.
     with _LOADING:
+        # Both aside, for torch raises where both are set.
         before = {name: os.environ.pop(name, None) for name in (_FORCE, _FORBID)}
         os.environ[_FORCE] = "1"
         try:
@@ -186,6 +188,7 @@ def _check_export(path: Path) -> None:
         if _LEGACY in names:  # torch 2.7 and older
             members = {name: archive.read(name) for name in names if not name.startswith("extra_files/")}
             _check_members(names, _LEGACY_MEMBERS)
+            # Else torch could load, by its own reader, an archive that was not looked through.
             if _opens(path):
                 raise _Unsafe("it is two archives in one")
             _check_contents(members)
@@ -204,6 +207,7 @@ def _check_export(path: Path) -> None:
 def _names(archive: zipfile.ZipFile, path: Path) -> list[str]:
     found = archive.infolist()
     names = [info.filename for info in found]
+    # Readers differ in which of two they take: one would be checked and the other loaded.
     if len(set(names)) < len(names):
         raise _Unsafe("a member is there twice")
     if sum(info.file_size for info in found) > _MOST_UNPACKED * path.stat().st_size + 1_000_000:
@@ -352,6 +356,7 @@ def _harmless(node: ast.AST) -> bool:
         powers = isinstance(node.func, ast.Name) and node.func.id in ("Pow", "PowByNatural", "FloatPow", "LShift")
         called = _read_of(node.func) or (isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS)
         return called and (not powers or (len(node.args) == 2 and _small(node.args[1])))
+    # A size such as 9**9**9 is arithmetic too, and never ends.
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.LShift):
         return _small(node.right)
     if isinstance(node, ast.Attribute):

@@ -78,6 +78,7 @@ class TorchWorkload:
     ) -> None:
         self.uri = uri
         self.space: SearchSpace = grid_of([batch_knob(batch_sizes), threads_knob(threads)])
+        # Torch's thread count is the process's, and with it that of whatever else the user's program runs.
         self._found_threads = torch.get_num_threads()
         module = module.eval()
         if device is None:

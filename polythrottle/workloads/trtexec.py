@@ -266,6 +266,7 @@ class ExportedTimes:
     @property
     def written(self) -> Path | None:
         """The file, if it was written since; None if it was not."""
+        # A run that fails, or writes elsewhere, leaves the file of the one before.
         if self._state() not in (None, self._before):
             return self._path
         return None

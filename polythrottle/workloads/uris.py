@@ -161,6 +161,7 @@ class Address:
         if name not in self.options:
             return None
         words = self.options[name].split(",")
+        # By their length first: to read a number of thousands of digits takes Python long, or raises.
         numbers = sorted({int(word) for word in words if word.isdecimal() and len(word) < 8})
         if not all(word.isdecimal() for word in words) or not least <= min(numbers, default=-1) <= numbers[-1] <= _MOST:
             raise InvalidInput(f"{name}={self.options[name]} in {self.uri}: write whole numbers from {least} such as 4")

@@ -59,6 +59,7 @@ class Web:
         self.where = where
         self._root = root
         self._session = aiohttp.ClientSession(
+            # Without a limit of its own, which is 100: beyond it queries would wait here and seem slow there.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
             # Whoever asks sets the time limit; answers are compared as they were sent, not unpacked at our cost.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),

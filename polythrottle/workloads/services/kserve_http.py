@@ -72,6 +72,7 @@ class HttpLine:
         self._model = address.model
         self._most_bytes = min(_MOST_BYTES, psutil.virtual_memory().available // _SHARE_OF_MEMORY)
         version = address.options.get("version")
+        # Slashes quoted too: a model's name may hold them, and is one part of the path.
         self._path = f"/models/{quote(address.model, safe='')}" + (f"/versions/{quote(version)}" if version else "")
 
     async def extensions(self) -> frozenset[str]:

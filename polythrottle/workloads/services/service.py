@@ -194,6 +194,7 @@ class Service(ABC, Generic[LineT]):
             Unanswered: If it does not come in time.
         """
         try:
+            # `asyncio.timeout` is of Python 3.11.
             async with timeout(self._timeout_s):
                 return await work
         except asyncio.TimeoutError:
