@@ -141,6 +141,7 @@ def _await_confirmation(applied: "Applied", as_json: bool) -> None:
     # A script is never asked: it would wait for an answer until the settings revert.
     if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
         where = f" --device {shlex.quote(far)}" if far else ""
+        # Beside the answer, which a program may read from standard output.
         typer.echo(f"confirm with: polythrottle apply --confirm{where} (within {within_s:g} s)", err=True)
     else:
         _ask(far or applied.stands_as, within_s)
@@ -165,6 +166,7 @@ def _apply_to_all(
 ) -> None:
     from polythrottle.api.boards import apply_to_all
 
+    # Boards that try the profile first serve its workload, which may print.
     with own_stdout():
         rollout = apply_to_all(path, devices, canary=canary, other_model=other_model, told=_warn, **stay)
     answer((rollout, str(path)), as_json, print_rollout, rollout_document)

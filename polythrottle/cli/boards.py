@@ -64,6 +64,7 @@ def boards(
             heard = _print_states(states, as_json, prometheus, again=True)
     finally:
         looks.close()
+    # By the last look: while one watches, a board may go and come back.
     if any(state.failure for state in states):
         raise typer.Exit(DeviceError.exit_code)
 
@@ -81,6 +82,7 @@ def _print_states(states: "Sequence[BoardState]", as_json: bool, prometheus: boo
     if again and not as_json and not prometheus and sys.stdout.isatty():
         narrow_console().clear()
     heard = answer(states, as_json, _print_figures if prometheus else _print_table, _document)
+    # Whoever reads through a pipe waits for this look, and not until a buffer is full.
     sys.stdout.flush()
     return heard
 
@@ -188,6 +190,7 @@ def _print_gauge(name: str, told: str, values: Iterable[tuple[str, float | None]
     typer.echo(f"# HELP polythrottle_board_{name} {told}")
     typer.echo(f"# TYPE polythrottle_board_{name} gauge")
     for labels, value in values:
+        # What is not known is left out: Prometheus would take a zero for a figure.
         if value is not None and math.isfinite(value):
             typer.echo(f"polythrottle_board_{name}{{{labels}}} {float(value):.6g}")
 

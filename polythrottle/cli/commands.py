@@ -168,6 +168,7 @@ def tune(
     if resume is None:
         tuning = _begun(setup, study, budget, out, force, sure)
     else:
+        # What the option says by default nobody has named.
         device = None if setup.device == "auto" else setup.device
         tuning = _continued(resume, device, budget, out, force)
     answer(tuning, as_json, print_tuning, tune_document)
@@ -188,6 +189,7 @@ def _begun(
 
     confirm = None
     if not sure:
+        # On standard error: standard output is the answer's, and may go into a file.
         confirm = partial(typer.confirm, err=True)
     with LiveStudy(confirm) as live, own_stdout():
         return search.tune(
@@ -196,6 +198,7 @@ def _begun(
             minutes=budget.minutes,
             joules=budget.joules,
             horizon=budget.horizon,
+            # Not given is None here, which a study that is resumed takes for "as it was planned".
             early_stop=budget.early_stop is not False,
             out=out,
             force=force,
@@ -521,6 +524,7 @@ def _check_folder(arguments: Sequence[str]) -> None:
     if arguments[:1] == ["restore"]:
         with suppress(OSError):
             state_dir()  # which is nowhere if it lies beside a folder that is not there
+            # Anywhere that is there: records of what stands changed have whole paths.
             os.chdir("/")
             return
     raise StorageError("the working folder was removed; change into another")
@@ -533,6 +537,7 @@ def run(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGHUP, _terminate)
     try:
         _check_folder(arguments)
+        # Not standalone, for click would print errors in words and end with codes of its own.
         code = app(args=list(arguments), prog_name="polythrottle", standalone_mode=False)
     except PolythrottleError as error:
         return complain(str(error), error.exit_code)

@@ -118,6 +118,7 @@ def _rows(found: "Attribution") -> Iterator[tuple[object, ...]]:
     for number, each in enumerate(found.requests, start=1):
         times = (f"{time_s:.9f}" for time_s in (each.intended_s, each.start_s, each.end_s))
         # Nanoseconds: what a clock of Linux tells (clock_gettime(2)).
+        # The joules with all their digits: shares add up to what the meter counted.
         yield number, *times, f"{each.within:.9g}", each.items, repr(each.energy_j), repr(each.idle_share_j)
     yield IDLE, "", f"{0.0:.9f}", f"{found.window_s:.9f}", "", "", repr(found.idle_j), ""
 
@@ -168,6 +169,7 @@ def check(
     """Measure a profile's point again; exit code 9 if energy has grown or a limit no longer holds."""
     from polythrottle.api import search
 
+    # The profile names its device, so none is looked for here.
     words = setup.setup(look=False)
     most = _growth(max_regress)
     say_which(profile)

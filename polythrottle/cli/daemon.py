@@ -51,6 +51,7 @@ def top(
     """
     with _client(socket, url, token_file, service) as client:
         status = client.status()
+        # A dumb terminal, such as an editor's, cannot be drawn on.
         if not as_json and sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
             from polythrottle.cli.render.status_screen import TopScreen
 
@@ -68,6 +69,7 @@ def _client(socket: Path | None, url: str | None, token_file: Path | None, servi
 def _token(path: Path) -> str:
     check_plain(path)
     try:
+        # Without the line break that editors put at the end.
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise BadFile(
@@ -247,6 +249,7 @@ def run_daemon(
     }
     for group in (served, allowed, shared, listen):
         words |= asdict(group)
+    # In words: what is false is left out on the way to the daemon's process, as if it had not been given.
     words["page"] = optional({True: "yes", False: "no"}.get, listen.page)
     exec_daemon({name: str(value) if isinstance(value, Path) else value for name, value in words.items()})
 
@@ -267,6 +270,7 @@ def demo(
 
     arrivals = Arrivals.parse(f"{_DEMO_TRAFFIC}?length={day}")
     where = socket or run_dir() / DAEMON_SOCKET
+    # Before anything is said: below a long home folder a socket's path has no room (unix(7)).
     check_path(where)
     if socket is None:
         look = "polythrottle top"
@@ -274,6 +278,7 @@ def demo(
         look = f"polythrottle top --socket {shlex.quote(str(socket))}"
     typer.echo(f"A simulated board serves a day of requests in {day}; all figures are simulated.", err=True)
     typer.echo(f"Look at it: open the page below in a browser, or in another terminal: {look}", err=True)
+    # Apart from a real daemon here, whose lock, history and savings are none of the demonstration's.
     os.environ["POLYTHROTTLE_STATE_DIR"] = str(state_dir() / "demo")
     become({"profile": str(_DEMO_PROFILE), "traffic": f"sim:{arrivals}", "socket": str(where), "page": "yes"})
 
@@ -312,6 +317,7 @@ def stop(socket: SocketOption = None, as_json: JsonOption = False) -> None:
     from polythrottle.daemon.client import Client
     from polythrottle.daemon.status import MAY_DIFFER
 
+    # Two of them, for one waits for events all the while.
     with Client(socket) as client, Client(socket) as listener:
         last = max((each.number for each in client.events()), default=0)
         said: list[str] = []
@@ -319,6 +325,7 @@ def stop(socket: SocketOption = None, as_json: JsonOption = False) -> None:
         # Listens before it stops: the last words come once and are kept nowhere but in the log.
         hearing = threading.Thread(target=_hear, args=(listener, last, said, listening), daemon=True)
         hearing.start()
+        # Not for ever: a daemon that hangs tells nothing, and is to be ended all the same.
         listening.wait(timeout=_LAST_WORDS_S)
         client.stop()
         if not _gone(client):
@@ -370,6 +377,7 @@ def budget(
 
 
 @app.command(
+    # --help too is a word for the program that is started.
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
     options_metavar="[--socket PATH] [--device URI]… [--permits FILE]",
 )
@@ -394,6 +402,7 @@ def install(
     script = _installer()
     # The units name the program by its path: services have no PATH of a user.
     bin_dir = Path(sys.argv[0]).resolve().parent
+    # Started as a module: the script lies beside the Python that did it.
     if not (bin_dir / "polythrottle").exists():
         bin_dir = Path(sys.executable).parent
     words = ["sh", str(script)]

@@ -295,6 +295,7 @@ def run_both(
 
     where = place.place()
     within.check(where)
+    # Before the run, which may take the night.
     if figure is not None:
         from polythrottle.cli.render.figures import check_figure
 
@@ -469,6 +470,7 @@ def _profiled(place: "ServingPlace", job: JobOptions, held_out: int, requests: i
     from polythrottle.training.beside.trainer.driver import Trainer
 
     with _folder() as folder:
+        # For as long as is measured, and never in place of the model that is served.
         task = replace(job.task(place, folder), epochs=_ENDLESS, served="")
         device, server = place.open()
         with contextlib.closing(server.workload), own_stdout():

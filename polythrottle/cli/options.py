@@ -38,7 +38,7 @@ class CommandGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Return the words left for a command; where there are none, print the help and end with exit code 0."""
         # click would end with exit code 2 here (no_args_is_help), as if asking what there is were a mistake.
-        if not args and not self.invoke_without_command and not ctx.resilient_parsing:
+        if not args and not self.invoke_without_command and not ctx.resilient_parsing:  # resilient: completion
             typer.echo(ctx.get_help())
             raise typer.Exit
         return super().parse_args(ctx, args)

@@ -96,6 +96,7 @@ def own_stdout() -> Iterator[None]:
     try:
         yield
     finally:
+        # What the workload has printed into Python's buffer goes where its other lines went.
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)

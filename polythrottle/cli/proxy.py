@@ -53,6 +53,7 @@ def proxy(
     ended, number = run_proxy(options, told, _complained)
     answer(ended.figures.totals(), as_json, _print_totals)
     sys.stdout.flush()
+    # SIGTERM is how a service manager ends it in order.
     if number == signal.SIGINT:
         raise typer.Exit(INTERRUPTED)
 

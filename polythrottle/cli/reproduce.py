@@ -317,6 +317,7 @@ def paper(
 
     check_count("--seeds", seeds, 1)
     check_count("--jobs", jobs, 0)
+    # What this process may use, which a cpuset or taskset makes fewer than the machine has.
     found = document(None if quick else _trials(seeds, jobs or len(os.sched_getaffinity(0))))
     if as_json:
         typer.echo(json.dumps(found, indent=2, allow_nan=False))

@@ -227,6 +227,7 @@ def _tables(patterns: Sequence[str], skip: str | None) -> "list[Source]":
     from polythrottle.lab import bench
 
     _check_named("--tables", *patterns)
+    # Each once: a folder and a pattern may name the same table.
     paths = dict.fromkeys(path for one in patterns for path in bench.tables(one) if not skip or skip not in path.name)
     return [bench.TableFile(path) for path in paths]
 

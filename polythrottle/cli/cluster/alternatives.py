@@ -255,6 +255,7 @@ def _rules(option: "Option", deadline_s: float, work_s: float, record: "Availabi
 
     prices = dict(option.offer.machine.usd_per_h)
     delay_s = option.offer.startup_s
+    # All over the record, for what one beginning meets is luck.
     begins = [record.ends_s * index / _BEGINNINGS for index in range(_BEGINNINGS)]
 
     def tried(name: str, policy: "RentalPolicy", before: int) -> Rule:

@@ -246,6 +246,7 @@ def _show(found: dict[str, Any]) -> None:
     console.print(f"predicted: {how}; within: the prediction's own interval", style="dim")
     if found["covered"] is not None:
         console.print(f"{100 * found['covered']:.0f} % of the measurements lie within", style="dim")
+    # Each reason once, however many networks it keeps from being predicted.
     for why in dict.fromkeys(one["why"] for one in found["records"] if one["why"]):
         console.print(f"not predicted: {why}", style="yellow")
     for note in found["notes"]:
@@ -455,6 +456,7 @@ def _change(found: "Spread | None", sign: int) -> str:
         half = ""
     else:
         half = f" ± {(found.high - found.low) / 2:.1%}"
+    # Adding zero makes 0.0 of -0.0.
     return f"{sign * found.mean + 0.0:.1%}{half}"
 
 

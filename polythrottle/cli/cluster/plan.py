@@ -75,6 +75,7 @@ class AimOptions(OptionGroup):
         """
         from polythrottle.cluster.plan.pareto_front import Aim
 
+        # As a tuple: before Python 3.12 an enumeration raises TypeError if it is asked for a plain text.
         if self.minimise not in tuple(Aim):
             raise InvalidInput(f"--minimise takes {', '.join(Aim)}, not {self.minimise[:40]!r}")
         return Aim(self.minimise)

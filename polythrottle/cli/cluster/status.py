@@ -182,6 +182,7 @@ def _board(board: Mapping[str, Any] | None) -> Iterator[str]:
     kind = board.get("energy_kind")
     yield _cap(limit_w)
     power = formatted(power_w, f"{{:.1f}} W {kind}", "power unknown")
+    # Said once: how the joules come about stands before it.
     yield f"{power} ({str(board.get('title') or board.get('device')).replace(' (simulated)', '')})"
     if board.get("throttled"):
         yield "throttled"
@@ -391,5 +392,6 @@ def print_event(event: Mapping[str, Any]) -> None:
         nodes = ", ".join(event.get("members", ()))
         workers = event.get("workers")
         more = {"nodes": nodes, "crew": f"{workers} worker{'s' * (workers != 1)}", **event_words(event)}
+        # Formatted once: braces in what a node tells are no fields.
         with contextlib.suppress(OSError):  # a full disk, or nobody, behind standard error: the job goes on
             typer.echo(f"{event['at_s']:8.1f} s  {where}: {text.format_map({**more, **event})}", err=True)

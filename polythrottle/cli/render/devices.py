@@ -44,6 +44,7 @@ def _title(uri: str) -> str:
     try:
         return open_device(uri).title
     except PolythrottleError as err:
+        # One device that fails is no reason to list none.
         return f"cannot be opened: {' '.join(str(err).split())}"
 
 

@@ -78,6 +78,7 @@ def _answer_fields(study: Study) -> dict[str, Any]:
         "trials": [trial_document(study, trial) for trial in study.trials],
         "default": trial_document(study, study.default),
         "best": trial_document(study, study.best),
+        # Until it is known what a relative limit multiplies, to ask for the front raises.
         "front": [trial_document(study, trial) for trial in study.front] if study.judgeable else [],
         "saving_fraction": study.saving_fraction,
         "saving_interval": optional(_ends, study.saving),

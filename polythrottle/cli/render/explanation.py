@@ -290,6 +290,7 @@ class Column:
         """Return the column of an effect, with three digits in its greatest change."""
         # One unit for a column: cells with units of their own cannot be compared at a glance.
         changes = (abs(share.change) for share in effect.shares)
+        # Never zero, whose logarithm is asked for below.
         greatest = max(*changes, abs(effect.predicted_after - effect.predicted_before), 1e-12)
         number, _, unit = show(greatest, _unit(study, effect.metric)).partition(" ")
         digits = 2 - math.floor(math.log10(float(number)))
@@ -425,6 +426,7 @@ def _marginal(found: Explanation, limit: Limit, ladder: Sequence[Price]) -> str:
     direction, sign = {True: ("less", -1), False: ("more", 1)}[constraint.at_least]
     wanted = constraint.limit + sign * small
     now = next((one for one in ladder if one.constraint == constraint), None)
+    # Computed in another way than the limits of the ladder, so equal but for rounding.
     more = next((one for one in ladder if one.constraint and abs(one.constraint.limit - wanted) < 1e-9 * wanted), None)
     unit = _UNITS[constraint.unit]
     words = f"{_three(small, unit)} {direction}"

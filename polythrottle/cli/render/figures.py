@@ -20,6 +20,7 @@ from polythrottle.training.beside.serving_loop import Result
 FORMATS = (".png", ".svg", ".pdf")
 _SIZE_IN = (9.6, 4.3)
 _DPI = 160
+# A logarithmic axis has no place for 0, the regret of whoever has found the best point.
 _FLOOR = 1e-3
 _CEILING = 1.0
 _TICKS = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0)
@@ -133,6 +134,7 @@ def _shown(values: Sequence[float]) -> list[float]:
 
 
 def _clipped(values: Sequence[float]) -> list[float]:
+    # Beyond the axes, so that a band without an upper end runs out of the picture.
     return [min(max(value, _FLOOR), 2 * _CEILING) for value in values]
 
 
@@ -295,6 +297,7 @@ def _panel(axes: Axes, ways: Sequence[Way], heights: Sequence[float], name: str,
         faces = [colour if way.feasible else CARD for way, _ in mine]
         spots = ([way.time_h for way, _ in mine], [y for _, y in mine])
         axes.scatter(*spots, 26, c=faces, marker=shape, edgecolors=colour, linewidths=0.9, zorder=3)
+        # For the legend alone, filled: the first that is drawn may be a hollow one.
         axes.scatter([], [], 26, c=colour, marker=shape, label=f"{kind}, {market}")
     for way, height in zip(ways, heights, strict=True):
         if way.chosen:

@@ -234,6 +234,7 @@ def print_plan(told: FinetunePlan) -> None:
         "energy": f"{both} for both, {added} of it added ({told.energy_kind})",
         "late": f"{_span(made.late, '{:,.0f}')} of {_span(made.requests, '{:,.0f}')} requests",
     }
+    # The margin is for rounding: a plan that uses all that is allowed does not exceed it.
     above = told.power_w is not None and made.joules.high > 1.0001 * told.power_w * told.length_s
     if above:
         note = [("note", "inference alone may draw more than allowed; it is answered whatever it draws")]

@@ -172,6 +172,7 @@ class TopScreen(App[None]):
         """Begin to listen."""
         self.set_interval(1.0, self._look)
         self.run_worker(self._listen, thread=True, exclusive=True, group="listen")
+        # Once it is laid out: before that no part knows how large it is.
         self.call_after_refresh(self._draw)
 
     def on_resize(self) -> None:
@@ -225,6 +226,7 @@ class TopScreen(App[None]):
                 words = str(ask().get("words") or "done")
             except PolythrottleError as error:
                 words = str(error)
+            # By way of the screen's own loop: no other thread may change what it draws.
             self.call_from_thread(self._say, words)
 
         self.run_worker(work, thread=True, group="ask")
@@ -242,6 +244,7 @@ class TopScreen(App[None]):
                     last = event.number
                 for second in self._client.seconds():
                     self.call_from_thread(self._keep, {name: second.get(name) for name in self._past})
+            # Which trying again would not change; what follows tries again after anything else.
             except PermissionDenied:
                 raise
             except DeviceError as error:
@@ -250,6 +253,7 @@ class TopScreen(App[None]):
                 self.call_from_thread(self._hear, heard)
         except PolythrottleError as error:
             self.call_from_thread(self._hear, Gone(str(error)))
+        # Textual's own, where the screen closes while something is handed to it.
         except RuntimeError:
             if self.is_running:
                 raise
@@ -265,6 +269,7 @@ class TopScreen(App[None]):
             case Happened():
                 self._events.appendleft(heard)
             case Status():
+                # What is told again without a turn is no sign that the control loop lives.
                 if heard.turn != self._status.turn:
                     self._heard_s = time.monotonic()
                 self._gone = ""

@@ -64,6 +64,7 @@ def print_tuning(tuning: "Tuning") -> None:
     next_ = [["explain", str(_near(tuning.journal_path))]]
     device = study.problem.device
     if tuning.profile_path is not None and not device.startswith("replay:"):
+        # Of a device elsewhere, such as a tree of files, `apply` takes no file's word for it.
         named = ["--device", device] if names_more_than_here(device) else []
         next_.insert(0, ["apply", str(_near(tuning.profile_path)), *named])
     words = "; ".join(shlex.join([*called_as(), *command]) for command in next_)
@@ -122,6 +123,7 @@ def _tokens(measured: Measurement) -> dict[str, str]:
     for name in ("ttft", "tpot"):
         tails = [tail for tail in ("p50", "p99") if measured.metric(f"{name}_{tail}") is not None]
         found[name] = ", ".join(f"{tail} {_with_interval(measured, f'{name}_{tail}', 's')}" for tail in tails)
+    # Where only ratios of joules mean something, tokens per joule mean nothing.
     if (each := measured.metric("tokens_per_j")) is not None and measured.energy_kind is not EnergyKind.RELATIVE:
         interval = measured.intervals.get("tokens_per_j")
         between = ""
@@ -452,6 +454,7 @@ def _print_front(console: Console, study: Study) -> None:
 
 def _saved(seen: Measurement, before: Measurement | None) -> str:
     """Return which share of the default's energy a point saves, with its 95 % interval where it has one."""
+    # By identity: it is the default's own row, where another trial may show equal figures.
     if before is None or seen is before:
         return "–"
     known = saving_interval(seen, before)
