@@ -214,6 +214,7 @@ def open_device(
 
 
 def _simulated(uri: DeviceURI, knobs: Sequence[str] | None) -> Device:
+    # Every kind of device is imported only where it is named: whoever names another need not load it.
     from polythrottle.backends.simulated import SimulatedDevice
     from polythrottle.catalog import load_board, names
 

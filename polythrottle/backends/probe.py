@@ -153,6 +153,7 @@ class Tree:
                     at = at.parent
                 continue
             try:
+                # Links that lead in a circle would never end.
                 target = os.readlink(at / part) if hops < _MOST_LINKS else ""
             except (OSError, ValueError):
                 target = ""
@@ -194,6 +195,7 @@ class Tree:
 
 
 def _by_number(path: Path) -> list[int | str]:
+    # So that zone 10 comes after zone 9.
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 

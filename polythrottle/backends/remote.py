@@ -295,6 +295,7 @@ class RemoteDevice:
         return f"process {os.getpid()}"
 
     def _keep(self) -> None:
+        # Four times within a lease, so that one question that gets lost does not end it.
         while not self._ended.wait(MOST_S / 4):
             try:
                 self._ask("renew", token=self._token, seconds=MOST_S)

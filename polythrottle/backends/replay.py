@@ -228,6 +228,7 @@ class ReplayDevice:
         return self._disturbed(measured)
 
     def _disturbed(self, measured: Measurement) -> Measurement:
+        # Not `hash`, which differs from process to process.
         name = zlib.crc32(repr(self._table.space[self._row]).encode())
         slow, hot = np.exp(self._noise * np.random.default_rng((self._seed, self._trial, name)).standard_normal(2))
         times = {
@@ -240,6 +241,7 @@ class ReplayDevice:
             latency=replace(measured.latency, **times),  # type: ignore[arg-type]
             power_w=None if measured.power_w is None else measured.power_w * float(hot),
             throughput_per_s=measured.throughput_per_s / float(slow),
+            # Power times time: both errors reach it.
             energy_j=measured.energy_j * float(hot * slow),
         )
 

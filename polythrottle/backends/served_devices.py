@@ -374,6 +374,7 @@ class ContinuousReadings:
 
     def _add(self, energy_j: float) -> None:
         if self._last_j is not None:
+            # A counter that fell has begun anew: what was drawn around that moment is not known.
             self._total_j += max(0.0, energy_j - self._last_j)
             self._anew += energy_j < self._last_j
         self._last_j = energy_j

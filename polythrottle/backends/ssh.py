@@ -147,6 +147,7 @@ def _show_life(board: "weakref.ref[SshBoard]", over: threading.Event) -> None:
                 living.ask("hello")
         except PolythrottleError:
             pass  # whoever asks next meets it where somebody can act
+        # Kept while this waits, it would keep a board alive that everybody else has dropped.
         del living
 
 

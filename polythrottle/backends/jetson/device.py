@@ -264,6 +264,7 @@ class JetsonDevice:
             StorageError: If the originals cannot be saved; nothing is written then.
         """
         self._knobs.apply(point, self.clock)
+        # What setting the knobs set off itself is not held against the readings that follow.
         self._events = self._spoiling()
         self._slowed_s = -math.inf
 
@@ -377,6 +378,7 @@ class JetsonDevice:
     def _look_again(self) -> None:
         """Probe once more: entering has put back what a process that died left, such as cores that were offline."""
         before = self._knobs
+        # A GPU that sleeps does not answer for its clocks, and would look as if it had changed.
         with before.awake():
             self._knobs = self._probed()
         if self._knobs.offers != before.offers:

@@ -216,6 +216,7 @@ class Knobs:
         if problem := self._refusal(point):
             raise KnobRejected(problem)
         self._touched |= self._involved(point)
+        # While the clocks are moved, nothing is expected of them.
         self._held = ()
         whole = {name: level for name, level in self._whole(point).items() if name in self._touched}
         if MODE in whole:
@@ -224,6 +225,7 @@ class Knobs:
         if count is not None:
             self._cores.start(int(count))
         self._governor.apply(whole)
+        # A GPU that sleeps need not answer for its clock, and would never seem to settle.
         with self.awake():
             self._settle(self._set_clocks(whole, count), clock)
         if count is not None:

@@ -311,6 +311,7 @@ def rates_hz(text: str) -> tuple[int, ...]:
 
 
 def _in_hz(words: Sequence[str], unit_hz: int | None) -> tuple[int, ...]:
+    # The kernel's text is not trusted: the length is bounded before anything becomes a number.
     if not all(word.isdecimal() and len(word) < _MOST_DIGITS for word in words):
         return ()
     rates = sorted({int(word) for word in words if int(word) > 0})

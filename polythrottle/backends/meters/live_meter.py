@@ -115,6 +115,7 @@ class LiveMeter:
         self.clock: Clock = SystemClock()
         self._known = {f"{name}_s": value for name, value in (known or {}).items()}
         self._guard = threading.Lock()
+        # One call of the source at a time; the guard above is never held while a meter is waited for.
         self._turn = threading.Lock()
         self._users = 0
         self._counts_s = 0.0
@@ -240,6 +241,7 @@ class LiveMeter:
             try:
                 samples = self._source.sample()
                 for sample in samples:
+                    # The meter looked at some moment between the question and its answer: the middle errs least.
                     self._take(sample, (begin_s + self.clock.now()) / 2)
             except PolythrottleError as err:
                 self._source.close()
@@ -341,16 +343,19 @@ class LiveMeter:
         thread = self._thread
         self._thread = None
         if thread is not None:
+            # A meter that hangs is not waited for any longer.
             thread.join(_SILENT_S)
         self._source.close()
 
     def _run(self) -> None:
+        # Twice for each new value of the sensor, so that none goes by unseen.
         apart_s = max(_SOONEST_S, (self.sensor.step_s or _USUAL_S) / 2)
         due_s = self.clock.now()
         while not self._ended.is_set():
             failed = self._asked()
             if failed is not None and self._last is None:
                 break  # whoever waits for the first answer hears why at once
+            # After a slow answer nothing is made up for: asking at once, many times, would tell nothing more.
             due_s = max(due_s + apart_s, self.clock.now())
             self._ended.wait(due_s - self.clock.now())
         self._first.set()

@@ -344,8 +344,10 @@ class MeterReader:
                 yield
             return
         with self._guard:
+            # Contexts may overlap: the first starts the looking, the last one to end stops it.
             self._users += 1
             if self._users == 1 and self._integrated is not None and not isinstance(self.clock, VirtualClock):
+                # Twice for each new value of the sensor, so that none goes by unseen.
                 hz = min(_MOST_HZ, 2 / (self.sensor.step_s or _USUAL_S))
                 self._lookout = BackgroundSampler(self._integrated.look, 1.0 / hz, self.clock, "polythrottle-lookout")
                 self._lookout.start()
@@ -474,6 +476,7 @@ class Metered:
     def read(self) -> Reading:
         """Return the meter's energy so far, and the rest as the device reads it, now."""
         seen = None if self._blind else self.inner.read()
+        # The meter last: the reading's moment is that of its energy.
         now = self._reader.read()
         if seen is None:
             return now
@@ -546,6 +549,7 @@ def unmetered(device: Device) -> Device:
     return device
 
 
+# A class of its own: whether a device is `Rewindable` is told by its having the method.
 class RewindableMetered(Metered):
     """A `Metered` device without hardware, which can start every trial from the same state."""
 

@@ -72,6 +72,7 @@ class ProgramMeter:
         if not found:
             raise DeviceError(f"{self._words[0]} printed no line in {_LEARN_S:g} s; let it {_FORMS}, and flush each")
         gaps = sorted(after - before for before, after in pairwise(self._times))
+        # The median: one slow line, or two that came at once, say nothing of the pace.
         if gaps:
             return gaps[len(gaps) // 2]
         return _LEARN_S
@@ -101,6 +102,7 @@ class ProgramMeter:
             if not part:
                 raise DeviceError(self._ended())
             self._times.append(time.monotonic())
+            # Only the latest: the program may print for days.
             del self._times[:-_LEARNT]
         *lines, self._rest = (self._rest + part).split(b"\n")
         if len(self._rest) > _MOST_LINE:
@@ -111,6 +113,7 @@ class ProgramMeter:
     def _understood(self, line: str) -> Sample:
         found = _LINE.fullmatch(line)
         unit = found[2].lower() if found else "?"
+        # Case is forgiven, but for mega, which would pass for milli.
         known = unit in {**_WATTS, **_JOULES} and not line.endswith(("MW", "MJ"))
         if found is None or not known:
             raise DeviceError(f"{self._words[0]} prints {printable(line)[:40]!r}; let it {_FORMS}")
@@ -130,7 +133,9 @@ class ProgramMeter:
                 self._words,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
+                # A pipe that nobody reads would fill and stop the program.
                 stderr=subprocess.DEVNULL,
+                # A group of its own: Ctrl-C is this process's to handle, and what the program starts ends with it.
                 start_new_session=True,
             )
         except OSError as err:
@@ -208,6 +213,7 @@ class Ipmi:
     counts = False
 
     def __init__(self, host: str = "", user: str = "") -> None:
+        # The program would take it for an option.
         if host.startswith("-") or user.startswith("-"):
             raise InvalidInput(f"{host or user!r} is no name of a host or a user")
         lan: list[str] = []

@@ -327,13 +327,16 @@ class NvmlDevice:
         if settings and not self._privileged:
             raise PermissionDenied(f"{self.title} may be read but not set; {PRIVILEGE}")
         with self._library:
+            # Noted before they are written: what fails half-way may have locked some all the same.
             self._locked |= {setting.key for setting in settings}
             with self._telling_what_lacks():
                 self._actuator.apply(settings)
+            # Until they have settled, clocks on their way down would look like an overrun.
             self._overrun.expect(RequestedClocks(None, None))
             settle(self._gpu, self._targets(wanted), self._slowdowns, self.clock)
             self._check_enforced(wanted)
             self._overrun.expect(self._targets(wanted))
+        # What the driver reported while the clocks moved is not held against the readings that follow.
         self._slowdowns.take()
         self._seen = None
 

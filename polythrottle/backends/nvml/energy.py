@@ -214,6 +214,7 @@ def _whose(gpu: Gpu, counter: EnergyCounter, clock: Clock) -> CounterScope:
 def _matching(counted_w: float, own_w: float, module_w: float) -> CounterScope:
     if min(counted_w, own_w, module_w) <= 0 or module_w < _APART * own_w:
         return CounterScope.UNTOLD
+    # By ratio, so that counting too much and too little weigh alike.
     away = {
         CounterScope.GPU: abs(math.log(counted_w / own_w)),
         CounterScope.MODULE: abs(math.log(counted_w / module_w)),
@@ -228,6 +229,7 @@ def _counter(gpu: Gpu) -> EnergyCounter:
     def read() -> float:
         return gpu.number("nvmlDeviceGetTotalEnergyConsumption", blank=WIDE_BLANK)
 
+    # Whether the driver has the counter shows only by asking it.
     read()
     return EnergyCounter(read, "the driver's energy counter")
 

@@ -375,6 +375,7 @@ class NvmlGroup:
         with ExitStack() as stack:
             self._pool = stack.enter_context(_threads(len(self.members)))
             stack.callback(self._forget_threads)
+            # Probed at the same time on all: below they are entered one after the other.
             self._together(lambda each: each.dials)
             for each in self.members:
                 stack.enter_context(each)
@@ -434,6 +435,7 @@ def _finished(futures: Sequence[Future[T]]) -> BaseException | None:
 def _joined(errors: Mapping[str, BaseException]) -> BaseException:
     """Return what the errors of several GPUs amount to."""
     for error in errors.values():
+        # A fault of ours is told as it is.
         if not isinstance(error, PolythrottleError):
             return error
     told = joined({label: str(error) for label, error in errors.items()})
