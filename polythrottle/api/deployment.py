@@ -1,7 +1,7 @@
 """Leave a tuned profile on a device, let it stand, and give the device back: through the daemon where it holds it."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from polythrottle.backends.served_devices import (
     uuids_of,
 )
 from polythrottle.backends.ssh import SshBoard, is_ssh
-from polythrottle.board.link import Place
+from polythrottle.board.link import Place, forwarded_socket
 from polythrottle.domain.errors import (
     BadFile,
     DeviceError,
@@ -34,6 +34,7 @@ from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.units import span_s
 from polythrottle.storage.identity import content_digest
+from polythrottle.storage.paths import DAEMON_SOCKET
 from polythrottle.tuning.apply import CONFIRM_WITHIN_S, Applied, Stay, apply_profile, split_point
 from polythrottle.tuning.file_trust import check_device
 
@@ -370,9 +371,40 @@ def _gpus(uri: str) -> frozenset[str]:
     return frozenset()
 
 
+@contextmanager
+def daemon_of_board(uri: str, socket: Path | None = None, service: str | None = None) -> "Iterator[Client]":
+    """Yield the daemon that runs on a board over SSH.
+
+    Args:
+        uri: The board: ``ssh://[user@]host[:port]``.
+        socket: Path of the daemon's socket there; None to look for it.
+        service: Of several services the one that is meant.
+
+    Raises:
+        InvalidInput: If it is no board over SSH, or more than that.
+        DeviceError: If the board cannot be reached, or no daemon listens there.
+        PermissionDenied: If it does not let this user in.
+    """
+    from polythrottle.daemon.client import Client
+
+    if not is_ssh(uri):
+        raise InvalidInput(f"{uri} is no board over SSH, such as ssh://orin; --socket names a daemon of this machine")
+    place = _place(uri)
+    there = "" if socket is None else str(socket)
+    with (
+        forwarded_socket(place, DAEMON_SOCKET, there) as here,
+        Client(here, service=service, called=place.where) as client,
+    ):
+        yield client
+
+
 def _board(uri: str) -> SshBoard:
+    return SshBoard(_place(uri))
+
+
+def _place(uri: str) -> Place:
     parsed = DeviceURI.parse(uri)
-    return SshBoard(Place.parse(parsed.name, parsed.options))
+    return Place.parse(parsed.name, parsed.options)
 
 
 def _named(uri: str) -> tuple[str, str]:

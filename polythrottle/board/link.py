@@ -16,12 +16,13 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -267,14 +268,23 @@ class Place:
         Args:
             program: In Python.
         """
-        given = shlex.split(os.environ.get(SSH, "") or _USUAL)
         code = base64.b64encode(zlib.compress(program.encode(), 9)).decode()
         start = f'import base64,zlib;exec(zlib.decompress(base64.b64decode("{code}")))'
         far = [*(["sudo", "-n"] if self.sudo else []), self.python, "-c", start]
+        # ssh hands on one text, which the login shell there takes apart.
+        return [*self.way(), " ".join(map(shlex.quote, far))]
+
+    def way(self, *options: str) -> list[str]:
+        """Return the words that have ssh go there.
+
+        Args:
+            options: Of ssh, besides those that every connection has.
+        """
+        given = shlex.split(os.environ.get(SSH, "") or _USUAL)
         port = ["-p", self.port] if self.port else []
         user = ["-l", self.user] if self.user else []
-        # ssh wants an IPv6 address without brackets, and hands on one text, which the login shell there takes apart.
-        return [*given, *_OPTIONS, *port, *user, self.host.strip("[]"), " ".join(map(shlex.quote, far))]
+        # ssh wants an IPv6 address without brackets.
+        return [*given, *_OPTIONS, *options, *port, *user, self.host.strip("[]")]
 
 
 class Link:
@@ -445,3 +455,92 @@ class _Start:
     def _give_up(self) -> None:
         self._here.close()
         self._process.terminate()
+
+
+# A daemon on a board: ssh's own forwarding makes its socket there one here, for as long as somebody asks it.
+
+_FIND = """
+import os, socket
+told = {told}
+path = told["socket"]
+if not path:
+    home = os.environ.get("XDG_RUNTIME_DIR") or "/run/user/%d" % os.getuid()
+    own = os.environ.get("POLYTHROTTLE_RUN_DIR")
+    state = os.environ.get("POLYTHROTTLE_STATE_DIR") or os.path.join(
+        os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "polythrottle")
+    folders = [own] if own else [home + "/polythrottle", state + "/run", "/run/polythrottle"]
+    paths = [os.path.join(folder, told["name"]) for folder in folders]
+    path = next((each for each in paths if os.path.exists(each)), paths[-1])
+try:
+    socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).connect(path)
+    print(told["mark"], "here", path)
+except OSError as err:
+    print(told["mark"], "lacks", "%s: %s" % (path, err.strerror or err))
+"""
+_BOUND_S = 0.05
+
+
+@contextmanager
+def forwarded_socket(place: Place, name: str, path: str = "") -> Iterator[Path]:
+    """Have a Unix socket of a board here, until this is left.
+
+    Args:
+        place: The board; no device of it is named.
+        name: Of the socket, in the folder where it is there: as `polythrottle.storage.paths.socket_path` has it.
+        path: Of the socket there, if it is elsewhere.
+
+    Raises:
+        DeviceError: If the board cannot be reached, or nobody listens there.
+        PermissionDenied: If it does not let this user in.
+        InvalidInput: If a device is named, or ``sudo``: who logs in is who asks.
+    """
+    if place.device or place.sudo:
+        raise InvalidInput(f"name the board alone, {place.where}: its daemon is asked as whoever logs in there")
+    there = _listening(place, name, path)
+    with tempfile.TemporaryDirectory(prefix="polythrottle-") as folder:
+        here = Path(folder) / "socket"
+        # No connection that is shared with others, which would take the forwarding over and outlive this process.
+        own = ("-N", "-o", "ControlPath=none", "-o", "ExitOnForwardFailure=yes", "-L", f"{here}:{there}")
+        command = [*_UNDISTURBED, *place.way(*own)]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+            try:
+                ends_s = time.monotonic() + _PATIENCE_S
+                while not here.exists():
+                    if process.poll() is not None or time.monotonic() > ends_s:
+                        process.kill()
+                        said = process.stderr.read() if process.stderr is not None else b""
+                        raise DeviceError(f"{place.where} forwards no socket: {_last_line(said) or 'ssh says nothing'}")
+                    time.sleep(_BOUND_S)
+                yield here
+            finally:
+                process.terminate()
+
+
+def _listening(place: Place, name: str, path: str) -> str:
+    """Return the path of a socket there at which somebody listens."""
+    mark = f"polythrottle-{secrets.token_hex(8)}"
+    program = _FIND.replace("{told}", json.dumps({"mark": mark, "name": name, "socket": path}))
+    command = place.command(program)
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise DeviceError(f"{place.where} did not answer within {_PATIENCE_S:g} s") from None
+    except OSError as err:
+        raise DeviceError(
+            f"cannot start {command[0]}, which leads to {place.where}: {err.strerror}; ${SSH} names it"
+        ) from err
+    _, told, answer = done.stdout.decode(errors="replace").partition(f"{mark} ")
+    if not told:
+        said = _last_line(done.stderr) or f"code {done.returncode}"
+        if "permission denied" in said.lower():
+            raise PermissionDenied(f"{place.where} lets nobody in with these keys: {said}")
+        raise DeviceError(f"{place.where} cannot be asked: {said}")
+    kind, _, rest = printable(answer.splitlines()[0]).partition(" ")
+    if kind != "here":
+        raise DeviceError(f"no daemon listens on {place.where}, at {rest}")
+    return rest
+
+
+def _last_line(said: bytes) -> str:
+    lines = [printable(line).strip() for line in said.decode(errors="replace").splitlines()]
+    return next((line[:_LONGEST] for line in reversed(lines) if line), "")

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 ServiceOption = Annotated[
     str | None, typer.Option("--service", metavar="NAME", help="Of several services the daemon looks after, this one.")
 ]
+BoardOption = Annotated[
+    str | None,
+    typer.Option("--device", "-d", metavar="ssh://HOST", help="Board whose daemon is meant; --socket is a path there."),
+]
 
 # `polythrottle top`: a daemon on the terminal, or once as text where there is none.
 
@@ -42,6 +46,7 @@ def top(
     token_file: Annotated[
         Path | None, typer.Option("--token-file", metavar="FILE", help="Holds the token a daemon on TCP asks for.")
     ] = None,
+    device: BoardOption = None,
     service: ServiceOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -49,7 +54,7 @@ def top(
 
     Without a terminal, and with --json, its present status is printed once.
     """
-    with _client(socket, url, token_file, service) as client:
+    with _client(socket, url, token_file, service, device) as client:
         status = client.status()
         # A dumb terminal, such as an editor's, cannot be drawn on.
         if not as_json and sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
@@ -60,10 +65,27 @@ def top(
             answer(status, as_json, _print, _document)
 
 
-def _client(socket: Path | None, url: str | None, token_file: Path | None, service: str | None) -> "Client":
+@contextmanager
+def _client(
+    socket: Path | None,
+    url: str | None = None,
+    token_file: Path | None = None,
+    service: str | None = None,
+    device: str | None = None,
+) -> Iterator["Client"]:
+    """Yield a daemon: of this machine, on TCP, or of a board over SSH."""
     from polythrottle.daemon.client import Client
 
-    return Client(socket, url, optional(_token, token_file), service=service)
+    if device is None:
+        with Client(socket, url, optional(_token, token_file), service=service) as client:
+            yield client
+        return
+    if url is not None:
+        raise InvalidInput("name the daemon by its board or by a URL, not both")
+    from polythrottle.api.deployment import daemon_of_board
+
+    with daemon_of_board(device, socket, service) as client:
+        yield client
 
 
 def _token(path: Path) -> str:
@@ -286,14 +308,13 @@ def demo(
 @app.command(epilog=examples("polythrottle daemon status --follow"))
 def status(
     socket: SocketOption = None,
+    device: BoardOption = None,
     service: ServiceOption = None,
     follow: Annotated[bool, typer.Option("--follow", help="Print a line per second until Ctrl-C.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what the daemon does now."""
-    from polythrottle.daemon.client import Client
-
-    with Client(socket, service=service) as client:
+    with _client(socket, service=service, device=device) as client:
         if not follow:
             found = client.status()
             if found.device == "node":
@@ -312,13 +333,12 @@ def status(
 
 
 @app.command(epilog=examples("polythrottle daemon stop"))
-def stop(socket: SocketOption = None, as_json: JsonOption = False) -> None:
+def stop(socket: SocketOption = None, device: BoardOption = None, as_json: JsonOption = False) -> None:
     """End the daemon and any study; the board is put back."""
-    from polythrottle.daemon.client import Client
     from polythrottle.daemon.status import MAY_DIFFER
 
     # Two of them, for one waits for events all the while.
-    with Client(socket) as client, Client(socket) as listener:
+    with _client(socket, device=device) as client, _client(socket, device=device) as listener:
         last = max((each.number for each in client.events()), default=0)
         said: list[str] = []
         listening = threading.Event()
@@ -349,15 +369,15 @@ def budget(
         str | None,
         typer.Option("--within", metavar="5s", help="By when a server of services must keep --power; told of if not."),
     ] = None,
+    device: BoardOption = None,
     service: ServiceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show, change or lift the power budget of a running daemon; it is kept until it is changed again."""
     from polythrottle.cli.daemon_process import budget_of, node_limit
-    from polythrottle.daemon.client import Client
 
     wish = budget_of(asdict(allowed))
-    with Client(socket, service=service) as client:
+    with _client(socket, service=service, device=device) as client:
         if within is not None:
             power_w, within_s = node_limit(wish, within, service)
             try:

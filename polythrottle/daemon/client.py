@@ -60,6 +60,7 @@ class Client:
         authority: A certificate to trust with ``https``, such as the daemon's own, in PEM.
         timeout_s: How long an answer may take.
         service: Of several services the one that is meant; None for the daemon as a whole.
+        called: What messages call it, where the socket's path would tell nobody.
 
     Raises:
         InvalidInput: If both a socket and a URL are given, or the URL is none.
@@ -73,6 +74,7 @@ class Client:
         authority: Path | None = None,
         timeout_s: float = 15.0,
         service: str | None = None,
+        called: str | None = None,
     ) -> None:
         if socket is not None and url is not None:
             raise InvalidInput("name the daemon by its socket or by a URL, not both")
@@ -80,11 +82,11 @@ class Client:
             self._path = None
         else:
             self._path = socket or default_socket()
-        self._where = str(self._path) if url is None else url
+        self._where = called or (str(self._path) if url is None else url)
         if self._path is not None:
             self._dial = _unix(self._path)
         else:
-            self._dial = _tcp(self._where, authority)
+            self._dial = _tcp(url or "", authority)
         self._token = token
         self._timeout_s = timeout_s
         self._base = ""

@@ -272,3 +272,38 @@ def test_what_is_handed_over_stands_without_a_connection_and_is_restored(
     assert run(["restore", "--device", site.uri, "--json"]) == 0
     assert held(site.root) == before
     assert json.loads(capsys.readouterr().out)
+
+
+def test_a_daemon_of_a_board_is_asked_from_the_desk(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its status, a look of top, a budget and its end; where none listens, or nobody is let in, one line."""
+    for kind in ("RUN", "STATE"):
+        monkeypatch.setenv(f"POLYTHROTTLE_{kind}_DIR", str(tmp_path / kind.lower()))
+    board = f"ssh://nano?python={site.python}"
+    words = ["daemon", "run", "--device", "sim:jetson-agx-orin", "--traffic", "report"]
+    with (tmp_path / "daemon.log").open("w") as log:
+        child = subprocess.Popen([sys.executable, "-m", "polythrottle", *words], stdout=log, stderr=log)
+        try:
+            await_that(lambda: run(["daemon", "status"]) == 0, "the daemon did not begin")
+            capsys.readouterr()
+            assert run(["daemon", "status", "--json", "--device", board]) == 0
+            assert json.loads(capsys.readouterr().out)["device"] == "sim:jetson-agx-orin"
+            assert run(["top", "--device", board]) == 0
+            assert "Jetson AGX Orin" in capsys.readouterr().out
+            assert run(["daemon", "budget", "--power", "20W", "--device", board]) == 0
+            assert run(["daemon", "stop", "--device", board]) == 0
+            assert "ssh://nano" not in capsys.readouterr().err
+            assert child.wait(60) == 0
+        finally:
+            child.kill()
+            child.wait()
+    for device, says in {
+        board: "no daemon listens on ssh://nano, at ",
+        f"ssh://stranger?python={site.python}": "ssh://stranger lets nobody in with these keys",
+        site.uri: "name the board alone, ssh://nano",
+        "sim:jetson-agx-orin": "is no board over SSH",
+    }.items():
+        assert run(["top", "--device", device]) != 0
+        assert says in capsys.readouterr().err
+    await_that(lambda: not sessions(site), "a connection stays")
