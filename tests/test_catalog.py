@@ -196,6 +196,35 @@ def test_a_figure_without_source_is_refused(tmp_path: Path) -> None:
         load_model(str(path))
 
 
+def _workload(tmp_path: Path, old: str, new: str) -> str:
+    text = (catalogue_dir("profiles/workloads") / "lstm.toml").read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / "model.toml"
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("batch_sizes = [1, 2,", "batch_sizes = [1, 2.5,", "batch_sizes must be a list of a whole number"),
+        ("batch_sizes = [1, 2,", "batch_default = 1.5\nbatch_sizes = [1, 2,", "batch_default must be a whole number"),
+    ],
+)
+def test_a_fraction_of_an_item_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    """It is not cut to the whole number below, which nobody has written."""
+    with pytest.raises(BadFile, match=f"{said} of at least 0, not .*[12].5") as caught:
+        load_model(_workload(tmp_path, old, new))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_whole_number_may_be_written_with_a_point(tmp_path: Path) -> None:
+    """2.0 is 2, and clocks in megahertz are whole hertz."""
+    sizes = load_model(_workload(tmp_path, "batch_sizes = [1, 2,", "batch_sizes = [1, 2.0,")).batch_sizes
+    assert sizes[1] == 2
+    assert all(isinstance(size, int) for size in sizes)
+
+
 def test_a_model_that_does_not_fit_is_refused_in_one_line() -> None:
     """The error says how much memory is needed and how much there is."""
     with pytest.raises(InvalidInput, match=r"needs 15 GB of memory and there are 4 GB"):

@@ -200,11 +200,13 @@ class TomlTable:
             return self.within(key).fill(typing.cast("type[object]", wanted))
         if typing.get_origin(wanted) is tuple:
             return self._sequence(key, typing.get_args(wanted)[0])
-        if _fits(value, wanted):
-            if wanted in (int, float):
-                return wanted(to_si(key, value)[1])
-            return value
-        raise self.wrong(key, f"must be {_shown(hint)}, not {shortened(value)}")
+        # In SI before it is judged: 1300.5 MHz are whole hertz.
+        in_si = to_si(key, value)[1] if wanted in (int, float) and _is_figure(value) else value
+        if not _fits(in_si, wanted):
+            raise self.wrong(key, f"must be {_shown(hint)}, not {shortened(value)}")
+        if wanted in (int, float):
+            return wanted(in_si)
+        return in_si
 
     def _sequence(self, key: str, wanted: type) -> tuple[object, ...]:
         values = self.values[key]
@@ -256,7 +258,8 @@ def _holds_figures(value: object) -> bool:
 
 def _fits(value: object, wanted: type) -> bool:
     if wanted in (int, float):
-        return _is_figure(value)
+        # `int` would cut 2.5 to 2, a size that nobody has written; 2.0 is 2.
+        return _is_figure(value) and (wanted is float or value % 1 == 0)
     # Not `isinstance`, by which true would be a whole number.
     return type(value) is wanted
 
