@@ -1,5 +1,7 @@
 """Devices, workloads, search methods and meters given as objects to `tune`, `measure` and `sweep`."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,31 @@ def test_another_function_of_the_same_name_is_another_problem() -> None:
     assert name_of(one.workload).endswith("<lambda>")  # type: ignore[arg-type]
     assert one.content() != other.content()
     assert one.content() == GivenObjects.of("cpu", lambda: work(1), None).content()
+
+
+SHOWN = """
+from polythrottle.tuning.objects import GivenObjects
+chosen = lambda name, kind=None: name in {"a", "b", "c"} or (name, kind) in {("a", "b"), ("c", None), "d"}
+nested = lambda names: [each for each in names if (lambda name: name in {"a", "b", "c"})(each)]
+print([GivenObjects.of("cpu", each, None).content()["code"] for each in (chosen, nested)])
+"""
+
+
+def test_a_function_is_the_same_in_every_process() -> None:
+    """The order of a set changes with each, its members do not: a study of it can be continued."""
+    shown = {
+        subprocess.check_output([sys.executable, "-c", SHOWN], env={**os.environ, "PYTHONHASHSEED": seed}, text=True)
+        for seed in ("1", "2", "3")
+    }
+    assert len(shown) == 1
+
+
+def test_the_members_of_a_set_count_and_not_their_order() -> None:
+    """8 and 0 fall into one place of a set, so that they stand in the order in which they came."""
+    # Compiled one by one: of equal sets in one file Python keeps the first for all.
+    functions = [eval(f"lambda size: size in {{{members}}}") for members in ("0, 8", "8, 0", "0, 9")]
+    digests = [GivenObjects.of("cpu", each, None).content() for each in functions]
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_torch_module_is_a_workload() -> None:

@@ -159,6 +159,14 @@ def _digest(workload: Callable[..., object]) -> str:
 
 def _code_lines(code: CodeType) -> list[str]:
     inner = [line for each in code.co_consts if isinstance(each, CodeType) for line in _code_lines(each)]
-    plain = [repr(each) for each in code.co_consts if not isinstance(each, CodeType)]
+    plain = [_constant(each) for each in code.co_consts if not isinstance(each, CodeType)]
     # Neither file nor line numbers: a function that was moved is still the same.
     return [code.co_code.hex(), *plain, *code.co_names, *inner]
+
+
+def _constant(value: object) -> str:
+    # Texts hash otherwise in every process, so the order of `x in {"a", "b"}` would make another function of it. Python
+    # makes no constant of a set within another constant.
+    if isinstance(value, frozenset):
+        return f"frozenset({{{', '.join(sorted(map(repr, value)))}}})"
+    return repr(value)
