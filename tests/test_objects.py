@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,24 @@ def test_a_torch_module_is_a_workload() -> None:
     assert (
         GivenObjects.of("cpu", layer, None).content() != GivenObjects.of("cpu", torch.nn.Linear(4, 3), None).content()
     )
+
+
+def test_a_torch_module_that_shows_a_function_of_its_own_is_the_same_in_every_process() -> None:
+    """Its layers say what it is, not where in memory something of it lies."""
+    torch = pytest.importorskip("torch")
+
+    class Activated(torch.nn.Module):
+        def __init__(self, function: Callable[..., object]) -> None:
+            super().__init__()
+            self.function = function
+
+        def extra_repr(self) -> str:
+            return f"function={self.function}"
+
+    one, same, other = Activated(lambda x: x), Activated(lambda x: x), Activated(work)
+    contents = [GivenObjects.of("cpu", each, None).content() for each in (one, same, other)]
+    assert str(one) != str(same)
+    assert contents[0] == contents[1] != contents[2]
 
 
 def test_a_meter_of_ones_own_counts_in_place_of_the_devices_sensors() -> None:

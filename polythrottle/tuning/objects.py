@@ -1,6 +1,7 @@
 """Devices, workloads, search methods and meters given as objects: what they must have, and what they are known by."""
 
 import hashlib
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, TypeAlias
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.ports import Device, EnergyMeter, Meter, Optimizer, PowerMeter, Workload
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 Served: TypeAlias = Workload | Callable[..., object]
 """What can be served: a workload, a function whose every call is one query, or a torch module."""
 
@@ -151,7 +153,8 @@ def _digest(workload: Callable[..., object]) -> str:
     if isinstance(code, CodeType):
         text = "\n".join(_code_lines(code))
     elif torch is not None and isinstance(workload, torch.nn.Module):
-        text = str(workload)
+        # A layer may show a function it was given, and where it lies in memory is another place in every process.
+        text = _ADDRESS.sub("", str(workload))
     else:
         text = type_name(workload)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
