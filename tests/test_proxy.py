@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -124,6 +126,43 @@ def test_tokens_are_those_the_server_counts_whatever_the_model_says() -> None:
     bare.take(chunk(piece("a")) + chunk(piece("b")) + chunk(DONE), 1.0)
     assert (bare.counted().completion, bare.counted().by_server) == (2, False)
     assert bare.per_token_s(2) is None
+
+
+@pytest.mark.parametrize(
+    ("reads", "at"),
+    [
+        ((b"data: a\n\n", b"data: b\n\n"), (0, 1)),
+        ((b"9\r\n", b"data: a\n\n\r\n9\r\n", b"data: b\n\n\r\n"), (1, 2)),
+        ((b"d", b"a", b"ta", b": a\r\n", b"\r\ndata", b": b\r\n\r\n"), (3, 5)),
+        ((b": ping\n\nevent: x\n", b"data: a\n\n: ping\n\nevent: x\n", b"data: b\n\n"), (1, 2)),
+        ((b"data: a\n\ndata: b\n\n", b": ping\n\n"), (0, 0)),
+        ((b"data: a\ndat", b"e: b\n\n", b"\n", b"data: b\n\n"), (0, 3)),
+        ((b"data: a", b"data: still a\n\n", b"data: b\n\n"), (0, 2)),
+    ],
+)
+def test_an_event_counts_when_its_first_word_is_there_however_it_was_cut(
+    reads: tuple[bytes, ...], at: tuple[int, int]
+) -> None:
+    """Two tokens each: a server may write the length of a chunk by itself, and a network may cut any word."""
+    tokens = Tokens(streamed=True)
+    for now_s, data in enumerate(reads):
+        tokens.take(data, float(now_s))
+    assert (tokens.pieces, tokens.first_s, tokens.last_s) == (2, *map(float, at))
+
+
+@given(
+    st.lists(st.sampled_from([b"data: a\n\n", b"data:b\r\n\r\n", b": data:\n\n", b"event: x\ndata: \ndata: c\n\n"])),
+    st.booleans(),
+    st.lists(st.integers(0, 200)),
+)
+def test_events_are_as_many_however_they_are_cut(events: list[bytes], chunked: bool, cuts: list[int]) -> None:
+    """One for each line with data."""
+    text = b"".join(map(chunk, events) if chunked else events)
+    cut = Tokens(streamed=True)
+    edges = sorted({0, *(each for each in cuts if each < len(text)), len(text)})
+    for begin, end in itertools.pairwise(edges):
+        cut.take(text[begin:end], 0.0)
+    assert cut.pieces == sum(len(re.findall(rb"(?m)^data:", each)) for each in events)
 
 
 # --- the proxy between a client and a server that do as the test says ------------------------------------------------

@@ -121,6 +121,8 @@ class ChunkedBody:
 # responses (input_tokens, output_tokens), https://platform.openai.com/docs.
 
 _EVENT = b"\ndata:"
+# What is carried over to the next read: less than the word, so that none is counted twice.
+_END = slice(1 - len(_EVENT), None)
 _LAST_PIECES = 4
 _LOOKED_THROUGH = 64 << 10
 # A quotation mark within a text of JSON is escaped: what a model says cannot be taken for a count.
@@ -143,7 +145,8 @@ class Tokens:
     pieces: int = 0
     first_s: float | None = None
     last_s: float | None = None
-    _begun: bool = False
+    # As if a line had ended before the first byte: without chunks an event begins there.
+    _end: bytes = b"\n"
     _tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LAST_PIECES))
 
     def take(self, data: bytes, now_s: float) -> None:
@@ -151,11 +154,11 @@ class Tokens:
         self._tail.append(data)
         if not self.streamed:
             return
-        came = data.count(_EVENT)
-        if not self._begun:
-            self._begun = True
-            # In chunks the length stands in a line before the first event; without them nothing does.
-            came += data.startswith(_EVENT[1:])
+        # A read may begin within the word, or with it where a server writes the length of a chunk by itself. A word
+        # that two chunks share is not seen: bytes are looked at as they pass, framed.
+        text = self._end + data
+        came = text.count(_EVENT)
+        self._end = text[_END]
         if came:
             self.pieces += came
             self.last_s = now_s
