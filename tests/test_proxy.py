@@ -150,6 +150,25 @@ def test_an_event_counts_when_its_first_word_is_there_however_it_was_cut(
     assert (tokens.pieces, tokens.first_s, tokens.last_s) == (2, *map(float, at))
 
 
+def test_what_a_server_counts_is_found_where_it_writes_each_line_by_itself() -> None:
+    """Length, event and end of line of a chunk are three reads each, and [DONE] and the last chunk follow the count."""
+    tokens = Tokens(streamed=True)
+    for data in (piece("a"), piece("b"), usage(7), DONE):
+        for part in (b"%x\r\n" % len(data), data, b"\r\n"):
+            tokens.take(part, 0.0)
+    tokens.take(LAST, 0.0)
+    assert (tokens.counted().prompt, tokens.counted().completion, tokens.counted().by_server) == (3, 7, True)
+
+
+@pytest.mark.parametrize("size", [1, 50, 5000])
+def test_no_more_than_the_end_of_an_answer_is_kept(size: int) -> None:
+    """Four reads, or as many short ones as make a few hundred bytes."""
+    tokens = Tokens()
+    for _ in range(1000):
+        tokens.take(b"x" * size, 0.0)
+    assert sum(map(len, tokens._tail)) <= 4 * max(size, 2 * 64)
+
+
 @given(
     st.lists(st.sampled_from([b"data: a\n\n", b"data:b\r\n\r\n", b": data:\n\n", b"event: x\ndata: \ndata: c\n\n"])),
     st.booleans(),

@@ -124,6 +124,7 @@ _EVENT = b"\ndata:"
 # What is carried over to the next read: less than the word, so that none is counted twice.
 _END = slice(1 - len(_EVENT), None)
 _LAST_PIECES = 4
+_SHORT = 64
 _LOOKED_THROUGH = 64 << 10
 # A quotation mark within a text of JSON is escaped: what a model says cannot be taken for a count.
 _PROMPT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})\b')
@@ -147,11 +148,16 @@ class Tokens:
     last_s: float | None = None
     # As if a line had ended before the first byte: without chunks an event begins there.
     _end: bytes = b"\n"
-    _tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LAST_PIECES))
+    _tail: deque[bytes] = field(default_factory=lambda: deque((b"",), maxlen=_LAST_PIECES))
 
     def take(self, data: bytes, now_s: float) -> None:
         """Take note of bytes that were passed on."""
-        self._tail.append(data)
+        # Short reads together: a server that writes a chunk's length by itself would fill the tail with lengths.
+        tail = self._tail
+        if len(tail[-1]) < _SHORT:
+            tail[-1] += data
+        else:
+            tail.append(data)
         if not self.streamed:
             return
         # A read may begin within the word, or with it where a server writes the length of a chunk by itself. A word
