@@ -156,15 +156,17 @@ class Address:
         """Return the whole numbers that an option lists, sorted; None if it was not given.
 
         Raises:
-            InvalidInput: If it lists something else, or a number below ``least``.
+            InvalidInput: If it lists something else, or a number below ``least`` or above a million.
         """
         if name not in self.options:
             return None
         words = self.options[name].split(",")
         # By their length first: to read a number of thousands of digits takes Python long, or raises.
-        numbers = sorted({int(word) for word in words if word.isdecimal() and len(word) < 8})
-        if not all(word.isdecimal() for word in words) or not least <= min(numbers, default=-1) <= numbers[-1] <= _MOST:
-            raise InvalidInput(f"{name}={self.options[name]} in {self.uri}: write whole numbers from {least} such as 4")
+        readable = all(word.isdecimal() and len(word) <= len(str(_MOST)) for word in words)
+        numbers = sorted({int(word) for word in words}) if readable else []
+        if not numbers or numbers[0] < least or numbers[-1] > _MOST:
+            wanted = f"whole numbers from {least} to {_MOST} such as 4"
+            raise InvalidInput(f"{name}={self.options[name]} in {self.uri}: write {wanted}")
         return tuple(numbers)
 
     def choice(self, name: str, known: tuple[str, ...]) -> str:
