@@ -36,7 +36,8 @@ class StudyPlan:
         risk: Chance that the search breaks a limit once one is known to be held; None leaves it to the method.
         history: Files and folders of earlier studies; None for the local store, none for no history.
         lessons: The earlier studies that were found, as `polythrottle.tuning.study_store.PriorStudy.line` describes
-        them. priors: Points of profiles for other boards, to be tried first at the nearest points of this space.
+            them.
+        priors: Points of profiles for other boards, to be tried first at the nearest points of this space.
         objects: Which of device, workload, meter and method were objects that no name opens again.
         identity: Hardware and firmware it was begun on; empty where the problem says it, or in older journals.
         errors: How many requests it may make late beyond the SLO's own share; None for any number.

@@ -168,7 +168,7 @@ def recalled(lines: Iterable[Mapping[str, Any]]) -> PriorStudies:
     """Return the earlier studies that a journal says were learnt from, as they were then.
 
     Args:
-        lines: From `Lesson.line`. A journal that has grown since is read as far as it went.
+        lines: From `PriorStudy.line`. A journal that has grown since is read as far as it went.
     """
     lessons = []
     lost = 0
