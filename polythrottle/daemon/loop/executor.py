@@ -235,8 +235,8 @@ class Executor:
             self._fault(str(error))
             yield LeaseLost(f"the right to set the board is lost: {error}")
         except StorageError as error:
-            with suppress(PolythrottleError):  # as found it is as fast as it can be; that needs no room on a disk
-                # As found it is at its fastest, which serves everybody.
+            # As found it is at its fastest, which serves everybody; putting it back needs no room on a disk.
+            with suppress(PolythrottleError):
                 self._board.restore()
             self._fault(str(error))
             yield LeaseLost(f"the board cannot be set: {error}")
