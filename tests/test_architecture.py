@@ -247,3 +247,17 @@ def test_help_loads_neither_numpy_nor_rich() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "tune" in done.stdout
     assert done.stderr.strip() == "[]"
+
+
+def test_a_daemon_loads_what_reads_metrics_when_it_must() -> None:
+    """Not before a source of requests is opened that reads them, or somebody asks for its own."""
+    code = (
+        "import sys, polythrottle.cli.daemon_process, polythrottle.daemon.startup, polythrottle.daemon.web.server\n"
+        "from polythrottle.daemon.traffic.sources import open_traffic\n"
+        "for text in ('report', 'proxy:http://127.0.0.1:9')[: int(sys.argv[1])]:\n"
+        "    open_traffic(text).close()\n"
+        "print('prometheus_client' in sys.modules)"
+    )
+    for opened, loaded in ((1, "False"), (2, "True")):
+        words = [sys.executable, "-c", code, str(opened)]
+        assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() == loaded

@@ -15,19 +15,22 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from urllib.parse import SplitResult
 
 from polythrottle.daemon.control.events import GPU_CLOCK, ClockWanted, ControlPlan, Target
 from polythrottle.daemon.control.state import State
 from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.traffic.local_sources import WINDOW_S
-from polythrottle.daemon.traffic.server_metrics import ScrapedTraffic
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import InvalidInput, PolythrottleError
 from polythrottle.domain.load.prompt_boost import ClockDemand, PromptNews
 from polythrottle.domain.space import IN_FLIGHT, Level
 from polythrottle.storage.untrusted import members_of
+
+if TYPE_CHECKING:
+    # It loads prometheus_client, and the control loop, which needs the rest of this module, reads no metrics itself.
+    from polythrottle.daemon.traffic.server_metrics import ScrapedTraffic
 
 METRICS_PATH = "/polythrottle/metrics"
 PROMPTS_PATH = "/polythrottle/prompts"
