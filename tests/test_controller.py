@@ -517,3 +517,16 @@ def test_way_is_given_for_a_while_and_then_longer() -> None:
     state, _ = _told(Observation(440.0), state=state)
     assert state.phase is Phase.FOLLOWING
     assert _told(WorkloadDown(), WorkloadUp(PLAN), state=state)[0].giving_s == 120.0
+
+
+def test_the_load_is_learnt_while_way_is_given() -> None:
+    """Once the board is set again it is set for the load of now, and not for that of before."""
+    state, _ = _told(WorkloadUp(PLAN), *_calm(0.0, 30, 0.5))
+    state, _ = _told(*(ForeignWrite(at_s, ("gpu_max_hz",)) for at_s in (30.0, 31.0, 32.0)), state=state)
+    assert (state.phase, state.rung) == (Phase.YIELDED, LADDER.rungs[0])
+    state, done = _told(*_calm(33.0, 121, 50.0), state=state)
+    assert state.forecast.demand_per_s == pytest.approx(50.0, rel=0.1)
+    (again,) = _of(Apply, done[-1])
+    assert isinstance(again, Apply)
+    assert again.target.point == LADDER.rungs[2].service.point
+    assert "a load of 50/s (100/s can be answered)" in again.reason

@@ -396,7 +396,7 @@ def _interfered(state: State, event: ForeignWrite) -> Told:
 def _observed(state: State, seen: Observation) -> Told:
     forecast = state.forecast.seen(seen.now_s, seen.rate_per_s, seen.period_s)
     if _is(state, Phase.YIELDED):
-        return _reconsidered(state, seen.now_s)
+        return _reconsidered(replace(state, forecast=forecast), seen)
     if (plan := state.plan) is None or state.phase is Phase.DOWN:
         return state, ()
     state = replace(
@@ -458,8 +458,9 @@ def _held(state: State, seen: Observation, trips: tuple[Trip, ...]) -> Told:
     return replace(state, hold=hold), ()
 
 
-def _reconsidered(state: State, now_s: float) -> Told:
+def _reconsidered(state: State, seen: Observation) -> Told:
     """Set the board again once way was given for long enough; the next time it is given for twice as long."""
+    now_s = seen.now_s
     if state.given_s is None:
         since_s = now_s
     else:
@@ -469,7 +470,8 @@ def _reconsidered(state: State, now_s: float) -> Told:
         return replace(state, given_s=since_s), ()
     longer_s = min(_GIVEN_MOST_S, 2 * state.giving_s)
     again = _up(replace(state, phase=Phase.FOLLOWING, given_s=None, giving_s=longer_s))
-    return again, (Alert("phase", f"the board was left alone for {now_s - since_s:.0f} s; it is set again"),)
+    told = Alert("phase", f"the board was left alone for {now_s - since_s:.0f} s; it is set again")
+    return _followed(again, seen), (told,)
 
 
 def _rationed(state: State) -> bool:
