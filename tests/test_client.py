@@ -1,5 +1,6 @@
 """The daemon from a program."""
 
+import inspect
 import json
 import socket
 import subprocess
@@ -28,6 +29,7 @@ from polythrottle.daemon.commands import (
 )
 from polythrottle.daemon.observation import RequestStats
 from polythrottle.daemon.status import Happened, Status, StudyShown
+from polythrottle.daemon.web import handlers
 from polythrottle.domain.errors import (
     BadFile,
     DeviceError,
@@ -353,3 +355,8 @@ def test_the_client_needs_the_standard_library_only() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_client_waits_longer_than_the_api_ever_does() -> None:
+    """To apply a profile the API waits three times: for the name, for the file and for the control loop."""
+    assert inspect.signature(Client).parameters["timeout_s"].default > 3 * handlers._PATIENCE_S

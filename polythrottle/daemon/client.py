@@ -58,7 +58,8 @@ class Client:
         url: ``http://host:port`` or ``https://host:port`` instead.
         token: What a daemon on TCP asks for.
         authority: A certificate to trust with ``https``, such as the daemon's own, in PEM.
-        timeout_s: How long an answer may take.
+        timeout_s: How long an answer may take. By default that is longer than the API itself waits before it says for
+            what: 10 s each for a name, a file and the control loop.
         service: Of several services the one that is meant; None for the daemon as a whole.
         called: What messages call it, where the socket's path would tell nobody.
 
@@ -72,7 +73,7 @@ class Client:
         url: str | None = None,
         token: str | None = None,
         authority: Path | None = None,
-        timeout_s: float = 15.0,
+        timeout_s: float = 35.0,
         service: str | None = None,
         called: str | None = None,
     ) -> None:
