@@ -8,7 +8,7 @@ import pytest
 from polythrottle.daemon.observation import Observer, RequestStats, failed_of
 from polythrottle.daemon.startup import WakingClock
 from polythrottle.domain.clock import VirtualClock
-from polythrottle.domain.errors import DeviceError
+from polythrottle.domain.errors import DeviceError, PolythrottleError
 from polythrottle.domain.measurement import Reading
 
 
@@ -45,6 +45,32 @@ def test_looks_in_between_are_added_up() -> None:
     assert sight.seen == RequestStats(7, 3, 1, 2, 0.2, worst_s=0.3)
     assert sight.rate_per_s == pytest.approx(7.0)
     assert sight.errors == pytest.approx(1 / 3)
+
+
+@dataclass
+class Silent(Script):
+    """Traffic that is counted at first, and cannot be seen from then on."""
+
+    error: PolythrottleError | None = None
+
+    def look(self, now_s: float) -> RequestStats | None:
+        """Return the next; once there is none fail, where that is asked for."""
+        if not self.seen and self.error is not None:
+            raise self.error
+        return super().look(now_s)
+
+
+@pytest.mark.parametrize("error", [None, DeviceError("the log is gone")], ids=["down", "fails"])
+def test_requests_that_were_counted_outlast_a_look_that_sees_none(error: PolythrottleError | None) -> None:
+    """They came in the period; how many wait is unknown then, and the period after knows of no workload."""
+    readings = [Reading(at_s, 5.0) for at_s in (1.0, 2.0)]
+    eyes = looking(Silent([RequestStats(3, 2, 1, 5), RequestStats(1, 1, 0, 4)], readings, error=error))
+    assert [eyes.peek(at_s) for at_s in (0.3, 0.6, 0.9)] == [5, 4, 0]
+    seen = eyes.look(1.0).seen
+    assert seen is not None
+    assert (seen.arrived, seen.answered, seen.failed) == (4, 3, 1)
+    assert ("traffic" in eyes.faults) is (error is not None)
+    assert eyes.look(2.0).seen is None
 
 
 @pytest.mark.parametrize(

@@ -225,12 +225,12 @@ class Observer:
         Returns:
             How many requests wait.
         """
-        self._gather(now_s)
+        seen = self._gather(now_s)
         if self._peaks:
             self._sampled(self._read())
-        if self._gathered is None:
+        if seen is None:
             return 0
-        return self._gathered.waiting or 0
+        return seen.waiting or 0
 
     def look(self, now_s: float, shared: bool = False) -> ControlPeriod:
         """Return what was seen since the look before.
@@ -283,18 +283,18 @@ class Observer:
             self._unread_s = 0.0
         return before, unread_s
 
-    def _gather(self, now_s: float) -> None:
+    def _gather(self, now_s: float) -> RequestStats | None:
+        """Look, add that to what the period has shown so far, and return this look alone; None if it saw nothing."""
         try:
             seen = self._traffic.look(now_s)
         except PolythrottleError as error:
             self.faults["traffic"] = f"requests cannot be seen: {error}"
-            seen = None
-        else:
-            self._noted(getattr(self._traffic, "note", ""))
-        if seen is None or self._gathered is None:
-            self._gathered = seen
-        else:
-            self._gathered = _both(self._gathered, seen)
+            return None
+        self._noted(getattr(self._traffic, "note", ""))
+        # What was counted has come, even if the workload goes, or cannot be seen, before the period is over.
+        if seen is not None:
+            self._gathered = seen if self._gathered is None else _both(self._gathered, seen)
+        return seen
 
     def _noted(self, note: str) -> None:
         if note:
