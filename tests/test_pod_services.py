@@ -1,5 +1,6 @@
 """Pods as services of the daemon: what is set for one is put back when it goes, at random and by a real actuator."""
 
+import errno
 import random
 import time
 from collections.abc import Iterator
@@ -250,6 +251,23 @@ def test_a_pod_that_cannot_be_looked_after_leaves_the_others_alone(
     }
     print_node(house.node.shown)
     assert "models/sliced is not looked after: MIG-1" in capsys.readouterr().out
+    house.fails = None
+    house.turn(int(AGAIN_S) + 1)
+    assert len(house.set_for) == 2
+
+
+def test_a_pod_whose_files_cannot_be_used_leaves_the_others_alone(tmp_path: Path) -> None:
+    """An error of the system at its folder or its profile is the pod's, and not the daemon's end."""
+    house = Server(tmp_path)
+    house.watch.show(pod("chat-0", 0))
+    house.turn(2)
+    house.fails = OSError(errno.ENOSPC, "No space left on device", "/state")
+    house.watch.show(pod("chat-0", 0), pod("photos-0", 1))
+    house.turn(5)
+    assert len(house.set_for) == 1
+    assert house.words("pod")[-1].endswith(
+        "photos-0 is not looked after: /state cannot be used: No space left on device"
+    )
     house.fails = None
     house.turn(int(AGAIN_S) + 1)
     assert len(house.set_for) == 2

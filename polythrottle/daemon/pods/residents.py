@@ -37,7 +37,7 @@ from polythrottle.daemon.settings import watts, weight_of
 from polythrottle.daemon.status import PodShown
 from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PolythrottleError, UnknownName
-from polythrottle.storage.untrusted import shortened
+from polythrottle.storage.untrusted import own_error, shortened
 
 PREFIX = "polythrottle.io/"
 OTHERS = {"dynamo.nvidia.com/gpu-power-limit": "NVIDIA Dynamo's power agent"}
@@ -546,8 +546,8 @@ class Residents:
     def _admit(self, node: Node, service: PodService) -> None:
         try:
             member = self._make(service)
-        except PolythrottleError as error:
-            self._fail(node, service, str(error))
+        except (PolythrottleError, OSError) as error:
+            self._fail(node, service, str(own_error(error)))
             return
         node.admit(member)
         self._here[service.name] = service
