@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,18 @@ from kubelets import CHAT, GPUS, SERVED, FakeCluster, FakeKubelet, Held
 
 from polythrottle.daemon.pods import relay, residents
 from polythrottle.daemon.pods.kubernetes import ClusterApi, Kubelet, PodDevices, PodFacts, PodName, message_class
-from polythrottle.daemon.pods.residents import FACTS_S, LOOK_S, SILENT_S, PodTracker, Wish, place, wish_of
+from polythrottle.daemon.pods.residents import (
+    FACTS_S,
+    LOOK_S,
+    SILENT_S,
+    Placement,
+    PodsSeen,
+    PodTracker,
+    PodWatch,
+    Wish,
+    place,
+    wish_of,
+)
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, PolythrottleError, UnknownName
 
@@ -568,3 +580,49 @@ def test_an_api_that_refuses_is_asked_no_more_often_than_one_that_answers(kubele
     clock.sleep(2.0)
     following.look()
     assert asked == [CHAT, CHAT]
+
+
+@dataclass
+class Stumbling:
+    """Looks at pods that fail as nobody foresaw while it is told to."""
+
+    fails: bool = False
+    looks: int = 0
+    closed: bool = False
+
+    def look(self) -> PodsSeen:
+        """Return that there are no pods."""
+        self.looks += 1
+        if self.fails:
+            raise RuntimeError("a field of another kind")
+        return PodsSeen(Placement())
+
+    def close(self) -> None:
+        """Note it."""
+        self.closed = True
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["later", "at once"])
+def test_a_look_that_nobody_foresaw_to_fail_is_told_of_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    """What was seen before is believed for as long as of a kubelet that is silent; once a look works all is well."""
+    monkeypatch.setattr(residents, "LOOK_S", 0.01)
+    clock, looks = VirtualClock(), Stumbling(begins)
+    watch = PodWatch(looks, clock)  # type: ignore[arg-type]
+    if not begins:
+        until(lambda: watch.seen == PodsSeen(Placement()))
+        looks.fails = True
+    placement = None if begins else Placement()
+    words = "the pods of this node cannot be looked at: RuntimeError: a field of another kind"
+    until(lambda: watch.seen == PodsSeen(placement, (words,)))
+    clock.sleep(SILENT_S)
+    before = looks.looks
+    until(lambda: looks.looks > before + 1)
+    seen = watch.seen
+    assert seen is not None
+    assert (seen.placement, seen.faults[0]) == (None, words)
+    looks.fails = False
+    until(lambda: watch.seen == PodsSeen(Placement()))
+    watch.close()
+    assert looks.closed

@@ -440,11 +440,15 @@ class PodWatch:
 
     def _watched(self) -> None:
         while not self._over.is_set():
-            seen = self._tracker.look()
             before = self._seen
-            self._seen = seen
-            self._seen_s = self._clock.now()
-            if seen != before:
+            try:
+                self._seen = self._tracker.look()
+                self._seen_s = self._clock.now()
+            # This is the thread's outer loop: were it to end, every pod would be given back and none admitted again.
+            except Exception as error:
+                words = f"the pods of this node cannot be looked at: {type(error).__name__}: {error}"[:300]
+                self._seen = replace(before or PodsSeen(), faults=(words,))
+            if self._seen != before:
                 self._ring()
             self._over.wait(LOOK_S)
         self._tracker.close()
@@ -524,16 +528,14 @@ class Residents:
             if words not in self._faults:
                 node.events.tell("fault", words)
         self._faults = seen.faults
-        placement = seen.placement
-        wanted: dict[str, PodService] = {}
-        if placement is not None:
-            wanted = {each.name: each for each in placement.services}
+        placement = seen.placement or Placement()
+        wanted = {each.name: each for each in placement.services}
         for name, service in tuple(self._here.items()):
             if wanted.get(name) != service:
                 self._dismiss(node, name, _why_dismissed(service.pod, seen))
         self._drop_failed(node, wanted)
-        self._tell_refused(node, {} if placement is None else placement.refused)
-        if placement is not None and not placement.unknown and not self._tidied:  # an unknown one may go on
+        self._tell_refused(node, placement.refused)
+        if seen.placement is not None and not placement.unknown and not self._tidied:  # an unknown one may go on
             self._tidy(wanted)
         for name, service in wanted.items():
             if name not in self._here and name not in self._failed:
@@ -557,12 +559,11 @@ class Residents:
         service = self._here.pop(name)
         left = node.dismiss(name)
         self._remove(name)
+        words = f"{service.pod} is not looked after any more: {why}"
         if left:
-            node.events.tell("fault", f"{service.pod} is not looked after any more: {why}; {left}")
+            node.events.tell("fault", f"{words}; {left}")
         else:
-            node.events.tell(
-                "pod", f"{service.pod} is not looked after any more: {why}; its GPUs are as they were found"
-            )
+            node.events.tell("pod", f"{words}; its GPUs are as they were found")
 
     def _drop_failed(self, node: Node, wanted: Mapping[str, PodService]) -> None:
         """Let go of services that have ended by a fault, and of failures that are over or long enough ago."""
