@@ -1,8 +1,10 @@
 """What is added up turn by turn: minutes, savings, budgets, and when to explore."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from daemons import LADDER, TUNED
@@ -240,6 +242,20 @@ def test_values_that_cannot_be_read_any_more_begin_anew(tmp_path: Path) -> None:
     record.close()
 
 
+@pytest.mark.parametrize("odd", [math.inf, math.nan, 10**400], ids=["infinite", "no number", "huge"])
+def test_kept_figures_that_nothing_comes_to_begin_anew(day: Day, odd: float) -> None:
+    """A rate without end would make every look in its half-hour fail, and such a day allow studies without end."""
+    for name in ("pattern", "ledger"):
+        day.record.keep(name, None)
+    day.accounts.close()
+    ledger = {**day.record.kept("ledger"), "requests": odd}
+    day.record.keep("pattern", [[odd, 600.0]] * 48)
+    day.record.keep("ledger", ledger)
+    day.accounts = Accounts(day.record, lambda: day.wall_s)
+    day.second()
+    assert day.accounts.late_left(1000.0) == pytest.approx(1.02)
+
+
 def test_the_same_battery_asked_for_again_is_gone_on_with(day: Day) -> None:
     """A daemon that is started again with the same words does not fill it up; one that is over is begun anew."""
     battery = SetBudget(battery_wh=80.0, last_s=3600.0)
@@ -251,3 +267,23 @@ def test_the_same_battery_asked_for_again_is_gone_on_with(day: Day) -> None:
     assert not day.accounts.goes_on(battery)
     day.accounts.wished(SetBudget(power_w=15.0))
     assert day.accounts.goes_on(SetBudget(power_w=15.0))
+
+
+ODD = {"spent_j": "x"}, {"spent_j": math.nan}, {"spent_j": -1.0}, {"at_s": math.inf}, {"at_s": 1e18}, {"at_s": 10**400}
+
+
+@pytest.mark.parametrize(
+    "odd", [*ODD, {"wish": {"power_w": "x"}}, {"wish": {"carbon": 7}}, {"wish": {"volts": 12}}], ids=str
+)
+def test_a_kept_budget_that_cannot_be_read_is_told_of_and_left_as_it_is(day: Day, odd: dict[str, Any]) -> None:
+    """It does not end the daemon, nothing is limited, and the wish stays on disk until another one is made."""
+    day.accounts.wished(SetBudget(power_w=15.0))
+    kept = {**day.record.kept("budget"), **odd}
+    day.record.keep("budget", kept)
+    again = Accounts(day.record, lambda: day.wall_s)
+    assert "cannot be followed" in again.resume_budget("jetson")
+    assert again.budget is None
+    again.close()
+    assert day.record.kept("budget") == kept
+    again.wished(SetBudget())
+    assert day.record.kept("budget")["wish"] is None

@@ -308,6 +308,7 @@ def test_only_so_many_minutes_are_kept(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS number, '' AS at, '' AS kind"
+WORDED = "DROP TABLE events; CREATE TABLE events (number TEXT, at TEXT, kind TEXT, words TEXT);"
 
 
 @pytest.mark.parametrize(
@@ -318,8 +319,18 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
         (f"INSERT INTO kept VALUES ('x', '{'[' * 100_000}')", "recursion"),
         ("INSERT INTO kept VALUES ('x', NULL)", "Expecting value"),
         ("INSERT INTO events VALUES (1, 'now', 'kind', x'00')", "not made of texts"),
+        (f"{WORDED} INSERT INTO events VALUES ('one', 'now', 'kind', 'words')", "not numbered"),
+        (f"INSERT INTO events VALUES ({2**63 - 1}, 'now', 'kind', 'words')", "not numbered"),
     ],
-    ids=["a view without end", "a trigger", "nested too deep", "nothing", "bytes"],
+    ids=[
+        "a view without end",
+        "a trigger",
+        "nested too deep",
+        "nothing",
+        "bytes",
+        "a word as number",
+        "the last number",
+    ],
 )
 def test_a_database_that_means_harm_is_set_aside(tmp_path: Path, script: str, told: str) -> None:
     """It neither hangs nor ends the daemon, which begins a new one and says so."""

@@ -23,6 +23,7 @@ from polythrottle.domain.measurement import BETWEEN_WINDOWS, EnergyKind, Measure
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import OperatingPoint
 from polythrottle.storage.identity import without_options
+from polythrottle.storage.untrusted import said, shortened
 
 # What following a profile saves against the device's default point, at the same requests.
 
@@ -142,6 +143,7 @@ class Accounts:
         self._limit_w: float | None = None
         self._wish: dict[str, Any] | None = None
         self._wished_s = 0.0
+        self._unread = False
         self._board = ""
         self._minute = Minute(int(wall() // 60))
         self._today = Totals()
@@ -177,6 +179,7 @@ class Accounts:
         self.budget = Budget.of(wish, now_s, midnight_s(now_s), carbon)
         self._wish = None if self.budget is None else asdict(wish)
         self._wished_s = now_s
+        self._unread = False
         self._keep_budget()
         return self.budget
 
@@ -191,10 +194,10 @@ class Accounts:
         """Go on with the budget the daemon before had, and with what it had spent of it.
 
         Args:
-            board: URI of the board that is set now; a budget of another one is not followed.
+            board: URI of the board that is set now; a budget of another one is not followed, and forgotten.
 
         Returns:
-            That board's URI where there is such a budget, which is forgotten then; empty otherwise.
+            What people should know of it, in words; empty if it goes on as it was, or if there is none.
         """
         kept, self._board = self._record.kept(_BUDGET), _named(board)
         if not isinstance(kept, dict) or not isinstance(kept.get("wish"), dict):
@@ -202,21 +205,27 @@ class Accounts:
         other = kept.get("board")
         # What one board has spent says nothing of another's supply.
         if isinstance(other, str) and other and self._board not in ("", other):
-            return other
-        self._resume(kept)
+            return f"the budget kept is one for {other}, and is not followed here; set another"
+        try:
+            self._resume(kept, SetBudget(**kept["wish"]))
+        # What another version has kept may be of another shape, and the time of day of a moment far off is unknown.
+        except (PolythrottleError, TypeError, KeyError, ValueError, OverflowError, OSError) as error:
+            self._unread = True
+            return f"the budget kept cannot be followed, and limits nothing: {said(error)}; set another"
         return ""
 
-    def _resume(self, kept: dict[str, Any]) -> None:
-        try:
-            at_s = float(kept["at_s"])
-            budget = Budget.of(SetBudget(**kept["wish"]), at_s, midnight_s(at_s))
-        # What another version has kept may be of another shape, and is passed over.
-        except (PolythrottleError, TypeError, KeyError, ValueError):
-            return
+    def _resume(self, kept: dict[str, Any], wish: SetBudget) -> None:
+        """Go on with a budget.
+
+        Raises:
+            PolythrottleError, TypeError, KeyError, ValueError, OverflowError, OSError: If nobody can have kept this.
+        """
+        at_s, spent_j = _amount(kept["at_s"]), _amount(kept.get("spent_j", 0.0))
+        budget = Budget.of(wish, at_s, midnight_s(at_s))
         if budget is not None:
             self._wish = kept["wish"]
             self._wished_s = at_s
-            self.budget = replace(budget, spent_j=float(kept.get("spent_j", 0.0)))
+            self.budget = replace(budget, spent_j=spent_j)
 
     def outlook(self, ladder: Ladder, mean_per_s: float) -> BudgetShown | None:
         """Return the budget as it would be planned now; None if there is none. Nothing is changed.
@@ -343,6 +352,9 @@ class Accounts:
         self._keep_budget()
 
     def _keep_budget(self) -> None:
+        # What this version cannot read stays for one that can, until somebody wishes for another budget.
+        if self._unread:
+            return
         if self.budget is None:
             spent_j = 0.0
         else:
@@ -431,11 +443,22 @@ def _named(board: str) -> str:
 
 
 def _pattern(kept: Any) -> DailyLoad:
-    return DailyLoad(tuple((float(rate), float(seconds)) for rate, seconds in kept))
+    return DailyLoad(tuple((_amount(rate), _amount(seconds)) for rate, seconds in kept))
 
 
 def _ledger(kept: Any, allowance: ExplorationAllowance) -> ExplorationLedger:
-    return ExplorationLedger(allowance, **{name: float(kept[name]) for name in _LASTING})
+    return ExplorationLedger(allowance, **{name: _amount(kept[name]) for name in _LASTING})
+
+
+def _amount(kept: Any) -> float:
+    """Return a figure that was kept.
+
+    Raises:
+        ValueError, OverflowError: If it is none, or below 0 or endless: to Python, NaN and Infinity are JSON.
+    """
+    if not isinstance(kept, int | float) or not 0 <= kept < math.inf:
+        raise ValueError(f"{shortened(kept)} is no amount")
+    return float(kept)
 
 
 def _restored(kept: Any, read: Callable[[Any], T]) -> T | None:
@@ -444,5 +467,5 @@ def _restored(kept: Any, read: Callable[[Any], T]) -> T | None:
         if kept is None:
             return None
         return read(kept)
-    except (TypeError, ValueError, KeyError, PolythrottleError):
+    except (TypeError, ValueError, KeyError, OverflowError, PolythrottleError):
         return None

@@ -31,6 +31,8 @@ _MOST_BYTES = 64_000_000
 _MOST_KEPT = 1000
 _FORMAT = 2
 _LAST = 1 << 31  # minutes from here on no calendar has
+_UNNUMBERED = 1 << 53
+"""From here on no event is numbered: it would take ages, and a page, whose numbers are all floats, would miscount."""
 # By SQLite's words: sqlite3 tells its error codes from Python 3.11 on, and 3.10 is the floor.
 _BROKEN = ("malformed", "not a database", "file is encrypted", "no such table", "no such column", "disk image")
 _SCHEMA = """
@@ -318,6 +320,8 @@ class HistoryStore:
         found = [Happened(*row) for row in database.execute(newest)]
         if not all(isinstance(text, str) for each in found for text in (each.at, each.kind, each.words)):
             raise ValueError("an event in it is not made of texts")
+        if not all(isinstance(each.number, int) and 0 < each.number < _UNNUMBERED for each in found):
+            raise ValueError("an event in it is not numbered as events are")
         kept = database.execute(f"SELECT name, value FROM kept LIMIT {_MOST_KEPT}")
         stored = {str(name): json.loads(str(value)) for name, value in kept}
         top = max((event.number for event in found), default=0)

@@ -296,9 +296,9 @@ class Runner:
         """Go on where the daemon before was cut off."""
         parts = self._parts
         self.events.tell("start", f"the daemon has started, for {parts.board.title}")
-        other = parts.accounts.resume_budget(parts.board.uri)
-        if other:
-            self.events.tell("budget", f"the budget kept is one for {other}, and is not followed here; set another")
+        words = parts.accounts.resume_budget(parts.board.uri)
+        if words:
+            self.events.tell("budget", words)
         reason = parts.record.kept(RELEASED)
         if isinstance(reason, str):
             self.executor.stay_released(reason)
