@@ -595,3 +595,28 @@ def test_what_a_refused_study_was_to_be_like_is_forgotten(tmp_path: Path) -> Non
     with pytest.raises(PolythrottleError, match="no study could be started"):
         wish(house, StartStudy(3, {"risk": "0.5"}))
     assert house.studies.asked == before
+
+
+def test_a_budget_outlives_the_file_of_its_carbon(tmp_path: Path) -> None:
+    """Without the file the limit in energy stands on, an event says so, and the next start has the file back."""
+    curve = tmp_path / "carbon.csv"
+    curve.write_text("time,g_per_kwh\n0,100\n2000000000,300\n")
+    first = House(tmp_path / "daemon")
+    wish(first, SetBudget(wh_per_day=100.0, carbon=str(curve)))
+    first.turns(15)
+    first.record.flush()
+    curve.rename(tmp_path / "away.csv")
+    without = House(tmp_path / "daemon")
+    budget = without.accounts.budget
+    assert budget is not None
+    assert budget.words == "100 Wh a day"
+    assert budget.spent_j > 0
+    assert [words for words in without.words("budget") if "goes on" in words and "carbon.csv" in words] != []
+    without.turns(15)
+    without.record.flush()
+    (tmp_path / "away.csv").rename(curve)
+    again = House(tmp_path / "daemon")
+    assert again.accounts.budget is not None
+    assert again.accounts.budget.words == "100 Wh a day, shared out by carbon intensity"
+    assert again.accounts.budget.spent_j > budget.spent_j
+    assert not any("goes on" in words for words in again.words("budget")[1 + len(without.words("budget")) :])

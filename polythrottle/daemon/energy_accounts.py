@@ -16,7 +16,7 @@ from polythrottle.daemon.energy_budget import Budget, Carbon, ExplorationAllowan
 from polythrottle.daemon.history_store import HistoryStore, Minute, Totals
 from polythrottle.daemon.observation import ControlPeriod, known_sum
 from polythrottle.daemon.status import BudgetShown, SavedShown
-from polythrottle.domain.errors import InvalidInput, PolythrottleError
+from polythrottle.domain.errors import BadFile, InvalidInput, PolythrottleError
 from polythrottle.domain.ladder import Ladder, PointPerformance, Rung
 from polythrottle.domain.load.energy_ration import DailyLoad
 from polythrottle.domain.measurement import BETWEEN_WINDOWS, EnergyKind, Measurement
@@ -207,25 +207,30 @@ class Accounts:
         if isinstance(other, str) and other and self._board not in ("", other):
             return f"the budget kept is one for {other}, and is not followed here; set another"
         try:
-            self._resume(kept, SetBudget(**kept["wish"]))
+            return self._resume(kept, SetBudget(**kept["wish"]))
         # What another version has kept may be of another shape, and the time of day of a moment far off is unknown.
         except (PolythrottleError, TypeError, KeyError, ValueError, OverflowError, OSError) as error:
             self._unread = True
             return f"the budget kept cannot be followed, and limits nothing: {said(error)}; set another"
-        return ""
 
-    def _resume(self, kept: dict[str, Any], wish: SetBudget) -> None:
-        """Go on with a budget.
+    def _resume(self, kept: dict[str, Any], wish: SetBudget) -> str:
+        """Go on with a budget, without its curve of carbon where that cannot be read; return what to say of it.
 
         Raises:
             PolythrottleError, TypeError, KeyError, ValueError, OverflowError, OSError: If nobody can have kept this.
         """
         at_s, spent_j = _amount(kept["at_s"]), _amount(kept.get("spent_j", 0.0))
-        budget = Budget.of(wish, at_s, midnight_s(at_s))
+        words = ""
+        try:
+            budget = Budget.of(wish, at_s, midnight_s(at_s))
+        except BadFile as error:
+            budget = Budget.of(replace(wish, carbon=None), at_s, midnight_s(at_s))
+            words = f"the budget goes on, not shared out by carbon intensity until the daemon's next start: {error}"
         if budget is not None:
             self._wish = kept["wish"]
             self._wished_s = at_s
             self.budget = replace(budget, spent_j=spent_j)
+        return words
 
     def outlook(self, ladder: Ladder, mean_per_s: float) -> BudgetShown | None:
         """Return the budget as it would be planned now; None if there is none. Nothing is changed.
