@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
@@ -204,6 +205,18 @@ def test_a_study_after_one_that_ended_is_another(tmp_path: Path, lender: Lender)
         journals.add(study.shown.journal)
         ended(study)
     assert len(journals) == 2
+
+
+@pytest.mark.parametrize("kept", [{"name": "x5"}, {"name": "../../x-1", "done": False}, {"name": 5}, {}, []])
+def test_a_name_that_is_none_of_ours_is_no_study_to_go_on_with(tmp_path: Path, lender: Lender, kept: object) -> None:
+    """Whatever the daemon's memory holds under it, the first study begins."""
+    with closing(HistoryStore(tmp_path / "daemon.db")) as record:
+        record.keep("study", kept)
+    study = studies(tmp_path, lender, finds(tmp_path))
+    study.start("drift", _TUNED_HERE)
+    assert study.shown is not None
+    assert Path(study.shown.journal).name == "study-1.jsonl"
+    ended(study)
 
 
 def test_what_cannot_be_lent_is_not_studied(tmp_path: Path) -> None:

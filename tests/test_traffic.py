@@ -319,6 +319,13 @@ def test_triton_s_counters_become_requests() -> None:
     assert counts_of(_TRITON.format(good=1, bad=0, pending=0, us=0, p99="NaN"), [TRITON], "m").p99_s is None
 
 
+@pytest.mark.parametrize("absurd", ["1e300", "-1e300", "+Inf", "NaN"])
+def test_what_no_server_can_have_counted_is_not_counted(absurd: str) -> None:
+    """A figure above 2^53, and one that is no number, is left out; it would not fit into the daemon's history."""
+    counts = counts_of(_TRITON.format(good=absurd, bad=1, pending=absurd, us=absurd, p99=absurd), [TRITON], "m")
+    assert (counts.answered, counts.failed, counts.waiting, counts.sum_s, counts.p99_s) == (1, 1, None, None, None)
+
+
 def test_vllm_s_histogram_gives_the_p99_of_the_last_minute(server: _Server) -> None:
     """Differences between two looks count, in the bucket where 99 % are reached."""
     traffic, past = _scraped(server), [0.9] * 50

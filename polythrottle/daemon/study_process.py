@@ -8,6 +8,7 @@ which knows the older ones from the state folder as every study does.
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ _TRIALS = 30
 _NICE = 10
 _KILL_S = 5.0
 _KEPT = "study"
+_NAMED = re.compile(r"study-([0-9]{1,9})")
 _LINES_MOST = 4096
 _UNMET = 5
 _ERRORS = "error-budget"
@@ -279,14 +281,13 @@ class Studies:
             last = kept
         else:
             last = {}
-        name = last.get("name")
-        if isinstance(name, str) and last.get("done") is False and (self._journals / f"{name}.jsonl").exists():
-            return name
-        if isinstance(name, str) and name[-1:].isdecimal():
-            number = int(name.rpartition("-")[2]) + 1
-        else:
-            number = 1
-        return f"study-{number}"
+        # Whatever else is on record is no name of ours, and is not to lead to a file.
+        named = _NAMED.fullmatch(str(last.get("name")))
+        if named is None:
+            return "study-1"
+        if last.get("done") is False and (self._journals / f"{named[0]}.jsonl").exists():
+            return named[0]
+        return f"study-{int(named[1]) + 1}"
 
     def _words(self, tuned: FollowedProfile, device: str, journal: Path, out: Path) -> list[str]:
         slo = [word for text in tuned.slo for word in ("--slo", text)]

@@ -116,6 +116,7 @@ _MODEL_LABELS = ("model", "model_name")
 _SCALES = {"us": 1e-6, "microseconds": 1e-6, "ms": 1e-3, "milliseconds": 1e-3, "s": 1.0, "seconds": 1.0}
 _P99 = "0.99"
 _MOST_BUCKETS = 1000
+_MOST_COUNTED = 2.0**53  # above, a float leaves whole numbers out, and no server has counted as far
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,9 @@ class _Sums:
     def take(self, sample: Sample, names: Names) -> None:
         """Add a sample to what its engine's names say it is; any other is passed over."""
         value = float(sample.value)
+        # NaN is what a server without a figure writes; what nothing can have counted would be kept by the history.
+        if not abs(value) <= _MOST_COUNTED:
+            return
         histogram = sample.name.removesuffix("_bucket")
         if histogram != sample.name and histogram in names.histograms:
             end = float(sample.labels.get("le", "nan"))
@@ -185,10 +189,10 @@ class _Sums:
             if len(buckets) < _MOST_BUCKETS and not math.isnan(end):
                 buckets[end] = buckets.get(end, 0.0) + value
         elif names.summary and sample.name == names.summary:
-            if sample.labels.get("quantile") == _P99 and math.isfinite(value) and value > 0:
+            if sample.labels.get("quantile") == _P99 and value > 0:
                 # Percentiles of several series cannot be added: the slowest stands for all.
                 self.p99 = max(value, self.p99 or 0.0)
-        elif math.isfinite(value):
+        else:
             self.values[sample.name] = self.values.get(sample.name, 0.0) + value
 
     def ends(self, histogram: str) -> tuple[tuple[float, float], ...]:
