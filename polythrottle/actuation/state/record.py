@@ -26,6 +26,7 @@ from typing import Any
 from polythrottle.actuation.drivers.controls import Control, Start
 from polythrottle.actuation.state.site import contents
 from polythrottle.domain.errors import StorageError
+from polythrottle.storage.atomic_file import sync_folder
 from polythrottle.storage.untrusted import printable
 
 VERSION = 2
@@ -417,12 +418,3 @@ def _kept(told: Any) -> dict[str, Kept] | None:
             return None
         kept[key] = Kept(each[0], Start(each[1], each[2]))
     return kept
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder, so that a file made or removed in it stays so after a power cut."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
