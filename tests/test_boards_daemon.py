@@ -344,3 +344,13 @@ def test_the_actuator_tells_of_a_counter_that_began_anew() -> None:
     found = [meter.read(device) for _ in range(4)]
     assert [each["anew"] for each in found] == [0, 0, 1, 1]
     assert [each["energy_j"] for each in found] == [0.0, 10.0, 10.0, 12.0]
+
+
+def test_a_token_that_cannot_be_kept_holds_nobody_up(served: Bench, tmp_path: Path) -> None:
+    """A file stands where its folder is needed: the board is taken and set; only a daemon started again begins anew."""
+    (tmp_path / "no folder").write_text("")
+    board, before = board_at(served, tmp_path / "no folder"), served.held()
+    board.take()
+    board.apply(low(served))
+    assert served.held() != before
+    board.release()

@@ -10,10 +10,11 @@ from typing import Protocol
 from polythrottle.actuation.client.connection import TOKEN, Line, left_from, reading_from
 from polythrottle.actuation.wire import Later, LeaseOver
 from polythrottle.domain.clock import Clock, VirtualClock
-from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected
+from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, StorageError
 from polythrottle.domain.measurement import EnergyKind, Reading
 from polythrottle.domain.ports import Device, Recorded
 from polythrottle.domain.space import OperatingPoint
+from polythrottle.storage.atomic_file import replace_file
 from polythrottle.storage.identity import identity_of
 
 LEASE_S = 15.0
@@ -462,10 +463,6 @@ def _kept(file: Path) -> str | None:
 
 def _keep(file: Path, token: str) -> None:
     """Write a token whole or not at all, for this user alone; without it a daemon started again begins anew."""
-    draft = file.with_name(f".{file.name}.draft")
-    with suppress(OSError):
+    with suppress(OSError, StorageError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft.unlink(missing_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as out:
-            out.write(token)
-        os.replace(draft, file)
+        replace_file(file, token.encode("ascii"), mode=0o600)
