@@ -202,6 +202,16 @@ def test_modules_stay_of_a_size_to_read() -> None:
     assert [dotted(path) for path in modules() if path.read_text().count("\n") > 600] == []
 
 
+def test_a_class_name_is_in_two_modules_at_most() -> None:
+    """A name that three modules share says nothing of what it is; the lab's studies stand apart."""
+    places: dict[str, set[str]] = {}
+    for path in modules():
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef) and top(dotted(path)) != "lab":
+                places.setdefault(node.name, set()).add(dotted(path))
+    assert {name: sorted(where) for name, where in places.items() if len(where) > 2} == {}
+
+
 TIDY = ("api", "board", "cluster", "domain", "inspect", "optimize", "report", "training", "cli.cluster")
 """Packages that keep to the density a reader can follow."""
 

@@ -85,7 +85,7 @@ class _Question:
 
 @lru_cache(maxsize=64)
 def _surface(question: _Question) -> Surface | None:
-    seen = _seen(question.earlier, question.quantities, _most_rows(len(question.target.space)))
+    seen = _past_trials(question.earlier, question.quantities, _most_rows(len(question.target.space)))
     if not len(seen.rows):
         return None
     shared = shared_coordinates(question.earlier.problem, question.target)
@@ -100,7 +100,7 @@ def _most_rows(points: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class _Seen:
+class _PastTrials:
     """What trials of an earlier study measured.
 
     Args:
@@ -115,7 +115,7 @@ class _Seen:
     known: Rows
 
 
-def _seen(study: Study, quantities: Sequence[str], most: int) -> _Seen:
+def _past_trials(study: Study, quantities: Sequence[str], most: int) -> _PastTrials:
     """Return what at most so many trials measured."""
     trials = [trial for trial in study.completed if trial.point in study.problem.space]
     measurements = [trial.measurement for trial in trials if trial.measurement]
@@ -127,7 +127,7 @@ def _seen(study: Study, quantities: Sequence[str], most: int) -> _Seen:
         whole = np.sort(np.random.default_rng(0).permutation(whole)[:most])
     rows = np.array([study.problem.space.index(trials[i].point) for i in whole], dtype=np.intp)
     doubt = doubts([measurements[int(i)] for i in whole], names)
-    return _Seen(rows, values[whole][:, known], doubt[:, known], known)
+    return _PastTrials(rows, values[whole][:, known], doubt[:, known], known)
 
 
 def _recorded(measurements: Sequence[Measurement], quantities: Sequence[str]) -> list[str]:
@@ -145,7 +145,7 @@ def _only(shared: SharedCoordinates, rows: Rows) -> SharedCoordinates:
     return SharedCoordinates(shared.knobs, Coordinates(where.unit[rows], where.offset[rows], where.span))
 
 
-def _posterior(shared: SharedCoordinates, quantities: Sequence[str], seen: _Seen) -> tuple[Array, Array] | None:
+def _posterior(shared: SharedCoordinates, quantities: Sequence[str], seen: _PastTrials) -> tuple[Array, Array] | None:
     """Return mean and variance of what is known, at the points that follow those of the trials; None if there is none.
 
     The first points are those of the trials.

@@ -77,7 +77,7 @@ _FRESH = 2.0
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Survey:
     """What was seen of a GPU besides its joules."""
 
     time_s: float
@@ -153,7 +153,7 @@ class NvmlDevice:
             self._look, 1.0 / self._hz, self.clock, "polythrottle-lookout", shared=True
         )
         self._locked: set[str] = set()
-        self._seen: _Seen | None = None
+        self._seen: _Survey | None = None
         self._asked = 0
 
     @classmethod
@@ -407,11 +407,11 @@ class NvmlDevice:
         overrun = self._overrun.take()
         return Reading(self.clock.now(), energy_j, seen.temperature_c, seen.clocks_hz, throttled, overrun=overrun)
 
-    def _survey(self) -> _Seen:
+    def _survey(self) -> _Survey:
         """Look at everything but the joules."""
         self._slowdowns.look()
         self._overrun.look()
-        return _Seen(self.clock.now(), self._thermometer.hottest_c(), self._clocks_hz())
+        return _Survey(self.clock.now(), self._thermometer.hottest_c(), self._clocks_hz())
 
     def _clocks_hz(self) -> dict[str, int]:
         found = {"gpu": clock_hz(self._gpu, GRAPHICS), "mem": clock_hz(self._gpu, MEMORY)}

@@ -81,7 +81,7 @@ class ObservedNode:
 
 
 @dataclass
-class _Seen:
+class _NodeWindows:
     """A node's windows in this generation."""
 
     before: Tally
@@ -133,7 +133,7 @@ class BottleneckMonitor:
     _formed_s: float = 0.0
     _begun_s: float = 0.0
     _members: tuple[str, ...] = ()
-    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _seen: dict[str, _NodeWindows] = field(default_factory=dict)
     _windows: deque[SpeedWindow] = field(default_factory=lambda: deque(maxlen=_NEWEST))
     _best_s: dict[tuple[str, str], float] = field(default_factory=dict)
     _told: frozenset[tuple[Cause, tuple[str, ...]]] = frozenset()
@@ -167,7 +167,7 @@ class BottleneckMonitor:
         # A pace of another generation is of another group: its steps waited for other nodes.
         ripe = [each for each in members if each.pace.generation == self._generation]
         for each in ripe:
-            self._seen.setdefault(each.name, _Seen(each.pace.tally))
+            self._seen.setdefault(each.name, _NodeWindows(each.pace.tally))
         if len(ripe) < len(self._members) or not ripe:
             return []
         steps = {each.name: each.pace.tally.since(self._seen[each.name].before) for each in ripe}
