@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -24,6 +25,9 @@ from polythrottle.domain.study import Study, Trial
 from polythrottle.optimize import METHODS, make_optimizer
 from polythrottle.storage.journal import Journal, read
 from polythrottle.tuning.stopping import Rule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FRONT = ((-1.0, 2.0), (0.0, 1.0), (0.5, 0.2), (0.6, 0.9), (3.0, -2.0))
 REFERENCE = (1.0, 2.5)
@@ -63,11 +67,17 @@ def area(values: Sequence[tuple[float, float]], reference: tuple[float, float], 
     return float(covered.mean() * (reference[0] - low[0]) * (reference[1] - low[1]))
 
 
+def hypervolume(values: "Tensor", reference: "Tensor") -> float:
+    """Return the area of the strips by which the acquisition adds up what a trial is expected to gain."""
+    from polythrottle.optimize.acquisition_value import _strips
+
+    edges, heights = _strips(values, reference)
+    return float(((reference[1] - heights) * edges.diff())[1:].sum())
+
+
 def test_the_hypervolume_is_the_area_below_the_front() -> None:
     """Strips add up to what counting cells gives; dominated values and those beyond the reference count nothing."""
     import torch
-
-    from polythrottle.optimize.acquisition_value import hypervolume
 
     inside = [value for value in FRONT if value[0] < REFERENCE[0]]
     found = hypervolume(torch.tensor(FRONT, dtype=torch.double), torch.tensor(REFERENCE, dtype=torch.double))
@@ -166,8 +176,6 @@ def test_other_objectives_are_minimised(objective: Objective, slo: tuple[str, ..
 def test_the_front_is_found(slo: tuple[str, ...]) -> None:
     """Within 30 of 240 points the front covers 97 % of the area that the true front covers, in logarithms."""
     import torch
-
-    from polythrottle.optimize.acquisition_value import hypervolume
 
     done = searched(asking(board(), Objective.PARETO, slo), 30)
     true = [m for m in map(physical, done.problem.space) if done.holds(m)]

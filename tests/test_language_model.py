@@ -88,7 +88,7 @@ def test_every_token_is_made_and_every_block_comes_back() -> None:
     ended = _run(server, physics, requests)
     assert server.preemptions > 0
     assert (server.running, server.decoding, server.context, server.prompts_left) == (0, 0, 0, 0)
-    assert server.free_blocks == 300
+    assert server._free == 300
     for request in ended:
         assert request.first_s is not None
         gaps_s = server.gaps_s(request)

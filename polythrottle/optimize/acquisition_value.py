@@ -42,19 +42,8 @@ def front_of(values: Tensor) -> Tensor:
     return values.new_zeros((0, 2))
 
 
-def hypervolume(values: Tensor, reference: Tensor) -> float:
-    """Return the area between some values and a reference point that is worse in both, overlaps counted once.
-
-    Args:
-        values: Shape (values, 2).
-        reference: Shape (2,); values beyond it count nothing.
-    """
-    edges, heights = _strips(values, reference)
-    return float(((reference[1] - heights) * edges.diff())[1:].sum())
-
-
 def log_improvement(mean: Tensor, std: Tensor, values: Tensor, reference: Tensor) -> Tensor:
-    """Return the log of by how much a trial is expected to enlarge the area `hypervolume` measures.
+    """Return the log of by how much a trial is expected to enlarge the area up to the reference.
 
     The quantities are independent normals a and b. Between two neighbours of the front, from edge aᵢ to aᵢ₊₁, the front
     has height bᵢ, and a trial adds width × height there: E[(aᵢ₊₁ − max(a, aᵢ))⁺] · E[(bᵢ − b)⁺]. Both are expected

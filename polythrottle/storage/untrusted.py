@@ -158,7 +158,7 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
     """Return what is in a plain file.
 
     Raises:
-        BadFile: As `blocks`.
+        BadFile: As `read_blocks`.
     """
     return b"".join(read_blocks(path, most_bytes))
 
@@ -182,7 +182,7 @@ def read_toml(path: Path, most_bytes: int) -> dict[str, Any]:
     """Return the document in a plain file of TOML; an empty one says nothing.
 
     Raises:
-        BadFile: As `blocks`.
+        BadFile: As `read_blocks`.
         ValueError: As `parse_toml`.
     """
     if path.is_file() and path.stat().st_size == 0:

@@ -15,9 +15,6 @@ from typing import Any
 from polythrottle.domain.errors import DeviceError, TrialError
 
 LIBRARY = "libcuda.so.1"
-_INVALID_DEVICE = 101
-_NO_DEVICE = 100
-_OUT_OF_MEMORY = 2
 
 
 class CudaError(TrialError):

@@ -73,7 +73,7 @@ class Line:
         """Return the answer to a request.
 
         Args:
-            verb: One of those in this module's docstring.
+            verb: One of those in the docstring of `polythrottle.actuation.wire`.
             fields: Of the verb.
 
         Raises:

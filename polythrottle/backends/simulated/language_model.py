@@ -144,11 +144,6 @@ class TokenServer:
         return tuple(self._prompts.values())
 
     @property
-    def free_blocks(self) -> int:
-        """Blocks that nobody holds."""
-        return self._free
-
-    @property
     def idle(self) -> bool:
         """Whether there is nothing to compute."""
         return not self._running and not self.waiting

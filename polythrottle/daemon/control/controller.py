@@ -128,7 +128,7 @@ def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
 
 
 def hurried(state: State, waiting: int) -> bool:
-    """Return whether so many requests wait that an `Observed` should come at once instead of with the next period."""
+    """Return whether so many requests wait that an `Observation` should come at once, not with the next period."""
     rung = state.rung
     following = state.phase is Phase.FOLLOWING
     if not following or rung is None or state.plan is None or state.plan.ladder is None:

@@ -120,7 +120,7 @@ def check(value: Any, schema: Schema, where: str = "the body") -> None:
         where: What to call it.
 
     Raises:
-        Malformed: If it is something else.
+        SchemaViolation: If it is something else.
     """
     kinds = schema.get("type", [])
     if isinstance(kinds, str):

@@ -65,7 +65,7 @@ def check_item_count(
 
     Args:
         who: The model, for people.
-        declared: As for `see_declared`.
+        declared: As for `check_declared_shapes`.
         found: What the answer holds.
         batch_size: As there.
         vouched: Outputs of which somebody said that they count something else.
