@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,47 @@ def test_what_a_worker_has_to_tell_waits_for_a_controller_that_is_away() -> None
     assert told._records == [{"event": "checkpoint"}]
     told._ask()
     assert told._records == []
+
+
+def test_an_answer_without_figures_does_not_deafen_a_worker() -> None:
+    """The thread that hears it also hears of stops, and that the node is gone."""
+    line = scripted(
+        report(checkpoints=2, hazard_per_s=0.5), {}, report(checkpoints=[], hazard_per_s="x"), {"stop": True}
+    )
+    told = Reporter(line, "a", 0, 1, lambda: None)
+    told._ask()
+    for _ in range(2):
+        told._ask()
+        assert (told.stop, told.checkpoints_wanted, told.hazard_per_s) == (False, 2, 0.5)
+    told._ask()
+    assert told.stop
+
+
+def test_a_worker_outlives_an_answer_that_is_nested_deep() -> None:
+    """It takes it for that of a controller that is away: nothing it has to tell is lost, and its thread goes on."""
+
+    class Deep(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"[" * 100_000)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Deep) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        told = Reporter(ControllerChannel("127.0.0.1", server.server_port), "a", 0, 1, lambda: None)
+        told.note({"event": "checkpoint"})
+        told.start()
+        told._ask()
+        assert told._thread.is_alive()
+        told.close()
+        server.shutdown()
+        thread.join()
+    assert told._records == [{"event": "checkpoint"}]
+    assert not told.stop
 
 
 class Engine:

@@ -1,5 +1,6 @@
 """A listener answers who has the token, whatever others do with its address."""
 
+import http.client
 import json
 import socket
 import threading
@@ -30,6 +31,8 @@ def listener(clock: VirtualClock) -> Iterator[Listener]:
     """Answer with what was asked, on loopback, and stumble over what cannot be."""
 
     def answer(verb: str, words: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
+        if verb == "garble":
+            return 200, {"loss": float("nan")}
         return 200, {"verb": verb, **words} | ({"none": 1 / 0} if verb == "stumble" else {})
 
     with closing(Listener("127.0.0.1", 0, TOKEN, answer, clock, MOST)) as held:
@@ -120,6 +123,44 @@ def test_what_is_no_request_is_one_line(
     way = idle()
     way.sendall(text)
     assert said(way)[0] == status
+    assert line(listener).ask("status")["verb"] == "status"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a": NaN}',
+        b'{"a": 1e999}',
+        b'{"a": 1, "a": 2}',
+        b'{"a": ' * 9 + b"1" + b"}" * 9,
+        b"[" * 100_000,
+        b"[]",
+        b"\xff",
+    ],
+)
+def test_a_request_is_read_as_strictly_as_every_message(listener: Listener, body: bytes) -> None:
+    """No number that is not finite, no key twice, nothing nested deep; and others are answered as before."""
+    call = http.client.HTTPConnection(*listener.address, timeout=WAIT_S)
+    call.request("POST", "/status", body, line(listener)._headers())
+    answer = call.getresponse()
+    assert (answer.status, json.loads(answer.read())) == (400, {"error": "a request is one JSON document"})
+    call.close()
+    assert line(listener).ask("status")["verb"] == "status"
+
+
+@pytest.mark.parametrize("body", [b'{"stop": NaN}', b'{"stop": 1, "stop": 0}', b"[" * 100_000, b"[]", b"\xff"])
+def test_an_answer_is_read_as_strictly_as_every_message(body: bytes) -> None:
+    """Whoever gives another is no controller."""
+    with pytest.raises(ControllerAway, match="no polythrottle controller"):
+        channel._understood(200, body, "127.0.0.1:7070")
+
+
+def test_what_is_no_number_travels_neither_way(listener: Listener) -> None:
+    """Who asks with one, and who would be answered with one, is told; the listener goes on."""
+    with pytest.raises(InvalidInput, match="report: Out of range float"):
+        line(listener).ask("report", loss=float("nan"))
+    with pytest.raises(InvalidInput, match="'garble': ValueError"):
+        line(listener).ask("garble")
     assert line(listener).ask("status")["verb"] == "status"
 
 

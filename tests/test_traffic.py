@@ -524,6 +524,23 @@ def test_triton_is_told_how_to_batch_and_gets_its_configuration_back(server: _Se
     assert batching.note == ""
 
 
+def test_a_configuration_as_deep_as_tritons_own_is_taken_and_a_deeper_one_is_noted(server: _Server) -> None:
+    """Bounds of a CUDA graph's dimensions lie nine deep; what no server means ends no thread, and is told."""
+    shape = {"input": {"x": {"dim": ["3"]}}}
+    found = _triton_server(server)
+    found["optimization"] = {"cuda": {"graph_spec": [{"batch_size": 1, **shape, "graph_lower_bound": shape}]}}
+    for body, note in ((None, ""), (b"[" * 100_000, "that is no message"), (b'{"a": NaN}', "NaN is no number")):
+        if body is not None:
+            server.says(body)
+        batching = _batching(server)
+        batching.serve(Target(OperatingPoint({"batch_size": 4})))
+        batching.look(0.0)
+        _settled(batching)
+        assert note in batching.note
+        assert bool(batching.note) == bool(note)
+        batching.close()
+
+
 def test_a_server_that_cannot_be_told_is_noted_once(server: _Server) -> None:
     """A refusal, or a batch the model does not take, is one note, and nothing is tried again."""
     server.says("no", 400)

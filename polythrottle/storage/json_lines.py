@@ -1,6 +1,7 @@
 """JSON objects, one per line, over a stream socket: the one channel of the actuator, its clients and the trainer.
 
 Types are strict: a line holds one object, no key twice, no number that is not finite, nothing nested deeper than eight.
+What comes as the body of an answer over HTTP, of an elastic job's controller for one, is read by the same rules.
 The standard library alone, because the actuator and the trainer load it.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 from polythrottle.domain.errors import InvalidInput
 
-_DEEPEST = 8
+_DEEPEST = 8  # ours; other programs' documents may be deeper
 _CHUNK = 65536
 _LEAST_S = 1e-6  # a timeout of 0 would make the socket non-blocking
 
@@ -29,8 +30,12 @@ def encode(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
-def decode(line: bytes) -> dict[str, Any]:
+def decode(line: bytes, deepest: int = _DEEPEST) -> dict[str, Any]:
     """Return the message of a line.
+
+    Args:
+        line: With or without its end.
+        deepest: How many objects and lists may lie in each other.
 
     Raises:
         InvalidInput: If it is no JSON object, repeats a key, is nested too deep, or holds a number that is not finite.
@@ -47,8 +52,8 @@ def decode(line: bytes) -> dict[str, Any]:
         raise InvalidInput(f"that is no message: {str(err)[:120]}") from None
     if not isinstance(message, dict):
         raise InvalidInput("that is no message: a JSON object was expected")
-    if depth > _DEEPEST:
-        raise InvalidInput(f"that is no message: it is nested deeper than {_DEEPEST}")
+    if depth > deepest:
+        raise InvalidInput(f"that is no message: it is nested deeper than {deepest}")
     return message
 
 

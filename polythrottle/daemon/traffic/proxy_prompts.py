@@ -26,7 +26,7 @@ from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import InvalidInput, PolythrottleError
 from polythrottle.domain.load.prompt_boost import ClockDemand, PromptNews
 from polythrottle.domain.space import IN_FLIGHT, Level
-from polythrottle.storage.untrusted import members_of
+from polythrottle.storage.json_lines import decode, encode
 
 if TYPE_CHECKING:
     # It loads prometheus_client, and the control loop, which needs the rest of this module, reads no metrics itself.
@@ -290,7 +290,7 @@ class InFlightBound:
         """
         body = None
         if limit is not None:
-            body = json.dumps({"limit": limit})
+            body = encode({"limit": limit})
         connection = _connection(self._address)
         try:
             connection.request(method, LIMIT_PATH, body, {"Content-Type": "application/json"})
@@ -300,8 +300,9 @@ class InFlightBound:
             connection.close()
         if answer.status != _OK:
             raise ValueError(f"it answers {answer.status}: {data[:80].decode(errors='replace')}")
-        found = json.loads(data)
-        holds = members_of(found).get("limit")
+        holds = None
+        with suppress(InvalidInput):
+            holds = decode(data).get("limit")
         # No isinstance, for JSON's true is an int to it.
         if type(holds) is not int or (limit is not None and holds != limit):
             raise ValueError(f"it answers {data[:80].decode(errors='replace')}")

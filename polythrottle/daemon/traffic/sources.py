@@ -22,7 +22,6 @@ configuration, ``dynamic_batching``. Other servers take no such word.
 """
 
 import http.client
-import json
 import os
 import threading
 from collections.abc import Mapping
@@ -35,6 +34,7 @@ from polythrottle.daemon.observation import RequestStats, Traffic
 from polythrottle.domain.errors import InvalidInput, UnknownName
 from polythrottle.domain.space import BATCH_SIZE
 from polythrottle.domain.units import parse_quantity
+from polythrottle.storage.json_lines import decode, encode
 
 _TIMEOUT_S = 60.0
 _EVERY_S = 60.0
@@ -44,6 +44,8 @@ _ALIKE = 0.2
 _MICRO = 1_000_000
 _OK = 200
 _MOST_BYTES = 1 << 20
+_DEEPEST = 16
+"""A dimension in the graph_spec of Triton's ModelOptimizationPolicy (model_config.proto) lies nine deep."""
 
 
 class TritonBatcher:
@@ -116,16 +118,16 @@ class TritonBatcher:
                 config = self._found
             else:
                 config = _batched(self._found, *wanted)
-            body = {"parameters": {"config": json.dumps(config)}}
+            body = {"parameters": {"config": encode(config).decode()}}
             self._asked("POST", f"/v2/repository/models/{quote(self._model, safe='')}/load", body)
             self._held = wanted
-        except (OSError, http.client.HTTPException, ValueError, AttributeError, TypeError) as error:
+        except (OSError, http.client.HTTPException, ValueError, InvalidInput, AttributeError, TypeError) as error:
             self._refusal = f"{self._host}:{self._port} cannot be told how to batch: {str(error)[:120]}"
 
-    def _asked(self, method: str, path: str, body: object = None) -> Mapping[str, Any]:
+    def _asked(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S)
         try:
-            text = None if body is None else json.dumps(body)
+            text = None if body is None else encode(body)
             connection.request(method, path, text, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             data = answer.read(_MOST_BYTES)
@@ -133,8 +135,7 @@ class TritonBatcher:
             connection.close()
         if answer.status != _OK:
             raise ValueError(f"it answers {answer.status} to {path}")
-        found: Mapping[str, Any] = json.loads(data or b"{}")
-        return found
+        return decode(data or b"{}", deepest=_DEEPEST)
 
 
 def _alike(wanted: tuple[int, float] | None, held: tuple[int, float] | None) -> bool:

@@ -5,7 +5,6 @@ import hmac
 import http.client
 import io
 import ipaddress
-import json
 import os
 import secrets
 import selectors
@@ -20,6 +19,7 @@ from typing import Any
 from polythrottle.domain.clock import Clock, SystemClock
 from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput, StorageError
 from polythrottle.storage.atomic_file import open_replacement
+from polythrottle.storage.json_lines import decode, encode
 
 # What nodes and workers say to the controller: one JSON document there, one back, over HTTP.
 #
@@ -93,9 +93,12 @@ class ControllerChannel:
         Raises:
             ControllerAway: If nobody answers in time, or it has no time for this one.
             WrongToken: If the token is not its own.
-            InvalidInput: If it refuses the request; its own words.
+            InvalidInput: If it refuses the request; its own words. Or if a number in that is not finite.
         """
-        body = json.dumps(words, allow_nan=False).encode()
+        try:
+            body = encode(words)
+        except ValueError as err:
+            raise InvalidInput(f"{verb}: {err}") from err
         call = http.client.HTTPConnection(self.host, self.port, timeout=self.timeout_s)
         try:
             call.connect()
@@ -121,11 +124,9 @@ class ControllerChannel:
 
 def _understood(status: int, data: bytes, address: str) -> dict[str, Any]:
     try:
-        document = json.loads(data)
-    except ValueError as err:
+        document = decode(data)
+    except InvalidInput as err:
         raise ControllerAway(f"what answers at {address} is no polythrottle controller") from err
-    if not isinstance(document, dict):
-        raise ControllerAway(f"what answers at {address} is no polythrottle controller")
     if status == http.HTTPStatus.OK:
         return document
     reason = str(document.get("error", f"the controller at {address} answered {status}"))
@@ -424,9 +425,9 @@ class Listener:
         if not connection.verb:
             refused = self._prove(connection)
         if refused is not None:
-            self._say(connection, *refused)
+            self._say(connection, _response(*refused))
         elif connection.verb and len(connection.heard) >= connection.length:
-            self._say(connection, *self._answered(connection))
+            self._say(connection, self._answered(connection))
 
     def _prove(self, connection: _Connection) -> Answer | None:
         """Read the head once it is there, and return why the request is refused, None if it is not."""
@@ -452,20 +453,19 @@ class Listener:
         connection.due_s = self._clock.now() + PROVEN_S
         return None
 
-    def _answered(self, connection: _Connection) -> Answer:
+    def _answered(self, connection: _Connection) -> bytes:
         try:
-            words = json.loads(connection.heard[: connection.length] or b"{}")
-        except (ValueError, RecursionError):
-            words = None
-        if not isinstance(words, dict):
-            return 400, {"error": "a request is one JSON document"}
+            words = decode(bytes(connection.heard[: connection.length]) or b"{}")
+        except InvalidInput:
+            return _response(400, {"error": "a request is one JSON document"})
         try:
-            return self._answer(connection.verb, words)
+            return _response(*self._answer(connection.verb, words))
         except Exception as err:  # a fault in one answer must not end all others
-            return 500, {"error": f"the controller failed at {connection.verb[:20]!r}: {type(err).__name__}: {err}"}
+            reason = f"the controller failed at {connection.verb[:20]!r}: {type(err).__name__}: {err}"
+            return _response(500, {"error": reason})
 
-    def _say(self, connection: _Connection, status: int, document: Mapping[str, Any]) -> None:
-        connection.unsaid = _response(status, document)
+    def _say(self, connection: _Connection, response: bytes) -> None:
+        connection.unsaid = response
         self._send(connection)
 
     def _send(self, connection: _Connection) -> None:
@@ -496,6 +496,6 @@ def _parsed(head: bytes) -> tuple[str, http.client.HTTPMessage]:
 
 
 def _response(status: int, document: Mapping[str, Any]) -> bytes:
-    data = json.dumps(document).encode()
+    data = encode(document)
     head = f"HTTP/1.0 {status} {http.client.responses.get(status, '')}\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data

@@ -5,7 +5,6 @@ exit code, last words, memory.
 """
 
 import atexit
-import contextlib
 import fcntl
 import json
 import multiprocessing
@@ -271,7 +270,7 @@ class LastWords:
                 self._drain()
 
     def _drain(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):
+        with self._lock, suppress(BlockingIOError):
             while part := os.read(self._pipe, 1 << 16):
                 self._tail = (self._tail + part)[-self._kept :]
                 _write(self._out, part)
@@ -279,7 +278,7 @@ class LastWords:
 
 def _write(descriptor: int, data: bytes) -> None:
     """Write all of it; where nobody reads any more, training goes on unheard."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         while data:
             data = data[os.write(descriptor, data) :]
 
@@ -314,7 +313,7 @@ class MemoryWatch:
 
 def _found(path: Path, pattern: str) -> str | None:
     """Return what a pattern's group finds in a file of the kernel's, None where there is no such file or line."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         matched = re.search(pattern, path.read_text(), re.MULTILINE)
         if matched:
             return matched[1]
@@ -587,10 +586,11 @@ class Reporter:
         self._hear(answer)
 
     def _hear(self, answer: Mapping[str, Any]) -> None:
-        self.stop = self.stop or bool(answer["stop"])
-        self.checkpoints_wanted = int(answer["checkpoints"])
-        self.hazard_per_s = float(answer["hazard_per_s"])
-        if not answer["broken"]:
+        self.stop = self.stop or bool(answer.get("stop"))
+        with suppress(KeyError, TypeError, ValueError, OverflowError):  # no figures: what was told before holds
+            self.checkpoints_wanted = int(answer["checkpoints"])
+            self.hazard_per_s = float(answer["hazard_per_s"])
+        if not answer.get("broken"):
             self._broken_s = None
             return
         if self._broken_s is None:
