@@ -1,5 +1,6 @@
 """What a fine-tuning job keeps in files: task, listing, ledger, checkpoints, served model."""
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -116,6 +117,42 @@ def test_labels_come_from_a_table(tmp_path: Path, head: str) -> None:
     laid(tmp_path, "1.npy", "2.npy")
     (tmp_path / "labels.csv").write_text(f"{head}1.npy,cat\n")
     assert [each.label for each in Listing.scan(tmp_path).samples] == ["cat", ""]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xef\xbb\xbffile,label\r\n1.npy,cat\r\n",
+        b"\xef\xbb\xbf1.npy,cat\n",
+        b"file;label\n1.npy;cat\n",
+        b"file\tlabel\n\n 1.npy\tcat \n",
+        gzip.compress(b"file,label\n1.npy,cat\n"),
+    ],
+)
+def test_labels_are_read_as_every_table_is(tmp_path: Path, text: bytes) -> None:
+    """A spreadsheet's mark at the beginning is no part of a name, and a header says what stands between cells."""
+    laid(tmp_path, "1.npy", "2.npy")
+    (tmp_path / "labels.csv").write_bytes(text)
+    assert [each.label for each in Listing.scan(tmp_path).samples] == ["cat", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"1.npy," + b"x" * 1_000_001, "line of more than 1,000,000 characters"),
+        (b"1.npy,\xff\n", "not a CSV file in UTF-8"),
+        (b'1.npy,"cat\n2.npy,dog\n', "not a CSV file, or is damaged"),
+        (b"1.npy,cat\n" * 12, "more than 11 rows"),
+    ],
+)
+def test_labels_are_bounded_as_every_table_is(
+    tmp_path: Path, text: bytes, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No line without end, no file without end, no quote that takes the rest for one label."""
+    monkeypatch.setattr(job_folder, "_MOST_LABELS", 11)
+    (tmp_path / "labels.csv").write_bytes(text)
+    with pytest.raises(BadFile, match=why):
+        Listing.scan(tmp_path)
 
 
 def test_a_bad_table_is_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
@@ -191,6 +191,29 @@ def lines(
         yield Cells(path, dict(zip(names, fields, strict=False)), partial(int, number))
     if not count:
         raise BadFile(f"{path} holds no rows; it needs a header and at least one row")
+
+
+def rows(path: Path, columns: Sequence[str], *, most_rows: int = MOST_ROWS) -> Iterator[list[str]]:
+    """Yield the cells of each row of a CSV file that need not have a header; one that is there is a row too.
+
+    Args:
+        path: As `read`.
+        columns: Names by which a header is known; without one in the first line a comma stands between cells.
+        most_rows: As `read`.
+
+    Raises:
+        BadFile: If it cannot be read, is damaged, or holds too many rows.
+    """
+    count = 0
+    with _opened(path) as text:
+        first = text.readline()
+        separator = max(_SEPARATORS, key=lambda each: _fit(first, each, columns)[0])
+        for fields in csv.reader(chain([first], text), delimiter=separator, strict=True):
+            if any(field.strip() for field in fields):
+                count += 1
+                if count > most_rows:
+                    raise _too_long(path, most_rows)
+                yield fields
 
 
 def header(path: Path, columns: Sequence[str] = ()) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 Files are whole or not there: checkpoints have a checksum, and the served model is kept with the one before.
 """
 
-import csv
 import fcntl
 import hashlib
 import json
@@ -19,8 +18,8 @@ from typing import Any
 from typing_extensions import Self
 
 from polythrottle.domain.errors import BadFile, InvalidInput, StorageError
+from polythrottle.storage import tables
 from polythrottle.storage.atomic_file import replace_file
-from polythrottle.storage.untrusted import check_plain
 from polythrottle.training.beside.trainer.driver import Task
 from polythrottle.training.checkpoints import (
     HEAD_BYTES,
@@ -225,12 +224,15 @@ def next_position(place: JobPosition, samples: int, of: int, listing: str) -> Jo
 
 # What a data folder holds: one file per sample, its label from ``labels.csv`` or from the folder it lies in.
 #
-# ``labels.csv`` has two columns, file (path below the folder) and label, with or without a line ``file,label`` above.
+# ``labels.csv`` has two columns, file (path below the folder) and label, with or without a line ``file,label`` above;
+# one that separates them otherwise, as ``file;label`` does, says what stands between cells in the rows below.
 # Without it each sample lies in a folder named like its label. Order and held-out samples follow from names alone, so
 # that they are the same on every machine and with every version of every library.
 
 SUFFIXES = (".npy", ".pt", ".png", ".jpg", ".jpeg", ".bmp")
 LABELS = "labels.csv"
+_HEAD = ("file", "label")
+_MOST_LABELS = 5_000_000
 _SHOWN = 4
 
 
@@ -381,20 +383,16 @@ def _walk(folder: Path, below: str) -> Iterable[tuple[str, int, int]]:
 def _table(folder: Path) -> Mapping[str, str] | None:
     """Return the labels of ``labels.csv``; None if there is no such file."""
     path = folder / LABELS
-    check_plain(path)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return None
-    except OSError as err:
-        raise BadFile(f"{path} cannot be read: {err.strerror}") from err
-    except (ValueError, csv.Error) as err:
-        raise BadFile(f"{path} is no table: {err}") from err
-    odd = next((row for row in rows if len(row) != 2), None)
-    if odd is not None:
-        raise BadFile(f"{path}: {','.join(odd)[:60]!r} is not a file and its label")
-    return {file.strip(): label.strip() for file, label in rows if (file, label) != ("file", "label")}
+    labels: dict[str, str] = {}
+    for row in tables.rows(path, _HEAD, most_rows=_MOST_LABELS):
+        if len(row) != 2:
+            raise BadFile(f"{path}: {','.join(row)[:60]!r} is not a file and its label")
+        file, label = map(str.strip, row)
+        if (file, label) != _HEAD:
+            labels[file] = label
+    return labels
 
 
 def _label(file: str, table: Mapping[str, str] | None) -> str:
