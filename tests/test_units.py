@@ -1,11 +1,22 @@
 import math
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polythrottle.domain.errors import InvalidInput
-from polythrottle.domain.units import knob_name, meant, parse_quantity, show, show_level, show_name, to_file, to_si
+from polythrottle.domain.units import (
+    knob_name,
+    meant,
+    no_level,
+    parse_quantity,
+    show,
+    show_level,
+    show_name,
+    to_file,
+    to_si,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +34,29 @@ def test_a_bad_quantity_says_what_would_be_right(text: str) -> None:
     """The message lists the units."""
     with pytest.raises(InvalidInput, match=r"ms|finite"):
         parse_quantity(text, "s")
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "levels", "instead", "words"),
+    [
+        (
+            "gpu_max_hz",
+            1_000_000,
+            (76_800_000, 153_600_000),
+            "",
+            "gpu_max_mhz has no level 1 MHz; it has 76.8 MHz, 153.6 MHz",
+        ),
+        ("batch_size", 0, range(1, 17), "", "batch_size has no level 0; its 16 levels go from 1 to 16"),
+        ("gpu_max_hz", "fast", (1,), "its levels are numbers", "gpu_max_mhz has no level fast; its levels are numbers"),
+        ("power_limit_w", math.nan, (100,), "", "power_limit_w has no level nan; it has 100 W"),
+        ("threads", 10**400, (1, 2), "", f"threads has no level 1{'0' * 39}; it has 1, 2"),
+    ],
+)
+def test_a_level_a_knob_does_not_have_is_told_in_one_way(
+    name: str, level: float | str, levels: Sequence[float | str], instead: str, words: str
+) -> None:
+    """Name, level and what there is are written as people write them, whatever was asked for."""
+    assert no_level(name, level, levels, instead) == words
 
 
 def test_file_keys_are_in_megahertz() -> None:

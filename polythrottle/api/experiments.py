@@ -16,7 +16,7 @@ from polythrottle.domain.ports import Device, EnergyMeter, Meter, Noting, PowerM
 from polythrottle.domain.problem import Constraint
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
 from polythrottle.domain.study import Study
-from polythrottle.domain.units import meant, show_level, show_name
+from polythrottle.domain.units import meant, no_level, show_level
 from polythrottle.tuning.objects import Served
 from polythrottle.tuning.remarks import afterwards
 from polythrottle.tuning.setup import Setup
@@ -351,7 +351,7 @@ def _point(space: SearchSpace, levels: Mapping[str, Level], held: OperatingPoint
         if level not in knob.levels:
             near = sorted(knob.levels, key=lambda known: _distance(known, level))[:3]
             shown = ", ".join(show_level(name, each) for each in near)
-            raise InvalidInput(f"{show_name(name)} has no level {show_level(name, level)}; the nearest are {shown}")
+            raise InvalidInput(no_level(name, level, knob.levels, f"the nearest are {shown}"))
     point = space.default.moved(levels)
     if point not in space:
         raise InvalidInput(f"{show_point(point)} is not a point of this space; its knobs depend on each other")

@@ -9,7 +9,7 @@ from functools import cached_property
 from polythrottle.catalog.documents import locate, names, read_document
 from polythrottle.domain.errors import InvalidInput
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
-from polythrottle.domain.units import MOST_LEVEL, knob_name, show_level, show_name, to_si, unknown_knob
+from polythrottle.domain.units import MOST_LEVEL, knob_name, no_level, show_level, show_name, to_si, unknown_knob
 from polythrottle.storage.documents import TomlTable
 
 # The coefficients a board is simulated with, in SI; the equations they go into are in ``backends/simulated``.
@@ -446,7 +446,7 @@ class Board:
                 known = ", ".join(sorted(map(show_name, self._knobs)))
                 return f"{self.title} has no knob {show_name(name)}; it has {known}"
             if level not in self._knobs[name].levels:
-                return f"{show_name(name)} has no level {show_level(name, level)}; {_nearest(self._knobs[name], level)}"
+                return no_level(name, level, self._knobs[name].levels, _nearest(self._knobs[name], level))
         whole = self.default.moved(point)
         broken = (rule.broken_by(whole) for rule in self.rules)
         return next((problem for problem in broken if problem), None)

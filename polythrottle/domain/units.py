@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from polythrottle.domain.errors import InvalidInput, UnknownName
 
@@ -26,6 +26,7 @@ _FACTORS: dict[str, dict[str, float]] = {
 _MANY = 10
 MOST_LEVEL = 1e18
 """Every level of a knob lies below, in whatever unit it is written."""
+_LISTED = 8
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*")
 _CLOCK = re.compile(r"(gpu|cpu|mem)(_max|_min|_freq)?|(gpu|mem)_offset")
 _SUFFIX = re.compile(r"(.+)_(hz|khz|mhz|ghz|us)")
@@ -126,6 +127,25 @@ def unknown_knob(name: str, known: Iterable[str]) -> UnknownName:
     option = {"batch_size": "--batch", "threads": "--threads"}.get(name)
     hint = f"({option} says which there may be)" if option else ""
     return UnknownName("knob", show_name(name), map(show_name, known), hint=hint)
+
+
+def no_level(name: str, level: float | str, levels: Sequence[float | str], instead: str = "") -> str:
+    """Return that a knob has no such level, and what it has, as people write them.
+
+    Args:
+        name: Of the knob, in SI.
+        level: What was asked for, by whomever.
+        levels: Those it has, in their order.
+        instead: What to say of them, where all or the ends are not what helps.
+    """
+    asked = str(level)
+    if not isinstance(level, str) and abs(level) < MOST_LEVEL:
+        asked = show_level(name, level)
+    if not instead and len(levels) <= _LISTED:
+        instead = f"it has {', '.join(show_level(name, each) for each in levels)}"
+    if not instead:
+        instead = f"its {len(levels)} levels go from {show_level(name, levels[0])} to {show_level(name, levels[-1])}"
+    return f"{show_name(name)} has no level {asked[:40]}; {instead}"
 
 
 def meant(text: str, names: Iterable[str], *, begun: bool = False) -> str | None:

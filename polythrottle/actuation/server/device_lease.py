@@ -28,7 +28,7 @@ from polythrottle.backends.served_devices import (
 from polythrottle.domain.errors import DeviceError, KnobRejected, PermissionDenied, PolythrottleError
 from polythrottle.domain.ports import Device, Offer, Offering
 from polythrottle.domain.space import Level, OperatingPoint
-from polythrottle.domain.units import show_level, show_name
+from polythrottle.domain.units import no_level, show_level, show_name
 
 # How often something may be done: a token bucket.
 
@@ -380,8 +380,7 @@ class ServedDevice:
             raise KnobRejected(f"there is no knob {name[:60]!r} here; there are {', '.join(self._offers) or 'none'}")
         levels = self._offers[name].knob.levels
         if level not in levels or isinstance(level, str) != isinstance(levels[0], str):
-            ends = f"{show_level(name, levels[0])} to {show_level(name, levels[-1])}"
-            raise KnobRejected(f"{name} has no level {str(level)[:40]}; its {len(levels)} go from {ends}")
+            raise KnobRejected(no_level(name, level, levels))
         return levels[levels.index(level)]
 
     @property

@@ -36,7 +36,7 @@ from polythrottle.domain.clock import Clock
 from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected
 from polythrottle.domain.ports import Finding, Offer
 from polythrottle.domain.space import Knob, Level, OperatingPoint, SearchSpace
-from polythrottle.domain.units import show_level, show_name, unknown_knob
+from polythrottle.domain.units import no_level, show_level, show_name, unknown_knob
 
 _USUAL = (*GPU_NAMES, MEMORY)
 _NEVER_UNASKED = (CORES, MODE)
@@ -179,8 +179,7 @@ class Knobs:
             if name not in self._known:
                 return f"{name} is no knob of this board; it has {', '.join(self._known) or 'none'}"
             if level not in self._known[name].levels:
-                first, last = (show_level(name, self._known[name].levels[end]) for end in (0, -1))
-                return f"{show_name(name)} has no level {show_level(name, level)}; its levels go from {first} to {last}"
+                return no_level(name, level, self._known[name].levels)
         return self._conflict(point)
 
     def _conflict(self, point: Mapping[str, Level]) -> str | None:

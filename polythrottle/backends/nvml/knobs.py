@@ -30,7 +30,7 @@ from polythrottle.backends.nvml.gpu import AMPERE, VOLTA, Gpu
 from polythrottle.domain.backports import paired
 from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected
 from polythrottle.domain.space import Knob, Level, SearchSpace
-from polythrottle.domain.units import unknown_knob
+from polythrottle.domain.units import no_level, unknown_knob
 
 # What can be set on a GPU: its knobs, their levels, and how each level is written.
 
@@ -110,7 +110,7 @@ class Dials:
             if dial is None:
                 return f"there is no knob {name}; there are {', '.join(self.knobs)}"
             if level not in dial.texts:
-                return f"{name} has no level {level}; " + (dial.off or f"it has {_listed(dial)}")
+                return no_level(name, level, list(dial.texts), dial.off)
         return self._apart(point)
 
     def _apart(self, point: Mapping[str, Level]) -> str | None:
@@ -126,13 +126,6 @@ class Dials:
 
     def _moved(self, name: str, point: Mapping[str, Level]) -> bool:
         return name in point and point[name] != self.knobs[name].default
-
-
-def _listed(dial: Dial) -> str:
-    levels = list(map(str, dial.texts))
-    if len(levels) <= 8:
-        return ", ".join(levels)
-    return f"{len(levels)} levels from {levels[0]} to {levels[-1]}"
 
 
 # Which points of a GPU are searched: a few thousand of all it has, unless somebody names the knobs.
