@@ -3,6 +3,7 @@
 import getpass
 import os
 import platform
+import socket
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,9 @@ class SshBoard:
     def __init__(self, place: Place) -> None:
         self.place = place
         self._link = Link(place)
-        self.line = Line(place.where, _PATIENCE_S, connect=self._link.connect)
+        self.line = Line(place.where, _PATIENCE_S, connect=self._connect)
+        self._connections = 0
+        self._opened_over: int | None = None
         self.turn = threading.Lock()
         self.hosts = False
         """Whether a workload has been opened there: then the connection is its to close."""
@@ -57,6 +60,10 @@ class SshBoard:
         Thread(target=_show_life, args=(weakref.ref(self), self._over), name="polythrottle-ssh", daemon=True).start()
         # Whoever only looks at a device has nothing to leave, and drops it.
         weakref.finalize(self, _hang_up, self._over, self.line)
+
+    def _connect(self) -> socket.socket:
+        self._connections += 1
+        return self._link.connect()
 
     def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
         """Return the answer to a request.
@@ -84,11 +91,32 @@ class SshBoard:
 
         Raises:
             KnobRejected: If the point is refused; the message has then not been passed on.
+            DeviceError: If the connection over which the workload was opened is lost.
             PolythrottleError: As `ask`.
         """
         setting = self.waiting or {"token": ""}
         self.waiting = None
-        return patiently(lambda: self.ask("work", message=dict(message), **setting))
+        if any(order.get("do") == "open" for order in message["say"]):
+            self._opened_over = None
+        else:
+            self._check_open()
+        answer = patiently(lambda: self.ask("work", message=dict(message), **setting))
+        if self._opened_over is None:
+            self._opened_over = self._connections
+        self._check_open()
+        return answer
+
+    def _check_open(self) -> None:
+        """Look whether the workload is there still: it has ended with the connection that it was opened over.
+
+        Whoever asks connects anew, such as the thread that keeps the lease; what answers then knows of no workload,
+        and has nothing to tell of it, for ever.
+
+        Raises:
+            DeviceError: If it is not.
+        """
+        if self._opened_over is not None and self._opened_over != self._connections:
+            raise DeviceError(f"the connection to {self.place.where} was lost")
 
     def restore_all(self, *, force: bool = False) -> tuple[Outcome, ...]:
         """Put back what stands on record there: the device that the URI names, or everything.

@@ -16,7 +16,7 @@ from polythrottle.actuation.wire import error_from, space_from
 from polythrottle.domain.clock import VirtualClock
 from polythrottle.domain.errors import DeviceError, InvalidInput, KnobRejected, PolythrottleError, TrialError
 from polythrottle.domain.measurement import Query, Reading
-from polythrottle.domain.ports import Device
+from polythrottle.domain.ports import EXACT_SENSOR, Device
 from polythrottle.domain.space import OperatingPoint, SearchSpace
 from polythrottle.metering.observed_window import ObservedWindow, Verdict, idle_watts
 from polythrottle.metering.point_measurement import Asked, Closing, Run
@@ -81,6 +81,7 @@ class BoardWorkload:
         Raises:
             TrialError: If it fails.
         """
+        self._told.mend()
         self._told.say(do="query", point=dict(self._point))
         return query_from(self._told.next("q"))[1]
 
@@ -110,7 +111,8 @@ class Told:
         self._events: deque[Sequence[Any]] = deque()
         self._orders: list[Mapping[str, object]] = []
         self.failed = False
-        """Whether an error has ended what was under way there."""
+        """Whether an error has ended what was under way there, or it can be followed no longer."""
+        self._torn = False
         self.cut: Callable[[], bool] = lambda: False
         """Whether nobody needs what is under way there any more."""
 
@@ -136,10 +138,39 @@ class Told:
                 self._orders = [order for order in orders if order["do"] == "end"]
                 self.failed = True
                 raise
+            # A lost connection, or a Ctrl-C: whoever waited for the end of what runs there might wait for ever.
+            except BaseException:
+                self.failed = self._torn = True
+                raise
         if self._events[0][0] == "error":
             self.failed = True
             raise error_from(self._events.popleft()[1])
         return self._events[0]
+
+    def mend(self) -> None:
+        """Follow again where that was broken off: what still runs there ends, and what is told of it is passed over.
+
+        Raises:
+            PolythrottleError: If the board cannot be reached.
+        """
+        if not self._torn:
+            return
+        sensor = asdict(EXACT_SENSOR)
+        orders: Sequence[Mapping[str, object]] = [
+            {"do": "stop"},
+            {"do": "end"},
+            {"do": "idle", "seconds": 0.0, "sensor": sensor},  # its end is told after all that was before
+        ]
+        self._orders.clear()
+        self._events.clear()
+        while not self.waits("idled"):
+            if self._events:
+                self._events.popleft()
+            else:
+                self._events.extend(self._exchange(orders, _POLL_S))
+                orders = ()
+        self._events.popleft()
+        self._torn = False
 
     def next(self, *kinds: str) -> Sequence[Any]:
         """Return what comes next, which must be of one of some kinds.
@@ -252,6 +283,7 @@ class HostedRun:
         if self._begun:
             self._told.say(do="again")
         else:
+            self._told.mend()
             self._told.say(
                 do="begin",
                 point=dict(self._point),

@@ -115,12 +115,17 @@ class Line:
             raise DeviceError(f"the actuator at {self._path} did not answer within {self._patience_s:g} s") from err
         except EOFError as err:
             self.close()
-            raise DeviceError(f"the actuator at {self._path} has hung up: it closed the connection; ask again") from err
+            raise self._hung_up("it closed the connection") from err
         except OSError as err:
             self.close()
-            raise DeviceError(f"the actuator at {self._path} has hung up: {err.strerror or err}; ask again") from err
+            raise self._hung_up(err.strerror or str(err)) from err
         self._used_s = time.monotonic()
         return answer
+
+    def _hung_up(self, why: str) -> DeviceError:
+        if self._connect is not None:
+            return DeviceError(f"the connection to {self._path} was lost")
+        return DeviceError(f"the actuator at {self._path} has hung up: {why}; ask again")
 
     def _connected(self) -> Channel:
         if self._connect is not None:
