@@ -106,6 +106,30 @@ def test_a_window_whose_answer_is_not_waited_for_is_left_at_once_and_passed_over
 
 
 @pytest.mark.slow
+def test_an_interrupted_window_is_restored_and_the_board_measures_again(session: Session) -> None:
+    """A Ctrl-C while an answer is waited for stays a Ctrl-C; over the same connection the next window is whole."""
+    line = session.device.board.line
+    wait = line._own_answer
+
+    def interrupt() -> None:
+        def interrupted(*_: Any) -> Any:
+            line._own_answer = wait  # type: ignore[method-assign]
+            raise KeyboardInterrupt
+
+        line._own_answer = interrupted  # type: ignore[method-assign]
+
+    session.when_told("warm", interrupt)
+    with session.words.closing(session.workload):
+        with pytest.raises(KeyboardInterrupt), session.device:
+            session.measure()
+        assert held(session.root) == session.before
+        session.when_told("never", interrupt)
+        with session.device:
+            assert session.measure() >= 10
+    assert session.device.board._connections == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("another", [False, True])
 def test_a_connection_that_is_lost_in_a_window_ends_the_trial(session: Session, tmp_path: Path, another: bool) -> None:
     """In one line, also where the thread that keeps the lease has connected anew before; the board is put back."""

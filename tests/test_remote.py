@@ -247,6 +247,37 @@ def test_what_an_actuator_that_hangs_up_may_have_left_is_named(board: Bench) -> 
         there.__exit__(None, None, None)
 
 
+def test_the_answer_to_an_interrupted_request_is_not_taken_for_that_to_the_next(board: Bench) -> None:
+    """Over the same connection the device is put back, and the Ctrl-C stays one; half a request ends it."""
+    before = board.held()
+    there = device(board)
+    line = there._line
+    wait = line._own_answer
+
+    def interrupted(*_: Any) -> Any:
+        line._own_answer = wait  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    with there:
+        there.apply(lowest(there))
+        channel = line._channel
+        assert channel is not None
+        line._own_answer = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            there.read()
+        assert line._channel is channel
+    assert board.held() == before
+    with there:
+        there.read()
+        channel = line._channel
+        assert channel is not None
+        channel.send_line = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            there.read()
+        assert not line.connected
+        assert there.read().energy_j >= 0
+
+
 @pytest.mark.slow
 def test_a_fork_sets_nothing(board: Bench) -> None:
     """The lease is that of the process which took it."""

@@ -68,6 +68,8 @@ class Line:
         self._channel: Channel | None = None
         self._number = 0
         self._used_s = 0.0
+        self._sending = False
+        self._owed = False  # whether an answer may still come that nobody waits for any more
 
     def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
         """Return the answer to a request.
@@ -102,11 +104,11 @@ class Line:
             channel = self._channel or self._connected()
             now_s = time.monotonic()
             # A server that refuses us says so and hangs up, perhaps before it has read anything.
+            self._sending = True
             with suppress(BrokenPipeError, ConnectionResetError):
                 channel.send_line(request, self._patience_s)
-            answer = channel.receive(now_s + self._patience_s - time.monotonic())
-            if answer is None:
-                raise TimeoutError
+            self._sending = False
+            answer = self._own_answer(channel, now_s + self._patience_s)
         except InvalidInput as err:
             self.close()
             raise DeviceError(f"what answers at {self._path} is no actuator: {err}") from err
@@ -119,8 +121,26 @@ class Line:
         except OSError as err:
             self.close()
             raise self._hung_up(err.strerror or str(err)) from err
+        except BaseException:  # a Ctrl-C; whoever puts the device back then asks over this connection
+            if self._sending:
+                self.close()  # half a request may have gone
+            self._owed = self._channel is not None
+            raise
         self._used_s = time.monotonic()
         return answer
+
+    def _own_answer(self, channel: Channel, until_s: float) -> dict[str, Any]:
+        """Return the next answer, past those to requests that were interrupted.
+
+        Raises:
+            TimeoutError: If none has come in time.
+        """
+        while (answer := channel.receive(until_s - time.monotonic())) is not None:
+            number = answer.get("id")
+            if not self._owed or not isinstance(number, int) or number >= self._number:
+                self._owed = False
+                return answer
+        raise TimeoutError
 
     def _hung_up(self, why: str) -> DeviceError:
         if self._connect is not None:
@@ -160,6 +180,7 @@ class Line:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        self._sending = self._owed = False
 
 
 def _unreachable(path: Path, err: OSError) -> DeviceError:
