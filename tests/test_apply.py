@@ -14,14 +14,18 @@ from types import TracebackType
 from typing import Any
 
 import pytest
+from boards_over_ssh import held, planted, stand_in
 from builders import FakeDevice, measured, problem, study
 from typing_extensions import Self
 
 from polythrottle.actuation import Actuator, Control, Outcome, standing
 from polythrottle.backends import open_device
+from polythrottle.backends.jetson import JetsonDevice
+from polythrottle.backends.ssh import SshDevice
+from polythrottle.board.link import SSH
 from polythrottle.catalog.tuned_profiles import find_profile, read_profile, write_profile
 from polythrottle.cli.commands import run
-from polythrottle.domain.errors import BadFile, DeviceError, InvalidInput
+from polythrottle.domain.errors import INTERRUPTED, BadFile, DeviceError, InvalidInput
 from polythrottle.domain.ports import Finding, Lasting
 from polythrottle.domain.profile import Profile
 from polythrottle.domain.space import Knob, OperatingPoint, SearchSpace
@@ -149,6 +153,76 @@ def test_without_a_terminal_it_says_how_to_confirm(
     *lines, path = shown.out.splitlines()
     assert max(map(len, lines)) <= 80
     assert path == f"profile {profile}"  # whole, however long, so that it can be copied
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("far", [False, True])
+def test_interrupted_while_it_is_left_in_place_it_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], far: bool
+) -> None:
+    """Whether or not the answer was waited for: nothing stands, and the code is that of a Ctrl-C."""
+    root = planted(tmp_path)
+    before = held(root)
+    monkeypatch.setenv(SSH, stand_in(tmp_path))
+    uri = f"ssh://nano/jetson?root={root}&python={sys.executable}" if far else f"jetson?root={root}"
+    with open_device(uri, ["mem_hz"]) as device:
+        point = OperatingPoint({"mem_hz": device.space.knob("mem_hz").levels[0]})
+        write_profile(tuned(device=uri, point=point, identity=identity_of(device)), tmp_path / "far.toml")
+    kind: Any = SshDevice if far else JetsonDevice
+    leave = kind.hand_over
+
+    def interrupted(self: Any, *words: Any) -> None:
+        if far:
+            self.board.line._own_answer = lambda *_: left_alone(self.board.line)
+        leave(self, *words)
+        assert held(root) != before
+        raise KeyboardInterrupt
+
+    def left_alone(line: Any) -> None:
+        del line._own_answer
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kind, "hand_over", interrupted)
+    assert run(["apply", str(tmp_path / "far.toml"), "--device", uri, "--keep"]) == INTERRUPTED
+    assert capsys.readouterr().err == f"interrupted; {uri} is put back\npolythrottle: interrupted\n"
+    assert held(root) == before
+    assert standing() == ()
+
+
+def test_interrupted_once_it_stands_it_says_so(
+    board: Path, profile: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was applied and not yet told stands, and a line says for how long and how to put it back."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("polythrottle.cli.apply._print_applied", interrupted)
+    assert run(["apply", profile, "--keep"]) == INTERRUPTED
+    said = "the profile stands until polythrottle restore or a reboot; put it back with polythrottle restore --device"
+    assert said in capsys.readouterr().err
+    assert board.read_text() == "800"
+
+
+def test_what_an_interrupted_apply_cannot_put_back_is_said(
+    board: Path, profile: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or is interrupted at once more: the line names the command that puts it back."""
+
+    def left(self: OneKnob, *words: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OneKnob, "hand_over", left)
+    for error, why in ((KeyboardInterrupt(), "interrupted once more"), (DeviceError("no route to it"), "no route")):
+
+        def failing(*_: object, error: BaseException = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr("polythrottle.api.deployment.restore", failing)
+        assert run(["apply", profile, "--keep"]) == DeviceError.exit_code
+        said = capsys.readouterr().err
+        assert f"the profile may stand: {why}" in said
+        assert "put it back with polythrottle restore --device" in said
 
 
 def test_unconfirmed_it_reverts_by_itself(board: Path, profile: str) -> None:

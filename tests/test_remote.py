@@ -262,7 +262,7 @@ def test_the_answer_to_an_interrupted_request_is_not_taken_for_that_to_the_next(
         there.apply(lowest(there))
         channel = line._channel
         assert channel is not None
-        line._own_answer = interrupted  # type: ignore[method-assign]
+        line._own_answer = interrupted  # type: ignore[method-assign, assignment]
         with pytest.raises(KeyboardInterrupt):
             there.read()
         assert line._channel is channel
@@ -271,7 +271,7 @@ def test_the_answer_to_an_interrupted_request_is_not_taken_for_that_to_the_next(
         there.read()
         channel = line._channel
         assert channel is not None
-        channel.send_line = interrupted  # type: ignore[method-assign]
+        channel.send_line = interrupted  # type: ignore[method-assign, assignment]
         with pytest.raises(KeyboardInterrupt):
             there.read()
         assert not line.connected

@@ -1,5 +1,6 @@
 """Leave a tuned profile on a device, let it stand, and give the device back: through the daemon where it holds it."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from polythrottle.domain.space import OperatingPoint
 from polythrottle.domain.units import span_s
 from polythrottle.storage.identity import content_digest
 from polythrottle.storage.paths import DAEMON_SOCKET
-from polythrottle.tuning.apply import CONFIRM_WITHIN_S, Applied, Stay, apply_profile, split_point
+from polythrottle.tuning.apply import CONFIRM_WITHIN_S, Applied, LeftInPlace, Stay, apply_profile, split_point
 from polythrottle.tuning.file_trust import check_device
 
 if TYPE_CHECKING:
@@ -140,7 +141,8 @@ def apply(
             has changed since.
         InvalidInput: If ``lasting`` and ``keep`` are both given, or the device is a recorded table, or one elsewhere,
             such as a tree of files, that the profile's file names and ``device`` does not.
-        DeviceError: If the device cannot be steered, is held by another, or cannot be left changed.
+        DeviceError: If the device cannot be steered, is held by another, or cannot be left changed; or if it is
+            interrupted, and what may stand by then cannot be put back.
     """
     stay = stay_of(confirm_within_s, lasting, keep)
     path, found = _opened(profile)
@@ -155,10 +157,36 @@ def apply(
             target = found.device
         held = _follower(target, told)
     if held is None:
-        return apply_profile(found, stay, device)
+        try:
+            return apply_profile(found, stay, device)
+        except LeftInPlace as err:
+            _take_back(err.uri, told)
+            raise
     if path is None:
         raise InvalidInput("the daemon holds the device and reads profiles itself; give the profile's file")
     return _follow(held.client, held.status, found, path, stay)
+
+
+def _take_back(uri: str, told: Told) -> None:
+    """Put back what an interrupted `apply` may have left in place.
+
+    Raises:
+        DeviceError: If that fails, or is interrupted once more; says how to put it back.
+    """
+    left = "interrupted once more"
+    try:
+        told(f"interrupted; {uri} is put back")
+        found: tuple[Outcome, ...] = ()
+        with suppress(UnknownName):  # it was not left in place yet, or its guard was faster
+            found = restore(uri, daemon=False).outcomes
+        left = "; ".join(line for outcome in found for line in outcome.left)
+    except PolythrottleError as err:
+        left = str(err)
+    except KeyboardInterrupt:
+        pass
+    if left:
+        back = f"polythrottle restore --device {shlex.quote(uri)}"
+        raise DeviceError(f"interrupted, and the profile may stand: {left}; put it back with {back}")
 
 
 def confirm(

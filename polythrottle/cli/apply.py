@@ -125,7 +125,14 @@ def apply(
     if isinstance(applied, deployment.Followed):
         answer(applied, as_json, print_followed, followed_document)
     else:
-        answer((applied, str(path)), as_json, _print_applied, _document)
+        try:
+            answer((applied, str(path)), as_json, _print_applied, _document)
+        # It is done, though not told.
+        except KeyboardInterrupt:
+            if applied.stands_as is not None:
+                back = f"polythrottle restore --device {shlex.quote(applied.device)}"
+                complain(f"the profile stands {_how_long(applied)}; put it back with {back}")
+            raise
         _await_confirmation(applied, as_json)
 
 
@@ -167,8 +174,13 @@ def _apply_to_all(
     from polythrottle.api.boards import apply_to_all
 
     # Boards that try the profile first serve its workload, which may print.
-    with own_stdout():
-        rollout = apply_to_all(path, devices, canary=canary, other_model=other_model, told=_warn, **stay)
+    try:
+        with own_stdout():
+            rollout = apply_to_all(path, devices, canary=canary, other_model=other_model, told=_warn, **stay)
+    except KeyboardInterrupt:
+        back = f"polythrottle restore --device {shlex.quote(','.join(devices))}"
+        complain(f"the profile may stand on boards that were set by then; put it back with {back}")
+        raise
     answer((rollout, str(path)), as_json, print_rollout, rollout_document)
     stands = [each.applied for each in rollout.outcomes if each.applied is not None and each.applied.stands_as]
     within_s = stands[0].stay.within_s if stands else None

@@ -18,6 +18,18 @@ _MEMORY = "persistence mode"  # what backends/nvml calls the finding
 _WORKLOAD_KNOBS = (BATCH_SIZE, "threads")  # of profiles that do not say which are the workload's
 
 
+class LeftInPlace(KeyboardInterrupt):
+    """A Ctrl-C after which settings may stand that were being left in place.
+
+    Args:
+        uri: Of the device.
+    """
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self.uri = uri
+
+
 @dataclass(frozen=True)
 class Stay:
     """How long settings stand.
@@ -83,6 +95,7 @@ def apply_profile(profile: Profile, stay: Stay, device: str | None = None) -> Ap
         BadFile: If the profile is for other hardware or firmware, or for levels the device does not have.
         InvalidInput: If the device is a recorded table.
         DeviceError: If the device cannot be steered, is held by another, or cannot be left changed.
+        LeftInPlace: If it is interrupted once the settings may stand; before that they are restored.
     """
     own, served = split_point(profile)
     if device is None:
@@ -102,9 +115,7 @@ def apply_profile(profile: Profile, stay: Stay, device: str | None = None) -> Ap
     remark = ""
     if own:
         point = board.space.default.moved(_checked(board, own))
-        name = _left(board, point, stay, f"profile {profile.workload}")
-        if name is not None:
-            remark = _remark(board)
+        name, remark = _left(board, point, stay, f"profile {profile.workload}")
     return Applied(board.uri, board.title, point, served, not isinstance(board, Lasting), name, stay, remark)
 
 
@@ -172,17 +183,30 @@ def _nearest(known: Sequence[Level], level: Level) -> Sequence[Level]:
     return sorted(known, key=lambda each: abs(float(each) - float(level)))[:3]
 
 
-def _left(board: Device, point: OperatingPoint, stay: Stay, holder: str) -> str | None:
-    """Set a point and leave it in place, or say that this is not possible; on a simulation nothing is kept."""
+def _left(board: Device, point: OperatingPoint, stay: Stay, holder: str) -> tuple[str | None, str]:
+    """Set a point and leave it in place, or say that this is not possible; on a simulation nothing is kept.
+
+    Returns the name under which it stands, and what may end it before.
+    """
     if not isinstance(board, Lasting):
         if not isinstance(board.clock, VirtualClock):
             raise DeviceError(f"{board.title} cannot be left changed: nothing would restore it")
         with board:
             board.apply(point)
-        return None
-    with board:
-        try:
-            board.apply(point)
-        except KnobRejected as err:
-            raise DeviceError(f"the profile was not applied, and what was set is restored: {err}") from err
-        return board.hand_over(holder, stay.first_s, stay.then_s)
+        return None, ""
+    leaving = False
+    try:
+        with board:
+            try:
+                board.apply(point)
+            except KnobRejected as err:
+                raise DeviceError(f"the profile was not applied, and what was set is restored: {err}") from err
+            # From here on, whoever leaves the device need not restore it: over SSH the board may do what is asked
+            # though nobody waits for its answer any more.
+            leaving = True
+            name = board.hand_over(holder, stay.first_s, stay.then_s)
+        return name, _remark(board)
+    except KeyboardInterrupt as err:
+        if leaving:
+            raise LeftInPlace(board.uri) from err
+        raise
