@@ -410,6 +410,25 @@ def test_a_stopped_measurement_says_so(tmp_path: Path, stop: signal.Signals) -> 
 
 
 @pytest.mark.slow
+def test_a_termination_that_goes_on_while_it_ends_is_one_termination(tmp_path: Path) -> None:
+    """As of `timeout`, which signals its child and then the group, and of whoever asks again until it has gone."""
+    (tmp_path / "slow.py").write_text("import time\ndef f():\n    open('begun', 'w').close()\n    time.sleep(0.01)\n")
+    process = polythrottle("measure", "-d", "cpu", "-w", "slow:f", "--seconds", "50", cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "begun").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    while process.poll() is None:
+        assert time.monotonic() < deadline
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.002)
+    _, err = process.communicate(timeout=60)
+    assert err == "polythrottle: interrupted\n"
+    # At the very last Python has taken its handlers away.
+    assert process.returncode in (130, -signal.SIGTERM)
+
+
+@pytest.mark.slow
 def test_a_terminal_without_unicode_gets_text_all_the_same() -> None:
     """Characters it does not have become question marks, not a traceback."""
     process = polythrottle("devices", env={**os.environ, "PYTHONIOENCODING": "ascii"})

@@ -8,6 +8,8 @@ from typing import TextIO
 from polythrottle.domain.errors import INTERRUPTED
 from polythrottle.storage.untrusted import NEVER_SHOWN
 
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def main() -> None:
     """Run ``polythrottle`` with the arguments of this process, and exit with the code of what happened."""
@@ -22,9 +24,15 @@ def main() -> None:
         setattr(sys, name, stream)
         stream.reconfigure(errors="replace")  # a terminal that has no · gets a question mark, not a traceback
         _keep_straight(stream)
-    code = run(sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over: a second Ctrl-C has nothing left to end
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # one more, while the first was told of
+        code = INTERRUPTED
+    for number in _ENDS:  # it is over: one more has nothing left to end
+        signal.signal(number, signal.SIG_IGN)
     _tell_what_is_left()
+    for number in _ENDS[1:]:  # but who does not read what is left of the output must not keep it alive
+        signal.signal(number, lambda *_: os._exit(code))
     try:
         sys.stdout.flush()
     except OSError:

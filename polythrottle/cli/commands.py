@@ -5,7 +5,8 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 _DEVICE = "sim:jetson-agx-orin"
 _WORKLOAD = "efficientnet-b4"
 _SLO = "p99<=1.2x"
+_ONE_TERMINATION_S = 5.0
 
 
 def demo(
@@ -533,8 +535,9 @@ def _check_folder(arguments: Sequence[str]) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; every foreseeable failure becomes one line on standard error."""
     # A service manager ends with SIGTERM and a lost SSH session with SIGHUP; either must restore the device.
-    signal.signal(signal.SIGTERM, _terminate)
-    signal.signal(signal.SIGHUP, _terminate)
+    terminate = _terminator()
+    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGHUP, terminate)
     try:
         _check_folder(arguments)
         # Not standalone, for click would print errors in words and end with codes of its own.
@@ -578,9 +581,18 @@ def _usage(error: Any) -> str:
     return f"{text}{between}{command} --help lists what there is"
 
 
-def _terminate(number: int, frame: object) -> None:
-    """Let a termination unwind like Ctrl-C, so that the device is restored."""
-    raise KeyboardInterrupt
+def _terminator() -> Callable[[int, object], None]:
+    """Return what lets a termination unwind like Ctrl-C, so that the device is restored."""
+    quiet_until_s = 0.0
+
+    def terminate(number: int, frame: object) -> None:
+        nonlocal quiet_until_s
+        # `timeout` signals its child and then the group: the second must not break off the restoring.
+        if time.monotonic() >= quiet_until_s:
+            quiet_until_s = time.monotonic() + _ONE_TERMINATION_S
+            raise KeyboardInterrupt
+
+    return terminate
 
 
 if __name__ == "__main__":
