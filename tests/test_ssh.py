@@ -388,6 +388,30 @@ def test_a_desk_that_loses_its_board_names_what_stands_there(board: Path, tmp_pa
     await_that(lambda: held(board) == before, "the board stays changed")
 
 
+def test_only_the_folder_that_a_keeper_runs_from_stays(board: Path, tmp_path: Path) -> None:
+    """While a profile stands, looks at the board leave nothing there; a restore takes the keeper's folder away too."""
+    before = held(board)
+
+    def folders() -> list[Path]:
+        return [*tmp_path.glob("polythrottle-board-*")]
+
+    device = open_device(uri(board), ["mem_hz"])
+    assert isinstance(device, SshDevice)
+    with device:
+        device.apply(device.space.default.moved({"mem_hz": device.space.knob("mem_hz").levels[0]}))
+        device.hand_over("a profile", None)
+    await_that(lambda: not far_sides(tmp_path), "the far side stays")
+    kept = folders()
+    assert len(kept) == 1
+    for _ in range(2):
+        assert run(["boards", uri(board)]) == 0
+        await_that(lambda: not far_sides(tmp_path), "the far side stays")
+        assert folders() == kept
+    assert run(["restore", "--device", uri(board)]) == 0
+    await_that(lambda: not folders(), "the unpacked folder stays")
+    assert held(board) == before
+
+
 def test_two_desks_at_one_board_are_told_of_each_other(board: Path) -> None:
     """The second one is refused in a line that says a process steers it; the first is not disturbed."""
     with desk(uri(board)):

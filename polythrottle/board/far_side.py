@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -58,11 +59,14 @@ from polythrottle.inspect.tree_files import collect
 from polythrottle.storage.untrusted import printable
 
 PREFIX = "polythrottle-board-"
+_NAME = re.compile(rf"(?<=/){PREFIX}[^/:]+")
 _LOCK = "lock"
 _STAYS = "stays"
 _LONGEST_PATH = 107
 """Bytes of a socket's path, beside the one that ends it (unix(7))."""
 _OLD_S = 3600.0
+_GONE_WITHIN_S = 3.0
+"""How long to wait for guards whose lease is over; they look at it twice a second."""
 _CHUNK = 65536
 _LONGEST = 1000
 _MOST_NAMES = 200
@@ -85,34 +89,61 @@ def main(mark: str, folder: str, device: str) -> int:
         _sweep(place)
         return _serve(mark, place, device)
     finally:
-        # What keeps a profile in place, or puts it back, still runs from here.
-        if any(each.lease.applied for each in _standing()):
-            (place / _STAYS).touch()
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+        _leave(place)
 
 
-def _standing() -> Sequence[Any]:
+def _leave(own: Path) -> None:
+    """Remove the folder this runs from, unless a guard or keeper does too, and those whose guards have gone."""
+    ends_s = time.monotonic() + _GONE_WITHIN_S
+    marked = {own.name, *(each.name for each in _folders() if (each / _STAYS).exists())}
+    # After a restore guards go by themselves: in a moment, which nobody at the desk waits for.
+    while not _stands() and marked & _in_use() and time.monotonic() < ends_s:
+        time.sleep(0.1)
+    if own.name not in _in_use():
+        shutil.rmtree(own, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            (own / _STAYS).touch()
+    _sweep(own)
+
+
+def _stands() -> bool:
+    """Say whether a profile stands here; also where nobody can tell."""
     try:
-        return standing()
+        return any(each.lease.applied for each in standing())
     except PolythrottleError:
-        return ()
+        return True
+
+
+def _folders() -> Sequence[Path]:
+    return [*Path(tempfile.gettempdir()).glob(f"{PREFIX}*")]
+
+
+def _in_use() -> Set[str]:
+    """Return the names of the folders that guards and keepers run from: each was started with one as PYTHONPATH."""
+    found: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # one that has just ended, or is another user's, whose folders are left alone
+            for word in (process / "environ").read_bytes().split(b"\0"):
+                if word.startswith(b"PYTHONPATH="):
+                    found.update(_NAME.findall(os.fsdecode(word)))
+    return found
 
 
 def _sweep(own: Path) -> None:
     """Remove the folders that far sides which were killed, or profiles which stand no longer, have left here."""
-    free = not any(each.lease.applied for each in _standing())
-    for each in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for each in _folders():
         with suppress(OSError):
             about = each.lstat()
-            kept = (each / _STAYS).exists() and not free
-            # Anybody may make a folder, or lay a link, of such a name there.
-            if each == own or kept or about.st_uid != os.geteuid() or time.time() - about.st_mtime < _OLD_S:
+            # Anybody may make a folder, or lay a link, of such a name there. A new one may be about to be locked.
+            young = time.time() - about.st_mtime < _OLD_S and not (each / _STAYS).exists()
+            if each == own or young or about.st_uid != os.geteuid():
                 continue
             handle = os.open(each / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(each, ignore_errors=True)
+                if each.name not in _in_use():
+                    shutil.rmtree(each, ignore_errors=True)
             finally:
                 os.close(handle)
 
