@@ -1,6 +1,7 @@
 """Many boards at once: looked at, applied to, and a profile tried on a tenth of them before the others."""
 
 import json
+import re
 import shlex
 import sys
 import threading
@@ -102,6 +103,32 @@ def test_one_dead_board_holds_up_none() -> None:
         late = next(answers)
         assert (late.uri, str(late.error)) == ("dead", "no answer within 5 s")
         assert list(answers) == []
+    finally:
+        over.set()
+
+
+def test_a_board_that_hangs_leaves_time_to_confirm_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of the time to confirm after the first is set it is given up, and what is told is the time that is left."""
+    over = threading.Event()
+
+    def apply(path: Path, uri: str, **options: object) -> Applied:
+        if uri == "sim:v100":
+            over.wait(60.0)
+        return applied(uri, gpu_max_hz=510_000_000)
+
+    monkeypatch.setattr(deployment, "apply", apply)
+    try:
+        found = apply_to_all(TUNED, ["sim:v100", "sim:jetson-nano"], confirm_within_s=2.0)
+        hung, done = found.outcomes
+        assert str(hung.error).startswith("no answer within 1 s of the first board that was set")
+        assert done.applied is not None
+        assert found.confirm_within_s is not None
+        assert found.confirm_within_s <= 1.0
+        assert run(["apply", str(TUNED), "--device", "sim:v100,sim:jetson-nano", "--confirm-within", "3"]) == 6
+        assert re.search(r"--device jetson \(within [01] s\)\n", capsys.readouterr().err)
+        assert apply_to_all(TUNED, ["sim:jetson-nano"], keep=True).confirm_within_s is None
     finally:
         over.set()
 

@@ -20,6 +20,7 @@ from polythrottle.backends.device_uri import Answer, at_once, check_distinct, ur
 from polythrottle.backends.meters import unmetered
 from polythrottle.backends.ssh import SshDevice
 from polythrottle.catalog.tuned_profiles import find_profile, read_profile
+from polythrottle.domain.clock import SystemClock
 from polythrottle.domain.errors import InvalidInput, PolythrottleError
 from polythrottle.domain.ports import Device, Optimizer, Recorded, Workload
 from polythrottle.domain.space import OperatingPoint
@@ -305,11 +306,13 @@ class Rollout:
         outcomes: Of each board, in the order in which they were named.
         tests: What was proven on the boards that tried it first; none without a canary.
         refused: Why the others were left alone; empty if they were not.
+        confirm_within_s: How long what was set waits to be confirmed yet, where it was set first; None if nothing does.
     """
 
     outcomes: tuple[BoardOutcome, ...]
     tests: tuple[CanaryTest, ...] = ()
     refused: str = ""
+    confirm_within_s: float | None = None
 
     @property
     def failed(self) -> tuple[BoardOutcome, ...]:
@@ -352,16 +355,19 @@ def apply_to_all(
     path = find_profile(str(profile))
     read_profile(path)
     stay: dict[str, Any] = {"confirm_within_s": confirm_within_s, "lasting": lasting, "keep": keep}
-    # For its errors alone, before any board is asked.
-    deployment.stay_of(**stay)
+    # Before any board is asked, for its errors too.
+    countdown = _Countdown(deployment.stay_of(**stay).within_s)
 
     def apply(uri: str) -> Applied:
         found = deployment.apply(path, uri, other_model=other_model, daemon=False, told=told, **stay)
         assert not isinstance(found, Followed), "without the daemon nobody follows"
+        if found.stands_as is not None:
+            countdown.begin()
         return found
 
     if canary is None:
-        return Rollout(_in_order(devices, at_once(devices, apply, SET_WITHIN_S)))
+        outcomes = _in_order(devices, at_once(devices, apply, SET_WITHIN_S, over=countdown.why_over))
+        return Rollout(outcomes, confirm_within_s=countdown.left_s)
     share = first_of(len(devices), canary)
     trial = _Canary(path, other_model, told)
     tests = trial.run(devices, share)
@@ -369,9 +375,44 @@ def apply_to_all(
         return Rollout(trial.outcomes(devices), tests, trial.refused)
     # Those that tried it are set as well: a trial puts its board back.
     rest = [uri for uri in devices if uri not in trial.errors]
-    found = _in_order(rest, at_once(rest, apply, SET_WITHIN_S))
+    found = _in_order(rest, at_once(rest, apply, SET_WITHIN_S, over=countdown.why_over))
     known = {each.uri: each for each in (*found, *trial.failed)}
-    return Rollout(tuple(known[uri] for uri in devices), tests)
+    return Rollout(tuple(known[uri] for uri in devices), tests, confirm_within_s=countdown.left_s)
+
+
+class _Countdown:
+    """The time in which what was set on boards is to be confirmed: it runs from the first that is set.
+
+    Args:
+        within_s: How long it is; None if nothing needs to be confirmed.
+    """
+
+    def __init__(self, within_s: float | None) -> None:
+        self._within_s = within_s
+        self._clock = SystemClock()
+        self._began_s: float | None = None
+
+    def begin(self) -> None:
+        """Note that a board is set."""
+        if self._began_s is None:
+            self._began_s = self._clock.now()
+
+    @property
+    def left_s(self) -> float | None:
+        """How much is left; None if nothing is set, or needs to be confirmed."""
+        if self._within_s is None or self._began_s is None:
+            return None
+        return max(0.0, self._within_s - (self._clock.now() - self._began_s))
+
+    def why_over(self) -> str:
+        """Return why no other board is waited for; empty while it is."""
+        # Half of it is for whoever is to confirm, and for reaching all those boards again.
+        if self._within_s is None or (left_s := self.left_s) is None or left_s > self._within_s / 2:
+            return ""
+        return (
+            f"no answer within {self._within_s / 2:g} s of the first board that was set, which waits to be confirmed; "
+            "apply the profile to this board alone"
+        )
 
 
 class _Canary:

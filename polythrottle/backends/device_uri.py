@@ -359,7 +359,11 @@ class Answer(Generic[Found]):
 
 
 def at_once(
-    uris: Sequence[str], ask: Callable[[str], Found], within_s: float, clock: Clock | None = None
+    uris: Sequence[str],
+    ask: Callable[[str], Found],
+    within_s: float,
+    clock: Clock | None = None,
+    over: Callable[[], str] = lambda: "",
 ) -> Iterator[Answer[Found]]:
     """Ask devices something, each in a thread of its own, and yield the answers as they come.
 
@@ -369,6 +373,7 @@ def at_once(
         within_s: How long one may take, from when it is asked. What has not answered until then is given up: its thread
             ends with the process at the latest, and what it holds over SSH is restored there then.
         clock: By which that is told.
+        over: Says why nobody who has not answered is waited for any longer, nor asked; "" while they are.
 
     Raises:
         DeviceError: If there are no more threads.
@@ -391,8 +396,10 @@ def at_once(
             Thread(target=run, args=(uri,), name=f"polythrottle-{uri}", daemon=True).start()
         try:
             uri, found, error = answers.get(timeout=_POLL_S)
-        except Empty:
-            pass
+        except Empty:  # all that has been answered is told
+            if why := over():
+                yield from (Answer(late, error=DeviceError(why)) for late in (*asked_s, *waiting))
+                return
         else:
             if asked_s.pop(uri, None) is not None:  # else it has been given up
                 yield _answer(uri, found, error)

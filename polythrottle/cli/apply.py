@@ -1,6 +1,7 @@
 """`polythrottle apply` and `polythrottle restore`: leave a profile's settings in place, and give the device back."""
 
 import contextlib
+import math
 import select
 import shlex
 import sys
@@ -183,10 +184,10 @@ def _apply_to_all(
         raise
     answer((rollout, str(path)), as_json, print_rollout, rollout_document)
     stands = [each.applied for each in rollout.outcomes if each.applied is not None and each.applied.stands_as]
-    within_s = stands[0].stay.within_s if stands else None
-    if within_s is not None:
+    if rollout.confirm_within_s is not None:
         where = shlex.quote(",".join(each.device for each in stands))
-        typer.echo(f"confirm with: polythrottle apply --confirm --device {where} (within {within_s:g} s)", err=True)
+        left_s = math.floor(rollout.confirm_within_s)
+        typer.echo(f"confirm with: polythrottle apply --confirm --device {where} (within {left_s} s)", err=True)
     end_rollout(rollout)
 
 
