@@ -30,7 +30,7 @@ from polythrottle.board.link import SSH, Place, packed
 from polythrottle.board.work_host import DeskJudge, FarDevice, FarWindow, Outbox
 from polythrottle.cli.commands import run
 from polythrottle.domain.arrivals import CLOSED
-from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, TrialError
+from polythrottle.domain.errors import DeviceError, InvalidInput, PermissionDenied, StorageError, TrialError
 from polythrottle.domain.measurement import Reading, Window
 from polythrottle.domain.ports import EXACT_SENSOR
 from polythrottle.domain.problem import Constraint
@@ -346,7 +346,8 @@ def test_a_point_is_set_with_what_the_workload_is_told_and_the_last_reading_come
     [
         ("cmd:false", 7, "false exited with code 1"),
         ("model.onnx", 2, "cannot be run over SSH"),
-        ("nowhere:step", 2, "there is no module 'nowhere'"),
+        ("nowhere:step", 2, "ssh://nano: nowhere:step: there is no module 'nowhere'"),
+        ("cmd:/no/such/program", 2, "ssh://nano: '/no/such/program' is not a program that can be run here"),
     ],
 )
 def test_what_cannot_be_measured_there_is_one_line(
@@ -410,6 +411,20 @@ def test_only_the_folder_that_a_keeper_runs_from_stays(board: Path, tmp_path: Pa
     assert run(["restore", "--device", uri(board)]) == 0
     await_that(lambda: not folders(), "the unpacked folder stays")
     assert held(board) == before
+
+
+def test_an_error_of_a_board_says_so(board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be kept in its state folder is told as the board's; what cannot be reached names it once."""
+    (tmp_path / "file").touch()
+    lines = f"POLYTHROTTLE_STATE_DIR={tmp_path}/file; export POLYTHROTTLE_STATE_DIR"
+    monkeypatch.setenv(SSH, stand_in(tmp_path, lines))
+    device = open_device(uri(board), ["mem_hz"])
+    with pytest.raises(StorageError, match=r"^ssh://nano: cannot .*file"):
+        device.__enter__()
+    device.board.close()  # type: ignore[attr-defined]
+    monkeypatch.setenv(SSH, stand_in(tmp_path, "echo no route >&2; exit 255"))
+    with pytest.raises(DeviceError, match=r"^ssh://nano cannot be reached: no route$"):
+        open_device(uri(board))
 
 
 def test_two_desks_at_one_board_are_told_of_each_other(board: Path) -> None:

@@ -15,11 +15,11 @@ from polythrottle.actuation.client.connection import Line
 from polythrottle.actuation.restore import Standing
 from polythrottle.actuation.rollback import Difference, Outcome
 from polythrottle.actuation.state.lease import Lease, boot_s
-from polythrottle.actuation.wire import Later
+from polythrottle.actuation.wire import Later, error_from, error_line
 from polythrottle.backends.remote import RemoteDevice, patiently
 from polythrottle.board.link import Link, Place
 from polythrottle.domain.clock import Thread
-from polythrottle.domain.errors import DeviceError, PolythrottleError
+from polythrottle.domain.errors import DeviceError, PolythrottleError, TrialError
 from polythrottle.domain.measurement import Reading
 from polythrottle.domain.ports import Finding, Sensor, usual_sensor
 from polythrottle.domain.space import OperatingPoint
@@ -77,6 +77,7 @@ class SshBoard:
             try:
                 return self.line.ask(verb, **fields)
             except DeviceError as err:
+                self._name_in(err)
                 words = ""
                 if known and not self.line.connected:
                     words = self._link.last_words()
@@ -85,6 +86,16 @@ class SshBoard:
                 if words:
                     raise DeviceError(f"{err}; its last words: {words}") from err
                 raise
+            except PolythrottleError as err:
+                self._name_in(err)
+                raise
+
+    def _name_in(self, err: PolythrottleError) -> None:
+        """Have an error of the board say so: what it calls here is there. What becomes of a trial is told with that."""
+        where = self.place.where
+        answered = self.line.connected
+        if answered and not isinstance(err, TrialError) and where not in str(err):
+            err.args = (f"{where}: {err}",)
 
     def work(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what the workload there answers to a message; a point that waits is set before it hears of it.
@@ -104,6 +115,12 @@ class SshBoard:
         if self._opened_over is None:
             self._opened_over = self._connections
         self._check_open()
+        events = answer.get("events")
+        for event in events if isinstance(events, list) else ():
+            if isinstance(event, list) and event[:1] == ["error"] and len(event) > 1:
+                err = error_from(event[1])
+                self._name_in(err)
+                event[1] = error_line(err)
         return answer
 
     def _check_open(self) -> None:
