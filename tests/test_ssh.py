@@ -413,6 +413,19 @@ def test_only_the_folder_that_a_keeper_runs_from_stays(board: Path, tmp_path: Pa
     assert held(board) == before
 
 
+def test_nothing_to_restore_on_a_board_that_was_never_steered_is_no_error(
+    board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its host and by a device of it alike; a device that cannot exist stays an error."""
+    lines = f"POLYTHROTTLE_STATE_DIR={tmp_path}/state; export POLYTHROTTLE_STATE_DIR"
+    monkeypatch.setenv(SSH, stand_in(tmp_path, lines))
+    assert run(["restore", "--device", uri(board)]) == 0
+    assert run(["restore", "--device", f"ssh://nano/cpu?python={sys.executable}"]) == 0
+    assert capsys.readouterr().out == "nothing stands changed\n" * 2
+    assert run(["restore", "--device", f"ssh://nano/cpux?python={sys.executable}"]) != 0
+    assert run(["restore", "--device", f"ssh://nano/cpu:1?python={sys.executable}"]) != 0
+
+
 def test_an_error_of_a_board_says_so(board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be kept in its state folder is told as the board's; what cannot be reached names it once."""
     (tmp_path / "file").touch()

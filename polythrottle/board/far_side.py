@@ -33,7 +33,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from polythrottle.actuation.restore import standing
+from polythrottle.actuation.restore import concerned, standing
 from polythrottle.actuation.server.permits import Permits
 from polythrottle.actuation.server.request_handler import Check, Request, Service, request_from
 from polythrottle.actuation.server.server import Server
@@ -316,7 +316,9 @@ class FarService(Service):
         return {"name": name}
 
     def _restore_all(self, peer: Peer, request: Request) -> dict[str, Any]:
-        found = all_restored(self._on_record(request), force=bool(request.fields["force"]))
+        # The device that was named is there, for it was opened: where nothing stands at all, its name is no slip.
+        meant = self._on_record(request) if concerned() or not request.text.get("name", "") else ()
+        found = all_restored(meant, force=bool(request.fields["force"]))
         return {"outcomes": [asdict(each) for each in found]}
 
     def _confirm(self, peer: Peer, request: Request) -> dict[str, Any]:
