@@ -4,6 +4,8 @@ import ast
 import io
 import json
 import os
+import platform
+import re
 import shlex
 import signal
 import subprocess
@@ -441,12 +443,15 @@ def test_an_error_of_a_board_says_so(board: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_two_desks_at_one_board_are_told_of_each_other(board: Path) -> None:
-    """The second one is refused in a line that says a process steers it; the first is not disturbed."""
-    with desk(uri(board)):
+    """The second is refused in a line that names board, user, machine and process; the first is not disturbed."""
+    desk_name = re.escape(platform.node())
+    pattern = rf"^ssh://nano: jetson .* is being steered by \S+ at {desk_name} \(process \d+, over SSH\)"
+    with desk(uri(board)) as first:
         changed = held(board)
         second = open_device(uri(board), ["mem_hz"])
-        with pytest.raises(DeviceError, match="is being steered by"):
+        with pytest.raises(DeviceError, match=pattern) as refused:
             second.__enter__()
+        assert f"(process {first.pid}, over SSH)" in str(refused.value)
         second.board.close()  # type: ignore[attr-defined]
         assert held(board) == changed
 

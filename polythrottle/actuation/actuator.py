@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,21 @@ if TYPE_CHECKING:
 
 
 _entered: weakref.WeakSet[Actuator] = weakref.WeakSet()
+_for_whom: ContextVar[str] = ContextVar("_for_whom", default="")
+
+
+@contextmanager
+def acting_for(holder: str) -> Iterator[None]:
+    """Have devices that are opened meanwhile be steered in somebody's name, which others are told.
+
+    Args:
+        holder: Who it is, for people; "" for this process.
+    """
+    token = _for_whom.set(holder)
+    try:
+        yield
+    finally:
+        _for_whom.reset(token)
 
 
 def _leave_all_to_parent() -> None:
@@ -65,7 +81,7 @@ class Actuator:
         controls: How to reach the device.
         boot_id: Of the running kernel; read from it by default.
         guarded: Whether a process of its own restores the device should this one die or hang.
-        holder: Who writes, for others to read; by default this process.
+        holder: Who writes, for others to read; by default whom `acting_for` names, or this process.
     """
 
     def __init__(
@@ -85,7 +101,7 @@ class Actuator:
         self._controls: Controls = controls if controls is not None else SystemControls()
         self._boot_id = boot_id
         self._guarded = guarded
-        self._holder = one_line(holder) or f"process {os.getpid()}"
+        self._holder = one_line(holder or _for_whom.get()) or f"process {os.getpid()}"
         self._allowed: dict[str, Control] = {}
         self._lock: int | None = None
         self._spare: int | None = None

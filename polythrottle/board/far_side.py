@@ -33,6 +33,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from polythrottle.actuation.actuator import acting_for
 from polythrottle.actuation.restore import concerned, standing
 from polythrottle.actuation.server.permits import Permits
 from polythrottle.actuation.server.request_handler import Check, Request, Service, request_from
@@ -304,6 +305,11 @@ class FarService(Service):
         version = ".".join(map(str, sys.version_info[:3]))
         python = f"{sys.implementation.name} {version}"
         return {**super()._hello(peer, request), "python": python, "program": sys.executable}
+
+    def _take(self, peer: Peer, request: Request) -> dict[str, Any]:
+        # Whoever else comes to this board is to know the desk: the number of this process says nothing of it.
+        with acting_for(request.text.get("holder", "")):
+            return super()._take(peer, request)
 
     def _hand_over(self, peer: Peer, request: Request) -> dict[str, Any]:
         holding, _ = self._own(peer, request)
