@@ -488,6 +488,24 @@ def test_what_is_wrong_with_a_board_is_one_line(
     assert not [*tmp_path.glob("polythrottle-board-*")]
 
 
+@pytest.mark.parametrize("words", [" ", "  \t"])
+def test_no_word_in_the_place_of_ssh_is_ssh(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that holds nothing but spaces counts as none."""
+    monkeypatch.setenv(SSH, words)
+    assert Place("nano").way()[0] == "ssh"
+
+
+def test_a_malformed_command_in_the_place_of_ssh_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An open quotation mark is told with the variable that holds it, by every command that goes there."""
+    monkeypatch.setenv(SSH, "ssh -F '")
+    line = f"polythrottle: ${SSH} is no command (No closing quotation); an example: ssh -F board.conf\n"
+    for command in ("snapshot", "measure --workload cmd:true", "restore", "top"):
+        assert run([*command.split(), "--device", "ssh://nano"]) == 6
+        assert capsys.readouterr().err == line
+
+
 class _Simulated(FarDevice):
     """A simulated device in the place of the one that a far side reads."""
 

@@ -280,11 +280,22 @@ class Place:
         Args:
             options: Of ssh, besides those that every connection has.
         """
-        given = shlex.split(os.environ.get(SSH, "") or _USUAL)
         port = ["-p", self.port] if self.port else []
         user = ["-l", self.user] if self.user else []
         # ssh wants an IPv6 address without brackets.
-        return [*given, *_OPTIONS, *options, *port, *user, self.host.strip("[]")]
+        return [*_given(), *_OPTIONS, *options, *port, *user, self.host.strip("[]")]
+
+
+def _given() -> list[str]:
+    """Return the words of the user's own ssh.
+
+    Raises:
+        DeviceError: If they are no words of a command.
+    """
+    try:
+        return shlex.split(os.environ.get(SSH, "")) or [_USUAL]
+    except ValueError as err:
+        raise DeviceError(f"${SSH} is no command ({err}); an example: ssh -F board.conf") from err
 
 
 class Link:
