@@ -26,6 +26,7 @@ from polythrottle.actuation.state.lease import Lease, boot_s
 from polythrottle.actuation.wire import Later
 from polythrottle.backends import open_device
 from polythrottle.backends.ssh import SshDevice, _outcome, _standing
+from polythrottle.board import link
 from polythrottle.board.far_side import _MOST_NAMES, FarService
 from polythrottle.board.hosted import HostedWindow, Told
 from polythrottle.board.link import SSH, Place, packed
@@ -504,6 +505,37 @@ def test_a_malformed_command_in_the_place_of_ssh_is_one_line(
     for command in ("snapshot", "measure --workload cmd:true", "restore", "top"):
         assert run([*command.split(), "--device", "ssh://nano"]) == 6
         assert capsys.readouterr().err == line
+
+
+def test_a_login_that_ends_with_no_new_line_is_passed_over(
+    board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt that stands before the board's first word is none of it; nor is a line before that."""
+    monkeypatch.setenv(SSH, stand_in(tmp_path, "echo Welcome; printf 'prompt> '"))
+    device = open_device(uri(board), ["mem_hz"])
+    assert isinstance(device, SshDevice)
+    assert device.read().temperature_c is not None
+    device.board.close()
+
+
+def test_a_login_that_never_ends_is_told_with_what_it_printed(
+    board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that asks something on standard output waits for an answer that nobody gives."""
+    monkeypatch.setattr(link, "_PATIENCE_S", 4.0)
+    monkeypatch.setenv(SSH, stand_in(tmp_path, "echo Welcome; printf 'Which shell? '; exec cat >/dev/null"))
+    told = r"^ssh://nano did not answer within 4 s; what it printed last: Which shell\?$"
+    with pytest.raises(DeviceError, match=told):
+        open_device(uri(board))
+
+
+def test_a_login_that_prints_without_end_is_given_up(
+    board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not it begins new lines."""
+    monkeypatch.setenv(SSH, stand_in(tmp_path, "exec tr '\\0' x </dev/zero"))
+    with pytest.raises(DeviceError, match="prints more at a login"):
+        open_device(uri(board))
 
 
 class _Simulated(FarDevice):

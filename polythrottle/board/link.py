@@ -342,6 +342,9 @@ class _Start:
         self._zip = packed()
         told = {"mark": self._mark, "size": len(self._zip), "device": place.device}
         command = place.command(_BOOTSTRAP.replace("{told}", json.dumps(told)))
+        self._program = command[0]
+        self._line = bytearray()
+        self._noise = ""
         if shutil.which(command[0]) is None:
             raise DeviceError(f"there is no program {command[0]!r} here, which leads to {place.where}; ${SSH} names it")
         # One socket for both directions, so that whoever uses the channel has timeouts as on any other.
@@ -384,7 +387,8 @@ class _Start:
             raise
         except TimeoutError:
             self._give_up()
-            raise DeviceError(f"{self._place.where} did not answer within {_PATIENCE_S:g} s") from None
+            said = f"; what it printed last: {self._printed}" if self._printed else ""
+            raise DeviceError(f"{self._place.where} did not answer within {_PATIENCE_S:g} s{said}") from None
         except OSError as err:
             why = self.last_words()
             self._give_up()
@@ -396,30 +400,36 @@ class _Start:
         return max(0.001, self._ends_s - time.monotonic())
 
     def _expect(self, word: str) -> None:
-        """Wait for a word of the far side; whatever else the login prints is passed over.
+        """Wait for a word of the far side; whatever else the login prints, on the same line too, is passed over.
 
         Raises:
             DeviceError: If it says something else, or ssh ends.
         """
-        received = bytearray()
         noise = 0
-        while True:
+        while noise <= _MOST_NOISE:
             self._here.settimeout(self._left_s())
             byte = self._here.recv(1)  # no more: what follows belongs to the channel
             if not byte:
                 raise self._ended()
-            received += byte
+            self._line += byte
+            noise += 1
             if byte != b"\n":
                 continue
-            line = received.decode(errors="replace").strip()
-            noise += len(received)
-            received.clear()
-            if line == f"{self._mark} {word}":
+            line = self._line.decode(errors="replace").strip()
+            self._line.clear()
+            _, told, words = line.partition(f"{self._mark} ")
+            if told and words == word:
                 return
-            if line.startswith(self._mark):
-                raise self._refusal(line[len(self._mark) + 1 :])
-            if noise > _MOST_NOISE:
-                raise DeviceError(f"{self._place.where} prints more at a login than a channel can pass over")
+            if told:
+                raise self._refusal(words)
+            self._noise = line or self._noise
+        raise DeviceError(f"{self._place.where} prints more at a login than a channel can pass over")
+
+    @property
+    def _printed(self) -> str:
+        """What the login printed last, in whole lines or not."""
+        line = self._line.decode(errors="replace").strip() or self._noise
+        return printable(line)[:_LONGEST].strip()
 
     def _refusal(self, words: str) -> DeviceError:
         kind, _, rest = printable(words).partition(" ")
