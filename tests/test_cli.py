@@ -172,6 +172,13 @@ def test_devices_lists_this_machine_boards_and_models(capsys: pytest.CaptureFixt
     assert "MAXN" in one["presets"]
 
 
+def test_devices_says_once_how_joules_come_about(capsys: pytest.CaptureFixture[str]) -> None:
+    """A boundary that begins with it, as a processor's without counters does, is not led by it a second time."""
+    assert run(["devices", "cpu?watts_per_core=3"]) == 0
+    energy = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("energy"))
+    assert energy.split()[1:4] == ["estimated:", "busy", "CPU"]
+
+
 def test_measure_prints_one_point(capsys: pytest.CaptureFixture[str]) -> None:
     """Levels are written in the unit engineers use and answered in SI."""
     found = document(capsys, "measure", *ORIN[:4], "--point", "gpu_max_mhz=930.75,batch_size=2")

@@ -200,7 +200,8 @@ def test_boards_are_listed_in_80_columns(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize(
     "words",
-    ["boards cpu --watch 0", "boards cpu --within 0", "boards cpu,cpu", "boards cpu --json --prometheus",
+    ["boards ssh://", "boards cpu,ssh://nano:x", "restore -d cpu,ssh://", "apply p.toml -d cpu,ssh://",
+     "boards cpu --watch 0", "boards cpu --within 0", "boards cpu,cpu", "boards cpu --json --prometheus",
      "apply p.toml -d cpu --canary 10%", "apply p.toml -d cpu,jetson --canary 0",
      "apply p.toml -d cpu,jetson --canary x", "apply p.toml -d cpu,jetson --keep --for 2h",
      "apply --confirm --canary 10%"],

@@ -470,6 +470,17 @@ def test_two_desks_at_one_board_are_told_of_each_other(board: Path) -> None:
         ("ulimit -f 8", sys.executable, "cannot unpack in .*: File too large"),
         ("echo Welcome to nano", "old", "is Python 3.6, and 3.8 is the oldest"),
         ("exit 0", "python3", "could not start python3"),
+        ("exit 0", "python3", r"could not start python3: \S+/stand-in-ssh ended with code 0 and said nothing$"),
+        (
+            "echo 'This account is currently not available.'; exit 1",
+            "python3",
+            "could not start python3: the login ended with code 1, and printed last: This account is currently not ava",
+        ),
+        (
+            "printf 'pyenv: python3: command not found\\n\\nNote: See pyenv help.\\n' >&2; exit 127",
+            "python3",
+            "there is no python3 on ssh://nano: pyenv: python3: command not found; name one there",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_board_is_one_line(
@@ -536,6 +547,50 @@ def test_a_login_that_prints_without_end_is_given_up(
     monkeypatch.setenv(SSH, stand_in(tmp_path, "exec tr '\\0' x </dev/zero"))
     with pytest.raises(DeviceError, match="prints more at a login"):
         open_device(uri(board))
+
+
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        (
+            "echo 'sh: 1: sudo: not found' >&2; exit 127",
+            "there is no sudo on ssh://nano: sh: 1: sudo: not found; log in",
+        ),
+        ("echo 'sudo: python3: command not found' >&2; exit 1", "there is no python3 on ssh://nano: sudo: python3"),
+    ],
+)
+def test_sudo_that_is_not_there_is_told_from_what_it_does_not_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, says: str
+) -> None:
+    """The shell says that there is no sudo, and sudo that there is no Python; neither is a lack of rights."""
+    monkeypatch.setenv(SSH, stand_in(tmp_path, before))
+    with pytest.raises(DeviceError, match=says) as caught:
+        open_device("ssh://nano/jetson?sudo=yes")
+    assert not isinstance(caught.value, PermissionDenied)
+
+
+def test_who_is_not_let_in_is_told_how_to_try_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the program, the user and the port that were used."""
+    program = stand_in(tmp_path, "echo 'x@nano: Permission denied (publickey).' >&2; exit 255")
+    monkeypatch.setenv(SSH, f"{program} -F board.conf")
+    with pytest.raises(PermissionDenied, match=rf"; {program} -F board\.conf -p 2222 -l x nano must work$"):
+        open_device("ssh://x@nano:2222/jetson")
+
+
+def test_a_device_that_no_board_has_is_refused_with_those_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An actuator's socket and a table are none; auto is what is found there."""
+    monkeypatch.setenv(SSH, stand_in(tmp_path))
+    for name in ("actuator:x", "replay:x.csv"):
+        with pytest.raises(
+            DeviceError, match=f"{name} cannot be reached over SSH; jetson, nvml:<GPUs>, cpu and auto can"
+        ):
+            open_device(f"ssh://nano/{name}?python={sys.executable}")
+    device = open_device(f"ssh://nano/auto?python={sys.executable}")
+    assert isinstance(device, SshDevice)
+    assert device.there.startswith(("cpu", "nvml", "jetson"))
+    device.board.close()
 
 
 class _Simulated(FarDevice):

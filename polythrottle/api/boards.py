@@ -15,8 +15,8 @@ from polythrottle.api import deployment
 from polythrottle.api.deployment import Followed, Restored, Told
 from polythrottle.api.experiments import Watcher, study_progress
 from polythrottle.api.outcome import Tuning, conclude
-from polythrottle.backends import DeviceURI, open_device
-from polythrottle.backends.device_uri import Answer, at_once, check_distinct, uris_in
+from polythrottle.backends import open_device
+from polythrottle.backends.device_uri import Answer, at_once, check_distinct, check_uri, uris_in
 from polythrottle.backends.meters import unmetered
 from polythrottle.backends.ssh import SshDevice
 from polythrottle.catalog.tuned_profiles import find_profile, read_profile
@@ -351,7 +351,7 @@ def apply_to_all(
     """
     check_distinct(devices)
     for uri in devices:
-        DeviceURI.parse(uri)
+        check_uri(uri)
     path = find_profile(str(profile))
     read_profile(path)
     stay: dict[str, Any] = {"confirm_within_s": confirm_within_s, "lasting": lasting, "keep": keep}
@@ -535,7 +535,7 @@ def _confirmed(uri: str) -> tuple[Standing, ...]:
 def _every(devices: Sequence[str], ask: Callable[[str], Found]) -> tuple[Answer[Found], ...]:
     check_distinct(devices)
     for uri in devices:
-        DeviceURI.parse(uri)
+        check_uri(uri)
     # They come as boards answer, and are told in the order in which the user named them.
     answers = {answer.uri: answer for answer in at_once(devices, ask, SET_WITHIN_S)}
     return tuple(answers[uri] for uri in devices)

@@ -126,6 +126,20 @@ def _check_board(text: str, name: str) -> None:
         )
 
 
+def check_uri(text: str) -> None:
+    """Refuse a malformed device URI, also one of a board over SSH, which nobody here opens; nobody is asked.
+
+    Raises:
+        InvalidInput: If it is malformed.
+        UnknownName: If the scheme is not known.
+    """
+    uri = DeviceURI.parse(text)
+    if uri.scheme == "ssh":
+        from polythrottle.board.link import Place
+
+        Place.parse(uri.name, uri.options)
+
+
 def check_named(text: str, file: Path | str) -> None:
     """Refuse the device URI of a file that leads to something only the file names: whoever wrote it may be a stranger.
 

@@ -155,9 +155,13 @@ def _serve(mark: str, folder: Path, device: str) -> int:
     for number in (signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     try:
-        uri = served_uri(device or find_device().uri)
-        if DeviceURI.parse(uri).scheme == "sim":
+        uri = find_device().uri if device in ("", "auto") else device
+        scheme = DeviceURI.parse(uri).scheme
+        if scheme == "sim":
             raise InvalidInput(f"{device} needs no board; it is simulated wherever it is named without ssh://")
+        if scheme in ("actuator", "ssh", "replay"):
+            raise InvalidInput(f"{device} cannot be reached over SSH; jetson, nvml:<GPUs>, cpu and auto can")
+        uri = served_uri(uri)
         why_missing(uri)
         path = folder / "far.sock"
         if len(os.fsencode(path)) > _LONGEST_PATH:

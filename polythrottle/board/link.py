@@ -147,6 +147,7 @@ _LONGEST = 300
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.%@-]*")
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%a-z]+\])")
 _OWN = ("python", "sudo")
+_NO_SUDO = re.compile(r"sudo: (command )?not found|not found: sudo")  # as a shell says it, sudo lacks something itself
 
 # Sent as one word in base64, which every login shell leaves alone; runs in any Python, to say that it is too old. Its
 # words are told by the mark from what a login prints.
@@ -262,6 +263,18 @@ class Place:
         joint = "&" if "?" in device else "?"
         return f"{self.where}/{device}{joint if own else ''}{'&'.join(own)}"
 
+    @property
+    def by_hand(self) -> str:
+        """The command with which people log in there."""
+        return shlex.join([*_given(), *self._target])
+
+    @property
+    def _target(self) -> list[str]:
+        port = ["-p", self.port] if self.port else []
+        user = ["-l", self.user] if self.user else []
+        # ssh wants an IPv6 address without brackets.
+        return [*port, *user, self.host.strip("[]")]
+
     def command(self, program: str) -> list[str]:
         """Return the words that have ssh run a program there.
 
@@ -280,10 +293,7 @@ class Place:
         Args:
             options: Of ssh, besides those that every connection has.
         """
-        port = ["-p", self.port] if self.port else []
-        user = ["-l", self.user] if self.user else []
-        # ssh wants an IPv6 address without brackets.
-        return [*_given(), *_OPTIONS, *options, *port, *user, self.host.strip("[]")]
+        return [*_given(), *_OPTIONS, *options, *self._target]
 
 
 def _given() -> list[str]:
@@ -387,8 +397,10 @@ class _Start:
             raise
         except TimeoutError:
             self._give_up()
-            said = f"; what it printed last: {self._printed}" if self._printed else ""
-            raise DeviceError(f"{self._place.where} did not answer within {_PATIENCE_S:g} s{said}") from None
+            words = f"{self._place.where} did not answer within {_PATIENCE_S:g} s"
+            if self._printed:
+                words += f"; what it printed last: {self._printed}"
+            raise DeviceError(words) from None
         except OSError as err:
             why = self.last_words()
             self._give_up()
@@ -457,21 +469,30 @@ class _Start:
         why = self.last_words()
         code = self._process.returncode
         where = self._place.where
+        python = self._place.python
         lower = why.lower()
         # ssh's own failure, and not that of what it ran (ssh(1), EXIT STATUS).
         if code == 255 and ("permission denied" in lower or "authentication" in lower):
-            return PermissionDenied(f"{where} lets nobody in with these keys: {why}; ssh {self._place.host} must work")
+            return PermissionDenied(f"{where} lets nobody in with these keys: {why}; {self._place.by_hand} must work")
         if code == 255:
             return DeviceError(f"{where} cannot be reached: {why or 'ssh said nothing'}")
-        if self._place.sudo and "sudo" in lower:
-            return PermissionDenied(f"{where}: {why}; allow sudo without a password there, or log in as root")
         # What a POSIX shell ends with where a command cannot be run, or is not there.
-        if code in (126, 127) or "not found" in lower:
+        lacking = code in (126, 127) or "not found" in lower
+        if lacking:  # of several lines, as a version manager's, the one that says so
+            why = next((line for line in self._said if "not found" in line.lower()), why)
+        if self._place.sudo and code == 127 and _NO_SUDO.search(why.lower()):
+            return DeviceError(f"there is no sudo on {where}: {why}; log in as root, and leave sudo=yes out")
+        if self._place.sudo and "sudo" in lower and not lacking:
+            return PermissionDenied(f"{where}: {why}; allow sudo without a password there, or log in as root")
+        if lacking:
             return DeviceError(
-                f"there is no {self._place.python} on {where}: {why or f'code {code}'}; name one there with "
+                f"there is no {python} on {where}: {why or f'code {code}'}; name one there with "
                 "?python=/usr/bin/python3.8"
             )
-        return DeviceError(f"{where} could not start {self._place.python}: {why or f'code {code}'}")
+        if self._printed and not why:
+            why = f"the login ended with code {code}, and printed last: {self._printed}"
+        silent = f"{self._program} ended with code {code} and said nothing"
+        return DeviceError(f"{where} could not start {python}: {why or silent}")
 
     def _give_up(self) -> None:
         self._here.close()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from polythrottle.backends import DeviceURI, open_device
-from polythrottle.backends.device_uri import at_once, check_distinct
+from polythrottle.backends.device_uri import at_once, check_distinct, check_uri
 from polythrottle.backends.meters import Metered, unmetered
 from polythrottle.backends.ssh import SshDevice
 from polythrottle.domain.clock import Clock, VirtualClock
@@ -375,7 +375,7 @@ class BoardWatch:
         check_distinct(uris)
         # A malformed name is told now, not after the others have answered.
         for uri in uris:
-            DeviceURI.parse(uri)
+            check_uri(uri)
         self._boards = {uri: _WatchedBoard(uri) for uri in uris}
         self._within_s = within_s
         self._clock = clock

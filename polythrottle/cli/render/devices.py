@@ -101,7 +101,8 @@ def print_details(device: dict[str, Any]) -> None:
     table.add_row("default", show_point(device["default"]))
     for name, point in device["presets"].items():
         table.add_row(f"preset {name}", show_point(point))
-    table.add_row("energy", f"{device['energy_kind']}: {device['boundary']}")
+    kind = f"{device['energy_kind']}: "
+    table.add_row("energy", f"{kind}{device['boundary'].removeprefix(kind)}")
     console.print(Unpadded(table))
 
 
