@@ -77,9 +77,14 @@ def _clusters(console: "Console", found: dict[str, Any]) -> None:
         off_time, off_usd = (one[name] / one[f"published_{name}"] - 1 for name in ("time_s", "usd"))
         table.add_row(
             one["name"],
-            *(f"{one['published_time_s']:,.0f} s", "given" if one["given"] else f"{one['time_s']:,.0f} s"),
-            *("" if one["given"] else f"{100 * off_time:+.1f} %", f"${one['published_usd']:.2f}", f"${one['usd']:.2f}"),
-            *(f"{100 * off_usd:+.1f} %", f"{one['speed_up']:.2f}", f"{100 * one['saving']:.0f} %"),
+            f"{one['published_time_s']:,.0f} s",
+            "given" if one["given"] else f"{one['time_s']:,.0f} s",
+            "" if one["given"] else f"{100 * off_time:+.1f} %",
+            f"${one['published_usd']:.2f}",
+            f"${one['usd']:.2f}",
+            f"{100 * off_usd:+.1f} %",
+            f"{one['speed_up']:.2f}",
+            f"{100 * one['saving']:.0f} %",
         )
     head = found["icac"]["headline"]
     theirs = found["icac"]["published_headline"]
@@ -255,11 +260,14 @@ def _violations(records: list[dict[str, Any]]) -> "Table":
         paper = one["paper"]
         done_s = one["finetune_seconds"]
         table.add_row(
-            *(_board(one["board"]), one["arrivals"], _POLICIES[one["policy"]]),
+            _board(one["board"]),
+            one["arrivals"],
+            _POLICIES[one["policy"]],
             f"{100 * one['violation_rate']:.2f}",
             _hundredths(error),
             _hundredths(paper),
-            *(f"{one['energy_j']:.0f} J", formatted(done_s, "{:.0f} s")),
+            f"{one['energy_j']:.0f} J",
+            formatted(done_s, "{:.0f} s"),
         )
     return table
 
@@ -403,8 +411,12 @@ def _show_policies(found: dict[str, Any]) -> None:
         for row in scene["policies"]:
             good_j = row["energy_per_good_request_j"]
             table.add_row(
-                *(row["policy"], f"{100 * row['saving']:.1f} %", f"{100 * row['minutes_held']:.0f} %"),
-                *(f"{1e3 * row['ttft_p99_s']:.0f} ms", f"{1e3 * row['tpot_p99_s']:.0f} ms", f"{row['mean_s']:.2f} s"),
+                row["policy"],
+                f"{100 * row['saving']:.1f} %",
+                f"{100 * row['minutes_held']:.0f} %",
+                f"{1e3 * row['ttft_p99_s']:.0f} ms",
+                f"{1e3 * row['tpot_p99_s']:.0f} ms",
+                f"{row['mean_s']:.2f} s",
                 "–" if good_j is None else f"{good_j:.0f}",
             )
         if scene["telling"]:
@@ -456,9 +468,14 @@ def _front(console: "Console", found: dict[str, Any]) -> None:
         ours = one["energy"]
         theirs = one["published_energy"]
         table.add_row(
-            *(_board(one["board"]), _network(one["network"]), str(one["batch"])),
-            *(f"{one['published_latency']:.2f}", f"{one['latency']:.2f}"),
-            *(f"{theirs:.3f}", f"{ours:.3f}", f"{100 * (ours / theirs - 1):+.1f} %"),
+            _board(one["board"]),
+            _network(one["network"]),
+            str(one["batch"]),
+            f"{one['published_latency']:.2f}",
+            f"{one['latency']:.2f}",
+            f"{theirs:.3f}",
+            f"{ours:.3f}",
+            f"{100 * (ours / theirs - 1):+.1f} %",
         )
     end(
         console,
@@ -474,9 +491,13 @@ def _knobs(console: "Console", found: dict[str, Any]) -> None:
     for one in found["knobs"]:
         ours = one["simulated"]
         table.add_row(
-            *(_board(one["board"]), _network(one["network"]) or "preprocessing", names[one["knob"]]),
-            *(f"{one['level'] / 1e6:.0f} MHz", f"{ours['level'] / 1e6:.0f} MHz"),
-            *(f"{100 * one['saving']:.1f} %", f"{100 * ours['saving']:.1f} %"),
+            _board(one["board"]),
+            _network(one["network"]) or "preprocessing",
+            names[one["knob"]],
+            f"{one['level'] / 1e6:.0f} MHz",
+            f"{ours['level'] / 1e6:.0f} MHz",
+            f"{100 * one['saving']:.1f} %",
+            f"{100 * ours['saving']:.1f} %",
         )
     end(console, table, "batch 1; memory at the best GPU clock; cpu: energy of the core that preprocesses")
 

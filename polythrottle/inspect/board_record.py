@@ -259,12 +259,14 @@ _CPU = "sys/devices/system/cpu"
 _DEBUG = "sys/kernel/debug"
 _LOCKS = (f"{_DEBUG}/bpmp/debug/clk/emc/mrq_rate_locked", f"{_DEBUG}/clk/override.emc/clk_state")
 _LISTS = (
-    *(f"{_DEBUG}/bpmp/debug/emc/possible_rates", f"{_DEBUG}/bpmp/debug/clk/emc/dvfs*"),
+    f"{_DEBUG}/bpmp/debug/emc/possible_rates",
+    f"{_DEBUG}/bpmp/debug/clk/emc/dvfs*",
     f"{_DEBUG}/clk/emc/clk_possible_rates",
 )
 _CAPS = ("sys/kernel/nvpmodel_clk_cap/emc", "sys/kernel/nvpmodel_emc_cap/emc_iso_cap")
 _ACTIVITIES = (
-    *(f"{_DEBUG}/cactmon/mc_all", "sys/kernel/actmon_avg_activity/mc_all"),
+    f"{_DEBUG}/cactmon/mc_all",
+    "sys/kernel/actmon_avg_activity/mc_all",
     f"{_DEBUG}/bpmp/debug/actmon/mc_all_avg_activity",
 )
 _ADDRESS = re.compile(r"([0-9a-f]+\.i2c)/i2c-\d+/(\d+-00[0-9a-f]{2})(?:/|$)")

@@ -261,12 +261,16 @@ def _rights(system: System) -> Iterator[Finding]:
         yield Finding("rights", None, words, "run as root to tune; measuring needs less")
     elif match and not capable >> _SYS_ADMIN & 1:
         yield Finding(
-            *("rights", False, "root without CAP_SYS_ADMIN: an NVIDIA driver refuses to set clocks and limits"),
+            "rights",
+            False,
+            "root without CAP_SYS_ADMIN: an NVIDIA driver refuses to set clocks and limits",
             "give a container --cap-add SYS_ADMIN",
         )
     elif match and not capable >> _DAC_READ_SEARCH & 1:
         yield Finding(
-            *("rights", False, "root without CAP_DAC_READ_SEARCH: RAPL's counters cannot be read"),
+            "rights",
+            False,
+            "root without CAP_DAC_READ_SEARCH: RAPL's counters cannot be read",
             "give a unit or container CAP_DAC_READ_SEARCH",
         )
     else:

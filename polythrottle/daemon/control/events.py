@@ -76,9 +76,14 @@ class Bounds:
 
     def __post_init__(self) -> None:
         limits = (
-            *(self.p99_s, self.ttft_s, self.tpot_s),
+            self.p99_s,
+            self.ttft_s,
+            self.tpot_s,
             *(limit_s for _, limit_s in self.ttft_of),
-            *(self.power_w, self.peak_w, self.temperature_c, self.hold_s),
+            self.power_w,
+            self.peak_w,
+            self.temperature_c,
+            self.hold_s,
         )
         # Not `<= 0`, which is false of NaN too.
         if any(limit is not None and not limit > 0 for limit in limits) or not (
