@@ -390,7 +390,7 @@ def test_a_fault_of_its_own_ends_one_answer_and_not_the_actuator(
     assert "RuntimeError: a bug" in capfd.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr(board.service.holdings[0], "read", lambda: {"energy_j": float("nan")})
-        with pytest.raises(Exception, match="a number that is none"):
+        with pytest.raises(Exception, match="a number that is not finite"):
             line.ask("read", device="")
     assert line.ask("read", device="")["energy_j"] >= 0
 

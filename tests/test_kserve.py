@@ -433,7 +433,7 @@ def test_tensors_short_of_their_size_spoil_the_query(serve: Serve) -> None:
         ([{**Y, "data": [[1.0, 2.0], 3.0]}], "answers with 3 elements"),
         ([Y], "answers without data for its output y"),
         ([{**Y, "data": 5.0}], "answers without data"),
-        ([{**Y, "data": [None] * 4}], r"answers with null, perhaps for numbers that are none \(NaN\), in its output y"),
+        ([{**Y, "data": [None] * 4}], r"answers with null, perhaps in place of NaN, in its output y"),
         ([{**Y, "data": ["1", "2", "3", "4"]}], "answers with str in its output y, which it calls FP32"),
         ([{**Y, "data": [True] * 4}], "answers with bool"),
         ([{**Y, "data": [{}] * 4}], "answers with dict"),

@@ -32,7 +32,7 @@ def test_a_plan_comes_back_from_its_journal(plan: StudyPlan) -> None:
     [
         ({"setup": {}}, "lacks 'device'"),
         ({"setup": {**SETUP.words, "x": 1}}, "a value in it is of another kind"),
-        ({"setup": {**SETUP.words, "device": 3}}, "a name or a count is not one"),
+        ({"setup": {**SETUP.words, "device": 3}}, "a name is not text, or a count is not a whole number"),
         ({"trials": -3}, "at least 1 trial"),
         ({"out": 3}, "a value in it is of another kind"),
         ({"lessons": None}, "a value in it is of another kind"),

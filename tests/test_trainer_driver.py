@@ -1,4 +1,4 @@
-"""Driving a real trainer's process: it dies, hangs, lies, talks nonsense, runs out of memory."""
+"""Driving a real trainer's process: it dies, hangs, lies, sends an invalid answer, runs out of memory."""
 
 import os
 import signal
@@ -124,14 +124,14 @@ def test_a_hanging_trainer_is_ended(where: Path) -> None:
     [
         ("sys.exit('no luck today')", "exit code 1.*no luck today"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
-        ("way.sendall(b'hello?\\n'); time.sleep(60)", "talks nonsense"),
+        ("way.sendall(b'hello?\\n'); time.sleep(60)", "invalid answer"),
         ("way.sendall(b'{}\\n'); time.sleep(60)", "neither an answer nor an error"),
         ("way.sendall(b'{\"answer\": {}}\\n'); time.sleep(60)", "a slice's answer was expected"),
-        ("way.sendall(b'x' * 2_000_000); time.sleep(60)", "talks nonsense"),
+        ("way.sendall(b'x' * 2_000_000); time.sleep(60)", "invalid answer"),
     ],
 )
 def test_a_trainer_that_fails_is_told(where: Path, does: str, words: str) -> None:
-    """It dies, crashes or talks nonsense: one clear line with its last words, and no process stays."""
+    """It dies, crashes or sends an invalid answer: one clear line with its last words, and no process stays."""
     trainer = pretending(where, does)
     trainer.start()
     assert trainer.pid is not None

@@ -163,7 +163,7 @@ class RuleOptions(OptionGroup):
 
     def _say_who_learnt(self, found: "Sequence[Record | WholeSearch]") -> None:
         if self.history is not None and not any(one.history for one in found):
-            typer.echo("nobody learnt from history: there is none for these subjects, or no method uses it", err=True)
+            typer.echo("no method learnt from history: these subjects have none, or no method uses it", err=True)
 
     def _say_who_heeds_no_risk(self, methods: "Sequence[str]") -> None:
         from polythrottle.lab.bench import entrants

@@ -143,11 +143,11 @@ def first_of(count: int, share: float) -> int:
         share: Such as 0.1.
 
     Raises:
-        InvalidInput: If there is nothing to hold back, or the share is none.
+        InvalidInput: If there is nothing to hold back, or the share is not between 0 and 1.
     """
     if not 0 < share < 1:
         raise InvalidInput(f"--canary is a share of the boards, such as 10%, not {100 * share:g} %")
     if count < 2:
-        raise InvalidInput("--canary tries a profile on some boards before the others, and there is one alone")
+        raise InvalidInput("--canary tries a profile on some boards before the others, but only one board is named")
     # In floating point 29 % of a hundred boards are 28.999999999999996.
     return max(1, math.floor(count * share + 1e-9))

@@ -221,7 +221,7 @@ def _identity(told: Mapping[str, Any]) -> Mapping[str, str]:
 
 def _prior(levels: Mapping[str, Any]) -> Mapping[str, Level]:
     if not all(type(level) in (int, float, str) for level in levels.values()):
-        raise ValueError("a point to try first is not one")
+        raise ValueError("a level of a point to try first is neither a number nor a name")
     return dict(levels)
 
 

@@ -157,12 +157,12 @@ def limits_of(name: str, profile: Profile) -> tuple[Constraint, ...]:
     """Return the limits that a profile holds.
 
     Raises:
-        BadFile: If one of them is none, or not absolute.
+        BadFile: If one of them cannot be read, or is not absolute.
     """
     try:
         limits = tuple(Constraint.parse(str(text)) for text in profile.slo)
     except PolythrottleError as error:
-        raise BadFile(f"{name} holds a limit that is none: {error}") from error
+        raise BadFile(f"{name} holds a limit that cannot be read: {error}") from error
     if multiple := next((limit for limit in limits if limit.relative), None):
         raise BadFile(f"{name} holds the limit {multiple}, but a profile's limits are absolute, such as p99<=25ms")
     return limits

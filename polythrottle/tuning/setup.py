@@ -464,7 +464,7 @@ def _check_words(setup: Setup) -> None:
     given = (setup.seconds, setup.precision, setup.cool_c)
     times = [setup.timeout_s, setup.settle_s, *(1.0 if time is None else time for time in given)]
     if not all(isinstance(text, str) for text in texts) or not all(type(count) is int for count in counts):
-        raise ValueError("a name or a count is not one")
+        raise ValueError("a name is not text, or a count is not a whole number")
     if not all(type(time) in (int, float) for time in times):
         raise ValueError("a time is not a number")
 

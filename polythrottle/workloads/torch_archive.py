@@ -408,7 +408,7 @@ def _check_code(text: IO[str]) -> None:
     try:
         tokens = list(tokenize.generate_tokens(text.readline))
     except (tokenize.TokenError, SyntaxError) as err:
-        raise _Unsafe("its code is none that torch writes") from err
+        raise _Unsafe("its code is not written as torch writes it") from err
     words = [_word(token) for token in tokens]
     for place, token in enumerate(tokens):
         before = words[place - 1]
@@ -416,7 +416,7 @@ def _check_code(text: IO[str]) -> None:
         if words[place] in _FILES and (token.type == tokenize.STRING or before == "."):
             raise _Unsafe(f"its code names the operator {words[place]}, which opens files")
         if token.type == tokenize.STRING and tokens[place - 1].type == tokenize.STRING:
-            raise _Unsafe("its code is none that torch writes")
+            raise _Unsafe("its code is not written as torch writes it")
         if token.string == "ops" and before != "." and (after != "." or words[place + 2] not in _LIBRARIES):
             raise _Unsafe(f"its code calls operators of {''.join(words[place + 2 : place + 3])[:80]!r}")
 
@@ -426,5 +426,5 @@ def _word(token: tokenize.TokenInfo) -> str:
     if token.type != tokenize.STRING:
         return token.string
     if token.string[0] not in "\"'":
-        raise _Unsafe("its code is none that torch writes")
+        raise _Unsafe("its code is not written as torch writes it")
     return str(ast.literal_eval(token.string))

@@ -352,7 +352,7 @@ class Server:
         try:
             data = encode({"v": VERSION, "id": number, **told})
         except ValueError:
-            words = "the device tells a number that is none; nothing can be said of it"
+            words = "the device gives a number that is not finite (NaN or infinity), which cannot be sent"
             data = encode({"v": VERSION, "id": number, "error": error_line(DeviceError(words))})
         connection.send(data, time.monotonic(), last=last)
         with suppress(OSError):  # met again by the loop, which drops it

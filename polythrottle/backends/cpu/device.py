@@ -236,7 +236,9 @@ class CpuDevice:
             if name not in _OPTIONS:
                 raise UnknownName("option of device cpu", name, _OPTIONS)
         if (busy := given.get("busy", _EVERYONE)) != _EVERYONE:
-            raise InvalidInput(f"busy={busy[:40]!r} is nobody to count; write busy={_EVERYONE}, or leave it out")
+            raise InvalidInput(
+                f"busy={busy[:40]!r} does not say whose work to count; write busy={_EVERYONE}, or leave it out"
+            )
         watts = {name: _number(name, given[name]) for name in ("watts_per_core", "idle_w") if name in given}
         root = given.get("root", "/")
         watts_per_core = watts.get("watts_per_core")

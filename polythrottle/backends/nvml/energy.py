@@ -449,7 +449,7 @@ class Inspection:
             remedy = "cool it, or see to its power supply, before anything is measured"
             return Finding("slowdown", False, f"the GPU is throttled now: {causes}", remedy)
         capped = ", held by its power limit" if reasons & POWER_CAP else ""
-        return Finding("slowdown", True, f"event reasons are readable; none that spoils a window now{capped}")
+        return Finding("slowdown", True, f"event reasons are readable; nothing spoils a window now{capped}")
 
     def _company(self) -> Finding | None:
         try:

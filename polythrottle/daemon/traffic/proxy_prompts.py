@@ -66,7 +66,7 @@ def news_of(data: bytes, heard_s: float) -> PromptNews:
         heard_s: When it came.
 
     Raises:
-        InvalidInput: If it is none.
+        InvalidInput: If it is not such news.
     """
     try:
         found = json.loads(data)
@@ -91,7 +91,7 @@ def news_of(data: bytes, heard_s: float) -> PromptNews:
     figures = [*counts, *(figure for prompt in (*news.prompts, *news.lately) for figure in prompt)]
     # Python's json reads NaN and Infinity.
     if not all(math.isfinite(figure) for figure in figures) or min(counts) < 0:
-        raise InvalidInput("it tells of prompts in figures that are none")
+        raise InvalidInput("its figures about prompts are not finite, or a count is negative")
     return news
 
 

@@ -147,7 +147,7 @@ def _raw(runs: Sequence[CoRun], counted: bool) -> Columns:
 
 
 def coordinates(columns: Columns) -> Array:
-    """Return what the rest of the latency may follow, shape (coordinates, runs): logarithms, and the share."""
+    """Return the inputs of `rest_features`, shape (coordinates, runs): logarithms of work and clocks, and the share."""
     step = np.log1p(columns.step_operations) * columns.share
     logs = [np.log(column) for column in (columns.operations, columns.gpu, columns.memory, columns.cpu)]
     return np.array([*logs, columns.share, step])

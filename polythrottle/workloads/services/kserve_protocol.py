@@ -357,7 +357,7 @@ class _Output:
         if strange := sorted(each.__name__ for each in set(map(type, data)) - allowed):
             # Some servers write null where a number is not one.
             if strange == ["NoneType"]:
-                what = "null, perhaps for numbers that are none (NaN),"
+                what = "null, perhaps in place of NaN,"
             else:
                 what = strange[0]
             raise TrialError(f"answers with {what} in its output {self.name}, which it calls {self.datatype}")

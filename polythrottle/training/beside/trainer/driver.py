@@ -184,7 +184,7 @@ MOST_ANSWER = 1024 * 1024
 
 
 class TrainerLost(TrialError):
-    """The trainer has died, hangs or talks nonsense; a new one resumes from its last checkpoint."""
+    """The trainer has died, hangs or answers against the protocol; a new one resumes from its last checkpoint."""
 
 
 LOG = "trainer.log"
@@ -364,7 +364,7 @@ class Trainer:
         """Return the answer to what was posted and the seconds since then; None if it has not come in time.
 
         Raises:
-            TrainerLost: If the trainer has died or talks nonsense; it is ended.
+            TrainerLost: If the trainer has died or answers against the protocol; it is ended.
             PolythrottleError: What it refuses with.
         """
         if self._posted is None:
@@ -374,7 +374,7 @@ class Trainer:
         except (EOFError, OSError) as err:
             raise self._lost("has died") from err
         except InvalidInput as err:
-            raise self._lost(f"talks nonsense ({err})") from err
+            raise self._lost(f"has sent an invalid answer ({err})") from err
         if message is None:
             return None
         measured_s = time.monotonic() - self._posted[1]
@@ -382,7 +382,7 @@ class Trainer:
         if "error" in message:
             raise error_from(message["error"])
         if not isinstance(message.get("answer"), dict):
-            raise self._lost("talks nonsense (neither an answer nor an error)")
+            raise self._lost("has sent an invalid answer (it is neither an answer nor an error)")
         return message["answer"], measured_s
 
     def ask(self, verb: str, timeout_s: float | None = None, **fields: Any) -> dict[str, Any]:
@@ -427,7 +427,7 @@ class Trainer:
         try:
             return _slice_done(told, measured_s)
         except (KeyError, TypeError, ValueError) as err:
-            raise self._lost("talks nonsense (a slice's answer was expected)") from err
+            raise self._lost("has sent an invalid answer (a slice's answer was expected)") from err
 
     def suspend(self) -> None:
         """Stop the process where it is, at once; `resume` lets it go on."""
@@ -528,7 +528,7 @@ def _hello(told: Mapping[str, Any]) -> Hello:
     try:
         fields = {name: told[name] for name in Hello.__dataclass_fields__}
     except KeyError as err:
-        raise TrainerLost(f"the trainer talks nonsense (its hello lacks {err})") from err
+        raise TrainerLost(f"the trainer has sent an invalid answer (its hello lacks {err})") from err
     return Hello(**{**fields, "notices": tuple(fields["notices"])})
 
 

@@ -248,7 +248,7 @@ class RequestHandler:
         if self._fault is not None:
             raise self._fault
         if samples < 1:
-            raise InvalidInput(f"{samples} held-out samples are none")
+            raise InvalidInput(f"validation takes at least 1 held-out sample at a time, but {samples} were asked for")
         rows = worker.epoch.validate
         if self._validation is None:
             self._validation = (self._begin(worker), 0)

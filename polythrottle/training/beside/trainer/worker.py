@@ -476,8 +476,10 @@ class Worker:
             StorageError: If a checkpoint cannot be written; the next slice tries again first.
             BadFile: If the data folder is gone.
         """
-        if samples < 1 or self.finished:
-            raise InvalidInput("this job is finished" if self.finished else f"a slice of {samples} samples is none")
+        if self.finished:
+            raise InvalidInput("this job is finished")
+        if samples < 1:
+            raise InvalidInput(f"a slice has at least 1 sample, but {samples} were asked for")
         start_s = time.perf_counter()
         self.save()
         self._prepare()

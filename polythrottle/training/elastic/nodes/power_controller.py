@@ -147,7 +147,7 @@ class ControllerAnswer:
 
     @classmethod
     def of(cls, standing: Mapping[str, Any], heard_s: float) -> "ControllerAnswer":
-        """Return what a standing asks of this node; nothing where it comes from another version."""
+        """Return what the controller asks of this node; nothing if its answer is from another version."""
         try:
             cap = standing.get("cap")
             return cls(
