@@ -1,15 +1,17 @@
 """Count what the shipped package is made of: lines, modules, imports between packages, density and comments.
 
 ``python benchmarks/house.py [PACKAGE …]`` prints the whole and each package below ``polythrottle/`` that is named.
-Tests and `lab` are left out. A comment counts wherever it stands; whether it says why is for a reader to judge. What a
-string says right below a constant or field, mostly where its figure comes from, is counted beside them.
+Tests and `lab` are left out. A comment counts wherever it stands; whether it says why is for a reader to judge.
+A comment at the first column with a blank line below it is the heading of a section: its lines are counted with the
+others, and once more by themselves. What a string says right below a constant or field, mostly where its figure comes
+from, is counted beside them.
 """
 
 import ast
 import io
 import sys
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +29,8 @@ class Density:
         choices: Conditional expressions.
         nested: Of them, those within another.
         pairs: Assignments of a tuple to a tuple.
-        comments: That are neither for a tool nor for the shell.
+        comments: Lines of them that are neither for a tool nor for the shell.
+        headings: Of them, those in headings of sections.
         notes: Strings below constants and fields.
     """
 
@@ -37,6 +40,7 @@ class Density:
     nested: int
     pairs: int
     comments: int
+    headings: int
     notes: int
 
     def __str__(self) -> str:
@@ -44,7 +48,8 @@ class Density:
         return (
             f"{self.modules} modules, {self.lines} lines; per 1,000: {self.choices / thousand:.1f} conditional "
             f"expressions ({self.nested} nested), {self.pairs / thousand:.2f} tuple assignments, "
-            f"{self.comments / thousand:.1f} comments and {self.notes / thousand:.1f} notes below constants"
+            f"{self.comments / thousand:.1f} comments (of which {self.headings / thousand:.1f} in headings of "
+            f"sections) and {self.notes / thousand:.1f} notes below constants"
         )
 
 
@@ -67,8 +72,17 @@ def density(paths: Sequence[Path]) -> Density:
         for node in nodes
     )
     lines = sum(text.count("\n") for text in texts)
-    notes = sum(map(_notes, nodes))
-    return Density(len(texts), lines, len(choices), inner, pairs, sum(map(_comments, texts)), notes)
+    comments = [_comments(text) for text in texts]
+    return Density(
+        modules=len(texts),
+        lines=lines,
+        choices=len(choices),
+        nested=inner,
+        pairs=pairs,
+        comments=sum(map(len, comments)),
+        headings=sum(map(_headings, texts, comments)),
+        notes=sum(map(_notes, nodes)),
+    )
 
 
 def _notes(node: ast.AST) -> int:
@@ -83,11 +97,28 @@ def _notes(node: ast.AST) -> int:
     )
 
 
-def _comments(text: str) -> int:
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    return sum(
-        token.type == tokenize.COMMENT and not token.string.startswith(("# type:", "# noqa", "#!")) for token in tokens
-    )
+def _comments(text: str) -> dict[int, int]:
+    """Return the column at which each line's comment begins."""
+    return {
+        token.start[0]: token.start[1]
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT and not token.string.startswith(("# type:", "# noqa", "#!"))
+    }
+
+
+def _headings(text: str, comments: Mapping[int, int]) -> int:
+    """Return how many lines of comments at the first column lead, through such lines alone, to a blank one."""
+    lines = [*text.split("\n"), ""]
+    headings = 0
+    heading = False
+    for number in sorted(comments, reverse=True):
+        if comments[number] > 0:
+            continue
+        # lines[number] is the line after it, for lines are counted from one.
+        if comments.get(number + 1) != 0:
+            heading = not lines[number].strip()
+        headings += heading
+    return headings
 
 
 def imports_between() -> set[frozenset[str]]:
@@ -110,12 +141,13 @@ def imports_between() -> set[frozenset[str]]:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the figures; of a package that is not there, that it is not."""
     pairs = imports_between()
     print(f"whole: {density(shipped())}")
     print(f"imports: {len(pairs)} pairs among {len(frozenset().union(*pairs))} packages")
     for name in sys.argv[1:]:
-        print(f"{name}: {density(shipped(name))}")
+        paths = shipped(name)
+        print(f"{name}: {density(paths) if paths else 'no shipped module lies there'}")
 
 
 if __name__ == "__main__":
