@@ -78,12 +78,17 @@ soak: $(READY)  ## A whole simulated day of the daemon with a fault a minute, in
 hw-test: $(READY)  ## Check a real NVIDIA GPU by reading alone, and print what that cannot prove
 	$(BIN)/python -m pytest -q -rfE -m hardware tests/hardware $(ARGS)
 
-check: $(READY)  ## Look at one file in seconds: style, types, and the tests nearest to it (make check FILE=polythrottle/…)
+# The tests nearest to a file are those called after it, else the three that name it most. A package is named by its
+# folder, in which __init__.py lies.
+MODULE = $(patsubst %/__init__,%,$(FILE:.py=))
+NEAREST = $(or $(filter tests/%,$(FILE)),$(wildcard tests/test_$(notdir $(MODULE)).py),$(shell \
+	grep -rc --include='test_*.py' '$(subst /,.,$(MODULE))\b' tests | sort -t: -k2 -rn | awk -F: '$$2 {print $$1}' \
+	| head -n 3),tests/test_architecture.py)
+check: $(READY)  ## Look at one file in about a minute: style, types, and the tests nearest to it (make check FILE=polythrottle/…)
 	$(BIN)/ruff check $(FILE)
 	$(BIN)/ruff format --check $(FILE)
 	$(BIN)/mypy $(FILE)
-	$(BIN)/python -m pytest -q $(or $(filter tests/%,$(FILE)),$(shell grep -rc --include='test_*.py' '$(subst /,.,$(FILE:.py=))\b' tests \
-		| sort -t: -k2 -rn | awk -F: '$$2 {print $$1}' | head -n 3),tests/test_architecture.py)
+	$(BIN)/python -m pytest -q -x $(NEAREST) $(ARGS)
 
 lint: $(READY)  ## Check style and types
 	$(BIN)/ruff check .
