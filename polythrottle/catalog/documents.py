@@ -120,7 +120,7 @@ def _members(path: Path) -> Iterator[tuple[str, Member]]:
     import gzip
     import tarfile
 
-    seen: set[str] = set()
+    names: set[str] = set()
     # As a stream ("r|"): `_Bounded` counts what passes once, and could not if the reader went back to unpack anew.
     with gzip.open(path) as packed, tarfile.open(fileobj=cast("IO[bytes]", _Bounded(packed)), mode="r|") as tar:
         for info in tar:
@@ -129,9 +129,9 @@ def _members(path: Path) -> Iterator[tuple[str, Member]]:
                 continue
             if name == ".":
                 raise ValueError("it holds a file without a name")
-            if name in seen or len(seen) >= MOST_MEMBERS:
-                raise ValueError(f"it holds {name!r} twice" if name in seen else f"it holds over {MOST_MEMBERS} files")
-            seen.add(name)
+            if name in names or len(names) >= MOST_MEMBERS:
+                raise ValueError(f"it holds {name!r} twice" if name in names else f"it holds over {MOST_MEMBERS} files")
+            names.add(name)
             yield name, _member(tar, info, name)
 
 

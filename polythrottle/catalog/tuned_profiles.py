@@ -264,8 +264,8 @@ def find_profile(name: str) -> Path:
             return path
     except OSError as error:
         raise BadFile(f"{bounded(name)} cannot be read: {error.strerror}") from error
-    if found := named_profiles(name):
-        return found[0]
+    if paths := named_profiles(name):
+        return paths[0]
     folders = _folders()
     known = {path.relative_to(folder).as_posix()[:-5] for folder in folders for path in folder.glob("*/*.toml")}
     if "@" not in name:
@@ -373,10 +373,10 @@ def _slo(values: Any) -> tuple[str, ...]:
 
 def _provenance(values: Any) -> dict[str, Any]:
     """Return where a profile comes from: counts are whole numbers, all else is text."""
-    for name, told in _table(values, "provenance").items():
+    for name, value in _table(values, "provenance").items():
         counted = name in ("seed", "trials")
-        if type(told) is not (int if counted else str):
-            raise ValueError(f"provenance.{name} is {told!r}, not {'a whole number' if counted else 'a text'}")
+        if type(value) is not (int if counted else str):
+            raise ValueError(f"provenance.{name} is {value!r}, not {'a whole number' if counted else 'a text'}")
     return dict(values)
 
 
@@ -484,10 +484,10 @@ def _extras(values: Mapping[str, Any]) -> dict[str, float]:
     times = _table(values.get("extra_ms", {}), "extra_ms")
     if strange := sorted(name for name in times if not is_metric(name) or unit_of(name) != "s"):
         raise ValueError(f"{strange[0]!r} in extra_ms is no time")
-    found = {name: _needed(times, name) / 1e3 for name in times}
+    extras = {name: _needed(times, name) / 1e3 for name in times}
     if (tokens_per_j := _figure(values, "tokens_per_j")) is not None:
-        found["tokens_per_j"] = tokens_per_j
-    return found
+        extras["tokens_per_j"] = tokens_per_j
+    return extras
 
 
 def _needed(table: Mapping[str, Any], name: str) -> float:
