@@ -70,19 +70,19 @@ def recorded_lengths(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]] 
     """
     import numpy as np
 
-    found: tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]] = ([], [])
+    columns: tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]] = ([], [])
     for part in parts(path, (), loose=True, most_rows=_MOST_ARRIVALS):
         names = [next((name for name in part.names if form.fullmatch(name)), None) for form in (_PROMPTS, _OUTPUTS)]
         if names == [None, None]:
             return None
-        for name, pieces in zip(names, found, strict=True):
+        for name, pieces in zip(names, columns, strict=True):
             if name is None:
                 raise BadFile(f"{path} holds tokens of prompts or of answers, and not both")
             tokens = part.numbers(name, 1, _MOST_TOKENS)
             if (bad := np.flatnonzero(tokens % 1)).size:
                 raise BadFile(f"{path}, line {part.at(int(bad[0])).line}: {name} is no whole number")
             pieces.append(tokens.astype(np.int64))
-    return np.concatenate(found[0]), np.concatenate(found[1])
+    return np.concatenate(columns[0]), np.concatenate(columns[1])
 
 
 def _times(part: Table, column: str, unit_s: float) -> NDArray[np.float64]:
@@ -107,8 +107,8 @@ def _column(path: Path, names: Sequence[str]) -> tuple[str, float]:
     for name in names:
         if match := _COLUMN.fullmatch(name):
             return name, _UNITS_S[(match[1] or "s").lower()]
-    seen = ", ".join(name[:20] for name in names[:6]) or "nothing"
-    raise BadFile(f"{path}, line 1: no column arrival_s or timestamp among: {seen}")
+    shown = ", ".join(name[:20] for name in names[:6]) or "nothing"
+    raise BadFile(f"{path}, line 1: no column arrival_s or timestamp among: {shown}")
 
 
 def _time_s(text: str, unit_s: float) -> float:

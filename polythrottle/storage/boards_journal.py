@@ -72,7 +72,7 @@ class BoardNotes:
         elif event in _ENDED:
             point = self.running[visit][0]
             # Others of this point were lost with their boards before, or with the process.
-            self.running = {each: told for each, told in self.running.items() if told[0] != point}
+            self.running = {each: pair for each, pair in self.running.items() if pair[0] != point}
             self.boards[line["number"]] = board
 
 
@@ -106,10 +106,10 @@ def journal_kind(path: Path) -> type[Journal]:
     Raises:
         BadFile: If it is not the first line of a journal.
     """
-    told = None
+    contents = None
     if holds_study(path):
-        told = heading(path).get("content")
-    if isinstance(told, dict) and BOARDS in told:
+        contents = heading(path).get("content")
+    if isinstance(contents, dict) and BOARDS in contents:
         return BoardsJournal
     return Journal
 

@@ -89,10 +89,10 @@ class TomlTable:
         Raises:
             BadFile: If something else is there.
         """
-        found = self.values.get(key, [])
-        if not isinstance(found, list):
+        tables = self.values.get(key, [])
+        if not isinstance(tables, list):
             raise self.wrong(key, f"must be an array of tables: [[{key}]]")
-        return tuple(self._table(f"{key}[{i}]", value) for i, value in enumerate(found))
+        return tuple(self._table(f"{key}[{i}]", value) for i, value in enumerate(tables))
 
     def _table(self, key: str, value: object) -> TomlTable:
         if not isinstance(value, dict):
@@ -242,8 +242,8 @@ def _hint(record: type[object], field: dataclasses.Field[Any]) -> Any:
     """Return the type of a field, None left out; Python 3.8 knows neither ``tuple[…]`` nor ``… | None``."""
     if not isinstance(field.type, str):
         return field.type
-    told = {field.name: removesuffix(field.type, " | None")}
-    stand_in = type(record.__name__, (), {"__annotations__": told, "__module__": record.__module__})
+    annotations = {field.name: removesuffix(field.type, " | None")}
+    stand_in = type(record.__name__, (), {"__annotations__": annotations, "__module__": record.__module__})
     return typing.get_type_hints(stand_in, localns={"tuple": typing.Tuple})[field.name]
 
 

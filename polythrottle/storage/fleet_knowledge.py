@@ -122,12 +122,12 @@ class Knowledge:
         """Return the caps the fleet knows, the default first, then by falling limit; none if it knows no default."""
         if (default := self.default) is None:
             return ()
-        seen = self._seen()
+        observed = self._seen()
         return (
             Cap(None, 1.0, default.power_w),
             *(
                 Cap(limit_w, median(slow for slow, _ in pairs), median(share for _, share in pairs) * default.power_w)
-                for limit_w, pairs in sorted(seen.items(), reverse=True)
+                for limit_w, pairs in sorted(observed.items(), reverse=True)
             ),
         )
 
@@ -153,22 +153,22 @@ class Knowledge:
         return flagged(self.factors())
 
     def _seen(self) -> dict[float, list[tuple[float, float]]]:
-        found: dict[float, list[tuple[float, float]]] = {}
+        pairs: dict[float, list[tuple[float, float]]] = {}
         for each in self.told:
             for limit_w, pair in each.slowdowns().items():
-                found.setdefault(limit_w, []).append(pair)
-        return found
+                pairs.setdefault(limit_w, []).append(pair)
+        return pairs
 
 
-def keep(store: KnowledgeStore, told: NodeReport) -> str:
+def keep(store: KnowledgeStore, report: NodeReport) -> str:
     """Write what a node says into a store, in place of what it said before, and return the file's name.
 
     Raises:
         InvalidInput: If node, GPU or network have names that no file can have.
         StorageError: If the store cannot be written.
     """
-    name = f"{_folder(told.gpu, told.network)}/{_safe(told.node)}.json"
-    store.write(name, json.dumps({"version": VERSION, **asdict(told)}, indent=1).encode())
+    name = f"{_folder(report.gpu, report.network)}/{_safe(report.node)}.json"
+    store.write(name, json.dumps({"version": VERSION, **asdict(report)}, indent=1).encode())
     return name
 
 
@@ -180,13 +180,13 @@ def recall(store: KnowledgeStore, gpu: str, network: str) -> tuple[Knowledge, tu
         StorageError: If the store cannot be reached.
     """
     folder = _folder(gpu, network)
-    told: list[NodeReport] = []
+    reports: list[NodeReport] = []
     notes: list[str] = []
     for name in store.names(folder):
         if not name.endswith(".json"):
             continue
         try:
-            told.append(_told(json.loads(store.read(f"{folder}/{name}")), gpu, network))
+            reports.append(_told(json.loads(store.read(f"{folder}/{name}")), gpu, network))
         except FileNotFoundError:  # its node has just withdrawn it
             continue
         except InvalidInput as error:
@@ -196,7 +196,7 @@ def recall(store: KnowledgeStore, gpu: str, network: str) -> tuple[Knowledge, tu
             notes.append(
                 f"{folder}/{name} holds no node's knowledge and is left out: it is damaged or not of this kind"
             )
-    return Knowledge(gpu, network, tuple(told)), tuple(notes)
+    return Knowledge(gpu, network, tuple(reports)), tuple(notes)
 
 
 def stored(store: KnowledgeStore) -> tuple[tuple[str, str], ...]:

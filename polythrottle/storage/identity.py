@@ -37,15 +37,15 @@ def named_hardware(uri: str) -> frozenset[str]:
         rest = rest or _ALL
     elif scheme != "nvml":
         return frozenset({without_options(uri)})
-    found: set[str] = set()
+    parts: set[str] = set()
     for part in (rest or "0").split(","):
         first, dash, last = part.strip().partition("-")
         # Bounded, for a span that is mistyped would be counted out here.
         if dash and first.isdecimal() and last.isdecimal() and int(last) - int(first) < _GPUS_MOST:
-            found.update(map(str, range(int(first), int(last) + 1)))
+            parts.update(map(str, range(int(first), int(last) + 1)))
         else:
-            found.add(part.strip())
-    return frozenset(each if each.startswith("GPU-") else f"{kind} {each}" for each in found)
+            parts.add(part.strip())
+    return frozenset(each if each.startswith("GPU-") else f"{kind} {each}" for each in parts)
 
 
 def same_hardware(one: str, other: str) -> frozenset[str]:

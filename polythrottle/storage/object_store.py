@@ -101,14 +101,14 @@ class Store:
         try:
             # fsspec remembers listings, and other machines write here.
             self._system.invalidate_cache()
-            found = self._system.ls(self._path(folder), detail=False)
+            paths = self._system.ls(self._path(folder), detail=False)
         except FileNotFoundError:
             return []
         except Exception as err:
             raise StorageError(
                 f"the store {self.url} cannot be listed: {getattr(err, 'strerror', None) or err or type(err).__name__}"
             ) from err
-        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in paths)
 
     def delete(self, name: str) -> None:
         """Delete a file; one that is not there, or cannot be deleted now, is left: one too many does no harm."""

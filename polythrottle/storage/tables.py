@@ -87,8 +87,8 @@ class Table:
 
     def texts(self, column: str) -> list[str]:
         """Return the cells of a column; of the last of that name."""
-        found: list[str] = self.frame.iloc[:, len(self.names) - 1 - self.names[::-1].index(column)].tolist()
-        return found
+        cells: list[str] = self.frame.iloc[:, len(self.names) - 1 - self.names[::-1].index(column)].tolist()
+        return cells
 
     def numbers(self, column: str, least: float = -inf, most: float = inf) -> NDArray[np.float64]:
         """Return a column of numbers within bounds, shape (rows,).
@@ -116,17 +116,17 @@ class Table:
         """Return the frame with numbers in each column that holds nothing else; an empty cell is unknown."""
         import pandas as pd
 
-        found = {name: _typed(self.texts(name)) for name in self.names}
-        typed: pd.DataFrame = pd.DataFrame(found, index=self.frame.index)
+        columns = {name: _typed(self.texts(name)) for name in self.names}
+        typed: pd.DataFrame = pd.DataFrame(columns, index=self.frame.index)
         return typed
 
     def _line(self, index: int) -> int:
         if parquet.is_parquet(self.path):
             return self.begins + index + 1
-        found = next(islice(lines(self.path, self.columns, loose=True), self.begins + index, None), None)
-        if found is None:
+        cells = next(islice(lines(self.path, self.columns, loose=True), self.begins + index, None), None)
+        if cells is None:
             return self.begins + index + 2
-        return found.line
+        return cells.line
 
 
 def read(path: Path, columns: Sequence[str] = (), *, loose: bool = False, most_rows: int = MOST_ROWS) -> Table:
@@ -143,11 +143,11 @@ def read(path: Path, columns: Sequence[str] = (), *, loose: bool = False, most_r
     """
     import pandas as pd
 
-    found = list(parts(path, columns, loose=loose, most_rows=most_rows))
-    if len(found) == 1:
-        whole = found[0].frame
+    tables = list(parts(path, columns, loose=loose, most_rows=most_rows))
+    if len(tables) == 1:
+        whole = tables[0].frame
     else:
-        whole = pd.concat([part.frame for part in found], ignore_index=True)
+        whole = pd.concat([part.frame for part in tables], ignore_index=True)
     return Table(path, whole, 0, columns)
 
 
@@ -555,10 +555,10 @@ def _named(path: Path, fields: Sequence[str], columns: Sequence[str], trim: bool
     if len(names) > _MOST_COLUMNS:
         raise BadFile(f"{path} has {len(names):,} columns; {_MOST_COLUMNS:,} is the most")
     if missing := [column for column in columns if column not in names]:
-        found = ", ".join(name[:40] for name in names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+        header = ", ".join(name[:40] for name in names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
         raise BadFile(
             f"{path} has no column {', '.join(missing)}; it needs {', '.join(columns)}"
-            f" and has {found or 'nothing'}{_renamed(missing, [name for name in names if name not in columns])}"
+            f" and has {header or 'nothing'}{_renamed(missing, [name for name in names if name not in columns])}"
         )
     return names
 

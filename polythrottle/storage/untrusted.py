@@ -88,32 +88,32 @@ def check_plain(path: str | os.PathLike[str]) -> None:
         BadFile: If it is no plain file.
     """
     try:
-        seen = os.stat(path)
+        status = os.stat(path)
     # A name that holds a null character is a ValueError.
     except (OSError, ValueError):
         return
-    if why := _strange(seen):
+    if why := _strange(status):
         raise BadFile(f"{os.fspath(path)} cannot be read: it is {why}")
 
 
-def _strange(seen: os.stat_result) -> str:
+def _strange(status: os.stat_result) -> str:
     """Return what else than a plain file something is; empty if it is one."""
-    if not stat.S_ISREG(seen.st_mode):
-        if stat.S_ISDIR(seen.st_mode):
+    if not stat.S_ISREG(status.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             return "a folder"
         return "no plain file"
     # /proc/kmsg calls itself a plain file and waits for news; a folder that nothing is mounted on is its parent's.
-    if seen.st_dev in _devices(*_KERNELS) - _devices("/", "/sys", "/sys/kernel/debug"):
+    if status.st_dev in _devices(*_KERNELS) - _devices("/", "/sys", "/sys/kernel/debug"):
         return "one of the kernel's own, no plain file"
     return ""
 
 
 def _devices(*folders: str) -> set[int]:
-    found = set()
+    numbers = set()
     for folder in folders:
         with contextlib.suppress(OSError):
-            found.add(os.stat(folder).st_dev)
-    return found
+            numbers.add(os.stat(folder).st_dev)
+    return numbers
 
 
 def read_blocks(path: Path, most_bytes: int) -> Iterator[bytes]:
@@ -136,16 +136,16 @@ def read_blocks(path: Path, most_bytes: int) -> Iterator[bytes]:
         raise _unreadable(path, error) from error
     try:
         # Of what is open: under the name something else may lie by now.
-        seen = os.fstat(handle)
-        if why := _strange(seen):
+        status = os.fstat(handle)
+        if why := _strange(status):
             raise BadFile(f"{path} cannot be read: it is {why}")
-        if seen.st_size == 0:
+        if status.st_size == 0:
             raise BadFile(f"{path} cannot be read: it is empty")
         total = 0
         while block := os.read(handle, min(_BLOCK, most_bytes + 1 - total)):
             total += len(block)
             # Its size refuses it at once; what is counted, a file that grows while it is read.
-            if max(total, seen.st_size) > most_bytes:
+            if max(total, status.st_size) > most_bytes:
                 raise BadFile(f"{path} cannot be read: it is larger than {_amount(most_bytes)}")
             yield block
     except OSError as error:
@@ -192,14 +192,14 @@ def read_toml(path: Path, most_bytes: int) -> dict[str, Any]:
 
 def _dots(data: bytes) -> int:
     """Return how many dots a key may have at most: those with nothing but words, texts and blanks between them."""
-    most = found = 0
+    most = dots = 0
     for match in _TOKEN.finditer(data):
         token = match[0]
         if token == b".":
-            found += 1
-            most = max(most, found)
+            dots += 1
+            most = max(most, dots)
         elif not (token[:1].isalnum() or token[:1] in _IN_KEYS):
-            found = 0
+            dots = 0
     return most
 
 
