@@ -145,7 +145,7 @@ class Digest:
     def best(self) -> Mark | None:
         """The trial that is the study's answer: known to hold the SLO, and chosen or else best by the objective."""
         # The chosen trial comes before the lowest one: a study may settle on one that is surer, not lower.
-        held = [trial for trial, seen in self.measured if self.verdict(seen)]
+        held = [trial for trial, measurement in self.measured if self.verdict(measurement)]
         chosen = next((trial for trial in held if trial.number == self.study.answer), None)
         return self._trial_mark(chosen or least(held, self.study.problem.objective), Role.TUNED, "tuned")
 
@@ -170,7 +170,7 @@ class Digest:
     @cached_property
     def trials(self) -> tuple[Mark, ...]:
         """Every completed trial by what became of it; the default and the tuned point among them under those roles."""
-        return tuple(self._role_of(trial, seen) for trial, seen in self.measured)
+        return tuple(self._role_of(trial, measurement) for trial, measurement in self.measured)
 
     @cached_property
     def presets(self) -> tuple[Mark, ...]:
@@ -183,22 +183,22 @@ class Digest:
     @property
     def broken(self) -> tuple[Measurement, ...]:
         """What was seen at the trials known to break the SLO."""
-        return tuple(seen for _, seen in self.measured if self.verdict(seen) is False)
+        return tuple(measurement for _, measurement in self.measured if self.verdict(measurement) is False)
 
     @property
     def unjudged(self) -> int:
         """How many trials were measured without it being known whether the SLO holds there."""
-        return sum(self.verdict(seen) is None for _, seen in self.measured)
+        return sum(self.verdict(measurement) is None for _, measurement in self.measured)
 
     @property
     def worst_excess(self) -> float:
         """By what fraction the worst trial exceeds a limit."""
-        return max((self.study.excess(seen) for seen in self.broken), default=0.0)
+        return max((self.study.excess(measurement) for measurement in self.broken), default=0.0)
 
     @property
     def total_excess(self) -> float:
         """By what fractions of their limits the trials known to break the SLO exceed them, summed."""
-        return sum(self.study.excess(seen) for seen in self.broken)
+        return sum(self.study.excess(measurement) for measurement in self.broken)
 
     @property
     def default_will_do(self) -> bool:
@@ -211,7 +211,7 @@ class Digest:
     @property
     def closest(self) -> tuple[Trial, Measurement] | None:
         """The trial that exceeds its limits least, among those that can be judged."""
-        judged = ((trial, seen) for trial, seen in self.measured if self.verdict(seen) is not None)
+        judged = ((trial, measurement) for trial, measurement in self.measured if self.verdict(measurement) is not None)
         return min(judged, key=lambda pair: self.study.excess(pair[1]), default=None)
 
     def in_state(self, state: TrialState) -> tuple[Trial, ...]:
@@ -219,27 +219,30 @@ class Digest:
         return tuple(trial for trial in self.study.trials if trial.state is state)
 
     @property
-    def seen(self) -> tuple[Measurement, ...]:
+    def measurements(self) -> tuple[Measurement, ...]:
         """Every measurement there is, of trials and presets."""
-        return (*(seen for _, seen in self.measured), *(known.measurement for known in self.study.references))
+        return (
+            *(measurement for _, measurement in self.measured),
+            *(known.measurement for known in self.study.references),
+        )
 
     @property
     def kind(self) -> str:
         """How the joules came about, in words; empty if nothing was measured."""
-        return _listed(str(seen.energy_kind) for seen in self.seen)
+        return _listed(str(measurement.energy_kind) for measurement in self.measurements)
 
     @property
     def energy_unit(self) -> str:
         """``J``, or nothing where energy is only relative."""
         # One relative value makes an axis relative: joules and shares cannot stand on one.
-        if any(seen.energy_kind is EnergyKind.RELATIVE for seen in self.seen):
+        if any(measurement.energy_kind is EnergyKind.RELATIVE for measurement in self.measurements):
             return ""
         return "J"
 
     @cached_property
     def energy_scale(self) -> Scale:
         """The unit and decimals in which the whole report writes energy."""
-        return Scale.of((seen.energy_j for seen in self.seen), self.energy_unit)
+        return Scale.of((measurement.energy_j for measurement in self.measurements), self.energy_unit)
 
     @property
     def objective_name(self) -> str:
@@ -256,7 +259,9 @@ class Digest:
         if objective.unit == "J":
             return self.energy_scale
         known = self.energy_unit or objective is Objective.LATENCY
-        return Scale.of((objective.of(seen) for seen in self.seen), objective.unit if known else "")
+        return Scale.of(
+            (objective.of(measurement) for measurement in self.measurements), objective.unit if known else ""
+        )
 
     @property
     def objective_axis(self) -> str:
@@ -274,19 +279,25 @@ class Digest:
     @property
     def boundary(self) -> str:
         """Which rails, devices or processes the joules cover; empty if nobody said."""
-        return _listed(seen.boundary for seen in self.seen)
+        return _listed(measurement.boundary for measurement in self.measurements)
 
     @property
     def beside(self) -> str:
         """What the device's own sensors cover that were read beside a meter; empty if there was none."""
-        return _listed(f"{seen.board.energy_kind}: {seen.board.boundary}" for seen in self.seen if seen.board)
+        return _listed(
+            f"{measurement.board.energy_kind}: {measurement.board.boundary}"
+            for measurement in self.measurements
+            if measurement.board
+        )
 
     @property
     def latency_metric(self) -> str:
         """The latency statistic to draw: the first one bounded that was measured at all, else the mean."""
         bounded = (bound.metric for bound in self.study.problem.constraints if bound.unit == "s")
         # The statistic that is bounded, or the figure could not show its limit.
-        return next((name for name in bounded if any(seen.metric(name) for seen in self.seen)), "mean")
+        return next(
+            (name for name in bounded if any(measurement.metric(name) for measurement in self.measurements)), "mean"
+        )
 
     @property
     def latency_limit_s(self) -> float | None:
@@ -294,14 +305,14 @@ class Digest:
         bounds = (bound.limit for bound in self.constraints or () if bound.metric == self.latency_metric)
         return min(bounds, default=None)
 
-    def _role_of(self, trial: Trial, seen: Measurement) -> Mark:
+    def _role_of(self, trial: Trial, measurement: Measurement) -> Mark:
         # The tuned point first: where it is the default as well, it is shown as tuned.
         for known in (self.best, self.default):
             if known is not None and known.number == trial.number:
                 return known
-        verdict = self.verdict(seen)
+        verdict = self.verdict(measurement)
         role = {True: Role.FEASIBLE, False: Role.INFEASIBLE, None: Role.UNJUDGED}[verdict]
-        return Mark(role, "", trial.point, seen, verdict, trial.number)
+        return Mark(role, "", trial.point, measurement, verdict, trial.number)
 
     def _trial_mark(self, trial: Trial | None, role: Role, name: str) -> Mark | None:
         if trial is None or trial.measurement is None:

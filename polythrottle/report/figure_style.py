@@ -188,7 +188,7 @@ def svg(figure: Figure, name: str, alt: str) -> Html:
         figure.savefig(written, format="svg", metadata=blank)
     body = re.sub(r"^.*?<svg\b[^>]*>|</svg>\s*$", "", written.getvalue(), flags=re.DOTALL)
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", body)
-    body = re.sub("|".join(_VARIABLES), lambda found: variable(found[0]), body)
+    body = re.sub("|".join(_VARIABLES), lambda match: variable(match[0]), body)
     width, height = figure.get_size_inches() * 72
     return tag("svg", Html(body), viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=alt)
 

@@ -215,7 +215,7 @@ def _note(text: str) -> Html:
 
 
 def _unseen(digest: Digest) -> Iterator[Html]:
-    missing = sum(seen.metric(digest.latency_metric) is None for seen in digest.seen)
+    missing = sum(measurement.metric(digest.latency_metric) is None for measurement in digest.measurements)
     if missing:
         yield _note(f"{missing} without a {digest.latency_metric} latency: not drawn here, but in the table.")
 
@@ -308,7 +308,7 @@ def _sections(digest: Digest, heading: str, facts: Mapping[str, str], profile: P
     yield headline(digest)
     if profile is not None and digest.best is not None:
         yield _apply(profile, served=BATCH_SIZE in digest.best.point)
-    if digest.seen:
+    if digest.measurements:
         yield from gallery(digest)
     if digest.study.trials or digest.study.references:
         yield _trials(TrialTable(digest))

@@ -76,7 +76,7 @@ def _title(metric: str) -> str:
 
 
 def _kinds(digest: Digest) -> list[EnergyKind]:
-    return sorted({seen.energy_kind for seen in digest.seen})
+    return sorted({measurement.energy_kind for measurement in digest.measurements})
 
 
 def _energies(digest: Digest) -> Html:
@@ -102,8 +102,8 @@ def _energy_parts(digest: Digest) -> Iterator[str]:
     if best is not None and not digest.default_is_best:
         yield f"{_energy(digest, best.measurement)} tuned"
     if best is None and closest is not None:
-        trial, seen = closest
-        yield f"{_energy(digest, seen)} in trial {trial.number}, which comes closest to holding it"
+        trial, measurement = closest
+        yield f"{_energy(digest, measurement)} in trial {trial.number}, which comes closest to holding it"
 
 
 def _cautions(digest: Digest) -> Iterator[Html]:
@@ -126,8 +126,8 @@ def _interval(digest: Digest) -> str:
     return f"The saving is {between}, two single trials compared."
 
 
-def _energy(digest: Digest, seen: Measurement) -> str:
-    return digest.energy_scale.quantity(seen.energy_j)
+def _energy(digest: Digest, measurement: Measurement) -> str:
+    return digest.energy_scale.quantity(measurement.energy_j)
 
 
 def _stats(digest: Digest) -> Iterable[Html]:
@@ -159,21 +159,23 @@ def _stats(digest: Digest) -> Iterable[Html]:
             yield _stat(str(state), f"{others:,}", f"trial{'s' * (others > 1)} without a measurement")
 
 
-def _of_tokens(seen: Measurement) -> Iterator[Html]:
+def _of_tokens(measurement: Measurement) -> Iterator[Html]:
     """Yield, of a language model, tokens per joule beside how long answers took, and how many held their limits."""
-    tokens_per_j = seen.metric("tokens_per_j")
-    if tokens_per_j is not None and seen.energy_kind is not EnergyKind.RELATIVE:
-        mean = show(seen.latency.mean_s, "s")
-        yield _stat("tokens per joule, tuned", f"{tokens_per_j:.4g}", f"{seen.energy_kind}; mean {mean} end to end")
-    if (goodput := seen.goodput) is not None:
+    tokens_per_j = measurement.metric("tokens_per_j")
+    if tokens_per_j is not None and measurement.energy_kind is not EnergyKind.RELATIVE:
+        mean = show(measurement.latency.mean_s, "s")
+        yield _stat(
+            "tokens per joule, tuned", f"{tokens_per_j:.4g}", f"{measurement.energy_kind}; mean {mean} end to end"
+        )
+    if (goodput := measurement.goodput) is not None:
         each = ""
-        if goodput.energy_j is not None and seen.energy_kind is not EnergyKind.RELATIVE:
-            each = f"; {show(goodput.energy_j, 'J')} per good request, {seen.energy_kind}"
+        if goodput.energy_j is not None and measurement.energy_kind is not EnergyKind.RELATIVE:
+            each = f"; {show(goodput.energy_j, 'J')} per good request, {measurement.energy_kind}"
         held = f"of {goodput.requests:,} requests held every limit of theirs, {goodput.per_s:.4g} a second{each}"
         yield _stat("goodput, tuned", show_share(goodput.share), held)
         for prompts, (requests, good) in goodput.classes.items():
             if requests:
-                mean = show(seen.metric(f"mean{OF_CLASS}{prompts}"), "s")
+                mean = show(measurement.metric(f"mean{OF_CLASS}{prompts}"), "s")
                 note = f"of {requests:,} requests; mean {mean} end to end"
                 yield _stat(f"goodput, {prompts}", show_share(good / requests), note)
 
@@ -203,15 +205,15 @@ def _slo(digest: Digest, bound: Constraint) -> Html:
     return _stat(_title(bound.metric), "–", limit)
 
 
-def _held(name: str, bound: Constraint, seen: Measurement, limit: str) -> Html:
-    return _stat(name, _value(bound.metric, seen.metric(bound.metric)), f"{limit}; {_room(bound, seen)}")
+def _held(name: str, bound: Constraint, measurement: Measurement, limit: str) -> Html:
+    return _stat(name, _value(bound.metric, measurement.metric(bound.metric)), f"{limit}; {_room(bound, measurement)}")
 
 
-def _room(bound: Constraint, seen: Measurement) -> str:
-    over = bound.excess(seen)
+def _room(bound: Constraint, measurement: Measurement) -> str:
+    over = bound.excess(measurement)
     if over:
         return f"broken by {percent(over)}"
-    return f"{percent(bound.slack(seen) / bound.limit)} to spare"
+    return f"{percent(bound.slack(measurement) / bound.limit)} to spare"
 
 
 def _stat(name: str, value: str, note: str) -> Html:
@@ -282,10 +284,12 @@ class TrialTable:
         bounded = {bound.metric for bound in study.problem.constraints}
         self._shown = tuple(name for name in _STATISTICS if name in ("mean", "p99") or name in bounded)
         self._hidden = tuple(name for name in _STATISTICS if name not in self._shown)
-        self._latency = Scale.of((seen.metric(name) for seen in digest.seen for name in _STATISTICS), "s")
-        self._power = Scale.of((seen.power_w for seen in digest.seen), "W")
+        self._latency = Scale.of(
+            (measurement.metric(name) for measurement in digest.measurements for name in _STATISTICS), "s"
+        )
+        self._power = Scale.of((measurement.power_w for measurement in digest.measurements), "W")
         self._energy = digest.energy_scale
-        self._intervals = any(seen.intervals or seen.requests for seen in digest.seen)
+        self._intervals = any(measurement.intervals or measurement.requests for measurement in digest.measurements)
 
     @property
     def more(self) -> tuple[str, ...]:
@@ -354,12 +358,12 @@ class TrialTable:
         if rows:
             yield tag("tbody", joined(rows))
 
-    def _row(self, name: Html, point: OperatingPoint, seen: Measurement | None, outcome: str, kind: str) -> Html:
+    def _row(self, name: Html, point: OperatingPoint, measurement: Measurement | None, outcome: str, kind: str) -> Html:
         return tag(
             "tr",
             name,
             *self._levels(point),
-            *self._values(seen),
+            *self._values(measurement),
             tag("td", outcome, class_="outcome"),
             class_=kind,
         )
@@ -374,31 +378,31 @@ class TrialTable:
         for name in self._knobs:
             yield _number(bare(name, point[name]) if name in point else "–")
 
-    def _values(self, seen: Measurement | None) -> Iterator[Html]:
+    def _values(self, measurement: Measurement | None) -> Iterator[Html]:
         metrics: dict[str, float | None] = dict.fromkeys((*self._shown, *self._hidden))
         power_w = None
         energy_j = None
         requests = None
-        if seen is not None:
-            metrics = {statistic: seen.metric(statistic) for statistic in metrics}
-            power_w = seen.power_w
-            energy_j = seen.energy_j
-            requests = seen.requests
+        if measurement is not None:
+            metrics = {statistic: measurement.metric(statistic) for statistic in metrics}
+            power_w = measurement.power_w
+            energy_j = measurement.energy_j
+            requests = measurement.requests
         for statistic in self._shown:
             yield _number(self._latency.number(metrics[statistic]))
         if self._intervals:
-            yield _number(self._ends(seen))
+            yield _number(self._ends(measurement))
         for statistic in self._hidden:
             yield _number(self._latency.number(metrics[statistic]), more=True)
         yield _number(self._power.number(power_w))
         yield _number(self._energy.number(energy_j))
         if self._intervals:
-            yield _number(_half(seen))
+            yield _number(_half(measurement))
             yield _number("–" if requests is None else f"{requests:,}", more=True)
 
-    def _ends(self, seen: Measurement | None) -> str:
+    def _ends(self, measurement: Measurement | None) -> str:
         """Return between what the p99 is; an upper end that is not known is an ellipsis."""
-        if seen is None or (interval := seen.intervals.get("p99")) is None:
+        if measurement is None or (interval := measurement.intervals.get("p99")) is None:
             return "–"
         high = "…"
         if interval.known:
@@ -416,13 +420,13 @@ class TrialTable:
             early = ", stopped early"
         return f"{self._verdict(trial.measurement)}{early}"
 
-    def _verdict(self, seen: Measurement) -> str:
-        verdict = self._digest.verdict(seen)
+    def _verdict(self, measurement: Measurement) -> str:
+        verdict = self._digest.verdict(measurement)
         if verdict is None or not self._digest.study.problem.constraints:
             return "–"
         if verdict:
             return "holds"
-        return f"over by {percent(self._digest.study.excess(seen))}"
+        return f"over by {percent(self._digest.study.excess(measurement))}"
 
 
 def _alike(name: str, points: Sequence[OperatingPoint]) -> bool:
@@ -435,11 +439,11 @@ def _level(name: str, point: OperatingPoint, default: OperatingPoint) -> Html:
     return tag("td", show_number(name, point[name]), class_="number" + " moved" * moved)
 
 
-def _half(seen: Measurement | None) -> str:
+def _half(measurement: Measurement | None) -> str:
     """Return half the interval of energy as a share of it; unknown gives ``–``."""
-    if seen is None or (interval := seen.intervals.get("energy")) is None:
+    if measurement is None or (interval := measurement.intervals.get("energy")) is None:
         return "–"
-    return f"{100 * interval.half / seen.energy_j:.2g} %"
+    return f"{100 * interval.half / measurement.energy_j:.2g} %"
 
 
 def _number(text: str, *, more: bool = False) -> Html:
